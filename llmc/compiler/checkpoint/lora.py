@@ -13,20 +13,18 @@ from typing import Any
 from llmc.compiler.architectures.shared.names import HEADS
 from llmc.compiler.checkpoint.base import Checkpoint, FloatArray, QuantisedBlocks, require_finite
 from llmc.compiler.checkpoint.peft_adapter import PeftAdapter
+from llmc.compiler.checkpoint.wrapped import WrappedCheckpoint
 from llmc.errors import CheckpointError
 
 
-class LoraCheckpoint(Checkpoint):
+class LoraCheckpoint(WrappedCheckpoint):
     """`base` with `adapters`, one after another. Tokenizer, template and generation defaults are the base's.
 
     Raises CheckpointError for an adapter of another base model.
     """
 
     def __init__(self, base: Checkpoint, adapters: Sequence[PeftAdapter]) -> None:
-        super().__init__(base.path, "+".join(adapter.name for adapter in adapters))
-        self.format = f"{base.format}+lora"
-        self.left_out = base.left_out
-        self.base = base
+        super().__init__(base, "+".join(adapter.name for adapter in adapters), f"{base.format}+lora")
         self.adapters = tuple(adapters)
         self._stored = {name: name for name in base.tensor_names()}
         touched = {name for adapter in adapters for name in (*adapter.changed, *adapter.replaced)}
@@ -43,7 +41,7 @@ class LoraCheckpoint(Checkpoint):
             if name not in self._stored:
                 of = f"; it was trained for {adapter.base}" if adapter.base else ""
                 raise CheckpointError(
-                    f"{adapter.path}: it changes {name}, and {self.base.path} has no such tensor: the adapter is of "
+                    f"{adapter.path}: it changes {name}, and {self.inner.path} has no such tensor: the adapter is of "
                     f"another base model, or of modules that are not merged{of}"
                 )
             adapter.require_fit(name, self.shape(name))
@@ -52,14 +50,14 @@ class LoraCheckpoint(Checkpoint):
             has = f"one of {list(self.shape(name))}" if name in self._stored else "none such"
             if name not in self._stored or shape != self.shape(name):
                 raise CheckpointError(
-                    f"{adapter.path}: it replaces {name} by {list(shape)}, and {self.base.path} has {has}: the adapter "
-                    "is of another base model, or of one whose vocabulary was changed; merge it with PEFT"
+                    f"{adapter.path}: it replaces {name} by {list(shape)}, and {self.inner.path} has {has}: the "
+                    "adapter is of another base model, or of one whose vocabulary was changed; merge it with PEFT"
                 )
 
     @property
     def config(self) -> dict[str, Any]:
         """The base's; what is tied no longer is not said to be."""
-        return self.base.config | ({"tie_word_embeddings": False} if self._untied else {})
+        return self.inner.config | ({"tie_word_embeddings": False} if self._untied else {})
 
     def _changed(self, name: str) -> bool:
         return any(name in adapter.changed or name in adapter.replaced for adapter in self.adapters)
@@ -71,10 +69,7 @@ class LoraCheckpoint(Checkpoint):
             for number, adapter in enumerate(self.adapters)
             for name, path in adapter.files().items()
         }
-        return {**self.base.roles(), **own}
-
-    def _value_digest(self, role: str) -> str | None:
-        return self.base._value_digest(role) if role in self.base.roles() else None
+        return {**self.inner.roles(), **own}
 
     def tensor_names(self) -> list[str]:
         """And a head that is tied no longer."""
@@ -82,13 +77,13 @@ class LoraCheckpoint(Checkpoint):
 
     def shape(self, name: str) -> tuple[int, ...]:
         """As the base has it."""
-        return self.base.shape(self._stored.get(name, name))
+        return self.inner.shape(self._stored.get(name, name))
 
     def tensor(self, name: str) -> FloatArray:
         """With every adapter's change."""
         replaced = next((a for a in reversed(self.adapters) if name in a.replaced), None)
         if replaced is None:
-            values = self.base.tensor(self._stored.get(name, name))
+            values = self.inner.tensor(self._stored.get(name, name))
         else:
             values = replaced.file.tensor(replaced.replaced[name])
         for adapter in self.adapters:
@@ -99,36 +94,20 @@ class LoraCheckpoint(Checkpoint):
     def fill(self, name: str, out: FloatArray) -> None:
         """Straight from the base, where no adapter changes it."""
         if self._changed(name):
-            super().fill(name, out)
+            out[...] = self.tensor(name)
         else:
-            self.base.fill(self._stored.get(name, name), out)
+            self.inner.fill(self._stored.get(name, name), out)
 
     def forget(self) -> None:
         """Of all files."""
-        self.base.forget()
+        self.inner.forget()
         for adapter in self.adapters:
             adapter.file.forget()
 
     def stored_type(self, name: str) -> str | None:
         """None of what is changed."""
-        return None if self._changed(name) else self.base.stored_type(self._stored.get(name, name))
+        return None if self._changed(name) else self.inner.stored_type(self._stored.get(name, name))
 
     def quantised_blocks(self, name: str) -> QuantisedBlocks | None:
         """None of what is changed."""
-        return None if self._changed(name) else self.base.quantised_blocks(self._stored.get(name, name))
-
-    def tokenizer_json(self) -> bytes:
-        """The base's."""
-        return self.base.tokenizer_json()
-
-    def chat_template(self) -> str | None:
-        """The base's."""
-        return self.base.chat_template()
-
-    def special_tokens(self) -> dict[str, str]:
-        """The base's."""
-        return self.base.special_tokens()
-
-    def generation_config(self) -> dict[str, Any]:
-        """The base's."""
-        return self.base.generation_config()
+        return None if self._changed(name) else self.inner.quantised_blocks(self._stored.get(name, name))

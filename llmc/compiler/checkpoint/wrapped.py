@@ -1,0 +1,75 @@
+"""A checkpoint that changes some of what another one says; all else is that one's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from llmc.compiler.checkpoint.base import Checkpoint, FloatArray, QuantisedBlocks
+
+
+class WrappedCheckpoint(Checkpoint):
+    """Everything as `inner` has it."""
+
+    def __init__(self, inner: Checkpoint, name: str, form: str) -> None:
+        super().__init__(inner.path, name)
+        self.format = form
+        self.asked = inner.asked
+        self.left_out = inner.left_out
+        self.inner = inner
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """As the inner one has it; so all below."""
+        return self.inner.config
+
+    def roles(self) -> dict[str, Path]:
+        """Its files."""
+        return self.inner.roles()
+
+    def _value_digest(self, role: str) -> str | None:
+        return self.inner._value_digest(role) if role in self.inner.roles() else None
+
+    def tensor_names(self) -> list[str]:
+        """Its names."""
+        return self.inner.tensor_names()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Its shape."""
+        return self.inner.shape(name)
+
+    def tensor(self, name: str) -> FloatArray:
+        """Its values."""
+        return self.inner.tensor(name)
+
+    def fill(self, name: str, out: FloatArray) -> None:
+        """Its values."""
+        self.inner.fill(name, out)
+
+    def forget(self) -> None:
+        """Its pages."""
+        self.inner.forget()
+
+    def stored_type(self, name: str) -> str | None:
+        """Its type."""
+        return self.inner.stored_type(name)
+
+    def quantised_blocks(self, name: str) -> QuantisedBlocks | None:
+        """Its blocks."""
+        return self.inner.quantised_blocks(name)
+
+    def tokenizer_json(self) -> bytes:
+        """Its tokenizer."""
+        return self.inner.tokenizer_json()
+
+    def chat_template(self) -> str | None:
+        """Its template."""
+        return self.inner.chat_template()
+
+    def special_tokens(self) -> dict[str, str]:
+        """Its tokens."""
+        return self.inner.special_tokens()
+
+    def generation_config(self) -> dict[str, Any]:
+        """Its defaults."""
+        return self.inner.generation_config()
