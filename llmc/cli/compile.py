@@ -129,6 +129,7 @@ def compile_command(
       llmc compile model.gguf --plan plan.json --specialise --jobs 2 -o bundle
       llmc compile ./model --device openvino --specialise --specialise-memory 1G --max-num-seqs 8 -o bundle
       llmc compile ./bge-small-en-v1.5 --max-num-seqs 32 -o bundle
+      llmc compile ./bge-small-en-v1.5 --device tpu:v5e-1x1 --max-num-seqs 8 -o bundle
       llmc compile ./model --device hpu --max-model-len 1024 --dry-run
       llmc compile ./model --device neuron:trn2 --tensor-parallel 2 --max-model-len 2048 -o bundle
       llmc compile ./model --prefill-device openvino --decode-device onnxruntime --quantize int8 -o hybrid

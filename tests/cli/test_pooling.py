@@ -91,7 +91,7 @@ def test_texts_that_are_too_long_are_cut_where_that_is_asked_for(llmc: Llmc, fol
     ("words", "said"),
     [
         (("--emit", "program"), "--emit is for models that generate, not for one to embed"),
-        (("--device", "xla"), "--device xla has no form for models that embed or score; take one of cpu, onnxruntime"),
+        (("--device", "hpu"), "--device hpu has no form for models that embed or score; take one of cpu, onnxruntime"),
         (("--device", "fake", "--require-native"), "--require-native: what embeds or scores is compiled on each host"),
         (("--device", "fake", "--sample-top-k", "4"), "--sample-top-k is for models that generate text; leave it out"),
         (("--device", "fake", "--quantize", "int4"), "--quantize int4 is not offered for embedding and scoring"),

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from llmc.compiler.checkpoint.base import Checkpoint
     from llmc.compiler.options import CompileOptions
     from llmc.compiler.stages import Stages
+    from llmc.compiler.targets.base import State
     from llmc.compiler.verification.encoding import Reference
     from llmc.runtime.pooling.modules import Task
 
@@ -109,7 +110,7 @@ class EncoderTarget(ABC):
                     f"--{what} {value} is not offered for embedding and scoring on device {self.name}; offered: "
                     f"{', '.join(known)}"
                 )
-        if options.require_native:
+        if options.require_native and self.state != "native":
             raise InputError("--require-native: what embeds or scores is compiled on each host that opens it")
         if options.sample_top_k:
             raise InputError("--sample-top-k is for models that generate text; leave it out")
@@ -126,6 +127,16 @@ class EncoderTarget(ABC):
     def default_dtype(self) -> str:
         """The dtype for `--dtype auto`."""
         return "f32"
+
+    @property
+    def state(self) -> State:
+        """Of the executables that this host makes: "portable" where each host that opens them compiles them."""
+        return "portable"
+
+    def analyse(self, stages: Stages, made: Made, options: CompileOptions) -> dict[str, Any]:
+        """Facts about the finished executables, for the manifest and --json, which the device's target for models that
+        generate describes; empty if there are none. Raises CompileError if they do not fit their device."""
+        return {}
 
     def executor_of(self, options: CompileOptions) -> str:
         """Name of the encoder that runs what is compiled with these options."""

@@ -19,6 +19,7 @@ ENCODERS = Registry(
         "fake-encoder": "llmc.runtime.executors.fake.encoder:FakeEncoder",
         "onnxruntime-encoder": "llmc.runtime.executors.onnxruntime.encoder:OnnxRuntimeEncoder",
         "openvino-encoder": "llmc.runtime.executors.openvino.encoder:OpenVinoEncoder",
+        "xla-encoder": "llmc.runtime.executors.xla.encoder:XlaEncoder",
     },
 )
 
