@@ -211,16 +211,21 @@ def _pooled(
         return False
     from llmc.artifacts.local.opening import open_store
     from llmc.cli.output import CompileProgress
+    from llmc.compiler.pipeline.emit import emit_encoder
     from llmc.compiler.pipeline.encoding import compile_encoder
     from llmc.compiler.pipeline.encoding_dry_run import dry_run_encoder
     from llmc.settings import Settings
 
     checkpoint, plan = made
-    if emit is not None:
-        raise InputError(f"--emit is for models that generate, not for one to {plan.task}")
+    shown_in = output
     output = output or Path(f"{_stem(checkpoint.asked)}-{options.device.replace(':', '-')}.llmc")
     settings = Settings.from_environment()
     store = open_store(cache_dir, settings, options.device)
+    if emit is not None:
+        with CompileProgress(hidden=False) as progress:
+            programs = list(emit_encoder(checkpoint, plan, options, store, emit, progress))
+        print_programs(programs, shown_in, as_json)
+        return True
     if dry_run:
         print_estimate(dry_run_encoder(checkpoint, plan, options, store), as_json)
         return True

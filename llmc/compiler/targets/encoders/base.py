@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -155,6 +155,20 @@ class EncoderTarget(ABC):
     @abstractmethod
     def toolchain(self) -> dict[str, str]:
         """Names and versions of the packages that determine an executable. Raises DeviceError where one is missing."""
+
+    def traced(self, stages: Stages, case: Case, options: CompileOptions) -> Iterator[tuple[str, str]]:
+        """The traced program as text, with its name; sizes are symbols. Raises CheckpointError and CompileError."""
+        from llmc.compiler.frontend.encode import Encode, trace_encoder
+        from llmc.compiler.program.import_encoder import import_encoder
+
+        yield "encode", import_encoder(trace_encoder(Encode(stages.checkpoint, case.task, case.judges))).text()
+
+    @abstractmethod
+    def lowered(
+        self, stages: Stages, plan: EncodePlan, case: Case, options: CompileOptions
+    ) -> Iterator[tuple[str, str]]:  # fmt: skip
+        """What the device's compiler takes, as text, each with its name: one for every shape, or one a bucket. Raises
+        as `make`."""
 
     @abstractmethod
     def make(self, stages: Stages, plan: EncodePlan, case: Case, options: CompileOptions) -> Made:

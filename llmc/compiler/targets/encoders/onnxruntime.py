@@ -7,7 +7,7 @@ matrices in blocks of 64 with a scale each, which the runtime multiplies with ac
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from llmc.compiler.code import code_digest
@@ -41,6 +41,15 @@ class OnnxRuntimeEncoderTarget(EncoderTarget):
     def toolchain(self) -> dict[str, str]:
         """The runtime decides kernels, the other package writes the graph."""
         return {package: version_of(package) for package in ("onnxruntime", "onnx")}
+
+    def lowered(
+        self, stages: Stages, plan: EncodePlan, case: Case, options: CompileOptions
+    ) -> Iterator[tuple[str, str]]:  # fmt: skip
+        """The ONNX model for every shape, in ONNX's text form."""
+        import onnx
+
+        model = stages.path(self._lower(stages, case, options).outputs["model"]).read_bytes()
+        yield "model", onnx.printer.to_text(onnx.load_from_string(model))
 
     def make(self, stages: Stages, plan: EncodePlan, case: Case, options: CompileOptions) -> Made:
         """One graph with its weights, and of it an executable for every shape, or one a bucket."""

@@ -8,7 +8,7 @@ generate (targets/xla/), with its operators, formats, processes and keys.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -92,6 +92,25 @@ class XlaEncoderTarget(EncoderTarget):
     def needed_features(self, options: CompileOptions) -> tuple[str, ...]:
         """What native code is for."""
         return self.compiler.isa()
+
+    def traced(self, stages: Stages, case: Case, options: CompileOptions) -> Iterator[tuple[str, str]]:
+        """The program whose weights are inputs."""
+        from llmc.compiler.program.sized import TracedProgram
+
+        program, _, inputs = _given(stages, traced_weightless(stages, case, options))
+        yield "encode", TracedProgram.parse(program.read_bytes(), inputs).text()
+
+    def lowered(
+        self, stages: Stages, plan: EncodePlan, case: Case, options: CompileOptions
+    ) -> Iterator[tuple[str, str]]:  # fmt: skip
+        """Each bucket as StableHLO, before its platform is chosen."""
+        machine = self.compiler.machine(options)
+        from llmc.compiler.targets.xla.build import stablehlo
+
+        given = _given(stages, traced_weightless(stages, case, options))
+        for bucket in plan.buckets:
+            job = _job(given, (bucket.batch, bucket.query))
+            yield job.name, stablehlo(job, machine)
 
     def make(self, stages: Stages, plan: EncodePlan, case: Case, options: CompileOptions) -> Made:
         """One program with its weights, and an executable a bucket, in as many processes as there are jobs."""

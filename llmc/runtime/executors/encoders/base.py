@@ -78,6 +78,14 @@ class Encoder(ABC):
         """
 
     @abstractmethod
+    def open_all(self) -> None:
+        """Open every executable that is not open yet."""
+
+    def ready(self) -> None:
+        """All that the bundle brings is open: what the engine opens from now on counts as a compilation."""
+        self.compilations.ready()
+
+    @abstractmethod
     def memory(self) -> dict[str, int]:
         """Bytes held, by purpose."""
 

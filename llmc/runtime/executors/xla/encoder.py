@@ -79,7 +79,9 @@ class XlaEncoder(Encoder):
         files.require_native(str(executable))
         envelope = Envelope.parse(files.read(executable.blob), source, FORM)
         program = LoadedProgram(envelope, str(executable), self._host, self._devices, source, self.compilations)
-        if not program.native and not self._opened:
+        if program.native:
+            self.compilations.loaded(str(executable))
+        elif not self._opened:
             logger().warning(
                 "%s: executables of jax %s for %s are compiled here from their portable programs, each when it is "
                 "first needed", self.bundle.path, program.header.jax, self.bundle.manifest.device,
@@ -87,6 +89,11 @@ class XlaEncoder(Encoder):
         with told(self.compilations.opened):
             weights = [self._arrays.weight(t) for t in program.header.inputs if t.name not in self.inputs]
         return program, weights
+
+    def open_all(self) -> None:
+        """Open every executable."""
+        for executable in self.bundle.manifest.executables:
+            self._open(executable)
 
     def memory(self) -> dict[str, int]:
         """Bytes of the mapped weights, and of the opened executables' files."""

@@ -210,3 +210,25 @@ def test_what_does_not_fit_a_chip_is_refused(folder: Path, monkeypatch: pytest.M
     with pytest.raises(CompileError, match=r"does not fit v5e-1x1 by .* a chip has 65536 bytes for programs; lower"):
         compiled(folder, "none", device="tpu:v5e-1x1", plan=plan((2, 32)))
     assert not (folder / "none").exists()
+
+
+@pytest.mark.usefixtures("made")
+def test_a_warmed_up_bundle_opens_nothing_more(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with llmc.LLM(folder / "bundle", warm_up=True) as llm:
+        opened = llm.pooler.encoder.memory()["executables"]
+        assert llm.pooler.statistics.steps == 0, "a warm-up is no traffic"
+        llm.embed(TEXTS)
+        assert llm.pooler.encoder.memory()["executables"] == opened
+        assert (llm.compilations, llm.compilations_at_open) == (0, ())
+    monkeypatch.setattr(loaded, "toolchain_version", lambda platform: "another")
+    with llmc.LLM(folder / "bundle", warm_up=True) as llm:
+        assert llm.compilations == 3
+
+
+@pytest.mark.usefixtures("made")
+def test_what_is_opened_after_the_warm_up_is_counted(folder: Path) -> None:
+    encoder = open_encoder(Bundle.open(folder / "bundle"))
+    encoder.ready()
+    encoder.open_all()
+    assert encoder.compilations.count == 3
+    encoder.close()
