@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,12 @@ def test_documents_are_ranked_best_first(llmc: Llmc, folder: Path) -> None:
         (("score", "embed.llmc", "--query", "a", "-d", "b"), "a bundle to embed, not to score; use llmc embed"),
         (("score", "score.llmc", "--query", "a"), "there is no text"),
         (("score", "score.llmc", "--query", "a", "--documents", "nothere"), "cannot read the texts nothere: "),
-        (("bench", "embed.llmc"), "use llmc embed, llmc serve or LLM.embed"),
+        (("bench", "embed.llmc"), "a bundle to embed is timed over texts; give --texts FILE, one a line"),
+        (("bench", "embed.llmc", "--texts", "nothere"), "cannot read the texts nothere: "),
+        (("bench", "embed.llmc", "--texts", "nothere", "--query", "a"), "a bundle to embed takes no --query"),
+        (("bench", "score.llmc", "--texts", "nothere"), "a bundle to score needs --query TEXT"),
+        (("bench", "embed.llmc", "--seconds", "1"), "--seconds is for models that generate; leave it out for a bundle"),
+        (("bench", "embed.llmc", "--texts", "t", "--against", "transformers"), "--against is for models that generate"),
         (("warmup", "embed.llmc", "--certify", "c.json"), "--certify is for models that generate; leave it out for a"),
         (("warmup", "embed.llmc", "--traffic", "t.csv"), "--traffic is for models that generate; leave it out for a"),
         (("warmup", "score.llmc", "--graph-reserved-mem", "0.4"), "--graph-reserved-mem is for models that generate"),
@@ -114,6 +120,8 @@ def test_a_compile_again_takes_all_from_the_store(llmc: Llmc, folder: Path) -> N
     found = llmc("compile", folder / "embed", *words).json
     assert (found["built"], found["reused"], found["specialised"]) == (6, 0, True)
     assert llmc("compile", folder / "embed", *words[:-2], "one.llmc", "--json").json["reused"] == 6
+    said = llmc("compile", folder / "embed", *words[:-2], "two.llmc").err
+    assert all(f"[{at}/6] executable: from the store" in said for at in range(1, 7))
     one = llmc("compile", folder / "embed", *words[:-2], "one.llmc", "--json", "--no-specialise").json
     assert (one["built"], one["reused"], one["specialised"]) == (1, 0, False)
 
@@ -229,3 +237,42 @@ def test_programs_are_shown_traced_and_lowered(llmc: Llmc, folder: Path, here: P
     assert llmc(*asked, "lowered", "-o", "lowered.txt").out == ""
     name, text = (here / "lowered.txt").read_text().splitlines()
     assert (name, sorted(json.loads(text))) == ("// placements", ["embedding", "head"])
+
+
+def test_texts_a_second_are_measured_and_written(llmc: Llmc, folder: Path, here: Path) -> None:
+    (here / "lines.txt").write_text("a\n\nbbb\n" + "c" * 20 + "\n")
+    asked = ("bench", folder / "embed.llmc", "--texts", "lines.txt", "--rounds", 2)
+    found = llmc(*asked, "--json", "-o", "bench.json").json
+    assert found == json.loads((here / "bench.json").read_text())
+    assert (found["texts"], found["tokens"], len(found["rounds"])) == (3, 24, 2)
+    assert found["padding"] == pytest.approx(1 - 24 / found["padded_tokens"])
+    assert found["texts_per_s"] > 0 and "unmeasured" not in found
+    ran = llmc(*asked)
+    assert "3 texts, 24 tokens" in ran.out and "in the median of 2 rounds" in ran.out
+    assert "[8/8] round: " in ran.err
+    scored = llmc("bench", folder / "score.llmc", "--texts", "lines.txt", "--query", "xy", "--rounds", 1, "--json").json
+    assert scored["tokens"] == 24 + 3 * 2
+    (here / "empty.txt").write_text("\n")
+    assert "there is no text in it" in llmc("bench", folder / "embed.llmc", "--texts", "empty.txt").failed(2)
+
+
+def test_an_interrupted_bench_shows_what_it_measured(
+    llmc: Llmc, folder: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from llmc.runtime.pooling.pooler import Pooler
+
+    embed, asked = Pooler.embed, []
+
+    def signal_at_the_third(self: Pooler, *args: Any, **how: Any) -> Any:
+        asked.append(args)
+        if len(asked) == 3:
+            signal.raise_signal(signal.SIGTERM)
+        return embed(self, *args, **how)
+
+    monkeypatch.setattr(Pooler, "embed", signal_at_the_third)
+    (here / "lines.txt").write_text("a\nbbb\n")
+    ran = llmc("bench", folder / "embed.llmc", "--texts", "lines.txt", "--json", "-q")
+    assert ran.code == 130
+    found = json.loads(ran.out)
+    assert (len(found["rounds"]), found["unmeasured"]) == (2, ["3 of 5 rounds"])
+    assert ran.err.splitlines() == ["llmc: not measured: 3 of 5 rounds", "llmc: interrupted"]
