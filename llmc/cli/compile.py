@@ -210,6 +210,7 @@ def _pooled(
     if made is None:
         return False
     from llmc.artifacts.local.opening import open_store
+    from llmc.cli import output as console
     from llmc.cli.output import CompileProgress
     from llmc.compiler.pipeline.emit import emit_encoder
     from llmc.compiler.pipeline.encoding import compile_encoder
@@ -229,6 +230,7 @@ def _pooled(
     if dry_run:
         print_estimate(dry_run_encoder(checkpoint, plan, options, store), as_json)
         return True
+    console.going_on = "; what is done is kept: run it again to go on"
     with CompileProgress(as_json and not sys.stderr.isatty()) as progress:
         result = compile_encoder(checkpoint, output, plan, options, store, progress)
     print_result(result, as_json)

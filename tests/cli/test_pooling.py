@@ -126,6 +126,18 @@ def test_a_compile_again_takes_all_from_the_store(llmc: Llmc, folder: Path) -> N
     assert (one["built"], one["reused"], one["specialised"]) == (1, 0, False)
 
 
+def test_an_interrupted_compile_says_how_to_go_on(llmc: Llmc, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from llmc.compiler.targets.encoders.fake import FakeEncoderTarget
+
+    def interrupt(self: FakeEncoderTarget, *given: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(FakeEncoderTarget, "make", interrupt)
+    ran = llmc("compile", folder / "embed", "--device", "fake", "-o", "none.llmc")
+    assert ran.code == 130
+    assert ran.err.splitlines()[-1] == "llmc: interrupted; what is done is kept: run it again to go on"
+
+
 def test_a_dry_run_says_what_is_missing_and_builds_nothing(llmc: Llmc, folder: Path) -> None:
     store = ("--cache-dir", "another", "--device", "fake")
     words = ("compile", folder / "embed", *store, "--max-num-seqs", 2)
