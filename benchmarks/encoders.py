@@ -7,7 +7,8 @@ cosine is to sentence-transformers' vectors, in f32 where that runs.
 
   python benchmarks/encoders.py [--rounds N] [--sentences N] [--only bf16|f32] [--json]
 
-The peers' environment is .venv-peers (`make peers-env`). "sorted": the caller sorted the sentences by length before.
+The peers' environment is .venv-peers (`make peers-env`). "sorted": the caller sorted the sentences by length before. An
+interrupt (Ctrl-C) ends the rounds, and shows those that every engine has finished.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +94,7 @@ class Engine:
         self._process = subprocess.Popen(
             [*command, str(threads), str(self.vectors)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             stderr=(folder / f"{name}.log").open("w"), text=True, cwd=ROOT,
+            start_new_session=True,  # an interrupt ends the rounds, and the engines then
         )  # fmt: skip
         self._answer()
 
@@ -115,6 +118,51 @@ class Engine:
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait(30)
+
+
+Rounds = dict[str, list[dict[str, Any]]]
+"""What each pass of an engine said, by the engine's name."""
+
+
+def in_turns(engines: Mapping[str, Engine], rounds: int) -> tuple[Rounds, bool]:
+    """So many passes of each engine, in turns, and whether all were run: after an interrupt, the rounds that every
+    engine has finished. Raises KeyboardInterrupt where there is none."""
+    found: Rounds = {name: [] for name in engines}
+    try:
+        for at in range(rounds):
+            print(f"round {at + 1} of {rounds}", file=sys.stderr)
+            for name, engine in engines.items():
+                found[name].append(engine.run())
+    except KeyboardInterrupt:
+        whole = min(map(len, found.values()))
+        if not whole:
+            raise
+        print(f"interrupted: {whole} of {rounds} rounds", file=sys.stderr)
+        return {name: passes[:whole] for name, passes in found.items()}, False
+    return found, True
+
+
+def summary(rounds: Rounds, sentences: int, cosines: Mapping[str, float], forms: Sequence[str]) -> dict[str, Any]:
+    """Rates, padding and ratios of the rounds that were run."""
+    rates = {n: sentences / statistics.median(r["seconds"] for r in found) for n, found in rounds.items()}
+    best = {n: sentences / min(r["seconds"] for r in found) for n, found in rounds.items()}
+    counted = next(iter(rounds.values()))[0]
+    lengths = counted["lengths"]
+    in_order = [lengths[i : i + BATCH] for i in range(0, len(lengths), BATCH)]
+    result: dict[str, Any] = {
+        "sentences": sentences, "tokens": sum(lengths), "longest": max(lengths),
+        "rounds": min(map(len, rounds.values())), "sentences_per_s": rates, "best_round": best,
+        "least_cosine": cosines, "llmc_padding": 1 - sum(lengths) / counted["padded_tokens"],
+        "padding_to_the_longest_of_32": 1 - sum(lengths) / sum(max(b) * len(b) for b in in_order),
+        "padding_to_the_longest": 1 - sum(lengths) / (max(lengths) * len(lengths)),
+    }  # fmt: skip
+    for form in forms:
+        peers = [name for name in rates if form in name and not name.startswith("llmc")]
+        peer = max(peers, key=lambda name: rates[name])
+        pairs = zip(rounds[f"llmc {form}"], rounds[peer], strict=True)
+        result[f"ratio_{form}"] = statistics.median(theirs["seconds"] / mine["seconds"] for mine, theirs in pairs)
+        result[f"ratio_{form}_of_best_rounds"] = best[f"llmc {form}"] / max(best[name] for name in peers)
+    return result
 
 
 def main() -> None:
@@ -145,39 +193,31 @@ def main() -> None:
         )
         names = [name for name in ENGINES if asked.only is None or asked.only in name]
         engines = {name: Engine(name, folder, folder / "texts.json", threads) for name in names}
-        rounds: dict[str, list[dict[str, Any]]] = {name: [] for name in engines}
-        for at in range(asked.rounds):
-            print(f"round {at + 1} of {asked.rounds}", file=sys.stderr)
-            for name, engine in engines.items():
-                rounds[name].append(engine.run())
-        for engine in engines.values():
-            engine.close()
+        try:
+            rounds, whole = in_turns(engines, asked.rounds)
+        finally:
+            for engine in engines.values():
+                engine.close()
         exact = np.load(next(e for n, e in engines.items() if n.startswith("sentence-transformers")).vectors)
         cosines = {n: float((np.load(e.vectors) * exact).sum(-1).min()) for n, e in engines.items()}
-    rates = {n: len(texts) / statistics.median(r["seconds"] for r in found) for n, found in rounds.items()}
-    best = {n: len(texts) / min(r["seconds"] for r in found) for n, found in rounds.items()}
-    counted = next(iter(rounds.values()))[0]
-    lengths = counted["lengths"]
-    in_order = [lengths[i : i + BATCH] for i in range(0, len(lengths), BATCH)]
-    result: dict[str, Any] = {
-        "sentences": len(texts), "tokens": sum(lengths), "threads": threads, "sentences_per_s": rates,
-        "best_round": best,
-        "least_cosine": cosines, "llmc_padding": 1 - sum(lengths) / counted["padded_tokens"],
-        "padding_to_the_longest_of_32": 1 - sum(lengths) / sum(max(b) * len(b) for b in in_order),
-        "padding_to_the_longest": 1 - sum(lengths) / (max(lengths) * len(lengths)),
-    }  # fmt: skip
     forms = ("bf16", "f32") if asked.only is None else (asked.only,)
-    for form in forms:
-        peers = [name for name in rates if form in name and not name.startswith("llmc")]
-        peer = max(peers, key=lambda name: rates[name])
-        pairs = zip(rounds[f"llmc {form}"], rounds[peer], strict=True)
-        result[f"ratio_{form}"] = statistics.median(theirs["seconds"] / mine["seconds"] for mine, theirs in pairs)
-        result[f"ratio_{form}_of_best_rounds"] = best[f"llmc {form}"] / max(best[name] for name in peers)
-    if asked.json:
+    result = {"threads": threads, **summary(rounds, len(texts), cosines, forms)}
+    show(result, forms, asked.json)
+    if not whole:
+        raise SystemExit(130)
+
+
+def show(result: Mapping[str, Any], forms: Sequence[str], as_json: bool) -> None:
+    """Print the outcome."""
+    if as_json:
         print(json.dumps(result))
         return
-    print(f"{len(texts)} sentences, {sum(lengths)} tokens (longest {max(lengths)}), {threads} threads")
-    for name, rate in sorted(rates.items(), key=lambda item: -item[1]):
+    print(
+        f"{result['sentences']} sentences, {result['tokens']} tokens (longest {result['longest']}), "
+        f"{result['threads']} threads, {result['rounds']} rounds"
+    )
+    best, cosines = result["best_round"], result["least_cosine"]
+    for name, rate in sorted(result["sentences_per_s"].items(), key=lambda item: -item[1]):
         print(f"{name:30} {rate:8.1f} sentences/s, best round {best[name]:8.1f}   least cosine {cosines[name]:.5f}")
     for what in ("llmc_padding", "padding_to_the_longest_of_32", "padding_to_the_longest"):
         print(f"{what.replace('_', ' '):28} {result[what]:8.1%}")

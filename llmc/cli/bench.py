@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from llmc.cli import bench_cpu, bench_serve
+from llmc.cli import bench_cpu, bench_serve, bench_texts
 from llmc.cli.bench_serve import refuse
 from llmc.cli.options import BundleArgument, QuickFlag, RoundsFlag, ThreadsFlag, option
+from llmc.cli.pooling import TruncateFlag
 from llmc.errors import InputError
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ app = typer.Typer(
     Example:
       llmc bench bundle -o bench.json
       llmc bench bundle --against onnxruntime-genai,openvino-genai,llama-cpp --peer-python .venv-peers/bin/python
+      llmc bench bge-bundle --texts lines.txt
       llmc bench serve http://127.0.0.1:8000 --concurrency 8 --json
       llmc bench cpu
     """,
@@ -95,6 +97,14 @@ def buckets(
         Path | None, option("--traffic", "FILE", "A trace (.csv, .jsonl): serve requests of its lengths.")
     ] = None,
     scale: Annotated[float | None, option("--scale", "F", "Multiply the trace's lengths. Default: 0.125.")] = None,
+    texts: Annotated[
+        Path | None,
+        option("--texts", "FILE", "Of a bundle that embeds or scores: one text a line, timed all together."),
+    ] = None,
+    query: Annotated[
+        str | None, option("--query", "TEXT", "Of a bundle that scores: what all texts are to fit.")
+    ] = None,
+    truncate: TruncateFlag = False,
     output: Annotated[
         Path | None, option("--output -o", "FILE", "Write the measurements here; buckets': for llmc plan --bench.")
     ] = None,
@@ -107,6 +117,9 @@ def buckets(
 
     With the buckets' times llmc plan --bench and llmc plan evaluate --bench count seconds in place of tokens.
 
+    A bundle that embeds or scores is timed over --texts FILE: texts a second in the median of --rounds, and padding. An
+    interrupt shows what was measured.
+
     A comparison takes turns in every round, on prompts that nobody has seen, and measures how near each engine is to
     float32; ratios are against the best peer of the bundle's quality class.
 
@@ -115,7 +128,24 @@ def buckets(
       llmc bench bundle -o bench.json
       llmc plan ./model --traffic requests.csv --bench bench.json --max-graphs 16
       llmc bench bundle --against openvino-genai,llama-cpp --peer-python .venv-peers/bin/python --plot bench.html
+      llmc bench bge-bundle --texts lines.txt --rounds 9 --json
+      llmc bench reranker-bundle --texts lines.txt --query "capital of France"
     """
+    from llmc.runtime.bundle import Bundle
+
+    pooled: dict[str, object] = {"--texts": texts, "--query": query, "--truncate": truncate or None}
+    if any(value is not None for value in pooled.values()) or against is None:
+        opened = Bundle.open(bundle)
+        if opened.task != "generate":
+            others: dict[str, object] = {
+                "--against": against, "--seconds": seconds, "--peer-python": peer_python, "--peer-models": peer_models,
+                "--model": model, "--only": only, "--quick": quick or None, "--traffic": traffic, "--scale": scale,
+                "--plot": plot,
+            }  # fmt: skip
+            refuse(f"is for models that generate; leave it out for a bundle to {opened.task}", True, others)
+            bench_texts.run(opened, texts, query, truncate, rounds, threads, output, as_json)
+            return
+        refuse("is for models that embed or score", True, pooled)
     if against is not None:
         from llmc.cli import bench_against
 

@@ -132,6 +132,7 @@ def compile_command(
       llmc compile model.gguf --plan plan.json --specialise --jobs 2 -o bundle
       llmc compile ./model --device openvino --specialise --specialise-memory 1G --max-num-seqs 8 -o bundle
       llmc compile ./bge-small-en-v1.5 --max-num-seqs 32 -o bundle
+      llmc compile ./bge-small-en-v1.5 --device tpu:v5e-1x1 --max-num-seqs 8 -o bundle
       llmc compile ./model --device hpu --max-model-len 1024 --dry-run
       llmc compile ./model --device neuron:trn2 --tensor-parallel 2 --max-model-len 2048 -o bundle
       llmc compile ./model --prefill-device openvino --decode-device onnxruntime --quantize int8 -o hybrid
@@ -213,20 +214,27 @@ def _pooled(
     if made is None:
         return False
     from llmc.artifacts.local.opening import open_store
+    from llmc.cli import output as console
     from llmc.cli.output import CompileProgress
+    from llmc.compiler.pipeline.emit import emit_encoder
     from llmc.compiler.pipeline.encoding import compile_encoder
     from llmc.compiler.pipeline.encoding_dry_run import dry_run_encoder
     from llmc.settings import Settings
 
     checkpoint, plan = made
-    if emit is not None:
-        raise InputError(f"--emit is for models that generate, not for one to {plan.task}")
+    shown_in = output
     output = output or Path(f"{_stem(checkpoint.asked)}-{options.device.replace(':', '-')}.llmc")
     settings = Settings.from_environment()
     store = open_store(cache_dir, settings, options.device)
+    if emit is not None:
+        with CompileProgress(hidden=False) as progress:
+            programs = list(emit_encoder(checkpoint, plan, options, store, emit, progress))
+        print_programs(programs, shown_in, as_json)
+        return True
     if dry_run:
         print_estimate(dry_run_encoder(checkpoint, plan, options, store), as_json)
         return True
+    console.going_on = "; what is done is kept: run it again to go on"
     with CompileProgress(as_json and not sys.stderr.isatty()) as progress:
         result = compile_encoder(checkpoint, output, plan, options, store, progress)
     print_result(result, as_json)

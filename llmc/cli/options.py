@@ -55,5 +55,7 @@ EagerFlag = Annotated[
         "--enforce-eager", help="Run without compiled or captured graphs, on a device that can. LLMC_ENFORCE_EAGER."
     ),
 ]
-RoundsFlag = Annotated[int | None, option("--rounds", "N", "Rounds in which engines take turns. Default: 5.", min=1)]
+RoundsFlag = Annotated[
+    int | None, option("--rounds", "N", "Rounds in which engines take turns, or texts are passed. Default: 5.", min=1)
+]
 QuickFlag = Annotated[bool, typer.Option("--quick", help="Few rounds, for a first look.")]

@@ -74,12 +74,13 @@ class CompileProgress:
                 self._verify_shown = time.monotonic()
                 self._line(f"verify: {event.done} of {event.total}")
         elif event.seconds is None:
-            self._bar(_STAGES.get(event.name, event.name), 0, 1)
+            self._bar(_STAGES.get(event.name, event.name), event.index if event.total > 1 else 0, event.total)
         else:
             name = _STAGES.get(event.name, event.name)
-            self._bar(name, 1, 1)
+            self._bar(name, event.index, event.total)
             if name != "verify":
-                self._line(f"{name}: {'from the store' if event.cached else f'{event.seconds:.1f} s'}")
+                number = f"[{event.index}/{event.total}] " if event.total > 1 else ""
+                self._line(f"{number}{name}: {'from the store' if event.cached else f'{event.seconds:.1f} s'}")
 
     def _line(self, text: str) -> None:
         if self._progress:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llmc.buckets.bucket import PHASES, Bucket
+from llmc.buckets.bucket import Bucket
 from llmc.cli import output as messages
 from llmc.cli.capturing import UNCAPTURED_SHOWN, CaptureFlags, takes_capture_flags
 from llmc.cli.interrupts import EXIT, sigterm_interrupts
@@ -76,6 +76,8 @@ def warmup(
     A device that captures graphs is first measured by a profile run. What is free then is divided between the KV cache
     and the graphs, and as many buckets get a graph as fit; the others run without one, and are named.
 
+    Of a bundle that embeds or scores every bucket runs with one text; where any shape runs, a text of each length.
+
     With --certify, random requests of every kind run through the engine then, and witnesses say what was compiled
     meanwhile: docs/certificates.md. Where anything was, it is named, and no certificate is written.
 
@@ -88,6 +90,7 @@ def warmup(
       llmc warmup bundle --certify bundle.certificate.json --requests 1000 --sign release
       llmc warmup bundle --traffic requests.csv --json
       llmc warmup bundle -v
+      llmc warmup bge-bundle --threads 2
       llmc warmup bundle --gpu-memory-utilization 0.9 --graph-reserved-mem 0.4 --graph-prompt-ratio 0.5
     """
     from llmc.artifacts.local.opening import open_store
@@ -103,6 +106,15 @@ def warmup(
     settings = Settings.from_environment()
     store = open_store(cache_dir, settings)
     folder = resolve(bundle, settings, store)
+    if (opened := Bundle.open(folder)).task != "generate":
+        given = {
+            "--traffic": traffic, "--weights": weights, "--certify": certify, "--enforce-eager": enforce_eager or None,
+            **dict.fromkeys(flags.choice(settings).flags, True),
+        }  # fmt: skip
+        if flag := next((name for name, value in given.items() if value is not None), None):
+            raise InputError(f"{flag} is for models that generate; leave it out for a bundle to {opened.task}")
+        _shown(_pooled(opened, threads, as_json and not sys.stderr.isatty()), bundle, opened, as_json)
+        return
     if weights is not None:
         from llmc.compiler.pipeline.bind import bound
 
@@ -121,7 +133,11 @@ def warmup(
         wanted = CertifyOptions(requests or REQUESTS, seed or 0, uses, choice)
         certify_bundle(bundle, opened, certify, sign, options, wanted, as_json, hidden)
         return
-    found = _warmed(opened, options, uses, choice, hidden)
+    _shown(_warmed(opened, options, uses, choice, hidden), bundle, opened, as_json)
+
+
+def _shown(found: Outcome, bundle: str, opened: Bundle, as_json: bool) -> None:
+    """Print what ran. Raises LlmcError that names what did not run here, and ends the command after an interrupt."""
     if as_json:
         typer.echo(json.dumps({"bundle": bundle, "device": opened.manifest.device, **found.to_dict()}))
     else:
@@ -131,7 +147,7 @@ def warmup(
     if found.capturing is not None and found.capturing.failure and not found.interrupted:
         raise LlmcError(f"{bundle}: {found.capturing.failure}")
     if found.interrupted:
-        print(f"llmc: not warmed up: {len(found.missing)} of {len(found.warming.steps)} buckets", file=sys.stderr)
+        print(f"llmc: not warmed up: {len(found.missing)} of {len(found.warming.buckets)} buckets", file=sys.stderr)
         raise typer.Exit(EXIT)
 
 
@@ -156,7 +172,7 @@ def _warmed(
         capturing = Capturing.of(executor, bundle.plan, choice)
         found = Outcome(executor, Warming(executor, bundle.plan, uses=uses), capturing, beside)
         with sigterm_interrupts(), messages.StepProgress("warm up", hidden) as bar:
-            found.run(lambda ran, done, total: bar(_line(ran), done, total))
+            found.run(lambda ran, done, total: bar(_line(ran, found), done, total))
     finally:
         if generator is not None:
             generator.close()
@@ -164,10 +180,29 @@ def _warmed(
     return found
 
 
-def _line(ran: Warmed | Bucket | RanBeside) -> str:
+def _pooled(bundle: Bundle, threads: int | None, hidden: bool) -> Outcome:
+    """The same of a bundle without a cache."""
+    from llmc.runtime.pooling.pooler import Pooler
+    from llmc.runtime.startup.outcome import Outcome
+    from llmc.runtime.startup.pool_warming import PoolWarming
+
+    pooler = Pooler(bundle, threads)
+    try:
+        found = Outcome(pooler.encoder, PoolWarming(pooler), names={"prompt": bundle.task})
+        with sigterm_interrupts(), messages.StepProgress("warm up", hidden) as bar:
+            found.run(lambda ran, done, total: bar(_line(ran, found), done, total))
+    finally:
+        pooler.close()
+    return found
+
+
+def _line(ran: Warmed | Bucket | RanBeside, found: Outcome) -> str:
     if isinstance(ran, Bucket):
         return f"{ran}: captured"
-    return f"{ran.name}: " + (f"{ran.seconds:.3f} s" if ran.error is None else f"failed: {ran.error}")
+    from llmc.runtime.startup.warming import Warmed
+
+    name = found.name(ran.bucket) if isinstance(ran, Warmed) else ran.name
+    return f"{name}: " + (f"{ran.seconds:.3f} s" if ran.error is None else f"failed: {ran.error}")
 
 
 def _text(found: Outcome, bundle: str, device: str) -> str:
@@ -176,10 +211,10 @@ def _text(found: Outcome, bundle: str, device: str) -> str:
     from llmc.buckets.warmup.sizes import size_text
 
     rows = [("", "buckets", "warm", "failed", "first run", "replay")]
-    for phase in PHASES:
+    for phase, name in found.names.items():
         of = found.phase(phase)
         rows.append((
-            phase, str(of.buckets), str(of.warm), str(of.failed), f"{of.first_s:.3f} s", f"{of.replay_s:.3f} s"
+            name, str(of.buckets), str(of.warm), str(of.failed), f"{of.first_s:.3f} s", f"{of.replay_s:.3f} s"
         ))  # fmt: skip
     counted = found.executor.compilations
     opened = f"; by the toolchain at open: {n}" if (n := len(counted.at_open)) else ""
@@ -189,7 +224,8 @@ def _text(found: Outcome, bundle: str, device: str) -> str:
         lines.append(f"beside: {len(found.beside)} kinds of sampling, top logits and moves in {seconds:.3f} s")
     lines.append(f"compilations: {counted.count}{opened}")
     if found.executor.exact:
-        lines.insert(1, "any shape runs as it is: a prompt and a decode step warm it up")
+        runs = "a prompt and a decode step warm" if len(found.names) > 1 else "a text of each length warms"
+        lines.insert(1, f"any shape runs as it is: {runs} it up")
     before, after = found.memory
     if before is not None and after is not None:
         place = "host" if found.capturing is None else "device"
@@ -200,7 +236,7 @@ def _text(found: Outcome, bundle: str, device: str) -> str:
 
 
 def _failures(found: Outcome) -> str:
-    named: dict[str, Exception] = {str(bucket): error for bucket, error in found.failed.items()}
+    named: dict[str, Exception] = {found.name(bucket): error for bucket, error in found.failed.items()}
     kind = "of its buckets" if named else "of what is warmed beside its buckets"
     named = named or found.failed_beside
     some = "; ".join(f"{name}: {type(e).__name__}: {e}" for name, e in list(named.items())[:SHOWN])

@@ -39,11 +39,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class StageReport:
-    """A stage that ended (or, with `seconds` None, began)."""
+    """A stage that ended (or, with `seconds` None, began); of several of its name, `index` of `total` have ended."""
 
     name: str
     cached: bool
     seconds: float | None
+    index: int = 1
+    total: int = 1
 
 
 @dataclass

@@ -43,18 +43,23 @@ class BundleAsyncLLM:
         self._ids = itertools.count()
         self._streams: dict[str, Stream] = {}
         self._pooler: AsyncPooler | None = None
+        how = EngineOptions(threads, **options)
         if self.bundle.task != "generate":
             from llmc.runtime.pooling.async_pooler import WAITING, AsyncPooler
             from llmc.runtime.pooling.pooler import Pooler
 
             most = WAITING if max_queued_requests is None else max_queued_requests
-            self._pooler = AsyncPooler(Pooler(self.bundle, threads), most)
+            pooler = Pooler(self.bundle, threads)
+            if how.warm_up:
+                from llmc.runtime.startup.pool_warming import warm_pooler
+
+                warm_pooler(pooler)
+            self._pooler = AsyncPooler(pooler, most)
             return
         tokenizer = self.bundle.tokenizer if self.bundle.has_tokenizer else None
         if tokenizer is not None:
             tokenizer.load()
         self._token_text = text_of(tokenizer)
-        how = EngineOptions(threads, **options)
         executor = open_executor(self.bundle, how)
         try:
             warm_up(executor, how)

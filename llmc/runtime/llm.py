@@ -60,6 +60,10 @@ class BundleLLM:
             from llmc.runtime.pooling.pooler import Pooler
 
             self._pooler = Pooler(self.bundle, threads)
+            if how.warm_up:
+                from llmc.runtime.startup.pool_warming import warm_pooler
+
+                warm_pooler(self._pooler)
             return
         opening = starting or StartingExecutor(self.bundle, how)
         try:
@@ -132,13 +136,16 @@ class BundleLLM:
     @property
     def compilations(self) -> int:
         """Compilations since the bundle was opened, as its executor counts: 0, unless something was missing from it."""
+        if self._pooler is not None:
+            return self._pooler.encoder.compilations.count
         prefiller = self.engine.prefiller
         return self.executor.compilations.count + (0 if prefiller is None else prefiller.compilations)
 
     @property
     def compilations_at_open(self) -> tuple[str, ...]:
-        """What the device's toolchain compiled when the bundle was opened (OpenVINO's paged models)."""
-        return self.executor.compilations.at_open
+        """What the device's toolchain compiled when the bundle was opened (OpenVINO's models)."""
+        opened = self.executor if self._pooler is None else self._pooler.encoder
+        return opened.compilations.at_open
 
     def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer; raises ArtifactError when the bundle has none."""

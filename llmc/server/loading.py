@@ -87,23 +87,28 @@ def load(
 
 
 def _load_pooler(bundle: Bundle, config: ServerConfig, options: EngineOptions, tell: Tell) -> Loaded:
-    """Open a bundle without a cache, and run one text of each length."""
+    """Open a bundle without a cache, and run every bucket, or one text of each length where any shape runs."""
     from llmc.runtime.pooling.async_pooler import AsyncPooler
     from llmc.runtime.pooling.pooler import Pooler
+    from llmc.runtime.startup.pool_warming import PoolWarming
 
     pooler = Pooler(bundle, options.threads)
     try:
-        lengths = sorted({bucket.query for bucket in pooler.plan.buckets})
-        for done, length in enumerate(lengths):
-            tell(Progress(STAGE, done, len(lengths)))
-            pooler.warm(length)
+        warming = PoolWarming(pooler)
+        tell(Progress(STAGE, 0, len(warming.buckets)))
+        for done, warmed in enumerate(warming.run(), 1):
+            if warmed.error is not None:
+                raise warmed.error
+            tell(Progress(STAGE, done, len(warming.buckets)))
+        pooler.encoder.ready()
     except BaseException:
         pooler.close()
         raise
     name = config.served_model_name or model_name(bundle)
     encoder = ConfinedEncoder(lambda: bundle.files.read("tokenizer.json"))
     engine = AsyncPooler(pooler, config.max_queued_requests)
-    return Loaded(Served(bundle, engine, bundle.tokenizer, encoder, None, name), Warm(len(lengths)), 0)
+    compiled = pooler.encoder.compilations.count
+    return Loaded(Served(bundle, engine, bundle.tokenizer, encoder, None, name), Warm(len(warming.buckets)), compiled)
 
 
 def model_name(bundle: Bundle) -> str:

@@ -14,6 +14,7 @@ from llmc.errors import InputError
 from llmc.testing.toy import toy_plan
 from tests.cli.helpers import Llmc
 from tests.compiler import tiny
+from tests.compiler.encoders_tiny import write_encoder
 
 LIMITS = ("--max-model-len", "16", "--max-num-seqs", "1", "--block-size", "8")
 
@@ -48,6 +49,29 @@ def test_each_device_shows_what_it_traced_and_what_it_lowered(
     forms = llmc(*asked, "--emit", "lowered").json
     assert forms
     assert all(lowered in p["text"] for p in forms)
+    assert not Store(store).entries("executable"), "nothing is compiled"
+
+
+@pytest.mark.parametrize(
+    ("device", "program", "names", "lowered"),
+    [
+        ("onnxruntime", "linear(", ["model"], "opset_import"),
+        ("openvino", "linear(", ["model"], "<net "),
+        ("xla", "linear.default(", ["encode batch=1 query=16", "encode batch=1 query=20"], "stablehlo.dot_general"),
+    ],
+)
+def test_models_that_embed_are_shown_too(
+    device: str, program: str, names: list[str], lowered: str, tmp_path: Path, store: Path, llmc: Llmc
+) -> None:
+    model = write_encoder(tmp_path / "bert", "bert")
+    limits = ("--max-model-len", "20", "--max-num-seqs", "1")
+    asked = ("compile", str(model), "--device", device, *limits, "--cache-dir", str(store), "--json", "--emit")
+    (traced,) = llmc(*asked, "program").json
+    assert traced["name"] == "encode"
+    assert program in traced["text"]
+    forms = llmc(*asked, "lowered").json
+    assert [one["name"] for one in forms] == names
+    assert all(lowered in one["text"] for one in forms)
     assert not Store(store).entries("executable"), "nothing is compiled"
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import signal
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -72,7 +74,15 @@ def test_documents_are_ranked_best_first(llmc: Llmc, folder: Path) -> None:
         (("score", "embed.llmc", "--query", "a", "-d", "b"), "a bundle to embed, not to score; use llmc embed"),
         (("score", "score.llmc", "--query", "a"), "there is no text"),
         (("score", "score.llmc", "--query", "a", "--documents", "nothere"), "cannot read the texts nothere: "),
-        *(((command, "embed.llmc"), "use llmc embed, llmc serve or LLM.embed") for command in ("warmup", "bench")),
+        (("bench", "embed.llmc"), "a bundle to embed is timed over texts; give --texts FILE, one a line"),
+        (("bench", "embed.llmc", "--texts", "nothere"), "cannot read the texts nothere: "),
+        (("bench", "embed.llmc", "--texts", "nothere", "--query", "a"), "a bundle to embed takes no --query"),
+        (("bench", "score.llmc", "--texts", "nothere"), "a bundle to score needs --query TEXT"),
+        (("bench", "embed.llmc", "--seconds", "1"), "--seconds is for models that generate; leave it out for a bundle"),
+        (("bench", "embed.llmc", "--texts", "t", "--against", "transformers"), "--against is for models that generate"),
+        (("warmup", "embed.llmc", "--certify", "c.json"), "--certify is for models that generate; leave it out for a"),
+        (("warmup", "embed.llmc", "--traffic", "t.csv"), "--traffic is for models that generate; leave it out for a"),
+        (("warmup", "score.llmc", "--graph-reserved-mem", "0.4"), "--graph-reserved-mem is for models that generate"),
         (("generate", "embed.llmc", "--prompt", "a"), "a bundle to embed, which generates nothing"),
     ],
 )
@@ -90,8 +100,8 @@ def test_texts_that_are_too_long_are_cut_where_that_is_asked_for(llmc: Llmc, fol
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--emit", "program"), "--emit is for models that generate, not for one to embed"),
-        (("--device", "xla"), "--device xla has no form for models that embed or score; take one of cpu, onnxruntime"),
+        (("--device", "fake", "--emit", "all"), "--emit 'all': there is program and lowered"),
+        (("--device", "hpu"), "--device hpu has no form for models that embed or score; take one of cpu, onnxruntime"),
         (("--device", "fake", "--require-native"), "--require-native: what embeds or scores is compiled on each host"),
         (("--device", "fake", "--sample-top-k", "4"), "--sample-top-k is for models that generate text; leave it out"),
         (("--device", "fake", "--quantize", "int4"), "--quantize int4 is not offered for embedding and scoring"),
@@ -110,8 +120,22 @@ def test_a_compile_again_takes_all_from_the_store(llmc: Llmc, folder: Path) -> N
     found = llmc("compile", folder / "embed", *words).json
     assert (found["built"], found["reused"], found["specialised"]) == (6, 0, True)
     assert llmc("compile", folder / "embed", *words[:-2], "one.llmc", "--json").json["reused"] == 6
+    said = llmc("compile", folder / "embed", *words[:-2], "two.llmc").err
+    assert all(f"[{at}/6] executable: from the store" in said for at in range(1, 7))
     one = llmc("compile", folder / "embed", *words[:-2], "one.llmc", "--json", "--no-specialise").json
     assert (one["built"], one["reused"], one["specialised"]) == (1, 0, False)
+
+
+def test_an_interrupted_compile_says_how_to_go_on(llmc: Llmc, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from llmc.compiler.targets.encoders.fake import FakeEncoderTarget
+
+    def interrupt(self: FakeEncoderTarget, *given: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(FakeEncoderTarget, "make", interrupt)
+    ran = llmc("compile", folder / "embed", "--device", "fake", "-o", "none.llmc")
+    assert ran.code == 130
+    assert ran.err.splitlines()[-1] == "llmc: interrupted; what is done is kept: run it again to go on"
 
 
 def test_a_dry_run_says_what_is_missing_and_builds_nothing(llmc: Llmc, folder: Path) -> None:
@@ -165,3 +189,102 @@ def test_recorded_texts_choose_the_buckets(llmc: Llmc, folder: Path, here: Path)
     said = llmc("plan", folder / "embed", *words, "--max-waste", "5%").failed(2)
     assert "is planned by its limits, and by --traffic with --max-graphs; leave out --max-waste" in said
     assert "cannot read" in llmc("plan", folder / "embed", "--traffic", "nothere.csv").failed(2)
+
+
+def test_a_warm_up_runs_every_bucket_twice_and_nothing_is_compiled(llmc: Llmc, folder: Path) -> None:
+    found = llmc("warmup", folder / "embed.llmc", "--json").json
+    assert list(found["phases"]) == ["embed"]
+    counted = found["phases"]["embed"]
+    assert (counted["buckets"], counted["warm"], counted["failed"]) == (6, 6, 0)
+    assert counted["first_s"] > 0 and counted["replay_s"] > 0
+    assert [tuple(one["bucket"]) for one in found["buckets"]] == [
+        (2, 64, 0), (1, 64, 0), (2, 32, 0), (1, 32, 0), (2, 16, 0), (1, 16, 0)
+    ], "the largest first"  # fmt: skip
+    assert (found["compilations"], found["missing"], found["interrupted"]) == ([], [], False)
+    ran = llmc("warmup", folder / "score.llmc")
+    title, head, row, compilations, _ = ran.out.splitlines()
+    assert title.endswith("score.llmc on fake")
+    assert row.split()[:4] == ["score", "6", "6", "0"]
+    assert (head.split()[0], compilations) == ("buckets", "compilations: 0")
+    assert "[1/12] score[2x64+0]: 0." in ran.err
+    llmc("compile", folder / "embed", "--device", "fake", "--no-specialise", "-o", "any.llmc")
+    assert "any shape runs as it is: a text of each length warms it up" in llmc("warmup", "any.llmc").out
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int], error: BaseException) -> None:
+    """The fake encoder raises `error` for batches of this shape."""
+    from llmc.runtime.executors.fake.encoder import FakeEncoder
+
+    run = FakeEncoder.encode
+
+    def encode(self: FakeEncoder, inputs: Any, stream: int = 0) -> Any:
+        if inputs["token_ids"].shape == shape:
+            raise error
+        return run(self, inputs, stream)
+
+    monkeypatch.setattr(FakeEncoder, "encode", encode)
+
+
+def test_a_bucket_that_does_not_run_is_named_and_the_others_run(
+    llmc: Llmc, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing(monkeypatch, (1, 32), RuntimeError("no memory"))
+    ran = llmc("warmup", folder / "embed.llmc")
+    assert ran.code == 1
+    assert ran.out.splitlines()[2].split()[:4] == ["embed", "6", "5", "1"]
+    assert "1 of its buckets does not run here: embed[1x32+0]: RuntimeError: no memory" in ran.err
+
+
+def test_an_interrupt_shows_what_was_warm(llmc: Llmc, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failing(monkeypatch, (1, 32), KeyboardInterrupt())
+    ran = llmc("warmup", folder / "embed.llmc", "--json")
+    assert ran.code == 130
+    assert [tuple(one["bucket"]) for one in json.loads(ran.out)["buckets"]] == [(2, 64, 0), (1, 64, 0), (2, 32, 0)]
+    assert "not warmed up: 6 of 6 buckets" in ran.err
+
+
+def test_programs_are_shown_traced_and_lowered(llmc: Llmc, folder: Path, here: Path) -> None:
+    asked = ("compile", folder / "score", "--device", "fake", "--emit")
+    assert json.loads(llmc(*asked, "program", "--json").json[0]["text"]) == {"labels": 1, "positions": 64}
+    assert llmc(*asked, "lowered", "-o", "lowered.txt").out == ""
+    name, text = (here / "lowered.txt").read_text().splitlines()
+    assert (name, sorted(json.loads(text))) == ("// placements", ["embedding", "head"])
+
+
+def test_texts_a_second_are_measured_and_written(llmc: Llmc, folder: Path, here: Path) -> None:
+    (here / "lines.txt").write_text("a\n\nbbb\n" + "c" * 20 + "\n")
+    asked = ("bench", folder / "embed.llmc", "--texts", "lines.txt", "--rounds", 2)
+    found = llmc(*asked, "--json", "-o", "bench.json").json
+    assert found == json.loads((here / "bench.json").read_text())
+    assert (found["texts"], found["tokens"], len(found["rounds"])) == (3, 24, 2)
+    assert found["padding"] == pytest.approx(1 - 24 / found["padded_tokens"])
+    assert found["texts_per_s"] > 0 and "unmeasured" not in found
+    ran = llmc(*asked)
+    assert "3 texts, 24 tokens" in ran.out and "in the median of 2 rounds" in ran.out
+    assert "[8/8] round: " in ran.err
+    scored = llmc("bench", folder / "score.llmc", "--texts", "lines.txt", "--query", "xy", "--rounds", 1, "--json").json
+    assert scored["tokens"] == 24 + 3 * 2
+    (here / "empty.txt").write_text("\n")
+    assert "there is no text in it" in llmc("bench", folder / "embed.llmc", "--texts", "empty.txt").failed(2)
+
+
+def test_an_interrupted_bench_shows_what_it_measured(
+    llmc: Llmc, folder: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from llmc.runtime.pooling.pooler import Pooler
+
+    embed, asked = Pooler.embed, []
+
+    def signal_at_the_third(self: Pooler, *args: Any, **how: Any) -> Any:
+        asked.append(args)
+        if len(asked) == 3:
+            signal.raise_signal(signal.SIGTERM)
+        return embed(self, *args, **how)
+
+    monkeypatch.setattr(Pooler, "embed", signal_at_the_third)
+    (here / "lines.txt").write_text("a\nbbb\n")
+    ran = llmc("bench", folder / "embed.llmc", "--texts", "lines.txt", "--json", "-q")
+    assert ran.code == 130
+    found = json.loads(ran.out)
+    assert (len(found["rounds"]), found["unmeasured"]) == (2, ["3 of 5 rounds"])
+    assert ran.err.splitlines() == ["llmc: not measured: 3 of 5 rounds", "llmc: interrupted"]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import llmc
+from llmc.server.events import Ready
 from llmc.testing.toy import write_toy_encoder
 from tests.server.live import Live
 
@@ -35,6 +36,11 @@ def embedding(folder: Path) -> Iterator[Live]:
 def scoring(folder: Path) -> Iterator[Live]:
     with Live(bundle(folder, "score")) as live:
         yield live.ready()
+
+
+def test_every_bucket_has_run_before_the_server_is_ready(embedding: Live) -> None:
+    (ready,) = (event for event in embedding.events if isinstance(event, Ready))
+    assert (ready.warmed, ready.compilations) == (6, 0), "1 and 2 texts of 16, 32 and 64 tokens"
 
 
 def test_embeddings_have_openais_form(embedding: Live) -> None:

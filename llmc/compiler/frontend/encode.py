@@ -10,6 +10,8 @@ Program contract:
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +22,7 @@ from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceCl
 from transformers.utils import logging as transformers_logging
 
 from llmc.compiler.architectures.encoders import encoder_family
+from llmc.compiler.frontend.in_place import without_writes
 from llmc.errors import CheckpointError, CompileError
 
 if TYPE_CHECKING:
@@ -86,18 +89,80 @@ class Encode(nn.Module):
 
 def trace_encoder(model: Encode) -> ExportedProgram:
     """The traced program of `model`, which holds its weights. Raises CompileError."""
-    dynamic, batch = Dim.DYNAMIC, torch.tensor([16, 9])
+    args, dims = _example(model)
+    return _exported(model, model, args, dims)
+
+
+class _Weightless(nn.Module):
+    """A model whose parameters and buffers are one more input, {name: tensor}: the program holds no tensor at all.
+
+    The model is kept out of nn.Module's registration, so that torch.export finds nothing to lift.
+    """
+
+    def __init__(self, model: Encode, names: Mapping[str, str]) -> None:
+        super().__init__()
+        self.__dict__["_model"] = model
+        self._names = names
+
+    def forward(self, token_ids: Tensor, lengths: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+        """As the model's, with `weights` by `names`."""
+        return self._run(weights, token_ids, lengths)
+
+    def _run(self, weights: Mapping[str, Tensor], *given: Tensor) -> Tensor:
+        named = {self._names[name]: tensor for name, tensor in weights.items()}
+        out: Tensor = torch.func.functional_call(self.__dict__["_model"], named, given)
+        return out
+
+
+class _WeightlessTyped(_Weightless):
+    """The same of a model with segments."""
+
+    def forward(  # type: ignore[override] # the weights are a program's last input
+        self, token_ids: Tensor, lengths: Tensor, type_ids: Tensor, weights: Mapping[str, Tensor]
+    ) -> Tensor:
+        """As the model's, with `weights` by `names`."""
+        return self._run(weights, token_ids, lengths, type_ids)
+
+
+@dataclass(frozen=True)
+class WeightlessEncoder:
+    """A traced program that takes its weights as inputs behind the others: `parameters`, which are the checkpoint's,
+    then `buffers`, which were computed from the configuration."""
+
+    exported: ExportedProgram
+    parameters: dict[str, tuple[int, ...]]
+    buffers: dict[str, Tensor]
+
+
+def trace_weightless_encoder(model: Encode, dtype: torch.dtype = torch.float32) -> WeightlessEncoder:
+    """The traced program of `model` with parameters in `dtype`, and no tensor in it. Raises CompileError."""
+    tensors = dict(model.named_parameters()) | dict(model.named_buffers())
+    names = {name.removeprefix("model."): name for name in tensors}
+    parameters = {n: p for n, full in names.items() if isinstance(p := tensors[full], nn.Parameter)}
+    buffers = {n: tensors[full] for n, full in names.items() if n not in parameters}
+    weights = {n: p.detach().to(dtype) for n, p in parameters.items()} | buffers
+    args, dims = _example(model)
+    module = (_WeightlessTyped if model.typed else _Weightless)(model, names)
+    exported = _exported(model, module, (*args, weights), {**dims, "weights": dict.fromkeys(weights)})
+    return WeightlessEncoder(without_writes(exported), {n: tuple(p.shape) for n, p in parameters.items()}, buffers)
+
+
+def _example(model: Encode) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    """Inputs to trace with, and their symbolic sizes."""
+    dynamic, lengths = Dim.DYNAMIC, torch.tensor([16, 9])
     ids = torch.ones(2, 16, dtype=torch.long)
-    args = (ids, batch, torch.zeros_like(ids)) if model.typed else (ids, batch)
     both = {0: dynamic, 1: dynamic}
-    dims = {"token_ids": both, "lengths": {0: dynamic}, "type_ids": both if model.typed else None}
+    given = (ids, lengths, torch.zeros_like(ids))[: len(model.inputs)]
+    return given, dict(zip(model.inputs, (both, {0: dynamic}, both), strict=False))
+
+
+def _exported(model: Encode, module: nn.Module, args: tuple[Any, ...], dims: Mapping[str, Any]) -> ExportedProgram:
     try:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
             return torch.export.export(
-                model, args, strict=False, prefer_deferred_runtime_asserts_over_guards=True,
-                dynamic_shapes=dims if model.typed else {k: v for k, v in dims.items() if v is not None},
-            )  # fmt: skip
+                module, args, strict=False, prefer_deferred_runtime_asserts_over_guards=True, dynamic_shapes=dict(dims)
+            )
     except Exception as e:
         raise CompileError(f"tracing {type(model.model).__name__} with torch.export failed: {e}") from e
 

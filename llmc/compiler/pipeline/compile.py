@@ -11,8 +11,6 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -35,8 +33,9 @@ from llmc.compiler.stages import StageReport, Stages, filled_folder
 from llmc.compiler.targets import open_target
 from llmc.compiler.targets.base import Executable, Lowered, Shape, Target
 from llmc.compiler.targets.unfit import UnfitError
+from llmc.compiler.targets.workers import Jobs
 from llmc.compiler.text.files import text_files
-from llmc.errors import CompileError, DeviceError
+from llmc.errors import DeviceError
 from llmc.version import __version__
 
 if TYPE_CHECKING:
@@ -46,7 +45,6 @@ if TYPE_CHECKING:
     from llmc.artifacts.store.workspace import Workspace
     from llmc.buckets.plan import Plan
     from llmc.compiler.checkpoint.base import Checkpoint
-    from llmc.compiler.targets.workers import Workers
     from llmc.settings import Settings
 
 
@@ -264,15 +262,14 @@ def _executables(
     """One entry a shape, in order, with whether it was in the store; missing ones are made by parallel jobs."""
     with ExitStack() as stack:
         linked = threading.Lock()
-        pools: list[Workers] = []
+        apart = target.fresh_process or (target.needs_processes and options.jobs > 1)
+        jobs = stack.enter_context(Jobs(options.jobs, target.workers if apart else None))
 
         def ready() -> Lowered:
             nonlocal lowered
             with linked:
                 if lowered.folder == Path():
                     lowered = replace(lowered, folder=stack.enter_context(_linked(stages.store, lowered)))
-                    if target.fresh_process or (target.needs_processes and options.jobs > 1):
-                        pools.append(stack.enter_context(target.workers(options.jobs)))
             return lowered
 
         def build(shape: Shape) -> tuple[Entry, bool, float]:
@@ -281,8 +278,8 @@ def _executables(
             def make(workspace: Workspace) -> Mapping[str, Blob]:
                 at = time.perf_counter()
                 inputs = ready()
-                if pools:
-                    made = _compile_apart(pools[0], inputs, shape, options)
+                if apart:
+                    made = jobs.apart(str(shape), compile_in_worker, options.device, inputs, shape, options)
                 else:
                     made = target.compile(inputs, shape, options)
                 workspace.meta |= {"state": made.state, "seconds": round(time.perf_counter() - at, 3)}
@@ -291,32 +288,16 @@ def _executables(
             entry, hit = stages.store.get_or_build(executable_key(target, lowered, shape, options), make)
             return entry, hit, time.perf_counter() - began
 
-        threads = stack.enter_context(ThreadPoolExecutor(options.jobs, thread_name_prefix="llmc-compile"))
-        futures = {threads.submit(build, shape): i for i, shape in enumerate(shapes)}
-        done: dict[int, tuple[Entry, bool]] = {}
-        try:
-            for future in as_completed(futures):
-                entry, hit, seconds = future.result()
-                i = futures[future]
-                done[i] = (entry, hit)
-                size = entry.outputs["executable"].size
-                report(ExecutableReport(len(done), len(shapes), shapes[i], hit, seconds, size, entry.meta["state"]))
-        except BaseException:
-            for pool in pools:
-                pool.stop()
-            threads.shutdown(wait=True, cancel_futures=True)  # wait before removing files that running jobs read
-            raise
-        return [done[i] for i in range(len(shapes))]
+        done = 0
 
+        def tell(shape: Shape, made: tuple[Entry, bool, float]) -> None:
+            nonlocal done
+            entry, hit, seconds = made
+            done += 1
+            size = entry.outputs["executable"].size
+            report(ExecutableReport(done, len(shapes), shape, hit, seconds, size, entry.meta["state"]))
 
-def _compile_apart(pool: Workers, lowered: Lowered, shape: Shape, options: CompileOptions) -> Executable:
-    try:
-        return pool.submit(compile_in_worker, options.device, lowered, shape, options).result()
-    except BrokenProcessPool as e:
-        raise CompileError(
-            f"a worker process was killed while {shape} was compiled, perhaps for want of memory; the rest is kept: "
-            f"try again with fewer than --jobs {options.jobs}"
-        ) from e
+        return [(entry, hit) for entry, hit, _ in jobs.each(build, shapes, tell)]
 
 
 def compile_in_worker(device: str, lowered: Lowered, shape: Shape, options: CompileOptions) -> Executable:

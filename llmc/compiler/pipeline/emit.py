@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING
 from llmc.compiler.pipeline.compile import Reporter, lowered
 from llmc.compiler.pipeline.resolve import Job
 from llmc.compiler.stages import Stages
+from llmc.compiler.targets.encoders import open_encoder_target
+from llmc.compiler.targets.encoders.base import Case
 from llmc.errors import InputError
 
 if TYPE_CHECKING:
     from llmc.artifacts.store.store import Store
+    from llmc.buckets.encoding import EncodePlan
     from llmc.buckets.plan import Plan
     from llmc.compiler.checkpoint.base import Checkpoint
     from llmc.compiler.options import CompileOptions
@@ -27,8 +30,7 @@ def emit(
     Traced programs have symbolic sizes; a device that lowers bucket by bucket gives one of each shape of the plan. What
     was made is in the store, for a compile. Raises as `compile_bundle`, and InputError for an unknown phase.
     """
-    if phase not in PHASES:
-        raise InputError(f"--emit {phase!r}: there is {' and '.join(PHASES)}")
+    _require_known(phase)
     job = Job.of(model, plan, options)
     stages = Stages(store, job.checkpoint, plan, report, job.target.settings)
     if phase == "program":
@@ -37,3 +39,24 @@ def emit(
         return
     made, options, _ = lowered(stages, job.target, job.asked, job.options)
     yield from job.target.show(made, job.target.shapes(plan.buckets, options), options)
+
+
+def emit_encoder(
+    checkpoint: Checkpoint, plan: EncodePlan, options: CompileOptions, store: Store, phase: str, report: Reporter
+) -> Iterator[tuple[str, str]]:
+    """The same of a model that embeds or scores. Raises as `compile_encoder`, and InputError for an unknown phase."""
+    _require_known(phase)
+    target, _ = open_encoder_target(options.device)
+    options = target.configure(options)
+    target.toolchain()
+    case = Case.of(checkpoint, plan.task)  # type: ignore[arg-type] # what a plan to encode has
+    stages = Stages(store, checkpoint, plan, report)
+    if phase == "program":
+        yield from target.traced(stages, case, options)
+    else:
+        yield from target.lowered(stages, plan, case, options)
+
+
+def _require_known(phase: str) -> None:
+    if phase not in PHASES:
+        raise InputError(f"--emit {phase!r}: there is {' and '.join(PHASES)}")

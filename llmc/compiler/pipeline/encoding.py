@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import os
+import threading
 import time
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,6 +66,8 @@ def plan_encoder(checkpoint: Checkpoint, task: Task, **limits: Any) -> EncodePla
     return encode_plan(task, asked or longest, **given)
 
 
+EXECUTABLE = "executable"
+"""The stage of one executable."""
 LIMITS = ("max_model_len", "max_num_seqs", "max_num_batched_tokens")
 """What is planned by."""
 
@@ -99,19 +103,25 @@ def compile_encoder(
     check_replaceable(Path(os.path.realpath(destination)))
     seconds: dict[str, float] = {}
     stored: Counter[str] = Counter()
+    ended: Counter[str] = Counter()
+    telling = threading.Lock()
 
     def on_stage(event: StageReport) -> None:
-        if event.seconds is not None:
-            seconds[event.name] = round(seconds.get(event.name, 0) + event.seconds, 3)
-            stored[event.name] += event.cached
-        report(event)
+        with telling:  # executables may be made in several threads
+            total = len(plan.buckets) if event.name == EXECUTABLE and options.specialise else 1
+            if event.seconds is not None:
+                seconds[event.name] = round(seconds.get(event.name, 0) + event.seconds, 3)
+                stored[event.name] += event.cached
+                ended[event.name] += 1
+            report(replace(event, index=ended[event.name], total=total))
 
     stages = Stages(store, checkpoint, plan, on_stage)
     read = read_description(checkpoint, task, plan.limits.max_model_len)  # type: ignore[arg-type]
     case = Case.of(checkpoint, task)  # type: ignore[arg-type]
     made = target.make(stages, plan, case, options)
+    analysis = target.analyse(stages, made, options)
     choice = "; ".join(filter(None, (target.choice(options), why)))
-    manifest, sources = _assemble(stages, target, made, read, plan, options, choice)
+    manifest, sources = _assemble(stages, target, made, read, plan, options, analysis, choice)
     verification = verification_of(stages, target, manifest, sources, plan, case, options, report)
     final = Manifest.create(**_members(manifest) | {"verification": verification})
     remember_recorded(store, final)
@@ -125,14 +135,14 @@ def compile_encoder(
         portable=states.count("portable"), native=states.count("native"),
         seconds=round(time.perf_counter() - start, 3), bytes=final.size,
         weights_bytes=final.blobs[final.files["weights"]] if "weights" in final.files else 0,
-        specialised=bool(options.specialise), sample_top_k=0, choice=choice, remaining="", analysis={},
+        specialised=bool(options.specialise), sample_top_k=0, choice=choice, remaining="", analysis=analysis,
         stages=seconds, verification=dict(final.verification),
     )  # fmt: skip
 
 
 def _assemble(
     stages: Stages, target: EncoderTarget, made: Made, read: Read, plan: EncodePlan, options: CompileOptions,
-    choice: str,
+    analysis: Mapping[str, Any], choice: str,
 ) -> tuple[Manifest, dict[str, Path]]:  # fmt: skip
     store, checkpoint, config = stages.store, stages.checkpoint, stages.checkpoint.config
     files = {**made.files, **text_files(stages), **_pooling_files(stages, read)}
@@ -144,7 +154,7 @@ def _assemble(
         batch, tokens = shape or (None, None)
         executables.append({
             "phase": "encode" if shape else "any", "batch": batch, "query": tokens, "context": 0 if shape else None,
-            "state": "portable", "buckets": 1 if shape else len(plan.buckets), "key": entry.key.digest,
+            "state": target.state, "buckets": 1 if shape else len(plan.buckets), "key": entry.key.digest,
             "blob": blob.digest,
         })  # fmt: skip
     width = _width(config, read)
@@ -157,10 +167,11 @@ def _assemble(
         options={
             "task": plan.task, "quantize": options.quantize, "dtype": options.dtype, "specialise": options.specialise,
             "static_dims": ["batch", "query"] if options.specialise else [], "choice": choice, **made.facts,
+            **({"analysis": analysis} if analysis else {}),
         },
         plan=plan.to_dict(), executables=executables, files=files,
         blobs={digest: path.stat().st_size for digest, path in sources.items()}, toolchain=target.toolchain(),
-        isa=[], provenance=provenance(stages, target, options, checkpoint.asked),
+        isa=list(target.needed_features(options)), provenance=provenance(stages, target, options, checkpoint.asked),
     )  # fmt: skip
     return manifest, sources
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from llmc.compiler.estimates.durations import typical
 from llmc.compiler.model_size import weights_of
+from llmc.compiler.pipeline.encoding import EXECUTABLE
 from llmc.compiler.pipeline.lookup import LookupStages, NotBuiltError, ignore
 from llmc.compiler.stages import Stages
 from llmc.compiler.targets.encoders import open_encoder_target
@@ -19,7 +21,6 @@ if TYPE_CHECKING:
     from llmc.compiler.checkpoint.base import Checkpoint
     from llmc.compiler.options import CompileOptions
 
-_LEAF = "executable"
 _BYTES = {"none": 4, "int8": 1}
 """Of a weight in a bundle, by quantisation."""
 
@@ -35,11 +36,11 @@ class _Walk(LookupStages):
         try:
             entry = super().run(kind, components, build)
         except NotBuiltError as missing:
-            if kind != _LEAF:
+            if kind != EXECUTABLE:
                 raise
             self.why.append(str(missing))
             return None  # type: ignore[return-value] # nothing is made of an executable but the bundle
-        self.why += [None] if kind == _LEAF else []
+        self.why += [None] if kind == EXECUTABLE else []
         return entry
 
 
@@ -56,7 +57,7 @@ def dry_run_encoder(checkpoint: Checkpoint, plan: EncodePlan, options: CompileOp
     shapes = [(b.batch, b.query) for b in plan.buckets] if options.specialise else [None]
     why: list[str | None]
     try:
-        target.make(walk, plan, case, options)
+        target.make(walk, plan, case, replace(options, jobs=1))  # one after the other, as they are listed
         why = walk.why or [None]
     except NotBuiltError as missing:
         why = [str(missing)] * len(shapes)
@@ -83,5 +84,5 @@ def _seconds(store: Store, walk: _Walk, to_build: int) -> float | None:
     if not to_build:
         return 0.0
     shared = 0.0 if walk.why else typical(store.entries("encoder"))
-    each = typical(store.entries(_LEAF))
+    each = typical(store.entries(EXECUTABLE))
     return None if shared is None else round(shared + to_build * (each or 0.0), 1)

@@ -114,8 +114,9 @@ class TracedProgram:
     top: bool
 
     @classmethod
-    def parse(cls, data: bytes) -> TracedProgram:
-        """Read the file that tracing leaves (program/to_export.py, `serialise`); raises ValueError for another."""
+    def parse(cls, data: bytes, takes: Sequence[str] = FIXED_INPUTS) -> TracedProgram:
+        """Read the file that tracing leaves (program/to_export.py, `serialise`), of a program that `takes` these inputs
+        before cache and weights; raises ValueError for another."""
         try:
             fields: Fields = json.loads(data)
             graph = fields["graph_module"]["graph"]
@@ -123,9 +124,9 @@ class TracedProgram:
             names = weight_names(fields)
         except (KeyError, TypeError, IndexError) as e:
             raise ValueError(f"a malformed program ({type(e).__name__}: {e})") from e
-        fixed = len(FIXED_INPUTS)
-        if tuple(inputs[:fixed]) != FIXED_INPUTS or len(inputs) < fixed + len(names):
-            raise ValueError(f"the program takes {inputs[:4]} …, not the inputs of a step")
+        fixed = len(takes)
+        if inputs[:fixed] != list(takes) or len(inputs) < fixed + len(names):
+            raise ValueError(f"the program takes {inputs[:4]} …, not {', '.join(takes)}")
         first = len(inputs) - len(names)
         return cls(
             graph, dict(zip(inputs[first:], names, strict=True)), tuple(inputs[fixed:first]),

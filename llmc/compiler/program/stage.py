@@ -27,7 +27,8 @@ FIRST, CACHED = "program_first", "program_cached"
 DTYPES = {"f32": "float32", "bf16": "bfloat16"}
 """Names of the dtypes that weights and cache may have, by the options' names."""
 
-_TRANSFORMS = {"f32": "dense", "bf16": "bf16"}
+TRANSFORMS = {"f32": "dense", "bf16": "bf16"}
+"""Transforms of recipes (weights/recipes.py) that make weights of such a dtype."""
 
 
 def traced_graph(stages: Stages) -> GraphProgram:
@@ -85,7 +86,7 @@ def traced_weightless(
         )
         described: list[dict[str, Any]] = [
             {
-                "name": name, "transform": _TRANSFORMS[options.dtype], "shape": shape, "dtype": DTYPES[options.dtype],
+                "name": name, "transform": TRANSFORMS[options.dtype], "shape": shape, "dtype": DTYPES[options.dtype],
                 "sources": [name],
             }
             for name, shape in traced.parameters.items()

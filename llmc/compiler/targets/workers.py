@@ -1,12 +1,22 @@
-"""Processes that compile. Only the parent handles an interrupt, and it ends them at once."""
+"""Processes that compile, and the threads that wait for them. Only the parent handles an interrupt, and it ends them at
+once."""
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack
 from multiprocessing import get_context
 from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from llmc.errors import CompileError
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 class Workers(ProcessPoolExecutor):
@@ -32,6 +42,58 @@ class Workers(ProcessPoolExecutor):
         if error is not None:
             self.stop()
         super().__exit__(kind, error, tb)
+
+
+class Jobs:
+    """`jobs` pieces of work at once, in threads. With `workers`, which makes so many processes, what a piece does
+    `apart` is done in one of them; they start when something is first to be done there."""
+
+    def __init__(self, jobs: int, workers: Callable[[int], Workers] | None) -> None:
+        self._jobs, self._workers = jobs, workers
+        self._starting = threading.Lock()
+        self._pool: Workers | None = None
+
+    def __enter__(self) -> Self:
+        self._stack = ExitStack()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._stack.__exit__(kind, error, tb)
+
+    def each(
+        self, work: Callable[[T], R], items: Sequence[T], done: Callable[[T, R], None] = lambda item, result: None
+    ) -> list[R]:
+        """The result of `work` on each of `items`, in their order; `done` hears of each as it is there, in this thread.
+
+        The first error ends the processes, and is raised when no thread runs any more.
+        """
+        with ThreadPoolExecutor(self._jobs, thread_name_prefix="llmc-compile") as threads:
+            futures = [threads.submit(work, item) for item in items]
+            numbers = {future: at for at, future in enumerate(futures)}
+            try:
+                for future in as_completed(futures):
+                    done(items[numbers[future]], future.result())
+            except BaseException:
+                if self._pool is not None:
+                    self._pool.stop()
+                threads.shutdown(wait=True, cancel_futures=True)  # files that running jobs read are there until then
+                raise
+        return [future.result() for future in futures]
+
+    def apart(self, what: str, function: Callable[..., R], *arguments: Any) -> R:
+        """The result of `function`, which compiles `what`. Raises CompileError where its process is killed."""
+        if self._workers is None:
+            return function(*arguments)
+        with self._starting:
+            if self._pool is None:
+                self._pool = self._stack.enter_context(self._workers(self._jobs))
+        try:
+            return self._pool.submit(function, *arguments).result()
+        except BrokenProcessPool as e:
+            raise CompileError(
+                f"a worker process was killed while {what} was compiled, perhaps for want of memory; the rest is kept: "
+                f"try again with fewer than --jobs {self._jobs}"
+            ) from e
 
 
 def _leave_interrupts() -> None:

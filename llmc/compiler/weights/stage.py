@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from llmc.artifacts.key import canonical_json
 from llmc.compiler.code import code_digest
 from llmc.compiler.stages import Stages
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from llmc.artifacts.digest import Blob
     from llmc.artifacts.store.entries import Entry
     from llmc.artifacts.store.workspace import Workspace
+    from llmc.compiler.weights.recipes import TensorSource
 
 _DESCRIBED = ("dtype", "shape")
 
@@ -34,20 +37,29 @@ def weights_stage(stages: Stages, recipes: Blob, tables: Blob, described_as: str
     def build(workspace: Workspace) -> Mapping[str, Blob]:
         import numpy as np
 
-        from llmc.compiler.weights.recipes import Recipe, write_weights
-
         described = json.loads(stages.store.get_bytes(recipes.digest))
-        with np.load(stages.path(tables)) as arrays, workspace.writer() as out:
-            wanted = [Recipe.from_json(r) for r in described]
-            placed = write_weights(wanted, stages.checkpoint, arrays, out, stages.checkpoint.forget)
-        assert out.blob is not None  # it is set once the block has ended well
-        placements = {
-            r["name"]: {
-                "offset": placed[r["name"]].offset, "length": placed[r["name"]].length,
-                **{member: r[member] for member in _DESCRIBED if member in r},
-            }
-            for r in described
-        }  # fmt: skip
-        return {"weights": out.blob, "placements": workspace.put_bytes(canonical_json(placements))}
+        with np.load(stages.path(tables)) as arrays:
+            return written_weights(described, stages.checkpoint, arrays, workspace, stages.checkpoint.forget)
 
     return stages.run("weights", components, build)
+
+
+def written_weights(
+    described: Sequence[Mapping[str, Any]], source: TensorSource, tables: Mapping[str, NDArray[Any]],
+    workspace: Workspace, done: Callable[[], None] = lambda: None,
+) -> dict[str, Blob]:  # fmt: skip
+    """`weights` and `placements` as `weights_stage` has them, of tensors that are `described` as recipes with a "dtype"
+    and a "shape", from the tensors of `source`; `done` is called after each. Raises CheckpointError."""
+    from llmc.compiler.weights.recipes import Recipe, write_weights
+
+    with workspace.writer() as out:
+        placed = write_weights([Recipe.from_json(r) for r in described], source, tables, out, done)
+    assert out.blob is not None  # it is set once the block has ended well
+    placements = {
+        r["name"]: {
+            "offset": placed[r["name"]].offset, "length": placed[r["name"]].length,
+            **{member: r[member] for member in _DESCRIBED if member in r},
+        }
+        for r in described
+    }  # fmt: skip
+    return {"weights": out.blob, "placements": workspace.put_bytes(canonical_json(placements))}

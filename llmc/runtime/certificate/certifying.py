@@ -123,7 +123,7 @@ class Certifying:
             _require_warm(self.outcome)
             assert generator is not None
             with self._timed("replay"):
-                replays = _replayed(executor, self.outcome, self.bundle)
+                replays = _replayed(executor, warming, self.bundle)
             kinds, refused = admitted_kinds(generator)
             vocab, end_ids = generator.engine.vocab_size, self.bundle.eos_token_ids
             offers = generator.engine.offers
@@ -221,11 +221,11 @@ def _require_warm(outcome: Outcome) -> None:
         raise LlmcError(f"not certified: {outcome.capturing.failure}")
 
 
-def _replayed(executor: Executor, outcome: Outcome, bundle: Bundle) -> Counter[Bucket | str]:
+def _replayed(executor: Executor, warming: Warming, bundle: Bundle) -> Counter[Bucket | str]:
     """How often the second pass of the warm-up ran each bucket and executable. Where any shape runs, decode steps of
     each executable's own batch are run now."""
     found: Counter[Bucket | str] = Counter()
-    for one in outcome.warming.steps:
+    for one in warming.steps:
         found[executor.executable_of(one.step)] += 1
         if not executor.exact:
             found[one.bucket] += 1

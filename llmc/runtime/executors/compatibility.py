@@ -1,11 +1,12 @@
-"""Whether a bundle's executables are for this host: its toolchain's version, the CPU's
-instruction set, and the card that a finished bundle is for."""
+"""Whether a bundle's executables are for this host: its toolchain's version, the CPU's instruction set, the card that a
+finished bundle is for, and the device in whose place the CPU runs it."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from llmc.artifacts.bundle.manifest_schema import FINISHED_FOR
+from llmc.artifacts.log import logger
 from llmc.errors import ArtifactError, DeviceError
 from llmc.runtime.host import KERNEL_FEATURES, cpu_features
 
@@ -76,3 +77,12 @@ def require_finished_here(bundle: Bundle, host: Mapping[str, str]) -> None:
 
 def _listed(facts: Mapping[str, str]) -> str:
     return ", ".join(f"{name} {value}" for name, value in sorted(facts.items()))
+
+
+def warn_in_place_of(bundle: Bundle, device: str) -> None:
+    """Say that the CPU runs a bundle for `device`; nothing for ""."""
+    if device:
+        logger().warning(
+            "%s: compiled for %s, and this host has no %s: it is opened on the CPU, whose times say nothing of it; "
+            "for a CPU compile with --device cpu", bundle.path, bundle.manifest.device, device,
+        )  # fmt: skip

@@ -107,9 +107,12 @@ class Pooler:
         encoded = self._encoded(list(pairs), "", cut)
         return self._run(encoded, lambda logits, _: activated(self.description.activation, logits))
 
-    def warm(self, length: int) -> None:
-        """Run a text of `length` tokens, and count from 0 again: for servers, before requests come."""
-        self._run([Encoded([0] * length, [0] * length)], lambda out, _: out[:, 0] if out.ndim == 3 else out)
+    def warm(self, batch: int, tokens: int) -> None:
+        """Run one text of `tokens` tokens in a graph of `batch` texts, on every stream, and count from 0 again: before
+        requests come (startup/pool_warming.py)."""
+        text = Encoded([0] * tokens, [0] * tokens)
+        for _ in range(self.encoder.streams):  # which take turns
+            self._batch(Batch((0,), batch, tokens), [text], lambda out, _: out[:, 0] if out.ndim == 3 else out)
         self.statistics = Statistics()
 
     def _require(self, task: str) -> None:
@@ -144,20 +147,9 @@ class Pooler:
         found: list[Pooled | None] = [None] * len(encoded)
 
         def one(batch: Batch) -> None:
-            rows = [encoded[row] for row in batch.rows]
-            stream = self._streams.get()
-            began = time.perf_counter()
-            try:
-                inputs = _inputs(rows, batch, self.encoder.type_ids)
-                lengths = inputs[LENGTHS][: len(rows)]
-                out = self.encoder.encode(inputs, stream)
-                require_outputs(self.bundle, out.shape, self.bundle.size("width"))
-                values = pool(out[: len(rows)], lengths)
-            finally:
-                self._streams.put(stream)
-            for row, value, length in zip(batch.rows, values, lengths, strict=True):
-                found[row] = Pooled(value, int(length))
-            self._count(batch, int(lengths.sum()), time.perf_counter() - began)
+            made = self._batch(batch, [encoded[row] for row in batch.rows], pool)
+            for row, pooled in zip(batch.rows, made, strict=True):
+                found[row] = pooled
 
         if len(work) == 1:
             one(work[0])
@@ -166,6 +158,23 @@ class Pooler:
         with self._counting:
             self.statistics.requests += 1
         return [pooled for pooled in found if pooled is not None]
+
+    def _batch(
+        self, batch: Batch, rows: Sequence[Encoded], pool: Callable[[Array, NDArray[np.int64]], Array]
+    ) -> list[Pooled]:
+        """What one batch of these rows gives, on the next stream that is free."""
+        stream = self._streams.get()
+        began = time.perf_counter()
+        try:
+            inputs = _inputs(rows, batch, self.encoder.type_ids)
+            lengths = inputs[LENGTHS][: len(rows)]
+            out = self.encoder.encode(inputs, stream)
+            require_outputs(self.bundle, out.shape, self.bundle.size("width"))
+            values = pool(out[: len(rows)], lengths)
+        finally:
+            self._streams.put(stream)
+        self._count(batch, int(lengths.sum()), time.perf_counter() - began)
+        return [Pooled(value, int(length)) for value, length in zip(values, lengths, strict=True)]
 
     def _count(self, batch: Batch, tokens: int, seconds: float) -> None:
         with self._counting:

@@ -12,6 +12,7 @@ from llmc.errors import InputError
 from llmc.runtime import executors
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.confined.limits import Limits
+from llmc.runtime.executors.compatibility import warn_in_place_of
 
 if TYPE_CHECKING:
     from llmc.buckets.warmup.options import CaptureOptions
@@ -69,11 +70,7 @@ def open_executor(bundle: Bundle, options: EngineOptions) -> Executor:
         bundle = Bundle(bundle.files, replace(bundle.settings, enforce_eager=True))
     extra = options.prefix_slots if options.enable_prefix_caching else 0
     executor = executors.open_executor(bundle, bundle.plan.limits.max_num_seqs + extra, options.threads)
-    if executor.in_place_of:
-        logger().warning(
-            "%s: compiled for %s, and this host has no %s: it is opened on the CPU, whose times say nothing of it; "
-            "for a CPU compile with --device cpu", bundle.path, bundle.manifest.device, executor.in_place_of,
-        )  # fmt: skip
+    warn_in_place_of(bundle, executor.in_place_of)
     if options.enforce_eager and not executor.eager:
         logger().warning(
             "%s: enforce_eager has no effect on %s here: every step replays a compiled graph",

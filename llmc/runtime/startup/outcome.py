@@ -3,21 +3,60 @@ two, what is warmed beside the buckets runs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Protocol
 
 from llmc.buckets.bucket import PHASES, Bucket, Phase
 from llmc.buckets.warmup.report import to_dict
 
 if TYPE_CHECKING:
-    from llmc.runtime.executors.base import Executor
+    from llmc.runtime.executors.compilations import CompilationCounter
     from llmc.runtime.startup.beside import BesideWarming, RanBeside
     from llmc.runtime.startup.capturing import Capturing
-    from llmc.runtime.startup.warming import Warmed, Warming
+    from llmc.runtime.startup.warming import Warmed
 
 Tell = Callable[["Warmed | Bucket | RanBeside", int, int], None]
 """Hears of each run, and of each bucket that was captured; how many are done, and how many there are."""
+
+
+NAMES: Mapping[Phase, str] = MappingProxyType({phase: phase for phase in PHASES})
+
+
+class Opened(Protocol):
+    """What is warmed up: an executor, or an encoder."""
+
+    @property
+    def compilations(self) -> CompilationCounter:
+        """What its engine compiled."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether any shape runs as it is."""
+
+    def open_all(self) -> None:
+        """Open what no bucket has opened."""
+
+    def ready(self) -> None:
+        """Count whatever is opened from now on."""
+
+
+class Runs(Protocol):
+    """The runs of one warm-up."""
+
+    @property
+    def buckets(self) -> Sequence[Bucket]:
+        """Those that are run, in order."""
+
+    def free_memory(self) -> int | None:
+        """Bytes free where graphs lie; None where that is not said."""
+
+    def run(self) -> Iterator[Warmed]:
+        """Run each for the first time."""
+
+    def replay(self) -> Iterator[Warmed]:
+        """Run those again that ran."""
 
 
 @dataclass(frozen=True)
@@ -36,14 +75,16 @@ class Outcome:
     none.
 
     `memory` is what was free before and after, in bytes: on a device that captures graphs, of any other in the host;
-    None where it does not say. `open_beside` gives what is warmed beside the buckets, once the executor has its slots;
-    `ready` is called before the second pass.
+    None where it does not say. `names` are those of the phases that there are, for people and JSON. `open_beside` gives
+    what is warmed beside the buckets, once the executor has its slots; `ready` is called before the second pass.
     """
 
     def __init__(
-        self, executor: Executor, warming: Warming, capturing: Capturing | None = None,
+        self, executor: Opened, warming: Runs, capturing: Capturing | None = None,
         open_beside: Callable[[], BesideWarming] | None = None, ready: Callable[[], None] = lambda: None,
+        names: Mapping[Phase, str] = NAMES,
     ) -> None:  # fmt: skip
+        self.names = names
         self.executor = executor
         self.warming = warming
         self.capturing = capturing
@@ -56,7 +97,7 @@ class Outcome:
         self.memory: tuple[int | None, int | None] = (None, None)
         self.interrupted = False
         self._graphs = 0
-        self._most_graphs = 0 if capturing is None else len(warming.steps)
+        self._most_graphs = 0 if capturing is None else len(warming.buckets)
 
     def run(self, tell: Tell = lambda *_: None) -> None:
         """Divide the device's memory and make the KV cache; run every bucket; capture; run every bucket again.
@@ -107,7 +148,7 @@ class Outcome:
     @property
     def _total(self) -> int:
         """Each bucket is run and replayed, and may be captured."""
-        return 2 * len(self.warming.steps) - len(self.failed) + self._most_graphs + self._most_beside
+        return 2 * len(self.warming.buckets) - len(self.failed) + self._most_graphs + self._most_beside
 
     def _open_all(self) -> None:
         try:
@@ -127,10 +168,14 @@ class Outcome:
         """What raised beside the buckets."""
         return {one.name: one.error for one in self.beside if one.error is not None}
 
+    def name(self, bucket: Bucket) -> str:
+        """A bucket's name, for people."""
+        return str(bucket).replace(bucket.phase, self.names[bucket.phase], 1)
+
     @property
     def missing(self) -> list[Bucket]:
         """Buckets that an interrupt left out, or whose replay it did."""
-        return [s.bucket for s in self.warming.steps if s.bucket not in self.again and s.bucket not in self.failed]
+        return [b for b in self.warming.buckets if b not in self.again and b not in self.failed]
 
     def phase(self, phase: Phase) -> PhaseOutcome:
         """The counts of a phase."""
@@ -139,7 +184,7 @@ class Outcome:
             for runs in (self.first, self.again)
         )
         return PhaseOutcome(
-            sum(step.bucket.phase == phase for step in self.warming.steps),
+            sum(bucket.phase == phase for bucket in self.warming.buckets),
             len(again),
             sum(bucket.phase == phase for bucket in self.failed),
             sum(warmed.seconds for warmed in first),
@@ -150,9 +195,9 @@ class Outcome:
         """As JSON holds it: buckets as [batch, query, context] in tokens, in the order in which they were run."""
         compilations, (before, after) = self.executor.compilations, self.memory
         found = {
-            "phases": {phase: asdict(self.phase(phase)) for phase in PHASES},
+            "phases": {name: asdict(self.phase(phase)) for phase, name in self.names.items()},
             "buckets": [self._bucket(one) for one in self.first.values()],
-            "missing": [{"phase": bucket.phase, "bucket": _numbers(bucket)} for bucket in self.missing],
+            "missing": [{"phase": self.names[bucket.phase], "bucket": _numbers(bucket)} for bucket in self.missing],
             "beside": [{"name": one.name, "seconds": one.seconds, "error": _words(one.error)} for one in self.beside],
             "compilations": list(compilations.compiled),
             "compilations_at_open": list(compilations.at_open),
@@ -168,7 +213,7 @@ class Outcome:
     def _bucket(self, one: Warmed) -> dict[str, Any]:
         error, again = self.failed.get(one.bucket), self.again.get(one.bucket)
         return {
-            "phase": one.bucket.phase,
+            "phase": self.names[one.bucket.phase],
             "bucket": _numbers(one.bucket),
             "first_s": one.seconds,
             "replay_s": None if again is None else again.seconds,

@@ -82,6 +82,11 @@ class Warming:
         self._lines = Lines.of(plan.buckets, plan.limits.block_size)
         self._warm: list[WarmUpStep] = []
 
+    @property
+    def buckets(self) -> list[Bucket]:
+        """Those that are run, in order."""
+        return [one.bucket for one in self.steps]
+
     def free_memory(self) -> int | None:
         """Bytes free on a device that captures graphs, on any other in the host; None where the host does not say."""
         return available_memory() if self._device is None else self._device.free_memory()

@@ -142,7 +142,7 @@ def test_buckets_of_fixed_shapes_give_the_same_vectors(folder: Path, embedding: 
 @pytest.mark.usefixtures("embedding")
 def test_a_device_without_a_form_for_encoders_is_refused_and_names_those_with_one(folder: Path) -> None:
     for device, said in (
-        ("tpu", "--device tpu has no form for models that embed or score; take one of cpu, onnxruntime, openvino"),
+        ("hpu", "--device hpu has no form for models that embed or score; take one of cpu, onnxruntime, openvino, tpu"),
         ("openvino:GPU", "--device openvino:GPU: models that embed or score take --device openvino alone"),
     ):
         with pytest.raises(InputError, match=said):

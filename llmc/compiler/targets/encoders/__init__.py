@@ -17,6 +17,8 @@ TARGETS = Registry(
         "fake": "llmc.compiler.targets.encoders.fake:FakeEncoderTarget",
         "onnxruntime": "llmc.compiler.targets.encoders.onnxruntime:OnnxRuntimeEncoderTarget",
         "openvino": "llmc.compiler.targets.encoders.openvino:OpenVinoEncoderTarget",
+        "tpu": "llmc.compiler.targets.encoders.tpu:TpuEncoderTarget",
+        "xla": "llmc.compiler.targets.encoders.xla:XlaEncoderTarget",
     },
 )
 CPU, ENGINES = "cpu", ("openvino", "onnxruntime")

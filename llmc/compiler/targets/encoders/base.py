@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from llmc.compiler.checkpoint.base import Checkpoint
     from llmc.compiler.options import CompileOptions
     from llmc.compiler.stages import Stages
+    from llmc.compiler.targets.base import State
     from llmc.compiler.verification.encoding import Reference
     from llmc.runtime.pooling.modules import Task
 
@@ -109,7 +110,7 @@ class EncoderTarget(ABC):
                     f"--{what} {value} is not offered for embedding and scoring on device {self.name}; offered: "
                     f"{', '.join(known)}"
                 )
-        if options.require_native:
+        if options.require_native and self.state != "native":
             raise InputError("--require-native: what embeds or scores is compiled on each host that opens it")
         if options.sample_top_k:
             raise InputError("--sample-top-k is for models that generate text; leave it out")
@@ -126,6 +127,16 @@ class EncoderTarget(ABC):
     def default_dtype(self) -> str:
         """The dtype for `--dtype auto`."""
         return "f32"
+
+    @property
+    def state(self) -> State:
+        """Of the executables that this host makes: "portable" where each host that opens them compiles them."""
+        return "portable"
+
+    def analyse(self, stages: Stages, made: Made, options: CompileOptions) -> dict[str, Any]:
+        """Facts about the finished executables, for the manifest and --json, which the device's target for models that
+        generate describes; empty if there are none. Raises CompileError if they do not fit their device."""
+        return {}
 
     def executor_of(self, options: CompileOptions) -> str:
         """Name of the encoder that runs what is compiled with these options."""
@@ -144,6 +155,20 @@ class EncoderTarget(ABC):
     @abstractmethod
     def toolchain(self) -> dict[str, str]:
         """Names and versions of the packages that determine an executable. Raises DeviceError where one is missing."""
+
+    def traced(self, stages: Stages, case: Case, options: CompileOptions) -> Iterator[tuple[str, str]]:
+        """The traced program as text, with its name; sizes are symbols. Raises CheckpointError and CompileError."""
+        from llmc.compiler.frontend.encode import Encode, trace_encoder
+        from llmc.compiler.program.import_encoder import import_encoder
+
+        yield "encode", import_encoder(trace_encoder(Encode(stages.checkpoint, case.task, case.judges))).text()
+
+    @abstractmethod
+    def lowered(
+        self, stages: Stages, plan: EncodePlan, case: Case, options: CompileOptions
+    ) -> Iterator[tuple[str, str]]:  # fmt: skip
+        """What the device's compiler takes, as text, each with its name: one for every shape, or one a bucket. Raises
+        as `make`."""
 
     @abstractmethod
     def make(self, stages: Stages, plan: EncodePlan, case: Case, options: CompileOptions) -> Made:

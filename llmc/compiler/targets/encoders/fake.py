@@ -15,7 +15,7 @@ So each state depends on every token of its text, on both sides, and on no other
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from llmc.artifacts.key import canonical_json
@@ -62,6 +62,16 @@ class FakeEncoderTarget(EncoderTarget):
 
         return toy_encoder(checkpoint, case.task)
 
+    def traced(self, stages: Stages, case: Case, options: CompileOptions) -> Iterator[tuple[str, str]]:
+        """The constants: the program itself is built in."""
+        yield "toy", canonical_json(_constants(stages, case)).decode()
+
+    def lowered(
+        self, stages: Stages, plan: EncodePlan, case: Case, options: CompileOptions
+    ) -> Iterator[tuple[str, str]]:  # fmt: skip
+        """Where the tensors lie."""
+        yield "placements", stages.path(self._weights(stages).outputs["placements"]).read_text()
+
     def make(self, stages: Stages, plan: EncodePlan, case: Case, options: CompileOptions) -> Made:
         """Both tensors in one file, and constants and sizes as JSON for each bucket."""
         weights = self._weights(stages)
@@ -88,10 +98,7 @@ class FakeEncoderTarget(EncoderTarget):
 
     def _executable(self, stages: Stages, weights: Entry, case: Case, shape: tuple[int, int] | None) -> Entry:
         batch, query = shape or (None, None)
-        constants = {
-            "batch": batch, "query": query, "positions": int(stages.checkpoint.config["max_position_embeddings"]),
-            "labels": labels_of(stages.checkpoint.config) if case.task == "score" else 0,
-        }  # fmt: skip
+        constants = {"batch": batch, "query": query, **_constants(stages, case)}
         places = weights.outputs["placements"]
         components = {**constants, "placements": places.digest, "code": code_digest(self._executable)}
 
@@ -101,3 +108,10 @@ class FakeEncoderTarget(EncoderTarget):
             return {"executable": workspace.put_bytes(canonical_json(made))}
 
         return stages.run("executable", components, build)
+
+
+def _constants(stages: Stages, case: Case) -> dict[str, int]:
+    """What a program has of the checkpoint's configuration."""
+    config = stages.checkpoint.config
+    labels = labels_of(config) if case.task == "score" else 0
+    return {"positions": int(config["max_position_embeddings"]), "labels": labels}

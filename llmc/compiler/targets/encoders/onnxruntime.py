@@ -7,22 +7,18 @@ matrices in blocks of 64 with a scale each, which the runtime multiplies with ac
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, ClassVar
 
 from llmc.compiler.code import code_digest
 from llmc.compiler.stages import toolchain, version_of
 from llmc.compiler.targets.encoders.base import Case, EncoderTarget, Made
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-    from torch import nn
-
     from llmc.artifacts.digest import Blob
     from llmc.artifacts.store.entries import Entry
     from llmc.artifacts.store.workspace import Workspace
     from llmc.buckets.encoding import EncodePlan
-    from llmc.compiler.checkpoint.base import QuantisedBlocks
     from llmc.compiler.options import CompileOptions
     from llmc.compiler.stages import Stages
 
@@ -45,6 +41,15 @@ class OnnxRuntimeEncoderTarget(EncoderTarget):
     def toolchain(self) -> dict[str, str]:
         """The runtime decides kernels, the other package writes the graph."""
         return {package: version_of(package) for package in ("onnxruntime", "onnx")}
+
+    def lowered(
+        self, stages: Stages, plan: EncodePlan, case: Case, options: CompileOptions
+    ) -> Iterator[tuple[str, str]]:  # fmt: skip
+        """The ONNX model for every shape, in ONNX's text form."""
+        import onnx
+
+        model = stages.path(self._lower(stages, case, options).outputs["model"]).read_bytes()
+        yield "model", onnx.printer.to_text(onnx.load_from_string(model))
 
     def make(self, stages: Stages, plan: EncodePlan, case: Case, options: CompileOptions) -> Made:
         """One graph with its weights, and of it an executable for every shape, or one a bucket."""
@@ -72,13 +77,14 @@ class OnnxRuntimeEncoderTarget(EncoderTarget):
             from llmc.compiler.program.import_encoder import import_encoder
             from llmc.compiler.targets.onnxruntime.formats import OnnxOptions
             from llmc.compiler.targets.onnxruntime.to_onnx import to_onnx
+            from llmc.compiler.weights.module import ModuleTensors
             from llmc.compiler.weights.recipes import write_weights
 
             model = Encode(stages.checkpoint, case.task, case.judges)
             graph = fuse(import_encoder(trace_encoder(model)))
             made = to_onnx(graph, OnnxOptions(_BLOCK if options.quantize == "int8" else 0))
             with workspace.writer() as out:
-                placed = write_weights(made.recipes, _Held(model), made.tables, out)
+                placed = write_weights(made.recipes, ModuleTensors(model), made.tables, out)
             assert out.blob is not None  # it is set once the block has ended well
             places = {name: {"offset": at.offset, "length": at.length} for name, at in placed.items()}
             workspace.meta["type_ids"] = model.typed
@@ -114,23 +120,3 @@ class OnnxRuntimeEncoderTarget(EncoderTarget):
             return {"executable": workspace.put_bytes(data)}
 
         return stages.run("executable", components, build)
-
-
-class _Held:
-    """A module's parameters as a checkpoint's tensors, by the names that a graph has for them."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self._tensors = {name.removeprefix("model."): tensor for name, tensor in module.state_dict().items()}
-
-    def tensor_names(self) -> Sequence[str]:
-        """Names of all."""
-        return list(self._tensors)
-
-    def tensor(self, name: str) -> NDArray[Any]:
-        """One in float32."""
-        found: NDArray[Any] = self._tensors[name].float().numpy()
-        return found
-
-    def quantised_blocks(self, name: str) -> QuantisedBlocks | None:
-        """None: transformers made them dense."""
-        return None

@@ -9,7 +9,7 @@ that it quantises in groups (compression.py has the rule).
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from llmc.compiler.code import code_digest
@@ -20,6 +20,7 @@ from llmc.runtime.host import cpu_features
 
 if TYPE_CHECKING:
     from llmc.artifacts.digest import Blob
+    from llmc.artifacts.store.entries import Entry
     from llmc.artifacts.store.workspace import Workspace
     from llmc.buckets.encoding import EncodePlan
     from llmc.compiler.options import CompileOptions
@@ -57,14 +58,29 @@ class OpenVinoEncoderTarget(EncoderTarget):
         """OpenVINO decides operators, layouts and kernels."""
         return {"openvino": version_of("openvino", "openvino")}
 
+    def lowered(
+        self, stages: Stages, plan: EncodePlan, case: Case, options: CompileOptions
+    ) -> Iterator[tuple[str, str]]:  # fmt: skip
+        """The model for every shape, OpenVINO's XML."""
+        yield "model", stages.path(self._convert(stages, case, options).outputs["executable"]).read_text()
+
     def make(self, stages: Stages, plan: EncodePlan, case: Case, options: CompileOptions) -> Made:
         """One model; its precision is chosen when it is opened."""
+        entry = self._convert(stages, case, options)
+        exact = options.quantize == "none"
+        properties = {"DYNAMIC_QUANTIZATION_GROUP_SIZE": "0" if exact else _ACTIVATIONS}
+        return Made(
+            [(None, entry)], {"weights": entry.outputs["weights"].digest},
+            {"type_ids": bool(entry.meta["type_ids"]), "properties": properties},
+        )  # fmt: skip
+
+    def _convert(self, stages: Stages, case: Case, options: CompileOptions) -> Entry:
         components = {
             **case.components(stages),
             "quantize": options.quantize,
             "target": self.name,
             **toolchain("torch", "transformers", "openvino", "numpy", python=True),
-            "code": code_digest(self.make),
+            "code": code_digest(self._convert),
             "state": "portable",
         }
 
@@ -87,13 +103,7 @@ class OpenVinoEncoderTarget(EncoderTarget):
             workspace.meta["type_ids"] = model.typed
             return {"executable": workspace.put_file(place), "weights": workspace.put_file(weights)}
 
-        entry = stages.run("encoder", components, build)
-        exact = options.quantize == "none"
-        properties = {"DYNAMIC_QUANTIZATION_GROUP_SIZE": "0" if exact else _ACTIVATIONS}
-        return Made(
-            [(None, entry)], {"weights": entry.outputs["weights"].digest},
-            {"type_ids": bool(entry.meta["type_ids"]), "properties": properties},
-        )  # fmt: skip
+        return stages.run("encoder", components, build)
 
 
 def compress(model: Any) -> None:

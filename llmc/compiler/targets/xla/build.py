@@ -34,6 +34,10 @@ EXPORT_PLATFORMS = ("cpu", "tpu", "cuda")
 """The platforms that portable programs are always lowered for."""
 
 
+_RESULTS = {"step": ("logits", "top_values", "top_ids"), "encode": ("result",)}
+"""Names of the outputs that no donated input gives back, by the kind of a job."""
+
+
 @dataclass(frozen=True)
 class Machine:
     """What is compiled for: `devices` that one graph is sharded over, of this host or only described.
@@ -54,7 +58,7 @@ class Job:
     What comes back for a donated input are its last outputs, in order.
     """
 
-    kind: Literal["step", "slots"]
+    kind: Literal["step", "slots", "encode"]
     function: Callable[..., Any]
     inputs: tuple[Tensor, ...]
     donated: tuple[int, ...]
@@ -131,8 +135,7 @@ def _outputs(job: Job, shaped: Sequence[Any]) -> tuple[Tensor, ...]:
             dims = job.inputs[i].dims
             found.append(Tensor(f"row{i}", out.shape, str(out.dtype), dims[:1] + dims[2:]))
         else:
-            name = "logits" if i == 0 else ("top_values", "top_ids")[i - 1]
-            found.append(Tensor(name, out.shape, str(out.dtype), (None,) * len(out.shape)))
+            found.append(Tensor(_RESULTS[job.kind][i], out.shape, str(out.dtype), (None,) * len(out.shape)))
     return tuple(found)
 
 

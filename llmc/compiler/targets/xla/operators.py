@@ -132,6 +132,11 @@ def _clamp(self: Array, min: Any = None, max: Any = None) -> Array:  # noqa: A00
     return jnp.clip(self, min, max)
 
 
+@_rule("minimum.default", "min.other")
+def _minimum(self: Array, other: Array) -> Array:
+    return jnp.minimum(self, other)
+
+
 @_rule("gelu.default")
 def _gelu(self: Array, approximate: str = "none") -> Array:
     return jax.nn.gelu(self, approximate=approximate == "tanh")
@@ -159,6 +164,11 @@ def _sum(self: Array, dim: Sequence[int] | None, keepdim: bool = False, dtype: A
     return jnp.sum(self, axis=None if dim is None else tuple(dim), dtype=dtype, keepdims=keepdim)
 
 
+@_rule("cumsum.default")
+def _cumsum(self: Array, dim: int, dtype: Any = None) -> Array:
+    return jnp.cumsum(self, axis=dim, dtype=dtype)
+
+
 @_rule("layer_norm.default")
 def _layer_norm(
     input: Array, normalized_shape: Sequence[int], weight: Array | None = None, bias: Array | None = None,  # noqa: A002 - ATen's name
@@ -172,6 +182,33 @@ def _layer_norm(
     out = centred * lax.rsqrt(jnp.mean(centred * centred, axis=axes, keepdims=True) + eps)
     out = out if weight is None else out * weight
     return out if bias is None else out + bias
+
+
+@_rule("scaled_dot_product_attention.default")
+def _attention(
+    query: Array, key: Array, value: Array, attn_mask: Array | None = None, dropout_p: float = 0.0,
+    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+) -> Array:  # fmt: skip
+    """[B, H, Q, D] over keys and values [B, Hkv, S, D]: scores and their exponentials in float32; a query that may see
+    no key gives 0."""
+    if dropout_p:
+        raise NotImplementedError("attention that drops out")
+    if enable_gqa:
+        key, value = (jnp.repeat(kv, query.shape[-3] // kv.shape[-3], axis=-3) for kv in (key, value))
+    precision, root = _precision(query), query.shape[-1] ** -0.5 if scale is None else scale
+    scores = jnp.einsum(
+        "...qd,...sd->...qs", query, key, precision=precision, preferred_element_type=jnp.float32
+    ) * root  # fmt: skip
+    if is_causal:
+        attn_mask = jnp.tri(query.shape[-2], key.shape[-2], dtype=bool)
+    if attn_mask is not None and attn_mask.dtype == bool:
+        scores = jnp.where(attn_mask, scores, -jnp.inf)
+    elif attn_mask is not None:
+        scores = scores + attn_mask.astype(jnp.float32)
+    largest = jnp.max(scores, axis=-1, keepdims=True)
+    weights = jnp.exp(scores - jnp.where(jnp.isfinite(largest), largest, 0))
+    weights = weights / jnp.maximum(jnp.sum(weights, axis=-1, keepdims=True), jnp.finfo(jnp.float32).tiny)
+    return jnp.matmul(weights.astype(value.dtype), value, precision=precision)
 
 
 @_rule("where.self", "where.ScalarOther", "where.ScalarSelf", "where.Scalar")
@@ -287,6 +324,11 @@ def _flatten(self: Array, start_dim: int = 0, end_dim: int = -1) -> Array:
     return self.reshape(*self.shape[:start], -1, *self.shape[end + 1 :])
 
 
+@_rule("unbind.int")
+def _unbind(self: Array, dim: int = 0) -> list[Array]:
+    return list(jnp.moveaxis(self, dim, 0))
+
+
 @_rule("repeat_interleave.self_int")
 def _repeat_interleave(self: Array, repeats: int, dim: int | None = None, output_size: int | None = None) -> Array:
     del output_size
@@ -398,6 +440,11 @@ def _zeros_like(self: Array, dtype: Any = None, **_: Any) -> Array:
 @_rule("full.default")
 def _full(size: Sequence[int], fill_value: float, dtype: Any = None, **_: Any) -> Array:
     return jnp.full(tuple(size), fill_value, dtype)
+
+
+@_rule("full_like.default")
+def _full_like(self: Array, fill_value: float, dtype: Any = None, **_: Any) -> Array:
+    return jnp.full(self.shape, fill_value, self.dtype if dtype is None else dtype)
 
 
 @_rule("new_zeros.default")

@@ -243,19 +243,21 @@ class XlaTarget(XlaFormats):
         self, stages: Stages, lowered: Lowered, files: Sequence[Path], options: CompileOptions
     ) -> dict[str, Any]:
         """What XLA says of each executable (see xla/build.py), and how weights are split where they are."""
-        from llmc.compiler.targets.xla.build import ANALYSIS
-        from llmc.runtime.executors.envelope import Envelope
-        from llmc.runtime.executors.xla.envelope import FORM
-
         del stages
-        found: dict[str, Any] = {"executables": []}
-        for file in files:
-            header = Envelope.parse(file.read_bytes(), str(file), FORM).header
-            found["executables"].append({name: header[name] for name in ANALYSIS})
+        found = self.analysed(files)
         if TENSOR_PARALLEL.of(options) > 1:
             assert isinstance(lowered, XlaLowered)
             found["tensor_parallel"] = lowered.split
         return found
+
+    def analysed(self, files: Sequence[Path]) -> dict[str, Any]:
+        """What XLA says of each of these executables."""
+        from llmc.compiler.targets.xla.build import ANALYSIS
+        from llmc.runtime.executors.envelope import Envelope
+        from llmc.runtime.executors.xla.envelope import FORM
+
+        headers = [Envelope.parse(file.read_bytes(), str(file), FORM).header for file in files]
+        return {"executables": [{name: header[name] for name in ANALYSIS} for header in headers]}
 
     def describe(self, analysis: Mapping[str, Any]) -> list[str]:
         """Memory, work, and what devices exchange."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from llmc.errors import ArtifactError, UnknownNameError
 from llmc.platforms import not_installed
 from llmc.registry import Registry
+from llmc.runtime.executors.compatibility import warn_in_place_of
 
 if TYPE_CHECKING:
     from llmc.runtime.bundle import Bundle
@@ -19,6 +20,7 @@ ENCODERS = Registry(
         "fake-encoder": "llmc.runtime.executors.fake.encoder:FakeEncoder",
         "onnxruntime-encoder": "llmc.runtime.executors.onnxruntime.encoder:OnnxRuntimeEncoder",
         "openvino-encoder": "llmc.runtime.executors.openvino.encoder:OpenVinoEncoder",
+        "xla-encoder": "llmc.runtime.executors.xla.encoder:XlaEncoder",
     },
 )
 
@@ -43,4 +45,6 @@ def open_encoder(bundle: Bundle, threads: int | None = None) -> Encoder:
             f"{bundle.path}: {error}; upgrade llmc, or compile again: {bundle.recompile_hint}"
         ) from None
     kind.check(bundle)
-    return kind(bundle, threads or bundle.settings.threads)
+    encoder = kind(bundle, threads or bundle.settings.threads)
+    warn_in_place_of(bundle, encoder.in_place_of)
+    return encoder

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmc.errors import ArtifactError
+from llmc.runtime.executors.compilations import CompilationCounter
 
 if TYPE_CHECKING:
     from llmc.artifacts.bundle.manifest_schema import Executable
@@ -36,6 +37,7 @@ class Encoder(ABC):
     def __init__(self, bundle: Bundle, threads: int) -> None:
         self.bundle = bundle
         self.threads = threads
+        self.compilations = CompilationCounter()
 
     @classmethod
     @abstractmethod
@@ -57,6 +59,16 @@ class Encoder(ABC):
         """Whether the model has kinds of segments (`TYPE_IDS`)."""
         return bool(self.bundle.manifest.options.get("type_ids"))
 
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of what `encode` takes."""
+        return (TOKEN_IDS, LENGTHS, TYPE_IDS) if self.type_ids else (TOKEN_IDS, LENGTHS)
+
+    @property
+    def in_place_of(self) -> str:
+        """The device that the bundle is for, where another one runs it; "" where it is its own."""
+        return ""
+
     @abstractmethod
     def encode(self, inputs: Mapping[str, NDArray[np.int64]], stream: int = 0) -> NDArray[np.float32]:
         """Hidden states [B, T, H] of a model that embeds, logits [B, labels] of one that scores.
@@ -64,6 +76,14 @@ class Encoder(ABC):
         The array is valid until the next call with the same `stream`, a number below `streams`; a stream has one
         caller at a time.
         """
+
+    @abstractmethod
+    def open_all(self) -> None:
+        """Open every executable that is not open yet."""
+
+    def ready(self) -> None:
+        """All that the bundle brings is open: what the engine opens from now on counts as a compilation."""
+        self.compilations.ready()
 
     @abstractmethod
     def memory(self) -> dict[str, int]:

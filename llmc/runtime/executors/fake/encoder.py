@@ -62,6 +62,9 @@ class FakeEncoder(Encoder):
         found: NDArray[np.float32] = hidden.astype(np.float32)
         return found
 
+    def open_all(self) -> None:
+        """Nothing: all is open."""
+
     def memory(self) -> dict[str, int]:
         """Bytes of the weights file."""
         return {"weights": self.bundle.files.path("weights").stat().st_size}

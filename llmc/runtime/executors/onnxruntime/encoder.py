@@ -60,9 +60,16 @@ class OnnxRuntimeEncoder(Encoder):
         bundle = self.bundle
         bundle.files.path("weights")  # verified before the runtime maps it
         try:
-            return open_session(str(bundle.files.path(executable.blob)), self.threads)
+            session = open_session(str(bundle.files.path(executable.blob)), self.threads)
         except Exception as error:
             raise ArtifactError(f"{bundle.path}: ONNX Runtime cannot open {executable}: {error}") from error
+        self.compilations.loaded(str(executable))
+        return session
+
+    def open_all(self) -> None:
+        """Open a session of every executable."""
+        for executable in self.bundle.manifest.executables:
+            self._session(executable)
 
     def memory(self) -> dict[str, int]:
         """Bytes of the weights file."""

@@ -52,6 +52,7 @@ class OpenVinoEncoder(Encoder):
             **options.get("properties", {}),
         }  # fmt: skip
         self._model: Any = open_core().compile_model(model, "CPU", properties)
+        self.compilations.opened(str(executable))
         self._requests = [self._model.create_infer_request() for _ in range(threads)]
 
     @property
@@ -65,6 +66,9 @@ class OpenVinoEncoder(Encoder):
         request.infer([inputs[name] for name in self._names], share_inputs=True)
         found: NDArray[np.float32] = request.get_output_tensor(0).data
         return found
+
+    def open_all(self) -> None:
+        """Nothing: all is open."""
 
     def memory(self) -> dict[str, int]:
         """Bytes of the weights file."""

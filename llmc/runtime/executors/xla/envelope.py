@@ -4,7 +4,7 @@ serialisation of a compiled program, and `export`, the portable program it was c
 The header's members, others are passed over:
 
     step     = {"platform": "cpu" | "tpu" | "cuda" | "neuron", "topology": str, "devices": int, "jax": str,
-               "kind": "step" | "slots", "inputs": [tensor, …], "outputs": [tensor, …],
+               "kind": one of KINDS, "inputs": [tensor, …], "outputs": [tensor, …],
                "donated": [[output, input], …], …}
     tensor   = {"name": str, "shape": [int, …], "dtype": one of DTYPES, "dims": [null | "tp", …]}
 """
@@ -21,7 +21,8 @@ from llmc.runtime.executors.envelope import Form
 FORM = Form(b"LLMCXLA1", "an XLA executable")
 
 PLATFORMS = ("cpu", "tpu", "cuda", "neuron")
-KINDS = ("step", "slots")
+KINDS = ("step", "slots", "encode")
+"""A step over the cache, a program that works on its slots, and a model without a cache."""
 DTYPES = ("float32", "bfloat16", "int32", "int8", "float8_e4m3fn")
 AXIS = "tp"
 MAX_RANK = 8

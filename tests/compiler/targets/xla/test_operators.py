@@ -17,6 +17,9 @@ POSITIVE = np.abs(X) + 0.5
 W = _RANDOM.standard_normal((5, 4)).astype(np.float32)
 IDS = np.array([[0, 4, 2], [3, 3, 1]], np.int32)
 MASK = X > 0
+QUERY, KEY, VALUE = (_RANDOM.standard_normal((2, 4, n, 8)).astype(np.float32) for n in (3, 5, 5))
+SEEN = _RANDOM.random((2, 1, 3, 5)) > 0.4
+SEEN[1, 0, 2] = False  # a query that may see no key
 
 CASES: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ("linear.default", (X, W), {}),
@@ -26,6 +29,11 @@ CASES: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ("mm.default", (X[0], W.T.copy()), {}),
     ("addmm.default", (W[:, 0].copy(), X[0], W.T.copy()), {}),
     ("addmm.default", (W[:, 0].copy(), X[0], W.T.copy()), {"beta": 2, "alpha": 0.5}),
+    ("scaled_dot_product_attention.default", (QUERY, KEY, VALUE), {}),
+    ("scaled_dot_product_attention.default", (QUERY, KEY, VALUE, SEEN), {"scale": 0.25}),
+    ("scaled_dot_product_attention.default", (QUERY, KEY, VALUE, np.where(SEEN, 0.5, -1e9).astype(np.float32)), {}),
+    ("scaled_dot_product_attention.default", (KEY, KEY, VALUE), {"is_causal": True}),
+    ("scaled_dot_product_attention.default", (QUERY, KEY[:, :2].copy(), VALUE[:, :2].copy()), {"enable_gqa": True}),
     ("add.Tensor", (X, Y), {}),
     ("add.Tensor", (X, Y), {"alpha": 3}),
     ("add.Scalar", (X, 2.5), {}),
@@ -53,6 +61,13 @@ CASES: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ("clamp.Tensor", (X, Y), {}),
     ("clamp.Tensor", (X, None, Y), {}),
     ("pow.Scalar", (10000.0, X), {}),
+    ("minimum.default", (X, Y), {}),
+    ("min.other", (X, Y), {}),
+    ("cumsum.default", (X, 1), {}),
+    ("cumsum.default", (IDS, -1), {"dtype": torch.int32}),
+    ("unbind.int", (X, -1), {}),
+    ("full_like.default", (X, 2.5), {}),
+    ("full_like.default", (X, 3), {"dtype": torch.int32}),
     ("abs.default", (X,), {}),
     ("reciprocal.default", (POSITIVE,), {}),
     ("bitwise_not.default", (MASK,), {}),

@@ -1,0 +1,68 @@
+"""Running every graph of a bundle without a cache before texts need it, through the function that serves.
+
+Each bucket runs with one text as long as the bucket, the largest first. Where any shape runs, one text of each length
+is run.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from llmc.buckets.bucket import Bucket
+from llmc.runtime.host import available_memory
+from llmc.runtime.startup.warming import Warmed
+
+if TYPE_CHECKING:
+    from llmc.runtime.pooling.pooler import Pooler
+
+
+def warm_pooler(pooler: Pooler) -> None:
+    """Run every graph once. Raises what a graph raises; the pooler is closed then."""
+    try:
+        for warmed in PoolWarming(pooler).run():
+            if warmed.error is not None:
+                raise warmed.error
+        pooler.encoder.ready()
+    except BaseException:
+        pooler.close()
+        raise
+
+
+class PoolWarming:
+    """The runs of one warm-up: `run` opens each graph, `replay` runs it again, as those of models that generate do
+    (warming.py). A bucket that raises is told with its error, and those behind it run all the same."""
+
+    def __init__(self, pooler: Pooler) -> None:
+        found = set(pooler.plan.buckets)
+        if pooler.encoder.exact:
+            found = {Bucket("prompt", 1, bucket.query, 0) for bucket in found}
+        self.buckets = sorted(found, key=lambda bucket: (-bucket.batch * bucket.query, -bucket.query))
+        self._pooler = pooler
+        self._warm: list[Bucket] = []
+
+    def free_memory(self) -> int | None:
+        """Bytes free in the host; None where it does not say."""
+        return available_memory()
+
+    def run(self) -> Iterator[Warmed]:
+        """Run every bucket for the first time, one for each that is asked for."""
+        for bucket in self.buckets:
+            warmed = self._run(bucket)
+            if warmed.error is None:
+                self._warm.append(bucket)
+            yield warmed
+
+    def replay(self) -> Iterator[Warmed]:
+        """Run those again that ran."""
+        for bucket in self._warm:
+            yield self._run(bucket)
+
+    def _run(self, bucket: Bucket) -> Warmed:
+        began = time.perf_counter()
+        try:
+            self._pooler.warm(bucket.batch, bucket.query)
+        except Exception as e:  # noqa: BLE001 - engines raise errors of their own; whoever warms up names the bucket
+            return Warmed(bucket, time.perf_counter() - began, e)
+        return Warmed(bucket, time.perf_counter() - began)
