@@ -1,0 +1,47 @@
+"""Every format: tensors are those of the model that its numbers stand for, to the bit, whole and in blocks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from llmc.compiler.checkpoint import open_checkpoint
+from llmc.compiler.frontend.consumed import require_consumed
+from llmc.compiler.frontend.skeleton import load_real_model
+from tests.compiler.checkpoint.quantised import packers
+
+
+@pytest.mark.parametrize("case", list(packers.CASES))
+def test_a_folder_is_the_float_model_that_its_codes_stand_for(case: str, tmp_path: Path) -> None:
+    values = packers.write(tmp_path, *packers.CASES[case])
+    checkpoint = open_checkpoint(tmp_path)
+    require_consumed(checkpoint)
+    assert checkpoint.tensor_names() == sorted(values)
+    assert "quantization_config" not in checkpoint.config
+    for name, wanted in values.items():
+        assert checkpoint.shape(name) == wanted.shape
+        np.testing.assert_array_equal(checkpoint.tensor(name), wanted)
+    for name, held in load_real_model(checkpoint).state_dict().items():
+        assert torch.equal(held, torch.from_numpy(values[name])), name
+
+
+@pytest.mark.parametrize("case", list(packers.CASES))
+def test_blocks_are_the_same_values_in_the_form_that_was_said_before_they_were_read(case: str, tmp_path: Path) -> None:
+    values = packers.write(tmp_path, *packers.CASES[case])
+    checkpoint = open_checkpoint(tmp_path)
+    for name, wanted in values.items():
+        form, blocks, why = checkpoint.stored_form(name), checkpoint.quantised_blocks(name), checkpoint.unkept(name)
+        assert (form is None) == (blocks is None)
+        if form is None or blocks is None:
+            quantised = name.split(".")[-2] in packers.PROJECTIONS and case != "gptq dynamic"
+            assert bool(why) == quantised
+            continue
+        assert why is None and case in packers.EXACT
+        assert (form.type, form.bits, form.block) == (blocks.type, blocks.bits, blocks.block)
+        centred = isinstance(blocks.zero_point, int) and blocks.zero_point == 1 << (form.bits - 1)
+        assert form.offsets == ("" if centred else "zeros")
+        for size in (form.block, 16):
+            np.testing.assert_array_equal(blocks.cut(size).dequantise(), wanted)
