@@ -272,6 +272,8 @@ CASES: dict[str, tuple[dict[str, Any], Packer | Mapping[str, Packer]]] = {
         gptq_config(dynamic={"-:lm_head": {}, "+:.*down_proj": {"bits": 8, "group_size": 64}}),
         {name: gptq(8, 64) if name == "down_proj" else gptq() for name in PROJECTIONS if name != "k_proj"},
     ),
+    "awq groups of 32": (awq_config(), awq()),
+    "awq groups of 128": (awq_config(128), awq(128)),
 }  # fmt: skip
 """What is stated, and how projections are packed."""
 EXACT = tuple(
