@@ -274,6 +274,11 @@ CASES: dict[str, tuple[dict[str, Any], Packer | Mapping[str, Packer]]] = {
     ),
     "awq groups of 32": (awq_config(), awq()),
     "awq groups of 128": (awq_config(128), awq(128)),
+    "fp8 in tiles": (
+        {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [48, 96]},
+        float8((48, 96), "weight_scale_inv"),
+    ),
+    "fp8 by tensor": ({"quant_method": "fp8", "activation_scheme": "static"}, float8(None, "weight_scale")),
 }  # fmt: skip
 """What is stated, and how projections are packed."""
 EXACT = tuple(
