@@ -12,7 +12,9 @@ from typing import Any
 from llmc.compiler.checkpoint.quantised.base import Method, Reading, StoredTensors
 
 STATED = "quantization_config"
-METHODS = {"awq": "awq", "fp8": "fp8", "gptq": "gptq", "mxfp4": "mxfp4"}
+METHODS = {
+    "awq": "awq", "compressed-tensors": "compressed_tensors", "fp8": "fp8", "gptq": "gptq", "mxfp4": "mxfp4",
+}  # fmt: skip
 """`quant_method` → the module that reads it."""
 _ANOTHER = "take the unquantised checkpoint, and let `llmc compile --quantize` quantise it"
 _ADVICE = {

@@ -274,6 +274,40 @@ CASES: dict[str, tuple[dict[str, Any], Packer | Mapping[str, Packer]]] = {
     ),
     "awq groups of 32": (awq_config(), awq()),
     "awq groups of 128": (awq_config(128), awq(128)),
+    "pack-quantized 4 bits": (scheme("pack-quantized", whole(4, 32)), pack_quantized()),
+    "pack-quantized 4 bits, groups of 64, zero points": (
+        scheme("pack-quantized", whole(4, 64, False)), pack_quantized(4, 64, symmetric=False),
+    ),
+    "pack-quantized 8 bits by channel": (scheme("pack-quantized", whole(8, -1)), pack_quantized(8, -1)),
+    "pack-quantized act-order": (
+        scheme("pack-quantized", {**whole(4, 32, False), "actorder": "group"}),
+        pack_quantized(symmetric=False, act_order=True),
+    ),
+    "pack-quantized without an order": (scheme("pack-quantized", whole(4, 32)), pack_quantized(unset=True)),
+    "int-quantized by channel": (
+        scheme("int-quantized", whole(8, -1), input_activations=W8A8), int_quantized(),
+    ),
+    "int-quantized by group, zero points, float32 scales": (
+        scheme("int-quantized", whole(8, 64, False)), int_quantized(64, symmetric=False, dtype=torch.float32),
+    ),
+    "float-quantized by tensor": (
+        scheme("float-quantized", {**FLOAT8_WEIGHTS, "strategy": "tensor"}), float8(None, "weight_scale"),
+    ),
+    "float-quantized by channel": (
+        scheme("float-quantized", {**FLOAT8_WEIGHTS, "strategy": "channel"}),
+        lambda weight: float8((1, weight.shape[1]), "weight_scale", torch.bfloat16)(weight),
+    ),
+    "naive-quantized in tiles": (
+        scheme("naive-quantized", {**FLOAT8_WEIGHTS, "strategy": "block", "block_structure": [64, 32]}),
+        float8((64, 32), "weight_scale"),
+    ),
+    "nvfp4-pack-quantized": (
+        scheme(
+            "nvfp4-pack-quantized",
+            {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "tensor_group", "group_size": 16},
+        ),
+        float4(),
+    ),
     "fp8 in tiles": (
         {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [48, 96]},
         float8((48, 96), "weight_scale_inv"),

@@ -45,3 +45,38 @@ def test_blocks_are_the_same_values_in_the_form_that_was_said_before_they_were_r
         assert form.offsets == ("" if centred else "zeros")
         for size in (form.block, 16):
             np.testing.assert_array_equal(blocks.cut(size).dequantise(), wanted)
+
+
+def test_each_format_says_why_what_is_no_blocks_is_none(tmp_path: Path) -> None:
+    name = "model.layers.0.mlp.down_proj.weight"
+    for case, why in {
+        "gptq act-order": "gptq with act-order", "fp8 in tiles": "float8", "float-quantized by tensor": "float8",
+    }.items():  # fmt: skip
+        packers.write(tmp_path / case, *packers.CASES[case])
+        assert open_checkpoint(tmp_path / case).unkept(name) == why
+
+
+def test_what_is_stated_of_activations_is_left_out_with_a_notice(tmp_path: Path) -> None:
+    for case in ("int-quantized by channel", "fp8 in tiles", "fp8 by tensor"):
+        packers.write(tmp_path / case, *packers.CASES[case])
+        (notice,) = open_checkpoint(tmp_path / case).notices
+        assert "what quantization_config says of activations is left out" in notice
+    packers.write(tmp_path / "none", *packers.CASES["awq groups of 32"])
+    assert not open_checkpoint(tmp_path / "none").notices
+
+
+@pytest.mark.parametrize("case", ["nvfp4-pack-quantized", "fp8 in tiles"])
+def test_experts_in_parts_are_one_tensor_and_no_blocks(case: str, tmp_path: Path) -> None:
+    values = packers.write(tmp_path, *packers.CASES[case], case="qwen3_moe")
+    checkpoint = open_checkpoint(tmp_path)
+    require_consumed(checkpoint)
+    prefix = "model.layers.0.mlp.experts"
+    for name in ("gate_up_proj", "down_proj"):
+        assert checkpoint.stored_form(f"{prefix}.{name}") is None is checkpoint.quantised_blocks(f"{prefix}.{name}")
+        assert checkpoint.unkept(f"{prefix}.{name}") in ("experts", "float8")
+    merged = checkpoint.tensor(f"{prefix}.gate_up_proj")[3]
+    parts = [values[f"{prefix}.3.{name}_proj.weight"] for name in ("gate", "up")]
+    np.testing.assert_array_equal(merged, np.concatenate(parts))
+    attention = "model.layers.0.self_attn.q_proj.weight"
+    assert (checkpoint.stored_form(attention) is None) == case.startswith("fp8")
+    np.testing.assert_array_equal(checkpoint.tensor(attention), values[attention])
