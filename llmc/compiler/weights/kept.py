@@ -80,5 +80,5 @@ def _held(recipe: Recipe, name: str, checkpoint: Checkpoint) -> str:
         return str(checkpoint.unkept(name))
     family = recipe.transform.split("_", 1)[0]
     if family not in _KEEP and not (family in _KEEP_FOUR and form.bits == 4 and not form.block % recipe.block):
-        return "not asked to keep"
+        return "without --quantize keep"
     return "float32 scales in float16" if family in _HALF_SCALES and form.scales == "float32" else "exact"

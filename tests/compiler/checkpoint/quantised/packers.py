@@ -116,8 +116,9 @@ def gptq(
         if whole_groups:
             order = order[::-1].copy()
         made = quantise(weight, bits, group, symmetric, order)
-        zeros = words(made.zero.T, bits).numpy().view(np.uint32)
-        if version == 1:
+        less = version == 1 and bits == 3  # of each alone; else of whole words
+        zeros = words((made.zero.T - less) % (1 << bits), bits).numpy().view(np.uint32)
+        if version == 1 and not less:
             zeros = zeros - np.uint32(sum(1 << at for at in range(0, 32, bits)))
         tensors = {
             "qweight": words(made.codes, bits).T,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.frontend.consumed import require_consumed
 from llmc.compiler.frontend.skeleton import load_real_model
+from llmc.errors import CheckpointError
 from tests.compiler.checkpoint.quantised import packers
 
 
@@ -80,3 +82,29 @@ def test_experts_in_parts_are_one_tensor_and_no_blocks(case: str, tmp_path: Path
     attention = "model.layers.0.self_attn.q_proj.weight"
     assert (checkpoint.stored_form(attention) is None) == case.startswith("fp8")
     np.testing.assert_array_equal(checkpoint.tensor(attention), values[attention])
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+def test_a_zero_point_of_0_comes_back_whatever_its_neighbours_are(bits: int, tmp_path: Path) -> None:
+    """gptq's version 1 stores zero points less one: of whole words, or of each with 3 bits."""
+
+    def pack(weight: packers.Array) -> packers.Packed:
+        raised = weight.copy()
+        raised[::3] = np.abs(raised[::3])
+        return packers.gptq(bits, symmetric=False)(raised)
+
+    values = packers.write(tmp_path, packers.gptq_config(bits, sym=False), pack)
+    checkpoint = open_checkpoint(tmp_path)
+    for name, wanted in values.items():
+        np.testing.assert_array_equal(checkpoint.tensor(name), wanted)
+
+
+def test_a_configuration_alone_is_that_of_the_float_model(tmp_path: Path) -> None:
+    packers.write(tmp_path, *packers.CASES["awq groups of 32"])
+    alone = open_checkpoint(tmp_path / "config.json")
+    assert alone.config == open_checkpoint(tmp_path).config
+    require_consumed(alone)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "other.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "hqq"}}))
+    with pytest.raises(CheckpointError, match=r"quantization_config: \{'quant_method': 'hqq'\}, which nothing reads"):
+        require_consumed(open_checkpoint(tmp_path / "other.json"))
