@@ -225,6 +225,11 @@ def stored_forms(checkpoint: Checkpoint) -> dict[str, BlockForm]:
     return found
 
 
+def coded_names(checkpoint: Checkpoint) -> list[str]:
+    """Tensors that the checkpoint stores in codes, as blocks or otherwise, sorted."""
+    return [n for n in checkpoint.tensor_names() if checkpoint.stored_form(n) or checkpoint.unkept(n)]
+
+
 def without_place(config: Mapping[str, Any]) -> dict[str, Any]:
     """A JSON config without what says where it was saved."""
     return {name: value for name, value in config.items() if name not in _PLACES}

@@ -20,6 +20,7 @@ from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceCl
 from transformers.utils import logging as transformers_logging
 
 from llmc.compiler.architectures.encoders import encoder_family
+from llmc.compiler.checkpoint.base import coded_names
 from llmc.errors import CheckpointError, CompileError
 
 if TYPE_CHECKING:
@@ -104,6 +105,11 @@ def trace_encoder(model: Encode) -> ExportedProgram:
 
 def _load(checkpoint: Checkpoint, task: Task, generative: bool) -> nn.Module:
     """The checkpoint's model with all its weights; raises CheckpointError for missing tensors, and for unread ones."""
+    if coded_names(checkpoint):
+        raise CheckpointError(
+            f"{checkpoint.path}: its weights are stored in codes, which transformers alone would read for --task "
+            f"{task}: take the unquantised checkpoint, and let `llmc compile --quantize` quantise it"
+        )
     kind = AutoModel
     if task == "score":
         kind = AutoModelForCausalLM if generative else AutoModelForSequenceClassification

@@ -6,11 +6,10 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from llmc.compiler.checkpoint.base import stored_name
+from llmc.compiler.checkpoint.base import coded_names, stored_name
 from llmc.errors import InputError
 
 if TYPE_CHECKING:
-    from llmc.compiler.architectures.shared.block_form import BlockForm
     from llmc.compiler.checkpoint.base import Checkpoint
     from llmc.compiler.weights.recipes import Recipe
 
@@ -22,9 +21,9 @@ _KEEP = frozenset({"kept4", "kept8", "pkept4", "pkept8", "u4kept", "i8kept", "u8
 _KEEP_FOUR = frozenset({"q4", "pq4", "u4"})
 
 
-def require_codes(checkpoint: Checkpoint, stored: Mapping[str, BlockForm]) -> None:
+def require_codes(checkpoint: Checkpoint) -> None:
     """Raise InputError where `keep` has nothing to keep: no matrix is stored in codes."""
-    if not stored and not any(checkpoint.unkept(name) for name in checkpoint.tensor_names()):
+    if not coded_names(checkpoint):
         raise InputError(
             f"--quantize keep: {checkpoint.path} has no matrix in blocks that could be kept (GGUF Q8_0, Q4_0, Q4_1; "
             "gptq, awq, compressed-tensors); quantise it with --quantize int8 or int4, or compile a checkpoint of those"
@@ -39,8 +38,7 @@ def kept_in(recipes: bytes, checkpoint: Checkpoint) -> dict[str, Any]:
     """
     from llmc.compiler.weights.recipes import read_recipes
 
-    names = set(checkpoint.tensor_names())
-    coded = {name for name in names if checkpoint.stored_form(name) or checkpoint.unkept(name)}
+    names, coded = set(checkpoint.tensor_names()), set(coded_names(checkpoint))
     if not coded:
         return {}
     held: dict[str, set[str]] = {}

@@ -270,7 +270,7 @@ class OnnxRuntimeTarget(Target):
 
         stored = stored_forms(stages.checkpoint)
         if quantize == "keep":
-            require_codes(stages.checkpoint, stored)
+            require_codes(stages.checkpoint)
             return OnnxOptions(BLOCK, stored=stored, fold=not panels and self._folds(stages), panels=panels)
         kept = {name: form for name, form in stored.items() if form.bits == 4 or name in OUTER}
         fold = not panels and self._folds(stages)

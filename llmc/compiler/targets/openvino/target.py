@@ -247,7 +247,7 @@ class OpenVinoTarget(OpenVinoBase):
         if options.quantize == "keep":
             from llmc.compiler.weights.kept import require_codes
 
-            require_codes(stages.checkpoint, stored)
+            require_codes(stages.checkpoint)
         from llmc.runtime.executors.openvino.blocks import held_widths
 
         shape = self.held_cache(cache_of(stages.checkpoint.config), stages.plan.limits, options)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
 from llmc.compiler.checkpoint import open_checkpoint
 
@@ -43,3 +44,21 @@ def test_what_the_library_packed_is_read_as_the_library_reads_it(case: str, tmp_
     assert (form.bits, form.block) == (blocks.bits, blocks.block)
     np.testing.assert_array_equal(blocks.dequantise(), wanted)
     np.testing.assert_array_equal(blocks.cut(16).dequantise(), wanted)
+
+
+@pytest.mark.parametrize("exponents", [False, True], ids=["float32", "ue8m0"])
+@pytest.mark.parametrize("tile", [(16, 32), (8, 16)], ids=str)
+def test_float8_in_tiles_is_what_transformers_makes_of_it(
+    tile: tuple[int, int], exponents: bool, tmp_path: Path
+) -> None:
+    """Where tiles divide the matrix: others transformers 5.23 does not take."""
+    draw = torch.Generator().manual_seed(1)
+    weight = torch.randn((32, 64), generator=draw).to(torch.float8_e4m3fn)
+    scale = torch.rand((32 // tile[0], 64 // tile[1]), generator=draw) * 0.01
+    if exponents:
+        scale = torch.randint(110, 128, scale.shape, dtype=torch.uint8, generator=draw)
+    save_file({NAME: weight, f"{NAME}_scale_inv": scale}, tmp_path / "model.safetensors")
+    stated = {"quant_method": "fp8", "weight_block_size": list(tile), "scale_fmt": "ue8m0" if exponents else "float"}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "quantization_config": stated}))
+    wanted = Fp8Dequantize(None)._dequantize_one(weight, scale, torch.float32)
+    np.testing.assert_array_equal(open_checkpoint(tmp_path).tensor(NAME), wanted.numpy())
