@@ -25,8 +25,9 @@ from statistics import median
 import numpy as np
 import openvino as ov
 
+from llmc.compiler.architectures.shared.block_form import BlockForm
 from llmc.compiler.checkpoint import open_checkpoint
-from llmc.compiler.checkpoint.base import Checkpoint, stored_types
+from llmc.compiler.checkpoint.base import Checkpoint, stored_forms
 from llmc.compiler.program.ir import Graph
 from llmc.compiler.targets.openvino.constants import Constants, place, to_xml
 from llmc.compiler.targets.openvino.formats import format_for
@@ -74,7 +75,7 @@ class Variant:
 REFERENCE = Variant("none")
 
 
-def variants(stored: Mapping[str, str]) -> list[Variant]:
+def variants(stored: Mapping[str, BlockForm]) -> list[Variant]:
     """The first is what the others' times are compared with: openvino-genai's own choice."""
     found = [
         Variant("int8", "bf16"), Variant("int8"), Variant("int8", activations=0), Variant("int8", activations=16),
@@ -146,7 +147,7 @@ def build(graph: Graph, checkpoint: Checkpoint, variant: Variant, folder: Path) 
     """A variant's model and its weights file, in `folder`."""
     folder.mkdir()
     constants = Constants()
-    model = PagedModel(graph, format_for(*variant.weights, stored_types(checkpoint))(constants)).model
+    model = PagedModel(graph, format_for(*variant.weights, stored_forms(checkpoint))(constants)).model
     with (folder / "weights").open("wb") as out:
         placed = write_weights(constants.recipes, checkpoint, constants.tables, out)
     return place(to_xml(model, folder), placed).encode(), folder / "weights"
@@ -224,7 +225,7 @@ def main() -> None:
     parser.add_argument("-o", "--output")
     args = parser.parse_args()
     checkpoint = open_checkpoint(args.model)
-    known = {str(v): v for v in variants(stored_types(checkpoint))}
+    known = {str(v): v for v in variants(stored_forms(checkpoint))}
     names = args.only.split(",") if args.only else list(known)
     if unknown := [n for n in names if n not in known]:
         parser.error(f"unknown variants {', '.join(unknown)}; known: {', '.join(known)}")

@@ -23,6 +23,7 @@ from statistics import median
 import numpy as np
 from roofline import step_bytes
 
+from llmc.compiler.architectures.shared.block_form import BlockForm
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.program.ir import Graph
 from llmc.compiler.targets.onnxruntime.formats import OnnxOptions
@@ -126,12 +127,12 @@ def log_softmax(x: Rows) -> Rows:
     return x - np.log(np.exp(x).sum(-1, keepdims=True))
 
 
-def variants(stored: Mapping[str, str], fold: bool) -> dict[str, OnnxOptions]:
+def variants(stored: Mapping[str, BlockForm], fold: bool) -> dict[str, OnnxOptions]:
     """Name → options; `stored` are the checkpoint's own blocks."""
     made = {"f32": OnnxOptions(0)}
     made |= {f"int8 block {b}": OnnxOptions(b) for b in (16, 32, 64, 128, 256)}
     heads = ("model.embed_tokens.weight", "lm_head.weight")
-    four = {n: t for n, t in stored.items() if t.startswith("Q4")}
+    four = {n: t for n, t in stored.items() if t.bits == 4}
     kept = four | {n: t for n, t in stored.items() if n in heads}
     own = {f"int4 block {b}, own": OnnxOptions(b, bits=4, fold=fold) for b in (16, 32, 64)}
     made |= own | {"int4 block 32, own, head 4": replace(own["int4 block 32, own"], head_bits=4)}
@@ -145,7 +146,7 @@ def variants(stored: Mapping[str, str], fold: bool) -> dict[str, OnnxOptions]:
 
 
 def main() -> None:
-    from llmc.compiler.checkpoint.base import stored_types
+    from llmc.compiler.checkpoint.base import stored_forms
     from llmc.compiler.frontend.trace import trace
     from llmc.compiler.program.fuse import fuse
     from llmc.compiler.program.import_fx import import_program
@@ -164,7 +165,7 @@ def main() -> None:
     Variant.busy = args.busy
     checkpoint = open_checkpoint(args.model)
     graph = fuse(import_program(trace(checkpoint.config, "fused"), CAPACITY))
-    found = variants(stored_types(checkpoint), folds_offsets())
+    found = variants(stored_forms(checkpoint), folds_offsets())
     if args.only:
         found = {n: o for n, o in found.items() if n in (args.only.split(",")) or n == "f32"}
     encode = Tokenizer(checkpoint.tokenizer_json()).encode

@@ -16,7 +16,7 @@ from llmc.bench.peers.catalogue import Asked
 from llmc.bench.peers.environment import installed, require
 from llmc.bench.peers.worker import Contender
 from llmc.compiler.checkpoint import open_checkpoint
-from llmc.compiler.checkpoint.base import Checkpoint, stored_types
+from llmc.compiler.checkpoint.base import Checkpoint, stored_forms
 from llmc.compiler.pipeline.provenance import find_model
 from llmc.errors import CheckpointError, InputError
 from llmc.runtime.bundle import Bundle
@@ -115,9 +115,9 @@ def nominal_bits(manifest: Manifest, checkpoint: Checkpoint) -> float | None:
     """
     how = str(manifest.options.get("quantize", "none"))
     if how == "keep":
-        stored = stored_types(checkpoint)
+        stored = stored_forms(checkpoint)
         sizes = {n: math.prod(s) for n in checkpoint.tensor_names() if len(s := checkpoint.shape(n)) == 2}
-        four = sum(size for name, size in sizes.items() if stored.get(name, "").startswith("Q4"))
+        four = sum(size for name, size in sizes.items() if name in stored and stored[name].bits == 4)
         return 8 - 4 * four / sum(sizes.values()) if stored else None
     if how.startswith("int") and how[3:4].isdigit():
         return int(how[3:4])

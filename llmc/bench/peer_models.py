@@ -66,10 +66,10 @@ class PeerModels:
         return {name: self.get(name) for name in dict.fromkeys(names)}
 
     def _hugging_face(self) -> Path:
-        if self.checkpoint.format == "huggingface":
-            return self.checkpoint.path
-        from llmc.compiler.checkpoint.export.huggingface import write_folder
+        from llmc.compiler.checkpoint.export.huggingface import is_plain_folder, write_folder
 
+        if is_plain_folder(self.checkpoint):
+            return self.checkpoint.path
         return self._made("huggingface", lambda out: write_folder(self.checkpoint, out))
 
     def _gguf(self, kind: str) -> Path:

@@ -84,6 +84,8 @@ def print_result(result: CompileResult, as_json: bool) -> None:
     if result.left_out:
         modules = ", ".join(f"{name} ({count} tensors)" for name, count in result.left_out.items())
         typer.echo(f"the checkpoint's text part; left out: {modules}")
+    for notice in result.notices:
+        typer.echo(notice)
     if result.sample_top_k:
         typer.echo(f"graphs return the {result.sample_top_k} largest logits and their ids beside all logits")
     if result.analysis:

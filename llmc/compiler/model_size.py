@@ -13,14 +13,15 @@ from llmc.compiler.architectures.shared.size import Weights
 from llmc.errors import CheckpointError
 
 if TYPE_CHECKING:
+    from llmc.compiler.architectures.shared.block_form import BlockForm
     from llmc.compiler.checkpoint.base import Checkpoint
 
 
 def weights_of(checkpoint: Checkpoint) -> list[Weights]:
     """All weights of a checkpoint's tensors, alike ones together; none of a configuration alone."""
-    found: Counter[tuple[str | None, bool, bool]] = Counter()
+    found: Counter[tuple[BlockForm | None, bool, bool]] = Counter()
     for name in checkpoint.tensor_names():
-        found[checkpoint.stored_type(name), name in OUTER, EXPERTS in name] += prod(checkpoint.shape(name))
+        found[checkpoint.stored_form(name), name in OUTER, EXPERTS in name] += prod(checkpoint.shape(name))
     return [Weights(count, *kind) for kind, count in found.items()]
 
 

@@ -20,6 +20,7 @@ from llmc.errors import CheckpointError, CompileError, InputError
 from llmc.runtime.bundle import Bundle
 from llmc.testing.toy import write_toy
 from tests.compiler import tiny
+from tests.compiler.checkpoint.quantised import packers
 from tests.toy import Toy
 
 COPY = "import shutil, sys; shutil.copy(sys.argv[1], sys.argv[2]); open(sys.argv[2], 'a').write(' as ' + sys.argv[3])"
@@ -79,6 +80,16 @@ def test_a_folder_for_transformers_is_its_own_form(models: tuple[PeerModels, lis
     forms, made = models
     assert forms.get("huggingface") == tmp_path / "model"
     assert made == []
+
+
+def test_a_folder_that_stores_codes_is_written_in_floats(tmp_path: Path) -> None:
+    values = packers.write(tmp_path / "model", *packers.CASES["awq groups of 32"])
+    forms = PeerModels(open_checkpoint(tmp_path / "model"), tmp_path / "peers", sys.executable, lambda made: None)
+    folder = forms.get("huggingface")
+    assert folder != tmp_path / "model"
+    written = open_checkpoint(folder)
+    assert "quantization_config" not in (folder / "config.json").read_text()
+    assert all(np.array_equal(written.tensor(name), held) for name, held in values.items())
 
 
 def test_a_tool_that_fails_leaves_nothing_and_its_last_words(

@@ -92,13 +92,18 @@ DEEP = {"llama-three-layers": {"num_hidden_layers": 3}}
 
 TIED = "llama-tied-biases-llama3-rope"
 SIZES = "gemma4-of-two-layers"
+WIDE = "llama-of-wide-matrices"
 OTHERS = {
+    WIDE: {
+        **of_family("llama"), "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 1, "head_dim": 32,
+    },
     SIZES: {
         **of_family("gemma4_text"), "num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"],
         "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0, "enable_moe_block": False,
     }
 }  # fmt: skip
-"""A layer with a window, and one without whose heads are of another number and width; traced in half of the time."""
+"""A layer with a window, and one without whose heads are of another number and width, traced in half of the time; and
+matrices wide enough for a few groups of 32, 64 or 128 inputs."""
 
 
 def config(name: str) -> dict[str, Any]:

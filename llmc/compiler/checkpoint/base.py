@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Container, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from llmc.compiler.architectures.shared.block_form import BlockForm
 from llmc.compiler.architectures.shared.names import HEADS
 from llmc.errors import CheckpointError
 
@@ -40,7 +41,7 @@ HashFile = Callable[[Path], str]
 
 @dataclass(frozen=True)
 class QuantisedBlocks:
-    """A weight matrix [N, K] as stored: `block` neighbours along K share a scale, and maybe a minimum.
+    """A weight matrix [N, K] as stored: `block` neighbours along K share a scale, and maybe a zero point or a minimum.
 
     value[n, b*block + i] = scale[n, b] * (q[n, b, i] - zero_point) + (minimum[n, b] if there is one else 0)
 
@@ -48,29 +49,50 @@ class QuantisedBlocks:
     """
 
     type: str
-    """Name of the format in its source: "Q8_0", "Q4_0" or "Q4_1"."""
+    """Name of the format in its source: "Q8_0", "Q4_1", "gptq"."""
     bits: int
-    zero_point: int
-    """128 for Q8_0 (stored signed, kept here as unsigned), 8 for Q4_0, 0 for Q4_1."""
+    """4 or 8; codes of fewer bits count as 4."""
+    zero_point: int | npt.NDArray[np.float32]
+    """Of all blocks (128 for Q8_0, stored signed and kept here as unsigned; 8 for Q4_0; 0 for Q4_1), or, whole numbers,
+    of each: [N, K/block]."""
     q: npt.NDArray[np.uint8]
     """[N, K/block, block], each value below 2**bits, one a byte."""
     scale: FloatArray
     """[N, K/block]"""
     minimum: FloatArray | None
-    """[N, K/block], or None for the symmetric formats."""
+    """[N, K/block], or None for formats without."""
 
     @property
     def block(self) -> int:
         """Weights that share a scale."""
         return int(self.q.shape[2])
 
+    def cut(self, block: int) -> QuantisedBlocks:
+        """The same in smaller blocks, which must divide those that are."""
+        import numpy as np
+
+        rows, count, size = self.q.shape
+        if block == size:
+            return self
+        times = size // block
+
+        def each(values: FloatArray) -> FloatArray:
+            return np.repeat(values, times, axis=1)
+
+        return replace(
+            self,
+            q=self.q.reshape(rows, count * times, block),
+            scale=each(self.scale),
+            zero_point=self.zero_point if isinstance(self.zero_point, int) else each(self.zero_point),
+            minimum=None if self.minimum is None else each(self.minimum),
+        )
+
     def dequantise(self) -> FloatArray:
         """The float32 matrix [N, K]."""
         import numpy as np
 
         codes = self.q.astype(np.float32)
-        if self.zero_point:
-            codes -= np.float32(self.zero_point)
+        codes -= np.float32(self.zero_point) if isinstance(self.zero_point, int) else self.zero_point[..., None]
         codes *= self.scale[..., None]
         if self.minimum is not None:
             codes += self.minimum[..., None]
@@ -90,6 +112,8 @@ class Checkpoint(ABC):
         """What it was opened by: a path, the demo model's name or a hub name."""
         self.left_out: Mapping[str, int] = {}
         """Modules beside the text part, which is what is compiled → how many tensors they have (shared/wrappers.py)."""
+        self.notices: Sequence[str] = ()
+        """What of the checkpoint is not read, though it changes no weight: a line each, for people."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r}, {str(self.path)!r})"
@@ -149,8 +173,16 @@ class Checkpoint(ABC):
     def forget(self) -> None:  # noqa: B027 - what maps no file has nothing to let go
         """Let pages of the files that were read go; they are read again when they are needed."""
 
-    def stored_type(self, name: str) -> str | None:
-        """The `type` of the tensor's `quantised_blocks`, None where it has none, without reading its data."""
+    def stored_form(self, name: str) -> BlockForm | None:
+        """The form of the tensor's `quantised_blocks`, None where it has none, without reading its codes."""
+        self.shape(name)
+        return None
+
+    def unkept(self, name: str) -> str | None:
+        """Why a tensor that is stored in codes has no `quantised_blocks`: what it is stored in, in a few words.
+
+        None for one that has, and for one that is not stored in codes.
+        """
         self.shape(name)
         return None
 
@@ -192,15 +224,20 @@ def stored_name(name: str, names: Container[str]) -> str:
     return name
 
 
-def stored_types(checkpoint: Checkpoint) -> dict[str, str]:
-    """Matrices that the checkpoint stores in blocks → their type; a tied head by its own name too."""
-    found = {name: kind for name in checkpoint.tensor_names() if (kind := checkpoint.stored_type(name))}
+def stored_forms(checkpoint: Checkpoint) -> dict[str, BlockForm]:
+    """Matrices that the checkpoint stores in blocks → their form; a tied head by its own name too."""
+    found = {name: form for name in checkpoint.tensor_names() if (form := checkpoint.stored_form(name))}
     names = checkpoint.tensor_names()
     for head, embeddings in HEADS.items():
         tied = next((found[embedding] for embedding in embeddings if embedding in found), None)
         if tied and head not in names:
             found[head] = tied
     return found
+
+
+def coded_names(checkpoint: Checkpoint) -> list[str]:
+    """Tensors that the checkpoint stores in codes, as blocks or otherwise, sorted."""
+    return [n for n in checkpoint.tensor_names() if checkpoint.stored_form(n) or checkpoint.unkept(n)]
 
 
 def without_place(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,14 +10,17 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from llmc.compiler.architectures.shared.experts import first_of
-from llmc.compiler.checkpoint.base import FloatArray
-from llmc.compiler.checkpoint.huggingface import Facts
-from llmc.compiler.checkpoint.mxfp4 import Mxfp4Checkpoint
+from llmc.compiler.checkpoint.base import FloatArray, QuantisedBlocks
+from llmc.compiler.checkpoint.huggingface import Facts, HuggingFaceCheckpoint
 from llmc.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from llmc.compiler.architectures.shared.block_form import BlockForm
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,7 @@ _LAYER = re.compile(r"(model\.layers\.\d+\.)(.+)")
 _PART = re.compile(r"(.*\bexperts)\.(\d+)\.(.+)")
 
 
-class ExpertsCheckpoint(Mxfp4Checkpoint):
+class ExpertsCheckpoint(HuggingFaceCheckpoint):
     """`count` are the keys of config.json with the number of experts, which tensors have to have (CheckpointError)."""
 
     def __init__(
@@ -110,6 +113,23 @@ class ExpertsCheckpoint(Mxfp4Checkpoint):
     def _parts(self, name: str) -> list[list[str]]:
         """Stored names of each expert; of a tensor that is no merged one the name itself, unknown ones too."""
         return self._sources.get(name, [[name]])
+
+    def stored_form(self, name: str) -> BlockForm | None:
+        """Of a merged one none: no kernel takes blocks of experts."""
+        parts = self._parts(name)
+        return None if _is_merged(parts) else super().stored_form(parts[0][0])
+
+    def quantised_blocks(self, name: str) -> QuantisedBlocks | None:
+        """Of a merged one none."""
+        parts = self._parts(name)
+        return None if _is_merged(parts) else super().quantised_blocks(parts[0][0])
+
+    def unkept(self, name: str) -> str | None:
+        """Of a merged one, that it is of experts, where these are stored in codes."""
+        first = self._parts(name)[0][0]
+        why = super().unkept(first)
+        blocks = _is_merged(self._parts(name)) and super().stored_form(first)
+        return "experts" if blocks else why
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Of all experts."""

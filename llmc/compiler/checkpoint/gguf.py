@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from llmc.compiler.architectures.shared.block_form import BlockForm
 from llmc.compiler.checkpoint.base import (
     Checkpoint,
     FloatArray,
@@ -14,7 +15,7 @@ from llmc.compiler.checkpoint.base import (
     require_finite,
     unknown_tensor,
 )
-from llmc.compiler.checkpoint.gguf_blocks import BLOCK_TYPES, dequantise, split_blocks
+from llmc.compiler.checkpoint.gguf_blocks import BLOCK_FORMS, dequantise, split_blocks
 from llmc.compiler.checkpoint.gguf_config import ROPE_FACTORS, Metadata, build_config, token_ids
 from llmc.compiler.checkpoint.gguf_header import TensorInfo, read_header
 from llmc.compiler.checkpoint.gguf_rows import restore_row_order
@@ -104,15 +105,15 @@ class GgufCheckpoint(Checkpoint):
         """Of the one file."""
         self._header.file.forget()
 
-    def stored_type(self, name: str) -> str | None:
-        """Q8_0, Q4_0 or Q4_1 for a matrix of one of them; None for other types."""
+    def stored_form(self, name: str) -> BlockForm | None:
+        """That of a matrix in Q8_0, Q4_0 or Q4_1; None for other types."""
         info = self._info(name)
-        return info.type if info.type in BLOCK_TYPES and len(info.shape) == 2 else None
+        return BLOCK_FORMS.get(info.type) if len(info.shape) == 2 else None
 
     def quantised_blocks(self, name: str) -> QuantisedBlocks | None:
         """Blocks of a Q8_0, Q4_0 or Q4_1 matrix, rows in transformers' order; None for other types."""
         info = self._info(name)
-        if self.stored_type(name) is None:
+        if self.stored_form(name) is None:
             return None
         blocks = split_blocks(info, self._header.raw(info))
         require_finite(blocks.scale, f"{name} (scales)", self.path)

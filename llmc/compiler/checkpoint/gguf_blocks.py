@@ -15,11 +15,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from llmc.compiler.architectures.shared.block_form import BlockForm
 from llmc.compiler.checkpoint.base import FloatArray, QuantisedBlocks
 from llmc.compiler.checkpoint.gguf_header import TensorInfo
 
-BLOCK_TYPES = ("Q8_0", "Q4_0", "Q4_1")
 _BLOCK = 32
+BLOCK_FORMS = {
+    "Q8_0": BlockForm("Q8_0", 8, _BLOCK, ""),
+    "Q4_0": BlockForm("Q4_0", 4, _BLOCK, ""),
+    "Q4_1": BlockForm("Q4_1", 4, _BLOCK, "minimums"),
+}
+"""The types whose blocks are kept as they are."""
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -33,7 +39,7 @@ def dequantise(info: TensorInfo, raw: Bytes) -> FloatArray:
             return raw.view("<f2").astype(np.float32).reshape(info.shape)
         if info.type == "BF16":
             return (raw.view("<u2").astype(np.uint32) << np.uint32(16)).view(np.float32).reshape(info.shape)
-        if info.type in BLOCK_TYPES and len(info.shape) == 2:
+        if info.type in BLOCK_FORMS and len(info.shape) == 2:
             return split_blocks(info, raw).dequantise()
         import gguf
 
@@ -43,7 +49,7 @@ def dequantise(info: TensorInfo, raw: Bytes) -> FloatArray:
 
 
 def split_blocks(info: TensorInfo, raw: Bytes) -> QuantisedBlocks:
-    """The blocks of a matrix of one of BLOCK_TYPES."""
+    """The blocks of a matrix of one of BLOCK_FORMS."""
     rows, columns = info.shape
     blocks = raw.reshape(rows, columns // _BLOCK, -1)
     scale = _halves(blocks, 0)

@@ -11,12 +11,22 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 from llmc.artifacts.digest import digest_bytes
 from llmc.artifacts.key import canonical_json
 from llmc.compiler.architectures.shared.wrappers import text_config, text_tensors
-from llmc.compiler.checkpoint.base import CONFIG, Checkpoint, FloatArray, unknown_tensor, without_place
+from llmc.compiler.checkpoint.base import (
+    CONFIG,
+    Checkpoint,
+    FloatArray,
+    QuantisedBlocks,
+    unknown_tensor,
+    without_place,
+)
+from llmc.compiler.checkpoint.quantised import STATED, is_read, read_quantised
+from llmc.compiler.checkpoint.quantised.base import QuantisedTensor, StoredTensors
 from llmc.compiler.checkpoint.safetensors_file import SafetensorsFile
 from llmc.errors import CheckpointError
 
 if TYPE_CHECKING:
     from llmc.compiler.architectures.shared.base import Family
+    from llmc.compiler.architectures.shared.block_form import BlockForm
 
 Facts: TypeAlias = "Callable[[Mapping[str, Any]], Family]"
 """The family of a configuration. It is given: what reads weights is in keys, and families are not."""
@@ -44,11 +54,15 @@ class HuggingFaceCheckpoint(Checkpoint):
         super().__init__(path, name or path.resolve().name)
         self._config = read_config_file(path / CONFIG, facts)
         self._shards = {file: SafetensorsFile(path / file) for file in _weight_files(path)}
-        owner = {name: shard for shard in self._shards.values() for name in shard.tensors}
-        text, self.left_out = text_tensors(read_json(path / CONFIG), owner)
+        self._owner = {name: shard for shard in self._shards.values() for name in shard.tensors}
+        raw = read_json(path / CONFIG)
+        reading = read_quantised(raw, StoredTensors(path, self._owner))
+        self._quantised, self.notices = reading.tensors, reading.notices
+        parts = {part for tensor in self._quantised.values() for part in tensor.parts} | reading.left_out
+        text, self.left_out = text_tensors(raw, (self._owner.keys() - parts) | self._quantised.keys())
         held = {name: stored for stored, name in text.items()}
         full = facts(self._config).names.in_full(held) if facts else {name: name for name in held}
-        self._stored = {name: (owner[held[short]], held[short]) for name, short in full.items()}
+        self._stored = {name: held[short] for name, short in full.items()}
         self._check_index()
 
     def _check_index(self) -> None:
@@ -60,8 +74,9 @@ class HuggingFaceCheckpoint(Checkpoint):
 
     @property
     def config(self) -> dict[str, Any]:
-        """config.json, with rope fields of transformers 4 moved to `rope_parameters`."""
-        return dict(self._config)
+        """config.json, with rope fields of transformers 4 moved to `rope_parameters`, and without a quantization that
+        tensors no longer have when they are read."""
+        return {name: value for name, value in self._config.items() if name != STATED or not is_read(value)}
 
     def roles(self) -> dict[str, Path]:
         """Files by their names in the folder."""
@@ -82,29 +97,48 @@ class HuggingFaceCheckpoint(Checkpoint):
         """Names of the causal language model; a checkpoint that was saved without a head has shorter ones."""
         return sorted(self._stored)
 
-    def _where(self, name: str) -> tuple[SafetensorsFile, str]:
-        """The file that has a tensor, and its name there."""
+    def _where(self, name: str) -> str:
+        """The tensor's name in files."""
         if name not in self._stored:
             raise unknown_tensor(name, self.path, self.tensor_names())
         return self._stored[name]
 
+    def _codes(self, name: str) -> QuantisedTensor | None:
+        """The tensor, if it is stored in codes."""
+        return self._quantised.get(self._where(name))
+
     def shape(self, name: str) -> tuple[int, ...]:
-        """Shape as stored."""
-        shard, stored = self._where(name)
-        return shard.tensors[stored].shape
+        """Shape as stored; of what is stored in codes, that of its values."""
+        found, stored = self._codes(name), self._where(name)
+        return self._owner[stored].tensors[stored].shape if found is None else found.shape
 
     def tensor(self, name: str) -> FloatArray:
-        """F64, F32, F16 or BF16 as float32; F32 is a view of the file."""
-        shard, stored = self._where(name)
-        return shard.tensor(stored)
+        """F64, F32, F16 or BF16 as float32; F32 is a view of the file. What is stored in codes by its format's rule."""
+        found, stored = self._codes(name), self._where(name)
+        return self._owner[stored].tensor(stored) if found is None else found.values()
+
+    def stored_form(self, name: str) -> BlockForm | None:
+        """As its format has it."""
+        found = self._codes(name)
+        return None if found is None else found.form()
+
+    def unkept(self, name: str) -> str | None:
+        """As its format says."""
+        found = self._codes(name)
+        return None if found is None else found.unkept()
+
+    def quantised_blocks(self, name: str) -> QuantisedBlocks | None:
+        """As its format has them."""
+        found = self._codes(name)
+        return None if found is None else found.blocks()
 
     def fill(self, name: str, out: FloatArray) -> None:
         """Straight from the file, where it has the tensor as floats."""
-        held = self._stored.get(name)
-        if held is None or not held[0].fills(held[1]):
+        stored = self._stored.get(name)
+        if stored is None or stored in self._quantised or not self._owner[stored].fills(stored):
             super().fill(name, out)
         else:
-            held[0].fill(held[1], out)
+            self._owner[stored].fill(stored, out)
 
     def forget(self) -> None:
         """Of every shard."""
@@ -260,7 +294,7 @@ class ConfigCheckpoint(HuggingFaceCheckpoint):
         Checkpoint.__init__(self, file.parent if together else file, name or _name(file, together))
         self._file = file
         self._config = read_config_file(file, facts)
-        self._shards = {}
+        self._shards, self._owner, self._quantised = {}, {}, {}
         self._stored = {}
 
     def roles(self) -> dict[str, Path]:
@@ -279,6 +313,9 @@ class ConfigCheckpoint(HuggingFaceCheckpoint):
 
     def tensor(self, name: str) -> FloatArray:
         """Raises CheckpointError."""
+        self._refuse()
+
+    def _codes(self, name: str) -> NoReturn:
         self._refuse()
 
     def _refuse(self) -> NoReturn:

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llmc.compiler.architectures.shared.names import HEADS
 from llmc.compiler.checkpoint.base import Checkpoint, FloatArray, QuantisedBlocks, require_finite
 from llmc.compiler.checkpoint.peft_adapter import PeftAdapter
 from llmc.compiler.checkpoint.wrapped import WrappedCheckpoint
 from llmc.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from llmc.compiler.architectures.shared.block_form import BlockForm
 
 
 class LoraCheckpoint(WrappedCheckpoint):
@@ -104,9 +107,15 @@ class LoraCheckpoint(WrappedCheckpoint):
         for adapter in self.adapters:
             adapter.file.forget()
 
-    def stored_type(self, name: str) -> str | None:
+    def stored_form(self, name: str) -> BlockForm | None:
         """None of what is changed."""
-        return None if self._changed(name) else self.inner.stored_type(self._stored.get(name, name))
+        return None if self._changed(name) else self.inner.stored_form(self._stored.get(name, name))
+
+    def unkept(self, name: str) -> str | None:
+        """Of codes that an adapter changes, that."""
+        stored = self._stored.get(name, name)
+        coded = self.inner.stored_form(stored) is not None or self.inner.unkept(stored) is not None
+        return "changed by an adapter" if coded and self._changed(name) else self.inner.unkept(stored)
 
     def quantised_blocks(self, name: str) -> QuantisedBlocks | None:
         """None of what is changed."""

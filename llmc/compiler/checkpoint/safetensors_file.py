@@ -28,9 +28,11 @@ MAX_RANK = 16
 MAX_VALUES = 1 << 48
 _LENGTH = struct.Struct("<Q")
 _ITEM_BYTES = {
-    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "I64": 8, "I32": 4, "I16": 2,
+    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "I64": 8, "I32": 4, "I16": 2,
     "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1,
 }  # fmt: skip
+_CODES = {"I64": "<i8", "I32": "<i4", "I8": "i1", "U8": "u1", "F8_E4M3": "u1", "F8_E8M0": "u1"}
+"""Types that quantised tensors have, which their formats read (quantised/)."""
 _FLOATS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 
 
@@ -87,12 +89,16 @@ class SafetensorsFile:
         """Let the file's pages go."""
         self._file.forget()
 
-    def bytes_of(self, name: str) -> npt.NDArray[np.uint8]:
-        """A tensor of type U8 in its stored shape, a read-only view. Raises CheckpointError for another type."""
+    def codes(self, name: str) -> npt.NDArray[Any]:
+        """A tensor of one of _CODES in its stored shape, a read-only view: integers, or the bytes of 8-bit floats.
+
+        Raises CheckpointError for another type.
+        """
         stored = self._known(name)
-        if stored.dtype != "U8":
-            raise self._file.error(f"tensor {name} has type {stored.dtype}, not U8 as its format asks; fetch it again")
-        raw = np.frombuffer(self._file.buffer, np.uint8, math.prod(stored.shape), stored.begin)
+        kind = _CODES.get(stored.dtype)
+        if kind is None:
+            raise self._file.error(f"tensor {name} has type {stored.dtype}, and codes have one of {', '.join(_CODES)}")
+        raw = np.frombuffer(self._file.buffer, kind, math.prod(stored.shape), stored.begin)
         return raw.reshape(stored.shape)
 
     def _known(self, name: str) -> StoredTensor:

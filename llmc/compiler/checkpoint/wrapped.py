@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llmc.compiler.checkpoint.base import Checkpoint, FloatArray, QuantisedBlocks
+
+if TYPE_CHECKING:
+    from llmc.compiler.architectures.shared.block_form import BlockForm
 
 
 class WrappedCheckpoint(Checkpoint):
@@ -16,6 +19,7 @@ class WrappedCheckpoint(Checkpoint):
         self.format = form
         self.asked = inner.asked
         self.left_out = inner.left_out
+        self.notices = inner.notices
         self.inner = inner
 
     @property
@@ -50,9 +54,13 @@ class WrappedCheckpoint(Checkpoint):
         """Its pages."""
         self.inner.forget()
 
-    def stored_type(self, name: str) -> str | None:
-        """Its type."""
-        return self.inner.stored_type(name)
+    def stored_form(self, name: str) -> BlockForm | None:
+        """Its form."""
+        return self.inner.stored_form(name)
+
+    def unkept(self, name: str) -> str | None:
+        """Its reason."""
+        return self.inner.unkept(name)
 
     def quantised_blocks(self, name: str) -> QuantisedBlocks | None:
         """Its blocks."""

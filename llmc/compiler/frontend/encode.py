@@ -22,6 +22,7 @@ from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceCl
 from transformers.utils import logging as transformers_logging
 
 from llmc.compiler.architectures.encoders import encoder_family
+from llmc.compiler.checkpoint.base import coded_names
 from llmc.compiler.frontend.in_place import without_writes
 from llmc.errors import CheckpointError, CompileError
 
@@ -169,6 +170,11 @@ def _exported(model: Encode, module: nn.Module, args: tuple[Any, ...], dims: Map
 
 def _load(checkpoint: Checkpoint, task: Task, generative: bool) -> nn.Module:
     """The checkpoint's model with all its weights; raises CheckpointError for missing tensors, and for unread ones."""
+    if coded_names(checkpoint):
+        raise CheckpointError(
+            f"{checkpoint.path}: its weights are stored in codes, which transformers alone would read for --task "
+            f"{task}: take the unquantised checkpoint, and let `llmc compile --quantize` quantise it"
+        )
     kind = AutoModel
     if task == "score":
         kind = AutoModelForCausalLM if generative else AutoModelForSequenceClassification

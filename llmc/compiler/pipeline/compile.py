@@ -102,6 +102,9 @@ class CompileResult:
     left_out: dict[str, int] = field(default_factory=dict)
     """Modules beside the text part → how many tensors they have (`Checkpoint.left_out`)."""
 
+    notices: list[str] = field(default_factory=list)
+    """What of the checkpoint is not read, a line each (`Checkpoint.notices`)."""
+
     def to_json(self) -> dict[str, Any]:
         """For --json."""
         return asdict(self)
@@ -154,6 +157,7 @@ def compile_bundle(
         specialised=bool(target.static_dims(options)), sample_top_k=options.sample_top_k,
         choice=choice, remaining=target.remaining(), analysis=made.analysis,
         stages=seconds, verification=dict(final.verification), left_out=dict(checkpoint.left_out),
+        notices=list(checkpoint.notices),
     )  # fmt: skip
 
 

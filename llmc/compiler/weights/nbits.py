@@ -9,9 +9,11 @@ each `block` neighbours along the input axis. Their parts (see recipes.py, FAMIL
   columns    the offsets as [K/block, N]
 
 q4       4 bits of our own making, with offsets; where the checkpoint has 4-bit blocks, those exactly
-kept4    the checkpoint's own 4-bit blocks (GGUF Q4_0, Q4_1), exactly
+kept4    the checkpoint's own 4-bit blocks (GGUF Q4_0 and Q4_1, gptq, awq), exactly
 kept8    the checkpoint's own blocks in 8 bits, exactly: 4-bit codes times 16, scales over 16; a tensor without blocks
          by the rule of family q8
+
+The checkpoint's own blocks may be larger than `block`, which has to divide them: neighbours then have equal scales.
 """
 
 from __future__ import annotations
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.float32]
 Codes = NDArray[np.uint8]
-KEPT_BLOCK = 32
 _CHUNK_ROWS = 4096
 _TOP = 15
 _MARGIN = 0.05
@@ -51,8 +52,8 @@ def q4_blocks(names: Sequence[str], source: TensorSource, block: int) -> Blocks:
     made = []
     for name in names:
         stored = source.quantised_blocks(name)
-        own = stored is None or stored.bits != 4 or stored.block != block
-        made.append(quantise_q4(source.tensor(name), block) if own or stored is None else _four(stored))
+        own = stored is None or stored.bits != 4 or stored.block % block
+        made.append(quantise_q4(source.tensor(name), block) if own or stored is None else _centred(stored.cut(block)))
     return _stacked(made)
 
 
@@ -63,7 +64,13 @@ def kept4(names: Sequence[str], source: TensorSource, block: int) -> dict[str, N
 
 def kept4_blocks(names: Sequence[str], source: TensorSource, block: int) -> Blocks:
     """The matrix of family kept4."""
-    return _stacked([_four(_stored(name, source, block)) for name in names])
+    made = []
+    for name in names:
+        stored = source.quantised_blocks(name)
+        if stored is None or stored.bits != 4:
+            raise changed(name, "4-bit blocks", block)
+        made.append(_centred(_cut(name, stored, block)))
+    return _stacked(made)
 
 
 def kept8(names: Sequence[str], source: TensorSource, block: int) -> dict[str, NDArray[Any]]:
@@ -81,11 +88,10 @@ def kept8_blocks(
         if stored is None:
             codes, scales = quantise_q8(source.tensor(name), block, held)
             made.append((codes, scales, np.zeros_like(scales)))
-        elif stored.bits == 8:
-            made.append((stored.q, stored.scale, np.zeros_like(stored.scale)))
         else:
-            codes, scales, offsets = _four(stored)
-            made.append((codes * np.uint8(16), scales / np.float32(16), offsets))
+            codes, scales, offsets = _centred(_cut(name, stored, block))
+            wider = np.uint8(1 << (8 - stored.bits))
+            made.append((codes * wider, scales / np.float32(wider), offsets))
     return _stacked(made)
 
 
@@ -144,20 +150,22 @@ def _dot(a: Array, b: Array) -> Array:
     return products[..., None]
 
 
-def _stored(name: str, source: TensorSource, block: int) -> QuantisedBlocks:
-    stored = source.quantised_blocks(name)
-    if stored is None or stored.bits != 4 or stored.block != block:
-        raise CheckpointError(
-            f"{name} is not stored in 4-bit blocks of {block}: the checkpoint changed since its types were read; "
-            "compile again"
-        )
-    return stored
+def changed(name: str, what: str, block: int) -> CheckpointError:
+    """The error for a tensor that was stored in `what` when its form was read, and is no longer."""
+    return CheckpointError(
+        f"{name} is not stored in {what} of {block}: the checkpoint changed since its types were read; compile again"
+    )
 
 
-def _four(stored: QuantisedBlocks) -> Blocks:
-    """Codes with zero point 8, scales and offsets of 4-bit blocks."""
-    shift = np.float32(8 - stored.zero_point)
-    offsets = stored.scale * shift
+def _cut(name: str, stored: QuantisedBlocks, block: int) -> QuantisedBlocks:
+    if stored.block % block:
+        raise changed(name, "blocks", block)
+    return stored.cut(block)
+
+
+def _centred(stored: QuantisedBlocks) -> Blocks:
+    """Codes with zero point 2^(bits − 1), scales and offsets of blocks."""
+    offsets = stored.scale * np.asarray((1 << (stored.bits - 1)) - stored.zero_point, np.float32)
     return stored.q, stored.scale, offsets if stored.minimum is None else offsets + stored.minimum
 
 

@@ -115,6 +115,11 @@ def written(recipes: Sequence[Recipe], tables: Mapping[str, NDArray[Any]]) -> di
     return {"recipes": described.encode(), "tables": npz.getvalue()}
 
 
+def read_recipes(data: bytes) -> list[Recipe]:
+    """The recipes of a lowering, from the file "recipes" as `written` makes it."""
+    return [Recipe.from_json(fields) for fields in json.loads(data)]
+
+
 def read_placements(data: bytes) -> dict[str, Placement]:
     """Places by name, from JSON as weights/stage.py writes it."""
     return {name: Placement(at["offset"], at["length"]) for name, at in json.loads(data).items()}

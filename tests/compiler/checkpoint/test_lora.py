@@ -220,8 +220,9 @@ def test_blocks_of_what_is_changed_are_not_the_checkpoints(tmp_path: Path) -> No
     (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps({**CONFIG, "r": 1, "lora_alpha": 1}))
     merged = open_checkpoint(with_adapters(DEMO, [tmp_path / "adapter"]))
     changed, kept = f"{ATTENTION[0]}.weight", "model.layers.0.self_attn.o_proj.weight"
-    assert (merged.stored_type(changed), merged.quantised_blocks(changed)) == (None, None)
-    assert merged.stored_type(kept) == base.stored_type(kept) == "Q4_1"
+    assert (merged.stored_form(changed), merged.quantised_blocks(changed)) == (None, None)
+    assert merged.unkept(changed) == "changed by an adapter"
+    assert merged.stored_form(kept) == base.stored_form(kept) is not None
     np.testing.assert_allclose(merged.tensor(changed), base.tensor(changed) + 1, atol=1e-6)
     assert merged.tokenizer_json() == base.tokenizer_json()
 

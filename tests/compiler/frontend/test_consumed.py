@@ -94,7 +94,6 @@ def test_the_names_of_tensors_are_those_of_the_model(name: str) -> None:
         ("sliding_window: 4096", {"sliding_window": 4096}),
         ("pretraining_tp: 2", {"pretraining_tp": 2}),
         ("partial_rotary_factor: 0.5", {"partial_rotary_factor": 0.5}),
-        ("quantization_config: {'quant_method': 'fp8'}", {"quantization_config": {"quant_method": "fp8"}}),
         ("residual_multiplier: 0.22, logits_scaling: 8.0", {"residual_multiplier": 0.22, "logits_scaling": 8.0}),
         ("rope_scaling: {'factor': 2.0}", {"rope_scaling": {"factor": 2.0}}),
         (

@@ -10,6 +10,8 @@ from transformers import AutoModel
 
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.frontend.encode import Encode
+from llmc.errors import CheckpointError
+from tests.compiler.checkpoint.quantised import packers
 from tests.compiler.encoders_tiny import write_encoder
 
 
@@ -25,3 +27,10 @@ def test_a_token_that_is_the_paddings_has_its_position_inside_a_text(encoder: st
         counted = torch.arange(5)[None] + padding + 1
         assert torch.allclose(found, wanted, atol=1e-5)
         assert not torch.allclose(found, reference(ids[:, :5], position_ids=counted).last_hidden_state[0], atol=1e-3)
+
+
+def test_weights_in_codes_are_refused(tmp_path: Path) -> None:
+    """transformers alone would read them, in ways that nothing here checks."""
+    packers.write(tmp_path, *packers.CASES["int-quantized by channel"], case="qwen3")
+    with pytest.raises(CheckpointError, match=r"stored in codes, .* for --task embed: take the unquantised checkpoint"):
+        Encode(open_checkpoint(tmp_path), "embed")

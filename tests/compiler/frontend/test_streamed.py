@@ -98,7 +98,8 @@ def test_a_value_that_is_no_number_is_refused_as_the_layer_is_read(tmp_path: Pat
     folder = tiny.write_model(tmp_path / "model", "llama")
     name = "model.layers.1.mlp.down_proj.weight"
     checkpoint = open_checkpoint(folder)
-    file, stored = checkpoint._where(name)  # type: ignore[attr-defined] # of a folder
+    stored = checkpoint._where(name)  # type: ignore[attr-defined] # of a folder
+    file = checkpoint._owner[stored]  # type: ignore[attr-defined]
     data = bytearray((folder / "model.safetensors").read_bytes())
     begin = file.tensors[stored].begin
     data[begin : begin + 4] = np.float32("nan").tobytes()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from llmc.errors import CheckpointError
 
 if TYPE_CHECKING:
+    from llmc.compiler.architectures.shared.block_form import BlockForm
     from llmc.runtime.cache_shape import CacheShape
 
 
@@ -16,12 +17,12 @@ if TYPE_CHECKING:
 class Weights:
     """`count` weights that are held alike.
 
-    `stored`: the blocks that the checkpoint has them in (Q8_0, Q4_0, Q4_1), or None. `outer`: of the embedding or head.
+    `stored`: the form of the blocks that the checkpoint has them in, or None. `outer`: of the embedding or head.
     `experts`: of experts, which few targets quantise.
     """
 
     count: int
-    stored: str | None = None
+    stored: BlockForm | None = None
     outer: bool = False
     experts: bool = False
 

@@ -8,7 +8,12 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
-from llmc.compiler.checkpoint.base import Checkpoint
+from llmc.compiler.checkpoint.base import Checkpoint, coded_names
+
+
+def is_plain_folder(checkpoint: Checkpoint) -> bool:
+    """Whether others read the checkpoint's own files as llmc does: a Hugging Face folder that stores no codes."""
+    return checkpoint.format == "huggingface" and not coded_names(checkpoint)
 
 
 def write_folder(checkpoint: Checkpoint, folder: Path) -> None:

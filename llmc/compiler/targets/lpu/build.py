@@ -77,9 +77,9 @@ def build(stages: Stages, wanted: Artifact, hyperdex: Toolchain) -> LpuLowered:
 
 def _write_checkpoint(checkpoint: Checkpoint, folder: Path) -> None:
     """As HyperDex finds one that it downloaded: a Hugging Face folder, copied, since HyperDex may change it."""
-    if checkpoint.format != "huggingface":
-        from llmc.compiler.checkpoint.export.huggingface import write_folder
+    from llmc.compiler.checkpoint.export.huggingface import is_plain_folder, write_folder
 
+    if not is_plain_folder(checkpoint):
         write_folder(checkpoint, folder)
         return
     folder.mkdir(parents=True)

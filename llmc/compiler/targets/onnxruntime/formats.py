@@ -5,20 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from llmc.compiler.weights.nbits import KEPT_BLOCK
+from llmc.compiler.architectures.shared.block_form import BlockForm, common_block
 
 NORMED_BLOCK = 32
+KEPT_BLOCK = 64
 _BLOCKS = (256, 128, 64, 32, 16)
 
 
 @dataclass(frozen=True)
 class MatrixFormat:
-    """A matrix in blocks: the family of its recipes (nbits.py, recipes.py), and whether blocks have an offset."""
+    """A matrix in blocks: the family of its recipes (nbits.py, recipes.py), whether blocks have an offset, and whether
+    all of these are whole zero points."""
 
     family: str
     bits: int
     block: int
     offsets: bool = False
+    zeros: bool = False
 
 
 @dataclass(frozen=True)
@@ -26,19 +29,20 @@ class OnnxOptions:
     """The formats of a lowered model's matrices.
 
     `block`: at most so many inputs share a scale; 0 keeps float32. `bits`: 8 or 4, of what is not kept; the head and
-    the embedding have `head_bits`. `stored`: the names of those tensors whose own blocks are kept, each with its type
-    (Q8_0, Q4_0, Q4_1). `fold`: the packed form of a matrix holds its offsets (packing.py); otherwise graphs add
-    blocksum(x) · offsetsᵀ. `panels`: matrices are laid out for llmc's own kernels (onnxruntime/kernels), which add
-    offsets themselves. `rolls`: caches of layers with a window begin at a later token, which an input says.
+    the embedding have `head_bits`. `stored`: the names of those tensors whose own blocks are kept, each with its form;
+    blocks larger than KEPT_BLOCK are cut, which changes no value. `fold`: the packed form of a matrix holds its offsets
+    (packing.py); otherwise graphs add blocksum(x) · offsetsᵀ. `panels`: matrices are laid out for llmc's own kernels
+    (onnxruntime/kernels), which add offsets themselves. `rolls`: caches of layers with a window begin at a later token,
+    which an input says.
 
-    8-bit blocks of matrices that read a normalised hidden state are at most NORMED_BLOCK: kernels quantise activations
-    by the same blocks, and outlier channels of the hidden state cost most there (benchmarks/RESULTS.md).
+    8-bit and kept blocks of matrices that read a normalised hidden state are at most NORMED_BLOCK: kernels quantise
+    activations by the same blocks, and outlier channels of the hidden state cost most there (benchmarks/RESULTS.md).
     """
 
     block: int
     bits: int = 8
     head_bits: int = 8
-    stored: Mapping[str, str] = field(default_factory=dict)
+    stored: Mapping[str, BlockForm] = field(default_factory=dict)
     fold: bool = False
     panels: bool = False
     rolls: bool = False
@@ -50,13 +54,14 @@ class OnnxOptions:
 
     def format(self, sources: Sequence[str], width: int, normed: bool = False, head: bool = False) -> MatrixFormat:
         """Format of the matrix of `sources`, one above the other, with `width` inputs."""
-        types = {self.stored.get(name) for name in sources}
-        if types <= {"Q4_0", "Q4_1"}:
-            return MatrixFormat("kept4", 4, KEPT_BLOCK, "Q4_1" in types)
-        bits = self.head_bits if head else self.bits
-        if bits == 8 and types != {None}:
-            return MatrixFormat("kept8", 8, KEPT_BLOCK, "Q4_1" in types)
-        return self._own_format(bits, width, normed)
+        bits, forms = self.head_bits if head else self.bits, [self.stored.get(name) for name in sources]
+        held = [form for form in forms if form is not None]
+        four = len(held) == len(forms) and all(form.bits == 4 for form in held)
+        if not held or not (four or bits == 8):
+            return self._own_format(bits, width, normed)
+        block = common_block(held, NORMED_BLOCK if normed else KEPT_BLOCK)
+        offsets, zeros = any(form.offsets for form in held), all(form.offsets in ("", "zeros") for form in held)
+        return MatrixFormat("kept4" if four else "kept8", 4 if four else 8, block, offsets, offsets and zeros)
 
     def expert_format(self, width: int, normed: bool) -> MatrixFormat:
         """Format of experts' matrices with `width` inputs; no checkpoint has blocks of them that could be kept."""

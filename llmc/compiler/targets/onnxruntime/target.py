@@ -24,8 +24,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmc.artifacts.bundle.native import KERNELS
+from llmc.compiler.architectures.shared.block_form import forms_in_key
 from llmc.compiler.architectures.shared.names import OUTER
-from llmc.compiler.checkpoint.base import stored_types
+from llmc.compiler.checkpoint.base import stored_forms
 from llmc.compiler.code import code_digest
 from llmc.compiler.options import CompileOptions, Option
 from llmc.compiler.program.program import GraphProgram, Program
@@ -63,7 +64,8 @@ BLOCK = 32
 TWICE_BITS = {"q8": 9 + 9.7, "kept8": 9 + 10, "kept4": 6 + 6.1, "q4": 6 + 7}
 """By family (onnxruntime/formats.py), as they are and packed for the kernels (benchmarks/RESULTS.md)."""
 PANEL_BITS = {"q8": 8.5, "kept8": 8.5, "kept4": 4.5, "q4": 5}
-"""In panels: codes and float16 scales; OFFSET_BITS more where a checkpoint's own 4-bit blocks have offsets."""
+"""In panels: codes and float16 scales of blocks of 32; OFFSET_BITS more where a checkpoint's own 4-bit blocks have
+offsets."""
 OFFSET_BITS = 0.5
 
 
@@ -175,12 +177,13 @@ class OnnxRuntimeTarget(Target):
         """For the runtime's kernels, quantised weights are there twice; its experts stay in float32."""
         if options.quantize == "none" or (weights.experts and not _ours(options)):
             return super().weight_bits(options, weights)
-        kept = {"keep": "kept8" if weights.stored else "q8", "int4": "q8" if weights.outer else "q4", "int8": "q8"}
-        four = options.quantize != "int8" and (weights.stored or "").startswith("Q4")
+        stored = weights.stored
+        kept = {"keep": "kept8" if stored else "q8", "int4": "q8" if weights.outer else "q4", "int8": "q8"}
+        four = options.quantize != "int8" and stored is not None and stored.bits == 4
         family = "kept4" if four else kept[str(options.quantize)]
         if not _ours(options):
             return TWICE_BITS[family]
-        return PANEL_BITS[family] + OFFSET_BITS * (family == "kept4" and weights.stored == "Q4_1")
+        return PANEL_BITS[family] + OFFSET_BITS * (family == "kept4" and stored is not None and bool(stored.offsets))
 
     def stage_costs(self, options: CompileOptions, buckets: Sequence[Bucket]) -> Mapping[str, Cost]:
         """llmc's kernels are built once for all models; for the runtime's, weights are packed."""
@@ -231,10 +234,28 @@ class OnnxRuntimeTarget(Target):
                 **({"rings": json.dumps(rings)} if options.specialise and rings else {}),
                 **library,
             },
-            inputs={"model": model, "placements": stages.path(weights.outputs["placements"])},
+            inputs={
+                "model": model,
+                "placements": stages.path(weights.outputs["placements"]),
+                "recipes": stages.path(made.outputs["recipes"]),
+            },
             forms={"model": model},
             rings=rings,
         )
+
+    def analyse(
+        self, stages: Stages, lowered: Lowered, files: Sequence[Path], options: CompileOptions
+    ) -> dict[str, Any]:
+        """How much of the checkpoint's own codes was kept."""
+        from llmc.compiler.weights.kept import kept_in
+
+        return kept_in(lowered.inputs["recipes"].read_bytes(), stages.checkpoint)
+
+    def describe(self, analysis: Mapping[str, Any]) -> list[str]:
+        """A line of that."""
+        from llmc.compiler.weights.kept import kept_lines
+
+        return kept_lines(analysis)
 
     def show(self, lowered: Lowered, shapes: Sequence[Shape], options: CompileOptions) -> Iterator[tuple[str, str]]:
         """The ONNX model for every shape, in ONNX's text form."""
@@ -260,15 +281,13 @@ class OnnxRuntimeTarget(Target):
 
         if quantize in ("none", "int8"):
             return OnnxOptions(INT8_BLOCK if quantize == "int8" else 0, panels=panels)
-        stored = stored_types(stages.checkpoint)
+        from llmc.compiler.weights.kept import require_codes
+
+        stored = stored_forms(stages.checkpoint)
         if quantize == "keep":
-            if not stored:
-                raise InputError(
-                    f"--quantize keep: {stages.checkpoint.path} has no matrix in blocks that could be kept (GGUF Q8_0, "
-                    "Q4_0, Q4_1); quantise it with --quantize int8 or int4, or compile a GGUF file of those types"
-                )
+            require_codes(stages.checkpoint)
             return OnnxOptions(BLOCK, stored=stored, fold=not panels and self._folds(stages), panels=panels)
-        kept = {name: kind for name, kind in stored.items() if kind in ("Q4_0", "Q4_1") or name in OUTER}
+        kept = {name: form for name, form in stored.items() if form.bits == 4 or name in OUTER}
         fold = not panels and self._folds(stages)
         return OnnxOptions(BLOCK, bits=4, stored=kept, fold=fold, panels=panels)
 
@@ -370,7 +389,7 @@ def _components(options: OnnxOptions) -> dict[str, Any]:
     if options.bits != 8:
         found |= {"bits": options.bits, "head_bits": options.head_bits}
     if options.stored:
-        found["stored"] = json.dumps(dict(options.stored), sort_keys=True)
+        found["stored"] = forms_in_key(options.stored)
     return found | {name: True for name in ("fold", "panels", "rolls") if getattr(options, name)}
 
 

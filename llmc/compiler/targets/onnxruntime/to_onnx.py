@@ -25,7 +25,7 @@ from llmc.compiler.targets.onnxruntime.emitter import LOGIT_ROWS, ONNX_TYPES, OW
 from llmc.compiler.targets.onnxruntime.experts import emit_expert_linear, emit_experts
 from llmc.compiler.targets.onnxruntime.formats import MatrixFormat, OnnxOptions
 from llmc.compiler.targets.onnxruntime.kernels.limits import require_heads
-from llmc.compiler.targets.onnxruntime.kernels.panels import panel_bytes
+from llmc.compiler.targets.onnxruntime.kernels.panels import ZEROS, panel_bytes
 from llmc.compiler.targets.onnxruntime.onnx_model import shorten
 from llmc.compiler.targets.onnxruntime.plain import PLAIN
 from llmc.compiler.targets.onnxruntime.recurrent import RECURRENT
@@ -214,7 +214,8 @@ class _Model(Emitter):
             self.add("Add", [out, *bias], [node.out.name])
 
     def _panels(self, sources: list[str], shape: tuple[int, int], held: MatrixFormat, part: str) -> str:
-        family, part = f"p{held.family}", f"{part}+offsets" if held.offsets else part
+        family, once = f"p{held.family}", "zeros" if held.zeros else "offsets"
+        part = f"{part}+{once}" if held.offsets else part
         recipe = Recipe(f"{'+'.join(sources)}.{family}_{part}", f"{family}_{part}", tuple(sources), held.block)
         size = panel_bytes(*shape, held.block, held.bits, held.offsets)
         return self.external(recipe, TensorProto.UINT8, (size,))
@@ -328,4 +329,5 @@ _FUSED = {
 
 def _matrix(rows: int, width: int, held: MatrixFormat) -> dict[str, int]:
     """The attributes of a matrix for llmc's own operators."""
-    return {"rows": rows, "width": width, "group": held.block, "bits": held.bits, "offsets": int(held.offsets)}
+    offsets = ZEROS if held.zeros else int(held.offsets)
+    return {"rows": rows, "width": width, "group": held.block, "bits": held.bits, "offsets": offsets}

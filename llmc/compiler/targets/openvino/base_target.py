@@ -96,7 +96,7 @@ class OpenVinoBase(Target):
         quantize = str(options.quantize)
         if quantize == "none":
             return super().weight_bits(options, weights)
-        four = quantize != "int8" and (weights.stored or "").startswith("Q4")
+        four = quantize != "int8" and weights.stored is not None and weights.stored.bits == 4
         four = four or (quantize == "int4" and not weights.outer)
         asked = GROUP_SIZE.of(options)
         group = self.default_group(quantize) if asked is None else asked

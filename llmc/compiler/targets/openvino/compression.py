@@ -8,9 +8,9 @@ Their parts, [N, K/group, …] or, for whole rows, [N, …]:
 
 i8       int8, symmetric: scale = largest magnitude / 127 (1 where that is 0), codes −127 … 127
 u4       4 bits with zero points, by the rule of weights/nbits.py; the checkpoint's own 4-bit blocks where it has some
-         of this size
-u4kept   the checkpoint's own 4-bit blocks (GGUF Q4_0, Q4_1)
-i8kept   the checkpoint's own 8-bit blocks (GGUF Q8_0)
+         that this size divides
+u4kept   the checkpoint's own 4-bit blocks (GGUF Q4_0 and Q4_1, gptq, awq)
+i8kept   the checkpoint's own 8-bit blocks without zero points of their own (GGUF Q8_0)
 u8kept   both of these one above the other as uint8, and tensors without blocks by the rule of i8
 f16      float16: `data` alone
 
@@ -55,8 +55,8 @@ def u4(names: Sequence[str], source: TensorSource, group: int) -> Parts:
 
     def blocks(name: str) -> Blocks:
         stored = source.quantised_blocks(name)
-        if stored is not None and stored.bits == 4 and stored.block == group:
-            return _exact(stored)
+        if stored is not None and stored.bits == 4 and not stored.block % group:
+            return _exact(stored.cut(group))
         codes, scales, offsets = quantise_q4(_matrix(name, source), group)
         return with_zeros(codes, scales, offsets - _Q4_ZERO * scales)
 
@@ -118,19 +118,20 @@ def _matrix(name: str, source: TensorSource) -> Floats:
 
 def _exact(stored: QuantisedBlocks) -> Blocks:
     if stored.minimum is None:
-        return stored.q, stored.scale, np.full_like(stored.scale, stored.zero_point)
+        return stored.q, stored.scale, np.broadcast_to(np.float32(stored.zero_point), stored.scale.shape)
     return with_zeros(stored.q, stored.scale, stored.minimum)
 
 
 def _stored(name: str, source: TensorSource, bits: int, group: int) -> QuantisedBlocks:
     stored = source.quantised_blocks(name)
-    if stored is None or stored.bits != bits or stored.block != group:
+    size = group or (0 if stored is None else stored.block)
+    if stored is None or stored.bits != bits or stored.block % size or not (group or stored.q.shape[1] == 1):
         found = "no blocks" if stored is None else f"{stored.type} blocks of {stored.block}"
         raise CheckpointError(
             f"{name} has {found} in the checkpoint, not blocks of {group} in {bits} bits: the file changed since its "
             "types were read; compile again"
         )
-    return stored
+    return stored.cut(size)
 
 
 def _parts(names: Sequence[str], blocks: Callable[[str], Blocks], bits: int) -> Parts:

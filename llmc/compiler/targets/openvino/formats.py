@@ -20,6 +20,7 @@ import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
 
+from llmc.compiler.architectures.shared.block_form import BlockForm
 from llmc.compiler.architectures.shared.names import OUTER
 from llmc.compiler.targets.openvino.constants import Constants
 from llmc.compiler.targets.openvino.precision import DTYPES, GROUPS, group_of
@@ -142,10 +143,10 @@ class Int8(Compressed):
 class Int4(Compressed):
     """4-bit codes with zero points; 8-bit ones for the embedding and the head, unless `stored` has those in 4 bits.
 
-    `stored`: the names of tensors that the checkpoint holds in blocks, each with its type; 4-bit blocks are kept.
+    `stored`: the names of tensors that the checkpoint holds in blocks, each with its form; 4-bit blocks are kept.
     """
 
-    def __init__(self, constants: Constants, group: int, stored: Mapping[str, str]) -> None:
+    def __init__(self, constants: Constants, group: int, stored: Mapping[str, BlockForm]) -> None:
         super().__init__(constants)
         self.group = group
         self.stored = stored
@@ -153,43 +154,47 @@ class Int4(Compressed):
     def held(self, sources: Sequence[str], width: int) -> Held:
         """By name, where the group fits the width; 8 bits where it does not."""
         group = _fitting(self.group, width)
-        if group and all(self.stored.get(s, "").startswith("Q4") for s in sources):
+        if group and all(s in self.stored and self.stored[s].bits == 4 for s in sources):
             return Held("u4", group)
         outer = any(s in OUTER for s in sources)
         return Held("i8", group) if outer or not group else Held("u4", group)
 
 
 class Kept(Compressed):
-    """The blocks that the checkpoint stores, exactly; other matrices in 8 bits, in groups of the same size.
+    """The blocks that the checkpoint stores, exactly; other matrices in 8 bits, in groups of 32 at most.
 
     Matrices one above the other that are stored in different ways all become 8-bit codes with zero points: what is
-    stored keeps its own.
+    stored keeps its own. Blocks of different sizes are cut, which changes no value.
     """
 
-    def __init__(self, constants: Constants, stored: Mapping[str, str]) -> None:
+    def __init__(self, constants: Constants, stored: Mapping[str, BlockForm]) -> None:
         super().__init__(constants)
         self.stored = stored
 
     def held(self, sources: Sequence[str], width: int) -> Held:
-        """By the types of `sources`."""
-        group = GROUPS["keep"][0]
-        types = {self.stored.get(s) for s in sources}
-        if types == {None}:
-            return Held("i8", _fitting(group, width))
-        if types == {"Q8_0"}:
-            return Held("i8kept", group)
-        return Held("u4kept" if types <= {"Q4_0", "Q4_1"} else "u8kept", group)
+        """By the forms of `sources`."""
+        forms = [self.stored.get(s) for s in sources]
+        held = [form for form in forms if form is not None]
+        default = GROUPS["keep"][0]
+        if not held:
+            return Held("i8", _fitting(default, width))
+        block = math.gcd(*(form.block for form in held))
+        if len(held) < len(forms):
+            return Held("u8kept", math.gcd(block, default))
+        if all(form.bits == 8 and not form.offsets for form in held):
+            return Held("i8kept", 0 if block == width else block)
+        return Held("u4kept" if all(form.bits == 4 for form in held) else "u8kept", block)
 
 
 Factory = Callable[[Constants], WeightFormat]
 
 
 def format_for(
-    quantize: str, dtype: str = "f32", group: int | None = None, stored: Mapping[str, str] | None = None
+    quantize: str, dtype: str = "f32", group: int | None = None, stored: Mapping[str, BlockForm] | None = None
 ) -> Factory:
     """What makes the format that was asked for; `group` None is the default of GROUPS.
 
-    `stored`: names of tensors that the checkpoint holds in blocks → type (Checkpoint.stored_type), a tied head under
+    `stored`: names of tensors that the checkpoint holds in blocks → form (Checkpoint.stored_form), a tied head under
     its own name too. Raises InputError, listing what is offered, for a combination that is not.
     """
     if quantize not in GROUPS or dtype not in DTYPES[quantize]:
@@ -201,12 +206,7 @@ def format_for(
     if quantize == "int4":
         return lambda constants: Int4(constants, group, stored or {})
     if quantize == "keep":
-        if not stored:
-            raise InputError(
-                "--quantize keep keeps the blocks of a GGUF file in Q8_0, Q4_0 or Q4_1, and this checkpoint has none; "
-                "choose int8, int4 or none"
-            )
-        return lambda constants: Kept(constants, stored)
+        return lambda constants: Kept(constants, stored or {})
     return WeightFormat if dtype == "f32" else lambda constants: Half(constants, dtype)
 
 

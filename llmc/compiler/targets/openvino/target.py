@@ -13,8 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from llmc.compiler.architectures.shared.block_form import forms_in_key
 from llmc.compiler.architectures.shared.caches import cache_of
-from llmc.compiler.checkpoint.base import stored_types
+from llmc.compiler.checkpoint.base import stored_forms
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.program.program import GraphProgram, Program
 from llmc.compiler.stages import Stages
@@ -200,7 +201,8 @@ class OpenVinoTarget(OpenVinoBase):
         self._require_fitting(stages, options, plain.get("attention", [0, ""])[1])
         finished = self._finish(stages, options, models, made).outputs
         chosen = {name: finished[name] for name in models}
-        return self.lowered(stages, finished["weights"], chosen, made.outputs, **{PLAIN: made.outputs[PLAIN]})
+        beside = {name: made.outputs[name] for name in (PLAIN, "recipes")}
+        return self.lowered(stages, finished["weights"], chosen, made.outputs, **beside)
 
     def _require_fitting(self, stages: Stages, options: CompileOptions, unpaged: str) -> None:
         """Raise UnfitError for precisions that states, or attention in plain operators, have not; `unpaged`: why it is
@@ -221,28 +223,38 @@ class OpenVinoTarget(OpenVinoBase):
     def analyse(
         self, stages: Stages, lowered: Lowered, files: Sequence[Path], options: CompileOptions
     ) -> dict[str, Any]:
-        """What has no fused form, and why."""
-        found = json.loads(lowered.inputs[PLAIN].read_bytes())
-        return {PLAIN: found} if found else {}
+        """What has no fused form, and why; and how much of the checkpoint's own codes was kept."""
+        from llmc.compiler.weights.kept import kept_in
+
+        plain = json.loads(lowered.inputs[PLAIN].read_bytes())
+        kept = kept_in(lowered.inputs["recipes"].read_bytes(), stages.checkpoint)
+        return {**({PLAIN: plain} if plain else {}), **kept}
 
     def describe(self, analysis: Mapping[str, Any]) -> list[str]:
         """A line for each."""
-        return [
+        from llmc.compiler.weights.kept import kept_lines
+
+        plain = [
             f"{what} of {layers} layers by OpenVINO's plain operators: {why}; rows of one length run together"
-            for what, (layers, why) in analysis[PLAIN].items()
+            for what, (layers, why) in analysis.get(PLAIN, {}).items()
         ]
+        return [*plain, *kept_lines(analysis)]
 
     def _lower(
         self, stages: Stages, programs: Sequence[Program], options: CompileOptions, models: Mapping[str, int | None]
     ) -> Entry:
-        stored = stored_types(stages.checkpoint) if options.quantize in ("int4", "keep") else {}
+        stored = stored_forms(stages.checkpoint) if options.quantize in ("int4", "keep") else {}
+        if options.quantize == "keep":
+            from llmc.compiler.weights.kept import require_codes
+
+            require_codes(stages.checkpoint)
         from llmc.runtime.executors.openvino.blocks import held_widths
 
         shape = self.held(stages, options)
         kept, held, rings = shape.kv, KV_CACHE_DTYPE.of(options) or "f32", [t.ring for t in shape.kv[::2]]
         wide = held_widths(held, kept) != held_widths("f32", kept)
         form = {
-            "form": "paged", "stored": json.dumps(stored, sort_keys=True),
+            "form": "paged", "stored": forms_in_key(stored),
             "fixed": " ".join(str(rows) for rows in models.values() if rows is not None),
             **({"wide": True} if wide else {}), **({"rings": json.dumps(rings)} if any(rings) else {}),
         }  # fmt: skip

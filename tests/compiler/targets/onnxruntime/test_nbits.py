@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from llmc.compiler.checkpoint.base import QuantisedBlocks
+from llmc.compiler.checkpoint.gguf_blocks import BLOCK_FORMS
 from llmc.compiler.program.ir import Graph, Node, Value
 from llmc.compiler.targets.onnxruntime import packing
 from llmc.compiler.targets.onnxruntime import target as onnxruntime
@@ -166,7 +167,10 @@ def test_keeping_four_bits_of_what_has_eight_is_refused() -> None:
 
 # Which format a matrix gets
 
-KEEP = {"q": "Q4_0", "k": "Q4_0", "v": "Q4_1", "o": "Q8_0", "head": "Q8_0"}
+KEEP = {
+    name: BLOCK_FORMS[kind]
+    for name, kind in {"q": "Q4_0", "k": "Q4_0", "v": "Q4_1", "o": "Q8_0", "head": "Q8_0"}.items()
+}
 
 
 @pytest.mark.parametrize(
@@ -191,11 +195,11 @@ def test_a_matrix_keeps_its_blocks_where_all_of_it_has_such(
 
 
 def test_the_key_of_a_lowering_tells_formats_apart() -> None:
-    stored = {"a": "Q4_1"}
+    stored = {"a": BLOCK_FORMS["Q4_1"]}
     options = [
         OnnxOptions(0), OnnxOptions(32), OnnxOptions(32, bits=4), OnnxOptions(32, bits=4, head_bits=4),
         OnnxOptions(32, stored=stored), OnnxOptions(32, stored=stored, fold=True),
-        OnnxOptions(32, stored={"a": "Q4_0"}),
+        OnnxOptions(32, stored={"a": BLOCK_FORMS["Q4_0"]}),
     ]  # fmt: skip
     named = [onnxruntime._components(o) for o in options]
     assert all(named.count(one) == 1 for one in named)
@@ -224,7 +228,7 @@ SOURCE = Blocks(
     embedding=stored("Q4_1", 40), first=stored("Q4_1", 24, seed=1), second=random_matrix(40, 24, 2),
     bias=random_matrix(1, 24, 3)[0],
 )  # fmt: skip
-STORED = {"embedding": "Q4_1", "first": "Q4_1"}
+STORED = dict.fromkeys(("embedding", "first"), BLOCK_FORMS["Q4_1"])
 
 
 TOKENS, TOKEN = np.array([[0, 1, 39], [7, 8, 9]]), np.array([[39]])

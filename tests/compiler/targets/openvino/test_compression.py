@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from llmc.compiler.architectures.shared.block_form import BlockForm
 from llmc.compiler.checkpoint.base import QuantisedBlocks
 from llmc.compiler.checkpoint.gguf import GgufCheckpoint
+from llmc.compiler.checkpoint.gguf_blocks import BLOCK_FORMS
 from llmc.compiler.targets.openvino import compression
 from llmc.compiler.weights.recipes import FAMILIES
 from llmc.errors import CheckpointError
@@ -43,9 +45,9 @@ class Source:
     def quantised_blocks(self, name: str) -> QuantisedBlocks | None:
         return self._stored.get(name)
 
-    def types(self) -> dict[str, str]:
-        """As `Checkpoint.stored_type` says."""
-        return {name: b.type for name, b in self._stored.items()}
+    def forms(self) -> dict[str, BlockForm]:
+        """As `Checkpoint.stored_form` says."""
+        return {name: BLOCK_FORMS[b.type] for name, b in self._stored.items()}
 
 
 def blocks(kind: str, seed: int = 0, rows: int = ROWS, width: int = WIDTH) -> QuantisedBlocks:

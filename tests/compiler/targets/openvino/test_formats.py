@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from openvino import opset13 as ops
 
 from llmc.compiler.checkpoint.base import QuantisedBlocks
+from llmc.compiler.checkpoint.gguf_blocks import BLOCK_FORMS
 from llmc.compiler.targets.openvino.constants import Constants, place, to_xml
 from llmc.compiler.targets.openvino.formats import Factory, Half, Held, WeightFormat, format_for
 from llmc.compiler.targets.openvino.precision import GROUPS, properties, require_precision
@@ -98,7 +99,7 @@ def test_a_format_is_held_as_such_and_multiplies_and_looks_up_within_its_error(
 @pytest.mark.parametrize(("kind", "type_"), [("Q4_1", "u4"), ("Q4_0", "u4"), ("Q8_0", "i8")])
 def test_kept_blocks_multiply_as_the_checkpoint_reads(tmp_path: Path, kind: str, type_: str) -> None:
     source = Source(stored={Q: stored(kind)})
-    made = Made(format_for("keep", stored=source.types()), source, [Q], tmp_path)
+    made = Made(format_for("keep", stored=source.forms()), source, [Q], tmp_path)
     np.testing.assert_allclose(made.product().T, source.tensor(Q), atol=1e-4 if kind == "Q8_0" else 1e-5)
     np.testing.assert_allclose(made.rows([3]), source.tensor(Q)[[3]], atol=1e-4 if kind == "Q8_0" else 1e-5)
     assert made.held() == (type_, type_)
@@ -108,13 +109,13 @@ def test_a_block_of_one_value_is_kept_exactly(tmp_path: Path) -> None:
     constant = stored("Q4_1")
     constant.scale[:] = 0
     source = Source(stored={Q: constant})
-    made = Made(format_for("keep", stored=source.types()), source, [Q], tmp_path)
+    made = Made(format_for("keep", stored=source.forms()), source, [Q], tmp_path)
     np.testing.assert_array_equal(made.product().T, source.tensor(Q))
 
 
 def test_kept_matrices_of_different_types_stacked_are_eight_bit_codes_that_keep_each(tmp_path: Path) -> None:
     source = Source({V: matrix(3)}, {Q: stored("Q4_1", 1), "k": stored("Q8_0", 2)})
-    made = Made(format_for("keep", stored=source.types()), source, [Q, "k", V], tmp_path)
+    made = Made(format_for("keep", stored=source.forms()), source, [Q, "k", V], tmp_path)
     q, k, v = np.split(made.product().T, 3)
     np.testing.assert_allclose(q, source.tensor(Q), atol=1e-5)
     np.testing.assert_allclose(k, source.tensor("k"), atol=1e-4)
@@ -143,18 +144,18 @@ def test_a_group_that_does_not_divide_the_inputs_is_cut_to_what_does() -> None:
     assert held(format_for("int4", group=64), [Q], 96) == Held("u4", 32)
     assert held(format_for("int8", group=32), [Q], 100) == Held("i8", 0)
     assert held(format_for("int4"), [Q], 100) == Held("i8", 0)
-    assert held(format_for("keep", stored={V: "Q8_0"}), [Q], 100) == Held("i8", 0)
+    assert held(format_for("keep", stored={V: BLOCK_FORMS["Q8_0"]}), [Q], 100) == Held("i8", 0)
 
 
 def test_embedding_and_head_stay_in_eight_bits_at_int4_unless_they_are_stored_in_four() -> None:
     for name in (EMBEDDING, HEAD):
         assert held(format_for("int4"), [name], 64) == Held("i8", 32)
-        assert held(format_for("int4", stored={name: "Q4_0"}), [name], 64) == Held("u4", 32)
-        assert held(format_for("int4", stored={name: "Q8_0"}), [name], 64) == Held("i8", 32)
+        assert held(format_for("int4", stored={name: BLOCK_FORMS["Q4_0"]}), [name], 64) == Held("u4", 32)
+        assert held(format_for("int4", stored={name: BLOCK_FORMS["Q8_0"]}), [name], 64) == Held("i8", 32)
 
 
 def test_what_keep_does_not_find_in_blocks_is_in_eight_bits() -> None:
-    keep = format_for("keep", stored={Q: "Q4_1", EMBEDDING: "Q8_0"})
+    keep = format_for("keep", stored={Q: BLOCK_FORMS["Q4_1"], EMBEDDING: BLOCK_FORMS["Q8_0"]})
     assert [held(keep, [n], 64).family for n in (Q, EMBEDDING, V)] == ["u4kept", "i8kept", "i8"]
 
 
@@ -183,7 +184,6 @@ def test_vectors_stay_float32() -> None:
         (("fp8", "f32"), r"--quantize fp8 with --dtype f32; it offers none with"),
         (("int4", "f32", 0), r"int4 in groups of 0; it offers int8 in groups of 0, 32, 64, 128; int4 in groups of 32"),
         (("none", "f32", 32), r"none in groups of 32; it offers int8 in groups"),
-        (("keep", "f32"), r"this checkpoint has none; choose int8, int4 or none"),
     ],
 )
 def test_a_combination_that_is_not_offered_lists_those_that_are(asked: tuple[Any, ...], message: str) -> None:

@@ -5,6 +5,7 @@ tensors without blocks in pkept8 are rounded before codes are, a checkpoint's ow
   panels           uint8, one panel after the other, each of 16 rows
   gated            the same of a matrix [2 · N, K] whose first half gates the second: panels of both in turn
   panels+offsets, gated+offsets   the same with an offset for each block
+  panels+zeros, gated+zeros       the same with a whole zero point for each block, which float16 holds exactly
 """
 
 from __future__ import annotations
@@ -26,8 +27,11 @@ LANES = 16
 SCALE_UNIT = 256
 """Scales are stored so many times larger: small ones keep their precision in float16."""
 
+ZEROS = 2
+"""The operators' attribute `offsets` where these are zero points; 1 for offsets, 0 for none."""
+
 _ALIGNMENT = 64
-PARTS = ("panels", "gated", "panels+offsets", "gated+offsets")
+PARTS = ("panels", "gated", "panels+offsets", "gated+offsets", "panels+zeros", "gated+zeros")
 
 
 class Panels(Mapping[str, NDArray[Any]]):
@@ -43,7 +47,8 @@ class Panels(Mapping[str, NDArray[Any]]):
     def __getitem__(self, part: str) -> Codes:
         if part not in PARTS:
             raise KeyError(part)
-        return self._packed(gated=part.startswith("gated"), with_offsets=part.endswith("offsets"))
+        layout, _, once = part.partition("+")
+        return self._packed(gated=layout == "gated", once=once)
 
     def __iter__(self) -> Iterator[str]:
         return iter(PARTS)
@@ -51,7 +56,7 @@ class Panels(Mapping[str, NDArray[Any]]):
     def __len__(self) -> int:
         return len(PARTS)
 
-    def _packed(self, *, gated: bool, with_offsets: bool) -> Codes:
+    def _packed(self, *, gated: bool, once: str) -> Codes:
         rows, blocks, block = self.codes.shape
         order = _in_turn(rows) if gated else np.arange(rows)
         lines = -(-rows // LANES) * LANES
@@ -61,21 +66,31 @@ class Panels(Mapping[str, NDArray[Any]]):
         laid = codes.reshape(-1, LANES, blocks, steps, 4).transpose(0, 2, 3, 1, 4)
         if self.bits == 4:
             laid = laid[:, :, : steps // 2] | laid[:, :, steps // 2 :] << np.uint8(4)
-        scales = self.scales[order] * np.float32(SCALE_UNIT)
-        once = [scales]
-        if with_offsets:
-            once.append(self.offsets[order] - np.float32(1 << (self.bits - 1)) * self.scales[order])
-        elif self.offsets.any():
-            raise CheckpointError(f"{self.names} has offsets now: the checkpoint changed; compile again")
-        heads = np.zeros((lines // LANES, -(-blocks * LANES * 2 * len(once) // _ALIGNMENT) * _ALIGNMENT), np.uint8)
-        each = np.zeros((lines, blocks, len(once)), np.float16)
-        for i, values in enumerate(once):
+        first = [self.scales * np.float32(SCALE_UNIT), *self._beside_scales(once)]
+        heads = np.zeros((lines // LANES, -(-blocks * LANES * 2 * len(first) // _ALIGNMENT) * _ALIGNMENT), np.uint8)
+        each = np.zeros((lines, blocks, len(first)), np.float16)
+        for i, values in enumerate(first):
             if not (np.abs(values) <= np.finfo(np.float16).max).all():
                 raise unfit_for_kernels(f"{self.names}: weights are too large for the float16 scales of llmc's kernels")
-            each[:rows, :, i] = values
-        head = np.ascontiguousarray(each.reshape(-1, LANES, blocks, len(once)).transpose(0, 2, 3, 1))
+            each[:rows, :, i] = values[order]
+        head = np.ascontiguousarray(each.reshape(-1, LANES, blocks, len(first)).transpose(0, 2, 3, 1))
         heads[:, : head[0].nbytes] = head.reshape(len(heads), -1).view(np.uint8)
         return np.concatenate([heads, laid.reshape(len(heads), -1)], axis=1).reshape(-1)
+
+    def _beside_scales(self, once: str) -> list[Array]:
+        """What each block has beside its scale, [N, B]: its offset for codes without a zero point, or −zero."""
+        middle = np.float32(1 << (self.bits - 1))
+        if once == "offsets":
+            return [self.offsets - middle * self.scales]
+        if once == "zeros":
+            moved = np.divide(self.offsets, self.scales, out=np.zeros_like(self.offsets), where=self.scales != 0)
+            zeros = np.rint(moved) - middle
+            if not np.allclose(zeros + middle, moved, rtol=1e-5, atol=1e-5) or (self.offsets[self.scales == 0]).any():
+                raise CheckpointError(f"{self.names} has no whole zero points: the checkpoint changed; compile again")
+            return [zeros]
+        if self.offsets.any():
+            raise CheckpointError(f"{self.names} has offsets now: the checkpoint changed; compile again")
+        return []
 
 
 def panel_bytes(rows: int, width: int, block: int, bits: int, offsets: bool) -> int:

@@ -110,7 +110,7 @@ _TABLES = "rotary tables are wider than a head, or differ"
 _TOKENS = "k and v have not the tokens of q, or not the width of their heads"
 _RANK = "an input is missing, or has another number of dimensions"
 _MISSING = "is marked single but has an empty string in the graph"
-_WHAT = "a matrix needs rows, width, a group that is a multiple of 8, 4 or 8 bits, and offsets 0 or 1"
+_WHAT = "a matrix needs rows, width, a group that is a multiple of 8, 4 or 8 bits, and offsets 0 to 2"
 _BIAS = "a bias has a number for each row, and a gate has none"
 _SHAPES = "inputs of shapes that do not belong together"
 _EXPERTS = "there are 1 to 65536 experts, of a multiple of 16 features"
@@ -177,7 +177,7 @@ GRAPHS = [
     *(Graph("Linear", {name: n}, _WHAT) for name in ("rows", "width") for n in (0, -1, 1 << 29, BIG)),
     *(Graph("Linear", {"group": n}, _WHAT) for n in (0, -8, 12, 1 << 15, BIG)),
     *(Graph("Linear", {"bits": n}, _WHAT) for n in (0, 5, 16)),
-    *(Graph("Linear", {"offsets": n}, _WHAT) for n in (2, -1, BIG)),
+    *(Graph("Linear", {"offsets": n}, _WHAT) for n in (3, -1, BIG)),
     *(Graph("Linear", {"gated": n}, "gated is 0, or 1 for a multiple of 32 rows") for n in (2, -1)),
     Graph("Linear", {"gated": 1, "rows": 16}, "gated is 0, or 1 for a multiple of 32 rows"),
     Graph("Linear", {"x": _zeros(2, 32)}, "x has not `width` inputs"),
@@ -209,7 +209,7 @@ GRAPHS = [
     *(Graph("Experts", {"hidden": n}, _WHAT) for n in (0, -1, 1 << 29, BIG)),
     *(Graph("Experts", {name: n}, _WHAT) for name in ("group", "down_group") for n in (0, -8, 12, 1 << 15, BIG)),
     *(Graph("Experts", {"bits": n}, _WHAT) for n in (0, 5, 16)),
-    *(Graph("Experts", {"offsets": n}, _WHAT) for n in (2, -1, BIG)),
+    *(Graph("Experts", {"offsets": n}, _WHAT) for n in (3, -1, BIG)),
     *(Graph("Experts", {"experts": n}, _OTHERS) for n in (2, 4, 1 << 16)),
     Graph("Experts", {"features": 48}, _OTHERS),
     Graph("Experts", {"bits": 4}, _OTHERS),

@@ -25,7 +25,7 @@ from llmc.compiler.targets import open_target
 from llmc.compiler.targets.onnxruntime import target as onnxruntime
 from llmc.compiler.targets.onnxruntime.kernels import build as kernels
 from llmc.compiler.targets.onnxruntime.kernels.limits import require_heads
-from llmc.compiler.targets.onnxruntime.kernels.panels import Panels, to_float16
+from llmc.compiler.targets.onnxruntime.kernels.panels import PARTS, Panels, to_float16
 from llmc.compiler.targets.unfit import UnfitError
 from llmc.compiler.weights.recipes import quantise_q8
 from llmc.errors import ArtifactError, CheckpointError, CompileError, InputError, UnknownNameError
@@ -121,9 +121,16 @@ def test_offsets_that_the_graph_does_not_know_of_are_refused() -> None:
         Panels(["w"], 8, codes, scales, offsets + 1)["panels"]
 
 
+def test_zero_points_that_are_none_are_refused() -> None:
+    codes, scales, _ = blocks(1.0)
+    assert len(Panels(["w"], 8, codes, scales, 3 * scales)["panels+zeros"])
+    with pytest.raises(CheckpointError, match="w has no whole zero points: the checkpoint changed; compile again"):
+        Panels(["w"], 8, codes, scales, scales / 2)["panels+zeros"]
+
+
 def test_a_part_that_is_none_is_a_key_error() -> None:
     held = Panels(["w"], 8, *blocks(1.0))
-    assert list(held) == ["panels", "gated", "panels+offsets", "gated+offsets"] and len(held) == 4
+    assert tuple(held) == PARTS and len(held) == len(PARTS)
     with pytest.raises(KeyError):
         held["rows"]
 

@@ -99,6 +99,6 @@ def test_behind_a_gate(library: Path, value: float) -> None:
     x = np.ones((4, 64), np.float32)
     x[2, 40] = value
     made = run(library, "Linear", [("x", x), ("w", held["gated"])], ["y", "-s"],
-               **attributes(64, 64, 32, 8, False), gated=1)["y"]  # fmt: skip
+               **attributes(64, 64, 32, 8, 0), gated=1)["y"]  # fmt: skip
     assert np.isnan(made[2]).all()
     assert np.isfinite(np.delete(made, 2, axis=0)).all()

@@ -1,11 +1,11 @@
 /* Matrices in panels, and products with them in 8-bit integers.
 
 A matrix [N, K] lies in panels of 16 rows. A panel begins with what each of its K / group groups has once: 16 float16
-scales and, with `offsets`, 16 float16 offsets. At the next multiple of 64 bytes codes follow, in the order that they are
+scales and, with `offsets`, 16 float16 offsets (OFFSETS) or negated zero points (ZEROS). At the next multiple of 64 bytes codes follow, in the order that they are
 read in: four inputs of each of the 16 rows at a time, [group / 4][16][4] bytes for a group with 8 bits. With 4 bits
 byte i of the first half of these holds, low, the code that 8 bits have there, and high, that of the second half. A
-weight is scale · (code − zero) + offset, where zero is 128 for 8 bits and 8 for 4, and 0 with offsets. N and K are
-padded with scales, offsets and codes of 0. Scales are stored SCALE_UNIT times as large (see ../panels.py).
+weight is scale · (code − zero) + offset, where zero is 128 for 8 bits and 8 for 4, and 0 with offsets; with ZEROS the
+offset is scale · −zero, which float16 alone would round. N and K are padded with scales, offsets and codes of 0. Scales are stored SCALE_UNIT times as large (see ../panels.py).
 
 Activations are quantised in the same groups, to 8 signed bits: x ≈ scale · q, scale = max |x| / 127. Eight rows lie
 together, four inputs of each at a time. */
@@ -19,16 +19,17 @@ together, four inputs of each at a time. */
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("clang loop unroll(full)") /* arrays indexed in the loop are to be registers */
 
-enum { LANES = 16, SCALE_UNIT = 256, TOGETHER = 8 };
+enum { LANES = 16, SCALE_UNIT = 256, TOGETHER = 8, OFFSETS = 1, ZEROS = 2 };
 
 typedef struct {
-  int64_t rows, width, group, bits, offsets; /* N, K, inputs of a group, 4 or 8, 0 or 1 */
+  int64_t rows, width, group, bits, offsets; /* N, K, inputs of a group, 4 or 8, 0 or OFFSETS or ZEROS */
 } Matrix;
 
 static inline int64_t groups_of(const Matrix *m) { return (m->width + m->group - 1) / m->group; }
 static inline int64_t panels_of(const Matrix *m) { return (m->rows + LANES - 1) / LANES; }
 static inline int64_t padded(int64_t bytes) { return (bytes + 63) / 64 * 64; }
-static inline int64_t head_bytes(const Matrix *m) { return padded(groups_of(m) * 2 * LANES * (1 + m->offsets)); }
+static inline int64_t head_lines(const Matrix *m) { return m->offsets ? 2 : 1; } /* float16 numbers a row and group */
+static inline int64_t head_bytes(const Matrix *m) { return padded(groups_of(m) * 2 * LANES * head_lines(m)); }
 static inline int64_t panel_bytes(const Matrix *m) {
   return head_bytes(m) + groups_of(m) * m->group * LANES * m->bits / 8;
 }
@@ -45,7 +46,7 @@ typedef struct {
 /* Bytes that `place` lays activations of so many rows out in. */
 static inline int64_t activation_bytes(const Matrix *m, int64_t rows) {
   int64_t groups = groups_of(m), all = (rows + TOGETHER - 1) / TOGETHER * TOGETHER;
-  return padded(all * groups * m->group) + (2 + m->offsets) * padded(4 * all * groups) + 64;
+  return padded(all * groups * m->group) + (1 + head_lines(m)) * padded(4 * all * groups) + 64;
 }
 
 static inline Activations place(const Matrix *m, int64_t rows, uint8_t *at) {
@@ -110,6 +111,7 @@ INLINE void tile(const int rows, const int panels, const int bits, const int off
   for (int n = 0; n < panels; n++) head[n] = at + n * stride, from[n] = head[n] + head_bytes(m);
   UNROLL
   for (int i = 0; i < rows * panels; i++) sums[i] = _mm512_setzero_ps();
+  const __m512 unit = _mm512_set1_ps(1.0f / SCALE_UNIT);
   for (int64_t g = 0; g < groups; g++) {
     __m512i dots[8];
     __m512 scale[4], offset[4];
@@ -117,6 +119,7 @@ INLINE void tile(const int rows, const int panels, const int bits, const int off
     for (int n = 0; n < panels; n++) {
       scale[n] = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)head[n]));
       if (offsets) offset[n] = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(head[n] + 32)));
+      if (offsets == ZEROS) offset[n] = _mm512_mul_ps(_mm512_mul_ps(offset[n], scale[n]), unit);
       head[n] += offsets ? 64 : 32;
     }
     UNROLL

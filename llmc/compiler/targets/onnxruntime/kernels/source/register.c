@@ -27,8 +27,9 @@ Status *matrix_attributes(Api api, const void *info, Matrix *out) {
 
 Status *check_matrix(Api api, const Matrix *out) {
   if (out->rows < 1 || out->rows > MOST_ROWS || out->width < 1 || out->width > MOST_ROWS || out->group < 8 ||
-      out->group > MOST_GROUP || out->group % 8 || (out->bits != 4 && out->bits != 8) || out->offsets >> 1)
-    return fail(api, "llmc: a matrix needs rows, width, a group that is a multiple of 8, 4 or 8 bits, and offsets 0 or 1");
+      out->group > MOST_GROUP || out->group % 8 || (out->bits != 4 && out->bits != 8) || out->offsets < 0 ||
+      out->offsets > ZEROS)
+    return fail(api, "llmc: a matrix needs rows, width, a group that is a multiple of 8, 4 or 8 bits, and offsets 0 to 2");
   return NULL;
 }
 

@@ -80,7 +80,7 @@ INLINE void strip(const int rows, const int panels, const int bits, const int of
   STRIP(1, 1, bits, offsets) STRIP(2, 1, bits, offsets) STRIP(3, 1, bits, offsets) STRIP(4, 1, bits, offsets) \
   STRIP(5, 1, bits, offsets) STRIP(6, 1, bits, offsets) STRIP(7, 1, bits, offsets) STRIP(8, 1, bits, offsets) \
   STRIP(3, 2, bits, offsets) STRIP(4, 2, bits, offsets) STRIP(1, 4, bits, offsets) STRIP(2, 4, bits, offsets)
-STRIPS(8, 1) STRIPS(8, 0) STRIPS(4, 1) STRIPS(4, 0)
+STRIPS(8, 2) STRIPS(8, 1) STRIPS(8, 0) STRIPS(4, 2) STRIPS(4, 1) STRIPS(4, 0)
 
 typedef void Strip(const Product *p, int64_t first, int64_t row, int64_t ahead);
 
@@ -95,7 +95,8 @@ typedef struct {
            NAMED(6, 1, b, o), NAMED(7, 1, b, o), NAMED(8, 1, b, o)},                                          \
    .two = {NAMED(3, 2, b, o), NAMED(4, 2, b, o)},                                                             \
    .four = {NAMED(1, 4, b, o), NAMED(2, 4, b, o)}}
-static const Strips formats[2][2] = {{OF_FORMAT(4, 0), OF_FORMAT(4, 1)}, {OF_FORMAT(8, 0), OF_FORMAT(8, 1)}};
+static const Strips formats[2][3] = {{OF_FORMAT(4, 0), OF_FORMAT(4, 1), OF_FORMAT(4, 2)},
+                                     {OF_FORMAT(8, 0), OF_FORMAT(8, 1), OF_FORMAT(8, 2)}};
 
 /* Panels first … end − 1 for activations row … last − 1: as many at once as registers hold. */
 static void block(const Product *p, int64_t first, int64_t end, int64_t row, int64_t last) {

@@ -95,9 +95,3 @@ def test_damaged_blocks_are_refused(
     folder = write(tmp_path / "model", change)
     with pytest.raises(CheckpointError, match=why):
         open_checkpoint(folder).tensor(GATE_UP)
-
-
-def test_another_quantization_is_refused_by_name(tmp_path: Path) -> None:
-    folder = write(tmp_path / "model", quantization_config={"quant_method": "fp8"})
-    with pytest.raises(CheckpointError, match=r"quantization_config: \{'quant_method': 'fp8'\}, which nothing reads"):
-        require_consumed(open_checkpoint(folder))

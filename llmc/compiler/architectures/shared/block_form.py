@@ -1,0 +1,37 @@
+"""The form of a matrix that a checkpoint stores in blocks: what targets decide by, before any block is read."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import astuple, dataclass
+from typing import Literal
+
+LEAST_BLOCK = 16
+"""Weights that share a scale, at the least, in the products of ONNX Runtime and OpenVINO; a block is a multiple."""
+
+
+@dataclass(frozen=True)
+class BlockForm:
+    """A matrix [N, K] of codes of `bits` (4 or 8), of which `block` neighbours along K share a scale."""
+
+    type: str
+    """Its name in the source: "Q4_1", "gptq"."""
+    bits: int
+    block: int
+    offsets: Literal["", "zeros", "minimums"]
+    """What each block has of its own beside its scale: a whole zero point, a minimum, or "" for neither: then the zero
+    point is 2 ** (bits - 1)."""
+    scales: str = "float16"
+    """The dtype that holds each scale: float16, bfloat16 or float32."""
+
+
+def common_block(forms: Iterable[BlockForm], most: int) -> int:
+    """The size in which blocks of all forms can be cut, none larger than `most`, a power of two."""
+    return math.gcd(most, *(form.block for form in forms))
+
+
+def forms_in_key(forms: Mapping[str, BlockForm]) -> str:
+    """Forms by name, as the component of a key."""
+    return json.dumps({name: astuple(form) for name, form in forms.items()}, sort_keys=True)

@@ -1,0 +1,92 @@
+"""awq: whole numbers of 4 bits with a scale and a zero point for each group of inputs, as AutoAWQ's GEMM stores them.
+
+A matrix P.weight [N, K] is stored as
+
+    P.qweight  int32 [K, N/8]    codes along N
+    P.qzeros   int32 [G, N/8]    zero points along N; G = K / group_size, or 1 for a group_size of -1
+    P.scales   float [G, N]
+
+A word holds eight neighbours along N; from its lowest bits on, those at 0, 2, 4, 6, 1, 3, 5, 7. The reference
+multiplies in float16; here values are the products in float32.
+
+Sources: AutoAWQ 0.2.9, modules/linear/gemm.py (WQLinear_GEMM) and utils/packing_utils.py; transformers 5.23,
+utils/quantization_config.py (AwqConfig).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from llmc.compiler.checkpoint.base import FloatArray
+from llmc.compiler.checkpoint.quantised.base import (
+    DTYPES,
+    Reading,
+    StoredTensors,
+    stated_group,
+    stated_number,
+)
+from llmc.compiler.checkpoint.quantised.groups import Codes, GroupedTensor
+from llmc.compiler.checkpoint.quantised.packed_bits import WORD, unpack
+
+ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+"""Which of eight neighbours each code of a word is."""
+_BITS = 4
+_CODES = ".qweight"
+_LAYOUT = "gemm"
+
+
+def read(stated: Mapping[str, Any], stored: StoredTensors) -> Reading:
+    """As the contract says."""
+    layout = str(stated.get("version") or stated.get("format") or _LAYOUT).lower()
+    if stated.get("backend") == "llm-awq":
+        layout = "llm-awq"
+    if layout != _LAYOUT:
+        raise stored.error(
+            f"quantization_config: awq in version {layout!r:.60} is not read, but {_LAYOUT}: take a checkpoint in "
+            f"{_LAYOUT}, or the unquantised one"
+        )
+    modules = [name.removesuffix(_CODES) for name in stored.names(_CODES)]
+    if not modules:
+        raise stored.error(f"quantization_config says awq, and no tensor ends with {_CODES}: fetch it again")
+    return Reading({f"{module}.weight": _Matrix(stored, module, stated) for module in modules})
+
+
+class _Matrix(GroupedTensor):
+    def __init__(self, stored: StoredTensors, module: str, stated: Mapping[str, Any]) -> None:
+        stated_number(stated, "bits", stored, (_BITS,))
+        self.parts = self._codes, self._zeros_at, self._scales_at = (
+            f"{module}.qweight", f"{module}.qzeros", f"{module}.scales",
+        )  # fmt: skip
+        stored.require(self._codes, self._codes, ("I32",))
+        packed = stored.shape(self._codes)
+        if len(packed) != 2 or 0 in packed:
+            raise stored.error(f"tensor {self._codes} is {list(packed)}, which no matrix is stored in: fetch it again")
+        width, rows = packed[0], packed[1] * WORD // _BITS
+        groups = width // stated_group(stated.get("group_size"), stored, width, self._codes)
+        stored.require(self._codes, self._scales_at, tuple(DTYPES), (groups, rows))
+        stored.require(self._codes, self._zeros_at, ("I32",), (groups, packed[1]))
+        scales = stored.scales_of(self._scales_at)
+        super().__init__(stored, f"{module}.weight", "awq", (rows, width), _BITS, groups, scales)
+
+    def read_codes(self) -> Codes:
+        """From words along N, turned."""
+        return np.ascontiguousarray(self._in_order(self._codes).T)
+
+    def read_scales(self) -> FloatArray:
+        """Turned."""
+        return self.stored.floats(self._scales_at).T
+
+    def read_zeros(self) -> npt.NDArray[Any]:
+        """From words along N, turned."""
+        return self._in_order(self._zeros_at).T
+
+    def _in_order(self, name: str) -> Codes:
+        """Codes [.., N] of words [.., N/8]."""
+        codes = unpack(self.stored.codes(name), _BITS, self.shape[0]).reshape(-1, self.shape[0] // len(ORDER), 8)
+        made = np.empty_like(codes)
+        made[..., list(ORDER)] = codes
+        return made.reshape(len(codes), -1)

@@ -1,0 +1,150 @@
+"""The contract of quantisation methods: how one stores the tensors of a folder.
+
+A method is a module with `read(stated, stored)`: `stated` is the folder's `quantization_config`, `stored` are its
+tensors as they lie in files. It says which of them stand for tensors of the model, and reads those. Names, types and
+shapes are checked when a folder is opened, from headers alone; numbers when a tensor is read. Every error is a
+CheckpointError that names the folder and the tensor.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from llmc.compiler.checkpoint.base import FloatArray
+from llmc.errors import CheckpointError
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from llmc.compiler.architectures.shared.block_form import BlockForm
+    from llmc.compiler.checkpoint.base import QuantisedBlocks
+    from llmc.compiler.checkpoint.safetensors_file import SafetensorsFile
+
+DTYPES = {"F64": "float32", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+"""A type of safetensors that scales are stored in → the dtype that holds each of them (BlockForm.scales)."""
+
+ACTIVATIONS = "what quantization_config says of activations is left out: it changes no weight"
+"""The notice of methods that state more than weights."""
+
+_AGAIN = "fetch the checkpoint again"
+
+
+class StoredTensors:
+    """The tensors of a folder as they lie in its files, by their names there."""
+
+    def __init__(self, path: Path, owner: Mapping[str, SafetensorsFile]) -> None:
+        self.path = path
+        self._owner = owner
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._owner
+
+    def names(self, end: str = "") -> list[str]:
+        """Those that end so, sorted."""
+        return sorted(name for name in self._owner if name.endswith(end))
+
+    def dtype(self, name: str) -> str:
+        """The type as safetensors calls it: "I32"."""
+        return self._owner[name].tensors[name].dtype
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """As it is stored."""
+        return self._owner[name].tensors[name].shape
+
+    def codes(self, name: str) -> npt.NDArray[Any]:
+        """Integers as they are, and the bytes of 8-bit floats: a read-only view of the file."""
+        return self._owner[name].codes(name)
+
+    def floats(self, name: str) -> FloatArray:
+        """Finite float32 values."""
+        return self._owner[name].tensor(name)
+
+    def scales_of(self, name: str) -> str:
+        """The dtype that holds each scale of a tensor of them."""
+        return DTYPES[self.dtype(name)]
+
+    def require(self, owner: str, name: str, dtypes: tuple[str, ...], *shapes: tuple[int, ...]) -> None:
+        """Raise CheckpointError unless `name`, which `owner` needs, is there in one of these types and shapes."""
+        if name not in self:
+            raise self.error(f"{owner} has no {name}: {_AGAIN}")
+        if self.dtype(name) not in dtypes:
+            wanted = " or ".join(dtypes)
+            raise self.error(f"tensor {name} has type {self.dtype(name)}, not {wanted} as its format asks: {_AGAIN}")
+        if shapes and self.shape(name) not in shapes:
+            wanted = " or ".join(str(list(shape)) for shape in shapes)
+            raise self.error(
+                f"tensor {name} is {list(self.shape(name))}, not {wanted} as {owner} and quantization_config say: "
+                f"config.json is of another model, or the file is damaged; {_AGAIN}"
+            )
+
+    def error(self, what: str) -> CheckpointError:
+        """A CheckpointError about this folder."""
+        return CheckpointError(f"{self.path}: {what}")
+
+
+class QuantisedTensor(ABC):
+    """A tensor of the model that is stored in codes. `parts`: the stored tensors that it is made of."""
+
+    shape: tuple[int, ...]
+    """Of the values, [out, in] for a matrix."""
+    parts: tuple[str, ...]
+
+    @abstractmethod
+    def values(self) -> FloatArray:
+        """The values, each code times its scale in float32: finite, in `shape`. Raises CheckpointError."""
+
+    def form(self) -> BlockForm | None:
+        """As `Checkpoint.stored_form`."""
+        return None
+
+    @abstractmethod
+    def unkept(self) -> str | None:
+        """As `Checkpoint.unkept`."""
+
+    def blocks(self) -> QuantisedBlocks | None:
+        """As `Checkpoint.quantised_blocks`."""
+        return None
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a method makes of a folder: tensors of the model by name; stored tensors that change no weight and are left
+    out; and what that leaves out, a line each, for people."""
+
+    tensors: Mapping[str, QuantisedTensor]
+    left_out: frozenset[str] = frozenset()
+    notices: tuple[str, ...] = field(default=())
+
+
+class Method(Protocol):
+    """`read` of a method's module."""
+
+    def __call__(self, stated: Mapping[str, Any], stored: StoredTensors) -> Reading:
+        """Raises CheckpointError."""
+
+
+def stated_number(stated: Mapping[str, Any], name: str, stored: StoredTensors, allowed: tuple[int, ...]) -> int:
+    """A number of quantization_config that is one of `allowed`. Raises CheckpointError."""
+    value = stated.get(name)
+    if type(value) is not int or value not in allowed:
+        raise stored.error(
+            f"quantization_config: {name} is {value!r:.60}; llmc reads {', '.join(map(str, allowed))}: {_AGAIN}"
+        )
+    return value
+
+
+def stated_group(value: Any, stored: StoredTensors, width: int, owner: str) -> int:
+    """Inputs that share a scale, of a matrix of `width`: the `group_size` that is stated, or the row where that is -1.
+
+    Raises CheckpointError for what is no size, or does not divide the width.
+    """
+    if type(value) is not int or (value < 1 and value != -1):
+        raise stored.error(f"quantization_config: group_size is {value!r:.60}, not a number of inputs or -1: {_AGAIN}")
+    group = width if value == -1 else value
+    if not group or width % group:
+        raise stored.error(f"{owner} has {width} inputs, which groups of {value} do not divide: {_AGAIN}")
+    return group

@@ -1,0 +1,206 @@
+"""compressed-tensors: matrices P.weight [N, K] in codes by the scheme of their module (compressed_schemes.py).
+
+    pack-quantized         P.weight_packed  int32 [N, K · bits/32]   whole numbers less the least one, along K
+    int-quantized          P.weight         int8 [N, K]
+    float-quantized        P.weight         float8 e4m3 [N, K]
+    naive-quantized        either of these
+    nvfp4-pack-quantized   P.weight_packed  uint8 [N, K/2]           float4 e2m1, the first in the low half of a byte
+
+with P.weight_scale [1], [N, 1] (channel), [N, K/group] or, for float8, one for each tile (block). Where weights are not
+symmetric P.weight_zero_point has the scales' shape, of int8, or packed along N in pack-quantized. P.weight_shape is
+[N, K]; P.weight_g_idx int32 [K] (act-order, of earlier versions) is the group of each input, where it holds no -1.
+nvfp4 has float8 scales of 16 inputs, and P.weight_global_scale, which divides them: twice a value is a whole number of
+at most 12, so that it is kept in 8 bits exactly. What is said of activations changes no weight and is left out.
+
+The reference multiplies in the dtype of the scales, mostly bfloat16; here values are the products in float32.
+
+Source: compressed-tensors 0.20, compressors/ (pack_quantized, naive_quantized, nvfp4) and
+quantization/lifecycle/forward.py; `weight_g_idx`: `_process_group` of earlier versions of the latter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from llmc.compiler.checkpoint.base import FloatArray
+from llmc.compiler.checkpoint.quantised.base import (
+    ACTIVATIONS,
+    DTYPES,
+    QuantisedTensor,
+    Reading,
+    StoredTensors,
+    stated_group,
+    stated_number,
+)
+from llmc.compiler.checkpoint.quantised.compressed_schemes import Scheme, Schemes
+from llmc.compiler.checkpoint.quantised.groups import Codes, GroupedTensor, Order, order_in
+from llmc.compiler.checkpoint.quantised.packed_bits import unpack, words_of
+from llmc.compiler.checkpoint.quantised.small_floats import E2M1, E4M3, FLOAT8, Float8Tensor, low_and_high, stated_tile
+
+KIND = "compressed-tensors"
+_PACKED, _SCALE, _PLAIN = ".weight_packed", ".weight_scale", ".weight"
+_LEFT_OUT = (
+    "input_scale", "input_zero_point", "input_global_scale", "output_scale", "output_zero_point", "q_scale", "k_scale",
+    "v_scale", "q_zero_point", "k_zero_point", "v_zero_point",
+)  # fmt: skip
+
+
+def read(stated: Mapping[str, Any], stored: StoredTensors) -> Reading:
+    """As the contract says."""
+    schemes = Schemes(stated, stored)
+    modules = {name.removesuffix(end) for end in (_PACKED, _SCALE) for name in stored.names(end)}
+    modules |= {n.removesuffix(_PLAIN) for n in stored.names(_PLAIN) if stored.dtype(n) in ("I8", FLOAT8)}
+    if not modules:
+        raise stored.error(f"quantization_config says {KIND}, and no tensor ends with {_PACKED} or {_SCALE}")
+    tensors = {}
+    for module in sorted(modules):
+        scheme = schemes.of(module)
+        if scheme.layout not in LAYOUTS:
+            raise stored.error(
+                f"quantization_config: {KIND} in the format {scheme.layout!r:.60} is not read, but "
+                f"{', '.join(sorted(LAYOUTS))}: take the unquantised checkpoint"
+            )
+        tensors[f"{module}.weight"] = LAYOUTS[scheme.layout](stored, module, scheme)
+    left_out = frozenset(name for name in stored.names() if name.rpartition(".")[2] in _LEFT_OUT)
+    return Reading(tensors, left_out, (ACTIVATIONS,) if left_out or schemes.activations else ())
+
+
+class _Integers(GroupedTensor):
+    """Whole numbers: scales, zero points and the order of inputs are as this layout has them; subclasses have codes."""
+
+    def __init__(
+        self, stored: StoredTensors, module: str, scheme: Scheme, codes: str, shape: tuple[int, int], bits: int
+    ) -> None:
+        self._codes, self._scales_at, self._zeros_at, self._order_at = (
+            codes,
+            *(f"{module}.weight_{part}" for part in ("scale", "zero_point", "g_idx")),
+        )
+        rows, width = shape
+        strategy = scheme.strategy
+        if strategy not in ("tensor", "channel", "group"):
+            raise stored.error(f"quantization_config: whole numbers by {strategy!r:.60} are not read: fetch it again")
+        size = scheme.weights.get("group_size") if strategy == "group" else -1
+        groups = width // stated_group(size, stored, width, codes)
+        shapes = ((1,), (), (1, 1)) if strategy == "tensor" else ((rows, groups), *(((rows,),) if groups == 1 else ()))
+        stored.require(codes, self._scales_at, tuple(DTYPES), *shapes)
+        if self._zeros_at in stored or scheme.weights.get("symmetric") is False:
+            stored.require(codes, self._zeros_at, ("I8", "I32"), (words_of(rows, bits), groups), *shapes)
+        if self._order_at in stored or scheme.weights.get("actorder") in ("group", True):
+            stored.require(codes, self._order_at, ("I32", "I64"), (width,))
+        beside = (self._scales_at, self._zeros_at, self._order_at, f"{module}.weight_shape")
+        self.parts = (codes, *(name for name in beside if name in stored))
+        super().__init__(stored, f"{module}.weight", KIND, shape, bits, groups, stored.scales_of(self._scales_at))
+
+    def read_scales(self) -> FloatArray:
+        """One of all rows for each of them."""
+        return np.broadcast_to(self._each(self.stored.floats(self._scales_at)), (self.shape[0], self.groups))
+
+    def read_zeros(self) -> int | npt.NDArray[Any]:
+        """Signed ones count from the middle, as codes do."""
+        middle = 1 << (self.bits - 1)
+        if self._zeros_at not in self.stored:
+            return middle
+        zeros = self.stored.codes(self._zeros_at)
+        if self.stored.dtype(self._zeros_at) == "I32":
+            return unpack(zeros.T, self.bits, self.shape[0]).T
+        return np.broadcast_to(self._each(zeros).astype(np.int32) + middle, (self.shape[0], self.groups))
+
+    def _each(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return values.reshape(-1, self.groups)
+
+    def read_order(self) -> Order | None:
+        """weight_g_idx."""
+        return order_in(self.stored, self._order_at, self.shape[1], self.groups, unset=-1)
+
+
+class _Packed(_Integers):
+    def __init__(self, stored: StoredTensors, module: str, scheme: Scheme) -> None:
+        bits = stated_number(scheme.weights, "num_bits", stored, tuple(range(1, 9)))
+        codes, shape_at = f"{module}{_PACKED}", f"{module}.weight_shape"
+        stored.require(codes, codes, ("I32",))
+        stored.require(codes, shape_at, ("I64", "I32"), (2,))
+        rows, width = (int(size) for size in stored.codes(shape_at))
+        if rows < 1 or width < 1:
+            raise stored.error(f"{shape_at} says {[rows, width]}, which no matrix is: fetch the checkpoint again")
+        stored.require(codes, codes, ("I32",), (rows, words_of(width, bits)))
+        super().__init__(stored, module, scheme, codes, (rows, width), bits)
+
+    def read_codes(self) -> Codes:
+        """From words along K."""
+        return unpack(self.stored.codes(self._codes), self.bits, self.shape[1])
+
+
+class _Bytes(_Integers):
+    def __init__(self, stored: StoredTensors, module: str, scheme: Scheme) -> None:
+        codes = f"{module}.weight"
+        stored.require(codes, codes, ("I8",))
+        shape = stored.shape(codes)
+        if len(shape) != 2 or 0 in shape:
+            raise stored.error(f"tensor {codes} is {list(shape)}, not a matrix, and is stored in codes: fetch it again")
+        super().__init__(stored, module, scheme, codes, (shape[0], shape[1]), 8)
+
+    def read_codes(self) -> Codes:
+        """Without a sign."""
+        return self.stored.codes(self._codes).view(np.uint8) ^ np.uint8(128)
+
+
+class _Float4(GroupedTensor):
+    def __init__(self, stored: StoredTensors, module: str, scheme: Scheme) -> None:
+        self.parts = self._codes, self._scales_at, self._global = (
+            f"{module}{_PACKED}", f"{module}{_SCALE}", f"{module}.weight_global_scale",
+        )  # fmt: skip
+        stored.require(self._codes, self._codes, ("U8",))
+        packed = stored.shape(self._codes)
+        if len(packed) != 2 or 0 in packed:
+            raise stored.error(f"tensor {self._codes} is {list(packed)}, which no matrix is stored in: fetch it again")
+        rows, width = packed[0], packed[1] * 2
+        groups = width // stated_group(scheme.weights.get("group_size"), stored, width, self._codes)
+        stored.require(self._codes, self._scales_at, (FLOAT8,), (rows, groups))
+        stored.require(self._codes, self._global, ("F32",), (1,), ())
+        super().__init__(stored, f"{module}.weight", "nvfp4", (rows, width), 8, groups, "float32")
+
+    def read_codes(self) -> Codes:
+        """Twice each value, from the middle of 8 bits."""
+        return (2 * E2M1 + 128).astype(np.uint8)[low_and_high(self.stored.codes(self._codes))]
+
+    def read_scales(self) -> FloatArray:
+        """Half of each scale, over the one of all."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            scales: FloatArray = E4M3[self.stored.codes(self._scales_at)] / self.stored.floats(self._global) / 2
+        return scales
+
+    def read_zeros(self) -> int:
+        """The middle."""
+        return 128
+
+
+def _float8(stored: StoredTensors, module: str, scheme: Scheme) -> QuantisedTensor:
+    weight = f"{module}.weight"
+    stored.require(weight, weight, (FLOAT8,))
+    width = stored.shape(weight)[-1]
+    tile = {
+        "tensor": lambda: None,
+        "channel": lambda: (1, width),
+        "group": lambda: (1, stated_group(scheme.weights.get("group_size"), stored, width, weight)),
+        "block": lambda: stated_tile(scheme.weights.get("block_structure"), "block_structure", stored),
+    }.get(scheme.strategy)
+    if tile is None:
+        raise stored.error(f"quantization_config: float8 by {scheme.strategy!r:.60} is not read: fetch it again")
+    return Float8Tensor(stored, weight, f"{module}{_SCALE}", tile())
+
+
+def _by_type(stored: StoredTensors, module: str, scheme: Scheme) -> QuantisedTensor:
+    weight = f"{module}.weight"
+    stored.require(weight, weight, ("I8", FLOAT8))
+    return (_float8 if stored.dtype(weight) == FLOAT8 else _Bytes)(stored, module, scheme)
+
+
+Layout = Callable[[StoredTensors, str, Scheme], QuantisedTensor]
+LAYOUTS: Mapping[str, Layout] = {
+    "pack-quantized": _Packed, "int-quantized": _Bytes, "float-quantized": _float8, "naive-quantized": _by_type,
+    "nvfp4-pack-quantized": _Float4,
+}  # fmt: skip

@@ -1,0 +1,62 @@
+"""mxfp4: tensors of experts in MXFP4, read as the floats that they stand for.
+
+A tensor NAME [E, K, N] is stored as NAME_blocks [E, N, K/32, 16] and NAME_scales [E, N, K/32], both bytes. A byte of a
+block holds two values of 4 bits (E2M1), the first in its low half; a scale s multiplies its 32 values by 2 ** (s - 127)
+(E8M0; 255 is no number). Sources: OCP Microscaling Formats specification 1.0, sections 5.3.3 and 5.4.1; the names and
+the order of dimensions: transformers 5.23, integrations/mxfp4.py. Every value is a float32 exactly. A folder without
+such tensors is as any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from llmc.compiler.checkpoint.base import FloatArray, require_finite
+from llmc.compiler.checkpoint.quantised.base import QuantisedTensor, Reading, StoredTensors
+from llmc.compiler.checkpoint.quantised.small_floats import E2M1, E8M0_BIAS, E8M0_NO_NUMBER, low_and_high
+
+_BLOCKS, _SCALES = "_blocks", "_scales"
+_BYTES = 16
+
+
+def read(stated: Mapping[str, Any], stored: StoredTensors) -> Reading:
+    """As the contract says."""
+    names = [name.removesuffix(_BLOCKS) for name in stored.names(_BLOCKS)]
+    return Reading({name: _Experts(stored, name) for name in names})
+
+
+class _Experts(QuantisedTensor):
+    def __init__(self, stored: StoredTensors, name: str) -> None:
+        self._stored, self._name = stored, name
+        self.parts = (name + _BLOCKS, name + _SCALES)
+        for part in self.parts:
+            stored.require(name + _BLOCKS, part, ("U8",))
+        blocks, scales = (stored.shape(part) for part in self.parts)
+        if len(blocks) != 4 or blocks[3] != _BYTES or blocks[:3] != scales:
+            raise stored.error(
+                f"{name}{_BLOCKS} is {list(blocks)} and {name}{_SCALES} {list(scales)}, not [E, N, G, {_BYTES}] and "
+                "[E, N, G] as MXFP4 is stored: fetch the checkpoint again"
+            )
+        experts, rows, groups, _ = blocks
+        self.shape = (experts, groups * 2 * _BYTES, rows)
+
+    def values(self) -> FloatArray:
+        """An expert at a time."""
+        made: FloatArray = np.empty(self.shape, np.float32)
+        blocks, scales = (self._stored.codes(part) for part in self.parts)
+        if scales.size and scales.max() == E8M0_NO_NUMBER:
+            raise self._stored.error(
+                f"{self.parts[1]} holds a scale of {E8M0_NO_NUMBER}, which is no number: fetch it again"
+            )
+        for expert, (codes, exponents) in enumerate(zip(blocks, scales, strict=True)):
+            with np.errstate(over="ignore"):
+                scaled = np.ldexp(E2M1[low_and_high(codes)], exponents.astype(np.int32)[..., None] - E8M0_BIAS)
+            made[expert] = scaled.reshape(self.shape[2], -1).T
+        return require_finite(made, self._name, self._stored.path)
+
+    def unkept(self) -> str | None:
+        """No kernel takes such codes of experts."""
+        return "mxfp4"

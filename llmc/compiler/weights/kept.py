@@ -1,0 +1,82 @@
+"""How much of a checkpoint's own codes is in a lowered model exactly: what the summary of a compile says of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from llmc.compiler.checkpoint.base import coded_names, stored_name
+from llmc.errors import InputError
+
+if TYPE_CHECKING:
+    from llmc.compiler.checkpoint.base import Checkpoint
+    from llmc.compiler.weights.recipes import Recipe
+
+_KEPT = "kept"
+_LEAST = ("exact", "floats")
+_FLOATS = ("dense", "transposed", "table")
+_HALF_SCALES = ("pkept4", "pkept8", "pq4")
+_KEEP = frozenset({"kept4", "kept8", "pkept4", "pkept8", "u4kept", "i8kept", "u8kept"})
+_KEEP_FOUR = frozenset({"q4", "pq4", "u4"})
+
+
+def require_codes(checkpoint: Checkpoint) -> None:
+    """Raise InputError where `keep` has nothing to keep: no matrix is stored in codes."""
+    if not coded_names(checkpoint):
+        raise InputError(
+            f"--quantize keep: {checkpoint.path} has no matrix in blocks that could be kept (GGUF Q8_0, Q4_0, Q4_1; "
+            "gptq, awq, compressed-tensors); quantise it with --quantize int8 or int4, or compile a checkpoint of those"
+        )
+
+
+def kept_in(recipes: bytes, checkpoint: Checkpoint) -> dict[str, Any]:
+    """What a target's analysis says of the matrices that the checkpoint stores in codes, by the recipes of a lowering.
+
+    {"kept": {"exact": how many are held exactly, "floats": as float32 (exact, too), "rounded": {reason: how many}}};
+    empty where none is stored so.
+    """
+    from llmc.compiler.weights.recipes import read_recipes
+
+    names, coded = set(checkpoint.tensor_names()), set(coded_names(checkpoint))
+    if not coded:
+        return {}
+    held: dict[str, set[str]] = {}
+    for recipe in read_recipes(recipes):
+        for name in coded.intersection(stored_name(source, names) for source in recipe.sources):
+            held.setdefault(name, set()).add(_held(recipe, name, checkpoint))
+    counted = Counter(min(found, key=_rank) for found in held.values())
+    exact, floats = (counted.pop(how, 0) for how in _LEAST)
+    return {_KEPT: {"exact": exact, "floats": floats, "rounded": dict(sorted(counted.items()))}}
+
+
+def kept_lines(analysis: Mapping[str, Any]) -> list[str]:
+    """What `kept_in` found, in a line for people."""
+    if _KEPT not in analysis:
+        return []
+    found = analysis[_KEPT]
+    parts = [f"{found['exact']} kept exactly"]
+    if found["floats"]:
+        parts.append(f"{found['floats']} widened to float32")
+    if found["rounded"]:
+        why = ", ".join(f"{count} {reason}" for reason, count in found["rounded"].items())
+        parts.append(f"{sum(found['rounded'].values())} rounded again ({why})")
+    return [f"matrices that the checkpoint stores in codes: {', '.join(parts)}"]
+
+
+def _rank(found: str) -> tuple[int, str]:
+    """A reason comes first: a matrix that two recipes hold is exact where both do."""
+    return (1 + _LEAST.index(found) if found in _LEAST else 0), found
+
+
+def _held(recipe: Recipe, name: str, checkpoint: Checkpoint) -> str:
+    """One of _LEAST, or why the codes of a tensor that is stored in some are rounded again."""
+    if recipe.transform in _FLOATS:
+        return "floats"
+    form = checkpoint.stored_form(name)
+    if form is None:
+        return str(checkpoint.unkept(name))
+    family = recipe.transform.split("_", 1)[0]
+    if family not in _KEEP and not (family in _KEEP_FOUR and form.bits == 4 and not form.block % recipe.block):
+        return "without --quantize keep"
+    return "float32 scales in float16" if family in _HALF_SCALES and form.scales == "float32" else "exact"

@@ -1,0 +1,110 @@
+"""Every format: tensors are those of the model that its numbers stand for, to the bit, whole and in blocks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from llmc.compiler.checkpoint import open_checkpoint
+from llmc.compiler.frontend.consumed import require_consumed
+from llmc.compiler.frontend.skeleton import load_real_model
+from llmc.errors import CheckpointError
+from tests.compiler.checkpoint.quantised import packers
+
+
+@pytest.mark.parametrize("case", list(packers.CASES))
+def test_a_folder_is_the_float_model_that_its_codes_stand_for(case: str, tmp_path: Path) -> None:
+    values = packers.write(tmp_path, *packers.CASES[case])
+    checkpoint = open_checkpoint(tmp_path)
+    require_consumed(checkpoint)
+    assert checkpoint.tensor_names() == sorted(values)
+    assert "quantization_config" not in checkpoint.config
+    for name, wanted in values.items():
+        assert checkpoint.shape(name) == wanted.shape
+        np.testing.assert_array_equal(checkpoint.tensor(name), wanted)
+    for name, held in load_real_model(checkpoint).state_dict().items():
+        assert torch.equal(held, torch.from_numpy(values[name])), name
+
+
+@pytest.mark.parametrize("case", list(packers.CASES))
+def test_blocks_are_the_same_values_in_the_form_that_was_said_before_they_were_read(case: str, tmp_path: Path) -> None:
+    values = packers.write(tmp_path, *packers.CASES[case])
+    checkpoint = open_checkpoint(tmp_path)
+    for name, wanted in values.items():
+        form, blocks, why = checkpoint.stored_form(name), checkpoint.quantised_blocks(name), checkpoint.unkept(name)
+        assert (form is None) == (blocks is None)
+        if form is None or blocks is None:
+            quantised = name.split(".")[-2] in packers.PROJECTIONS and case != "gptq dynamic"
+            assert bool(why) == quantised
+            continue
+        assert why is None and case in packers.EXACT
+        assert (form.type, form.bits, form.block) == (blocks.type, blocks.bits, blocks.block)
+        centred = isinstance(blocks.zero_point, int) and blocks.zero_point == 1 << (form.bits - 1)
+        assert form.offsets == ("" if centred else "zeros")
+        for size in (form.block, 16):
+            np.testing.assert_array_equal(blocks.cut(size).dequantise(), wanted)
+
+
+def test_each_format_says_why_what_is_no_blocks_is_none(tmp_path: Path) -> None:
+    name = "model.layers.0.mlp.down_proj.weight"
+    for case, why in {
+        "gptq act-order": "gptq with act-order", "fp8 in tiles": "float8", "float-quantized by tensor": "float8",
+    }.items():  # fmt: skip
+        packers.write(tmp_path / case, *packers.CASES[case])
+        assert open_checkpoint(tmp_path / case).unkept(name) == why
+
+
+def test_what_is_stated_of_activations_is_left_out_with_a_notice(tmp_path: Path) -> None:
+    for case in ("int-quantized by channel", "fp8 in tiles", "fp8 by tensor"):
+        packers.write(tmp_path / case, *packers.CASES[case])
+        (notice,) = open_checkpoint(tmp_path / case).notices
+        assert "what quantization_config says of activations is left out" in notice
+    packers.write(tmp_path / "none", *packers.CASES["awq groups of 32"])
+    assert not open_checkpoint(tmp_path / "none").notices
+
+
+@pytest.mark.parametrize("case", ["nvfp4-pack-quantized", "fp8 in tiles"])
+def test_experts_in_parts_are_one_tensor_and_no_blocks(case: str, tmp_path: Path) -> None:
+    values = packers.write(tmp_path, *packers.CASES[case], case="qwen3_moe")
+    checkpoint = open_checkpoint(tmp_path)
+    require_consumed(checkpoint)
+    prefix = "model.layers.0.mlp.experts"
+    for name in ("gate_up_proj", "down_proj"):
+        assert checkpoint.stored_form(f"{prefix}.{name}") is None is checkpoint.quantised_blocks(f"{prefix}.{name}")
+        assert checkpoint.unkept(f"{prefix}.{name}") in ("experts", "float8")
+    merged = checkpoint.tensor(f"{prefix}.gate_up_proj")[3]
+    parts = [values[f"{prefix}.3.{name}_proj.weight"] for name in ("gate", "up")]
+    np.testing.assert_array_equal(merged, np.concatenate(parts))
+    attention = "model.layers.0.self_attn.q_proj.weight"
+    assert (checkpoint.stored_form(attention) is None) == case.startswith("fp8")
+    np.testing.assert_array_equal(checkpoint.tensor(attention), values[attention])
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+def test_a_zero_point_of_0_comes_back_whatever_its_neighbours_are(bits: int, tmp_path: Path) -> None:
+    """gptq's version 1 stores zero points less one: of whole words, or of each with 3 bits."""
+
+    def pack(weight: packers.Array) -> packers.Packed:
+        raised = weight.copy()
+        raised[::3] = np.abs(raised[::3])
+        return packers.gptq(bits, symmetric=False)(raised)
+
+    values = packers.write(tmp_path, packers.gptq_config(bits, sym=False), pack)
+    checkpoint = open_checkpoint(tmp_path)
+    for name, wanted in values.items():
+        np.testing.assert_array_equal(checkpoint.tensor(name), wanted)
+
+
+def test_a_configuration_alone_is_that_of_the_float_model(tmp_path: Path) -> None:
+    packers.write(tmp_path, *packers.CASES["awq groups of 32"])
+    alone = open_checkpoint(tmp_path / "config.json")
+    assert alone.config == open_checkpoint(tmp_path).config
+    require_consumed(alone)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "other.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "hqq"}}))
+    with pytest.raises(CheckpointError, match=r"quantization_config: \{'quant_method': 'hqq'\}, which nothing reads"):
+        require_consumed(open_checkpoint(tmp_path / "other.json"))

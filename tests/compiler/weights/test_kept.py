@@ -1,0 +1,191 @@
+"""Compiles of quantised checkpoints: codes are kept, results are the float model's, and the summary counts matrices."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from llmc import LLM, SamplingParams
+from llmc.artifacts.store.store import Store
+from llmc.compiler.architectures.shared.block_form import BlockForm
+from llmc.compiler.checkpoint import open_checkpoint
+from llmc.compiler.checkpoint.base import stored_forms
+from llmc.compiler.frontend.skeleton import model_config
+from llmc.compiler.options import CompileOptions
+from llmc.compiler.pipeline.compile import CompileResult, compile_bundle
+from llmc.compiler.targets import open_target
+from llmc.compiler.targets.onnxruntime.formats import MatrixFormat, OnnxOptions
+from llmc.compiler.targets.openvino import compression
+from llmc.compiler.weights import nbits
+from tests.compiler import tiny
+from tests.compiler.checkpoint.quantised import packers
+from tests.compiler.targets.openvino.test_compression import four_bits, given_back
+
+PLAN = tiny.kinds_plan()
+RUNTIMES: dict[str, dict[str, Any]] = {
+    "onnxruntime": {"device": "onnxruntime", "kernels": "onnxruntime"},
+    "openvino": {"device": "openvino"},
+}
+PROMPTS = ([5, 80, 3, 41, 7], [200, 9])
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    return Store(tmp_path_factory.mktemp("kept") / "store")
+
+
+def compiled(folder: Path, store: Store, case: str, **asked: Any) -> tuple[CompileResult, packers.Values]:
+    values = packers.write(folder / "model", *packers.CASES[case])
+    options = CompileOptions.of(**{"quantize": "keep", "verify": "all", **asked})
+    made = compile_bundle(str(folder / "model"), folder / "bundle", PLAN, options, store, lambda event: None)
+    return made, values
+
+
+def summary(result: CompileResult) -> str:
+    (line,) = open_target(result.device).describe(result.analysis)
+    return line.removeprefix("matrices that the checkpoint stores in codes: ")
+
+
+def greedy(values: packers.Values, prompt: list[int], count: int) -> list[int]:
+    """Of the float model that has these values."""
+    model = AutoModelForCausalLM.from_config(model_config(tiny.config(tiny.WIDE)), dtype=torch.float32).eval()
+    model.load_state_dict({name: torch.from_numpy(held.copy()) for name, held in values.items()})
+    tokens = list(prompt)
+    with torch.no_grad():
+        for _ in range(count):
+            tokens.append(int(model(torch.tensor([tokens])).logits[0, -1].argmax()))
+    return tokens[len(prompt) :]
+
+
+# Weights, to the bit
+
+
+@pytest.mark.parametrize("case", packers.EXACT)
+def test_blocks_for_onnxruntime_are_the_values_of_the_format(case: str, tmp_path: Path) -> None:
+    values = packers.write(tmp_path, *packers.CASES[case])
+    checkpoint = open_checkpoint(tmp_path)
+    options = OnnxOptions(32, stored=stored_forms(checkpoint))
+    for name in options.stored:
+        held = options.format([name], values[name].shape[1])
+        assert held.block <= 64 and held.block & (held.block - 1) == 0
+        blocks = (nbits.kept4_blocks if held.family == "kept4" else nbits.kept8_blocks)([name], checkpoint, held.block)
+        codes, scales, offsets = blocks
+        assert bool(offsets.any()) == held.offsets
+        made = (codes.astype(np.float64) - (1 << (held.bits - 1))) * scales[..., None] + offsets[..., None]
+        bound = 0 if "float32" not in case else 2.0**-22 * np.abs(values[name]).max()
+        np.testing.assert_allclose(made.reshape(values[name].shape), values[name], rtol=2.0**-24, atol=bound)
+
+
+@pytest.mark.parametrize("case", packers.EXACT)
+def test_groups_for_openvino_are_the_values_of_the_format(case: str, tmp_path: Path) -> None:
+    from llmc.compiler.targets.openvino.constants import Constants
+    from llmc.compiler.targets.openvino.formats import Kept
+
+    values = packers.write(tmp_path, *packers.CASES[case])
+    checkpoint = open_checkpoint(tmp_path)
+    stored = stored_forms(checkpoint)
+    for name in stored:
+        held = Kept(Constants(), stored).held([name], values[name].shape[1])
+        parts = getattr(compression, held.family)([name], checkpoint, held.group)
+        made = (four_bits if held.family == "u4kept" else given_back)(parts)
+        np.testing.assert_array_equal(made, values[name])
+
+
+FOUR, EIGHT = BlockForm("gptq", 4, 128, "zeros"), BlockForm("gptq", 8, 96, "")
+ROWS = BlockForm("compressed-tensors", 8, 256, "")
+
+
+def test_blocks_of_other_sizes_are_cut_to_what_a_runtime_multiplies() -> None:
+    options = OnnxOptions(32, stored={"four": FOUR, "eight": EIGHT, "rows": ROWS})
+    assert options.format(["four"], 256) == MatrixFormat("kept4", 4, 64, True, True)
+    assert options.format(["four"], 256, normed=True) == MatrixFormat("kept4", 4, 32, True, True)
+    assert options.format(["rows"], 256) == MatrixFormat("kept8", 8, 64)
+    assert options.format(["four", "eight"], 384) == MatrixFormat("kept8", 8, 32, True, True)
+    assert options.format(["four", "float"], 256) == MatrixFormat("kept8", 8, 64, True, True)
+
+
+def test_groups_of_openvino_are_as_large_as_the_checkpoint_s() -> None:
+    from llmc.compiler.targets.openvino.constants import Constants
+    from llmc.compiler.targets.openvino.formats import Held, Kept
+
+    kept = Kept(Constants(), {"four": FOUR, "eight": EIGHT, "rows": ROWS})
+    assert kept.held(["four"], 256) == Held("u4kept", 128)
+    assert kept.held(["four", "float"], 256) == Held("u8kept", 32)
+    assert kept.held(["four", "eight"], 384) == Held("u8kept", 32)
+    assert kept.held(["rows"], 256) == Held("i8kept", 0)
+    assert kept.held(["rows", "rows"], 512) == Held("i8kept", 256)
+
+
+# Bundles
+
+
+@pytest.mark.parametrize("runtime", list(RUNTIMES))
+@pytest.mark.parametrize("case", packers.EXACT)
+def test_every_matrix_in_blocks_is_kept(case: str, runtime: str, store: Store, tmp_path: Path) -> None:
+    """What is left is the rounding to 8 bits of activations, and of what is not stored in codes."""
+    result, values = compiled(tmp_path, store, case, **RUNTIMES[runtime])
+    count = sum(name.split(".")[-2] in packers.PROJECTIONS for name in values) - (case == "gptq dynamic")
+    assert summary(result) == f"{count} kept exactly"
+    assert result.verification["mean_kl"] < 2e-3
+
+
+@pytest.mark.parametrize("runtime", list(RUNTIMES))
+@pytest.mark.parametrize(
+    ("case", "why"),
+    [
+        ("gptq act-order", "gptq with act-order"), ("fp8 in tiles", "float8"),
+        ("float-quantized by channel", "float8"), ("naive-quantized in tiles", "float8"),
+    ],
+)  # fmt: skip
+def test_what_is_no_blocks_is_rounded_to_8_bits_and_counted(
+    case: str, why: str, runtime: str, store: Store, tmp_path: Path
+) -> None:
+    result, _ = compiled(tmp_path, store, case, **RUNTIMES[runtime])
+    assert summary(result) == f"0 kept exactly, 7 rounded again (7 {why})"
+    assert result.verification["mean_kl"] < 4e-3
+
+
+@pytest.mark.parametrize("runtime", list(RUNTIMES))
+@pytest.mark.parametrize("case", ["gptq act-order", "awq groups of 128", "int-quantized by channel", "fp8 in tiles"])
+def test_in_float32_greedy_tokens_are_those_of_the_values(
+    case: str, runtime: str, store: Store, tmp_path: Path
+) -> None:
+    asked = {**RUNTIMES[runtime], "kernels": None, "quantize": "none"}
+    result, values = compiled(tmp_path, store, case, **asked)
+    assert summary(result) == "0 kept exactly, 7 widened to float32"
+    assert result.verification["mean_kl"] < 1e-6
+    llm = LLM(model=str(tmp_path / "bundle"))
+    outputs = llm.generate(
+        [{"prompt_token_ids": prompt} for prompt in PROMPTS],
+        SamplingParams(max_tokens=8, temperature=0, ignore_eos=True),
+    )
+    for prompt, output in zip(PROMPTS, outputs, strict=True):
+        assert output.outputs[0].token_ids == greedy(values, prompt, 8)
+
+
+def test_what_was_not_asked_to_be_kept_is_counted(store: Store, tmp_path: Path) -> None:
+    result, _ = compiled(tmp_path, store, "awq groups of 32", **RUNTIMES["onnxruntime"], quantize="int8")
+    assert summary(result) == "0 kept exactly, 7 rounded again (7 without --quantize keep)"
+    result, _ = compiled(tmp_path / "int4", store, "awq groups of 128", **RUNTIMES["openvino"], quantize="int4")
+    assert summary(result) == "7 kept exactly"
+
+
+def test_the_result_says_what_of_the_checkpoint_was_left_out(store: Store, tmp_path: Path) -> None:
+    result, _ = compiled(tmp_path, store, "int-quantized by channel", **RUNTIMES["onnxruntime"], verify="none")
+    (notice,) = result.to_json()["notices"]
+    assert "what quantization_config says of activations is left out" in notice
+
+
+def test_a_checkpoint_in_floats_has_no_line(store: Store, tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        tiny.write_model(tmp_path / "model", tiny.WIDE)
+    options = CompileOptions.of(**RUNTIMES["onnxruntime"], quantize="int8", verify="none")
+    made = compile_bundle(str(tmp_path / "model"), tmp_path / "bundle", PLAN, options, store, lambda event: None)
+    assert "kept" not in made.analysis and open_target("onnxruntime").describe(made.analysis) == []
