@@ -101,12 +101,17 @@ class GroupedTensor(QuantisedTensor):
         scale, zero = self.read_scales(), self._zeros()
         if groups is not None:
             scale, zero = scale[:, groups], zero if isinstance(zero, int) else zero[:, groups]
-        codes = self.read_codes() + np.uint8(self._moved)
+        codes = self._held_codes()
         made = QuantisedBlocks(
             self.kind, self._wide, zero, codes.reshape(len(codes), -1, size), np.ascontiguousarray(scale), None
         )
         require_finite(made.scale, f"{self.name} (scales)", self.stored.path)
         return made
+
+    def _held_codes(self) -> Codes:
+        """In the range of 4 or 8 bits."""
+        codes = self.read_codes()
+        return codes + np.uint8(self._moved) if self._moved else codes
 
     def _zeros(self) -> int | FloatArray:
         """Moved as codes are."""
@@ -122,7 +127,7 @@ class GroupedTensor(QuantisedTensor):
         order = self.read_order()
         if order is None:
             order = np.arange(self.shape[1]) // (self.shape[1] // self.groups)
-        zeros, values = self._zeros(), (self.read_codes() + np.uint8(self._moved)).astype(np.float32)
+        zeros, values = self._zeros(), self._held_codes().astype(np.float32)
         values -= np.float32(zeros) if isinstance(zeros, int) else zeros[:, order]
         values *= self.read_scales()[:, order]
         return require_finite(values, self.name, self.stored.path)
