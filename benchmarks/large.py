@@ -104,7 +104,8 @@ def watched(command: list[str]) -> dict[str, Any]:
         assert running.stdout is not None
         printed = running.stdout.read()
     if running.returncode:
-        raise SystemExit(f"{' '.join(command)} ended with {running.returncode}")
+        took = f"{time.perf_counter() - start:.0f} s, {most[0] / 1e9:.2f} GB with mapped files, {most[1] / 1e9:.2f} GB"
+        raise SystemExit(f"{' '.join(command)} ended with {running.returncode} after {took} without")
     return json.loads(printed) | {
         "process_seconds": round(time.perf_counter() - start, 1), "rss": most[0], "anonymous": most[1],
     }  # fmt: skip
@@ -141,7 +142,8 @@ def main() -> None:
     print(
         f"{args.shape} {args.device} {args.quantize}: {found['process_seconds']} s {stages}; checkpoint "
         f"{size / 1e9:.2f} GB, bundle {bundle / 1e9:.2f} GB; most memory {found['rss'] / 1e9:.2f} GB with mapped "
-        f"files ({(found['rss'] - 1.5e9) / bundle:.2f} × the bundle + 1.5 GB), {found['anonymous'] / 1e9:.2f} GB without"
+        f"files ({(found['rss'] - 1.5e9) / bundle:.2f} × the bundle + 1.5 GB), {found['anonymous'] / 1e9:.2f} GB "
+        "without"
     )
     if args.output:
         args.output.write_text(json.dumps(found, indent=1))

@@ -18,6 +18,8 @@ from torch import Tensor, nn
 T = TypeVar("T")
 Fill = Callable[[str, Tensor], None]
 """Writes a parameter of the model, by its name, into a tensor of its shape."""
+Leaving = Callable[[str, nn.Module], None]
+"""Takes a unit's name, and the unit with its weights."""
 
 LARGE = 1 << 24
 """Values of a matrix outside of layers from which on it is a unit; what is smaller stays."""
@@ -25,12 +27,14 @@ LARGE = 1 << 24
 
 class StreamedWeights:
     """Gives `model`, whose parameters are on the meta device, what `fill` writes: its `layers` and large matrices as
-    they run, all others now. After each unit `done` is called. Raises what `fill` raises, also as the model runs."""
+    they run, all others now. After each unit `done` is called, and before its weights go `leaving`. Raises what `fill`
+    raises, also as the model runs."""
 
     def __init__(
-        self, model: nn.Module, layers: Sequence[nn.Module], fill: Fill, done: Callable[[], None]
+        self, model: nn.Module, layers: Sequence[nn.Module], fill: Fill, done: Callable[[], None],
+        leaving: Leaving = lambda *_: None,
     ) -> None:  # fmt: skip
-        self._fill, self._done = fill, done
+        self._fill, self._done, self._leaving = fill, done, leaving
         self._held: nn.Module | None = None
         self._free: dict[torch.Size, list[Tensor]] = {}
         self._turns: _Turns | None = None
@@ -59,6 +63,7 @@ class StreamedWeights:
         self._done()
 
     def _give_back(self, unit: nn.Module) -> None:
+        self._leaving(self._prefixes[unit].removesuffix("."), unit)
         for name in _parameters(unit):
             tensor = unit.get_parameter(name).data
             self._free.setdefault(tensor.shape, []).append(tensor)
@@ -93,6 +98,10 @@ class StreamedWeights:
         self._turns = None
         if failures:
             raise failures[min(failures)]
+        if self._held is not None:
+            self._give_back(self._held)
+            self._held = None
+            self._free.clear()
         return [results[index] for index in range(len(calls))]
 
 

@@ -33,6 +33,7 @@ from llmc.compiler.program.program import GraphProgram, Program
 from llmc.compiler.program.stage import traced_graph
 from llmc.compiler.stages import Stages, toolchain, version_of
 from llmc.compiler.targets.base import Executable, Lowered, Shape, Target
+from llmc.compiler.targets.calibration import CALIBRATE, calibrated, calibration_costs, require_calibratable
 from llmc.compiler.targets.costs import Cost
 from llmc.compiler.targets.hardware import Hardware
 from llmc.compiler.targets.onnxruntime.kernels.limits import KEYS, runs_on
@@ -94,7 +95,7 @@ class OnnxRuntimeTarget(Target):
         "x86-64 with AVX-512 (AMD EPYC)", "ONNX Runtime 1.31.1", "2026-11", "benchmarks/RESULTS.md"
     )
     guide: ClassVar[str] = "docs/kernels.md"
-    options: ClassVar[tuple[Option[Any], ...]] = (KERNELS_OPTION,)
+    options: ClassVar[tuple[Option[Any], ...]] = (KERNELS_OPTION, CALIBRATE)
     graph_bytes_source: ClassVar[str] = "graph objects of each session, and the arena of the largest step, as measured"
 
     def cards(self) -> tuple[Cards, ...]:
@@ -106,6 +107,7 @@ class OnnxRuntimeTarget(Target):
     def configure(self, options: CompileOptions) -> CompileOptions:
         """As the contract says; kernels are llmc's where the CPU runs them and anything is quantised."""
         options = super().configure(options)
+        require_calibratable(options)
         fits, asked = runs_on(self.isa()), KERNELS_OPTION.of(options)
         if asked is not None and options.quantize == "none":
             raise InputError(f"--kernels {asked} is for quantised matrices; --quantize none leaves none")
@@ -187,11 +189,11 @@ class OnnxRuntimeTarget(Target):
 
     def stage_costs(self, options: CompileOptions, buckets: Sequence[Bucket]) -> Mapping[str, Cost]:
         """llmc's kernels are built once for all models; for the runtime's, weights are packed."""
-        more: dict[str, Cost] = {}
+        more = calibration_costs(options)
         if _ours(options):
-            more = {"kernels": Cost(fixed=20.0)}
+            more["kernels"] = Cost(fixed=20.0)
         elif options.specialise or options.quantize != "none":
-            more = {"pack": Cost(parameters=3.0)}
+            more["pack"] = Cost(parameters=3.0)
         return {**super().stage_costs(options, buckets), **more}
 
     def step_tokens(self, largest: int, options: CompileOptions) -> int:
@@ -214,7 +216,7 @@ class OnnxRuntimeTarget(Target):
 
     def lower(self, stages: Stages, programs: Sequence[Program], options: CompileOptions) -> Lowered:
         """Fuse and lower, make the weights file, and pack it where that pays."""
-        own = _ours(options)
+        own, stages = _ours(options), calibrated(stages, options)
         formats = self._onnx_options(stages, str(options.quantize), panels=own)
         held = self.held(stages, options)
         made = self._lower(stages, programs, replace(formats, rolls=not own and bool(held.rewind.rings)))

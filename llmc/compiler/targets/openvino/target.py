@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from llmc.compiler.architectures.shared.block_form import forms_in_key
 from llmc.compiler.architectures.shared.caches import cache_of
 from llmc.compiler.checkpoint.base import stored_forms
-from llmc.compiler.options import CompileOptions
+from llmc.compiler.options import CompileOptions, Option
 from llmc.compiler.program.program import GraphProgram, Program
 from llmc.compiler.stages import Stages
 from llmc.compiler.targets.base import ANY_PHASE, Executable, Lowered, Shape, Target
+from llmc.compiler.targets.calibration import CALIBRATE, calibrated, calibration_costs, require_calibratable
 from llmc.compiler.targets.hardware import Hardware
 from llmc.compiler.targets.openvino.base_target import (
     ACTIVATION_GROUP_SIZE,
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from llmc.buckets.bucket import Bucket
     from llmc.buckets.limits import Limits
     from llmc.compiler.architectures.shared.size import ModelSize
+    from llmc.compiler.targets.costs import Cost
     from llmc.compiler.targets.openvino.finish import FinishedWeights
     from llmc.runtime.accelerators import Cards
     from llmc.runtime.cache_shape import CacheShape
@@ -77,6 +79,7 @@ class OpenVinoTarget(OpenVinoBase):
     executor: ClassVar[str] = "openvino"
     quantisations: ClassVar[tuple[str, ...]] = ("none", "int8", "int4", "keep")
     dtypes: ClassVar[tuple[str, ...]] = ("f32", "bf16")
+    options: ClassVar[tuple[Option[Any], ...]] = (*OpenVinoBase.options, CALIBRATE)
     listed: ClassVar[tuple[str, ...]] = ("", "GPU", "NPU")
     hardware: ClassVar[Hardware] = Hardware(
         "x86-64 with AVX-512 (AMD EPYC)", "OpenVINO 2026.4.1", "2026-11", "benchmarks/RESULTS.md"
@@ -102,6 +105,10 @@ class OpenVinoTarget(OpenVinoBase):
             return OpenVinoStaticTarget(kind)
         return cls()
 
+    def stage_costs(self, options: CompileOptions, buckets: Sequence[Bucket]) -> Mapping[str, Cost]:
+        """And calibration."""
+        return {**super().stage_costs(options, buckets), **calibration_costs(options)}
+
     def cards(self) -> tuple[Cards, ...]:
         """The CPU."""
         from llmc.runtime.accelerators import CPU
@@ -116,6 +123,9 @@ class OpenVinoTarget(OpenVinoBase):
         options = super().configure(options)
         require_precision(options.dtype, cpu_features())
         quantize = str(options.quantize)
+        require_calibratable(options)
+        if CALIBRATE.of(options) is not None and GROUP_SIZE.of(options) is not None:
+            raise InputError(f"{CALIBRATE.flag} has a scale for each 32 inputs; leave out {GROUP_SIZE.flag}")
         asked = KV_CACHE_DTYPE.of(options) or settings.openvino_kv_precision
         chosen = properties(quantize, options.dtype, asked)
         activations = ACTIVATION_GROUP_SIZE.of(options)
@@ -195,6 +205,7 @@ class OpenVinoTarget(OpenVinoBase):
 
     def lower(self, stages: Stages, programs: Sequence[Program], options: CompileOptions) -> Lowered:
         """Fuse and lower, make the weights, and finish every model over one weights file."""
+        stages = calibrated(stages, options)
         models = {_name(rows): rows for rows in (None, *self._fixed(stages.plan.buckets, options))}
         made = self._lower(stages, programs, options, models)
         plain = json.loads(stages.store.get_bytes(made.outputs[PLAIN].digest))

@@ -1,0 +1,81 @@
+"""A checkpoint with 4-bit blocks of some matrices, chosen by calibration (weights/gptq.py), beside their floats.
+
+    file = (codes:u8[N, K/2] scales:f32[N, K/32] minimums:f32[N, K/32])*     a matrix after another
+
+Two codes share a byte, the first in its low half.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from llmc.artifacts.digest import digest_bytes
+from llmc.artifacts.key import canonical_json
+from llmc.compiler.architectures.shared.block_form import BlockForm
+from llmc.compiler.checkpoint.base import Checkpoint, FloatArray, HashFile, QuantisedBlocks
+from llmc.compiler.checkpoint.mapped import MappedFile
+from llmc.compiler.checkpoint.wrapped import WrappedCheckpoint
+
+BLOCK = 32
+FORM = BlockForm("calibrated", 4, BLOCK, "minimums", "float16")
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """Where each matrix begins in the file, with its shape: {name: (offset, rows, columns)}."""
+
+    file: Path
+    places: Mapping[str, tuple[int, int, int]]
+
+
+class CalibratedCheckpoint(WrappedCheckpoint):
+    """`tensor` gives the floats that the blocks stand for, not the blocks' own values: what is compiled with blocks is
+    compared with the model as it was."""
+
+    def __init__(self, inner: Checkpoint, calibrated: Calibrated, digest: str) -> None:
+        super().__init__(inner, inner.name, inner.format)
+        self._file = MappedFile(calibrated.file)
+        self._places = calibrated.places
+        self._digest = digest
+
+    def digest(self, hash_file: HashFile | None = None) -> str:
+        """Of the inner one and of the blocks."""
+        return digest_bytes(canonical_json([self.inner.digest(hash_file), self._digest]))
+
+    def forget(self) -> None:
+        """Of the blocks' file, too."""
+        super().forget()
+        self._file.forget()
+
+    def stored_form(self, name: str) -> BlockForm | None:
+        """FORM of what was calibrated."""
+        return FORM if name in self._places else super().stored_form(name)
+
+    def unkept(self, name: str) -> str | None:
+        """No reason of what was calibrated."""
+        return None if name in self._places else super().unkept(name)
+
+    def quantised_blocks(self, name: str) -> QuantisedBlocks | None:
+        """The blocks of what was calibrated."""
+        if name not in self._places:
+            return super().quantised_blocks(name)
+        offset, rows, columns = self._places[name]
+        blocks = columns // BLOCK
+        packed = np.frombuffer(self._file.buffer, np.uint8, rows * columns // 2, offset).reshape(rows, blocks, -1)
+        codes = np.empty((rows, blocks, BLOCK), np.uint8)
+        codes[..., 0::2], codes[..., 1::2] = packed & np.uint8(15), packed >> np.uint8(4)
+        numbers: FloatArray = np.frombuffer(self._file.buffer, "<f4", 2 * rows * blocks, offset + packed.size)
+        scale, minimum = numbers.reshape(2, rows, blocks)
+        return QuantisedBlocks(FORM.type, 4, 0, codes, scale, minimum)
+
+
+def packed(codes: np.ndarray, scale: FloatArray, minimum: FloatArray) -> bytes:
+    """A matrix as the file has it."""
+    return b"".join((
+        np.ascontiguousarray(codes[..., 0::2] | codes[..., 1::2] << np.uint8(4)).tobytes(),
+        scale.astype("<f4").tobytes(), minimum.astype("<f4").tobytes(),
+    ))  # fmt: skip

@@ -1,0 +1,154 @@
+"""4-bit codes that a text chooses: less error in what a model computes with them, and the bundle that has them."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from llmc.artifacts.store.store import Store
+from llmc.compiler.checkpoint import open_checkpoint
+from llmc.compiler.checkpoint.base import stored_forms
+from llmc.compiler.checkpoint.calibrated import BLOCK, FORM, Calibrated, CalibratedCheckpoint, packed
+from llmc.compiler.frontend.skeleton import load_real_model
+from llmc.compiler.options import CompileOptions
+from llmc.compiler.pipeline.compile import compile_bundle
+from llmc.compiler.verification.divergence import kl_divergence
+from llmc.compiler.weights.calibration import LENGTH, TOKENS, calibrate, sequences_of
+from llmc.compiler.weights.gptq import Inputs, gptq4
+from llmc.compiler.weights.nbits import quantise_q4
+from llmc.errors import InputError
+from llmc.runtime.bundle import Bundle
+from llmc.runtime.executors import open_executor
+from llmc.runtime.step import exact
+from tests.compiler import tiny
+
+
+def values(codes: np.ndarray, scales: np.ndarray, minimums: np.ndarray) -> np.ndarray:
+    return (codes * scales[..., None] + minimums[..., None]).reshape(len(codes), -1)
+
+
+def test_products_of_what_was_seen_change_less_than_by_rounding() -> None:
+    random = np.random.default_rng(0)
+    mixed = random.normal(size=(128, 128)) * np.exp(random.normal(size=128))
+    inputs = (random.normal(size=(2000, 128)) @ mixed).astype(np.float32)
+    inputs[:, 5] = 0  # an input that never comes
+    weight = random.normal(size=(48, 128)).astype(np.float32)
+    made = values(*gptq4(weight, Inputs.of(inputs.T @ inputs), BLOCK))
+    codes, scales, offsets = quantise_q4(weight, BLOCK)
+    rounded = values(codes, scales, offsets - 8 * scales)
+    error = [np.square(inputs @ (weight - other).T).sum() for other in (made, rounded)]
+    assert error[0] < 0.5 * error[1]
+    assert np.isfinite(made).all()
+    assert np.square(weight - made).sum() > np.square(weight - rounded).sum(), "weights themselves are farther"
+
+
+def test_codes_of_a_matrix_that_has_them_already_are_those() -> None:
+    random = np.random.default_rng(1)
+    codes = random.integers(0, 16, (8, 2, BLOCK)).astype(np.uint8)
+    codes[..., :2] = 0, 15
+    scales = np.full((8, 2), 0.25, np.float32)
+    weight = values(codes, scales, np.full((8, 2), -2, np.float32)).astype(np.float32)
+    inputs = random.normal(size=(500, 2 * BLOCK)).astype(np.float32)
+    found = gptq4(weight, Inputs.of(inputs.T @ inputs), BLOCK)
+    np.testing.assert_array_equal(found[0], codes)
+    np.testing.assert_allclose(values(*found), weight, atol=1e-6)
+
+
+def test_blocks_come_back_as_they_were_written(tmp_path: Path) -> None:
+    model = open_checkpoint(tiny.write_model(tmp_path / "model", "llama"))
+    name = "model.layers.0.self_attn.q_proj.weight"
+    rows, columns = model.shape(name)
+    random = np.random.default_rng(2)
+    codes = random.integers(0, 16, (rows, columns // BLOCK, BLOCK)).astype(np.uint8)
+    scale, minimum = (random.normal(size=codes.shape[:2]).astype(np.float32) for _ in range(2))
+    (tmp_path / "blocks").write_bytes(b"\0" * 64 + packed(codes, scale, minimum))
+    found = CalibratedCheckpoint(model, Calibrated(tmp_path / "blocks", {name: (64, rows, columns)}), "a")
+    blocks = found.quantised_blocks(name)
+    assert blocks is not None
+    for made, wanted in ((blocks.q, codes), (blocks.scale, scale), (blocks.minimum, minimum)):
+        np.testing.assert_array_equal(made, wanted)
+    np.testing.assert_array_equal(found.tensor(name), model.tensor(name))
+    assert (found.stored_form(name), stored_forms(found)) == (FORM, {name: FORM})
+    assert found.quantised_blocks("model.norm.weight") is None
+    other = CalibratedCheckpoint(model, Calibrated(tmp_path / "blocks", {}), "b")
+    assert len({found.digest(), other.digest(), model.digest()}) == 3
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "qwen3_moe"])
+def test_every_projection_of_every_layer_is_calibrated_by_its_own_inputs(tmp_path: Path, family: str) -> None:
+    model = open_checkpoint(tiny.write_model(tmp_path / "model", family))
+    random, out, told = np.random.default_rng(3), io.BytesIO(), list[tuple[int, int]]()
+    sequences = random.integers(0, 250, (4, 20)).tolist()
+    places = calibrate(model, sequences, out, lambda *at: told.append(at))
+    whole = load_real_model(model)
+    linear = {n: m for n, m in whole.named_modules() if isinstance(m, torch.nn.Linear) and ".layers." in n}
+    wanted = {f"{n}.weight" for n, m in linear.items() if m.in_features % BLOCK == 0}
+    assert places.keys() == wanted
+    layers = whole.config.num_hidden_layers
+    assert told == [(n, layers) for n in range(1, layers + 1)]
+    name = sorted(wanted)[-1]
+    seen: list[torch.Tensor] = []
+    linear[name.removesuffix(".weight")].register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    for tokens in sequences:
+        whole(torch.tensor([tokens]), use_cache=False)
+    inputs = torch.cat([x.reshape(-1, x.shape[-1]) for x in seen]).detach().numpy()
+    codes, _, _ = gptq4(model.tensor(name), Inputs.of(inputs.T @ inputs), BLOCK)
+    (tmp_path / "blocks").write_bytes(out.getvalue())
+    blocks = CalibratedCheckpoint(model, Calibrated(tmp_path / "blocks", places), "a").quantised_blocks(name)
+    assert blocks is not None
+    assert (blocks.q == codes).mean() > 0.99, "sums of products in another order"
+
+
+def test_sequences_of_a_text() -> None:
+    assert [len(s) for s in sequences_of(range(600), 10_000)] == [LENGTH, LENGTH, 600 - 2 * LENGTH]
+    assert [len(s) for s in sequences_of(range(100), 48)] == [48, 48]
+    assert sum(map(len, sequences_of(range(10**6), 10_000))) == TOKENS
+    assert sequences_of([], 48) == []
+
+
+@pytest.mark.parametrize("device", ["openvino", "onnxruntime"])
+def test_a_bundle_of_calibrated_codes(tmp_path: Path, device: str) -> None:
+    model = str(tiny.write_model(tmp_path / "model", "llama"))
+    text = tmp_path / "text.txt"
+    text.write_text("The keeper of the lighthouse wrote what he saw, and what he did not see. " * 40)
+    store, kl = Store(tmp_path / "store"), {}
+    prompt = np.random.default_rng(0).integers(0, 250, 24).tolist()
+    wanted = load_real_model(open_checkpoint(model))(torch.tensor([prompt])).logits[0, -1].detach().numpy()
+    for given in (None, "own", str(text)):
+        options = CompileOptions.of(device, quantize="int4", calibrate=given, verify="none")
+        made = compile_bundle(model, tmp_path / "bundle", tiny.tiny_plan(), options, store, lambda _: None)
+        assert ("calibrate" in made.stages) == (given is not None)
+        bundle = Bundle.open(tmp_path / "bundle")
+        assert bundle.manifest.options.get("calibrate") == given
+        executor = open_executor(bundle, threads=1)
+        kl[given] = kl_divergence(wanted, executor.run(exact("prompt", [0], [prompt], [0]))[0])
+        executor.close()
+    assert len(set(kl.values())) == 3
+    assert all(0 < found < 0.2 for found in kl.values())
+
+
+def test_bad_texts_are_one_error(tmp_path: Path) -> None:
+    model = str(tiny.write_model(tmp_path / "model", "llama"))
+
+    def compiled(given: str, quantize: str = "int4", device: str = "openvino", **more: object) -> None:
+        options = CompileOptions.of(device, quantize=quantize, calibrate=given, **more)
+        compile_bundle(model, tmp_path / "b", tiny.tiny_plan(), options, Store(tmp_path / "s"), lambda _: None)
+
+    (tmp_path / "empty").write_text("")
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(InputError, match="--calibrate: the text has 0 tokens"):
+        compiled(str(tmp_path / "empty"))
+    with pytest.raises(InputError, match="cannot be read as UTF-8 text"):
+        compiled(str(tmp_path / "bytes"))
+    with pytest.raises(InputError, match=r"cannot be read as UTF-8 text .*; name a file, or own"):
+        compiled(str(tmp_path / "none"))
+    with pytest.raises(InputError, match="--calibrate is for --quantize int4, and this is int8"):
+        compiled("own", "int8")
+    with pytest.raises(InputError, match="--calibrate has a scale for each 32 inputs; leave out --group-size"):
+        compiled("own", group_size=64)
+    with pytest.raises(InputError, match="calibrate"):
+        compiled("own", "none", "hpu")
