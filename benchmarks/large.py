@@ -138,7 +138,7 @@ def main() -> None:
     shutil.rmtree(out)
     shutil.rmtree(cache)
     found |= {"checkpoint": size, "bundle": bundle}
-    stages = {name: round(seconds, 1) for name, seconds in found.get("seconds", {}).items()}
+    stages = {name: round(seconds, 1) for name, seconds in found["stages"].items()}
     print(
         f"{args.shape} {args.device} {args.quantize}: {found['process_seconds']} s {stages}; checkpoint "
         f"{size / 1e9:.2f} GB, bundle {bundle / 1e9:.2f} GB; most memory {found['rss'] / 1e9:.2f} GB with mapped "

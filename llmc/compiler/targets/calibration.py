@@ -70,7 +70,7 @@ def calibrated(stages: Stages, options: CompileOptions) -> Stages:
         from llmc.compiler.weights.calibration import calibrate
 
         with workspace.writer() as out:
-            places = calibrate(stages.checkpoint, tokens, out, lambda *_: None)
+            places = calibrate(stages.checkpoint, tokens, out)
         assert out.blob is not None  # it is set once the block has ended well
         return {"blocks": out.blob, "places": workspace.put_bytes(canonical_json(places))}
 

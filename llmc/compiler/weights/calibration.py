@@ -7,7 +7,7 @@ products of its inputs are summed, and when the whole text went through the laye
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -34,18 +34,16 @@ class Sink(Protocol):
 
 
 def calibrate(
-    checkpoint: Checkpoint, sequences: Sequence[Sequence[int]], out: Sink, progress: Callable[[int, int], None]
-) -> dict[str, tuple[int, int, int]]:
-    """Write the blocks of every projection in a layer whose rows they divide; returns where each matrix lies, as
-    calibrated.py has it. `progress` is told layers that are done, of how many. Raises CheckpointError."""
+    checkpoint: Checkpoint, sequences: Sequence[Sequence[int]], out: Sink
+) -> dict[str, tuple[int, int, int]]:  # fmt: skip
+    """Write the blocks of every projection in a layer whose rows they divide, and that the checkpoint does not store in
+    4 bits; returns where each matrix lies, as calibrated.py has it. Raises CheckpointError where there is none."""
     places: dict[str, tuple[int, int, int]] = {}
     seen: dict[nn.Module, _Products] = {}
-    end = done = 0
+    end = 0
 
     def leaving(name: str, unit: nn.Module) -> None:
-        nonlocal end, done
-        if unit not in layers:
-            return
+        nonlocal end
         for part, module in unit.named_modules():
             products = seen.pop(module, None)
             if products is None:
@@ -55,11 +53,9 @@ def calibrate(
             places[f"{name}.{part}.weight"] = (end, *weight.shape)
             out.write(data)
             end += len(data)
-        done += 1
-        progress(done, len(layers))
 
     model: Any = streamed_model(checkpoint, leaving)
-    layers = list(layers_of(model))
+    names = {module: f"{name}.weight" for name, module in model.named_modules()}
     last: list[tuple[Tensor, _Products]] = []
 
     def watch(module: nn.Module, given: tuple[Tensor, ...]) -> None:
@@ -72,10 +68,12 @@ def calibrate(
         last[:] = [(given[0], products)]
         seen[module] = products
 
-    for layer in layers:
+    for layer in layers_of(model):
         for module in layer.modules():
             if isinstance(module, nn.Linear) and module.in_features % BLOCK == 0:
-                module.register_forward_pre_hook(watch)
+                form = checkpoint.stored_form(names[module])
+                if form is None or form.bits != 4:
+                    module.register_forward_pre_hook(watch)
     keep = torch.zeros(1, dtype=torch.long)
 
     def run(tokens: Sequence[int]) -> None:
@@ -85,7 +83,8 @@ def calibrate(
     model.streamed.side_by_side([partial(run, tokens) for tokens in sequences])
     if not places:
         raise CheckpointError(
-            f"{checkpoint.path}: no projection has rows of a multiple of {BLOCK}: nothing to calibrate"
+            f"{checkpoint.path}: every projection is in 4-bit blocks already, or has rows of no multiple of {BLOCK}: "
+            "there is nothing to calibrate"
         )
     return places
 

@@ -10,9 +10,11 @@ import pytest
 import torch
 
 from llmc.artifacts.store.store import Store
+from llmc.compiler.architectures.shared.block_form import BlockForm
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.checkpoint.base import stored_forms
 from llmc.compiler.checkpoint.calibrated import BLOCK, FORM, Calibrated, CalibratedCheckpoint, packed
+from llmc.compiler.checkpoint.wrapped import WrappedCheckpoint
 from llmc.compiler.frontend.skeleton import load_real_model
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.compile import compile_bundle
@@ -20,7 +22,7 @@ from llmc.compiler.verification.divergence import kl_divergence
 from llmc.compiler.weights.calibration import LENGTH, TOKENS, calibrate, sequences_of
 from llmc.compiler.weights.gptq import Inputs, gptq4
 from llmc.compiler.weights.nbits import quantise_q4
-from llmc.errors import InputError
+from llmc.errors import CheckpointError, InputError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.executors import open_executor
 from llmc.runtime.step import exact
@@ -81,15 +83,13 @@ def test_blocks_come_back_as_they_were_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize("family", ["llama", "gemma2", "qwen3_moe"])
 def test_every_projection_of_every_layer_is_calibrated_by_its_own_inputs(tmp_path: Path, family: str) -> None:
     model = open_checkpoint(tiny.write_model(tmp_path / "model", family))
-    random, out, told = np.random.default_rng(3), io.BytesIO(), list[tuple[int, int]]()
+    random, out = np.random.default_rng(3), io.BytesIO()
     sequences = random.integers(0, 250, (4, 20)).tolist()
-    places = calibrate(model, sequences, out, lambda *at: told.append(at))
+    places = calibrate(model, sequences, out)
     whole = load_real_model(model)
     linear = {n: m for n, m in whole.named_modules() if isinstance(m, torch.nn.Linear) and ".layers." in n}
     wanted = {f"{n}.weight" for n, m in linear.items() if m.in_features % BLOCK == 0}
     assert places.keys() == wanted
-    layers = whole.config.num_hidden_layers
-    assert told == [(n, layers) for n in range(1, layers + 1)]
     name = sorted(wanted)[-1]
     seen: list[torch.Tensor] = []
     linear[name.removesuffix(".weight")].register_forward_pre_hook(lambda _, given: seen.append(given[0]))
@@ -101,6 +101,23 @@ def test_every_projection_of_every_layer_is_calibrated_by_its_own_inputs(tmp_pat
     blocks = CalibratedCheckpoint(model, Calibrated(tmp_path / "blocks", places), "a").quantised_blocks(name)
     assert blocks is not None
     assert (blocks.q == codes).mean() > 0.99, "sums of products in another order"
+
+
+def test_what_is_stored_in_4_bits_stays_so(tmp_path: Path) -> None:
+    model = open_checkpoint(tiny.write_model(tmp_path / "model", "llama"))
+    kept = "model.layers.1.mlp.up_proj.weight"
+
+    class Stored(WrappedCheckpoint):
+        def stored_form(self, name: str) -> BlockForm | None:
+            return FORM if name == kept or everything else None
+
+    everything = False
+    stored = Stored(model, "stored", "x")
+    places = calibrate(stored, [[1, 2, 3]], io.BytesIO())
+    assert kept not in places and kept.replace("up", "gate") in places
+    everything = True
+    with pytest.raises(CheckpointError, match="every projection is in 4-bit blocks already"):
+        calibrate(stored, [[1, 2, 3]], io.BytesIO())
 
 
 def test_sequences_of_a_text() -> None:
