@@ -16,7 +16,7 @@ from llmc.cli.compiled import print_result
 from llmc.compiler.architectures.shared.wrappers import WRAPPERS
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.frontend.consumed import require_consumed
-from llmc.compiler.frontend.skeleton import load_real_model
+from llmc.compiler.frontend.real_model import load_real_model
 from llmc.errors import CheckpointError
 from llmc.testing.toy import tokenizer_json
 from tests.compiler import tiny

@@ -7,8 +7,7 @@ Two codes share a byte, the first in its low half.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,23 +23,20 @@ BLOCK = 32
 FORM = BlockForm("calibrated", 4, BLOCK, "minimums", "float16")
 
 
-@dataclass(frozen=True)
-class Calibrated:
-    """Where each matrix begins in the file, with its shape: {name: (offset, rows, columns)}."""
-
-    file: Path
-    places: Mapping[str, tuple[int, int, int]]
-
-
 class CalibratedCheckpoint(WrappedCheckpoint):
     """`tensor` gives the floats that the blocks stand for, not the blocks' own values: what is compiled with blocks is
-    compared with the model as it was."""
+    compared with the model as it was. `places`: where each matrix begins in the file, with its shape, {name: (offset,
+    rows, columns)}. Raises CheckpointError for a file that does not hold them, or blocks of other matrices."""
 
-    def __init__(self, inner: Checkpoint, calibrated: Calibrated, digest: str) -> None:
+    def __init__(self, inner: Checkpoint, file: Path, places: Mapping[str, Sequence[int]], digest: str) -> None:
         super().__init__(inner, inner.name, inner.format)
-        self._file = MappedFile(calibrated.file)
-        self._places = calibrated.places
+        self._file = MappedFile(file)
+        self._places = places
         self._digest = digest
+        for name, (offset, *shape) in places.items():
+            if tuple(shape) != inner.shape(name) or type(offset) is not int or offset < 0:
+                raise self._file.error(f"blocks of {name} are of another matrix: {[offset, *shape]!r:.80}")
+            self._file.need(offset, _bytes(*shape), f"blocks of {name}")
 
     def digest(self, hash_file: HashFile | None = None) -> str:
         """Of the inner one and of the blocks."""
@@ -65,12 +61,16 @@ class CalibratedCheckpoint(WrappedCheckpoint):
             return super().quantised_blocks(name)
         offset, rows, columns = self._places[name]
         blocks = columns // BLOCK
-        packed = np.frombuffer(self._file.buffer, np.uint8, rows * columns // 2, offset).reshape(rows, blocks, -1)
+        pairs = np.frombuffer(self._file.buffer, np.uint8, rows * columns // 2, offset).reshape(rows, blocks, -1)
         codes = np.empty((rows, blocks, BLOCK), np.uint8)
-        codes[..., 0::2], codes[..., 1::2] = packed & np.uint8(15), packed >> np.uint8(4)
-        numbers: FloatArray = np.frombuffer(self._file.buffer, "<f4", 2 * rows * blocks, offset + packed.size)
+        codes[..., 0::2], codes[..., 1::2] = pairs & np.uint8(15), pairs >> np.uint8(4)
+        numbers: FloatArray = np.frombuffer(self._file.buffer, "<f4", 2 * rows * blocks, offset + pairs.size)
         scale, minimum = numbers.reshape(2, rows, blocks)
         return QuantisedBlocks(FORM.type, 4, 0, codes, scale, minimum)
+
+
+def _bytes(rows: int, columns: int) -> int:
+    return rows * columns // 2 + 2 * 4 * rows * (columns // BLOCK)
 
 
 def packed(codes: np.ndarray, scale: FloatArray, minimum: FloatArray) -> bytes:

@@ -74,14 +74,13 @@ def calibrated(stages: Stages, options: CompileOptions) -> Stages:
         assert out.blob is not None  # it is set once the block has ended well
         return {"blocks": out.blob, "places": workspace.put_bytes(canonical_json(places))}
 
-    from llmc.compiler.checkpoint.calibrated import Calibrated, CalibratedCheckpoint
+    from llmc.compiler.checkpoint.calibrated import CalibratedCheckpoint
 
     entry = stages.run("calibrate", components, build)
-    places = {name: tuple(at) for name, at in loads(stages.store.get_bytes(entry.outputs["places"].digest)).items()}
-    found = Calibrated(stages.path(entry.outputs["blocks"]), places)
+    places = loads(stages.store.get_bytes(entry.outputs["places"].digest))
     digest = digest_bytes(canonical_json([blob.digest for _, blob in sorted(entry.outputs.items())]))
     made = copy(stages)
-    made.checkpoint = CalibratedCheckpoint(stages.checkpoint, found, digest)
+    made.checkpoint = CalibratedCheckpoint(stages.checkpoint, stages.path(entry.outputs["blocks"]), places, digest)
     return made
 
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from llmc.compiler.architectures.shared.caches import cache_of
 from llmc.compiler.frontend.attention import Dialect, attention_name
-from llmc.compiler.frontend.skeleton import layers_of, load_real_model
+from llmc.compiler.frontend.real_model import layers_of, load_real_model
 from llmc.compiler.frontend.trace import Step
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ import torch
 from numpy.typing import NDArray
 
 from llmc.compiler.checkpoint.base import Checkpoint
-from llmc.compiler.frontend.skeleton import cache_argument, load_real_model
+from llmc.compiler.frontend.real_model import load_real_model
+from llmc.compiler.frontend.skeleton import cache_argument
 from llmc.compiler.verification.probes import Reference, T
 from llmc.settings import Settings
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from llmc.compiler.checkpoint.calibrated import BLOCK, packed
-from llmc.compiler.frontend.skeleton import layers_of, streamed_model
+from llmc.compiler.frontend.real_model import layers_of, streamed_model
 from llmc.compiler.weights.gptq import Inputs, gptq4
 from llmc.errors import CheckpointError
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from llmc.artifacts.store.store import Store
 from llmc.cli.main import main
 from llmc.compiler.checkpoint import open_checkpoint, read_config, with_adapters
-from llmc.compiler.frontend.skeleton import load_real_model
+from llmc.compiler.frontend.real_model import load_real_model
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.compile import compile_bundle
 from llmc.errors import CheckpointError

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.checkpoint.base import Checkpoint
 from llmc.compiler.checkpoint.huggingface import HuggingFaceCheckpoint
-from llmc.compiler.frontend import skeleton, streamed
+from llmc.compiler.frontend import real_model, streamed
 from llmc.compiler.frontend.streamed import StreamedWeights
 from llmc.compiler.verification.transformers_reference import TransformersReference
 from llmc.errors import CheckpointError
@@ -30,7 +30,7 @@ FAMILIES = ["llama", "gemma3_text", "gpt2", "qwen3_moe", "gpt_oss", "qwen3_next"
 @pytest.fixture
 def streaming(monkeypatch: pytest.MonkeyPatch) -> None:
     """As of a large model."""
-    monkeypatch.setattr(skeleton, "STREAMED", 0)
+    monkeypatch.setattr(real_model, "STREAMED", 0)
     monkeypatch.setattr(streamed, "LARGE", 1)
 
 

@@ -13,9 +13,9 @@ from llmc.artifacts.store.store import Store
 from llmc.compiler.architectures.shared.block_form import BlockForm
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.checkpoint.base import stored_forms
-from llmc.compiler.checkpoint.calibrated import BLOCK, FORM, Calibrated, CalibratedCheckpoint, packed
+from llmc.compiler.checkpoint.calibrated import BLOCK, FORM, CalibratedCheckpoint, packed
 from llmc.compiler.checkpoint.wrapped import WrappedCheckpoint
-from llmc.compiler.frontend.skeleton import load_real_model
+from llmc.compiler.frontend.real_model import load_real_model
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.compile import compile_bundle
 from llmc.compiler.verification.divergence import kl_divergence
@@ -68,7 +68,7 @@ def test_blocks_come_back_as_they_were_written(tmp_path: Path) -> None:
     codes = random.integers(0, 16, (rows, columns // BLOCK, BLOCK)).astype(np.uint8)
     scale, minimum = (random.normal(size=codes.shape[:2]).astype(np.float32) for _ in range(2))
     (tmp_path / "blocks").write_bytes(b"\0" * 64 + packed(codes, scale, minimum))
-    found = CalibratedCheckpoint(model, Calibrated(tmp_path / "blocks", {name: (64, rows, columns)}), "a")
+    found = CalibratedCheckpoint(model, tmp_path / "blocks", {name: (64, rows, columns)}, "a")
     blocks = found.quantised_blocks(name)
     assert blocks is not None
     for made, wanted in ((blocks.q, codes), (blocks.scale, scale), (blocks.minimum, minimum)):
@@ -76,8 +76,11 @@ def test_blocks_come_back_as_they_were_written(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found.tensor(name), model.tensor(name))
     assert (found.stored_form(name), stored_forms(found)) == (FORM, {name: FORM})
     assert found.quantised_blocks("model.norm.weight") is None
-    other = CalibratedCheckpoint(model, Calibrated(tmp_path / "blocks", {}), "b")
+    other = CalibratedCheckpoint(model, tmp_path / "blocks", {}, "b")
     assert len({found.digest(), other.digest(), model.digest()}) == 3
+    for bad in ((-1, rows, columns), (65, rows, columns), (64, rows * 2, columns // 2), (64.0, rows, columns)):
+        with pytest.raises(CheckpointError, match=f"blocks of {name}"):
+            CalibratedCheckpoint(model, tmp_path / "blocks", {name: bad}, "a")  # type: ignore[dict-item]
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "qwen3_moe"])
@@ -98,7 +101,7 @@ def test_every_projection_of_every_layer_is_calibrated_by_its_own_inputs(tmp_pat
     inputs = torch.cat([x.reshape(-1, x.shape[-1]) for x in seen]).detach().numpy()
     codes, _, _ = gptq4(model.tensor(name), Inputs.of(inputs.T @ inputs), BLOCK)
     (tmp_path / "blocks").write_bytes(out.getvalue())
-    blocks = CalibratedCheckpoint(model, Calibrated(tmp_path / "blocks", places), "a").quantised_blocks(name)
+    blocks = CalibratedCheckpoint(model, tmp_path / "blocks", places, "a").quantised_blocks(name)
     assert blocks is not None
     assert (blocks.q == codes).mean() > 0.99, "sums of products in another order"
 

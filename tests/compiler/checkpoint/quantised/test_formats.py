@@ -11,7 +11,7 @@ import torch
 
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.frontend.consumed import require_consumed
-from llmc.compiler.frontend.skeleton import load_real_model
+from llmc.compiler.frontend.real_model import load_real_model
 from llmc.errors import CheckpointError
 from tests.compiler.checkpoint.quantised import packers
 

@@ -16,7 +16,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.frontend.consumed import require_consumed
-from llmc.compiler.frontend.skeleton import load_real_model
+from llmc.compiler.frontend.real_model import load_real_model
 from llmc.errors import CheckpointError
 from tests.compiler import tiny
 

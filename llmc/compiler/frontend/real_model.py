@@ -1,0 +1,82 @@
+"""The unmodified transformers model with a checkpoint's weights, in float32: what everything is compared with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from llmc.compiler.checkpoint.base import coded_names, stored_name
+from llmc.compiler.frontend.skeleton import build_skeleton
+from llmc.compiler.frontend.streamed import Fill, Leaving, StreamedWeights, put_parameter
+from llmc.errors import CheckpointError
+from llmc.runtime.host import host_memory
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from llmc.compiler.checkpoint.base import Checkpoint
+
+STREAMED = 1 << 30
+"""Bytes of a model in float32 from which on its weights are not held all at once."""
+
+
+def load_real_model(checkpoint: Checkpoint) -> nn.Module:
+    """The checkpoint's model with its weights, float32, eval, with transformers' attention; raises CheckpointError.
+
+    A large one reads them as it runs (`is_streamed`), and has `streamed`: see StreamedWeights.
+    """
+    model, fill = _unfilled(checkpoint)
+    size = 4 * sum(parameter.numel() for parameter in model.state_dict().values())
+    if is_streamed(checkpoint, size):
+        model.streamed = StreamedWeights(model, layers_of(model), fill, checkpoint.forget)
+        return model
+    for name, parameter in model.state_dict().items():
+        fill(name, made := torch.empty(parameter.shape))
+        put_parameter(model, name, made)
+    model.tie_weights()
+    return model
+
+
+def streamed_model(checkpoint: Checkpoint, leaving: Leaving) -> nn.Module:
+    """The same, of any size, with `streamed`, which calls `leaving` with every layer that all calls went through."""
+    model, fill = _unfilled(checkpoint)
+    model.streamed = StreamedWeights(model, layers_of(model), fill, checkpoint.forget, leaving)
+    return model
+
+
+def is_streamed(checkpoint: Checkpoint, size: int) -> bool:
+    """Whether weights of `size` bytes in float32 are read again for each token: floats of STREAMED bytes or more;
+    codes, which take longer to read, only where all would fill half of this host's memory."""
+    if not coded_names(checkpoint):
+        return size >= STREAMED
+    return size > max(STREAMED, (host_memory() or 0) // 2)
+
+
+def _unfilled(checkpoint: Checkpoint) -> tuple[PreTrainedModel, Fill]:
+    """A model without values, and what writes them."""
+    model = build_skeleton(checkpoint.config)
+    names = set(checkpoint.tensor_names())
+    parameters = model.state_dict()
+    stored = {name: stored_name(name, names) for name in parameters}
+    for name, parameter in parameters.items():
+        if (shape := checkpoint.shape(stored[name])) != tuple(parameter.shape):
+            raise CheckpointError(f"tensor {name!r} has shape {shape}, the configuration says {tuple(parameter.shape)}")
+
+    known: set[str] = set()
+
+    def fill(name: str, tensor: Tensor) -> None:
+        if name in known:
+            checkpoint.fill(stored[name], tensor.numpy())
+        else:
+            tensor.numpy()[...] = checkpoint.tensor(stored[name])
+            known.add(name)
+
+    return model, fill
+
+
+def layers_of(model: Any) -> nn.ModuleList:
+    """The decoder's layers."""
+    count = model.config.num_hidden_layers
+    return next(m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == count)
