@@ -54,7 +54,7 @@ def accuracy_line(verification: Mapping[str, Any]) -> str | None:
     found, limits = verification["accuracy"], verification["limits"]
     perplexity = ""
     if found.get("perplexity") is not None:  # bundles of earlier versions have none
-        perplexity = f", perplexity {found['perplexity']:.4g} (reference {found['reference_perplexity']:.4g})"
+        perplexity = f", perplexity {found['perplexity']:,.2f} (reference {found['reference_perplexity']:,.2f})"
     return (
         f"accuracy over {found['tokens']} tokens of text: mean KL {found['mean_kl']:.2g} nats (limit "
         f"{limits['mean_kl']:.2g} for {limits['quality']}), p99 {found['p99_kl']:.2g}, equal tokens {found['top1']:.1%}"
