@@ -53,10 +53,10 @@ def compile(  # noqa: A001 - llmc.compile is the verb of this package
     """Compile a checkpoint into the bundle folder `output`; needs the extra `compile`.
 
     `model` may be a config.json: weights are bound when the bundle is opened. `lora`: folders of LoRA adapters that are
-    merged into it (docs/lora.md). The options that devices declare are
-    keywords too: `tensor_parallel`, `kv_cache_dtype`, `kernels` …, as the flags that `llmc compile --help` lists by
-    device. `device` is by default what the environment says (`Settings.device`: cpu on most hosts). `plan` or the
-    keywords of `llmc.plan` say which buckets; `store` is used in place of the one in `cache_dir`.
+    merged into it (docs/lora.md). The options that devices declare are keywords too: `tensor_parallel`,
+    `kv_cache_dtype`, `kernels` …, as the flags that `llmc compile --help` lists by device. `device` is by default what
+    the environment says (`Settings.device`: cpu on most hosts). `plan` or the keywords of `llmc.plan` say which
+    buckets; `store` is used in place of the one in `cache_dir`.
     `task`: "generate", "embed" or "score"; default: what the checkpoint's own files say (docs/encoders.md).
     `report` is called with each stage and executable. Raises CheckpointError, CompileError, VerificationError,
     DeviceError, CapacityError or ArtifactError, and then leaves `output` as it was.

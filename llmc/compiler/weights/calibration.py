@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -21,16 +21,10 @@ from llmc.errors import CheckpointError
 
 if TYPE_CHECKING:
     from llmc.compiler.checkpoint.base import Checkpoint
+    from llmc.compiler.weights.recipes import Sink
 
 TOKENS, LENGTH = 8192, 256
 """Of the text: as many at most, in sequences that are so long."""
-
-
-class Sink(Protocol):
-    """What blocks are written to."""
-
-    def write(self, data: bytes, /) -> object:
-        """Append `data`."""
 
 
 def calibrate(

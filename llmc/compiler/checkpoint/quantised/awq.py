@@ -62,9 +62,7 @@ class _Matrix(GroupedTensor):
             f"{module}.qweight", f"{module}.qzeros", f"{module}.scales",
         )  # fmt: skip
         stored.require(self._codes, self._codes, ("I32",))
-        packed = stored.shape(self._codes)
-        if len(packed) != 2 or 0 in packed:
-            raise stored.error(f"tensor {self._codes} is {list(packed)}, which no matrix is stored in: fetch it again")
+        packed = stored.matrix(self._codes)
         width, rows = packed[0], packed[1] * WORD // _BITS
         groups = width // stated_group(stated.get("group_size"), stored, width, self._codes)
         stored.require(self._codes, self._scales_at, tuple(DTYPES), (groups, rows))

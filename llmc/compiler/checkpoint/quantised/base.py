@@ -55,6 +55,13 @@ class StoredTensors:
         """As it is stored."""
         return self._owner[name].tensors[name].shape
 
+    def matrix(self, name: str) -> tuple[int, int]:
+        """The stored shape of what holds a matrix's codes. Raises CheckpointError for another one."""
+        shape = self.shape(name)
+        if len(shape) != 2 or 0 in shape:
+            raise self.error(f"tensor {name} is {list(shape)}, which no matrix is stored in: fetch it again")
+        return shape[0], shape[1]
+
     def codes(self, name: str) -> npt.NDArray[Any]:
         """Integers as they are, and the bytes of 8-bit floats: a read-only view of the file."""
         return self._owner[name].codes(name)

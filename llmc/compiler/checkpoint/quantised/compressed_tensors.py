@@ -154,9 +154,7 @@ class _Float4(GroupedTensor):
             f"{module}{_PACKED}", f"{module}{_SCALE}", f"{module}.weight_global_scale",
         )  # fmt: skip
         stored.require(self._codes, self._codes, ("U8",))
-        packed = stored.shape(self._codes)
-        if len(packed) != 2 or 0 in packed:
-            raise stored.error(f"tensor {self._codes} is {list(packed)}, which no matrix is stored in: fetch it again")
+        packed = stored.matrix(self._codes)
         rows, width = packed[0], packed[1] * 2
         groups = width // stated_group(scheme.weights.get("group_size"), stored, width, self._codes)
         stored.require(self._codes, self._scales_at, (FLOAT8,), (rows, groups))
