@@ -15,7 +15,7 @@ from llmc.compiler.checkpoint.base import (
     require_finite,
     unknown_tensor,
 )
-from llmc.compiler.checkpoint.gguf_blocks import BLOCK_FORMS, dequantise, split_blocks
+from llmc.compiler.checkpoint.gguf_blocks import block_form, dequantise, split_blocks, unkept
 from llmc.compiler.checkpoint.gguf_config import ROPE_FACTORS, Metadata, build_config, token_ids
 from llmc.compiler.checkpoint.gguf_header import TensorInfo, read_header
 from llmc.compiler.checkpoint.gguf_rows import restore_row_order
@@ -106,12 +106,15 @@ class GgufCheckpoint(Checkpoint):
         self._header.file.forget()
 
     def stored_form(self, name: str) -> BlockForm | None:
-        """That of a matrix in Q8_0, Q4_0 or Q4_1; None for other types."""
-        info = self._info(name)
-        return BLOCK_FORMS.get(info.type) if len(info.shape) == 2 else None
+        """That of a matrix in one of BLOCK_TYPES (gguf_types); None for other types."""
+        return block_form(self._info(name))
+
+    def unkept(self, name: str) -> str | None:
+        """The type, where values are of a code book (IQ1 to IQ3) or ternary (TQ)."""
+        return unkept(self._info(name))
 
     def quantised_blocks(self, name: str) -> QuantisedBlocks | None:
-        """Blocks of a Q8_0, Q4_0 or Q4_1 matrix, rows in transformers' order; None for other types."""
+        """Blocks of such a matrix, rows in transformers' order; None for other types."""
         info = self._info(name)
         if self.stored_form(name) is None:
             return None

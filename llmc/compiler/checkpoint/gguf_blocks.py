@@ -1,12 +1,4 @@
-"""From a GGUF tensor's bytes to float32, or to its blocks.
-
-    Q8_0 = scale:f16 (q:i8)*32
-    Q4_0 = scale:f16 (lo:4 hi:4)*16
-    Q4_1 = scale:f16 minimum:f16 (lo:4 hi:4)*16
-
-The low half-bytes are weights 0–15 of the block and the high ones 16–31. Source: ggml's quants, and gguf-py's
-`gguf.quants`, which dequantises the other types here.
-"""
+"""From a GGUF tensor's bytes to float32, or to its blocks (gguf_types)."""
 
 from __future__ import annotations
 
@@ -18,49 +10,55 @@ import numpy.typing as npt
 from llmc.compiler.architectures.shared.block_form import BlockForm
 from llmc.compiler.checkpoint.base import FloatArray, QuantisedBlocks
 from llmc.compiler.checkpoint.gguf_header import TensorInfo
-
-_BLOCK = 32
-BLOCK_FORMS = {
-    "Q8_0": BlockForm("Q8_0", 8, _BLOCK, ""),
-    "Q4_0": BlockForm("Q4_0", 4, _BLOCK, ""),
-    "Q4_1": BlockForm("Q4_1", 4, _BLOCK, "minimums"),
-}
-"""The types whose blocks are kept as they are."""
+from llmc.compiler.checkpoint.gguf_types import BLOCK_TYPES
 
 Bytes = npt.NDArray[np.uint8]
+_FLOATS = frozenset({"F32", "F16", "BF16"})
 
 
 def dequantise(info: TensorInfo, raw: Bytes) -> FloatArray:
     """Float32 values in `info.shape`; a read-only view for F32. Damaged scales may give non-finite values."""
     if info.type == "F32":
         return raw.view("<f4").reshape(info.shape)
+    if info.type == "F16":
+        return raw.view("<f2").astype(np.float32).reshape(info.shape)
+    if info.type == "BF16":
+        return (raw.view("<u2").astype(np.uint32) << np.uint32(16)).view(np.float32).reshape(info.shape)
     with np.errstate(all="ignore"):
-        if info.type == "F16":
-            return raw.view("<f2").astype(np.float32).reshape(info.shape)
-        if info.type == "BF16":
-            return (raw.view("<u2").astype(np.uint32) << np.uint32(16)).view(np.float32).reshape(info.shape)
-        if info.type in BLOCK_FORMS and len(info.shape) == 2:
-            return split_blocks(info, raw).dequantise()
+        if info.type in BLOCK_TYPES:
+            return split_blocks(info, raw).dequantise().reshape(info.shape)
         import gguf
 
-        rows = raw.reshape(-1, raw.size // int(np.prod(info.shape[:-1])))
-        values: Any = gguf.dequantize(rows, gguf.GGMLQuantizationType[info.type])
+        values: Any = gguf.dequantize(_rows(info, raw), gguf.GGMLQuantizationType[info.type])
         return np.ascontiguousarray(values, dtype=np.float32).reshape(info.shape)
 
 
+def block_form(info: TensorInfo) -> BlockForm | None:
+    """The form of a matrix of one of BLOCK_TYPES; None of other types and of what is no matrix."""
+    return BLOCK_TYPES[info.type].form if info.type in BLOCK_TYPES and len(info.shape) == 2 else None
+
+
+def unkept(info: TensorInfo) -> str | None:
+    """The type of a matrix in codes whose blocks are not kept; None of others."""
+    return None if info.type in _FLOATS or info.type in BLOCK_TYPES or len(info.shape) != 2 else f"GGUF {info.type}"
+
+
 def split_blocks(info: TensorInfo, raw: Bytes) -> QuantisedBlocks:
-    """The blocks of a matrix of one of BLOCK_FORMS."""
-    rows, columns = info.shape
-    blocks = raw.reshape(rows, columns // _BLOCK, -1)
-    scale = _halves(blocks, 0)
-    if info.type == "Q8_0":
-        return QuantisedBlocks("Q8_0", 8, 128, blocks[..., 2:] ^ np.uint8(128), scale, None)
-    minimum = _halves(blocks, 2) if info.type == "Q4_1" else None
-    codes = blocks[..., 4 if info.type == "Q4_1" else 2 :]
-    q = np.concatenate([codes & np.uint8(15), codes >> np.uint8(4)], axis=-1)
-    return QuantisedBlocks(info.type, 4, 8 if minimum is None else 0, q, scale, minimum)
+    """The blocks of a tensor of one of BLOCK_TYPES, its rows one above the other. Damaged scales may be non-finite."""
+    kind = BLOCK_TYPES[info.type]
+    form, rows = kind.form, _rows(info, raw)
+    with np.errstate(invalid="ignore"):
+        q, scale, minimum = kind.split(rows.reshape(len(rows), info.shape[-1] // kind.stored, -1))
+    return QuantisedBlocks(
+        form.type,
+        form.bits,
+        0 if form.offsets else 1 << (form.bits - 1),
+        q.reshape(len(rows), -1, form.block),
+        scale.reshape(len(rows), -1),
+        None if minimum is None else minimum.reshape(len(rows), -1),
+    )
 
 
-def _halves(blocks: Bytes, at: int) -> FloatArray:
-    """The float16 at byte `at` of every block, as float32 [rows, blocks]."""
-    return np.ascontiguousarray(blocks[..., at : at + 2]).view("<f2")[..., 0].astype(np.float32)
+def _rows(info: TensorInfo, raw: Bytes) -> Bytes:
+    """[N, bytes of a row]"""
+    return raw.reshape(-1, raw.size // int(np.prod(info.shape[:-1])))

@@ -13,7 +13,7 @@ from llmc.buckets.limits import Limits
 from llmc.buckets.planner import make_plan
 from llmc.compiler.architectures.shared.families import size_of
 from llmc.compiler.architectures.shared.size import ModelSize, Weights
-from llmc.compiler.checkpoint.gguf_blocks import BLOCK_FORMS
+from llmc.compiler.checkpoint.gguf_types import BLOCK_TYPES
 from llmc.compiler.estimates.footprint import Footprint
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.targets import open_target
@@ -183,7 +183,7 @@ def test_a_memory_budget_counts_this_footprint(tmp_path):
     assert footprint(limits=plan.limits).graph_bytes(whole.buckets) > budget
 
 
-DEMO = [Weights(106_168_320, BLOCK_FORMS["Q4_1"]), Weights(28_311_552, BLOCK_FORMS["Q8_0"], outer=True)]
+DEMO = [Weights(106_168_320, BLOCK_TYPES["Q4_1"].form), Weights(28_311_552, BLOCK_TYPES["Q8_0"].form, outer=True)]
 """SmolLM2-135M as the demo has it."""
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from llmc.compiler.checkpoint.base import QuantisedBlocks
-from llmc.compiler.checkpoint.gguf_blocks import BLOCK_FORMS
+from llmc.compiler.checkpoint.gguf_types import BLOCK_TYPES
 from llmc.compiler.program.ir import Graph, Node, Value
 from llmc.compiler.targets.onnxruntime import packing
 from llmc.compiler.targets.onnxruntime import target as onnxruntime
@@ -168,7 +168,7 @@ def test_keeping_four_bits_of_what_has_eight_is_refused() -> None:
 # Which format a matrix gets
 
 KEEP = {
-    name: BLOCK_FORMS[kind]
+    name: BLOCK_TYPES[kind].form
     for name, kind in {"q": "Q4_0", "k": "Q4_0", "v": "Q4_1", "o": "Q8_0", "head": "Q8_0"}.items()
 }
 
@@ -195,11 +195,11 @@ def test_a_matrix_keeps_its_blocks_where_all_of_it_has_such(
 
 
 def test_the_key_of_a_lowering_tells_formats_apart() -> None:
-    stored = {"a": BLOCK_FORMS["Q4_1"]}
+    stored = {"a": BLOCK_TYPES["Q4_1"].form}
     options = [
         OnnxOptions(0), OnnxOptions(32), OnnxOptions(32, bits=4), OnnxOptions(32, bits=4, head_bits=4),
         OnnxOptions(32, stored=stored), OnnxOptions(32, stored=stored, fold=True),
-        OnnxOptions(32, stored={"a": BLOCK_FORMS["Q4_0"]}),
+        OnnxOptions(32, stored={"a": BLOCK_TYPES["Q4_0"].form}),
     ]  # fmt: skip
     named = [onnxruntime._components(o) for o in options]
     assert all(named.count(one) == 1 for one in named)
@@ -228,7 +228,7 @@ SOURCE = Blocks(
     embedding=stored("Q4_1", 40), first=stored("Q4_1", 24, seed=1), second=random_matrix(40, 24, 2),
     bias=random_matrix(1, 24, 3)[0],
 )  # fmt: skip
-STORED = dict.fromkeys(("embedding", "first"), BLOCK_FORMS["Q4_1"])
+STORED = dict.fromkeys(("embedding", "first"), BLOCK_TYPES["Q4_1"].form)
 
 
 TOKENS, TOKEN = np.array([[0, 1, 39], [7, 8, 9]]), np.array([[39]])

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from llmc.compiler.architectures.shared.block_form import BlockForm
 from llmc.compiler.checkpoint.base import QuantisedBlocks
 from llmc.compiler.checkpoint.gguf import GgufCheckpoint
-from llmc.compiler.checkpoint.gguf_blocks import BLOCK_FORMS
+from llmc.compiler.checkpoint.gguf_types import BLOCK_TYPES
 from llmc.compiler.targets.openvino import compression
 from llmc.compiler.weights.recipes import FAMILIES
 from llmc.errors import CheckpointError
@@ -47,7 +47,7 @@ class Source:
 
     def forms(self) -> dict[str, BlockForm]:
         """As `Checkpoint.stored_form` says."""
-        return {name: BLOCK_FORMS[b.type] for name, b in self._stored.items()}
+        return {name: BLOCK_TYPES[b.type].form for name, b in self._stored.items()}
 
 
 def blocks(kind: str, seed: int = 0, rows: int = ROWS, width: int = WIDTH) -> QuantisedBlocks:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from openvino import opset13 as ops
 
 from llmc.compiler.checkpoint.base import QuantisedBlocks
-from llmc.compiler.checkpoint.gguf_blocks import BLOCK_FORMS
+from llmc.compiler.checkpoint.gguf_types import BLOCK_TYPES
 from llmc.compiler.targets.openvino.constants import Constants, place, to_xml
 from llmc.compiler.targets.openvino.formats import Factory, Half, Held, WeightFormat, format_for
 from llmc.compiler.targets.openvino.precision import GROUPS, properties, require_precision
@@ -144,18 +144,18 @@ def test_a_group_that_does_not_divide_the_inputs_is_cut_to_what_does() -> None:
     assert held(format_for("int4", group=64), [Q], 96) == Held("u4", 32)
     assert held(format_for("int8", group=32), [Q], 100) == Held("i8", 0)
     assert held(format_for("int4"), [Q], 100) == Held("i8", 0)
-    assert held(format_for("keep", stored={V: BLOCK_FORMS["Q8_0"]}), [Q], 100) == Held("i8", 0)
+    assert held(format_for("keep", stored={V: BLOCK_TYPES["Q8_0"].form}), [Q], 100) == Held("i8", 0)
 
 
 def test_embedding_and_head_stay_in_eight_bits_at_int4_unless_they_are_stored_in_four() -> None:
     for name in (EMBEDDING, HEAD):
         assert held(format_for("int4"), [name], 64) == Held("i8", 32)
-        assert held(format_for("int4", stored={name: BLOCK_FORMS["Q4_0"]}), [name], 64) == Held("u4", 32)
-        assert held(format_for("int4", stored={name: BLOCK_FORMS["Q8_0"]}), [name], 64) == Held("i8", 32)
+        assert held(format_for("int4", stored={name: BLOCK_TYPES["Q4_0"].form}), [name], 64) == Held("u4", 32)
+        assert held(format_for("int4", stored={name: BLOCK_TYPES["Q8_0"].form}), [name], 64) == Held("i8", 32)
 
 
 def test_what_keep_does_not_find_in_blocks_is_in_eight_bits() -> None:
-    keep = format_for("keep", stored={Q: BLOCK_FORMS["Q4_1"], EMBEDDING: BLOCK_FORMS["Q8_0"]})
+    keep = format_for("keep", stored={Q: BLOCK_TYPES["Q4_1"].form, EMBEDDING: BLOCK_TYPES["Q8_0"].form})
     assert [held(keep, [n], 64).family for n in (Q, EMBEDDING, V)] == ["u4kept", "i8kept", "i8"]
 
 
