@@ -14,13 +14,16 @@ from llmc.compiler.checkpoint import open_checkpoint, read_config
 from llmc.compiler.checkpoint.gguf_header import TENSOR_TYPES, read_header
 from llmc.errors import CheckpointError
 from tests.compiler.checkpoint.writers import (
+    BLOCK_KINDS,
     CONFIG,
     HEAD,
     HIDDEN,
     KV_HEADS,
     TOKENS,
+    gguf_values,
     interleave,
     weights,
+    write_blocks,
     write_gguf,
 )
 
@@ -101,22 +104,43 @@ def test_quantised_types_match_gguf_py(tmp_path, kind):
         assert np.abs(found - original).max() < 0.5
 
 
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1"])
-def test_blocks_follow_their_formula_and_equal_the_tensor(tmp_path, kind):
-    checkpoint = open_checkpoint(write_gguf(tmp_path / "m.gguf", types={"proj.weight": kind}))
-    for name in (Q_PROJ, "model.layers.0.mlp.down_proj.weight"):
-        blocks = checkpoint.quantised_blocks(name)
+@pytest.mark.parametrize("kind", BLOCK_KINDS)
+def test_blocks_follow_their_formula_and_are_gguf_py_s_values_to_the_bit(tmp_path, kind):
+    """Of random bytes, rows of q and k in transformers' order."""
+    values = write_blocks(tmp_path / "m.gguf", {"": kind})
+    checkpoint = open_checkpoint(tmp_path / "m.gguf")
+    for name in (n for n in checkpoint.tensor_names() if "norm" not in n):
+        form, blocks = checkpoint.stored_form(name), checkpoint.quantised_blocks(name)
         rows, columns = checkpoint.shape(name)
-        assert blocks.type == kind and blocks.block == 32
-        assert blocks.q.shape == (rows, columns // 32, 32) and blocks.scale.shape == (rows, columns // 32)
+        assert (blocks.type, blocks.bits, blocks.block) == (form.type, form.bits, form.block)
+        assert form.type == kind and checkpoint.unkept(name) is None
+        assert blocks.q.shape == (rows, columns // form.block, form.block)
+        assert blocks.scale.shape == (rows, columns // form.block)
         assert int(blocks.q.max()) < 2**blocks.bits
+        assert blocks.zero_point == (0 if form.offsets else 2 ** (form.bits - 1))
         formula = blocks.scale[..., None] * (blocks.q.astype(np.float32) - blocks.zero_point)
-        if kind == "Q4_1":
+        assert (form.offsets == "minimums") == (blocks.minimum is not None)
+        if form.offsets:
             formula = formula + blocks.minimum[..., None]
-        else:
-            assert blocks.minimum is None
-        np.testing.assert_array_equal(formula.reshape(rows, columns), checkpoint.tensor(name))
-        np.testing.assert_array_equal(blocks.dequantise(), checkpoint.tensor(name))
+        held = blocks.scale.astype(np.float16).astype(np.float32)
+        assert (form.scales == "float16") == bool((held == blocks.scale).all())
+        np.testing.assert_array_equal(formula.reshape(rows, columns), values[name])
+        np.testing.assert_array_equal(blocks.dequantise(), values[name])
+        np.testing.assert_array_equal(checkpoint.tensor(name), values[name])
+
+
+@pytest.mark.parametrize("kind", ["IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ1_S", "IQ1_M", "TQ1_0", "TQ2_0"])
+def test_types_without_blocks_that_a_device_multiplies_are_floats(tmp_path, kind):
+    name = "model.layers.0.mlp.down_proj.weight"
+    size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][1]
+    data = np.full((64, size), 17, np.uint8)
+    path = write_gguf(
+        tmp_path / "m.gguf", weights() | {name: data}, types={"layers.0.mlp.down_proj": kind},
+    )  # fmt: skip
+    checkpoint = open_checkpoint(path)
+    assert checkpoint.stored_form(name) is checkpoint.quantised_blocks(name) is None
+    assert checkpoint.unkept(name) == f"GGUF {kind}"
+    np.testing.assert_array_equal(checkpoint.tensor(name), gguf_values(kind, data))
 
 
 def test_the_type_table_is_that_of_gguf_py():

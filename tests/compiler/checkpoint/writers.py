@@ -66,6 +66,33 @@ def interleave(rows: np.ndarray, heads: int) -> np.ndarray:
     return rows[order]
 
 
+_NUMBERS = {
+    "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "IQ4_NL": (0,), "IQ4_XS": (0,),
+    "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,),
+}  # fmt: skip
+"""Where in a block of a type its float16 numbers lie."""
+BLOCK_KINDS = tuple(_NUMBERS)
+
+
+def random_blocks(kind: str, rows: int, columns: int, seed: int = 0) -> np.ndarray:
+    """A matrix of a type in blocks, all bytes random, numbers of a size that gives values of about 0.1; uint8 [rows,
+    bytes of a row]."""
+    weights_of, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    random = np.random.default_rng(seed)
+    made = random.integers(0, 256, (rows, columns // weights_of, size), np.uint8)
+    steps = {"Q8_0": 128, "IQ4_NL": 128, "Q5_0": 16, "Q5_1": 16, "IQ4_XS": 128 * 32}.get(kind, 8)
+    small = steps * (32 if kind.endswith("_K") else 1)
+    for at in _NUMBERS[kind]:
+        numbers = (random.uniform(0.1, 0.2, made.shape[:2]) / small).astype(np.float16)
+        made[..., at : at + 2] = numbers[..., None].view(np.uint8)
+    return made.reshape(rows, -1)
+
+
+def gguf_values(kind: str, data: np.ndarray) -> np.ndarray:
+    """What gguf-py makes of the bytes of a matrix."""
+    return gguf.dequantize(data, gguf.GGMLQuantizationType[kind])
+
+
 def write_gguf(
     path: Path,
     tensors: dict[str, np.ndarray] | None = None,
@@ -77,7 +104,8 @@ def write_gguf(
     raw: dict[str, np.ndarray] | None = None,
     tokenizer: dict[str, Any] | None = None,
 ) -> Path:
-    """A GGUF file; `types`: part of a name to quantisation; `extra`: metadata; `drop`: keys left out."""
+    """A GGUF file; `types`: part of a name to quantisation, of what is not in bytes already;
+    `extra`: metadata; `drop`: keys left out."""
     writer = gguf.GGUFWriter(str(path), arch)
     numbers = {
         f"{arch}.context_length": 128, f"{arch}.embedding_length": HIDDEN, f"{arch}.block_count": LAYERS,
@@ -120,8 +148,8 @@ def write_gguf(
             stored = interleave(value, KV_HEADS)
         kind = next((label for part, label in (types or {}).items() if part in name), "F32")
         if kind != "F32":
-            quantisation = gguf.GGMLQuantizationType[kind]
-            writer.add_tensor(gguf_name(name), gguf.quantize(stored, quantisation), raw_dtype=quantisation)
+            data = stored if stored.dtype == np.uint8 else gguf.quantize(stored, gguf.GGMLQuantizationType[kind])
+            writer.add_tensor(gguf_name(name), data, raw_dtype=gguf.GGMLQuantizationType[kind])
         else:
             writer.add_tensor(gguf_name(name), np.ascontiguousarray(stored))
     for name, value in (raw or {}).items():
@@ -131,6 +159,28 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+WIDE = 256
+"""Inputs of each matrix of `write_blocks`: a block of any type."""
+
+
+def write_blocks(path: Path, kinds: dict[str, str], **more: Any) -> dict[str, np.ndarray]:
+    """A GGUF file of one layer whose matrices are random blocks, of a kind by a part of their name; returns the values
+    that gguf-py makes of them, by transformers' names."""
+    rows = {"embed_tokens": len(TOKENS), "k_proj": WIDE // 2, "v_proj": WIDE // 2}
+    tensors, values = dict[str, np.ndarray](), dict[str, np.ndarray]()
+    for seed, name in enumerate(sorted(n for n in weights() if "layers.1" not in n)):
+        if "norm" in name:
+            tensors[name] = values[name] = np.ones(WIDE, np.float32)
+            continue
+        kind = next(label for part, label in kinds.items() if part in name)
+        height = next((count for part, count in rows.items() if part in name), WIDE)
+        tensors[name] = random_blocks(kind, height, WIDE, seed)
+        values[name] = gguf_values(kind, tensors[name])
+    sizes = {"llama.embedding_length": WIDE, "llama.block_count": 1, "llama.feed_forward_length": WIDE}
+    write_gguf(path, tensors, types={"norm": "F32", **kinds}, extra=sizes, **more)
+    return values
 
 
 CONFIG = {
