@@ -54,7 +54,7 @@ class QuantisedBlocks:
     """4 or 8; codes of fewer bits count as 4."""
     zero_point: int | npt.NDArray[np.float32]
     """Of all blocks (128 for Q8_0, stored signed and kept here as unsigned; 8 for Q4_0; 0 for Q4_1), or, whole numbers,
-    of each: [N, K/block]."""
+    of each: [N, K/block]. No code is below it where there are minimums."""
     q: npt.NDArray[np.uint8]
     """[N, K/block, block], each value below 2**bits, one a byte."""
     scale: FloatArray
@@ -86,6 +86,12 @@ class QuantisedBlocks:
             zero_point=self.zero_point if isinstance(self.zero_point, int) else each(self.zero_point),
             minimum=None if self.minimum is None else each(self.minimum),
         )
+
+    def from_zero(self) -> QuantisedBlocks:
+        """The same with the zero point 0 where blocks have minimums."""
+        if self.minimum is None or not isinstance(self.zero_point, int) or not self.zero_point:
+            return self
+        return replace(self, q=self.q - self.zero_point, zero_point=0)
 
     def dequantise(self) -> FloatArray:
         """The float32 matrix [N, K]."""

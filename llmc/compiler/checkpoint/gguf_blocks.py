@@ -52,7 +52,7 @@ def split_blocks(info: TensorInfo, raw: Bytes) -> QuantisedBlocks:
     return QuantisedBlocks(
         form.type,
         form.bits,
-        0 if form.offsets else 1 << (form.bits - 1),
+        kind.zero,
         q.reshape(len(rows), -1, form.block),
         scale.reshape(len(rows), -1),
         None if minimum is None else minimum.reshape(len(rows), -1),

@@ -9,7 +9,7 @@ each `block` neighbours along the input axis. Their parts (see recipes.py, FAMIL
   columns    the offsets as [K/block, N]
 
 q4       4 bits of our own making, with offsets; where the checkpoint has 4-bit blocks, those exactly
-kept4    the checkpoint's own 4-bit blocks (GGUF Q4_0 and Q4_1, gptq, awq), exactly
+kept4    the checkpoint's own 4-bit blocks (GGUF Q4_0, Q4_1 and Q2_K to Q4_K, gptq, awq), exactly
 kept8    the checkpoint's own blocks in 8 bits, exactly: 4-bit codes times 16, scales over 16; a tensor without blocks
          by the rule of family q8
 
@@ -62,14 +62,14 @@ def kept4(names: Sequence[str], source: TensorSource, block: int) -> dict[str, N
     return _parts(4, kept4_blocks(names, source, block))
 
 
-def kept4_blocks(names: Sequence[str], source: TensorSource, block: int) -> Blocks:
-    """The matrix of family kept4."""
+def kept4_blocks(names: Sequence[str], source: TensorSource, block: int, *, low: bool = False) -> Blocks:
+    """The matrix of family kept4. `low`: codes of blocks with minimums begin at 0, not about the middle of the range."""
     made = []
     for name in names:
         stored = source.quantised_blocks(name)
         if stored is None or stored.bits != 4:
             raise changed(name, "4-bit blocks", block)
-        made.append(_centred(_cut(name, stored, block)))
+        made.append(_centred(_cut(name, stored, block, low)))
     return _stacked(made)
 
 
@@ -79,9 +79,10 @@ def kept8(names: Sequence[str], source: TensorSource, block: int) -> dict[str, N
 
 
 def kept8_blocks(
-    names: Sequence[str], source: TensorSource, block: int, held: Callable[[Array], Array] = np.asarray
-) -> Blocks:
-    """The matrix of family kept8; scales of our own making are what `held` makes of them."""
+    names: Sequence[str], source: TensorSource, block: int, held: Callable[[Array], Array] = np.asarray, *,
+    low: bool = False,
+) -> Blocks:  # fmt: skip
+    """The matrix of family kept8; scales of our own making are what `held` makes of them. `low`: as of kept4_blocks."""
     made = []
     for name in names:
         stored = source.quantised_blocks(name)
@@ -89,7 +90,7 @@ def kept8_blocks(
             codes, scales = quantise_q8(source.tensor(name), block, held)
             made.append((codes, scales, np.zeros_like(scales)))
         else:
-            codes, scales, offsets = _centred(_cut(name, stored, block))
+            codes, scales, offsets = _centred(_cut(name, stored, block, low))
             wider = np.uint8(1 << (8 - stored.bits))
             made.append((codes * wider, scales / np.float32(wider), offsets))
     return _stacked(made)
@@ -157,10 +158,11 @@ def changed(name: str, what: str, block: int) -> CheckpointError:
     )
 
 
-def _cut(name: str, stored: QuantisedBlocks, block: int) -> QuantisedBlocks:
+def _cut(name: str, stored: QuantisedBlocks, block: int, low: bool) -> QuantisedBlocks:
     if stored.block % block:
         raise changed(name, "blocks", block)
-    return stored.cut(block)
+    cut = stored.cut(block)
+    return cut.from_zero() if low else cut
 
 
 def _centred(stored: QuantisedBlocks) -> Blocks:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -66,25 +67,40 @@ def interleave(rows: np.ndarray, heads: int) -> np.ndarray:
     return rows[order]
 
 
+@dataclass(frozen=True)
+class _Numbers:
+    """Where in a block its float16 numbers lie: the scale, with the largest multiple of it that a weight may be, and
+    the minimum, with what of the scale it has to be for weights about zero."""
+
+    scale: int
+    largest: int
+    minimum: int | None = None
+    middle: float = 0
+
+
 _NUMBERS = {
-    "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "IQ4_NL": (0,), "IQ4_XS": (0,),
-    "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,),
+    "Q4_0": _Numbers(0, 8), "Q4_1": _Numbers(0, 8, 2, -7.5), "Q5_0": _Numbers(0, 16), "Q5_1": _Numbers(0, 16, 2, -15.5),
+    "Q8_0": _Numbers(0, 128), "IQ4_NL": _Numbers(0, 128), "IQ4_XS": _Numbers(0, 128 * 32),
+    "Q2_K": _Numbers(80, 2 * 15, 82, 1.5), "Q3_K": _Numbers(108, 4 * 32), "Q4_K": _Numbers(0, 8 * 63, 2, 7.5),
+    "Q5_K": _Numbers(0, 16 * 63, 2, 15.5), "Q6_K": _Numbers(208, 32 * 128),
 }  # fmt: skip
-"""Where in a block of a type its float16 numbers lie."""
 BLOCK_KINDS = tuple(_NUMBERS)
 
 
 def random_blocks(kind: str, rows: int, columns: int, seed: int = 0) -> np.ndarray:
-    """A matrix of a type in blocks, all bytes random, numbers of a size that gives values of about 0.1; uint8 [rows,
+    """A matrix of a type in blocks: bytes are random, scales such that weights are at most 0.2 or so; uint8 [rows,
     bytes of a row]."""
-    weights_of, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
-    random = np.random.default_rng(seed)
-    made = random.integers(0, 256, (rows, columns // weights_of, size), np.uint8)
-    steps = {"Q8_0": 128, "IQ4_NL": 128, "Q5_0": 16, "Q5_1": 16, "IQ4_XS": 128 * 32}.get(kind, 8)
-    small = steps * (32 if kind.endswith("_K") else 1)
-    for at in _NUMBERS[kind]:
-        numbers = (random.uniform(0.1, 0.2, made.shape[:2]) / small).astype(np.float16)
-        made[..., at : at + 2] = numbers[..., None].view(np.uint8)
+    count, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    random, numbers = np.random.default_rng(seed), _NUMBERS[kind]
+    made = random.integers(0, 256, (rows, columns // count, size), np.uint8)
+    scale = random.uniform(0.1, 0.2, made.shape[:2]) / numbers.largest
+
+    def put(at: int, values: np.ndarray) -> None:
+        made[..., at : at + 2] = values.astype(np.float16)[..., None].view(np.uint8)
+
+    put(numbers.scale, scale)
+    if numbers.minimum is not None:
+        put(numbers.minimum, scale * numbers.middle)
     return made.reshape(rows, -1)
 
 

@@ -23,11 +23,15 @@ Parts: TypeAlias = "tuple[Bytes, FloatArray, FloatArray | None]"
 
 @dataclass(frozen=True)
 class BlockType:
-    """`stored` weights lie together. `split` takes the bytes of a matrix; codes without minimums have the zero point
-    2 ** (form.bits - 1)."""
+    """`stored` weights lie together; `zero` is the zero point of all codes. `split` takes the bytes of a matrix.
+
+    Codes of fewer bits than `form.bits` are moved so that the middle of their range is that of the wider one: products
+    that quantise activations, and take minimums apart, are as exact then as the codes are small about that middle.
+    """
 
     form: BlockForm
     stored: int
+    zero: int
     split: Callable[[Bytes], Parts]
 
 

@@ -18,6 +18,8 @@ from llmc.compiler.checkpoint.gguf_types.base import BlockType, Bytes, Parts, ha
 
 BLOCK = 32
 _SIGN = np.uint8(128)
+FIVE_ZERO = np.uint8(128 - 16)
+"""What codes of 5 bits are moved by."""
 IQ4_VALUES = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)
 """What the codes of IQ4_NL and IQ4_XS stand for, before their scale."""
 IQ4_CODES = IQ4_VALUES.view(np.uint8) ^ _SIGN
@@ -37,11 +39,11 @@ def _q4_1(blocks: Bytes) -> Parts:
 
 
 def _five(blocks: Bytes, at: int) -> Bytes:
-    return planes(blocks[..., at + 4 :], 16, 4) | planes(blocks[..., at : at + 4], 1, 1) << np.uint8(4)
+    return (planes(blocks[..., at + 4 :], 16, 4) | planes(blocks[..., at : at + 4], 1, 1) << np.uint8(4)) + FIVE_ZERO
 
 
 def _q5_0(blocks: Bytes) -> Parts:
-    return _five(blocks, 2) + np.uint8(128 - 16), halves(blocks, 0), None
+    return _five(blocks, 2), halves(blocks, 0), None
 
 
 def _q5_1(blocks: Bytes) -> Parts:
@@ -53,10 +55,10 @@ def _iq4_nl(blocks: Bytes) -> Parts:
 
 
 TYPES = {
-    "Q8_0": BlockType(BlockForm("Q8_0", 8, BLOCK, ""), BLOCK, _q8_0),
-    "Q4_0": BlockType(BlockForm("Q4_0", 4, BLOCK, ""), BLOCK, _q4_0),
-    "Q4_1": BlockType(BlockForm("Q4_1", 4, BLOCK, "minimums"), BLOCK, _q4_1),
-    "Q5_0": BlockType(BlockForm("Q5_0", 8, BLOCK, ""), BLOCK, _q5_0),
-    "Q5_1": BlockType(BlockForm("Q5_1", 8, BLOCK, "minimums"), BLOCK, _q5_1),
-    "IQ4_NL": BlockType(BlockForm("IQ4_NL", 8, BLOCK, ""), BLOCK, _iq4_nl),
+    "Q8_0": BlockType(BlockForm("Q8_0", 8, BLOCK, ""), BLOCK, 128, _q8_0),
+    "Q4_0": BlockType(BlockForm("Q4_0", 4, BLOCK, ""), BLOCK, 8, _q4_0),
+    "Q4_1": BlockType(BlockForm("Q4_1", 4, BLOCK, "minimums"), BLOCK, 0, _q4_1),
+    "Q5_0": BlockType(BlockForm("Q5_0", 8, BLOCK, ""), BLOCK, 128, _q5_0),
+    "Q5_1": BlockType(BlockForm("Q5_1", 8, BLOCK, "minimums"), BLOCK, int(FIVE_ZERO), _q5_1),
+    "IQ4_NL": BlockType(BlockForm("IQ4_NL", 8, BLOCK, ""), BLOCK, 128, _iq4_nl),
 }

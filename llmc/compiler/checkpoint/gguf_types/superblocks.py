@@ -18,15 +18,17 @@ import numpy as np
 from llmc.compiler.architectures.shared.block_form import BlockForm
 from llmc.compiler.checkpoint.base import FloatArray
 from llmc.compiler.checkpoint.gguf_types.base import BlockType, Bytes, Parts, halves, planes
-from llmc.compiler.checkpoint.gguf_types.blocks import IQ4_CODES
+from llmc.compiler.checkpoint.gguf_types.blocks import FIVE_ZERO, IQ4_CODES
 
 _STORED = 256
+_TWO_ZERO = np.uint8(8 - 2)
+"""What codes of 2 bits are moved by."""
 
 
 def _q2_k(blocks: Bytes) -> Parts:
     numbers = blocks[..., :16]
     scale = halves(blocks, 80) * (numbers & np.uint8(15))
-    return planes(blocks[..., 16:80], 32, 2), scale, -(halves(blocks, 82) * (numbers >> np.uint8(4)))
+    return planes(blocks[..., 16:80], 32, 2) + _TWO_ZERO, scale, -(halves(blocks, 82) * (numbers >> np.uint8(4)))
 
 
 def _q3_k(blocks: Bytes) -> Parts:
@@ -41,7 +43,7 @@ def _q4_k(blocks: Bytes) -> Parts:
 
 def _q5_k(blocks: Bytes) -> Parts:
     codes = planes(blocks[..., 48:], 32, 4) | planes(blocks[..., 16:48], 32, 1) << np.uint8(4)
-    return codes, *_scales_and_minimums(blocks)
+    return codes + FIVE_ZERO, *_scales_and_minimums(blocks)
 
 
 def _q6_k(blocks: Bytes) -> Parts:
@@ -69,10 +71,10 @@ def _less_32(numbers: Bytes) -> FloatArray:
 
 
 TYPES = {
-    "Q2_K": BlockType(BlockForm("Q2_K", 4, 16, "minimums", "float32"), _STORED, _q2_k),
-    "Q3_K": BlockType(BlockForm("Q3_K", 4, 16, "", "float32"), _STORED, _q3_k),
-    "Q4_K": BlockType(BlockForm("Q4_K", 4, 32, "minimums", "float32"), _STORED, _q4_k),
-    "Q5_K": BlockType(BlockForm("Q5_K", 8, 32, "minimums", "float32"), _STORED, _q5_k),
-    "Q6_K": BlockType(BlockForm("Q6_K", 8, 16, "", "float32"), _STORED, _q6_k),
-    "IQ4_XS": BlockType(BlockForm("IQ4_XS", 8, 32, "", "float32"), _STORED, _iq4_xs),
+    "Q2_K": BlockType(BlockForm("Q2_K", 4, 16, "minimums", "float32"), _STORED, int(_TWO_ZERO), _q2_k),
+    "Q3_K": BlockType(BlockForm("Q3_K", 4, 16, "", "float32"), _STORED, 8, _q3_k),
+    "Q4_K": BlockType(BlockForm("Q4_K", 4, 32, "minimums", "float32"), _STORED, 0, _q4_k),
+    "Q5_K": BlockType(BlockForm("Q5_K", 8, 32, "minimums", "float32"), _STORED, int(FIVE_ZERO), _q5_k),
+    "Q6_K": BlockType(BlockForm("Q6_K", 8, 16, "", "float32"), _STORED, 128, _q6_k),
+    "IQ4_XS": BlockType(BlockForm("IQ4_XS", 8, 32, "", "float32"), _STORED, 128, _iq4_xs),
 }

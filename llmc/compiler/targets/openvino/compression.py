@@ -119,7 +119,7 @@ def _matrix(name: str, source: TensorSource) -> Floats:
 def _exact(stored: QuantisedBlocks) -> Blocks:
     if stored.minimum is None:
         return stored.q, stored.scale, np.broadcast_to(np.float32(stored.zero_point), stored.scale.shape)
-    return with_zeros(stored.q, stored.scale, stored.minimum)
+    return with_zeros(stored.from_zero().q, stored.scale, stored.minimum)
 
 
 def _stored(name: str, source: TensorSource, bits: int, group: int) -> QuantisedBlocks:

@@ -113,12 +113,12 @@ def pq4(names: Sequence[str], source: TensorSource, block: int) -> Panels:
 
 def pkept4(names: Sequence[str], source: TensorSource, block: int) -> Panels:
     """The parts of family pkept4; raises CheckpointError for a source without 4-bit blocks of this size."""
-    return Panels(names, 4, *nbits.kept4_blocks(names, source, block))
+    return Panels(names, 4, *nbits.kept4_blocks(names, source, block, low=True))
 
 
 def pkept8(names: Sequence[str], source: TensorSource, block: int) -> Panels:
     """The parts of family pkept8."""
-    return Panels(names, 8, *nbits.kept8_blocks(names, source, block, to_float16))
+    return Panels(names, 8, *nbits.kept8_blocks(names, source, block, to_float16, low=True))
 
 
 def to_float16(scales: Array) -> Array:
