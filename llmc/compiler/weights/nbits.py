@@ -63,7 +63,7 @@ def kept4(names: Sequence[str], source: TensorSource, block: int) -> dict[str, N
 
 
 def kept4_blocks(names: Sequence[str], source: TensorSource, block: int, *, low: bool = False) -> Blocks:
-    """The matrix of family kept4. `low`: codes of blocks with minimums begin at 0, not about the middle of the range."""
+    """The matrix of family kept4. `low`: codes of blocks with minimums begin at 0, not in the middle of the range."""
     made = []
     for name in names:
         stored = source.quantised_blocks(name)

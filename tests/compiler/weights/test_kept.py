@@ -25,6 +25,7 @@ from llmc.compiler.targets.openvino import compression
 from llmc.compiler.weights import nbits
 from tests.compiler import tiny
 from tests.compiler.checkpoint.quantised import packers
+from tests.compiler.checkpoint.writers import BLOCK_KINDS, write_blocks
 from tests.compiler.targets.openvino.test_compression import four_bits, given_back
 
 PLAN = tiny.kinds_plan()
@@ -97,6 +98,56 @@ def test_groups_for_openvino_are_the_values_of_the_format(case: str, tmp_path: P
         np.testing.assert_array_equal(made, values[name])
 
 
+WIDER = {
+    "Q4_K_M": {"v_proj": "Q6_K", "down": "Q6_K", "embed": "Q6_K", "": "Q4_K"},
+    "blocks of 32": {"q_proj": "Q5_1", "k_proj": "Q5_0", "gate": "Q8_0", "down": "Q4_1", "": "IQ4_NL"},
+    "low bits": {"v_proj": "Q3_K", "down": "Q3_K", "embed": "IQ4_XS", "": "Q2_K"},
+}
+"""Matrices of a GGUF file by a part of their name: mixtures, some of them side by side in one product."""
+
+
+@pytest.mark.parametrize("kind", BLOCK_KINDS)
+def test_blocks_of_gguf_are_the_values_that_gguf_py_gives(kind: str, tmp_path: Path) -> None:
+    """For both runtimes. OpenVINO's zero points of minimums are rounded quotients."""
+    from llmc.compiler.targets.openvino.constants import Constants
+    from llmc.compiler.targets.openvino.formats import Kept
+
+    values = write_blocks(tmp_path / "m.gguf", {"": kind})
+    checkpoint = open_checkpoint(tmp_path / "m.gguf")
+    stored = stored_forms(checkpoint)
+    name = "model.layers.0.self_attn.q_proj.weight"
+    wanted = values[name]
+    bound = 2.0**-21 * np.abs(wanted).max() if stored[name].offsets else 0
+    for normed in (True, False):
+        onnx = OnnxOptions(32, stored=stored).format([name], 256, normed)
+        assert onnx.block == stored[name].block and onnx.bits == stored[name].bits
+        make = nbits.kept4_blocks if onnx.family == "kept4" else nbits.kept8_blocks
+        for low in (False, True):
+            codes, scales, offsets = make([name], checkpoint, onnx.block, low=low)
+            made = (codes.astype(np.float64) - (1 << (onnx.bits - 1))) * scales[..., None] + offsets[..., None]
+            np.testing.assert_allclose(made.reshape(wanted.shape), wanted, rtol=2.0**-24, atol=bound)
+    held = Kept(Constants(), stored).held([name], 256)
+    assert held.group == stored[name].block
+    parts = getattr(compression, held.family)([name], checkpoint, held.group)
+    made32 = (four_bits if held.family == "u4kept" else given_back)(parts)
+    np.testing.assert_allclose(made32, wanted, rtol=0, atol=bound)
+
+
+@pytest.mark.parametrize("kind", ["Q5_1", "Q5_K", "Q2_K"])
+def test_codes_with_minimums_lie_about_the_zero_of_products(kind: str, tmp_path: Path) -> None:
+    """What a product of quantised activations loses is as large as the codes that it is made with."""
+    write_blocks(tmp_path / "m.gguf", {"": kind})
+    checkpoint = open_checkpoint(tmp_path / "m.gguf")
+    name = "model.layers.0.self_attn.q_proj.weight"
+    form = checkpoint.stored_form(name)
+    assert form is not None
+    make = nbits.kept4_blocks if form.bits == 4 else nbits.kept8_blocks
+    codes, _, _ = make([name], checkpoint, form.block)
+    half = {"Q2_K": 2}.get(kind, 16)
+    middle = 1 << (form.bits - 1)
+    assert (codes.min(), codes.max()) == (middle - half, middle + half - 1)
+
+
 FOUR, EIGHT = BlockForm("gptq", 4, 128, "zeros"), BlockForm("gptq", 8, 96, "")
 ROWS = BlockForm("compressed-tensors", 8, 256, "")
 
@@ -133,6 +184,17 @@ def test_every_matrix_in_blocks_is_kept(case: str, runtime: str, store: Store, t
     count = sum(name.split(".")[-2] in packers.PROJECTIONS for name in values) - (case == "gptq dynamic")
     assert summary(result) == f"{count} kept exactly"
     assert result.verification["mean_kl"] < 2e-3
+
+
+@pytest.mark.parametrize("runtime", list(RUNTIMES))
+@pytest.mark.parametrize("case", list(WIDER))
+def test_mixtures_of_gguf_s_types_are_kept(case: str, runtime: str, store: Store, tmp_path: Path) -> None:
+    """Blocks of 16 and of 32 too, side by side; rows looked up; a tied head."""
+    write_blocks(tmp_path / "m.gguf", WIDER[case])
+    options = CompileOptions.of(**{"quantize": "keep", "verify": "all", **RUNTIMES[runtime]})
+    result = compile_bundle(str(tmp_path / "m.gguf"), tmp_path / "bundle", PLAN, options, store, lambda event: None)
+    assert summary(result).startswith("8 kept exactly")
+    assert result.verification["mean_kl"] < 5e-4
 
 
 @pytest.mark.parametrize("runtime", list(RUNTIMES))
