@@ -6,16 +6,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from llmc.compiler.checkpoint import open_checkpoint
-from llmc.compiler.checkpoint.base import stored_forms
+from llmc.compiler.checkpoint.base import Checkpoint, stored_forms
 from llmc.compiler.options import CompileOptions
-from llmc.compiler.pipeline.compile import compile_bundle
+from llmc.compiler.pipeline.compile import CompileResult, compile_bundle
 from llmc.compiler.targets import open_target
 from llmc.compiler.targets.onnxruntime.formats import OnnxOptions
 from llmc.compiler.targets.onnxruntime.kernels.panels import ZEROS, pkept4, pkept8
 from tests.compiler import tiny
 from tests.compiler.checkpoint.quantised import packers
+from tests.compiler.checkpoint.writers import BLOCK_KINDS, write_blocks
 from tests.compiler.targets.onnxruntime.kernels.single import run
 
 FAMILIES = {"kept4": pkept4, "kept8": pkept8}
@@ -26,19 +28,65 @@ HALF = [case for case in packers.EXACT if "float32" not in case and case != "nvf
 def test_panels_hold_the_values_of_the_format(library: Path, case: str, tmp_path: Path) -> None:
     """Read row by row by the kernel itself: what is left is the rounding of a float32 sum."""
     values = packers.write(tmp_path, *packers.CASES[case])
-    checkpoint = open_checkpoint(tmp_path)
-    options = OnnxOptions(32, stored=stored_forms(checkpoint), panels=True)
-    for name in options.stored:
-        rows, width = values[name].shape
+    for name, made in read_back(library, open_checkpoint(tmp_path)).items():
+        np.testing.assert_allclose(made, values[name], rtol=0, atol=2.0**-22 * 2 * np.abs(values[name]).max())
+
+
+@pytest.mark.parametrize("kind", BLOCK_KINDS)
+def test_panels_hold_the_blocks_of_gguf(library: Path, kind: str, tmp_path: Path) -> None:
+    """The scales of K-quants are rounded to float16, and their minimums: to 2⁻¹¹ each."""
+    values = write_blocks(tmp_path / "m.gguf", {"": kind})
+    checkpoint = open_checkpoint(tmp_path / "m.gguf")
+    for name, made in read_back(library, checkpoint).items():
+        form = checkpoint.stored_form(name)
+        assert form is not None
+        bound = 2.0**-21 if form.scales == "float16" else 2.0**-11 * (2 if form.offsets else 1)
+        np.testing.assert_allclose(made, values[name], rtol=0, atol=bound * np.abs(values[name]).max())
+
+
+def read_back(library: Path, checkpoint: Checkpoint) -> dict[str, NDArray[np.float32]]:
+    """The rows of each matrix in blocks, as the kernel reads them from its panels."""
+    options, found = OnnxOptions(32, stored=stored_forms(checkpoint), panels=True), {}
+    for name in set(options.stored).intersection(checkpoint.tensor_names()):
+        rows, width = checkpoint.shape(name)
         held = options.format([name], width, normed="down_proj" not in name)
         offsets = ZEROS if held.zeros else int(held.offsets)
-        part = "panels" + ("+zeros" if offsets else "")
+        part = {ZEROS: "panels+zeros", 1: "panels+offsets", 0: "panels"}[offsets]
         panels = FAMILIES[held.family]([name], checkpoint, held.block)[part]
-        made = run(
+        found[name] = run(
             library, "Embedding", [("ids", np.arange(rows)[None]), ("w", panels)], ["y"],
             rows=rows, width=width, group=held.block, bits=held.bits, offsets=offsets,
-        )["y"]  # fmt: skip
-        np.testing.assert_allclose(made[0], values[name], rtol=0, atol=2.0**-22 * 2 * np.abs(values[name]).max())
+        )["y"][0]  # fmt: skip
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kinds", "line"),
+    [
+        (
+            {"v_proj": "Q6_K", "down": "Q6_K", "embed": "Q6_K", "": "Q4_K"},
+            "0 kept exactly, 8 rounded again (8 float32 scales in float16)",
+        ),
+        ({"q_proj": "Q5_1", "k_proj": "Q5_0", "gate": "Q8_0", "down": "Q4_1", "": "IQ4_NL"}, "8 kept exactly"),
+    ],
+)
+def test_a_bundle_of_gguf_s_types_is_near_the_float_model(
+    library: Path, kinds: dict[str, str], line: str, tmp_path: Path
+) -> None:
+    write_blocks(tmp_path / "m.gguf", kinds)
+    result = compiled(tmp_path / "m.gguf", tmp_path)
+    assert result.verification["mean_kl"] < 1e-3
+    (said,) = open_target("onnxruntime").describe(result.analysis)
+    assert said.startswith(f"matrices that the checkpoint stores in codes: {line}")
+
+
+def compiled(path: Path, folder: Path) -> CompileResult:
+    from llmc.artifacts.store.store import Store
+
+    options = CompileOptions.of("onnxruntime", quantize="keep", kernels="llmc", verify="all")
+    return compile_bundle(
+        str(path), folder / "bundle", tiny.kinds_plan(), options, Store(folder / "store"), lambda event: None
+    )
 
 
 @pytest.mark.parametrize(
@@ -53,14 +101,8 @@ def test_panels_hold_the_values_of_the_format(library: Path, case: str, tmp_path
     ],
 )
 def test_a_bundle_is_near_the_float_model(library: Path, case: str, line: str, tmp_path: Path) -> None:
-    from llmc.artifacts.store.store import Store
-
     packers.write(tmp_path / "model", *packers.CASES[case])
-    options = CompileOptions.of("onnxruntime", quantize="keep", kernels="llmc", verify="all")
-    result = compile_bundle(
-        str(tmp_path / "model"), tmp_path / "bundle", tiny.kinds_plan(), options, Store(tmp_path / "store"),
-        lambda event: None,
-    )  # fmt: skip
+    result = compiled(tmp_path / "model", tmp_path)
     assert result.verification["mean_kl"] < 2e-3
     assert open_target("onnxruntime").describe(result.analysis) == [
         f"matrices that the checkpoint stores in codes: {line}"
