@@ -25,16 +25,17 @@ def require_codes(checkpoint: Checkpoint) -> None:
     """Raise InputError where `keep` has nothing to keep: no matrix is stored in codes."""
     if not coded_names(checkpoint):
         raise InputError(
-            f"--quantize keep: {checkpoint.path} has no matrix in blocks that could be kept (GGUF Q8_0, Q4_0, Q4_1; "
-            "gptq, awq, compressed-tensors); quantise it with --quantize int8 or int4, or compile a checkpoint of those"
+            f"--quantize keep: {checkpoint.path} has no matrix in blocks that could be kept (GGUF Q2_K to Q8_0 and "
+            "IQ4; gptq, awq, compressed-tensors); quantise it with --quantize int8 or int4, or compile a checkpoint "
+            "of those"
         )
 
 
 def kept_in(recipes: bytes, checkpoint: Checkpoint) -> dict[str, Any]:
     """What a target's analysis says of the matrices that the checkpoint stores in codes, by the recipes of a lowering.
 
-    {"kept": {"exact": how many are held exactly, "floats": as float32 (exact, too), "rounded": {reason: how many}}};
-    empty where none is stored so.
+    {"kept": {"exact": how many are held exactly, "wider": {in what: how many of these are in more bits than stored},
+    "floats": as float32 (exact, too), "rounded": {reason: how many}}}; empty where none is stored so.
     """
     from llmc.compiler.weights.recipes import read_recipes
 
@@ -42,12 +43,16 @@ def kept_in(recipes: bytes, checkpoint: Checkpoint) -> dict[str, Any]:
     if not coded:
         return {}
     held: dict[str, set[str]] = {}
+    wider: dict[str, str] = {}
     for recipe in read_recipes(recipes):
         for name in coded.intersection(stored_name(source, names) for source in recipe.sources):
             held.setdefault(name, set()).add(_held(recipe, name, checkpoint))
-    counted = Counter(min(found, key=_rank) for found in held.values())
+            wider |= _wider(recipe, name, checkpoint)
+    least = {name: min(found, key=_rank) for name, found in held.items()}
+    counted = Counter(least.values())
     exact, floats = (counted.pop(how, 0) for how in _LEAST)
-    return {_KEPT: {"exact": exact, "floats": floats, "rounded": dict(sorted(counted.items()))}}
+    grown = Counter(what for name, what in wider.items() if least[name] == "exact")
+    return {_KEPT: {"exact": exact, "wider": _sorted(grown), "floats": floats, "rounded": _sorted(counted)}}
 
 
 def kept_lines(analysis: Mapping[str, Any]) -> list[str]:
@@ -55,18 +60,40 @@ def kept_lines(analysis: Mapping[str, Any]) -> list[str]:
     if _KEPT not in analysis:
         return []
     found = analysis[_KEPT]
-    parts = [f"{found['exact']} kept exactly"]
+    wider = found["wider"]
+    more = f" ({sum(wider.values())} in more bits than stored: {_listed(wider)})" if wider else ""
+    parts = [f"{found['exact']} kept exactly{more}"]
     if found["floats"]:
         parts.append(f"{found['floats']} widened to float32")
     if found["rounded"]:
-        why = ", ".join(f"{count} {reason}" for reason, count in found["rounded"].items())
-        parts.append(f"{sum(found['rounded'].values())} rounded again ({why})")
+        parts.append(f"{sum(found['rounded'].values())} rounded again ({_listed(found['rounded'])})")
     return [f"matrices that the checkpoint stores in codes: {', '.join(parts)}"]
+
+
+def _sorted(counted: Counter[str]) -> dict[str, int]:
+    return dict(sorted(counted.items()))
+
+
+def _listed(counted: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {what}" for what, count in counted.items())
 
 
 def _rank(found: str) -> tuple[int, str]:
     """A reason comes first: a matrix that two recipes hold is exact where both do."""
     return (1 + _LEAST.index(found) if found in _LEAST else 0), found
+
+
+def _wider(recipe: Recipe, name: str, checkpoint: Checkpoint) -> dict[str, str]:
+    """{name: in what} of a tensor whose codes a recipe holds in more bits than they are stored in, else nothing."""
+    form, family = checkpoint.stored_form(name), _family(recipe)
+    if form is None or family not in _KEEP | _KEEP_FOUR:
+        return {}
+    bits = 8 if "8" in family else 4
+    return {name: f"{form.type} in {bits}"} if bits > (form.stored_bits or form.bits) else {}
+
+
+def _family(recipe: Recipe) -> str:
+    return recipe.transform.split("_", 1)[0]
 
 
 def _held(recipe: Recipe, name: str, checkpoint: Checkpoint) -> str:
@@ -76,7 +103,7 @@ def _held(recipe: Recipe, name: str, checkpoint: Checkpoint) -> str:
     form = checkpoint.stored_form(name)
     if form is None:
         return str(checkpoint.unkept(name))
-    family = recipe.transform.split("_", 1)[0]
+    family = _family(recipe)
     if family not in _KEEP and not (family in _KEEP_FOUR and form.bits == 4 and not form.block % recipe.block):
         return "without --quantize keep"
     return "float32 scales in float16" if family in _HALF_SCALES and form.scales == "float32" else "exact"

@@ -203,6 +203,28 @@ def test_weights_take_what_was_measured(monkeypatch, device, quantize, measured)
     assert found.weight_bytes == pytest.approx(measured, rel=0.01)
 
 
+@pytest.mark.parametrize(
+    ("kind", "openvino", "kernels", "runtimes"),
+    [
+        ("Q2_K", 4 + 64 / 16, 4 + 32 / 16, 4 + 64 / 16 + 4 + 64 / 16), ("Q3_K", 4 + 64 / 16, 5, 4 + 2 + 4 + 4),
+        ("Q4_K", 6, 5, 12), ("Q5_0", 9, 8.5, 9 + 10), ("Q5_K", 10, 9, 20), ("Q6_K", 10, 9, 8 + 2 + 8 + 4),
+        ("IQ4_XS", 9, 8.5, 19), ("Q8_0", 9, 8.5, 19),
+    ],
+)  # fmt: skip
+def test_bits_of_a_weight_are_of_its_blocks(monkeypatch, kind, openvino, kernels, runtimes):
+    """Codes, and what each block has beside them: 32 bits a number, 16 in panels."""
+    monkeypatch.setattr("llmc.compiler.targets.onnxruntime.target.runs_on", lambda isa: True)
+    weights = Weights(1, BLOCK_TYPES[kind].form)
+
+    def bits(device, **more):
+        options = CompileOptions.of(device, quantize="keep", **more)
+        return open_target(device).weight_bits(options, weights)
+
+    assert bits("openvino") == openvino
+    assert bits("onnxruntime", kernels="llmc") == kernels
+    assert bits("onnxruntime", kernels="onnxruntime") == runtimes
+
+
 @pytest.mark.parametrize(("quantize", "measured"), [("keep", 227_610_750), ("int8", 313_503_870)])
 def test_weights_for_the_runtimes_kernels_are_there_twice(quantize, measured):
     options = CompileOptions.of("onnxruntime", quantize=quantize, kernels="onnxruntime")

@@ -25,6 +25,8 @@ class BlockForm:
     point is 2 ** (bits - 1)."""
     scales: str = "float16"
     """The dtype that holds each scale: float16, bfloat16 or float32."""
+    stored_bits: int = 0
+    """Of a code in the source, where that is fewer than `bits`; 0 where it is not."""
 
 
 def common_block(forms: Iterable[BlockForm], most: int) -> int:

@@ -18,7 +18,7 @@ from llmc.compiler.checkpoint.gguf_types.base import BlockType, Bytes, Parts, ha
 
 BLOCK = 32
 _SIGN = np.uint8(128)
-FIVE_ZERO = np.uint8(128 - 16)
+FIVE_ZERO = 128 - 16
 """What codes of 5 bits are moved by."""
 IQ4_VALUES = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)
 """What the codes of IQ4_NL and IQ4_XS stand for, before their scale."""
@@ -58,7 +58,7 @@ TYPES = {
     "Q8_0": BlockType(BlockForm("Q8_0", 8, BLOCK, ""), BLOCK, 128, _q8_0),
     "Q4_0": BlockType(BlockForm("Q4_0", 4, BLOCK, ""), BLOCK, 8, _q4_0),
     "Q4_1": BlockType(BlockForm("Q4_1", 4, BLOCK, "minimums"), BLOCK, 0, _q4_1),
-    "Q5_0": BlockType(BlockForm("Q5_0", 8, BLOCK, ""), BLOCK, 128, _q5_0),
-    "Q5_1": BlockType(BlockForm("Q5_1", 8, BLOCK, "minimums"), BLOCK, int(FIVE_ZERO), _q5_1),
-    "IQ4_NL": BlockType(BlockForm("IQ4_NL", 8, BLOCK, ""), BLOCK, 128, _iq4_nl),
+    "Q5_0": BlockType(BlockForm("Q5_0", 8, BLOCK, "", stored_bits=5), BLOCK, 128, _q5_0),
+    "Q5_1": BlockType(BlockForm("Q5_1", 8, BLOCK, "minimums", stored_bits=5), BLOCK, FIVE_ZERO, _q5_1),
+    "IQ4_NL": BlockType(BlockForm("IQ4_NL", 8, BLOCK, "", stored_bits=4), BLOCK, 128, _iq4_nl),
 }

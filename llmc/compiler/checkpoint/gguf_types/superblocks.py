@@ -21,7 +21,7 @@ from llmc.compiler.checkpoint.gguf_types.base import BlockType, Bytes, Parts, ha
 from llmc.compiler.checkpoint.gguf_types.blocks import FIVE_ZERO, IQ4_CODES
 
 _STORED = 256
-_TWO_ZERO = np.uint8(8 - 2)
+_TWO_ZERO = 8 - 2
 """What codes of 2 bits are moved by."""
 
 
@@ -34,7 +34,7 @@ def _q2_k(blocks: Bytes) -> Parts:
 def _q3_k(blocks: Bytes) -> Parts:
     codes = planes(blocks[..., 32:96], 32, 2) | planes(blocks[..., :32], 32, 1) << np.uint8(2)
     numbers = planes(blocks[..., 96:104], 8, 4) | planes(blocks[..., 104:108], 4, 2) << np.uint8(4)
-    return codes + np.uint8(8 - 4), halves(blocks, 108) * _less_32(numbers), None
+    return codes + 8 - 4, halves(blocks, 108) * _less_32(numbers), None
 
 
 def _q4_k(blocks: Bytes) -> Parts:
@@ -48,7 +48,7 @@ def _q5_k(blocks: Bytes) -> Parts:
 
 def _q6_k(blocks: Bytes) -> Parts:
     codes = planes(blocks[..., :128], 64, 4) | planes(blocks[..., 128:192], 32, 2) << np.uint8(4)
-    return codes + np.uint8(128 - 32), halves(blocks, 208) * blocks[..., 192:208].view(np.int8), None
+    return codes + 128 - 32, halves(blocks, 208) * blocks[..., 192:208].view(np.int8), None
 
 
 def _iq4_xs(blocks: Bytes) -> Parts:
@@ -71,10 +71,10 @@ def _less_32(numbers: Bytes) -> FloatArray:
 
 
 TYPES = {
-    "Q2_K": BlockType(BlockForm("Q2_K", 4, 16, "minimums", "float32"), _STORED, int(_TWO_ZERO), _q2_k),
-    "Q3_K": BlockType(BlockForm("Q3_K", 4, 16, "", "float32"), _STORED, 8, _q3_k),
+    "Q2_K": BlockType(BlockForm("Q2_K", 4, 16, "minimums", "float32", stored_bits=2), _STORED, _TWO_ZERO, _q2_k),
+    "Q3_K": BlockType(BlockForm("Q3_K", 4, 16, "", "float32", stored_bits=3), _STORED, 8, _q3_k),
     "Q4_K": BlockType(BlockForm("Q4_K", 4, 32, "minimums", "float32"), _STORED, 0, _q4_k),
-    "Q5_K": BlockType(BlockForm("Q5_K", 8, 32, "minimums", "float32"), _STORED, int(FIVE_ZERO), _q5_k),
-    "Q6_K": BlockType(BlockForm("Q6_K", 8, 16, "", "float32"), _STORED, 128, _q6_k),
-    "IQ4_XS": BlockType(BlockForm("IQ4_XS", 8, 32, "", "float32"), _STORED, 128, _iq4_xs),
+    "Q5_K": BlockType(BlockForm("Q5_K", 8, 32, "minimums", "float32", stored_bits=5), _STORED, FIVE_ZERO, _q5_k),
+    "Q6_K": BlockType(BlockForm("Q6_K", 8, 16, "", "float32", stored_bits=6), _STORED, 128, _q6_k),
+    "IQ4_XS": BlockType(BlockForm("IQ4_XS", 8, 32, "", "float32", stored_bits=4), _STORED, 128, _iq4_xs),
 }

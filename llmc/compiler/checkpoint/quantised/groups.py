@@ -83,7 +83,8 @@ class GroupedTensor(QuantisedTensor):
         if self._cut is None:
             return None
         centred = self._zero is not None and self._zero + self._moved == 1 << (self._wide - 1)
-        return BlockForm(self.kind, self._wide, self._cut[0], "" if centred else "zeros", self._scales)
+        narrow = self.bits if self.bits < self._wide else 0
+        return BlockForm(self.kind, self._wide, self._cut[0], "" if centred else "zeros", self._scales, narrow)
 
     def unkept(self) -> str | None:
         """Groups that kernels do not take, or inputs whose order is not that of their groups."""

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmc.artifacts.bundle.native import KERNELS
-from llmc.compiler.architectures.shared.block_form import forms_in_key
+from llmc.compiler.architectures.shared.block_form import BlockForm, forms_in_key
 from llmc.compiler.architectures.shared.names import OUTER
 from llmc.compiler.checkpoint.base import stored_forms
 from llmc.compiler.code import code_digest
@@ -62,12 +62,10 @@ if TYPE_CHECKING:
 
 INT8_BLOCK = 64
 BLOCK = 32
-TWICE_BITS = {"q8": 9 + 9.7, "kept8": 9 + 10, "kept4": 6 + 6.1, "q4": 6 + 7}
-"""By family (onnxruntime/formats.py), as they are and packed for the kernels (benchmarks/RESULTS.md)."""
-PANEL_BITS = {"q8": 8.5, "kept8": 8.5, "kept4": 4.5, "q4": 5}
-"""In panels: codes and float16 scales of blocks of 32; OFFSET_BITS more where a checkpoint's own 4-bit blocks have
-offsets."""
-OFFSET_BITS = 0.5
+TWICE_BITS = {"q8": 9 + 9.7, "q4": 6 + 7}
+"""Of our own blocks (onnxruntime/formats.py), as they are and packed for the kernels (benchmarks/RESULTS.md)."""
+PANEL_BITS = {"q8": 8.5, "q4": 5}
+"""The same in panels: codes and float16 scales of blocks of 32."""
 
 
 LLMC, OWN = "llmc", "onnxruntime"
@@ -179,13 +177,14 @@ class OnnxRuntimeTarget(Target):
         """For the runtime's kernels, quantised weights are there twice; its experts stay in float32."""
         if options.quantize == "none" or (weights.experts and not _ours(options)):
             return super().weight_bits(options, weights)
-        stored = weights.stored
-        kept = {"keep": "kept8" if stored else "q8", "int4": "q8" if weights.outer else "q4", "int8": "q8"}
-        four = options.quantize != "int8" and stored is not None and stored.bits == 4
-        family = "kept4" if four else kept[str(options.quantize)]
-        if not _ours(options):
-            return TWICE_BITS[family]
-        return PANEL_BITS[family] + OFFSET_BITS * (family == "kept4" and stored is not None and bool(stored.offsets))
+        kept = weights.stored
+        if kept is None or not _keeps(str(options.quantize), kept, weights.outer):
+            family = "q4" if options.quantize == "int4" and not weights.outer else "q8"
+            return (PANEL_BITS if _ours(options) else TWICE_BITS)[family]
+        beside, block = 2 if kept.offsets else 1, min(kept.block, BLOCK)
+        if _ours(options):
+            return kept.bits + 16 * beside / block
+        return 2 * kept.bits + 32 * (beside + 2) / block
 
     def stage_costs(self, options: CompileOptions, buckets: Sequence[Bucket]) -> Mapping[str, Cost]:
         """llmc's kernels are built once for all models; for the runtime's, weights are packed."""
@@ -285,13 +284,12 @@ class OnnxRuntimeTarget(Target):
             return OnnxOptions(INT8_BLOCK if quantize == "int8" else 0, panels=panels)
         from llmc.compiler.weights.kept import require_codes
 
-        stored = stored_forms(stages.checkpoint)
         if quantize == "keep":
             require_codes(stages.checkpoint)
-            return OnnxOptions(BLOCK, stored=stored, fold=not panels and self._folds(stages), panels=panels)
-        kept = {name: form for name, form in stored.items() if form.bits == 4 or name in OUTER}
+        stored = stored_forms(stages.checkpoint)
+        kept = {name: form for name, form in stored.items() if _keeps(quantize, form, name in OUTER)}
         fold = not panels and self._folds(stages)
-        return OnnxOptions(BLOCK, bits=4, stored=kept, fold=fold, panels=panels)
+        return OnnxOptions(BLOCK, bits=4 if quantize == "int4" else 8, stored=kept, fold=fold, panels=panels)
 
     def _folds(self, stages: Stages) -> bool:
         """Whether packed matrices take in offsets here."""
@@ -383,6 +381,11 @@ class OnnxRuntimeTarget(Target):
 def _ours(options: CompileOptions) -> bool:
     """Whether llmc's kernels run."""
     return KERNELS_OPTION.of(options) == LLMC
+
+
+def _keeps(quantize: str, form: BlockForm, outer: bool) -> bool:
+    """Whether a matrix keeps the checkpoint's blocks; int4 keeps those of 4 bits, and those of embedding and head."""
+    return quantize == "keep" or (quantize == "int4" and (form.bits == 4 or outer))
 
 
 def _components(options: OnnxOptions) -> dict[str, Any]:

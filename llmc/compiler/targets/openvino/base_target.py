@@ -96,8 +96,10 @@ class OpenVinoBase(Target):
         quantize = str(options.quantize)
         if quantize == "none":
             return super().weight_bits(options, weights)
-        four = quantize != "int8" and weights.stored is not None and weights.stored.bits == 4
-        four = four or (quantize == "int4" and not weights.outer)
+        kept = weights.stored
+        if quantize == "keep" and kept is not None:
+            return kept.bits + (2 if kept.bits == 4 or kept.offsets else 1) * 32 / kept.block
+        four = quantize == "int4" and (not weights.outer or (kept is not None and kept.bits == 4))
         asked = GROUP_SIZE.of(options)
         group = self.default_group(quantize) if asked is None else asked
         parts = 2 if four else 1
