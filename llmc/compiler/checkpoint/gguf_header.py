@@ -88,7 +88,7 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class GgufHeader:
-    """A checked header: every tensor lies inside the file and no two overlap."""
+    """A checked header: every tensor lies inside the file, behind the one before it: no two overlap."""
 
     file: MappedFile
     metadata: dict[str, Any]
@@ -227,5 +227,10 @@ class _Reader:
         for info in sorted(placed.values(), key=lambda info: info.offset):
             if info.offset < end:
                 raise self.file.error(f"damaged: tensor {info.name} overlaps another; fetch it again")
+            if info.offset - end >= alignment:
+                raise self.file.error(
+                    f"damaged: {info.offset - end} bytes before tensor {info.name} belong to no tensor, so that a type "
+                    "or a shape is wrong; fetch it again"
+                )
             end = info.offset + info.bytes
         return placed

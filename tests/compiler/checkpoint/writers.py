@@ -87,6 +87,12 @@ _NUMBERS = {
 BLOCK_KINDS = tuple(_NUMBERS)
 
 
+def scale_places(kind: str) -> list[int]:
+    """Bytes of a block at which its float16 numbers begin."""
+    numbers = _NUMBERS[kind]
+    return [numbers.scale] if numbers.minimum is None else [numbers.scale, numbers.minimum]
+
+
 def random_blocks(kind: str, rows: int, columns: int, seed: int = 0) -> np.ndarray:
     """A matrix of a type in blocks: bytes are random, scales such that weights are at most 0.2 or so; uint8 [rows,
     bytes of a row]."""
