@@ -27,6 +27,11 @@ COMMANDS = {
     "traffic": ("llmc.cli.traffic", "Look at recorded traffic; merge, sample and anonymise it."),
     "cache": ("llmc.cli.cache", "Look into the artifact store and into bundles."),
 }
+OTHER_NAMES = {
+    "run": "generate", "chat": "generate", "build": "compile", "convert": "compile", "export": "compile",
+    "start": "serve", "check": "verify", "benchmark": "bench", "info": "devices", "store": "cache",
+}  # fmt: skip
+"""What commands of that kind are called elsewhere; an error names ours."""
 UNEXPECTED = 1
 USAGE = 2
 LONGEST_NAME = 200
@@ -148,7 +153,7 @@ def _app(typer: Any, arguments: list[str]) -> Any:
 
     chosen = next((a for a in arguments if not a.startswith("-")), None)
     if chosen is not None and chosen not in COMMANDS:
-        raise UnknownNameError("command", chosen, COMMANDS)
+        raise UnknownNameError("command", chosen, COMMANDS, OTHER_NAMES)
     app = typer.Typer(
         name="llmc",
         add_completion=False,

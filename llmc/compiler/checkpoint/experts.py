@@ -131,7 +131,7 @@ class ExpertsCheckpoint(HuggingFaceCheckpoint):
         return QuantisedBlocks.stacked([made for made in blocks if made is not None])
 
     def unkept(self, name: str) -> str | None:
-        """Of a merged one without blocks what its first part is stored in, or that they are stored in different ways."""
+        """Of a merged one without blocks what its first part is stored in, or that its parts differ."""
         first = self._parts(name)[0][0]
         if self.stored_form(name) is not None:
             return None
