@@ -64,7 +64,7 @@ def _run(arguments: list[str], verbosity: int) -> int:
     try:
         app = _app(typer, arguments)
         try:
-            result = app(arguments, prog_name="llmc", standalone_mode=False)
+            result = app(arguments, prog_name="llmc", standalone_mode=False, obj=arguments)
         finally:
             output.close_bars()
     except LlmcError as e:
