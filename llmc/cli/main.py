@@ -14,6 +14,8 @@ from llmc.cli import ahead, output
 COMMANDS = {
     "plan": ("llmc.cli.plan", "Choose the buckets to compile."),
     "compile": ("llmc.cli.compile", "Compile a checkpoint into a bundle of precompiled graphs."),
+    "run": ("llmc.cli.run", "Ask a model, for a first try: compiled where it was not yet."),
+    "chat": ("llmc.cli.chat", "Talk to a model, for a first try."),
     "verify": ("llmc.cli.verify", "Check a bundle against its reference model."),
     "generate": ("llmc.cli.generate", "Answer prompts with a bundle, without compiling."),
     "embed": ("llmc.cli.pooling", "Vectors of texts with a bundle of an embedding model."),
@@ -28,7 +30,7 @@ COMMANDS = {
     "cache": ("llmc.cli.cache", "Look into the artifact store and into bundles."),
 }
 OTHER_NAMES = {
-    "run": "generate", "chat": "generate", "build": "compile", "convert": "compile", "export": "compile",
+    "ask": "run", "build": "compile", "convert": "compile", "export": "compile",
     "start": "serve", "check": "verify", "benchmark": "bench", "info": "devices", "store": "cache",
 }  # fmt: skip
 """What commands of that kind are called elsewhere; an error names ours."""
