@@ -16,7 +16,7 @@ LlmcError                  exit 1   anything below; the message says what, where
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 
 class LlmcError(Exception):
@@ -32,10 +32,19 @@ class InputError(LlmcError):
 
 
 class UnknownNameError(InputError):
-    """A name that no registry holds; the message lists the names it does hold."""
+    """A name that no registry holds; the message lists the names it does hold, and which of them may be meant.
 
-    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
-        super().__init__(f"unknown {kind} {name!r}; known: {', '.join(sorted(known))}")
+    `others`: what else people call one of these → its name.
+    """
+
+    def __init__(self, kind: str, name: str, known: Iterable[str], others: Mapping[str, str] | None = None) -> None:
+        from difflib import get_close_matches
+
+        names = sorted(known)
+        called = {n.lower(): n for n in names} | dict(others or {})
+        near = get_close_matches(name.lower(), called, n=1, cutoff=0.7)
+        meant = f"; did you mean {called[near[0]]!r}?" if near else ""
+        super().__init__(f"unknown {kind} {name!r}; known: {', '.join(names)}{meant}")
 
 
 class CheckpointError(LlmcError):

@@ -35,6 +35,8 @@ def verified_line(verification: Mapping[str, Any], executables: int) -> str:
     poisons = f"{v['twice']} under two poisons"
     if left_out:
         poisons += f", {len(left_out)} sampled ones under one to keep within the budget: {', '.join(left_out)}"
+    if not_run := v.get("not_run"):  # bundles of earlier versions do not say
+        poisons += f", {len(not_run)} not run to keep within it, others run their executables: {', '.join(not_run)}"
     far = v.get("unreached", [])
     more = f" and {len(far) - SHOWN} more" if len(far) > SHOWN else ""
     beyond = f"; not run to the longest sequences that they take: {', '.join(far[:SHOWN])}{more}" if far else ""

@@ -11,6 +11,7 @@ import typer
 
 from llmc.cli.compiled import print_estimate, print_programs, print_result
 from llmc.cli.flags import takes_own_options
+from llmc.cli.grouped_help import GroupedCommand
 from llmc.cli.options import StoreFlag, TaskFlag, option
 from llmc.cli.planning import PlanningFlags, plan_from_flags, takes_planning_flags
 from llmc.cli.pooled_planning import pooled_plan_of
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     """Add the command to `app`."""
-    app.command("compile")(takes_own_options(takes_planning_flags(compile_command)))
+    app.command("compile", cls=GroupedCommand)(takes_own_options(takes_planning_flags(compile_command)))
 
 
 def compile_command(

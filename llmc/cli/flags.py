@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from llmc.cli.grouped_help import panel_of
 from llmc.cli.quantities import size
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def _flag(one: Declared) -> inspect.Parameter:
     option = one.option
     kind: Any = str if option.is_size else option.kind
     name = f"{option.flag}/--no-{option.flag[2:]}" if option.kind is bool else option.flag
-    said = typer.Option(name, metavar=option.metavar or None, help=f"{', '.join(one.devices)}: {option.help}")
+    said = typer.Option(name, metavar=option.metavar or None, help=option.help, rich_help_panel=panel_of(one.devices))
     return inspect.Parameter(
         option.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, said]
     )

@@ -14,6 +14,8 @@ from llmc.cli import ahead, output
 COMMANDS = {
     "plan": ("llmc.cli.plan", "Choose the buckets to compile."),
     "compile": ("llmc.cli.compile", "Compile a checkpoint into a bundle of precompiled graphs."),
+    "run": ("llmc.cli.run", "Ask a model, for a first try: compiled where it was not yet."),
+    "chat": ("llmc.cli.chat", "Talk to a model, for a first try."),
     "verify": ("llmc.cli.verify", "Check a bundle against its reference model."),
     "generate": ("llmc.cli.generate", "Answer prompts with a bundle, without compiling."),
     "embed": ("llmc.cli.pooling", "Vectors of texts with a bundle of an embedding model."),
@@ -27,6 +29,11 @@ COMMANDS = {
     "traffic": ("llmc.cli.traffic", "Look at recorded traffic; merge, sample and anonymise it."),
     "cache": ("llmc.cli.cache", "Look into the artifact store and into bundles."),
 }
+OTHER_NAMES = {
+    "ask": "run", "build": "compile", "convert": "compile", "export": "compile",
+    "start": "serve", "check": "verify", "benchmark": "bench", "info": "devices", "store": "cache",
+}  # fmt: skip
+"""What commands of that kind are called elsewhere; an error names ours."""
 UNEXPECTED = 1
 USAGE = 2
 LONGEST_NAME = 200
@@ -59,7 +66,7 @@ def _run(arguments: list[str], verbosity: int) -> int:
     try:
         app = _app(typer, arguments)
         try:
-            result = app(arguments, prog_name="llmc", standalone_mode=False)
+            result = app(arguments, prog_name="llmc", standalone_mode=False, obj=arguments)
         finally:
             output.close_bars()
     except LlmcError as e:
@@ -148,7 +155,7 @@ def _app(typer: Any, arguments: list[str]) -> Any:
 
     chosen = next((a for a in arguments if not a.startswith("-")), None)
     if chosen is not None and chosen not in COMMANDS:
-        raise UnknownNameError("command", chosen, COMMANDS)
+        raise UnknownNameError("command", chosen, COMMANDS, OTHER_NAMES)
     app = typer.Typer(
         name="llmc",
         add_completion=False,

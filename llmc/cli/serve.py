@@ -13,6 +13,7 @@ import typer
 
 from llmc.cli import output as messages
 from llmc.cli.capturing import CaptureFlags, takes_capture_flags
+from llmc.cli.grouped_help import GroupedCommand
 from llmc.cli.options import EagerFlag, PrefillFlag, ThreadsFlag, WeightsFlag, option
 from llmc.cli.order import OrderFlag, uses_in
 from llmc.cli.quantities import duration, size
@@ -34,7 +35,7 @@ _COMPILE = "For a MODEL that is no bundle"
 
 def register(app: typer.Typer) -> None:
     """Add the command to `app`."""
-    app.command("serve")(takes_capture_flags(serve_command))
+    app.command("serve", cls=GroupedCommand)(takes_capture_flags(serve_command))
 
 
 def serve_command(

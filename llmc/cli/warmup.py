@@ -12,6 +12,7 @@ import typer
 from llmc.buckets.bucket import Bucket
 from llmc.cli import output as messages
 from llmc.cli.capturing import UNCAPTURED_SHOWN, CaptureFlags, takes_capture_flags
+from llmc.cli.grouped_help import GroupedCommand
 from llmc.cli.interrupts import EXIT, sigterm_interrupts
 from llmc.cli.options import BundleArgument, EagerFlag, StoreFlag, ThreadsFlag, WeightsFlag, option
 from llmc.cli.order import OrderFlag, uses_in
@@ -36,7 +37,7 @@ SHOWN = 8
 
 def register(app: typer.Typer) -> None:
     """Add the command to `app`."""
-    app.command("warmup")(takes_capture_flags(warmup))
+    app.command("warmup", cls=GroupedCommand)(takes_capture_flags(warmup))
 
 
 def warmup(

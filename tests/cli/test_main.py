@@ -12,7 +12,8 @@ import pytest
 
 import llmc as package
 from llmc.cli import main as main_module
-from llmc.cli.main import COMMANDS, run
+from llmc.cli.main import COMMANDS, OTHER_NAMES, run
+from llmc.compiler.targets.declared import devices, other_names
 from tests.artifacts.helpers import REPO, child, finish
 from tests.cli.helpers import Llmc
 from tests.devices import negated, use
@@ -44,7 +45,7 @@ def test_every_command_has_an_example_in_its_help(llmc: Llmc, command: str) -> N
         return
     example = ran.out.split("Example:\n")[1]
     assert example.lstrip().startswith(f"llmc {command}")
-    assert "--json" in ran.out
+    assert "--json" in ran.out or command in ("run", "chat"), "all but what people read"
 
 
 def test_the_version(llmc: Llmc) -> None:
@@ -71,7 +72,17 @@ def test_the_console_script_exits_with_the_code(llmc: Llmc, monkeypatch: pytest.
 
 def test_an_unknown_command_lists_the_known_ones(llmc: Llmc) -> None:
     message = llmc("compiel", "model").failed(2)
-    assert message == f"unknown command 'compiel'; known: {', '.join(sorted(COMMANDS))}"
+    assert message == f"unknown command 'compiel'; known: {', '.join(sorted(COMMANDS))}; did you mean 'compile'?"
+
+
+def test_what_is_called_otherwise_elsewhere_is_told_its_name(llmc: Llmc) -> None:
+    assert llmc("build", "model").failed(2).endswith("did you mean 'compile'?")
+    assert set(OTHER_NAMES.values()) <= set(COMMANDS) and not set(OTHER_NAMES) & set(COMMANDS)
+    called = other_names()
+    assert set(called.values()) <= set(devices()) and not set(called) & set(devices())
+    for name, device in {"gaudi": "hpu", "GPU": "cuda", "trainium": "neuron", "opnvino": "openvino"}.items():
+        assert llmc("plan", "model", "--device", name).failed(2).endswith(f"did you mean {device!r}?")
+    assert "mean" not in llmc("plan", "model", "--device", "abacus").failed(2)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import typer
 from llmc.buckets.plan import Plan
 from llmc.cli import output
 from llmc.cli.capturing import UNCAPTURED_SHOWN, CaptureFlags, takes_capture_flags
+from llmc.cli.grouped_help import GroupedCommand
 from llmc.cli.options import option
 from llmc.cli.quantities import size
 from llmc.errors import InputError
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 def register(group: typer.Typer) -> None:
     """Add the command to `group`."""
-    group.command("capture")(takes_capture_flags(capture))
+    group.command("capture", cls=GroupedCommand)(takes_capture_flags(capture))
 
 
 def capture(

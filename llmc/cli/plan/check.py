@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from llmc.cli.grouped_help import GroupedCommand
 from llmc.cli.options import option
 from llmc.cli.plan.serverflags import ServerFlags, takes_server_flags
 from llmc.cli.quantities import fraction
@@ -18,7 +19,7 @@ DRIFTED = 4
 
 def register(group: typer.Typer) -> None:
     """Add the command to `group`."""
-    group.command("check")(takes_server_flags(check))
+    group.command("check", cls=GroupedCommand)(takes_server_flags(check))
 
 
 def check(

@@ -10,6 +10,7 @@ import typer
 
 from llmc.buckets.plan import Plan
 from llmc.cli import output as output_bars
+from llmc.cli.grouped_help import GroupedCommand
 from llmc.cli.options import option
 from llmc.cli.plan.printing import draw_to
 from llmc.cli.plan.serverflags import ServerFlags, takes_server_flags
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 def register(group: typer.Typer) -> None:
     """Add the command to `group`."""
-    group.command("evaluate")(takes_server_flags(evaluate))
+    group.command("evaluate", cls=GroupedCommand)(takes_server_flags(evaluate))
 
 
 def evaluate(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from llmc.cli.grouped_help import GroupedCommand
 from llmc.cli.options import option
 from llmc.cli.plan.serverflags import ServerFlags, takes_server_flags
 from llmc.errors import InputError
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 def register(group: typer.Typer) -> None:
     """Add the command to `group`."""
-    group.command("export")(takes_server_flags(export))
+    group.command("export", cls=GroupedCommand)(takes_server_flags(export))
 
 
 def export(

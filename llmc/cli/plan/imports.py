@@ -7,13 +7,14 @@ from typing import Annotated
 
 import typer
 
+from llmc.cli.grouped_help import GroupedCommand
 from llmc.cli.options import option
 from llmc.cli.plan.serverflags import ServerFlags, takes_server_flags
 
 
 def register(group: typer.Typer) -> None:
     """Add the command to `group`."""
-    group.command("import")(takes_server_flags(import_))
+    group.command("import", cls=GroupedCommand)(takes_server_flags(import_))
 
 
 def import_(

@@ -10,6 +10,7 @@ import typer
 from llmc.buckets.plan import Plan
 from llmc.cli import output as output_bars
 from llmc.cli.flags import takes_own_options
+from llmc.cli.grouped_help import GroupedCommand
 from llmc.cli.options import TaskFlag, option
 from llmc.cli.plan.printing import draw_to, print_for_server, print_plan
 from llmc.cli.planning import PlanningFlags, open_traffic, plan_from_flags, planning_arguments, takes_planning_flags
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 def register(group: typer.Typer) -> None:
     """Add the command to `group`, as what `llmc plan` does with anything that is no verb."""
-    group.command("make", hidden=True)(takes_own_options(takes_planning_flags(plan)))
+    group.command("make", hidden=True, cls=GroupedCommand)(takes_own_options(takes_planning_flags(plan)))
 
 
 def plan(

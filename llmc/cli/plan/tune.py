@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from llmc.cli.grouped_help import GroupedCommand
 from llmc.cli.options import option
 from llmc.cli.plan.serverflags import ServerFlags, takes_server_flags
 from llmc.cli.quantities import duration, size
@@ -17,7 +18,7 @@ TUNED = "tuned"
 
 def register(group: typer.Typer) -> None:
     """Add the command to `group`."""
-    group.command("tune")(takes_server_flags(tune))
+    group.command("tune", cls=GroupedCommand)(takes_server_flags(tune))
 
 
 def tune(

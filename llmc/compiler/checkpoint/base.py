@@ -93,6 +93,36 @@ class QuantisedBlocks:
             return self
         return replace(self, q=self.q - self.zero_point, zero_point=0)
 
+    @classmethod
+    def stacked(cls, parts: Sequence[QuantisedBlocks]) -> QuantisedBlocks:
+        """Matrices of one form [N, K] one above the other; zero points of each block where they differ."""
+        import numpy as np
+
+        def zeros(part: QuantisedBlocks) -> FloatArray:
+            return np.broadcast_to(np.float32(part.zero_point), part.scale.shape)
+
+        first = parts[0]
+        alike = all(isinstance(p.zero_point, int) and p.zero_point == first.zero_point for p in parts)
+        minimums = [part.minimum for part in parts if part.minimum is not None]
+        return replace(
+            first,
+            q=np.concatenate([part.q for part in parts]),
+            scale=np.concatenate([part.scale for part in parts]),
+            zero_point=first.zero_point if alike else np.concatenate([zeros(part) for part in parts]),
+            minimum=np.concatenate(minimums) if minimums else None,
+        )
+
+    def rows(self, start: int, stop: int) -> QuantisedBlocks:
+        """The rows from `start` to before `stop`."""
+        at = slice(start, stop)
+        return replace(
+            self,
+            q=self.q[at],
+            scale=self.scale[at],
+            zero_point=self.zero_point if isinstance(self.zero_point, int) else self.zero_point[at],
+            minimum=None if self.minimum is None else self.minimum[at],
+        )
+
     def dequantise(self) -> FloatArray:
         """The float32 matrix [N, K]."""
         import numpy as np

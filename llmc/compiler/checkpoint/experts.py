@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -115,21 +115,27 @@ class ExpertsCheckpoint(HuggingFaceCheckpoint):
         return self._sources.get(name, [[name]])
 
     def stored_form(self, name: str) -> BlockForm | None:
-        """Of a merged one none: no kernel takes blocks of experts."""
-        parts = self._parts(name)
-        return None if _is_merged(parts) else super().stored_form(parts[0][0])
+        """Of a merged one that of all its parts, where they are alike but for their zero points."""
+        forms = [super(ExpertsCheckpoint, self).stored_form(part) for parts in self._parts(name) for part in parts]
+        held = {form for form in forms if form is not None}
+        alike = len({replace(form, offsets="") for form in held}) == 1 and None not in forms
+        return max(held, key=lambda form: form.offsets) if alike else None
 
     def quantised_blocks(self, name: str) -> QuantisedBlocks | None:
-        """Of a merged one none."""
-        parts = self._parts(name)
-        return None if _is_merged(parts) else super().quantised_blocks(parts[0][0])
+        """Of a merged one [E · N, K], the experts one above the other."""
+        if self.stored_form(name) is None:
+            return None
+        blocks = [
+            super(ExpertsCheckpoint, self).quantised_blocks(part) for parts in self._parts(name) for part in parts
+        ]
+        return QuantisedBlocks.stacked([made for made in blocks if made is not None])
 
     def unkept(self, name: str) -> str | None:
-        """Of a merged one, that it is of experts, where these are stored in codes."""
+        """Of a merged one without blocks what its first part is stored in, or that its parts differ."""
         first = self._parts(name)[0][0]
-        why = super().unkept(first)
-        blocks = _is_merged(self._parts(name)) and super().stored_form(first)
-        return "experts" if blocks else why
+        if self.stored_form(name) is not None:
+            return None
+        return super().unkept(first) or ("experts in different forms" if super().stored_form(first) else None)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Of all experts."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -56,8 +57,8 @@ class StreamedWeights:
             return
         if self._held is not None:
             self._give_back(self._held)
-        for name in _parameters(unit):
-            self._put(unit, name, self._prefixes[unit] + name)
+        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+            list(pool.map(lambda name: self._put(unit, name, self._prefixes[unit] + name), _parameters(unit)))
         self._free.clear()
         self._held = unit
         self._done()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from llmc.compiler.targets.declared import TARGETS, devices
+from llmc.compiler.targets.declared import TARGETS, devices, other_names
 from llmc.errors import UnknownNameError
 from llmc.settings import Settings
 
@@ -24,7 +24,7 @@ def open_target(device: str, settings: Settings | None = None) -> Target:
     try:
         cls: type[Target] = TARGETS.get(name)
     except UnknownNameError:
-        raise UnknownNameError("device", device, devices()) from None
+        raise UnknownNameError("device", device, devices(), other_names()) from None
     settings = settings or Settings.from_environment()
     target = cls.of(detail, settings)
     target.settings = settings

@@ -124,6 +124,8 @@ class Target(ABC):
     dtypes: ClassVar[tuple[str, ...]] = ("f32",)
     default_quantize: ClassVar[str] = "none"
     options: ClassVar[tuple[Option[Any], ...]] = ()
+    also_called: ClassVar[tuple[str, ...]] = ()
+    """What else people call the device; an error names it for that."""
     """The options that it takes beside those of every target, see compiler/options.py."""
 
     needs_processes: ClassVar[bool] = False

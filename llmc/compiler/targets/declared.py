@@ -10,7 +10,10 @@ from llmc.errors import InputError, LlmcError, UnknownNameError
 from llmc.registry import Registry
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from llmc.compiler.options import Option, Value
+    from llmc.compiler.targets.base import Target
 
 TARGETS = Registry(
     "device",
@@ -43,18 +46,28 @@ def devices() -> list[str]:
     return TARGETS.names()
 
 
+def _importable() -> Iterator[tuple[str, type[Target]]]:
+    """Devices and their targets; another package's that cannot be imported is left out."""
+    for device in devices():
+        try:
+            yield device, TARGETS.get(device)
+        except (ImportError, LlmcError):
+            continue
+
+
+def other_names() -> dict[str, str]:
+    """What else people call a device → its name."""
+    return {called: device for device, target in _importable() for called in target.also_called}
+
+
 def declared() -> dict[str, Declared]:
     """The options that targets declare, by name; another package's target that cannot be imported has none.
 
     Raises InputError where two targets declare a name differently.
     """
     found: dict[str, Declared] = {}
-    for device in devices():
-        try:
-            options: tuple[Option[Any], ...] = TARGETS.get(device).options
-        except (ImportError, LlmcError):
-            continue
-        for option in options:
+    for device, target in _importable():
+        for option in target.options:
             before = found.get(option.name)
             if option.name in SHARED:
                 raise InputError(f"device {device} declares {option.flag}, which every device takes")

@@ -1,8 +1,9 @@
 """The parts of verification. They depend on the plan and the model's size alone, so they are the same on every host.
 
-Greedy texts, the accuracy over a text and every executable are always run. Sampled buckets are run a second time with
-another poison, as long as all runs of buckets, and the steps that make
-a past longer than the longest prompt, stay within BUDGET; the smallest bucket of each phase always is.
+Greedy texts, the accuracy over a text, every executable, and of each phase the smallest and the largest bucket are
+always run. Sampled buckets are run a second time with another poison, as long as all runs of buckets, and the steps
+that make a past longer than the longest prompt, stay within BUDGET; the smallest bucket of each phase always is. Beyond
+it, sampled buckets are not run at all whose executables others run.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ SAMPLES = 4
 BUDGET = 1.2e13
 """Floating-point operations of all runs of buckets, above which no second run is added: 45,000 tokens of a model of 135
 million parameters, which take about a minute on two cores."""
+
+CHEAP = 1 / 16
+"""Share of BUDGET that second runs have in any case: those of decode cost next to nothing."""
 
 STEPPED = BUDGET / 8
 """Floating-point operations of the decode steps that lengthen a past beyond the longest prompt; part of BUDGET."""
@@ -101,16 +105,17 @@ class Serving(Generic[E]):
 
 @dataclass(frozen=True)
 class Chosen:
-    """The parts to run for `planned` buckets, in order. `left_out` are the sampled buckets whose second run does not
-    fit into the budget."""
+    """The parts to run for `planned` buckets, in order. Of the sampled buckets that do not fit into the budget
+    `left_out` are run once, and `not_run` not at all."""
 
     parts: tuple[Part, ...]
     planned: int
     left_out: tuple[str, ...]
+    not_run: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
         """For the manifest, beside what was found."""
-        return {"planned": self.planned, "left_out": list(self.left_out)}
+        return {"planned": self.planned, "left_out": list(self.left_out), "not_run": list(self.not_run)}
 
 
 def sample_buckets(buckets: Sequence[Bucket], every: bool) -> list[Bucket]:
@@ -144,18 +149,37 @@ def choose(
         if more:
             run.update(more)
             once.append(bucket)
-    left = BUDGET - sum(operations(bucket, parameters) for bucket in [*sampled, *once])
+    needed = sampled if every else _in_any_case(sampled, serving)
+    twice = sampled if every else [order[0] for order in _by_size(sampled)]
+    left = BUDGET - sum(operations(bucket, parameters) for bucket in [*needed, *twice, *once])
     left -= steps_beyond(limits, parameters) * 2.0 * parameters * LEAST
-    smallest = {order[0] for order in _by_size(sampled)}
-    left_out: list[Bucket] = []
-    for bucket in sorted(sampled, key=lambda b: (b not in smallest, operations(b, parameters), b)):
-        if every or bucket in smallest or operations(bucket, parameters) <= left:
-            left -= operations(bucket, parameters)
-        else:
-            left_out.append(bucket)
-    parts: list[Bucket | Once] = [bucket for bucket in sampled if bucket not in left_out]
-    ordered = sorted([*parts, *map(Once, [*once, *left_out])], key=_order)
-    return Chosen(("greedy", *ordered, "accuracy"), len(buckets), tuple(str(bucket) for bucket in sorted(left_out)))
+    left = max(left, BUDGET * CHEAP)
+    parts: list[Bucket | Once] = [*twice, *map(Once, once)]
+    for bucket in sorted(set(sampled).difference(twice), key=lambda b: (operations(b, parameters), b)):
+        further = operations(bucket, parameters) * (1 if bucket in needed else 2)
+        if further <= left:
+            left -= further
+            parts.append(bucket)
+        elif bucket in needed:
+            parts.append(Once(bucket))
+    ran = {bucket_of(part): isinstance(part, Once) for part in parts}
+    left_out, not_run = (
+        tuple(str(bucket) for bucket in sorted(sampled) if ran.get(bucket) is how) for how in (True, None)
+    )
+    return Chosen(("greedy", *sorted(parts, key=_order), "accuracy"), len(buckets), left_out, not_run)
+
+
+def _in_any_case(sampled: Sequence[Bucket], serving: Serving[Sized]) -> list[Bucket]:
+    """Of each phase the smallest and the largest, and those that run an executable which the ones before do not."""
+    ends = [end for order in _by_size(sampled) for end in (order[0], order[-1])]
+    run: set[Sized] = set()
+    found = []
+    for bucket in dict.fromkeys([*ends, *sampled]):
+        served = set(serving.of(bucket))
+        if bucket in ends or not served <= run:
+            found.append(bucket)
+            run |= served
+    return found
 
 
 def operations(bucket: Bucket, parameters: int) -> float:

@@ -3,9 +3,9 @@
 Probes are short prompts that the reference continues greedily. They are cut so that even a short plan has room to
 continue them. Lengths and continuations are ragged: a batch of probes shrinks from its first slot on, so that the
 sequences behind it must move. One long sequence (passages.py) reaches the plan's long buckets: to the end of what the
-plan allows, as far as the reference runs so many tokens within REFERENCE_WORK, and in any case beyond a sliding window
-and the positions that rotary scaling begins at. Texts are llmc's own; a checkpoint without a tokenizer gets
-pseudo-random ids instead.
+plan allows, as far as the reference runs so many tokens within REFERENCE_WORK (2,048 within LONGEST_WORK), and in any
+case beyond a sliding window and the positions that rotary scaling begins at. Texts are llmc's own; a checkpoint without
+a tokenizer gets pseudo-random ids instead.
 """
 
 from __future__ import annotations
@@ -27,7 +27,14 @@ T = TypeVar("T")
 
 CONTINUATION = 16
 LONGEST = 2048
-"""Tokens of the long sequence where the plan allows as many; more where they cost little or the model turns later."""
+"""Tokens of the long sequence where the plan allows as many, and the reference runs them within LONGEST_WORK; more
+where they cost little or the model turns later."""
+
+LEAST_LONG = 1024
+"""Tokens of the long sequence of a model of any size."""
+
+LONGEST_WORK = 1e13
+"""Floating-point operations that the reference may take for LONGEST tokens: some two minutes on two cores."""
 
 FARTHEST = 8192
 """Tokens that it never goes beyond."""
@@ -121,9 +128,9 @@ def _reach(config: Mapping[str, Any], turns: Sequence[int]) -> int:
 
 def reach_of(parameters: int, turns: Sequence[int]) -> int:
     """The same, for a model of so many parameters that turns there."""
-    return min(
-        FARTHEST, max(LONGEST, int(REFERENCE_WORK / (2 * max(1, parameters))), *(turn + BEYOND for turn in turns))
-    )
+    token = 2 * max(1, parameters)
+    long = max(LEAST_LONG, min(LONGEST, int(LONGEST_WORK / token)), int(REFERENCE_WORK / token))
+    return min(FARTHEST, max([long, *(turn + BEYOND for turn in turns)]))
 
 
 def around(turns: Sequence[int]) -> set[int]:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _KEPT = "kept"
 _LEAST = ("exact", "floats")
-_FLOATS = ("dense", "transposed", "table")
+_FLOATS = ("dense", "transposed", "table", "experts_in_turn")
 _HALF_SCALES = ("pkept4", "pkept8", "pq4")
 _KEEP = frozenset({"kept4", "kept8", "pkept4", "pkept8", "u4kept", "i8kept", "u8kept"})
 _KEEP_FOUR = frozenset({"q4", "pq4", "u4"})

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from llmc.artifacts.bundle.manifest import read_manifest
-from llmc.buckets.bucket import Bucket
+from llmc.buckets.bucket import PHASES, Bucket
 from llmc.buckets.limits import Limits
 from llmc.buckets.planner import make_plan
 from llmc.cli.accuracy import verified_line
@@ -16,7 +16,7 @@ from llmc.compiler.options import CompileOptions
 from llmc.compiler.targets import open_target
 from llmc.compiler.targets.base import Shape, Target
 from llmc.compiler.verification import parts as module
-from llmc.compiler.verification.parts import BUDGET, Chosen, Once, bucket_of, choose, operations, steps_beyond
+from llmc.compiler.verification.parts import BUDGET, CHEAP, Chosen, Once, bucket_of, choose, operations, steps_beyond
 from llmc.errors import VerificationError
 from llmc.testing.toy import DECODE, PROMPT
 from tests.devices import use, watching, wrong_for
@@ -58,16 +58,31 @@ def test_every_executable_is_run_whatever_the_budget(parameters: int) -> None:
     assert found.planned == len(MANY)
 
 
+def test_beyond_the_budget_no_bucket_is_run_whose_executable_others_run() -> None:
+    target = open_target("openvino")
+    shapes = target.shapes(MANY, target.configure(CompileOptions("openvino", "none")))
+    small, large = (choose(MANY, LIMITS, False, target, shapes, parameters) for parameters in (SMALL, LARGE))
+    assert len(twice(small)) == 8 and small.not_run == small.left_out == ()
+    phases = [
+        sorted((b for b in MANY if b.phase == phase), key=lambda b: b.tokens * (1 + b.context)) for phase in PHASES
+    ]
+    assert {end for order in phases for end in (order[0], order[-1])} <= twice(large) | once(large)
+    assert large.not_run and set(large.not_run) == set(map(str, twice(small) - twice(large) - once(large)))
+    assert set(large.left_out) == set(map(str, once(large)))
+
+
 def test_second_runs_are_those_that_fit_into_what_is_left() -> None:
     small, large = chosen(), chosen(parameters=LARGE)
     assert len(twice(small)) == 8 and small.left_out == ()
     smallest = {min(b for b in MANY if b.phase == phase) for phase in ("prompt", "decode")}
-    assert twice(large) == smallest, "running each once is beyond the budget by itself"
-    assert set(large.left_out) == {str(bucket) for bucket in twice(small) - smallest}
+    assert {b for b in twice(large) if b.phase == "prompt"} == {min(smallest, key=lambda b: b.phase != "prompt")}
+    cheap = sum(operations(bucket, LARGE) for bucket in twice(large) - smallest)
+    assert 0 < cheap <= BUDGET * CHEAP, "running each once is beyond the budget by itself"
+    assert set(large.left_out) == {str(bucket) for bucket in twice(small) - twice(large)} and not large.not_run
     between = chosen(parameters=SMALL * 13 // 10)
     spent = sum(operations(b, SMALL * 13 // 10) for part in between.parts[1:-1] for b in [bucket_of(part)])
     spent += sum(operations(bucket, SMALL * 13 // 10) for bucket in twice(between))
-    assert smallest < twice(between) < twice(small) and spent <= BUDGET
+    assert smallest < twice(between) < twice(small) and spent <= BUDGET * (1 + CHEAP)
     assert set(between.left_out) == {str(bucket) for bucket in twice(small) - twice(between)}
 
 
@@ -171,8 +186,15 @@ def test_the_manifest_and_the_words_say_what_was_run_and_what_was_left_out(
     assert everything["left_out"] == [] and everything["twice"] == buckets
 
 
-def test_where_one_executable_runs_all_buckets_the_words_say_how_many_were_run(toy: Toy) -> None:
+def test_where_one_executable_runs_all_buckets_the_words_say_how_many_were_run(
+    toy: Toy, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = toy.compile(specialise=False).verification
     assert found["buckets"] == found["twice"] == 8 and found["planned"] == 11
     assert "toy: 1 executable run, 8 of 11 buckets (8 under two poisons), " in verified_line(found, 1)
+    monkeypatch.setattr(module, "BUDGET", 0.0)
+    cut = toy.compile(specialise=False).verification
+    assert cut["buckets"] == 4 and len(cut["left_out"]) == 2 and len(cut["not_run"]) == 4
+    words = f"4 not run to keep within it, others run their executables: {', '.join(cut['not_run'])})"
+    assert words in verified_line(cut, 1)
     assert " 1 of 11 executables run, " in verified_line(found, 11)

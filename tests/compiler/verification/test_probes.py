@@ -12,13 +12,23 @@ import pytest
 
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.verification.passages import PASSAGES, long_text
-from llmc.compiler.verification.probes import BEYOND, FARTHEST, LONGEST, Probe, Reference, make_probes, turns_of
+from llmc.compiler.verification.probes import (
+    BEYOND,
+    FARTHEST,
+    LEAST_LONG,
+    LONGEST,
+    Probe,
+    Reference,
+    make_probes,
+    turns_of,
+)
 from llmc.runtime.text.tokenizer import Tokenizer
 from llmc.testing.toy import tokenizer_json, write_toy
 
 STRETCH = 300
 """Characters; the longest stretch that may come twice is a passage."""
 SMALL = {"hidden_size": 8, "num_hidden_layers": 1}
+MEDIUM = {"hidden_size": 2048, "num_hidden_layers": 16, "intermediate_size": 8192}
 LARGE = {"hidden_size": 4096, "num_hidden_layers": 32, "intermediate_size": 14336}
 
 
@@ -78,7 +88,7 @@ def test_a_model_is_compared_before_at_and_beyond_its_turns(tmp_path: Path, conf
     """Also where it is too large to be run much farther than that."""
     assert turns_of(config) == [turn]
     probe = long_probe(tmp_path, 100_000, **LARGE, **config)
-    assert len(probe.tokens) == max(LONGEST, turn + BEYOND)
+    assert len(probe.tokens) == max(LEAST_LONG, turn + BEYOND)
     assert {turn - 1, turn, turn + 1} <= set(probe.positions.tolist())
 
 
@@ -89,7 +99,7 @@ def test_the_ends_of_buckets_are_compared_as_a_prompts_and_as_a_pasts(tmp_path: 
     assert ends | {end - 1 for end in ends} <= positions
 
 
-@pytest.mark.parametrize(("config", "tokens"), [(SMALL, FARTHEST), (LARGE, LONGEST)])
+@pytest.mark.parametrize(("config", "tokens"), [(SMALL, FARTHEST), (MEDIUM, LONGEST), (LARGE, LEAST_LONG)])
 def test_how_far_it_goes_is_what_the_reference_can_do(tmp_path: Path, config: dict[str, Any], tokens: int) -> None:
     assert len(long_probe(tmp_path, 100_000, **config).tokens) == tokens
 

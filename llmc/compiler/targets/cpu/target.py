@@ -20,6 +20,7 @@ class CpuTarget(OnnxRuntimeTarget):
     """Stands for another target; where no choice is made, it acts as ONNX Runtime's."""
 
     name: ClassVar[str] = "cpu"
+    also_called: ClassVar[tuple[str, ...]] = ("x86", "x86_64")
     options: ClassVar[tuple[Option[Any], ...]] = (*OnnxRuntimeTarget.options, MAX_MEMORY, MAX_START)
 
     def resolve(self, options: CompileOptions, deployment: Deployment) -> tuple[Target, CompileOptions, str]:

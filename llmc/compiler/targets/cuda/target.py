@@ -42,6 +42,7 @@ class CudaTarget(DescribedTarget):
     """See the module's docstring."""
 
     name: ClassVar[str] = "cuda"
+    also_called: ClassVar[tuple[str, ...]] = ("gpu", "nvidia")
     executor: ClassVar[str] = "xla-cuda"
     platform: ClassVar[Platform] = "cuda"
     options: ClassVar[tuple[Option[Any], ...]] = (*DescribedTarget.options, ATTENTION, TUNING)

@@ -34,6 +34,7 @@ class HpuTarget(ProgramTarget):
     """See the module's docstring."""
 
     name: ClassVar[str] = "hpu"
+    also_called: ClassVar[tuple[str, ...]] = ("gaudi", "gaudi2", "gaudi3", "habana")
     executor: ClassVar[str] = "hpu"
     why_static: ClassVar[str] = "HPU graphs need static shapes, since a captured graph replays fixed sizes"
     guide: ClassVar[str] = "docs/hpu.md"

@@ -44,6 +44,7 @@ class LpuTarget(ProgramTarget):
     """See the module's docstring. `devices` LPUs share the model."""
 
     name: ClassVar[str] = "lpu"
+    also_called: ClassVar[tuple[str, ...]] = ("hyperaccel", "hyperdex")
     why_static: ClassVar[str] = "a portable program has fixed shapes, and HyperDex's artifact its max_length"
     hardware: ClassVar[Hardware] = contract_tested("portable programs were run and verified on CPU")
     guide: ClassVar[str] = "docs/lpu.md"

@@ -50,6 +50,7 @@ class NeuronTarget(XlaTarget):
     """See the module's docstring."""
 
     name: ClassVar[str] = "neuron"
+    also_called: ClassVar[tuple[str, ...]] = ("trainium", "inferentia", "aws")
     executor: ClassVar[str] = "neuron"
     why_static: ClassVar[str] = "neuronx-cc compiles fixed shapes"
     quantisations: ClassVar[tuple[str, ...]] = ("none",)

@@ -86,6 +86,7 @@ class OnnxRuntimeTarget(Target):
     """See the module's docstring."""
 
     name: ClassVar[str] = "onnxruntime"
+    also_called: ClassVar[tuple[str, ...]] = ("ort", "onnx")
     executor: ClassVar[str] = "onnxruntime"
     quantisations: ClassVar[tuple[str, ...]] = ("none", "int8", "int4", "keep")
     default_quantize: ClassVar[str] = "int8"

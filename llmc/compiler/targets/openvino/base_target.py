@@ -69,6 +69,7 @@ class OpenVinoBase(Target):
     """Base of the targets that OpenVINO compiles for."""
 
     name: ClassVar[str] = "openvino"
+    also_called: ClassVar[tuple[str, ...]] = ("intel", "npu")
     default_quantize: ClassVar[str] = "int8"
     compile_needs: ClassVar[tuple[str, ...]] = ("torch", "transformers", "safetensors", "gguf", "openvino")
     run_needs: ClassVar[tuple[str, ...]] = ("openvino",)

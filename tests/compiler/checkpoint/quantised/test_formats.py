@@ -67,21 +67,47 @@ def test_what_is_stated_of_activations_is_left_out_with_a_notice(tmp_path: Path)
     assert not open_checkpoint(tmp_path / "none").notices
 
 
-@pytest.mark.parametrize("case", ["nvfp4-pack-quantized", "fp8 in tiles"])
-def test_experts_in_parts_are_one_tensor_and_no_blocks(case: str, tmp_path: Path) -> None:
-    values = packers.write(tmp_path, *packers.CASES[case], case="qwen3_moe")
+EXPERTS = {
+    **{case: packers.CASES[case] for case in ("nvfp4-pack-quantized", "fp8 in tiles")},
+    "gptq": (packers.gptq_config(4, 16, sym=False), packers.gptq(4, 16, symmetric=False)),
+    "awq": (packers.awq_config(16), packers.awq(16)),
+}
+
+
+@pytest.mark.parametrize("case", EXPERTS)
+def test_experts_in_parts_are_one_tensor_and_its_blocks(case: str, tmp_path: Path) -> None:
+    values = packers.write(tmp_path, *EXPERTS[case], case="qwen3_moe")
     checkpoint = open_checkpoint(tmp_path)
     require_consumed(checkpoint)
     prefix = "model.layers.0.mlp.experts"
-    for name in ("gate_up_proj", "down_proj"):
-        assert checkpoint.stored_form(f"{prefix}.{name}") is None is checkpoint.quantised_blocks(f"{prefix}.{name}")
-        assert checkpoint.unkept(f"{prefix}.{name}") in ("experts", "float8")
-    merged = checkpoint.tensor(f"{prefix}.gate_up_proj")[3]
-    parts = [values[f"{prefix}.3.{name}_proj.weight"] for name in ("gate", "up")]
-    np.testing.assert_array_equal(merged, np.concatenate(parts))
+    for name, parts in (("gate_up_proj", ("gate", "up")), ("down_proj", ("down",))):
+        merged = checkpoint.tensor(f"{prefix}.{name}")
+        wanted = [[values[f"{prefix}.{e}.{part}_proj.weight"] for part in parts] for e in range(len(merged))]
+        np.testing.assert_array_equal(merged, np.concatenate([w for ws in wanted for w in ws]).reshape(merged.shape))
+        form, blocks = checkpoint.stored_form(f"{prefix}.{name}"), checkpoint.quantised_blocks(f"{prefix}.{name}")
+        assert checkpoint.unkept(f"{prefix}.{name}") == ("float8" if case.startswith("fp8") else None)
+        if case.startswith("fp8"):
+            assert form is blocks is None
+            continue
+        assert form is not None and blocks is not None and (form.bits, form.block) == (blocks.bits, blocks.block)
+        np.testing.assert_array_equal(blocks.dequantise().reshape(merged.shape), merged)
+        rows = merged.shape[1]
+        np.testing.assert_array_equal(blocks.rows(3 * rows, 4 * rows).dequantise(), merged[3])
     attention = "model.layers.0.self_attn.q_proj.weight"
     assert (checkpoint.stored_form(attention) is None) == case.startswith("fp8")
     np.testing.assert_array_equal(checkpoint.tensor(attention), values[attention])
+
+
+def test_experts_whose_parts_differ_in_form_are_floats_with_the_reason(tmp_path: Path) -> None:
+    pack = {"gate_proj": packers.gptq(4, 16), "up_proj": packers.gptq(8, 16), "down_proj": packers.gptq(4, 16)}
+    stated = packers.gptq_config(4, 16, dynamic={"+:.*up_proj": {"bits": 8}})
+    values = packers.write(tmp_path, stated, pack, case="qwen3_moe")
+    checkpoint, prefix = open_checkpoint(tmp_path), "model.layers.0.mlp.experts"
+    name = f"{prefix}.gate_up_proj"
+    assert checkpoint.stored_form(name) is None is checkpoint.quantised_blocks(name)
+    assert checkpoint.unkept(name) == "experts in different forms"
+    parts = [values[f"{prefix}.3.{part}_proj.weight"] for part in ("gate", "up")]
+    np.testing.assert_array_equal(checkpoint.tensor(name)[3], np.concatenate(parts))
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])

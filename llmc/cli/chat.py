@@ -1,0 +1,112 @@
+"""`llmc chat`: a conversation with a model, which is compiled where it was not yet."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+
+import typer
+
+from llmc.cli.grouped_help import GroupedCommand
+from llmc.cli.on_demand import (
+    DeviceFlag,
+    LengthFlag,
+    ModelArgument,
+    QuantizeFlag,
+    SeedFlag,
+    SystemFlag,
+    TemperatureFlag,
+    TokensFlag,
+    answer,
+    conversation,
+    opened,
+)  # fmt: skip
+from llmc.cli.options import ThreadsFlag
+from llmc.errors import InputError
+from llmc.runtime.llm import BundleLLM
+
+RESET, LEAVE = "/reset", "/exit"
+LEAST = 32
+"""Tokens that an answer has room for, or a quarter of a short context; else earlier turns are forgotten."""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to `app`."""
+    app.command("chat", cls=GroupedCommand)(chat)
+
+
+def chat(
+    model: ModelArgument,
+    *,
+    system: SystemFlag = None,
+    max_tokens: TokensFlag = None,
+    temperature: TemperatureFlag = 0.0,
+    seed: SeedFlag = None,
+    threads: ThreadsFlag = None,
+    device: DeviceFlag = None,
+    quantize: QuantizeFlag = None,
+    max_model_len: LengthFlag = None,
+) -> None:
+    """Talk to a model, for a first try: a checkpoint is compiled before, and kept in the store for the next time.
+
+    A line is a message; /reset forgets what was said, /exit or Ctrl-D ends, Ctrl-C ends an answer. Where the model's
+    context is full, the earliest turns are forgotten.
+
+    \b
+    Example:
+      llmc chat smollm2-demo
+      llmc chat ./SmolLM2-135M-Instruct --system "You are terse." --temperature 0.7
+    """
+    with opened(model, device, quantize, max_model_len, threads) as llm:
+        _ = llm.prompts.template  # a model without one is refused here
+        turns: list[dict[str, str]] = []
+        for said in _lines():
+            if said == RESET:
+                turns = []
+                continue
+            turns.append({"role": "user", "content": said})
+            turns = _fitting(llm, system, turns)
+            prompt = {"messages": conversation(system, turns)}
+            try:
+                made = answer(llm, prompt, max_tokens=max_tokens, temperature=temperature, seed=seed)
+            except KeyboardInterrupt:
+                typer.echo()
+                turns.pop()
+                continue
+            turns.append({"role": "assistant", "content": made})
+
+
+def _lines() -> Iterator[str]:
+    """What is typed or piped, a message a line, to its end or LEAVE."""
+    typed = sys.stdin.isatty()
+    if typed:
+        with suppress(ImportError):
+            import readline  # noqa: F401 - lines can then be edited, and called back
+    while True:
+        try:
+            said = (input("> ") if typed else input()).strip()
+        except (EOFError, KeyboardInterrupt):
+            if typed:
+                typer.echo()
+            return
+        if said == LEAVE:
+            return
+        if said:
+            yield said
+
+
+def _fitting(llm: BundleLLM, system: str | None, turns: list[dict[str, str]]) -> list[dict[str, str]]:
+    """The last of the turns for which there is room, that of an answer included (LEAST); from a user's on."""
+    limits = llm.bundle.plan.limits
+    longest = min(limits.longest_prompt, limits.max_model_len - min(LEAST, limits.max_model_len // 4))
+    kept = turns
+    while len(llm.encode({"messages": conversation(system, kept)})) > longest:
+        if len(kept) == 1:
+            raise InputError(f"the message is longer than the {longest} tokens that a prompt may have here")
+        kept = kept[2:]
+    if len(kept) < len(turns):
+        print(
+            f"llmc: {(len(turns) - len(kept)) // 2} earlier turns are forgotten: the context is full", file=sys.stderr
+        )
+    return kept

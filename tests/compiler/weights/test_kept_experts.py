@@ -1,0 +1,32 @@
+"""Experts that a checkpoint stores in codes: kept where a device's products take the form, counted where they are not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from llmc.artifacts.store.store import Store
+from llmc.compiler.options import CompileOptions
+from llmc.compiler.pipeline.compile import compile_bundle
+from llmc.compiler.targets import open_target
+from tests.compiler import tiny
+from tests.compiler.checkpoint.quantised import packers
+
+FOUR = (packers.awq_config(16), packers.awq(16))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", ["openvino", "onnxruntime"])
+def test_experts_are_computed_with_the_values_that_are_stored(device: str, tmp_path: Path) -> None:
+    packers.write(tmp_path / "model", *FOUR, case="qwen3_moe")
+    options = CompileOptions.of(device=device, quantize="keep", verify="all")
+    made = compile_bundle(
+        str(tmp_path / "model"), tmp_path / "bundle", tiny.kinds_plan(), options, Store(tmp_path / "store"),
+        lambda event: None,
+    )  # fmt: skip
+    (line,) = open_target(made.device).describe(made.analysis)
+    exact = {"openvino": "12 kept exactly", "onnxruntime": "8 kept exactly, 4 widened to float32"}
+    assert line.removeprefix("matrices that the checkpoint stores in codes: ") == exact[device]
+    assert made.verification["mean_kl"] < 2e-3 and np.isfinite(made.verification["max_abs"])
