@@ -34,6 +34,8 @@ CONFIG = "config.json"
 """The configuration's file in a checkpoint's folder."""
 ADAPTER_CONFIG = "adapter_config.json"
 """That of a LoRA adapter's."""
+FLOATS8 = "float8"
+"""What `Checkpoint.unkept` says of matrices in floats of 8 bits, which float16 holds but for the rounding of scales."""
 
 FloatArray: TypeAlias = "npt.NDArray[np.float32]"
 HashFile = Callable[[Path], str]
@@ -227,6 +229,16 @@ class Checkpoint(ABC):
         self.shape(name)
         return None
 
+    def reordered_form(self, name: str) -> BlockForm | None:
+        """The form of the tensor's `reordered_blocks`, with their order; None where it has none."""
+        self.shape(name)
+        return None
+
+    def reordered_blocks(self, name: str) -> QuantisedBlocks | None:
+        """Blocks of a tensor whose own order has none: of its inputs in the order of `reordered_form`."""
+        self.shape(name)
+        return None
+
     @abstractmethod
     def tokenizer_json(self) -> bytes:
         """A Hugging Face tokenizer.json; the same bytes every time."""
@@ -261,9 +273,16 @@ def stored_name(name: str, names: Container[str]) -> str:
 
 
 def stored_forms(checkpoint: Checkpoint) -> dict[str, BlockForm]:
-    """Matrices that the checkpoint stores in blocks → their form; a tied head by its own name too."""
-    found = {name: form for name in checkpoint.tensor_names() if (form := checkpoint.stored_form(name))}
-    names = checkpoint.tensor_names()
+    """Matrices that the checkpoint stores in blocks → their form, with an order where these are reordered ones; a tied
+    head by its own name too."""
+    names, looked_up = checkpoint.tensor_names(), {name for embeddings in HEADS.values() for name in embeddings}
+    found: dict[str, BlockForm] = {}
+    for name in names:
+        form = checkpoint.stored_form(name)
+        if form is None and name not in looked_up:
+            form = checkpoint.reordered_form(name)
+        if form is not None:
+            found[name] = form
     for head, embeddings in HEADS.items():
         tied = next((found[embedding] for embedding in embeddings if embedding in found), None)
         if tied and head not in names:

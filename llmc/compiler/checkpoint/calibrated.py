@@ -55,6 +55,10 @@ class CalibratedCheckpoint(WrappedCheckpoint):
         """No reason of what was calibrated."""
         return None if name in self._places else super().unkept(name)
 
+    def reordered_form(self, name: str) -> BlockForm | None:
+        """None of what was calibrated."""
+        return None if name in self._places else super().reordered_form(name)
+
     def quantised_blocks(self, name: str) -> QuantisedBlocks | None:
         """The blocks of what was calibrated."""
         if name not in self._places:

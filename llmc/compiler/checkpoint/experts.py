@@ -130,6 +130,16 @@ class ExpertsCheckpoint(HuggingFaceCheckpoint):
         ]
         return QuantisedBlocks.stacked([made for made in blocks if made is not None])
 
+    def reordered_form(self, name: str) -> BlockForm | None:
+        """Of a merged one none: experts read one input."""
+        parts = self._parts(name)
+        return None if _is_merged(parts) else super().reordered_form(parts[0][0])
+
+    def reordered_blocks(self, name: str) -> QuantisedBlocks | None:
+        """Of a merged one none."""
+        parts = self._parts(name)
+        return None if _is_merged(parts) else super().reordered_blocks(parts[0][0])
+
     def unkept(self, name: str) -> str | None:
         """Of a merged one without blocks what its first part is stored in, or that its parts differ."""
         first = self._parts(name)[0][0]

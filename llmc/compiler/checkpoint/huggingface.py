@@ -132,6 +132,16 @@ class HuggingFaceCheckpoint(Checkpoint):
         found = self._codes(name)
         return None if found is None else found.blocks()
 
+    def reordered_form(self, name: str) -> BlockForm | None:
+        """As its format has it."""
+        found = self._codes(name)
+        return None if found is None else found.reordered_form()
+
+    def reordered_blocks(self, name: str) -> QuantisedBlocks | None:
+        """As its format has them."""
+        found = self._codes(name)
+        return None if found is None else found.reordered_blocks()
+
     def fill(self, name: str, out: FloatArray) -> None:
         """Straight from the file, where it has the tensor as floats."""
         stored = self._stored.get(name)

@@ -117,6 +117,14 @@ class LoraCheckpoint(WrappedCheckpoint):
         coded = self.inner.stored_form(stored) is not None or self.inner.unkept(stored) is not None
         return "changed by an adapter" if coded and self._changed(name) else self.inner.unkept(stored)
 
+    def reordered_form(self, name: str) -> BlockForm | None:
+        """None of what is changed."""
+        return None if self._changed(name) else self.inner.reordered_form(self._stored.get(name, name))
+
+    def reordered_blocks(self, name: str) -> QuantisedBlocks | None:
+        """None of what is changed."""
+        return None if self._changed(name) else self.inner.reordered_blocks(self._stored.get(name, name))
+
     def quantised_blocks(self, name: str) -> QuantisedBlocks | None:
         """None of what is changed."""
         return None if self._changed(name) else self.inner.quantised_blocks(self._stored.get(name, name))

@@ -66,6 +66,14 @@ class WrappedCheckpoint(Checkpoint):
         """Its blocks."""
         return self.inner.quantised_blocks(name)
 
+    def reordered_form(self, name: str) -> BlockForm | None:
+        """Its form."""
+        return self.inner.reordered_form(name)
+
+    def reordered_blocks(self, name: str) -> QuantisedBlocks | None:
+        """Its blocks."""
+        return self.inner.reordered_blocks(name)
+
     def tokenizer_json(self) -> bytes:
         """Its tokenizer."""
         return self.inner.tokenizer_json()

@@ -37,6 +37,8 @@ class OneExpert:
         """No checkpoint format stores blocks of experts apart."""
         return None
 
+    reordered_blocks = quantised_blocks
+
 
 def each_expert(name: str, source: TensorSource) -> list[OneExpert]:
     """The experts of a tensor, in order."""

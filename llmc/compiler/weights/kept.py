@@ -85,7 +85,7 @@ def _rank(found: str) -> tuple[int, str]:
 
 def _wider(recipe: Recipe, name: str, checkpoint: Checkpoint) -> dict[str, str]:
     """{name: in what} of a tensor whose codes a recipe holds in more bits than they are stored in, else nothing."""
-    form, family = checkpoint.stored_form(name), _family(recipe)
+    form, family = checkpoint.stored_form(name) or checkpoint.reordered_form(name), _family(recipe)
     if form is None or family not in _KEEP | _KEEP_FOUR:
         return {}
     bits = 8 if "8" in family else 4
@@ -100,9 +100,9 @@ def _held(recipe: Recipe, name: str, checkpoint: Checkpoint) -> str:
     """One of _LEAST, or why the codes of a tensor that is stored in some are rounded again."""
     if recipe.transform in _FLOATS:
         return "floats"
-    form = checkpoint.stored_form(name)
+    form = checkpoint.reordered_form(name) if recipe.reordered else checkpoint.stored_form(name)
     if form is None:
-        return str(checkpoint.unkept(name))
+        return f"{checkpoint.unkept(name)}{' in float16' if _family(recipe) == 'f16' else ''}"
     family = _family(recipe)
     if family not in _KEEP and not (family in _KEEP_FOUR and form.bits == 4 and not form.block % recipe.block):
         return "without --quantize keep"

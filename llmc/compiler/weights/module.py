@@ -32,3 +32,5 @@ class ModuleTensors:
     def quantised_blocks(self, name: str) -> QuantisedBlocks | None:
         """None: transformers made them dense."""
         return None
+
+    reordered_blocks = quantised_blocks

@@ -38,6 +38,7 @@ from numpy.typing import NDArray
 
 from llmc.compiler.checkpoint.base import stored_name
 from llmc.compiler.weights import rows
+from llmc.errors import CheckpointError
 
 if TYPE_CHECKING:
     from llmc.compiler.checkpoint.base import QuantisedBlocks
@@ -64,6 +65,27 @@ class TensorSource(Protocol):
     def quantised_blocks(self, name: str) -> QuantisedBlocks | None:
         """The tensor's blocks as the checkpoint stores them; None where it stores none."""
 
+    def reordered_blocks(self, name: str) -> QuantisedBlocks | None:
+        """The same of inputs in another order."""
+
+
+@dataclass(frozen=True)
+class _Reordered:
+    """A source whose blocks are the reordered ones of another."""
+
+    source: TensorSource
+
+    def tensor_names(self) -> Sequence[str]:
+        return self.source.tensor_names()
+
+    def tensor(self, name: str) -> NDArray[np.float32]:
+        raise CheckpointError(f"{name} is read in another order of its inputs: the checkpoint changed; compile again")
+
+    def quantised_blocks(self, name: str) -> QuantisedBlocks | None:
+        return self.source.reordered_blocks(name)
+
+    reordered_blocks = quantised_blocks
+
 
 _NBITS = "llmc.compiler.weights.nbits"
 _OPENVINO = "llmc.compiler.targets.openvino.compression"
@@ -82,12 +104,14 @@ stores them, the checkpoint, and the recipe's block, and returns every part of t
 
 @dataclass(frozen=True)
 class Recipe:
-    """One tensor of a lowered graph. `block` is the quantisation block along the input axis, 0 when unquantised."""
+    """One tensor of a lowered graph. `block` is the quantisation block along the input axis, 0 when unquantised;
+    `reordered`: blocks are the sources' reordered ones (`Checkpoint.reordered_blocks`)."""
 
     name: str
     transform: str
     sources: tuple[str, ...]
     block: int = 0
+    reordered: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-able form."""
@@ -96,7 +120,8 @@ class Recipe:
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Recipe:
         """The inverse of `to_json`; other members do not count, and without a block there is none."""
-        return cls(fields["name"], fields["transform"], tuple(fields["sources"]), fields.get("block", 0))
+        block, reordered = fields.get("block", 0), bool(fields.get("reordered"))
+        return cls(fields["name"], fields["transform"], tuple(fields["sources"]), block, reordered)
 
 
 @dataclass(frozen=True)
@@ -212,7 +237,7 @@ def _tensors(
 ) -> Iterator[tuple[Recipe, Iterator[memoryview]]]:
     """The bytes of each tensor, in one or more parts."""
     known = set(source.tensor_names())
-    last: tuple[tuple[str, tuple[str, ...], int], Mapping[str, NDArray[Any]]] | None = None
+    last: tuple[tuple[str, tuple[str, ...], int, bool], Mapping[str, NDArray[Any]]] | None = None
     for recipe in recipes:
         if _is_concatenated(recipe):
             convert = _ROW_WISE[recipe.transform]
@@ -222,10 +247,11 @@ def _tensors(
             array: NDArray[Any] = tables[recipe.name]
         elif (split := recipe.transform.split("_", 1))[0] in FAMILIES:
             family, part = split
-            key = (family, recipe.sources, recipe.block)
+            key = (family, recipe.sources, recipe.block, recipe.reordered)
             if last is None or last[0] != key:
                 names = [stored_name(n, known) for n in recipe.sources]
-                last = (key, _function(FAMILIES[family])(names, source, recipe.block))
+                read = _Reordered(source) if recipe.reordered else source
+                last = (key, _function(FAMILIES[family])(names, read, recipe.block))
             array = last[1][part]
         else:
             array = _gather(recipe.sources, source, known)

@@ -1,4 +1,4 @@
-"""Experts that a checkpoint stores in codes: kept where a device's products take the form, counted where they are not."""
+"""Experts that a checkpoint stores in codes: kept where products take the form, and counted where they do not."""
 
 from __future__ import annotations
 

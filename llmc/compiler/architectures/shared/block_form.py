@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping
@@ -27,6 +28,14 @@ class BlockForm:
     """The dtype that holds each scale: float16, bfloat16 or float32."""
     stored_bits: int = 0
     """Of a code in the source, where that is fewer than `bits`; 0 where it is not."""
+    order: tuple[int, ...] = ()
+    """The input of each code along K, where neighbours share a scale in this order alone; () for their own order."""
+
+
+def common_order(forms: Iterable[BlockForm | None]) -> tuple[int, ...] | None:
+    """The order that all have, () for their own; None where they differ, and so where one of several has no form."""
+    orders = {form.order if form else () for form in forms}
+    return orders.pop() if len(orders) == 1 else None
 
 
 def common_block(forms: Iterable[BlockForm], most: int) -> int:
@@ -35,5 +44,11 @@ def common_block(forms: Iterable[BlockForm], most: int) -> int:
 
 
 def forms_in_key(forms: Mapping[str, BlockForm]) -> str:
-    """Forms by name, as the component of a key."""
-    return json.dumps({name: astuple(form) for name, form in forms.items()}, sort_keys=True)
+    """Forms by name, as the component of a key; orders by their digest."""
+    return json.dumps(
+        {name: [*astuple(form)[:-1], _digest(form.order)] for name, form in forms.items()}, sort_keys=True
+    )
+
+
+def _digest(order: tuple[int, ...]) -> str:
+    return hashlib.sha256(json.dumps(order).encode()).hexdigest() if order else ""

@@ -116,6 +116,14 @@ class QuantisedTensor(ABC):
         """As `Checkpoint.quantised_blocks`."""
         return None
 
+    def reordered_form(self) -> BlockForm | None:
+        """As `Checkpoint.reordered_form`."""
+        return None
+
+    def reordered_blocks(self) -> QuantisedBlocks | None:
+        """As `Checkpoint.reordered_blocks`."""
+        return None
+
 
 @dataclass(frozen=True)
 class Reading:

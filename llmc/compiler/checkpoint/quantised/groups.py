@@ -78,13 +78,29 @@ class GroupedTensor(QuantisedTensor):
             size //= 2
         return None
 
-    def form(self) -> BlockForm | None:
-        """Blocks along K, where neighbours share a scale."""
-        if self._cut is None:
+    @cached_property
+    def _sorted(self) -> Order | None:
+        """Inputs in the order of their groups, where without it there are no blocks, and groups are of one size."""
+        order = None if self._cut else self.read_order()
+        size = self.shape[1] // self.groups
+        if order is None or size % LEAST_BLOCK or (np.bincount(order, minlength=self.groups) != size).any():
             return None
+        return np.argsort(order, kind="stable")
+
+    def _form(self, size: int, order: tuple[int, ...] = ()) -> BlockForm:
         centred = self._zero is not None and self._zero + self._moved == 1 << (self._wide - 1)
         narrow = self.bits if self.bits < self._wide else 0
-        return BlockForm(self.kind, self._wide, self._cut[0], "" if centred else "zeros", self._scales, narrow)
+        return BlockForm(self.kind, self._wide, size, "" if centred else "zeros", self._scales, narrow, order)
+
+    def form(self) -> BlockForm | None:
+        """Blocks along K, where neighbours share a scale."""
+        return None if self._cut is None else self._form(self._cut[0])
+
+    def reordered_form(self) -> BlockForm | None:
+        """Of act-order: inputs in the order of their groups."""
+        if self._sorted is None:
+            return None
+        return self._form(self.shape[1] // self.groups, tuple(self._sorted.tolist()))
 
     def unkept(self) -> str | None:
         """Groups that kernels do not take, or inputs whose order is not that of their groups."""
@@ -99,10 +115,19 @@ class GroupedTensor(QuantisedTensor):
         if self._cut is None:
             return None
         size, groups = self._cut
+        return self._made(self._held_codes(), size, groups)
+
+    def reordered_blocks(self) -> QuantisedBlocks | None:
+        """Inputs in the order of their groups."""
+        if self._sorted is None:
+            return None
+        return self._made(self._held_codes()[:, self._sorted], self.shape[1] // self.groups, None)
+
+    def _made(self, codes: Codes, size: int, groups: Order | None) -> QuantisedBlocks:
+        """Blocks of `size` codes [N, K], each with the scale of its group (None: in turn)."""
         scale, zero = self.read_scales(), self._zeros()
         if groups is not None:
             scale, zero = scale[:, groups], zero if isinstance(zero, int) else zero[:, groups]
-        codes = self._held_codes()
         made = QuantisedBlocks(
             self.kind, self._wide, zero, codes.reshape(len(codes), -1, size), np.ascontiguousarray(scale), None
         )

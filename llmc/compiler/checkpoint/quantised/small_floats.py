@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from llmc.compiler.checkpoint.base import FloatArray, require_finite
+from llmc.compiler.checkpoint.base import FLOATS8, FloatArray, require_finite
 from llmc.compiler.checkpoint.quantised.base import QuantisedTensor, StoredTensors
 
 _HALF = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
@@ -86,7 +86,7 @@ class Float8Tensor(QuantisedTensor):
 
     def unkept(self) -> str | None:
         """Kernels multiply whole numbers."""
-        return "float8"
+        return FLOATS8
 
 
 def low_and_high(codes: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:

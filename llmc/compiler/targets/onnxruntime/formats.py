@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from llmc.compiler.architectures.shared.block_form import BlockForm, common_block
+from llmc.compiler.architectures.shared.block_form import BlockForm, common_block, common_order
 
 NORMED_BLOCK = 32
 KEPT_BLOCK = 64
@@ -14,14 +14,15 @@ _BLOCKS = (256, 128, 64, 32, 16)
 
 @dataclass(frozen=True)
 class MatrixFormat:
-    """A matrix in blocks: the family of its recipes (nbits.py, recipes.py), whether blocks have an offset, and whether
-    all of these are whole zero points."""
+    """A matrix in blocks: the family of its recipes (nbits.py, recipes.py), whether blocks have an offset, whether all
+    of these are whole zero points, and the order that its inputs are read in, () for their own."""
 
     family: str
     bits: int
     block: int
     offsets: bool = False
     zeros: bool = False
+    order: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -56,12 +57,12 @@ class OnnxOptions:
         """Format of the matrix of `sources`, one above the other, with `width` inputs."""
         bits, forms = self.head_bits if head else self.bits, [self.stored.get(name) for name in sources]
         held = [form for form in forms if form is not None]
-        four = len(held) == len(forms) and all(form.bits == 4 for form in held)
-        if not held or not (four or bits == 8):
+        four, order = len(held) == len(forms) and all(form.bits == 4 for form in held), common_order(forms)
+        if not held or order is None or not (four or bits == 8):
             return self._own_format(bits, width, normed)
         block = common_block(held, NORMED_BLOCK if normed else KEPT_BLOCK)
         offsets, zeros = any(form.offsets for form in held), all(form.offsets in ("", "zeros") for form in held)
-        return MatrixFormat("kept4" if four else "kept8", 4 if four else 8, block, offsets, offsets and zeros)
+        return MatrixFormat("kept4" if four else "kept8", 4 if four else 8, block, offsets, offsets and zeros, order)
 
     def expert_format(self, width: int, normed: bool) -> MatrixFormat:
         """Format of experts' matrices with `width` inputs; no checkpoint has blocks of them that could be kept."""

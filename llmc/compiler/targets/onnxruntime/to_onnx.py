@@ -154,7 +154,8 @@ class _Model(Emitter):
             self.add("Reshape", [f"{stem}_sums", self.const([0, 0, width])], [node.out.name])
 
     def _part(self, sources: list[str], held: MatrixFormat, part: str) -> Recipe:
-        return Recipe(f"{'+'.join(sources)}.{held.family}_{part}", f"{held.family}_{part}", tuple(sources), held.block)
+        name, transform = f"{'+'.join(sources)}.{held.family}_{part}", f"{held.family}_{part}"
+        return Recipe(name, transform, tuple(sources), held.block, bool(held.order))
 
     def _blocks(
         self, sources: list[str], rows: int, width: int, held: MatrixFormat, as_rows: bool = False
@@ -185,6 +186,8 @@ class _Model(Emitter):
         if self.options.block:
             normed = node.inputs[0] in self.normed
             held = self.options.format(sources, width, normed, head and node.out is self.graph.outputs[0][1])
+            if held.order:
+                x = self.add("Gather", [x, self.const(held.order)], [f"{node.out.name}_in_order"], axis=-1)
             if self.options.panels:
                 gated = node.op == "gated_linear"
                 panels = self._panels(sources, (rows, width), held, "gated" if gated else "panels")
@@ -216,7 +219,8 @@ class _Model(Emitter):
     def _panels(self, sources: list[str], shape: tuple[int, int], held: MatrixFormat, part: str) -> str:
         family, once = f"p{held.family}", "zeros" if held.zeros else "offsets"
         part = f"{part}+{once}" if held.offsets else part
-        recipe = Recipe(f"{'+'.join(sources)}.{family}_{part}", f"{family}_{part}", tuple(sources), held.block)
+        name, reordered = f"{'+'.join(sources)}.{family}_{part}", bool(held.order)
+        recipe = Recipe(name, f"{family}_{part}", tuple(sources), held.block, reordered)
         size = panel_bytes(*shape, held.block, held.bits, held.offsets)
         return self.external(recipe, TensorProto.UINT8, (size,))
 

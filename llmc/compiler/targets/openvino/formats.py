@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
 
-from llmc.compiler.architectures.shared.block_form import BlockForm
+from llmc.compiler.architectures.shared.block_form import BlockForm, common_block, common_order
 from llmc.compiler.architectures.shared.names import OUTER
 from llmc.compiler.targets.openvino.constants import Constants
 from llmc.compiler.targets.openvino.precision import DTYPES, GROUPS, group_of
@@ -62,10 +62,17 @@ class WeightFormat:
         recipe = Recipe("+".join(sources), "dense", tuple(sources))
         return self.constants.declare(recipe, ov.Type.f32, (sum(s[0] for s in shapes),))
 
-    def matrix(self, sources: Sequence[str], shapes: Sequence[Shape], looked_up: bool = False) -> Any:
+    def inputs(self, x: Any, sources: Sequence[str], width: int) -> Any:
+        """What `x` [..., width] is multiplied by the matrix of `sources` as: its last axis in the matrix's order."""
+        return x
+
+    def matrix(
+        self, sources: Sequence[str], shapes: Sequence[Shape], looked_up: bool = False, *, reordered: bool = False
+    ) -> Any:
         """The rows of several matrices [N, K] one after the other, as float32.
 
-        `looked_up`: rows are gathered from it (an embedding), which a tied head shares.
+        `looked_up`: rows are gathered from it (an embedding), which a tied head shares. `reordered`: what it multiplies
+        is in the order of `inputs`.
         """
         rows, width = stacked(shapes)
         recipe = Recipe("+".join(sources), "dense", tuple(sources))
@@ -79,7 +86,9 @@ class Half(WeightFormat):
         super().__init__(constants)
         self._transform, self._type = ("bf16", ov.Type.bf16) if dtype == "bf16" else ("f16_data", ov.Type.f16)
 
-    def matrix(self, sources: Sequence[str], shapes: Sequence[Shape], looked_up: bool = False) -> Any:
+    def matrix(
+        self, sources: Sequence[str], shapes: Sequence[Shape], looked_up: bool = False, *, reordered: bool = False
+    ) -> Any:
         """As float32 [N, K]."""
         recipe = Recipe(f"{'+'.join(sources)}.{self._type.get_type_name()}", self._transform, tuple(sources))
         return kept_conversion(self.constants.declare(recipe, self._type, stacked(shapes)))
@@ -91,6 +100,8 @@ class Held:
 
     family: str
     group: int
+    order: tuple[int, ...] = ()
+    """That its inputs are read in, () for their own."""
 
     @property
     def type(self) -> ov.Type:
@@ -110,15 +121,27 @@ class Compressed(WeightFormat):
     def held(self, sources: Sequence[str], width: int) -> Held:
         """How the matrix of `sources`, one above the other, of `width` inputs is held."""
 
-    def matrix(self, sources: Sequence[str], shapes: Sequence[Shape], looked_up: bool = False) -> Any:
+    def inputs(self, x: Any, sources: Sequence[str], width: int) -> Any:
+        """In the order of the codes."""
+        held = self.held(sources, width)
+        if not held.order:
+            return x
+        order = self.constants.table(f"order_of_{'+'.join(sources)}", np.array(held.order, np.int32))
+        return ops.gather(x, order, self.constants.small(-1))
+
+    def matrix(
+        self, sources: Sequence[str], shapes: Sequence[Shape], looked_up: bool = False, *, reordered: bool = False
+    ) -> Any:
         """As float32 [N, K]."""
         rows, width = stacked(shapes)
         held = self.held(sources, width)
+        if held.order and not reordered:
+            held = Held("i8", _fitting(GROUPS["keep"][0], width))
         groups: Shape = (width // held.group,) if held.group else ()
         stem, names = f"{'+'.join(sources)}.{held.family}{f'_{held.group}' if held.group else ''}", tuple(sources)
 
         def part(name: str, what: str, dtype: ov.Type, last: int) -> Any:
-            recipe = Recipe(f"{stem}{name}", f"{held.family}_{what}", names, held.group)
+            recipe = Recipe(f"{stem}{name}", f"{held.family}_{what}", names, held.group, bool(held.order))
             return self.constants.declare(recipe, dtype, (rows, *groups, last))
 
         made = ops.convert(part("", "data", held.type, held.group or width), ov.Type.f32)
@@ -153,8 +176,11 @@ class Int4(Compressed):
 
     def held(self, sources: Sequence[str], width: int) -> Held:
         """By name, where the group fits the width; 8 bits where it does not."""
-        group = _fitting(self.group, width)
-        if group and all(s in self.stored and self.stored[s].bits == 4 for s in sources):
+        group, forms = _fitting(self.group, width), [self.stored.get(s) for s in sources]
+        order, four = common_order(forms), all(form is not None and form.bits == 4 for form in forms)
+        if group and order and four:
+            return Held("u4kept", common_block([form for form in forms if form is not None], group), order)
+        if group and four and order is not None:
             return Held("u4", group)
         outer = any(s in OUTER for s in sources)
         return Held("i8", group) if outer or not group else Held("u4", group)
@@ -164,38 +190,52 @@ class Kept(Compressed):
     """The blocks that the checkpoint stores, exactly; other matrices in 8 bits, in groups of 32 at most.
 
     Matrices one above the other that are stored in different ways all become 8-bit codes with zero points: what is
-    stored keeps its own. Blocks of different sizes are cut, which changes no value.
+    stored keeps its own. Blocks of different sizes are cut, which changes no value. `halves`: names of what is stored
+    in floats of 8 bits, which float16 is the next to hold.
     """
 
-    def __init__(self, constants: Constants, stored: Mapping[str, BlockForm]) -> None:
+    def __init__(
+        self, constants: Constants, stored: Mapping[str, BlockForm], halves: Collection[str] = frozenset()
+    ) -> None:
         super().__init__(constants)
-        self.stored = stored
+        self.stored, self.halves = stored, halves
+
+    def matrix(
+        self, sources: Sequence[str], shapes: Sequence[Shape], looked_up: bool = False, *, reordered: bool = False
+    ) -> Any:
+        """As float32 [N, K]."""
+        if all(source in self.halves for source in sources):
+            return Half(self.constants, "f16").matrix(sources, shapes)
+        return super().matrix(sources, shapes, looked_up, reordered=reordered)
 
     def held(self, sources: Sequence[str], width: int) -> Held:
         """By the forms of `sources`."""
         forms = [self.stored.get(s) for s in sources]
         held = [form for form in forms if form is not None]
         default = GROUPS["keep"][0]
-        if not held:
+        order = common_order(forms)
+        if not held or order is None:
             return Held("i8", _fitting(default, width))
         block = math.gcd(*(form.block for form in held))
         if len(held) < len(forms):
             return Held("u8kept", math.gcd(block, default))
         if all(form.bits == 8 and not form.offsets for form in held):
-            return Held("i8kept", 0 if block == width else block)
-        return Held("u4kept" if all(form.bits == 4 for form in held) else "u8kept", block)
+            return Held("i8kept", 0 if block == width else block, order)
+        return Held("u4kept" if all(form.bits == 4 for form in held) else "u8kept", block, order)
 
 
 Factory = Callable[[Constants], WeightFormat]
 
 
 def format_for(
-    quantize: str, dtype: str = "f32", group: int | None = None, stored: Mapping[str, BlockForm] | None = None
-) -> Factory:
+    quantize: str, dtype: str = "f32", group: int | None = None, stored: Mapping[str, BlockForm] | None = None,
+    halves: Collection[str] = frozenset(),
+) -> Factory:  # fmt: skip
     """What makes the format that was asked for; `group` None is the default of GROUPS.
 
     `stored`: names of tensors that the checkpoint holds in blocks → form (Checkpoint.stored_form), a tied head under
-    its own name too. Raises InputError, listing what is offered, for a combination that is not.
+    its own name too; `halves`: of those in floats of 8 bits. Raises InputError, listing what is offered, for a
+    combination that is not.
     """
     if quantize not in GROUPS or dtype not in DTYPES[quantize]:
         offered = "; ".join(f"{q} with {', '.join(d)}" for q, d in DTYPES.items())
@@ -206,7 +246,7 @@ def format_for(
     if quantize == "int4":
         return lambda constants: Int4(constants, group, stored or {})
     if quantize == "keep":
-        return lambda constants: Kept(constants, stored or {})
+        return lambda constants: Kept(constants, stored or {}, halves)
     return WeightFormat if dtype == "f32" else lambda constants: Half(constants, dtype)
 
 

@@ -136,8 +136,9 @@ class GraphModel:
         count = len(node.attrs.get("parts", [0]))
         matrices = [v for v in node.inputs[1 : 1 + count] if v is not None]
         biases = [v for v in node.inputs[1 + count :] if v is not None]
-        weight = self.weights.matrix([self.graph.weights[w] for w in matrices], [_shape(w) for w in matrices])
-        out = ops.matmul(self.get(node.inputs[0]), weight, False, True)
+        sources, shapes = [self.graph.weights[w] for w in matrices], [_shape(w) for w in matrices]
+        x = self.weights.inputs(self.get(node.inputs[0]), sources, shapes[0][1])
+        out = ops.matmul(x, self.weights.matrix(sources, shapes, reordered=True), False, True)
         if biases:
             out = ops.add(
                 out, self.weights.concatenated([self.graph.weights[b] for b in biases], [_shape(b) for b in biases])

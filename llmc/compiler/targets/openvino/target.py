@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmc.compiler.architectures.shared.block_form import forms_in_key
 from llmc.compiler.architectures.shared.caches import cache_of
-from llmc.compiler.checkpoint.base import stored_forms
+from llmc.compiler.checkpoint.base import FLOATS8, coded_names, stored_forms
 from llmc.compiler.options import CompileOptions, Option
 from llmc.compiler.program.program import GraphProgram, Program
 from llmc.compiler.stages import Stages
@@ -255,10 +255,12 @@ class OpenVinoTarget(OpenVinoBase):
         self, stages: Stages, programs: Sequence[Program], options: CompileOptions, models: Mapping[str, int | None]
     ) -> Entry:
         stored = stored_forms(stages.checkpoint) if options.quantize in ("int4", "keep") else {}
+        halves: list[str] = []
         if options.quantize == "keep":
             from llmc.compiler.weights.kept import require_codes
 
             require_codes(stages.checkpoint)
+            halves = [name for name in coded_names(stages.checkpoint) if stages.checkpoint.unkept(name) == FLOATS8]
         from llmc.runtime.executors.openvino.blocks import held_widths
 
         shape = self.held(stages, options)
@@ -267,6 +269,7 @@ class OpenVinoTarget(OpenVinoBase):
         form = {
             "form": "paged", "stored": forms_in_key(stored),
             "fixed": " ".join(str(rows) for rows in models.values() if rows is not None),
+            **({"halves": " ".join(halves)} if halves else {}),
             **({"wide": True} if wide else {}), **({"rings": json.dumps(rings)} if any(rings) else {}),
         }  # fmt: skip
         (program,) = programs
@@ -283,7 +286,7 @@ class OpenVinoTarget(OpenVinoBase):
             made = {}
             for name, rows in models.items():
                 group, _ = self._groups(options, rows)
-                weights = format_for(str(options.quantize), options.dtype, group, stored)(constants)
+                weights = format_for(str(options.quantize), options.dtype, group, stored, halves)(constants)
                 paged = PagedModel(
                     graph, weights, tokens=rows, rows=rows, top_k=options.sample_top_k, wide=wide, rings=rings
                 )

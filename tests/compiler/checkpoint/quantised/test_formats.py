@@ -49,6 +49,32 @@ def test_blocks_are_the_same_values_in_the_form_that_was_said_before_they_were_r
             np.testing.assert_array_equal(blocks.cut(size).dequantise(), wanted)
 
 
+@pytest.mark.parametrize("case", ["gptq act-order", "pack-quantized act-order"])
+def test_inputs_in_the_order_of_groups_have_blocks(case: str, tmp_path: Path) -> None:
+    values = packers.write(tmp_path, *packers.CASES[case])
+    checkpoint = open_checkpoint(tmp_path)
+    name = "model.layers.0.mlp.down_proj.weight"
+    form, blocks = checkpoint.reordered_form(name), checkpoint.reordered_blocks(name)
+    assert form is not None and blocks is not None and sorted(form.order) == list(range(values[name].shape[1]))
+    assert (form.bits, form.block) == (blocks.bits, blocks.block) == (4, 32)
+    np.testing.assert_array_equal(blocks.dequantise(), values[name][:, list(form.order)])
+    plain = "model.norm.weight"
+    assert checkpoint.reordered_form(plain) is None is checkpoint.reordered_blocks(plain)
+
+
+def test_groups_of_different_sizes_have_no_blocks_in_any_order(tmp_path: Path) -> None:
+    def uneven(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        name = "model.layers.0.mlp.down_proj.g_idx"
+        order = tensors[name].clone()
+        order[order.argmin()] = order.max()
+        return {**tensors, name: order}
+
+    packers.write(tmp_path, *packers.CASES["gptq act-order"], change=uneven)
+    checkpoint, name = open_checkpoint(tmp_path), "model.layers.0.mlp.down_proj.weight"
+    assert checkpoint.reordered_form(name) is None is checkpoint.reordered_blocks(name)
+    assert checkpoint.unkept(name) == "gptq with act-order" and np.isfinite(checkpoint.tensor(name)).all()
+
+
 def test_each_format_says_why_what_is_no_blocks_is_none(tmp_path: Path) -> None:
     name = "model.layers.0.mlp.down_proj.weight"
     for case, why in {

@@ -96,7 +96,7 @@ def compiled(path: Path, folder: Path) -> CompileResult:
         ("awq groups of 32", "7 kept exactly"),
         ("pack-quantized 8 bits by channel", "7 kept exactly"),
         ("gptq dynamic", "6 kept exactly"),
-        ("gptq act-order", "0 kept exactly, 7 rounded again (7 gptq with act-order)"),
+        ("gptq act-order", "7 kept exactly"),
         ("nvfp4-pack-quantized", "0 kept exactly, 7 rounded again (7 float32 scales in float16)"),
     ],
 )
