@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from llmc.compiler.options import Option, Value
-    from llmc.compiler.targets.base import Target
 
 TARGETS = Registry(
     "device",
@@ -46,7 +45,7 @@ def devices() -> list[str]:
     return TARGETS.names()
 
 
-def _importable() -> Iterator[tuple[str, type[Target]]]:
+def _importable() -> Iterator[tuple[str, type[Any]]]:
     """Devices and their targets; another package's that cannot be imported is left out."""
     for device in devices():
         try:
