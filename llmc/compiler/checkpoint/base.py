@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -63,6 +63,8 @@ class QuantisedBlocks:
     """[N, K/block]"""
     minimum: FloatArray | None
     """[N, K/block], or None for formats without."""
+    matrices: int = 1
+    """So many, of as many rows each, one above the other: a layer's experts."""
 
     @property
     def block(self) -> int:
@@ -96,8 +98,9 @@ class QuantisedBlocks:
         return replace(self, q=self.q - self.zero_point, zero_point=0)
 
     @classmethod
-    def stacked(cls, parts: Sequence[QuantisedBlocks]) -> QuantisedBlocks:
-        """Matrices of one form [N, K] one above the other; zero points of each block where they differ."""
+    def stacked(cls, parts: Sequence[QuantisedBlocks], matrices: int) -> QuantisedBlocks:
+        """Parts of one form [N, K] one above the other, as so many matrices; zero points of each block where they
+        differ."""
         import numpy as np
 
         def zeros(part: QuantisedBlocks) -> FloatArray:
@@ -112,18 +115,21 @@ class QuantisedBlocks:
             scale=np.concatenate([part.scale for part in parts]),
             zero_point=first.zero_point if alike else np.concatenate([zeros(part) for part in parts]),
             minimum=np.concatenate(minimums) if minimums else None,
+            matrices=matrices,
         )
 
-    def rows(self, start: int, stop: int) -> QuantisedBlocks:
-        """The rows from `start` to before `stop`."""
-        at = slice(start, stop)
-        return replace(
-            self,
-            q=self.q[at],
-            scale=self.scale[at],
-            zero_point=self.zero_point if isinstance(self.zero_point, int) else self.zero_point[at],
-            minimum=None if self.minimum is None else self.minimum[at],
-        )
+    def apart(self) -> Iterator[QuantisedBlocks]:
+        """Each of the matrices."""
+        rows = len(self.q) // self.matrices
+        for at in (slice(i * rows, (i + 1) * rows) for i in range(self.matrices)):
+            yield replace(
+                self,
+                q=self.q[at],
+                scale=self.scale[at],
+                zero_point=self.zero_point if isinstance(self.zero_point, int) else self.zero_point[at],
+                minimum=None if self.minimum is None else self.minimum[at],
+                matrices=1,
+            )
 
     def dequantise(self) -> FloatArray:
         """The float32 matrix [N, K]."""

@@ -125,10 +125,9 @@ class ExpertsCheckpoint(HuggingFaceCheckpoint):
         """Of a merged one [E · N, K], the experts one above the other."""
         if self.stored_form(name) is None:
             return None
-        blocks = [
-            super(ExpertsCheckpoint, self).quantised_blocks(part) for parts in self._parts(name) for part in parts
-        ]
-        return QuantisedBlocks.stacked([made for made in blocks if made is not None])
+        experts = self._parts(name)
+        blocks = [super(ExpertsCheckpoint, self).quantised_blocks(part) for parts in experts for part in parts]
+        return QuantisedBlocks.stacked([made for made in blocks if made is not None], len(experts))
 
     def reordered_form(self, name: str) -> BlockForm | None:
         """Of a merged one none: experts read one input."""

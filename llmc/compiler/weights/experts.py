@@ -6,7 +6,7 @@ Runtime's MoE takes a gate and what it lets through.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,29 +20,41 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OneExpert:
-    """A source (recipes.py, TensorSource) whose tensor `name` is one expert's matrix [N, K]."""
+    """A source (recipes.py, TensorSource) whose tensor `name` is one expert's matrix [N, K], or what its blocks are."""
 
     name: str
-    matrix: NDArray[np.float32]
+    matrix: NDArray[np.float32] | None
+    blocks: QuantisedBlocks | None = None
 
     def tensor_names(self) -> Sequence[str]:
         """The one."""
         return [self.name]
 
     def tensor(self, name: str) -> NDArray[np.float32]:
-        """The matrix."""
-        return self.matrix
+        """The matrix, or what its blocks stand for."""
+        if self.matrix is not None:
+            return self.matrix
+        assert self.blocks is not None
+        return self.blocks.dequantise()
 
     def quantised_blocks(self, name: str) -> QuantisedBlocks | None:
-        """No checkpoint format stores blocks of experts apart."""
+        """Its blocks, where it is stored in some."""
+        return self.blocks
+
+    def reordered_blocks(self, name: str) -> QuantisedBlocks | None:
+        """None: experts read one input."""
         return None
 
-    reordered_blocks = quantised_blocks
 
-
-def each_expert(name: str, source: TensorSource) -> list[OneExpert]:
+def each_expert(name: str, source: TensorSource) -> Iterator[OneExpert]:
     """The experts of a tensor, in order."""
-    return [OneExpert(f"{name}[{i}]", matrix) for i, matrix in enumerate(source.tensor(name))]
+    blocks = source.quantised_blocks(name)
+    if blocks is None:
+        for i, matrix in enumerate(source.tensor(name)):
+            yield OneExpert(f"{name}[{i}]", matrix)
+        return
+    for i, one in enumerate(blocks.apart()):
+        yield OneExpert(f"{name}[{i}]", None, one)
 
 
 def experts(names: Sequence[str], source: TensorSource, block: int) -> Mapping[str, NDArray[Any]]:

@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 _KEPT = "kept"
 _LEAST = ("exact", "floats")
 _FLOATS = ("dense", "transposed", "table", "experts_in_turn")
-_HALF_SCALES = ("pkept4", "pkept8", "pq4")
-_KEEP = frozenset({"kept4", "kept8", "pkept4", "pkept8", "u4kept", "i8kept", "u8kept"})
-_KEEP_FOUR = frozenset({"q4", "pq4", "u4"})
+_HALF_SCALES = ("pkept4", "pkept8", "pq4", "eachpkept4", "eachpkept8", "eachpq4")
+_KEEP = frozenset({"kept4", "kept8", "pkept4", "pkept8", "eachpkept4", "eachpkept8", "u4kept", "i8kept", "u8kept"})
+_EACH = ("eachpq8", "eachpq4")
+_KEEP_FOUR = frozenset({"q4", "pq4", "eachpq4", "u4"})
 
 
 def require_codes(checkpoint: Checkpoint) -> None:
@@ -105,5 +106,5 @@ def _held(recipe: Recipe, name: str, checkpoint: Checkpoint) -> str:
         return f"{checkpoint.unkept(name)}{' in float16' if _family(recipe) == 'f16' else ''}"
     family = _family(recipe)
     if family not in _KEEP and not (family in _KEEP_FOUR and form.bits == 4 and not form.block % recipe.block):
-        return "without --quantize keep"
+        return "experts of two forms, or without --quantize keep" if family in _EACH else "without --quantize keep"
     return "float32 scales in float16" if family in _HALF_SCALES and form.scales == "float32" else "exact"

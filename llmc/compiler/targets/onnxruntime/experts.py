@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 
 from llmc.compiler.targets.onnxruntime.emitter import OWN
 from llmc.compiler.targets.onnxruntime.kernels.limits import takes_experts
-from llmc.compiler.targets.onnxruntime.kernels.panels import panel_bytes
+from llmc.compiler.targets.onnxruntime.kernels.panels import panel_bytes, part_of
 from llmc.compiler.weights.recipes import Recipe
 
 if TYPE_CHECKING:
@@ -36,17 +36,18 @@ def _emit_own(to: Emitter, node: Node) -> None:
     assert gate_up is not None
     assert down is not None
     count, hidden, features = (int(d) for d in down.shape)
-    into, out = (to.options.expert_format(width, normed) for width, normed in ((hidden, True), (features, False)))
+    names = to.graph.weights[gate_up], to.graph.weights[down]
+    into, out = to.options.expert_formats(*names, hidden, features)
     panels = [_panels(to, gate_up, into, "gated"), _panels(to, down, out, "panels")]
     to.add(
         "Experts", [to.name(x), to.name(ids), to.name(shares), *panels], [node.out.name], OWN,
         experts=count, hidden=hidden, features=features, group=into.block, down_group=out.block,
-        bits=into.bits, offsets=int(into.offsets),
+        bits=into.bits, offsets=into.beside,
     )  # fmt: skip
 
 
 def _panels(to: Emitter, tensor: Value, held: MatrixFormat, part: str) -> str:
-    source, part = to.graph.weights[tensor], f"{part}+offsets" if held.offsets else part
+    source, part = to.graph.weights[tensor], part_of(part, held)
     count, rows, width = (int(d) for d in tensor.shape)
     family = f"eachp{held.family}"
     recipe = Recipe(f"{source}.{family}_{part}", f"{family}_{part}", (source,), held.block)

@@ -9,6 +9,8 @@ from llmc.compiler.architectures.shared.block_form import BlockForm, common_bloc
 
 NORMED_BLOCK = 32
 KEPT_BLOCK = 64
+ZEROS = 2
+"""What llmc's operators are told of blocks that have zero points beside their scales; 1 of offsets, 0 of neither."""
 _BLOCKS = (256, 128, 64, 32, 16)
 
 
@@ -23,6 +25,11 @@ class MatrixFormat:
     offsets: bool = False
     zeros: bool = False
     order: tuple[int, ...] = ()
+
+    @property
+    def beside(self) -> int:
+        """What llmc's operators are told of what blocks have beside their scales."""
+        return ZEROS if self.zeros else int(self.offsets)
 
 
 @dataclass(frozen=True)
@@ -64,9 +71,15 @@ class OnnxOptions:
         offsets, zeros = any(form.offsets for form in held), all(form.offsets in ("", "zeros") for form in held)
         return MatrixFormat("kept4" if four else "kept8", 4 if four else 8, block, offsets, offsets and zeros, order)
 
-    def expert_format(self, width: int, normed: bool) -> MatrixFormat:
-        """Format of experts' matrices with `width` inputs; no checkpoint has blocks of them that could be kept."""
-        return self._own_format(self.bits, width, normed)
+    def expert_formats(self, into: str, out: str, width: int, features: int) -> tuple[MatrixFormat, MatrixFormat]:
+        """Formats of experts' two matrices, with `width` inputs that are normed and with `features`.
+
+        One operator multiplies both: what a checkpoint has in blocks is kept where both have the same bits and offsets.
+        """
+        made = self.format([into], width, normed=True), self.format([out], features)
+        if len({(held.bits, held.beside) for held in made}) == 1 and not any(held.order for held in made):
+            return made
+        return self._own_format(self.bits, width, normed=True), self._own_format(self.bits, features, normed=False)
 
     def _own_format(self, bits: int, width: int, normed: bool) -> MatrixFormat:
         block = self.block_for(width, normed)

@@ -25,7 +25,7 @@ from llmc.compiler.targets.onnxruntime.emitter import LOGIT_ROWS, ONNX_TYPES, OW
 from llmc.compiler.targets.onnxruntime.experts import emit_expert_linear, emit_experts
 from llmc.compiler.targets.onnxruntime.formats import MatrixFormat, OnnxOptions
 from llmc.compiler.targets.onnxruntime.kernels.limits import require_heads
-from llmc.compiler.targets.onnxruntime.kernels.panels import ZEROS, panel_bytes
+from llmc.compiler.targets.onnxruntime.kernels.panels import panel_bytes, part_of
 from llmc.compiler.targets.onnxruntime.onnx_model import shorten
 from llmc.compiler.targets.onnxruntime.plain import PLAIN
 from llmc.compiler.targets.onnxruntime.recurrent import RECURRENT
@@ -217,8 +217,7 @@ class _Model(Emitter):
             self.add("Add", [out, *bias], [node.out.name])
 
     def _panels(self, sources: list[str], shape: tuple[int, int], held: MatrixFormat, part: str) -> str:
-        family, once = f"p{held.family}", "zeros" if held.zeros else "offsets"
-        part = f"{part}+{once}" if held.offsets else part
+        family, part = f"p{held.family}", part_of(part, held)
         name, reordered = f"{'+'.join(sources)}.{family}_{part}", bool(held.order)
         recipe = Recipe(name, f"{family}_{part}", tuple(sources), held.block, reordered)
         size = panel_bytes(*shape, held.block, held.bits, held.offsets)
@@ -333,5 +332,4 @@ _FUSED = {
 
 def _matrix(rows: int, width: int, held: MatrixFormat) -> dict[str, int]:
     """The attributes of a matrix for llmc's own operators."""
-    offsets = ZEROS if held.zeros else int(held.offsets)
-    return {"rows": rows, "width": width, "group": held.block, "bits": held.bits, "offsets": offsets}
+    return {"rows": rows, "width": width, "group": held.block, "bits": held.bits, "offsets": held.beside}

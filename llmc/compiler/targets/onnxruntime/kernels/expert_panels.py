@@ -1,6 +1,7 @@
 """Tensors of experts [E, N, K] in panels: the matrices of all experts one after the other (source/experts.c).
 
-Families eachpq8 and eachpq4 are pq8 and pq4 (panels.py) of each expert, with the same parts.
+Families eachpq8, eachpq4, eachpkept4 and eachpkept8 are pq8, pq4, pkept4 and pkept8 (panels.py) of each expert, with
+the same parts.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from llmc.compiler.targets.onnxruntime.kernels.panels import PARTS, Panels, pq4, pq8
+from llmc.compiler.targets.onnxruntime.kernels.panels import PARTS, Panels, pkept4, pkept8, pq4, pq8
 from llmc.compiler.weights.experts import each_expert
 from llmc.compiler.weights.recipes import TensorSource
 
@@ -40,3 +41,5 @@ class ExpertPanels(Mapping[str, NDArray[np.uint8]]):
 
 eachpq8 = partial(ExpertPanels, pq8)
 eachpq4 = partial(ExpertPanels, pq4)
+eachpkept4 = partial(ExpertPanels, pkept4)
+eachpkept8 = partial(ExpertPanels, pkept8)

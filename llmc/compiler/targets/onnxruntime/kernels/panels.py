@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llmc.compiler.targets.onnxruntime.formats import MatrixFormat
 from llmc.compiler.targets.unfit import unfit_for_kernels
 from llmc.compiler.weights import nbits
 from llmc.compiler.weights.recipes import TensorSource, quantise_q8
@@ -26,9 +27,6 @@ Array = NDArray[np.float32]
 LANES = 16
 SCALE_UNIT = 256
 """Scales are stored so many times larger: small ones keep their precision in float16."""
-
-ZEROS = 2
-"""The operators' attribute `offsets` where these are zero points; 1 for offsets, 0 for none."""
 
 _ALIGNMENT = 64
 PARTS = ("panels", "gated", "panels+offsets", "gated+offsets", "panels+zeros", "gated+zeros")
@@ -91,6 +89,11 @@ class Panels(Mapping[str, NDArray[Any]]):
         if self.offsets.any():
             raise CheckpointError(f"{self.names} has offsets now: the checkpoint changed; compile again")
         return []
+
+
+def part_of(layout: str, held: MatrixFormat) -> str:
+    """The part of a matrix in that format, panels or gated."""
+    return f"{layout}+{'zeros' if held.zeros else 'offsets'}" if held.offsets else layout
 
 
 def panel_bytes(rows: int, width: int, block: int, bits: int, offsets: bool) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,8 +14,8 @@ from llmc.compiler.checkpoint.base import Checkpoint, stored_forms
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.compile import CompileResult, compile_bundle
 from llmc.compiler.targets import open_target
-from llmc.compiler.targets.onnxruntime.formats import OnnxOptions
-from llmc.compiler.targets.onnxruntime.kernels.panels import ZEROS, pkept4, pkept8
+from llmc.compiler.targets.onnxruntime.formats import ZEROS, OnnxOptions
+from llmc.compiler.targets.onnxruntime.kernels.panels import pkept4, pkept8
 from tests.compiler import tiny
 from tests.compiler.checkpoint.quantised import packers
 from tests.compiler.checkpoint.writers import BLOCK_KINDS, write_blocks
@@ -95,13 +96,36 @@ def compiled(path: Path, folder: Path) -> CompileResult:
         ("gptq 4 bits, groups of 128, zero points", "7 kept exactly"),
         ("awq groups of 32", "7 kept exactly"),
         ("pack-quantized 8 bits by channel", "7 kept exactly"),
-        ("gptq dynamic", "6 kept exactly"),
+        ("gptq dynamic", "6 kept exactly (2 in more bits than stored: 2 gptq in 8)"),
         ("gptq act-order", "7 kept exactly"),
         ("nvfp4-pack-quantized", "0 kept exactly, 7 rounded again (7 float32 scales in float16)"),
     ],
 )
 def test_a_bundle_is_near_the_float_model(library: Path, case: str, line: str, tmp_path: Path) -> None:
     packers.write(tmp_path / "model", *packers.CASES[case])
+    result = compiled(tmp_path / "model", tmp_path)
+    assert result.verification["mean_kl"] < 2e-3
+    assert open_target("onnxruntime").describe(result.analysis) == [
+        f"matrices that the checkpoint stores in codes: {line}"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("stated", "pack", "line"),
+    [
+        (packers.awq_config(16), packers.awq(16), "12 kept exactly"),
+        (
+            packers.gptq_config(4, 16, dynamic={"+:.*down_proj": {"bits": 8}}),
+            {name: packers.gptq(8 if name == "down_proj" else 4, 16) for name in packers.PROJECTIONS},
+            "8 kept exactly, 4 rounded again (4 experts of two forms, or without --quantize keep)",
+        ),
+    ],
+    ids=["alike", "of different bits"],
+)
+def test_experts_are_kept_where_one_operator_takes_both_matrices(
+    library: Path, stated: dict[str, Any], pack: Any, line: str, tmp_path: Path
+) -> None:
+    packers.write(tmp_path / "model", stated, pack, case="qwen3_moe")
     result = compiled(tmp_path / "model", tmp_path)
     assert result.verification["mean_kl"] < 2e-3
     assert open_target("onnxruntime").describe(result.analysis) == [
