@@ -9,6 +9,8 @@ from llmc.compiler.architectures.shared.block_form import BlockForm, common_bloc
 
 NORMED_BLOCK = 32
 KEPT_BLOCK = 64
+FOLDED_BLOCK = 32
+"""The least that offsets are folded of: smaller blocks (K-quants beside others) were not seen packed with AVX-512."""
 _BLOCKS = (256, 128, 64, 32, 16)
 
 
