@@ -29,6 +29,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=32)
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
+    args.work.mkdir(parents=True, exist_ok=True)
     batches = tuple(int(batch) for batch in args.batches.split(","))
     scope = Scope(("quality", "decode"), rounds=args.rounds, batches=batches, steps=args.steps, tune=False)
     setting = models.Setting(
