@@ -4,6 +4,7 @@ Forms, by name
     huggingface      the folder itself, or one written from the checkpoint in float32
     gguf-f16         float16, written from the checkpoint
     gguf-q8_0, -q4_1 blocks of 32 weights at 8 and 4 bits, by llama.cpp's quantiser; a GGUF file of that type itself
+    gguf-as-is       the GGUF file itself, whatever its types are
     genai-int8, -int4   onnxruntime-genai's model builder: blocks of 32, accuracy level 4, the head quantised too
     openvino-int8, openvino-int8-sym   openvino-genai's IR of gguf-f16, 8 bits with a scale a channel
     openvino-q8_0    openvino-genai's IR of gguf-q8_0, as it reads it
@@ -22,7 +23,7 @@ from pathlib import Path
 
 from llmc.bench.peers import forms
 from llmc.compiler.checkpoint.base import Checkpoint
-from llmc.errors import CompileError
+from llmc.errors import CheckpointError, CompileError
 from llmc.quiet import of_tools
 
 SCRIPTS = Path(forms.__file__).parent
@@ -74,6 +75,12 @@ class PeerModels:
 
     def _gguf(self, kind: str) -> Path:
         source = self.checkpoint.path
+        if kind == "AS-IS":
+            if self.checkpoint.format != "gguf":
+                raise CheckpointError(
+                    f"{source}: no GGUF file; compare with llama-cpp:q8_0 or q4_1, which are made of any checkpoint"
+                )
+            return source
         if self.checkpoint.format == "gguf" and self._file_type() == FILE_TYPES.get(kind):
             return source
         if kind == "F16":

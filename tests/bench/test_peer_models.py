@@ -21,6 +21,7 @@ from llmc.runtime.bundle import Bundle
 from llmc.testing.toy import write_toy
 from tests.compiler import tiny
 from tests.compiler.checkpoint.quantised import packers
+from tests.compiler.checkpoint.writers import write_blocks
 from tests.toy import Toy
 
 COPY = "import shutil, sys; shutil.copy(sys.argv[1], sys.argv[2]); open(sys.argv[2], 'a').write(' as ' + sys.argv[3])"
@@ -54,6 +55,15 @@ def test_a_form_is_made_once_and_what_it_is_made_of_too(
     assert made == ["gguf-q8_0.gguf", "gguf-f16.gguf", "gguf-q4_1.gguf"] or made == [
         "gguf-f16.gguf", "gguf-q8_0.gguf", "gguf-q4_1.gguf",
     ]  # fmt: skip
+
+
+def test_a_gguf_file_is_itself_whatever_its_types_are(models: tuple[PeerModels, list[str]], tmp_path: Path) -> None:
+    write_blocks(tmp_path / "m.gguf", {"v_proj": "Q6_K", "": "Q4_K"})
+    form = parse("llama-cpp:as-is")[0].variant.form
+    file = PeerModels(open_checkpoint(tmp_path / "m.gguf"), tmp_path / "peers", sys.executable, lambda form: None)
+    assert file.get(form) == tmp_path / "m.gguf"
+    with pytest.raises(CheckpointError, match="model: no GGUF file; compare with llama-cpp:q8_0"):
+        models[0].get(form)
 
 
 def test_the_documented_tool_of_openvino_makes_the_model_that_cross_checks_ours(

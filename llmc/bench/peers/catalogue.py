@@ -30,14 +30,15 @@ optimum-intel takes older versions of transformers than the others."""
 
 @dataclass(frozen=True)
 class Variant:
-    """`form` names the model's form (FORMS of peer_models.py), `bits` what a weight has nominally, without scales.
+    """`form` names the model's form (FORMS of peer_models.py), `bits` what a weight has nominally, without scales; None
+    where that is not one number.
 
     `options` go to the engine; `distributions` are what running and making it need beside the peer's own. `searched`
     are options of the engine that the best value is searched for (tuning.py).
     """
 
     form: str
-    bits: int
+    bits: int | None
     options: Mapping[str, Any] = field(default_factory=dict)
     distributions: tuple[str, ...] = ()
     searched: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
@@ -119,6 +120,7 @@ PEERS = {
             {
                 "q8_0": Variant("gguf-q8_0", 8, {}, (), _MICRO_BATCHES),
                 "q4_1": Variant("gguf-q4_1", 4, {}, (), _MICRO_BATCHES),
+                "as-is": Variant("gguf-as-is", None, {}, (), _MICRO_BATCHES),
             },
         ),
         Peer(

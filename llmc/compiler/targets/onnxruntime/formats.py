@@ -11,6 +11,8 @@ NORMED_BLOCK = 32
 KEPT_BLOCK = 64
 ZEROS = 2
 """What llmc's operators are told of blocks that have zero points beside their scales; 1 of offsets, 0 of neither."""
+FOLDED_BLOCK = 32
+"""The least that offsets are folded of: smaller blocks (K-quants beside others) were not seen packed with AVX-512."""
 _BLOCKS = (256, 128, 64, 32, 16)
 
 

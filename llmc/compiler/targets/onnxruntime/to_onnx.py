@@ -23,7 +23,7 @@ from llmc.compiler.program.ir import Graph, Node, Value
 from llmc.compiler.targets.onnxruntime.attention import MICROSOFT, emit_attention
 from llmc.compiler.targets.onnxruntime.emitter import LOGIT_ROWS, ONNX_TYPES, OWN, ROWS, Emitter
 from llmc.compiler.targets.onnxruntime.experts import emit_expert_linear, emit_experts
-from llmc.compiler.targets.onnxruntime.formats import MatrixFormat, OnnxOptions
+from llmc.compiler.targets.onnxruntime.formats import FOLDED_BLOCK, MatrixFormat, OnnxOptions
 from llmc.compiler.targets.onnxruntime.kernels.limits import require_heads
 from llmc.compiler.targets.onnxruntime.kernels.panels import panel_bytes, part_of
 from llmc.compiler.targets.onnxruntime.onnx_model import shorten
@@ -228,13 +228,14 @@ class _Model(Emitter):
     ) -> None:
         rows, width = shape
         data, scales = self._blocks(sources, rows, width, held)
-        apart = held.offsets and not self.options.fold
+        folds = held.offsets and self.options.fold and held.block >= FOLDED_BLOCK
+        apart = held.offsets and not folds
         out = f"{node.out.name}_codes" if apart else node.out.name
         self.add(
             "MatMulNBits", [x, data, scales, *(["", "", bias] if bias else [])], [out], MICROSOFT,
             K=width, N=rows, bits=held.bits, block_size=held.block, accuracy_level=4,
         )  # fmt: skip
-        if held.offsets and self.options.fold:
+        if folds:
             recipe = self._part(sources, held, "offsets")
             self.recipes.extend([recipe] if recipe not in self.recipes else [])
             self.folded[data] = recipe.name

@@ -9,8 +9,8 @@ Their parts, [N, K/group, …] or, for whole rows, [N, …]:
 i8       int8, symmetric: scale = largest magnitude / 127 (1 where that is 0), codes −127 … 127
 u4       4 bits with zero points, by the rule of weights/nbits.py; the checkpoint's own 4-bit blocks where it has some
          that this size divides
-u4kept   the checkpoint's own 4-bit blocks (GGUF Q4_0 and Q4_1, gptq, awq)
-i8kept   the checkpoint's own 8-bit blocks without zero points of their own (GGUF Q8_0)
+u4kept   the checkpoint's own 4-bit blocks (GGUF Q2_K to Q4_K, Q4_0 and Q4_1, gptq, awq)
+i8kept   the checkpoint's own 8-bit blocks without zero points of their own (GGUF Q8_0, Q6_K, IQ4)
 u8kept   both of these one above the other as uint8, and tensors without blocks by the rule of i8
 f16      float16: `data` alone
 

@@ -325,3 +325,9 @@ def test_where_offsets_are_folded_no_graph_reads_them() -> None:
     ((matrix, offsets),) = folded.folded.items()
     assert matrix in declared and offsets not in declared
     assert offsets in {r.name for r in folded.recipes}
+
+
+def test_offsets_of_blocks_of_16_are_left_to_graphs() -> None:
+    stored = dict.fromkeys(STORED, BLOCK_TYPES["Q2_K"].form)
+    made = to_onnx(two_layers(), OnnxOptions(32, stored=stored, fold=True))
+    assert [node.op_type for node in made.model.graph.node].count("ReduceSum") == 1 and not made.folded

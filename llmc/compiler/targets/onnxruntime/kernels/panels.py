@@ -1,7 +1,9 @@
 """Matrices in panels, as the kernels read them (source/panels.h), made of the blocks of recipes.py and nbits.py.
 
 Families pq8, pq4, pkept4 and pkept8 are q8, q4, kept4 and kept8 with scales and offsets in float16: those of pq8 and of
-tensors without blocks in pkept8 are rounded before codes are, a checkpoint's own are in float16 already. Their parts:
+tensors without blocks in pkept8 are rounded before codes are. A checkpoint's own are in float16 already, but for the
+float32 ones of K-quants, which are rounded here. Codes of blocks with minimums begin at 0, so that their offsets are
+the minimums as they are. The parts:
   panels           uint8, one panel after the other, each of 16 rows
   gated            the same of a matrix [2 · N, K] whose first half gates the second: panels of both in turn
   panels+offsets, gated+offsets   the same with an offset for each block
