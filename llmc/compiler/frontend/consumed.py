@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmc.compiler.architectures.shared.config_keys import HARMLESS, NEUTRAL, READ, ROPE
 from llmc.compiler.architectures.shared.families import family
+from llmc.compiler.checkpoint.adapter_layout import SELECTABLE, AdapterLayout
 from llmc.compiler.frontend.consistent import require_consistent
 from llmc.errors import CheckpointError
 
@@ -37,13 +38,13 @@ def require_consumed(checkpoint: Checkpoint) -> None:
             f"{checkpoint.config['model_type']!r}: the model would be another one, and its reference too; if that "
             "changes no number, take it out of config.json; else the model is not supported"
         )
-    needed = tensor_names(checkpoint.config)
+    needed, layout = tensor_names(checkpoint.config), AdapterLayout.of(checkpoint.config)
     computed = (*COMPUTED, *family(checkpoint.config).computed)
     ignored = family(checkpoint.config).ignored(checkpoint.config)
     tensors = [
         name
         for name in checkpoint.tensor_names()
-        if name not in needed and not name.endswith(computed) and not (ignored and re.fullmatch(ignored, name))
+        if name not in needed and not (layout and layout.adds(name)) and not name.endswith(computed) and not (ignored and re.fullmatch(ignored, name))
     ]
     if tensors:
         raise CheckpointError(
@@ -61,7 +62,7 @@ def _left_over_keys(config: Mapping[str, Any]) -> Iterator[str]:
     own = family(config)
     stated = own.in_common_terms({name: v for name, v in config.items() if name not in own.unread})
     known = READ - own.unread | own.reads | own.harmless | frozenset().union(*HARMLESS.values())
-    known |= {*own.keys, *own.keys.values(), *own.derived(stated)}
+    known |= {SELECTABLE, *own.keys, *own.keys.values(), *own.derived(stated)}
     neutral = {**NEUTRAL, **own.allows}
     for name, value in config.items():
         if value is None or name in known or any(value == allowed for allowed in neutral.get(name, ())):

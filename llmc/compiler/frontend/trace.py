@@ -8,7 +8,9 @@ Each traced layer takes time, so of layers that are alike a few are traced, and 
 Program contract, in the order of the traced signature:
   inputs   token_ids [B, Q] int64, past_lengths [B] int64, new_lengths [B] int64 (1 … Q live tokens, right padded),
            cache: the tensors of the model's cache in order (runtime/cache_shape.py), of attention key and value of
-           each layer in turn, [B, Hkv, S, D]
+           each layer in turn, [B, Hkv, S, D];
+           of a model with adapters to choose from, between new_lengths and the cache: adapters [B, Q] int64, which of
+           them each token gets, 0 for none (the same for all tokens of a row)
   outputs  logits [B, V] of each row's last live token, with `top_k` the largest of them (values [B, K], descending,
            and ids [B, K] int64; which of those that equal the last one are in is the device's choice), then what
            goes into the cache, in the order of the inputs: of keys and values
@@ -32,6 +34,7 @@ from torch.export import Dim, ExportedProgram
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from llmc.compiler.architectures.shared.caches import cache_of
+from llmc.compiler.frontend.adapters import MASKS
 from llmc.compiler.frontend.attention import STATE, Dialect, TraceCache, TraceState, attention_name
 from llmc.compiler.frontend.in_place import without_writes
 from llmc.compiler.frontend.layer_kinds import LayerPlan, NotRepeatableError
@@ -67,6 +70,11 @@ class Step(nn.Module):
         self.dialect = dialect
         self.top_k = top_k
 
+    @classmethod
+    def of(cls, model: nn.Module, dialect: Dialect, shape: CacheShape, top_k: int = 0) -> Step:
+        """The step of a model, with adapters where it has some to choose from."""
+        return (AdaptedStep if hasattr(model, "adapter_masks") else cls)(model, dialect, shape, top_k)
+
     def forward(
         self, token_ids: Tensor, past_lengths: Tensor, new_lengths: Tensor, cache: Sequence[Tensor]
     ) -> tuple[Tensor, ...]:
@@ -95,6 +103,21 @@ class Step(nn.Module):
         return out.logits, *top, *state.outputs()
 
 
+class AdaptedStep(Step):
+    """The same with adapters."""
+
+    def forward(  # type: ignore[override]
+        self, token_ids: Tensor, past_lengths: Tensor, new_lengths: Tensor, adapters: Tensor, cache: Sequence[Tensor]
+    ) -> tuple[Tensor, ...]:
+        """Run the step; see the module's docstring for shapes."""
+        masks: Any = self.model.adapter_masks
+        token = MASKS.set(masks(adapters))
+        try:
+            return super().forward(token_ids, past_lengths, new_lengths, cache)
+        finally:
+            MASKS.reset(token)
+
+
 def trace(config: Mapping[str, Any], dialect: Dialect) -> ExportedProgram:
     """Trace the model of `config` with symbolic B, Q and S; needs no weights. Raises CompileError."""
     return _few_layers_first(lambda few: _trace(config, dialect, few))
@@ -107,17 +130,18 @@ def _trace(config: Mapping[str, Any], dialect: Dialect, few: bool) -> ExportedPr
     traced = shape.only(plan.traced) if plan else shape
     mode = FakeTensorMode(shape_env=ShapeEnv(), static_shapes=False, allow_non_fake_inputs=True)
     as_fake(model, mode)
-    step = Step(model, dialect, traced)
+    step = Step.of(model, dialect, traced)
+    adapted = isinstance(step, AdaptedStep)
     tensors = step.state_dict(keep_vars=True)
     if plan is not None:
         plan.apply(model)
     with mode:
-        args = _example(traced, batch=2, query=4, capacity=8)
-    d = Dim.DYNAMIC
-    exported = _export(step, args, ({0: d, 1: d}, {0: d}, {0: d}, _dims(traced)), config)
+        args = _example(traced, batch=2, query=4, capacity=8, adapted=adapted)
+    exported = _export(step, args, (*_fixed(adapted), _dims(traced)), config)
     if plan is None:
         return exported
-    return repeat(exported, plan, traced, _inputs(traced), (0, 0, 0, [0] * len(shape)), tensors)
+    example = (*(0 for _ in _fixed(adapted)), [0] * len(shape))
+    return repeat(exported, plan, traced, _inputs(traced, adapted), example, tensors)
 
 
 def _few_layers_first(make: Callable[[bool], T]) -> T:
@@ -127,9 +151,16 @@ def _few_layers_first(make: Callable[[bool], T]) -> T:
     return make(False)
 
 
-def _inputs(cache: Sized, weights: Iterable[str] = ()) -> list[str]:
+def _inputs(cache: Sized, adapted: bool, weights: Iterable[str] = ()) -> list[str]:
     """Names of a step's inputs, in order."""
-    return ["token_ids", "past_lengths", "new_lengths", *(f"cache.{i}" for i in range(len(cache))), *weights]
+    fixed = ["token_ids", "past_lengths", "new_lengths", *(["adapters"] if adapted else [])]
+    return [*fixed, *(f"cache.{i}" for i in range(len(cache))), *weights]
+
+
+def _fixed(adapted: bool) -> list[dict[int, Any]]:
+    """The symbolic sizes of the inputs before the cache."""
+    d = Dim.DYNAMIC
+    return [{0: d, 1: d}, {0: d}, {0: d}, *([{0: d, 1: d}] if adapted else [])]
 
 
 def _dims(shape: CacheShape) -> list[dict[int, Any]]:
@@ -153,11 +184,23 @@ class WeightlessStep(nn.Module):
         weights: Mapping[str, Tensor],
     ) -> tuple[Tensor, ...]:  # fmt: skip
         """Run the step with `weights`, named as the model names them."""
+        return self._run(weights, token_ids, past_lengths, new_lengths, cache)
+
+    def _run(self, weights: Mapping[str, Tensor], *inputs: Any) -> tuple[Tensor, ...]:
         named = {f"model.{name}": tensor for name, tensor in weights.items()}
-        out: tuple[Tensor, ...] = torch.func.functional_call(
-            self.__dict__["_step"], named, (token_ids, past_lengths, new_lengths, cache)
-        )
+        out: tuple[Tensor, ...] = torch.func.functional_call(self.__dict__["_step"], named, inputs)
         return out
+
+
+class AdaptedWeightlessStep(WeightlessStep):
+    """The same with adapters."""
+
+    def forward(  # type: ignore[override]
+        self, token_ids: Tensor, past_lengths: Tensor, new_lengths: Tensor, adapters: Tensor, cache: Sequence[Tensor],
+        weights: Mapping[str, Tensor],
+    ) -> tuple[Tensor, ...]:  # fmt: skip
+        """Run the step with `weights`, named as the model names them."""
+        return self._run(weights, token_ids, past_lengths, new_lengths, adapters, cache)
 
 
 @dataclass(frozen=True)
@@ -193,18 +236,21 @@ def _trace_weightless(
     parameters, buffers = _shapes(model), dict(model.named_buffers())
     if plan is not None:
         plan.apply(model)
+    step = Step.of(model, dialect, traced, top_k)
+    adapted = isinstance(step, AdaptedStep)
     mode = FakeTensorMode(shape_env=ShapeEnv(), static_shapes=False, allow_non_fake_inputs=True)
     with mode:
         weights = {name: torch.empty(size, dtype=dtype) for name, size in _shapes(model).items()}
         weights |= {name: torch.empty(b.shape, dtype=b.dtype) for name, b in buffers.items()}
-        args = (*_example(traced, batch=2, query=4, capacity=8 if cached else 0, dtype=dtype), weights)
-    d = Dim.DYNAMIC
-    dims = ({0: d, 1: d}, {0: d}, {0: d}, _dims(traced) if cached else [], dict.fromkeys(weights))
-    exported = _export(WeightlessStep(Step(model, dialect, traced, top_k)), args, dims, config)
+        inputs = _example(traced, batch=2, query=4, capacity=8 if cached else 0, dtype=dtype, adapted=adapted)
+    dims = (*_fixed(adapted), _dims(traced) if cached else [], dict.fromkeys(weights))
+    whole = (AdaptedWeightlessStep if adapted else WeightlessStep)(step)
+    exported = _export(whole, (*inputs, weights), dims, config)
     if plan is not None:
         cache = len(shape) if cached else 0
-        example = (0, 0, 0, [0] * cache, dict.fromkeys([*parameters, *buffers], 0))
-        exported = repeat(exported, plan, traced, _inputs(traced if cached else (), weights), example, {})
+        example = (*(0 for _ in _fixed(adapted)), [0] * cache, dict.fromkeys([*parameters, *buffers], 0))
+        names = _inputs(traced if cached else (), adapted, weights)
+        exported = repeat(exported, plan, traced, names, example, {})
     return WeightlessProgram(exported, parameters, buffers)
 
 
@@ -213,11 +259,11 @@ def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 def _example(
-    shape: CacheShape, batch: int, query: int, capacity: int, dtype: torch.dtype = torch.float32
+    shape: CacheShape, batch: int, query: int, capacity: int, dtype: torch.dtype = torch.float32, *, adapted: bool
 ) -> tuple[Any, ...]:
     cache = [torch.empty(t.size(batch, capacity), dtype=_dtype(t, dtype)) for t in shape] if capacity else []
-    ones = torch.ones(batch, dtype=torch.long)
-    return torch.ones(batch, query, dtype=torch.long), ones.clone(), ones, cache
+    ones, tokens = torch.ones(batch, dtype=torch.long), torch.ones(batch, query, dtype=torch.long)
+    return tokens, ones.clone(), ones, *([tokens.clone()] if adapted else []), cache
 
 
 def _dtype(tensor: CacheTensor, dtype: torch.dtype) -> torch.dtype:
