@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from llmc.compiler.checkpoint.base import FloatArray
 
 SELECTABLE = "selectable_adapters"
+ADAPTERS = "adapters"
+"""The programs' input that says which adapter each token gets, [B, Q] int64, 0 for none."""
 LOW, HIGH = ".lora_A.weight", ".lora_B.weight"
 ALIGNED = 32
 """Columns of a group are a multiple of so many, so that blocks of quantised weights are full."""

@@ -34,6 +34,7 @@ from torch.export import Dim, ExportedProgram
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from llmc.compiler.architectures.shared.caches import cache_of
+from llmc.compiler.checkpoint.adapter_layout import ADAPTERS
 from llmc.compiler.frontend.adapters import MASKS
 from llmc.compiler.frontend.attention import STATE, Dialect, TraceCache, TraceState, attention_name
 from llmc.compiler.frontend.in_place import without_writes
@@ -153,7 +154,7 @@ def _few_layers_first(make: Callable[[bool], T]) -> T:
 
 def _inputs(cache: Sized, adapted: bool, weights: Iterable[str] = ()) -> list[str]:
     """Names of a step's inputs, in order."""
-    fixed = ["token_ids", "past_lengths", "new_lengths", *(["adapters"] if adapted else [])]
+    fixed = ["token_ids", "past_lengths", "new_lengths", *([ADAPTERS] if adapted else [])]
     return [*fixed, *(f"cache.{i}" for i in range(len(cache))), *weights]
 
 

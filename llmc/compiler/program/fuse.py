@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from llmc.compiler.checkpoint.adapter_layout import ADAPTERS
 from llmc.compiler.program.fuse_attention import fuse_attention
 from llmc.compiler.program.fuse_experts import fuse_experts
 from llmc.compiler.program.fuse_equal import merge_equal
@@ -33,7 +34,7 @@ def fuse(graph: Graph, gate_width: int = 0) -> Graph:
     """
     gate = partial(fuse_gated, gate_width=gate_width)
     for rule in (
-        *((merge_equal,) if "adapters" in graph.inputs else ()),
+        *((merge_equal,) if ADAPTERS in graph.inputs else ()),
         fuse_experts,
         fuse_rms_norm,
         norm_before_transpose,

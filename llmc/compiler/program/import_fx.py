@@ -18,7 +18,7 @@ from torch import Tensor, fx
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
-from llmc.compiler.checkpoint.adapter_layout import AdapterLayout
+from llmc.compiler.checkpoint.adapter_layout import ADAPTERS, AdapterLayout
 from llmc.compiler.program.ir import Dim, Graph, Node, Value
 from llmc.errors import CompileError
 from llmc.runtime.cache_shape import CacheShape
@@ -49,7 +49,7 @@ class Importer:
         adapters: AdapterLayout | None = None,
     ) -> None:  # fmt: skip
         self.adapters = adapters
-        self.fixed = self.axes if adapters is None else {**self.axes, "adapters": "BQ"}
+        self.fixed = self.axes if adapters is None else {**self.axes, ADAPTERS: "BQ"}
         self.cache = cache
         self.places = {f"past_{t.entry}": f"S{t.window}" for t in cache or () if t.window is not None}
         self.program = program
@@ -337,7 +337,7 @@ def _evaluate(node: fx.Node, program: ExportedProgram, length: int) -> Tensor:
                 result: Any = program.state_dict.get(name, program.constants.get(name))
             elif n.name in constants:
                 result = program.constants[constants[n.name]]
-            elif n.name in ("token_ids", "adapters"):
+            elif n.name in ("token_ids", ADAPTERS):
                 result = torch.zeros(1, length, dtype=torch.long)
             else:
                 result = torch.zeros(1, dtype=torch.long)
