@@ -15,7 +15,7 @@ mask [R] is 1 at the columns of the adapter that the token's row has chosen, els
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -32,6 +32,11 @@ ALIGNED = 32
 SHARING = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Names of modules beside each other that read one input, in transformers' decoders."""
 _LAYER = re.compile(r"(?<=\.)\d+(?=\.)")
+
+
+def of_adapters(names: Iterable[str]) -> bool:
+    """Whether a matrix of these tensors is one of adapters: A or B. They are held in 8 bits where others have 4."""
+    return any(name.endswith((LOW, HIGH)) for name in names)
 
 
 def pattern_of(module: str) -> str:

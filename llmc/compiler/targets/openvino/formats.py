@@ -22,6 +22,7 @@ from openvino import opset13 as ops
 
 from llmc.compiler.architectures.shared.block_form import BlockForm
 from llmc.compiler.architectures.shared.names import OUTER
+from llmc.compiler.checkpoint.adapter_layout import of_adapters
 from llmc.compiler.targets.openvino.constants import Constants
 from llmc.compiler.targets.openvino.precision import DTYPES, GROUPS, group_of
 from llmc.compiler.weights.recipes import Recipe
@@ -141,7 +142,7 @@ class Int8(Compressed):
 
 
 class Int4(Compressed):
-    """4-bit codes with zero points; 8-bit ones for the embedding and the head, unless `stored` has those in 4 bits.
+    """4-bit codes with zero points; 8-bit ones for adapters, and for the embedding and the head, unless `stored` has those in 4 bits.
 
     `stored`: the names of tensors that the checkpoint holds in blocks, each with its form; 4-bit blocks are kept.
     """
@@ -156,7 +157,7 @@ class Int4(Compressed):
         group = _fitting(self.group, width)
         if group and all(s in self.stored and self.stored[s].bits == 4 for s in sources):
             return Held("u4", group)
-        outer = any(s in OUTER for s in sources)
+        outer = any(s in OUTER for s in sources) or of_adapters(sources)
         return Held("i8", group) if outer or not group else Held("u4", group)
 
 
