@@ -38,8 +38,8 @@ class Adapter:
     @property
     def is_sound(self) -> bool:
         """Whether it is of the types that it states."""
-        texts = isinstance(self.modules, list) and all(isinstance(t, str) for t in (self.name, self.root, *self.modules))
-        return texts and type(self.rank) is int
+        texts = (self.name, self.root, *self.modules) if isinstance(self.modules, list) else (None,)
+        return all(isinstance(text, str) for text in texts) and type(self.rank) is int
 
 
 class Bundle:
@@ -226,7 +226,7 @@ class Bundle:
         return found
 
     def adapter(self, name: str | None) -> int:
-        """The number of an adapter for the engine, 0 for None, the base model. Raises InputError for an unknown name."""
+        """An adapter's number for the engine, 0 for None, the base model. Raises InputError for an unknown name."""
         names = [adapter.name for adapter in self.adapters]
         if name is None:
             return 0

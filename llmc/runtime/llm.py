@@ -168,7 +168,7 @@ class BundleLLM:
     def stream(
         self, prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None, *,
-        priority: Sequence[int] | None = None, lora: str | None | Sequence[str | None] = None,
+        priority: Sequence[int] | None = None, lora: str | Sequence[str | None] | None = None,
     ) -> Iterator[tuple[int, Update, RequestOutput]]:  # fmt: skip
         """Yield (prompt index, update, output so far) as text becomes certain; the output's `finished` says its end.
 
@@ -184,11 +184,11 @@ class BundleLLM:
     def generate(
         self, prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None, *, use_tqdm: bool = True,
-        priority: Sequence[int] | None = None, lora: str | None | Sequence[str | None] = None,
+        priority: Sequence[int] | None = None, lora: str | Sequence[str | None] | None = None,
     ) -> list[RequestOutput]:  # fmt: skip
         """Continue every prompt; outputs in the order of `prompts`. Raises InputError for a prompt that cannot run.
 
-        `lora`: the name of the adapter of the bundle that continues them, or one name for each, None for the base model.
+        `lora`: the name of the bundle's adapter that continues them, or one name for each, None for the base model.
         With `use_tqdm` a terminal shows a bar with ETA for what takes over two seconds.
         """
         from llmc.runtime.prompts import several
@@ -208,9 +208,9 @@ class BundleLLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None, *, use_tqdm: bool = True,
         add_generation_prompt: bool = True, tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template: str | None = None, chat_template_kwargs: Mapping[str, Any] | None = None,
-        lora: str | None | Sequence[str | None] = None,
+        lora: str | Sequence[str | None] | None = None,
     ) -> list[RequestOutput]:  # fmt: skip
-        """Answer one conversation, or several; `chat_template` replaces the model's own, `lora` is as for `generate`."""
+        """Answer one conversation, or several; `chat_template` replaces the model's own. `lora`: as for `generate`."""
         _ = self.generator
         from llmc.runtime.prompts import conversations
 

@@ -48,17 +48,13 @@ class Offline:
 
     def stream(
         self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None,
-        priority: Sequence[int] | None, lora: str | None | Sequence[str | None],
+        priority: Sequence[int] | None, lora: str | Sequence[str | None] | None,
     ) -> Iterator[tuple[int, Update, RequestOutput]]:  # fmt: skip
         """See BundleLLM.stream."""
         started = time.perf_counter()
-        prepared = [
-            self.generator.prepare(self._request(prompt, *how))
-            for prompt, *how in zip(
-                prompts, _per_prompt(params, len(prompts)), _per_priority(priority, len(prompts)),
-                self._adapters(lora, len(prompts)), strict=True,
-            )  # fmt: skip
-        ]
+        each, ranks = _per_prompt(params, len(prompts)), _per_priority(priority, len(prompts))
+        asked = zip(prompts, each, ranks, self._adapters(lora, len(prompts)), strict=True)
+        prepared = [self.generator.prepare(self._request(*one)) for one in asked]
         self.records.clear()
         builders: dict[str, tuple[int, OutputBuilder]] = {}
         owners: dict[int, RequestOutput] = {}
@@ -86,7 +82,7 @@ class Offline:
             for request_id in builders:
                 self.generator.cancel(request_id)
 
-    def _adapters(self, lora: str | None | Sequence[str | None], count: int) -> list[int]:
+    def _adapters(self, lora: str | Sequence[str | None] | None, count: int) -> list[int]:
         names = [lora] * count if lora is None or isinstance(lora, str) else list(lora)
         if len(names) != count:
             raise InputError(f"{len(names)} names of adapters for {count} prompts")

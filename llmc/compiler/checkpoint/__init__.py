@@ -28,8 +28,8 @@ def open_checkpoint(path: str | Path | Checkpoint) -> Checkpoint:
     network); and a config.json, by any name that ends so, as a checkpoint without weights.
 
     Reads headers only. A folder with one .gguf and no config.json counts as that file; one of a LoRA adapter is the
-    model that it names, with the adapter merged, and MODEL::lora=ADAPTER is MODEL with it. MODEL::adapter=NAME=ADAPTER is
-    MODEL with an adapter that requests choose. A checkpoint that is open already comes back as it is. Raises
+    model that it names, with the adapter merged, and MODEL::lora=ADAPTER is MODEL with it; MODEL::adapter=NAME=ADAPTER
+    is MODEL with an adapter that requests choose. A checkpoint that is open already comes back as it is. Raises
     CheckpointError.
     """
     if isinstance(path, Checkpoint):

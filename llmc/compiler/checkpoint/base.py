@@ -114,8 +114,8 @@ class Checkpoint(ABC):
     """An opened checkpoint. Safe to share between threads: all methods only read."""
 
     format: str
-    """"huggingface", "gguf" or "config"; with "+lora" behind it where adapters are merged, and "+adapters" where requests
-    choose one."""
+    """"huggingface", "gguf" or "config"; with "+lora" behind it where adapters are merged, "+adapters" where requests
+    choose."""
 
     def __init__(self, path: Path, name: str) -> None:
         self.path = path
@@ -126,14 +126,14 @@ class Checkpoint(ABC):
         """Modules beside the text part, which is what is compiled → how many tensors they have (shared/wrappers.py)."""
         self.notices: Sequence[str] = ()
         """What of the checkpoint is not read, though it changes no weight: a line each, for people."""
-        self.adapters: Sequence[AdapterFacts] = ()
+        self.choices: Sequence[AdapterFacts] = ()
         """The LoRA adapters beside it that requests choose from (checkpoint/selectable.py)."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r}, {str(self.path)!r})"
 
     def of_adapter(self, number: int) -> Checkpoint:
-        """The model that a request gets with one of the `adapters`, the first being 1, or with none, 0."""
+        """The model that a request gets with one of its `choices`, the first being 1, or with none, 0."""
         del number
         return self
 

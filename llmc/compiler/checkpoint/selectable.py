@@ -61,7 +61,7 @@ class SelectableCheckpoint(WrappedCheckpoint):
             if self.layout.group(module := name.removesuffix(".weight")) and name.endswith(".weight")
             for end in (LOW, HIGH)
         }
-        self.adapters = tuple(
+        self.choices = tuple(
             AdapterFacts(name, adapter.name, max(map(adapter.rank, adapter.modules)), _leaves(adapter.modules))
             for name, adapter in adapters.items()
         )

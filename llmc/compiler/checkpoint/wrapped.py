@@ -20,7 +20,7 @@ class WrappedCheckpoint(Checkpoint):
         self.asked = inner.asked
         self.left_out = inner.left_out
         self.notices = inner.notices
-        self.adapters = inner.adapters
+        self.choices = inner.choices
         self.inner = inner
 
     @property

@@ -39,12 +39,14 @@ def require_consumed(checkpoint: Checkpoint) -> None:
             "changes no number, take it out of config.json; else the model is not supported"
         )
     needed, layout = tensor_names(checkpoint.config), AdapterLayout.of(checkpoint.config)
+    if layout is not None:
+        needed |= {name for name in checkpoint.tensor_names() if layout.adds(name)}
     computed = (*COMPUTED, *family(checkpoint.config).computed)
     ignored = family(checkpoint.config).ignored(checkpoint.config)
     tensors = [
         name
         for name in checkpoint.tensor_names()
-        if name not in needed and not (layout and layout.adds(name)) and not name.endswith(computed) and not (ignored and re.fullmatch(ignored, name))
+        if name not in needed and not name.endswith(computed) and not (ignored and re.fullmatch(ignored, name))
     ]
     if tensors:
         raise CheckpointError(

@@ -102,6 +102,7 @@ def model_name(model: str) -> str:
 
 def remember_model(store: Store, checkpoint: str, model: str) -> None:
     """Note where a checkpoint is on this machine, for `find_model`; without room for that nothing is noted."""
+
     def place(part: str) -> str:
         path = expanded(part)
         return os.path.abspath(path) if exists(path) else part  # noqa: PTH100
@@ -170,7 +171,7 @@ def model_facts(checkpoint: Checkpoint, cache: CacheShape | None = None) -> dict
         "vocab_size": config["vocab_size"],
         "eos_token_ids": checkpoint.generation_config().get("eos_token_ids", []),
         "special_tokens": checkpoint.special_tokens(),
-        **({"adapters": [asdict(adapter) for adapter in checkpoint.adapters]} if checkpoint.adapters else {}),
+        **({"adapters": [asdict(adapter) for adapter in checkpoint.choices]} if checkpoint.choices else {}),
     }
 
 

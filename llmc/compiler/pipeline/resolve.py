@@ -44,7 +44,7 @@ class Job:
         deployment = Deployment(plan.limits, plan.provenance.facts, checkpoint.config, parameters)
         target, asked, why = open_target(options.device, settings).resolve(options, deployment)
         settled = target.configure(asked)
-        if checkpoint.adapters and not target.selects_adapters:
+        if checkpoint.choices and not target.selects_adapters:
             raise InputError(
                 f"device {options.device} has no graphs whose rows choose an adapter: leave --lora-modules out, and "
                 "compile a bundle for each adapter (--lora merges it)"

@@ -88,7 +88,7 @@ def probes_stage(stages: Stages, target: Target, *, own: bool = False) -> Entry:
         from llmc.compiler.verification.windows import make_windows, save_windows
 
         vocab_size, probes = int(stages.checkpoint.config["vocab_size"]), []
-        for number in range(len(stages.checkpoint.adapters), -1, -1):  # the base comes last, to read the text, too
+        for number in range(len(stages.checkpoint.choices), -1, -1):  # the base comes last, to read the text, too
             checkpoint = stages.checkpoint.of_adapter(number)
             reference = target.reference.open(checkpoint)
             probes += make_probes(checkpoint, reference, longest, vocab_size, farthest, number)

@@ -20,8 +20,8 @@ from functools import partial
 
 from llmc.compiler.checkpoint.adapter_layout import ADAPTERS
 from llmc.compiler.program.fuse_attention import fuse_attention
-from llmc.compiler.program.fuse_experts import fuse_experts
 from llmc.compiler.program.fuse_equal import merge_equal
+from llmc.compiler.program.fuse_experts import fuse_experts
 from llmc.compiler.program.fuse_linear import fuse_gate_up, fuse_gated, fuse_qkv
 from llmc.compiler.program.fuse_norms import fuse_residual, fuse_rms_norm, norm_before_transpose
 from llmc.compiler.program.ir import Graph, Node, Value

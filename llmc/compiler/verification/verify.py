@@ -9,9 +9,9 @@ in ragged batches through the engine that serves, and accuracy.py reads a text, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -132,6 +132,10 @@ def _require_buckets(buckets: Sequence[Mapping[str, Any]], limits: Limits) -> No
         )
 
 
+Prefixes: TypeAlias = "Mapping[int, list[NDArray[np.float32]]]"
+"""By adapter, the cache of the long sequence's beginning, as `Executor.export_prefix` gives it."""
+
+
 class Row(NamedTuple):
     """A row of a step: the beginning of a probe, its last token at `position`, after `past` cached ones."""
 
@@ -209,27 +213,26 @@ class Verification:
             "executables": [], "beyond": 0, "unreached": self._unreached(bucket),
         }  # fmt: skip
         length = self._past_length(bucket)
-        for adapter in self._long if length else ():
-            if (length, adapter) not in self._prefixes:
-                self._make_prefix(length, adapter)
-            outcome["beyond"] += self._prefixes_beyond[length, adapter]
+        prefixes = {adapter: self._prefix(length, adapter) for adapter in self._long} if length else {}
+        outcome["beyond"] = sum(self._prefixes_beyond[length, adapter] for adapter in prefixes)
         for first in range(0, len(self._long), bucket.batch):
             rows = list(self._rows(bucket, length, first))
             rows = [row for row in rows if fitting(self.executor, [row.position + 1])]
-            self._compare(bucket, rows[: fitting(self.executor, [row.position + 1 for row in rows])], outcome)
+            rows = rows[: fitting(self.executor, [row.position + 1 for row in rows])]
+            self._compare(self._steps(bucket, rows), rows, prefixes, outcome)
         return outcome
 
-    def _compare(self, bucket: Bucket, rows: list[Row], outcome: dict[str, Any]) -> None:
-        """Run rows of one bucket, and add what they gave to its outcome."""
-        for step in self._steps(bucket, rows):
+    def _compare(self, steps: Iterable[Step], rows: list[Row], prefixes: Prefixes, outcome: dict[str, Any]) -> None:
+        """Run steps of one bucket, and add what their `rows` gave to its outcome."""
+        for step in steps:
             live = [rows[slot] for slot in step.slots]
             outcome["executables"].append(self.executor.executable_of(step))
-            first = self._replay(step, live, bucket, NAN)
+            first = self._replay(step, live, prefixes, NAN)
             ends = [(slot, row.past, row.position + 1) for slot, row in zip(step.slots, live, strict=True)]
             outcome["beyond"] += beyond_in(self.executor, ends)
             if self.executor.top_k:
                 outcome["top_differs"] = outcome.get("top_differs", 0) + self._top_differs(first)
-            second = self._replay(step, live, bucket, LARGE) if outcome["runs"] > 1 else first
+            second = self._replay(step, live, prefixes, LARGE) if outcome["runs"] > 1 else first
             with np.errstate(invalid="ignore"):  # infinity minus infinity
                 change = float(np.abs(first - second).max())
             outcome["leak"] = max(outcome["leak"], change if np.isfinite(change) else float("1e30"))
@@ -262,13 +265,16 @@ class Verification:
         """Whether the beginning of a prefix is one."""
         return self.executor.bundle.cache_shape.rewind.free
 
-    def _make_prefix(self, length: int, adapter: int) -> None:
+    def _prefix(self, length: int, adapter: int) -> list[NDArray[np.float32]]:
         """The cache of so many tokens of the long sequence, to be cut for each row; none where states or rings forbid
         that."""
-        empty(self.executor)
-        self._prefill(length, adapter)
-        self._prefixes[length, adapter] = self.executor.export_prefix(0, length) if self._cuts else []
-        self._prefixes_beyond[length, adapter] = beyond_in(self.executor, [(0, 0, length)])
+        key = length, adapter
+        if key not in self._prefixes:
+            empty(self.executor)
+            self._prefill(length, adapter)
+            self._prefixes[key] = self.executor.export_prefix(0, length) if self._cuts else []
+            self._prefixes_beyond[key] = beyond_in(self.executor, [(0, 0, length)])
+        return self._prefixes[key]
 
     def _prefill(self, length: int, adapter: int) -> None:
         """Put so many tokens of the long sequence into slot 0, as the bundle's own prompt graphs do, and, token by
@@ -323,17 +329,16 @@ class Verification:
             for i in range(len(rows)):
                 yield exact("prompt", [i], [tokens[i]], [past[i]])
 
-    def _replay(self, step: Step, live: list[Row], bucket: Bucket, poison: float) -> NDArray[np.float32]:
+    def _replay(self, step: Step, live: list[Row], prefixes: Prefixes, poison: float) -> NDArray[np.float32]:
         empty(self.executor)
         past = {slot: row.past for slot, row in zip(step.slots, live, strict=True)}
         adapters = [self.probes[row.probe].adapter for row in live]
-        with_adapter, length = dict(zip(step.slots, adapters, strict=True)), self._past_length(bucket)
+        adapter_of = dict(zip(step.slots, adapters, strict=True))
         for slot in sorted((slot for slot in past if past[slot]), reverse=True):
             if self._cuts:
-                prefix = self._prefixes[length, with_adapter[slot]]
-                self.executor.import_prefix(slot, [t[:, : past[slot]] for t in prefix])
+                self.executor.import_prefix(slot, [t[:, : past[slot]] for t in prefixes[adapter_of[slot]]])
                 continue
-            self._prefill(past[slot], with_adapter[slot])
+            self._prefill(past[slot], adapter_of[slot])
             self.executor.copy_prefix(0, slot, past[slot])
         for slot in range(self.executor.slots):
             self.executor.poison(slot, past.get(slot, 0), poison)

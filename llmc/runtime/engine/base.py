@@ -121,7 +121,8 @@ class TokenEngine(ABC):
     ) -> None:  # fmt: skip
         """Queue a sequence under a new number. Raises InputError for a prompt that cannot run, unless it was `checked`.
 
-        `adapter`: which of the bundle's adapters it is computed with, 0 for none. It makes as many tokens as params allow, max_model_len, and the whole cache if it had it alone.
+        `adapter`: which of the bundle's adapters it is computed with, 0 for none. It makes as many tokens as params
+        allow, max_model_len, and the whole cache if it had it alone.
         """
 
     @abstractmethod

@@ -142,7 +142,8 @@ class Int8(Compressed):
 
 
 class Int4(Compressed):
-    """4-bit codes with zero points; 8-bit ones for adapters, and for the embedding and the head, unless `stored` has those in 4 bits.
+    """4-bit codes with zero points; 8-bit ones for adapters, and for the embedding and the head, unless `stored` has
+    those in 4 bits.
 
     `stored`: the names of tensors that the checkpoint holds in blocks, each with its form; 4-bit blocks are kept.
     """

@@ -49,8 +49,8 @@ def longest_match(slots: Slots, sequence: ScheduledSequence, within_group: bool)
     """The longest common prefix of a prompt and a slot's cached tokens, at most all of the prompt but one token; None
     when there is none, or none after which a step may start in its slot.
 
-    Only what was computed with the sequence's own adapter counts. Retained tokens win over equally long ones of live sequences, and low slots over high ones. `within_group`: only
-    live sequences of the same group count.
+    Only what was computed with the sequence's own adapter counts. Retained tokens win over equally long ones of live
+    sequences, and low slots over high ones. `within_group`: only live sequences of the same group count.
     """
 
     def shared(held: array[int], length: int, floor: int) -> int:

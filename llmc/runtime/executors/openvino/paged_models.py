@@ -22,9 +22,9 @@ from llmc.runtime.executors.openvino.device import (
     with_threads,
 )
 from llmc.runtime.executors.openvino.paged_request import PagedRequest
-from llmc.runtime.step import ADAPTERS
 from llmc.runtime.executors.openvino.paged_rows import Longs, StepRows
 from llmc.runtime.executors.openvino.states import StateTables, layouts_of
+from llmc.runtime.step import ADAPTERS
 
 if TYPE_CHECKING:
     from llmc.artifacts.bundle.manifest_schema import Executable
