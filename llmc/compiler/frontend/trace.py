@@ -34,7 +34,7 @@ from torch.export import Dim, ExportedProgram
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from llmc.compiler.architectures.shared.caches import cache_of
-from llmc.compiler.checkpoint.adapter_layout import ADAPTERS
+from llmc.compiler.checkpoint.adapter_layout import ADAPTERS, AdapterLayout
 from llmc.compiler.frontend.adapters import MASKS
 from llmc.compiler.frontend.attention import STATE, Dialect, TraceCache, TraceState, attention_name
 from llmc.compiler.frontend.in_place import without_writes
@@ -70,11 +70,6 @@ class Step(nn.Module):
         self.shape = shape
         self.dialect = dialect
         self.top_k = top_k
-
-    @classmethod
-    def of(cls, model: nn.Module, dialect: Dialect, shape: CacheShape, top_k: int = 0) -> Step:
-        """The step of a model, with adapters where it has some to choose from."""
-        return (AdaptedStep if hasattr(model, "adapter_masks") else cls)(model, dialect, shape, top_k)
 
     def forward(
         self, token_ids: Tensor, past_lengths: Tensor, new_lengths: Tensor, cache: Sequence[Tensor]
@@ -131,18 +126,21 @@ def _trace(config: Mapping[str, Any], dialect: Dialect, few: bool) -> ExportedPr
     traced = shape.only(plan.traced) if plan else shape
     mode = FakeTensorMode(shape_env=ShapeEnv(), static_shapes=False, allow_non_fake_inputs=True)
     as_fake(model, mode)
-    step = Step.of(model, dialect, traced)
-    adapted = isinstance(step, AdaptedStep)
+    adapted = AdapterLayout.of(config) is not None
+    step = (AdaptedStep if adapted else Step)(model, dialect, traced)
     tensors = step.state_dict(keep_vars=True)
     if plan is not None:
         plan.apply(model)
     with mode:
-        args = _example(traced, batch=2, query=4, capacity=8, adapted=adapted)
-    exported = _export(step, args, (*_fixed(adapted), _dims(traced)), config)
+        *args, cache = _example(traced, batch=2, query=4, capacity=8)
+        args += [args[0].clone()] if adapted else []
+    more = [_FIXED[0]] if adapted else []
+    exported = _export(step, (*args, cache), (*_FIXED, *more, _dims(traced)), config)
     if plan is None:
         return exported
-    example = (*(0 for _ in _fixed(adapted)), [0] * len(shape))
-    return repeat(exported, plan, traced, _inputs(traced, adapted), example, tensors)
+    inputs = _inputs(traced)
+    inputs[len(_FIXED) : len(_FIXED)] = [ADAPTERS] if adapted else []
+    return repeat(exported, plan, traced, inputs, (*(0 for _ in args), [0] * len(shape)), tensors)
 
 
 def _few_layers_first(make: Callable[[bool], T]) -> T:
@@ -152,16 +150,13 @@ def _few_layers_first(make: Callable[[bool], T]) -> T:
     return make(False)
 
 
-def _inputs(cache: Sized, adapted: bool, weights: Iterable[str] = ()) -> list[str]:
+_FIXED: Sequence[dict[int, Any]] = ({0: Dim.DYNAMIC, 1: Dim.DYNAMIC}, {0: Dim.DYNAMIC}, {0: Dim.DYNAMIC})
+"""Symbolic sizes of token_ids, past_lengths and new_lengths."""
+
+
+def _inputs(cache: Sized, weights: Iterable[str] = ()) -> list[str]:
     """Names of a step's inputs, in order."""
-    fixed = ["token_ids", "past_lengths", "new_lengths", *([ADAPTERS] if adapted else [])]
-    return [*fixed, *(f"cache.{i}" for i in range(len(cache))), *weights]
-
-
-def _fixed(adapted: bool) -> list[dict[int, Any]]:
-    """The symbolic sizes of the inputs before the cache."""
-    d = Dim.DYNAMIC
-    return [{0: d, 1: d}, {0: d}, {0: d}, *([{0: d, 1: d}] if adapted else [])]
+    return ["token_ids", "past_lengths", "new_lengths", *(f"cache.{i}" for i in range(len(cache))), *weights]
 
 
 def _dims(shape: CacheShape) -> list[dict[int, Any]]:
@@ -185,23 +180,11 @@ class WeightlessStep(nn.Module):
         weights: Mapping[str, Tensor],
     ) -> tuple[Tensor, ...]:  # fmt: skip
         """Run the step with `weights`, named as the model names them."""
-        return self._run(weights, token_ids, past_lengths, new_lengths, cache)
-
-    def _run(self, weights: Mapping[str, Tensor], *inputs: Any) -> tuple[Tensor, ...]:
         named = {f"model.{name}": tensor for name, tensor in weights.items()}
-        out: tuple[Tensor, ...] = torch.func.functional_call(self.__dict__["_step"], named, inputs)
+        out: tuple[Tensor, ...] = torch.func.functional_call(
+            self.__dict__["_step"], named, (token_ids, past_lengths, new_lengths, cache)
+        )
         return out
-
-
-class AdaptedWeightlessStep(WeightlessStep):
-    """The same with adapters."""
-
-    def forward(  # type: ignore[override]
-        self, token_ids: Tensor, past_lengths: Tensor, new_lengths: Tensor, adapters: Tensor, cache: Sequence[Tensor],
-        weights: Mapping[str, Tensor],
-    ) -> tuple[Tensor, ...]:  # fmt: skip
-        """Run the step with `weights`, named as the model names them."""
-        return self._run(weights, token_ids, past_lengths, new_lengths, adapters, cache)
 
 
 @dataclass(frozen=True)
@@ -237,21 +220,17 @@ def _trace_weightless(
     parameters, buffers = _shapes(model), dict(model.named_buffers())
     if plan is not None:
         plan.apply(model)
-    step = Step.of(model, dialect, traced, top_k)
-    adapted = isinstance(step, AdaptedStep)
     mode = FakeTensorMode(shape_env=ShapeEnv(), static_shapes=False, allow_non_fake_inputs=True)
     with mode:
         weights = {name: torch.empty(size, dtype=dtype) for name, size in _shapes(model).items()}
         weights |= {name: torch.empty(b.shape, dtype=b.dtype) for name, b in buffers.items()}
-        inputs = _example(traced, batch=2, query=4, capacity=8 if cached else 0, dtype=dtype, adapted=adapted)
-    dims = (*_fixed(adapted), _dims(traced) if cached else [], dict.fromkeys(weights))
-    whole = (AdaptedWeightlessStep if adapted else WeightlessStep)(step)
-    exported = _export(whole, (*inputs, weights), dims, config)
+        args = (*_example(traced, batch=2, query=4, capacity=8 if cached else 0, dtype=dtype), weights)
+    dims = (*_FIXED, _dims(traced) if cached else [], dict.fromkeys(weights))
+    exported = _export(WeightlessStep(Step(model, dialect, traced, top_k)), args, dims, config)
     if plan is not None:
         cache = len(shape) if cached else 0
-        example = (*(0 for _ in _fixed(adapted)), [0] * cache, dict.fromkeys([*parameters, *buffers], 0))
-        names = _inputs(traced if cached else (), adapted, weights)
-        exported = repeat(exported, plan, traced, names, example, {})
+        example = (0, 0, 0, [0] * cache, dict.fromkeys([*parameters, *buffers], 0))
+        exported = repeat(exported, plan, traced, _inputs(traced if cached else (), weights), example, {})
     return WeightlessProgram(exported, parameters, buffers)
 
 
@@ -260,11 +239,11 @@ def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 def _example(
-    shape: CacheShape, batch: int, query: int, capacity: int, dtype: torch.dtype = torch.float32, *, adapted: bool
+    shape: CacheShape, batch: int, query: int, capacity: int, dtype: torch.dtype = torch.float32
 ) -> tuple[Any, ...]:
     cache = [torch.empty(t.size(batch, capacity), dtype=_dtype(t, dtype)) for t in shape] if capacity else []
-    ones, tokens = torch.ones(batch, dtype=torch.long), torch.ones(batch, query, dtype=torch.long)
-    return tokens, ones.clone(), ones, *([tokens.clone()] if adapted else []), cache
+    ones = torch.ones(batch, dtype=torch.long)
+    return torch.ones(batch, query, dtype=torch.long), ones.clone(), ones, cache
 
 
 def _dtype(tensor: CacheTensor, dtype: torch.dtype) -> torch.dtype:
