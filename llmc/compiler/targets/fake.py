@@ -182,7 +182,7 @@ class FakeTarget(Target):
         )
 
     def _weights(self, stages: Stages) -> Entry:
-        """Both tensors in one file, with and without each adapter, and where each lies; built once per checkpoint, by any
+        """Both tensors in one file, with each adapter and none, and where each lies; built once per checkpoint, by any
         number of compiles."""
         components = {
             **stages.reading(),
