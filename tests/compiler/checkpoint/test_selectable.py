@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,7 @@ def test_each_choice_is_the_model_that_the_adapter_is_merged_into(chosen: Select
         logits.append(model(IDS).logits.detach())
         wanted = load_real_model(chosen.of_adapter(number))(IDS).logits.detach()
         torch.testing.assert_close(logits[-1], wanted, rtol=1e-4, atol=1e-4)
-    assert min((a - b).abs().max() for a, b in zip(logits, logits[1:], strict=False)) > 0.1
+    assert min((a - b).abs().max() for a, b in pairwise(logits)) > 0.1
 
 
 def test_modules_of_one_input_share_what_they_multiply_it_by(chosen: SelectableCheckpoint) -> None:
@@ -107,7 +108,7 @@ def test_some_are_merged_and_others_chosen(model: Path, chosen: SelectableCheckp
 # Bad input
 
 BAD: dict[str, tuple[dict[str, Any], Callable[[dict[str, torch.Tensor]], object], str]] = {
-    "magnitudes": ({"use_dora": True}, lambda _: None, r"magnitudes \(use_dora\), which no request can choose.*--lora "),
+    "magnitudes": ({"use_dora": True}, lambda _: None, r"magnitudes \(use_dora\), which no request can choose.*--lora"),
     "a tensor in place of the model's": (
         {}, lambda t: t.update({"base_model.model.model.norm.weight": torch.ones(64)}), "another model.norm.weight",
     ),

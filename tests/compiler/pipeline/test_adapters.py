@@ -1,5 +1,5 @@
-"""Bundles of a tiny model whose requests choose a LoRA adapter, on the devices whose graphs take one: verified, and each
-request's tokens those of transformers over the model that its adapter is merged into."""
+"""Bundles of a tiny model whose requests choose a LoRA adapter, on the devices whose graphs take one: verified, and
+each request's tokens those of transformers over the model that its adapter is merged into."""
 
 from __future__ import annotations
 
@@ -124,6 +124,4 @@ def test_modules_that_are_no_linear_ones(tmp_path: Path, store: Store) -> None:
         base = tiny.write_model(tmp_path / family, family)
         adapter = write_lora(tmp_path / f"{family}-lora", base, [module])
         with pytest.raises(CheckpointError, match=words):
-            compile_bundle(
-                with_choices(base, {"x": adapter}), tmp_path / "bundle", PLAN, asked, store, lambda _: None
-            )
+            compile_bundle(with_choices(base, {"x": adapter}), tmp_path / "bundle", PLAN, asked, store, lambda _: None)

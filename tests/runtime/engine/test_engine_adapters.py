@@ -79,7 +79,8 @@ def test_names_choose(toy: Toy) -> None:
         assert [(a.rank, a.modules) for a in llm.bundle.adapters][2] == (3, ["embed_tokens", "lm_head"])
         made = llm.generate([PROMPT] * 4, greedy(4), use_tqdm=False, lora=["wide", None, "loud", "quiet"])
         assert [list(output.outputs[0].token_ids) for output in made] == [wanted[a] for a in (3, 0, 1, 2)]
-        assert list(llm.generate([PROMPT], greedy(4), use_tqdm=False)[0].outputs[0].token_ids) == wanted[0]
+        plain = llm.generate([PROMPT], greedy(4), use_tqdm=False)
+        assert list(plain[0].outputs[0].token_ids) == wanted[0]
         with pytest.raises(InputError, match=r"no adapter 'lout'; it has loud, quiet, wide"):
             llm.generate([PROMPT], greedy(4), lora="lout")
         with pytest.raises(InputError, match="2 names of adapters for 1 prompts"):
@@ -89,7 +90,7 @@ def test_names_choose(toy: Toy) -> None:
 def test_a_bundle_without_adapters_says_so(tmp_path: Path) -> None:
     made = Toy.make(tmp_path)
     made.compile()
-    with BundleLLM(made.bundle) as llm, pytest.raises(InputError, match="it has none .*--lora-modules NAME=ADAPTER"):
+    with BundleLLM(made.bundle) as llm, pytest.raises(InputError, match=r"it has none .*--lora-modules NAME=ADAPTER"):
         llm.generate([PROMPT], greedy(1), lora="loud")
 
 
