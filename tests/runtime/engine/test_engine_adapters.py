@@ -3,15 +3,20 @@ against the model that its adapter is merged into."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from shutil import copytree
 
 import pytest
 
+from llmc.compiler.verification.toy_reference import ToyReference
 from llmc.errors import ArtifactError, InputError, VerificationError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.engine.engine import Engine
 from llmc.runtime.engine.sampling import SamplingParams
+from llmc.runtime.engine.speculation import SequenceDrafter
 from llmc.runtime.executors import open_executor
 from llmc.runtime.llm import BundleLLM
 from llmc.testing.toy import VOCAB
@@ -23,12 +28,26 @@ from tests.toy import Toy
 SEQS, PROMPT = 4, [3, 5, 9, 20, 7, 1, 8, 8]
 
 
-@pytest.fixture(scope="module", params=["fake", "fake exact", "fake:ragged", "fake:paged=72"])
-def toy(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Toy:
-    device, _, exact = request.param.partition(" ")
-    return toy_with_adapters(
-        tmp_path_factory.mktemp("toy"), device=device, specialise=None if device == "fake" and not exact else False
-    )
+KINDS: dict[str, dict[str, object]] = {
+    "fake": {}, "exact": {"specialise": False}, "fake:ragged": {"device": "fake:ragged"},
+    "fake:paged=72": {"device": "fake:paged=72"},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def toys(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Toy]:
+    """The same model on each kind of device."""
+    first = toy_with_adapters(tmp_path_factory.mktemp("toy"))
+    made = {"fake": first}
+    for kind, options in list(KINDS.items())[1:]:
+        made[kind] = Toy(first.model, first.store, first.bundle.with_name(kind.replace(":", "-")), first.plan)
+        made[kind].compile(**options)
+    return made
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def toy(toys: dict[str, Toy], request: pytest.FixtureRequest) -> Toy:
+    return toys[request.param]
 
 
 @pytest.fixture
@@ -87,6 +106,42 @@ def test_names_choose(toy: Toy) -> None:
             llm.generate([PROMPT], greedy(4), lora=["loud", "wide"])
 
 
+def test_drafts_are_verified_with_the_adapter(toys: dict[str, Toy], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafts are what the adapter's model says, so that all of them hold."""
+    toy = toys["fake:ragged"]
+    wanted = references(toy.model)
+    config = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2}
+    with BundleLLM(toy.bundle, keep_steps=True, speculative_config=config) as llm:
+        for number, name in enumerate([None, *NAMES]):
+            drafted = partial(_guessed, wanted[number])
+            monkeypatch.setattr(
+                SequenceDrafter, "propose", lambda _, tokens, most, drafted=drafted: drafted(tokens, most)
+            )
+            made = llm.generate([PROMPT], greedy(8), use_tqdm=False, lora=name)
+            assert list(made[0].outputs[0].token_ids) == wanted[number].greedy(PROMPT, 8)
+            assert sum(record.drafted for record in llm.records) == sum(r.accepted for r in llm.records) > 0
+
+
+def _guessed(reference: ToyReference, tokens: Sequence[int], most: int) -> list[int]:
+    return reference.greedy(list(tokens), min(most, 3))
+
+
+def test_choices_of_a_request_share_its_adapter(toy: Toy) -> None:
+    wanted = references(toy.model)[2].greedy(PROMPT, 3)
+    params = SamplingParams(n=3, max_tokens=3, top_k=1, ignore_eos=True)
+    with BundleLLM(toy.bundle) as llm:
+        (made,) = llm.generate([PROMPT], params, use_tqdm=False, lora="quiet")
+    assert [list(choice.token_ids) for choice in made.outputs] == [wanted] * 3
+
+
+def test_prompts_are_not_computed_elsewhere(toy: Toy) -> None:
+    bundle = Bundle.open(toy.bundle)
+    executor = open_executor(bundle, SEQS)
+    with pytest.raises(InputError, match="no prompt of another executor was computed with"):
+        Engine(bundle.plan, executor, VOCAB, prefiller=object())  # type: ignore[arg-type]
+    executor.close()
+
+
 def test_a_bundle_without_adapters_says_so(tmp_path: Path) -> None:
     made = Toy.make(tmp_path)
     made.compile()
@@ -96,7 +151,6 @@ def test_a_bundle_without_adapters_says_so(tmp_path: Path) -> None:
 
 def test_an_adapter_that_reaches_another_row_is_not_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A device that gives every row the adapter of the first."""
-    from dataclasses import replace
 
     def first_of_all(program, *given):  # type: ignore[no-untyped-def]
         return replace(program, adapters=program.adapters * 0 + program.adapters[0]).replay(*given)
@@ -107,8 +161,6 @@ def test_an_adapter_that_reaches_another_row_is_not_verified(tmp_path: Path, mon
 
 
 def test_an_adapter_that_is_ignored_is_not_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dataclasses import replace
-
     use(monkeypatch, replay=lambda program, *given: replace(program, adapters=None).replay(*given))
     with pytest.raises(VerificationError, match="disagree with the reference model"):
         toy_with_adapters(tmp_path)
@@ -120,8 +172,8 @@ def test_an_adapter_that_is_ignored_is_not_verified(tmp_path: Path, monkeypatch:
      [{"name": "a", "root": "a", "rank": 2, "modules": []}] * 3],
     ids=["none", "no list", "no facts", "no rank", "one name"],
 )  # fmt: skip
-def test_a_manifest_of_other_adapters_is_refused(tmp_path: Path, adapters: object) -> None:
-    made = toy_with_adapters(tmp_path)
-    edit_manifest(made.bundle, lambda manifest: manifest["model"].update(adapters=adapters))
-    with pytest.raises(ArtifactError, match="adapters"), BundleLLM(made.bundle) as llm:
+def test_a_manifest_of_other_adapters_is_refused(toys: dict[str, Toy], tmp_path: Path, adapters: object) -> None:
+    bundle = Path(copytree(toys["fake"].bundle, tmp_path / "bundle"))
+    edit_manifest(bundle, lambda manifest: manifest["model"].update(adapters=adapters))
+    with pytest.raises(ArtifactError, match="adapters"), BundleLLM(bundle) as llm:
         llm.generate([PROMPT], greedy(1), lora="loud" if adapters else None)
