@@ -99,10 +99,6 @@ class AdapterLayout:
         """The group that a module belongs to, if it does."""
         return self._of.get(pattern_of(module))
 
-    def adds(self, tensor: str) -> bool:
-        """Whether a tensor is an A or a B."""
-        return any(tensor.endswith(end) and self.group(tensor.removesuffix(end)) for end in (LOW, HIGH))
-
     def held_as(self, name: str, names: Container[str]) -> str:
         """The name, of those that are there, that stands for all tensors equal to `name`: the first member's A."""
         module = name.removesuffix(LOW)

@@ -72,20 +72,23 @@ class SelectableCheckpoint(WrappedCheckpoint):
             for module in adapter.modules:
                 pattern = pattern_of(module)
                 found[pattern] = max(found.get(pattern, 0), adapter.rank(module))
-        there = {pattern_of(name.removesuffix(".weight")) for name in self.inner.tensor_names()}
+        widths: dict[str, set[int]] = {}
+        for name in self.inner.tensor_names():
+            if len(shape := self.inner.shape(name)) == 2:
+                widths.setdefault(pattern_of(name.removesuffix(".weight")), set()).add(shape[1])
         left = sorted({pattern for found in ranks for pattern in found})
         while left:
-            members = [member for member in _sharing(left[0]) if member in there]
+            members = [member for member in _sharing(left[0]) if widths.get(member) == widths[left[0]]]
             left = [pattern for pattern in left if pattern not in members]
-            at, columns, widths = 0, [], []
+            at, columns, each = 0, [], []
             for number, found in enumerate(ranks):
                 begin = at
                 for member in members:
                     columns.append((number, member, at, at + found.get(member, 0)))
                     at += found.get(member, 0)
-                widths.append(at - begin)
+                each.append(at - begin)
             self._columns |= dict.fromkeys(members, columns)
-            yield AdapterGroup(tuple(members), tuple(widths))
+            yield AdapterGroup(tuple(members), tuple(each))
 
     def of_adapter(self, number: int) -> Checkpoint:
         """The base, or the base with an adapter merged into it."""

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from llmc.compiler.architectures.shared.config_keys import HARMLESS, NEUTRAL, READ, ROPE
 from llmc.compiler.architectures.shared.families import family
-from llmc.compiler.checkpoint.adapter_layout import SELECTABLE, AdapterLayout
 from llmc.compiler.frontend.consistent import require_consistent
 from llmc.errors import CheckpointError
 
@@ -29,7 +28,8 @@ COMPUTED = (".rotary_emb.inv_freq", ".position_ids", ".rotary_emb.cos_cached", "
 
 def require_consumed(checkpoint: Checkpoint) -> None:
     """Raise CheckpointError, naming the first of them, where the checkpoint has tensors or keys that nothing reads, or
-    contradicts itself."""
+    contradicts itself. What adapters bring that requests choose is read by the modules that they change."""
+    checkpoint = checkpoint.of_adapter(0)
     require_consistent(checkpoint)
     keys = list(_left_over_keys(checkpoint.config))
     if keys:
@@ -38,9 +38,7 @@ def require_consumed(checkpoint: Checkpoint) -> None:
             f"{checkpoint.config['model_type']!r}: the model would be another one, and its reference too; if that "
             "changes no number, take it out of config.json; else the model is not supported"
         )
-    needed, layout = tensor_names(checkpoint.config), AdapterLayout.of(checkpoint.config)
-    if layout is not None:
-        needed |= {name for name in checkpoint.tensor_names() if layout.adds(name)}
+    needed = tensor_names(checkpoint.config)
     computed = (*COMPUTED, *family(checkpoint.config).computed)
     ignored = family(checkpoint.config).ignored(checkpoint.config)
     tensors = [
@@ -64,7 +62,7 @@ def _left_over_keys(config: Mapping[str, Any]) -> Iterator[str]:
     own = family(config)
     stated = own.in_common_terms({name: v for name, v in config.items() if name not in own.unread})
     known = READ - own.unread | own.reads | own.harmless | frozenset().union(*HARMLESS.values())
-    known |= {SELECTABLE, *own.keys, *own.keys.values(), *own.derived(stated)}
+    known |= {*own.keys, *own.keys.values(), *own.derived(stated)}
     neutral = {**NEUTRAL, **own.allows}
     for name, value in config.items():
         if value is None or name in known or any(value == allowed for allowed in neutral.get(name, ())):
