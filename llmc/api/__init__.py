@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,15 +48,16 @@ def compile(  # noqa: A001 - llmc.compile is the verb of this package
     report: Reporter | None = None,
     task: str | None = None,
     lora: Sequence[str | Path] = (),
+    lora_modules: Mapping[str, str | Path] | None = None,
     **more: Any,
 ) -> CompileResult:
     """Compile a checkpoint into the bundle folder `output`; needs the extra `compile`.
 
     `model` may be a config.json: weights are bound when the bundle is opened. `lora`: folders of LoRA adapters that are
-    merged into it (docs/lora.md). The options that devices declare are keywords too: `tensor_parallel`,
-    `kv_cache_dtype`, `kernels` …, as the flags that `llmc compile --help` lists by device. `device` is by default what
-    the environment says (`Settings.device`: cpu on most hosts). `plan` or the keywords of `llmc.plan` say which
-    buckets; `store` is used in place of the one in `cache_dir`.
+    merged into it; `lora_modules`: those that each request chooses, by name (docs/lora.md). The options that devices
+    declare are keywords too: `tensor_parallel`, `kv_cache_dtype`, `kernels` …, as the flags that `llmc compile --help`
+    lists by device. `device` is by default what the environment says (`Settings.device`: cpu on most hosts). `plan` or
+    the keywords of `llmc.plan` say which buckets; `store` is used in place of the one in `cache_dir`.
     `task`: "generate", "embed" or "score"; default: what the checkpoint's own files say (docs/encoders.md).
     `report` is called with each stage and executable. Raises CheckpointError, CompileError, VerificationError,
     DeviceError, CapacityError or ArtifactError, and then leaves `output` as it was.
@@ -77,7 +78,8 @@ def compile(  # noqa: A001 - llmc.compile is the verb of this package
         device, quantize=quantize, dtype=dtype, specialise=specialise, verify=verify, require_native=require_native,
         jobs=jobs or settings.threads, sample_top_k=sample_top_k, **own,
     )  # fmt: skip
-    checkpoint = open_checkpoint(with_adapters(str(model), lora) if lora else model)
+    choices = list((lora_modules or {}).items())
+    checkpoint = open_checkpoint(with_adapters(str(model), lora, choices) if lora or choices else model)
     if store is None:
         store = open_store(cache_dir, settings, device)
     pooled = settled_task(checkpoint, task)

@@ -14,7 +14,7 @@ ENGINE = (
 )  # fmt: skip
 """Arguments of the engine; those left after it and the ones below are `llmc.compile`'s."""
 
-_COMPILES = ("plan", "cache_dir", "store", "report", "threads", "device", "task")
+_COMPILES = ("plan", "cache_dir", "store", "report", "threads", "device", "task", "lora", "lora_modules")
 _DTYPES = {"float32": "f32", "float": "f32", "bfloat16": "bf16", "float16": "f16", "half": "f16"}
 _TASKS = {
     "embed": "embed",

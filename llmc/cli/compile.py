@@ -90,6 +90,10 @@ def compile_command(
     lora: Annotated[
         list[str] | None, option("--lora", "ADAPTER", "A LoRA adapter (a PEFT folder) to merge into MODEL; repeatable.")
     ] = None,
+    lora_modules: Annotated[
+        list[str] | None,
+        option("--lora-modules", "NAME=ADAPTER …", "LoRA adapters that requests choose by name, as in vLLM."),
+    ] = None,
     task: TaskFlag = None,
     jobs: Annotated[int | None, option("--jobs -j", "N", "Executables at once. Default: CPUs.")] = None,
     executor: Annotated[str, option("--executor", "local", "Where jobs run.")] = "local",
@@ -138,6 +142,7 @@ def compile_command(
       llmc compile ./model --device neuron:trn2 --tensor-parallel 2 --max-model-len 2048 -o bundle
       llmc compile ./model --prefill-device openvino --decode-device onnxruntime --quantize int8 -o hybrid
       llmc compile ./model --lora ./my-adapter --quantize int8 -o bundle
+      llmc compile ./model --lora-modules sql=./sql-adapter french=./french-adapter -o bundle
       llmc compile --resume -o bundle
       llmc compile --config config.json --device tpu:v5e-1x1 --max-model-len 1024 -o bundle
       llmc compile ./model --device xla --max-model-len 256 --max-num-seqs 1 --emit lowered -o steps.mlir
@@ -157,7 +162,7 @@ def compile_command(
     from llmc.settings import Settings
 
     _require_known(executor, jobs)
-    settings, model = Settings.from_environment(), _with_adapters(model, lora or [])
+    settings, model = Settings.from_environment(), _with_adapters(model, lora or [], lora_modules or [])
     max_size = size("LLMC_CACHE_MAX_SIZE", settings.cache_max_size)
     options = CompileOptions(
         device or settings.device, quantize, dtype, specialise, verify, require_native, jobs or settings.threads,
@@ -321,12 +326,16 @@ def _planned(
     return checkpoint, Plan.load(plan)
 
 
-def _with_adapters(model: str | None, adapters: list[str]) -> str | None:
+def _with_adapters(model: str | None, adapters: list[str], named: list[str]) -> str | None:
     from llmc.compiler.checkpoint import with_adapters
 
-    if adapters and model is None:
-        raise InputError(f"--lora {adapters[0]} is merged into a MODEL; give that, too")
-    return None if model is None else with_adapters(model, adapters)
+    if (adapters or named) and model is None:
+        raise InputError(f"{[*adapters, *named][0]} is an adapter of a MODEL; give that, too")
+    choices = [(name, path) for name, _, path in (one.partition("=") for one in named)]
+    for one, (name, path) in zip(named, choices, strict=True):
+        if not name or not path:
+            raise InputError(f"--lora-modules {one}: give each adapter as NAME=ADAPTER, NAME being what requests say")
+    return None if model is None else with_adapters(model, adapters, choices)
 
 
 def _config_file(config: str) -> str:

@@ -64,6 +64,9 @@ def generate(
     prompt_lookup_max: LookupMax = None,
     prompt_lookup_min: LookupMin = None,
     prefill: PrefillFlag = None,
+    lora_name: Annotated[
+        str | None, option("--lora-name", "NAME", "Answer with this adapter of the bundle. Default: none.")
+    ] = None,
     enforce_eager: EagerFlag = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a prompt.")] = False,
 ) -> None:
@@ -98,9 +101,9 @@ def generate(
         if messages.verbose:
             print(f"llmc: {origin_line(bundle, llm.bundle.files)}", file=sys.stderr)
         if stream and not as_json:
-            records, reasons = _stream(llm, given, params)
+            records, reasons = _stream(llm, given, params, lora_name)
         else:
-            outputs = llm.generate(given, params)
+            outputs = llm.generate(given, params, lora=lora_name)
             records, reasons = llm.records, [output.outputs[0].finish_reason for output in outputs]
             for one, output in zip(given, outputs, strict=True):
                 _print(one, output, as_json, several=len(outputs) > 1)
@@ -169,14 +172,14 @@ def _prompts(
 
 
 def _stream(
-    llm: BundleLLM, asked: list[Any], params: list[SamplingParams]
+    llm: BundleLLM, asked: list[Any], params: list[SamplingParams], lora: str | None
 ) -> tuple[list[StepRecord], list[FinishReason | None]]:  # fmt: skip
     """Print texts as they come, one prompt after the other; returns the steps of all, and why each ended."""
     records: list[StepRecord] = []
     reasons: list[FinishReason | None] = []
     for one, how in zip(asked, params, strict=True):
         reason = None
-        for _, update, _ in llm.stream([one], how):
+        for _, update, _ in llm.stream([one], how, lora=lora):
             typer.echo(update.text, nl=False)
             sys.stdout.flush()
             reason = update.finish_reason

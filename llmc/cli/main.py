@@ -11,6 +11,7 @@ from typing import Any
 
 from llmc.cli import ahead, output
 
+_SEVERAL = "--lora-modules"
 COMMANDS = {
     "plan": ("llmc.cli.plan", "Choose the buckets to compile."),
     "compile": ("llmc.cli.compile", "Compile a checkpoint into a bundle of precompiled graphs."),
@@ -51,7 +52,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if arguments[:1] == ["generate"]:
             ahead.begin(arguments[1:])
-        return _run(arguments, verbosity)
+        return _run(_spread(arguments), verbosity)
     finally:
         ahead.drop()
 
@@ -119,6 +120,17 @@ def _verbosity(arguments: list[str]) -> tuple[list[str], int]:
         else:
             kept.append(argument)
     return kept, verbosity
+
+
+def _spread(arguments: list[str]) -> list[str]:
+    """With --lora-modules before each NAME=ADAPTER that stands behind one, as vLLM's command line takes several."""
+    made: list[str] = []
+    for argument in arguments:
+        behind = len(made) > 1 and made[-2] == _SEVERAL and "=" in made[-1]
+        if behind and "=" in argument and not argument.startswith("-"):
+            made.append(_SEVERAL)
+        made.append(argument)
+    return made
 
 
 def _logging(verbosity: int) -> None:

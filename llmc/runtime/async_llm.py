@@ -100,10 +100,11 @@ class BundleAsyncLLM:
 
     async def generate(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None, request_id: str | None = None, *,
-        priority: int = 0,
+        priority: int = 0, lora: str | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:  # fmt: skip
         """Yield the output as it grows: whole, or with output_kind DELTA what was added, or with FINAL_ONLY once.
 
+        `lora`: the name of the adapter of the bundle that continues the prompt, None for the base model.
         Leaving the generator ends the request. Raises InputError, OverloadedError, EngineDeadError, or DeviceError
         where the device failed in the middle of this request alone.
         """
@@ -112,8 +113,8 @@ class BundleAsyncLLM:
         params = SamplingParams() if sampling_params is None else sampling_params
         if not isinstance(params, SamplingParams):
             raise InputError(f"sampling_params must be SamplingParams, not {params!r:.80}")
-        name = str(next(self._ids)) if request_id is None else request_id
-        request = Request(name, await self._encoded(prompt), params, self.bundle.eos_token_ids, priority)
+        name, adapter = str(next(self._ids)) if request_id is None else request_id, self.bundle.adapter(lora)
+        request = Request(name, await self._encoded(prompt), params, self.bundle.eos_token_ids, priority, adapter)
         shown = prompt if isinstance(prompt, str) else None
         stream = await self.engine.open(request)
         self._streams[name] = stream
@@ -134,13 +135,14 @@ class BundleAsyncLLM:
 
     async def chat(
         self, messages: Sequence[Mapping[str, Any]], sampling_params: SamplingParams | None = None,
-        request_id: str | None = None, **template: Any,
+        request_id: str | None = None, *, lora: str | None = None, **template: Any,
     ) -> AsyncGenerator[RequestOutput, None]:  # fmt: skip
-        """Answer one conversation; `template` holds keywords of ChatTemplate.render."""
+        """Answer one conversation, with an adapter as `generate` has it; `template` holds keywords of
+        ChatTemplate.render."""
         if self._pooler is not None:
             _ = self.bundle.plan  # which refuses
         ids = await self._conversation(messages, **template)
-        async for output in self.generate({"prompt_token_ids": ids}, sampling_params, request_id):
+        async for output in self.generate({"prompt_token_ids": ids}, sampling_params, request_id, lora=lora):
             yield output
 
     async def _encoded(self, prompt: Prompt) -> list[int]:

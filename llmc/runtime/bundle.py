@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -22,6 +23,23 @@ if TYPE_CHECKING:
 
 
 MAX_NUMBER = 1 << 50
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """A LoRA adapter that requests choose by `name`: the name of the folder it came from, its largest rank, and which
+    modules it changes."""
+
+    name: str
+    root: str
+    rank: int
+    modules: list[str]
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether it is of the types that it states."""
+        texts = (self.name, self.root, *self.modules) if isinstance(self.modules, list) else (None,)
+        return all(isinstance(text, str) for text in texts) and type(self.rank) is int
 
 
 class Bundle:
@@ -194,6 +212,28 @@ class Bundle:
         if not isinstance(ids, list) or not all(type(item) is int and 0 <= item <= MAX_NUMBER for item in ids):
             self._wrong("model.eos_token_ids", ids, "a list of token ids")
         return tuple(ids)
+
+    @cached_property
+    def adapters(self) -> tuple[Adapter, ...]:
+        """The adapters that requests choose from; raises ArtifactError for what is none."""
+        stated = self.manifest.model.get("adapters", [])
+        try:
+            found = tuple(Adapter(**a) for a in stated)
+        except TypeError:
+            found = ()
+        if len(found) != len(stated) or not all(a.is_sound for a in found) or len({a.name for a in found}) < len(found):
+            self._wrong("model.adapters", stated, "a list of adapters, each with a name of its own")
+        return found
+
+    def adapter(self, name: str | None) -> int:
+        """An adapter's number for the engine, 0 for None, the base model. Raises InputError for an unknown name."""
+        names = [adapter.name for adapter in self.adapters]
+        if name is None:
+            return 0
+        if name not in names:
+            known = f"it has {', '.join(names)}" if names else "it has none (llmc compile --lora-modules NAME=ADAPTER)"
+            raise InputError(f"{self.path}: no adapter {name!r:.80}; {known}")
+        return names.index(name) + 1
 
     @property
     def special_tokens(self) -> dict[str, Any]:

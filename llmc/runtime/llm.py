@@ -168,26 +168,27 @@ class BundleLLM:
     def stream(
         self, prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None, *,
-        priority: Sequence[int] | None = None,
+        priority: Sequence[int] | None = None, lora: str | Sequence[str | None] | None = None,
     ) -> Iterator[tuple[int, Update, RequestOutput]]:  # fmt: skip
         """Yield (prompt index, update, output so far) as text becomes certain; the output's `finished` says its end.
 
-        A text, an object or a list of token ids is one prompt, with index 0.
+        A text, an object or a list of token ids is one prompt, with index 0. `lora`: as `generate` has it.
 
         Updates' texts joined equal the output's text. Leaving the iterator early ends what still runs.
         """
         from llmc.runtime.prompts import several
 
         _ = self.generator
-        return self._offline.stream(several(prompts), sampling_params, priority)
+        return self._offline.stream(several(prompts), sampling_params, priority, lora)
 
     def generate(
         self, prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None, *, use_tqdm: bool = True,
-        priority: Sequence[int] | None = None,
+        priority: Sequence[int] | None = None, lora: str | Sequence[str | None] | None = None,
     ) -> list[RequestOutput]:  # fmt: skip
         """Continue every prompt; outputs in the order of `prompts`. Raises InputError for a prompt that cannot run.
 
+        `lora`: the name of the bundle's adapter that continues them, or one name for each, None for the base model.
         With `use_tqdm` a terminal shows a bar with ETA for what takes over two seconds.
         """
         from llmc.runtime.prompts import several
@@ -196,7 +197,7 @@ class BundleLLM:
         given = several(prompts)
         outputs: dict[int, RequestOutput] = {}
         with _Bar(len(given), use_tqdm) as bar:
-            for index, _, output in self._offline.stream(given, sampling_params, priority):
+            for index, _, output in self._offline.stream(given, sampling_params, priority, lora):
                 if output.finished:
                     outputs[index] = output
                 bar.show(len(outputs))
@@ -207,8 +208,9 @@ class BundleLLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None, *, use_tqdm: bool = True,
         add_generation_prompt: bool = True, tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template: str | None = None, chat_template_kwargs: Mapping[str, Any] | None = None,
+        lora: str | Sequence[str | None] | None = None,
     ) -> list[RequestOutput]:  # fmt: skip
-        """Answer one conversation, or several; `chat_template` replaces the model's own."""
+        """Answer one conversation, or several; `chat_template` replaces the model's own. `lora`: as for `generate`."""
         _ = self.generator
         from llmc.runtime.prompts import conversations
 
@@ -222,7 +224,7 @@ class BundleLLM:
             for m in conversations(messages)
         ]
         prompts = [{"prompt_token_ids": self.prompts.encode_chat(text)} for text in texts]
-        outputs = self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+        outputs = self.generate(prompts, sampling_params, use_tqdm=use_tqdm, lora=lora)
         for output, text in zip(outputs, texts, strict=True):
             output.prompt = text
         return outputs

@@ -40,6 +40,7 @@ class Offline:
         watchers = [o for o in (_Keeper(self.records) if keep_steps else None, observer) if o is not None]
         self.generator: Generator = open_generator(bundle, executor, options, Observers(watchers))
         self._token_text = text_of(bundle.tokenizer if bundle.has_tokenizer else None)
+        self._bundle = bundle
         self._end_ids = bundle.eos_token_ids
         self._prompts = prompts
         self._seed = seed
@@ -47,16 +48,13 @@ class Offline:
 
     def stream(
         self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None,
-        priority: Sequence[int] | None,
+        priority: Sequence[int] | None, lora: str | Sequence[str | None] | None,
     ) -> Iterator[tuple[int, Update, RequestOutput]]:  # fmt: skip
         """See BundleLLM.stream."""
         started = time.perf_counter()
-        prepared = [
-            self.generator.prepare(self._request(prompt, one, rank))
-            for prompt, one, rank in zip(
-                prompts, _per_prompt(params, len(prompts)), _per_priority(priority, len(prompts)), strict=True
-            )
-        ]
+        each, ranks = _per_prompt(params, len(prompts)), _per_priority(priority, len(prompts))
+        asked = zip(prompts, each, ranks, self._adapters(lora, len(prompts)), strict=True)
+        prepared = [self.generator.prepare(self._request(*one)) for one in asked]
         self.records.clear()
         builders: dict[str, tuple[int, OutputBuilder]] = {}
         owners: dict[int, RequestOutput] = {}
@@ -84,11 +82,17 @@ class Offline:
             for request_id in builders:
                 self.generator.cancel(request_id)
 
-    def _request(self, prompt: Prompt, params: SamplingParams, priority: int) -> Request:
+    def _adapters(self, lora: str | Sequence[str | None] | None, count: int) -> list[int]:
+        names = [lora] * count if lora is None or isinstance(lora, str) else list(lora)
+        if len(names) != count:
+            raise InputError(f"{len(names)} names of adapters for {count} prompts")
+        return [self._bundle.adapter(name) for name in names]
+
+    def _request(self, prompt: Prompt, params: SamplingParams, priority: int, adapter: int) -> Request:
         number = next(self._ids)
         if self._seed is not None and params.seed is None:
             params = replace(params, seed=self._seed + number)
-        return Request(str(number), self._prompts.encode(prompt), params, self._end_ids, priority)
+        return Request(str(number), self._prompts.encode(prompt), params, self._end_ids, priority, adapter)
 
 
 class _Keeper(Observer):

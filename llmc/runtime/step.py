@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from llmc.buckets.bucket import Bucket, Phase
 
 PAD_TOKEN = 0
+ADAPTERS = "adapters"
+"""The input of graphs that says which adapter each token gets, where the bundle has adapters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +25,8 @@ class Step:
     new_lengths [B] int64, live tokens of the row in this step (1 … Q). A dummy row is a valid one-token row at past 0,
     since kernels refuse an empty one. `context` is the cache length, in tokens, that the bucket provides for.
     `packed`: the executor computes the live tokens one after the other and nothing else, so that what fills token_ids
-    up costs nothing.
+    up costs nothing. `adapters`: which of the bundle's adapters each of the first rows gets, 0 for none; all others get
+    none.
     """
 
     phase: Phase
@@ -33,6 +36,7 @@ class Step:
     past_lengths: NDArray[np.int64]
     new_lengths: NDArray[np.int64]
     packed: bool = False
+    adapters: tuple[int, ...] = ()
 
     @property
     def batch(self) -> int:
@@ -43,6 +47,13 @@ class Step:
     def query(self) -> int:
         """New tokens of a row, padding included."""
         return int(self.token_ids.shape[1])
+
+    @property
+    def row_adapters(self) -> NDArray[np.int64]:
+        """The adapter of each row, [B]."""
+        rows = np.zeros(self.batch, np.int64)
+        rows[: len(self.adapters)] = self.adapters
+        return rows
 
     @property
     def live_tokens(self) -> int:
@@ -116,4 +127,5 @@ def in_pieces(step: Step, most: int) -> Iterator[Part]:
 def _of_rows(step: Step, rows: NDArray[np.int64]) -> Step:
     slots = tuple(step.slots[row] for row in rows)
     ids, past, new = (array[rows] for array in (step.token_ids, step.past_lengths, step.new_lengths))
-    return replace(step, slots=slots, token_ids=ids, past_lengths=past, new_lengths=new)
+    adapters = tuple(step.adapters[row] for row in rows if row < len(step.adapters))
+    return replace(step, slots=slots, token_ids=ids, past_lengths=past, new_lengths=new, adapters=adapters)

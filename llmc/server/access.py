@@ -35,8 +35,8 @@ def served_of(request: Request) -> Served:
 
 
 def serving(request: Request, model: str | None) -> Served:
-    """The served model, for a request that names `model` (None: any). Raises ApiError 503 also while draining, and 404
-    for another model; EngineDeadError."""
+    """The served model, for a request that names `model`, it or an adapter of it (None: it). Raises ApiError 503 also
+    while draining, and 404 for another model; EngineDeadError."""
     served = served_of(request)
     check_model(served, model)
     if state_of(request).draining:
@@ -49,9 +49,9 @@ def serving(request: Request, model: str | None) -> Served:
 
 
 def check_model(served: Served, model: str | None) -> None:
-    """Raise ApiError 404 where `model` is named and is not the one served."""
-    if model is not None and model != served.model_name:
+    """Raise ApiError 404 where `model` is named and is neither the one served nor one of its adapters."""
+    if model is not None and model not in served.names:
         raise ApiError(
-            404, f"the model {model[:200]!r} is not served here; this server has {served.model_name!r}",
+            404, f"the model {model[:200]!r} is not served here; this server has {', '.join(map(repr, served.names))}",
             param="model", code="model_not_found",
         )  # fmt: skip

@@ -55,14 +55,16 @@ class Generation:
     @classmethod
     async def start(
         cls, served: Served, request_id: str, prompts: Sequence[list[int]], params: SamplingParams,
-        priority: int | None = None,
+        priority: int | None = None, adapter: int = 0,
     ) -> Generation:  # fmt: skip
-        """Have the engine run `prompts`; all or none. Raises InputError, OverloadedError or EngineDeadError."""
+        """Have the engine run `prompts`, with an adapter of the bundle or none (0); all or none. Raises InputError,
+        OverloadedError or EngineDeadError."""
         ends, streams = served.tokenizer.eos_token_ids, []
         try:
             for i, ids in enumerate(prompts):
                 name = f"{request_id}-{i}" if len(prompts) > 1 else request_id
-                streams.append(await served.generating.open(Request(name, ids, params, ends, priority or 0)))
+                request = Request(name, ids, params, ends, priority or 0, adapter)
+                streams.append(await served.generating.open(request))
         except BaseException:
             for stream in streams:
                 stream.cancel()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
-from llmc.errors import ArtifactError
+from llmc.errors import ArtifactError, InputError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.engine.async_engine import AsyncEngine
 from llmc.runtime.startup.opening import EngineOptions, open_executor, open_generator
@@ -60,8 +60,9 @@ def load(
     tokenizer = bundle.tokenizer
     tokenizer.load()
     _ = tokenizer.width  # computed now, because it reads the whole vocabulary
+    name = _served_name(bundle, config)
     if bundle.task != "generate":
-        return _load_pooler(bundle, config, options, tell)
+        return _load_pooler(bundle, name, config, options, tell)
     template = None
     with contextlib.ExitStack() as opened:
         if bundle.chat_template is not None:
@@ -81,12 +82,11 @@ def load(
             prefiller.prepare(warm_prompts)
         engine = AsyncEngine(generator, config.max_queued_requests, on_close=executor.close)
         opened.pop_all()
-    name = config.served_model_name or model_name(bundle)
     encoder = ConfinedEncoder(lambda: bundle.files.read("tokenizer.json"))
     return Loaded(Served(bundle, engine, tokenizer, encoder, template, name), warmed, executor.compilations.count)
 
 
-def _load_pooler(bundle: Bundle, config: ServerConfig, options: EngineOptions, tell: Tell) -> Loaded:
+def _load_pooler(bundle: Bundle, name: str, config: ServerConfig, options: EngineOptions, tell: Tell) -> Loaded:
     """Open a bundle without a cache, and run every bucket, or one text of each length where any shape runs."""
     from llmc.runtime.pooling.async_pooler import AsyncPooler
     from llmc.runtime.pooling.pooler import Pooler
@@ -104,11 +104,18 @@ def _load_pooler(bundle: Bundle, config: ServerConfig, options: EngineOptions, t
     except BaseException:
         pooler.close()
         raise
-    name = config.served_model_name or model_name(bundle)
     encoder = ConfinedEncoder(lambda: bundle.files.read("tokenizer.json"))
     engine = AsyncPooler(pooler, config.max_queued_requests)
     compiled = pooler.encoder.compilations.count
     return Loaded(Served(bundle, engine, bundle.tokenizer, encoder, None, name), Warm(len(warming.buckets)), compiled)
+
+
+def _served_name(bundle: Bundle, config: ServerConfig) -> str:
+    """The model's name, as asked for or its own. Raises InputError where an adapter has it."""
+    name = config.served_model_name or model_name(bundle)
+    if any(adapter.name == name for adapter in bundle.adapters):
+        raise InputError(f"--served-model-name {name}: an adapter of the bundle is called that; give the model another")
+    return name
 
 
 def model_name(bundle: Bundle) -> str:

@@ -95,6 +95,15 @@ class Served:
             raise bad_request(f"the served model {task}s, and generates no text", code="unsupported_endpoint")
         return self.engine
 
+    @property
+    def names(self) -> list[str]:
+        """What requests may name as their model: the base's name, and each adapter's, in the engine's order."""
+        return [self.model_name, *(adapter.name for adapter in self.bundle.adapters)]
+
+    def adapter(self, model: str | None) -> int:
+        """The number of the adapter that a request names as its model (None: the base); one of `names`."""
+        return 0 if model is None else self.names.index(model)
+
     def close(self, timeout_s: float | None = None) -> bool:
         """Stop the engine, see AsyncEngine.close, and the processes beside it."""
         self.encoder.close()

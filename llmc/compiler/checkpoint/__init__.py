@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llmc.compiler.architectures.shared.families import family_or_plain
 from llmc.compiler.checkpoint.base import ADAPTER_CONFIG, CONFIG, Checkpoint, QuantisedBlocks
@@ -12,10 +12,15 @@ from llmc.compiler.checkpoint.resolve import DEMO, locate
 from llmc.errors import CheckpointError
 from llmc.paths import is_dir, is_file
 
+if TYPE_CHECKING:
+    from llmc.compiler.checkpoint.peft_adapter import PeftAdapter
+
 LORA = "::lora="
 """Between a model and an adapter that is merged into it."""
+CHOICE = "::adapter="
+"""Between a model and NAME=ADAPTER, an adapter that requests choose by that name."""
 
-__all__ = ["DEMO", "LORA", "Checkpoint", "QuantisedBlocks", "open_checkpoint", "read_config", "with_adapters"]
+__all__ = ["DEMO", "Checkpoint", "QuantisedBlocks", "each_place", "open_checkpoint", "read_config", "with_adapters"]
 
 
 def open_checkpoint(path: str | Path | Checkpoint) -> Checkpoint:
@@ -23,28 +28,46 @@ def open_checkpoint(path: str | Path | Checkpoint) -> Checkpoint:
     network); and a config.json, by any name that ends so, as a checkpoint without weights.
 
     Reads headers only. A folder with one .gguf and no config.json counts as that file; one of a LoRA adapter is the
-    model that it names, with the adapter merged, and MODEL::lora=ADAPTER is MODEL with it. A checkpoint that is open
-    already comes back as it is. Raises CheckpointError.
+    model that it names, with the adapter merged, and MODEL::lora=ADAPTER is MODEL with it; MODEL::adapter=NAME=ADAPTER
+    is MODEL with an adapter that requests choose. A checkpoint that is open already comes back as it is. Raises
+    CheckpointError.
     """
     if isinstance(path, Checkpoint):
         return path
-    model, *adapters = str(path).split(LORA)
-    opened = _merged(model, adapters) if adapters else _opened(path)
+    whole, *choices = str(path).split(CHOICE)
+    model, *adapters = whole.split(LORA)
+    opened = _merged(model, adapters) if adapters else _opened(model if choices else path)
+    if choices:
+        opened = _with_choices(opened, choices)
     opened.asked = str(path)
     return opened
 
 
 def _merged(model: str | Path, adapters: Sequence[str | Path]) -> Checkpoint:
     from llmc.compiler.checkpoint.lora import LoraCheckpoint
+
+    return LoraCheckpoint(_opened(model), [_adapter(adapter) for adapter in adapters])
+
+
+def _with_choices(base: Checkpoint, choices: Sequence[str]) -> Checkpoint:
+    from llmc.compiler.checkpoint.selectable import SelectableCheckpoint
+
+    named: dict[str, PeftAdapter] = {}
+    for choice in choices:
+        name, _, adapter = choice.partition("=")
+        if name in named:
+            raise CheckpointError(f"two adapters are called {name!r} ({named[name].path}, {adapter}); name each anew")
+        named[name] = _adapter(adapter)
+    return SelectableCheckpoint(base, named)
+
+
+def _adapter(path: str | Path) -> PeftAdapter:
     from llmc.compiler.checkpoint.peft_adapter import PeftAdapter
 
-    opened = []
-    for adapter in adapters:
-        folder, _ = locate(adapter)
-        if not is_file(folder / ADAPTER_CONFIG):
-            raise CheckpointError(f"{folder}: not a LoRA adapter: the folder has no {ADAPTER_CONFIG}")
-        opened.append(PeftAdapter(folder))
-    return LoraCheckpoint(_opened(model), opened)
+    folder, _ = locate(path)
+    if not is_file(folder / ADAPTER_CONFIG):
+        raise CheckpointError(f"{folder}: not a LoRA adapter: the folder has no {ADAPTER_CONFIG}")
+    return PeftAdapter(folder)
 
 
 def _opened(path: str | Path) -> Checkpoint:
@@ -77,9 +100,21 @@ def _opened(path: str | Path) -> Checkpoint:
     )
 
 
-def with_adapters(model: str, adapters: Sequence[str | Path]) -> str:
-    """The name of a model with LoRA adapters merged into it, for `open_checkpoint`."""
-    return "".join([model, *(f"{LORA}{adapter}" for adapter in adapters)])
+def with_adapters(
+    model: str, adapters: Sequence[str | Path] = (), choices: Sequence[tuple[str, str | Path]] = ()
+) -> str:  # fmt: skip
+    """The name of a model with LoRA adapters merged into it, and others that requests choose by name, for
+    `open_checkpoint`."""
+    merged, named = (f"{LORA}{adapter}" for adapter in adapters), (f"{CHOICE}{n}={path}" for n, path in choices)
+    return "".join([model, *merged, *named])
+
+
+def each_place(model: str, place: Callable[[str], str]) -> str:
+    """Such a name with `place` of each path in it."""
+    whole, *choices = model.split(CHOICE)
+    named = [(name, place(path)) for name, _, path in (choice.partition("=") for choice in choices)]
+    merged = LORA.join(map(place, whole.split(LORA)))
+    return with_adapters(merged, choices=named)
 
 
 def _is_adapter(path: Path) -> bool:
@@ -109,7 +144,7 @@ def read_config(path: str | Path | Checkpoint) -> Mapping[str, Any]:
     """
     if isinstance(path, Checkpoint):
         return path.config
-    if LORA in str(path):
+    if LORA in str(path) or CHOICE in str(path):
         return open_checkpoint(path).config
     from llmc.compiler.checkpoint.gguf_header import is_gguf, read_header
 

@@ -143,11 +143,23 @@ class QuantisedBlocks:
         return codes.reshape(self.q.shape[0], -1)
 
 
+@dataclass(frozen=True)
+class AdapterFacts:
+    """What a bundle says of a LoRA adapter that requests can choose: its name, the name of its folder, its largest rank
+    and the last parts of its modules' names."""
+
+    name: str
+    root: str
+    rank: int
+    modules: tuple[str, ...]
+
+
 class Checkpoint(ABC):
     """An opened checkpoint. Safe to share between threads: all methods only read."""
 
     format: str
-    """"huggingface", "gguf" or "config"; with "+lora" behind it where adapters are merged."""
+    """"huggingface", "gguf" or "config"; with "+lora" behind it where adapters are merged, "+adapters" where requests
+    choose."""
 
     def __init__(self, path: Path, name: str) -> None:
         self.path = path
@@ -158,9 +170,16 @@ class Checkpoint(ABC):
         """Modules beside the text part, which is what is compiled → how many tensors they have (shared/wrappers.py)."""
         self.notices: Sequence[str] = ()
         """What of the checkpoint is not read, though it changes no weight: a line each, for people."""
+        self.choices: Sequence[AdapterFacts] = ()
+        """The LoRA adapters beside it that requests choose from (checkpoint/selectable.py)."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r}, {str(self.path)!r})"
+
+    def of_adapter(self, number: int) -> Checkpoint:
+        """The model that a request gets with one of its `choices`, the first being 1, or with none, 0."""
+        del number
+        return self
 
     @property
     @abstractmethod

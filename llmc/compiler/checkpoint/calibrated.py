@@ -42,6 +42,10 @@ class CalibratedCheckpoint(WrappedCheckpoint):
         """Of the inner one and of the blocks."""
         return digest_bytes(canonical_json([self.inner.digest(hash_file), self._digest]))
 
+    def of_adapter(self, number: int) -> Checkpoint:
+        """The inner one's: calibration changes no float."""
+        return self.inner.of_adapter(number)
+
     def forget(self) -> None:
         """Of the blocks' file, too."""
         super().forget()

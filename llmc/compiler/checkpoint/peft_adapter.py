@@ -117,6 +117,35 @@ class PeftAdapter:
         biases = {f"{module}.bias": module for module, parts in self._parts.items() if "bias" in parts}
         return weights | biases
 
+    @property
+    def modules(self) -> Mapping[str, object]:
+        """The modules that products are added to, by name."""
+        return self._parts
+
+    def rank(self, module: str) -> int:
+        """Of the product of one of the `modules`."""
+        return _pair({part: self.file.tensors[stored] for part, stored in self._parts[module].items()})[0].shape[0]
+
+    def factors(self, module: str) -> tuple[FloatArray, FloatArray]:
+        """A [r, in] and B [out, r] of a product, B times its scale."""
+        low, high = _pair({part: self.file.tensor(stored) for part, stored in self._parts[module].items()})
+        return low, high * np.float32(self._scale(module, low.shape[0]))
+
+    def require_selectable(self) -> None:
+        """Raise CheckpointError where it is more than products of linear modules, which is what requests can choose."""
+        more = [
+            *(("magnitudes (use_dora)",) if self.config.get("use_dora") else ()),
+            *(f"another {name}" for name in self.replaced),
+            *(f"a bias of {module}" for module, parts in self._parts.items() if "bias" in parts),
+            *(f"an embedding, {module}" for module, parts in self._parts.items() if "embedding_A" in parts),
+            *(("transposed weights (fan_in_fan_out)",) if self.config.get("fan_in_fan_out") else ()),
+        ]
+        if more or not self._parts:
+            raise CheckpointError(
+                f"{self.path}: it has {more[0] if more else 'no product'}, which no request can choose: adapters that "
+                f"requests choose are products of linear modules; merge it (--lora {self.path})"
+            )
+
     def files(self) -> dict[str, Path]:
         """Its files, by name."""
         return {name: self.path / name for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS)}

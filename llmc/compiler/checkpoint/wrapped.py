@@ -20,6 +20,7 @@ class WrappedCheckpoint(Checkpoint):
         self.asked = inner.asked
         self.left_out = inner.left_out
         self.notices = inner.notices
+        self.choices = inner.choices
         self.inner = inner
 
     @property

@@ -28,7 +28,8 @@ COMPUTED = (".rotary_emb.inv_freq", ".position_ids", ".rotary_emb.cos_cached", "
 
 def require_consumed(checkpoint: Checkpoint) -> None:
     """Raise CheckpointError, naming the first of them, where the checkpoint has tensors or keys that nothing reads, or
-    contradicts itself."""
+    contradicts itself. What adapters bring that requests choose is read by the modules that they change."""
+    checkpoint = checkpoint.of_adapter(0)
     require_consistent(checkpoint)
     keys = list(_left_over_keys(checkpoint.config))
     if keys:

@@ -55,7 +55,8 @@ def is_streamed(checkpoint: Checkpoint, size: int) -> bool:
 
 
 def _unfilled(checkpoint: Checkpoint) -> tuple[PreTrainedModel, Fill]:
-    """A model without values, and what writes them."""
+    """A model without values, and what writes them: with none of the adapters that requests choose."""
+    checkpoint = checkpoint.of_adapter(0)
     model = build_skeleton(checkpoint.config)
     names = set(checkpoint.tensor_names())
     parameters = model.state_dict()

@@ -14,6 +14,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 from transformers.utils import logging as transformers_logging
 
 from llmc.compiler.architectures import require_supported
+from llmc.compiler.checkpoint.adapter_layout import SELECTABLE, AdapterLayout
+from llmc.compiler.frontend.adapters import adapt
 from llmc.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -29,7 +31,7 @@ def model_config(config: Mapping[str, Any]) -> PretrainedConfig:
     fields = {
         k: v
         for k, v in _floats(config).items()
-        if k not in ("model_type", "transformers_version", "dtype", "torch_dtype")
+        if k not in ("model_type", "transformers_version", "dtype", "torch_dtype", SELECTABLE)
     }
     transformers_logging.set_verbosity_error()
     try:
@@ -49,7 +51,8 @@ def build_skeleton(config: Mapping[str, Any]) -> PreTrainedModel:
 
     It has the attention that transformers chooses for it, which knows all that the model asks for (soft caps, sinks).
     Buffers that checkpoints hold are parameters here; the others (rotary frequencies) are computed, since they come
-    from the configuration. Dropout is left out. Raises CheckpointError.
+    from the configuration. Dropout is left out. Where the configuration has adapters to choose from, its linear modules
+    are adapters.py's. Raises CheckpointError.
     """
     hf_config = model_config(config)
     try:
@@ -67,6 +70,9 @@ def build_skeleton(config: Mapping[str, Any]) -> PreTrainedModel:
             f"transformers cannot build the {config.get('model_type')} model of this configuration: {e}"
             + (f"; null in it, for which it has no default: {nulls}" if nulls else "")
         ) from e
+    layout = AdapterLayout.of(config)
+    if layout is not None:
+        adapt(model, layout)
     model.eval().requires_grad_(False)
     return model
 

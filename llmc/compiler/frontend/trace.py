@@ -8,7 +8,9 @@ Each traced layer takes time, so of layers that are alike a few are traced, and 
 Program contract, in the order of the traced signature:
   inputs   token_ids [B, Q] int64, past_lengths [B] int64, new_lengths [B] int64 (1 … Q live tokens, right padded),
            cache: the tensors of the model's cache in order (runtime/cache_shape.py), of attention key and value of
-           each layer in turn, [B, Hkv, S, D]
+           each layer in turn, [B, Hkv, S, D];
+           of a model with adapters to choose from, between new_lengths and the cache: adapters [B, Q] int64, which of
+           them each token gets, 0 for none (the same for all tokens of a row)
   outputs  logits [B, V] of each row's last live token, with `top_k` the largest of them (values [B, K], descending,
            and ids [B, K] int64; which of those that equal the last one are in is the device's choice), then what
            goes into the cache, in the order of the inputs: of keys and values
@@ -32,6 +34,8 @@ from torch.export import Dim, ExportedProgram
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from llmc.compiler.architectures.shared.caches import cache_of
+from llmc.compiler.checkpoint.adapter_layout import ADAPTERS, AdapterLayout
+from llmc.compiler.frontend.adapters import MASKS
 from llmc.compiler.frontend.attention import STATE, Dialect, TraceCache, TraceState, attention_name
 from llmc.compiler.frontend.in_place import without_writes
 from llmc.compiler.frontend.layer_kinds import LayerPlan, NotRepeatableError
@@ -95,6 +99,21 @@ class Step(nn.Module):
         return out.logits, *top, *state.outputs()
 
 
+class AdaptedStep(Step):
+    """The same with adapters."""
+
+    def forward(  # type: ignore[override]
+        self, token_ids: Tensor, past_lengths: Tensor, new_lengths: Tensor, adapters: Tensor, cache: Sequence[Tensor]
+    ) -> tuple[Tensor, ...]:
+        """Run the step; see the module's docstring for shapes."""
+        masks: Any = self.model.adapter_masks
+        token = MASKS.set(masks(adapters))
+        try:
+            return super().forward(token_ids, past_lengths, new_lengths, cache)
+        finally:
+            MASKS.reset(token)
+
+
 def trace(config: Mapping[str, Any], dialect: Dialect) -> ExportedProgram:
     """Trace the model of `config` with symbolic B, Q and S; needs no weights. Raises CompileError."""
     return _few_layers_first(lambda few: _trace(config, dialect, few))
@@ -107,17 +126,21 @@ def _trace(config: Mapping[str, Any], dialect: Dialect, few: bool) -> ExportedPr
     traced = shape.only(plan.traced) if plan else shape
     mode = FakeTensorMode(shape_env=ShapeEnv(), static_shapes=False, allow_non_fake_inputs=True)
     as_fake(model, mode)
-    step = Step(model, dialect, traced)
+    adapted = AdapterLayout.of(config) is not None
+    step = (AdaptedStep if adapted else Step)(model, dialect, traced)
     tensors = step.state_dict(keep_vars=True)
     if plan is not None:
         plan.apply(model)
     with mode:
-        args = _example(traced, batch=2, query=4, capacity=8)
-    d = Dim.DYNAMIC
-    exported = _export(step, args, ({0: d, 1: d}, {0: d}, {0: d}, _dims(traced)), config)
+        *args, cache = _example(traced, batch=2, query=4, capacity=8)
+        args += [args[0].clone()] if adapted else []
+    more = [_FIXED[0]] if adapted else []
+    exported = _export(step, (*args, cache), (*_FIXED, *more, _dims(traced)), config)
     if plan is None:
         return exported
-    return repeat(exported, plan, traced, _inputs(traced), (0, 0, 0, [0] * len(shape)), tensors)
+    inputs = _inputs(traced)
+    inputs[len(_FIXED) : len(_FIXED)] = [ADAPTERS] if adapted else []
+    return repeat(exported, plan, traced, inputs, (*(0 for _ in args), [0] * len(shape)), tensors)
 
 
 def _few_layers_first(make: Callable[[bool], T]) -> T:
@@ -125,6 +148,10 @@ def _few_layers_first(make: Callable[[bool], T]) -> T:
     with suppress(NotRepeatableError, CompileError):
         return make(True)
     return make(False)
+
+
+_FIXED: Sequence[dict[int, Any]] = ({0: Dim.DYNAMIC, 1: Dim.DYNAMIC}, {0: Dim.DYNAMIC}, {0: Dim.DYNAMIC})
+"""Symbolic sizes of token_ids, past_lengths and new_lengths."""
 
 
 def _inputs(cache: Sized, weights: Iterable[str] = ()) -> list[str]:
@@ -198,8 +225,7 @@ def _trace_weightless(
         weights = {name: torch.empty(size, dtype=dtype) for name, size in _shapes(model).items()}
         weights |= {name: torch.empty(b.shape, dtype=b.dtype) for name, b in buffers.items()}
         args = (*_example(traced, batch=2, query=4, capacity=8 if cached else 0, dtype=dtype), weights)
-    d = Dim.DYNAMIC
-    dims = ({0: d, 1: d}, {0: d}, {0: d}, _dims(traced) if cached else [], dict.fromkeys(weights))
+    dims = (*_FIXED, _dims(traced) if cached else [], dict.fromkeys(weights))
     exported = _export(WeightlessStep(Step(model, dialect, traced, top_k)), args, dims, config)
     if plan is not None:
         cache = len(shape) if cached else 0

@@ -45,6 +45,11 @@ def compile_hybrid(
     an option that neither takes.
     """
     checkpoint = open_checkpoint(model) if isinstance(model, str) else model
+    if checkpoint.choices:
+        raise InputError(
+            f"{checkpoint.name} has adapters that requests choose, and prompts with one are not handed from device to "
+            "device: compile for one device, or merge an adapter (--lora)"
+        )
     variables = open_target(options.device, settings).prefills_on(prefill)
     if variables is not None:
         alone = compile_and_finish(checkpoint, folder, plan, options, store, report, settings)

@@ -19,6 +19,7 @@ import os
 import platform
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import asdict
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -29,7 +30,7 @@ from llmc.artifacts.atomic_write import UnwritableError
 from llmc.artifacts.digest import parse
 from llmc.artifacts.key import LOCAL, Key
 from llmc.compiler.architectures.shared.caches import cache_of
-from llmc.compiler.checkpoint import LORA
+from llmc.compiler.checkpoint import each_place
 from llmc.compiler.code import package_digest
 from llmc.errors import CapacityError
 from llmc.paths import exists, expanded
@@ -96,13 +97,17 @@ def model_name(model: str) -> str:
         path = expanded(part)
         return Path(os.path.abspath(path)).name if exists(path) else part  # noqa: PTH100 - a link's own name
 
-    return LORA.join(map(name, model.split(LORA)))
+    return each_place(model, name)
 
 
 def remember_model(store: Store, checkpoint: str, model: str) -> None:
     """Note where a checkpoint is on this machine, for `find_model`; without room for that nothing is noted."""
-    parts = ((part, expanded(part)) for part in model.split(LORA))
-    where = LORA.join(os.path.abspath(path) if exists(path) else part for part, path in parts)  # noqa: PTH100
+
+    def place(part: str) -> str:
+        path = expanded(part)
+        return os.path.abspath(path) if exists(path) else part  # noqa: PTH100
+
+    where = each_place(model, place)
     with suppress(CapacityError, UnwritableError):
         store.publish(_model_key(checkpoint), {}, {"model": where})
 
@@ -166,6 +171,7 @@ def model_facts(checkpoint: Checkpoint, cache: CacheShape | None = None) -> dict
         "vocab_size": config["vocab_size"],
         "eos_token_ids": checkpoint.generation_config().get("eos_token_ids", []),
         "special_tokens": checkpoint.special_tokens(),
+        **({"adapters": [asdict(adapter) for adapter in checkpoint.choices]} if checkpoint.choices else {}),
     }
 
 

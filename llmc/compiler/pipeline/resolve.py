@@ -44,6 +44,11 @@ class Job:
         deployment = Deployment(plan.limits, plan.provenance.facts, checkpoint.config, parameters)
         target, asked, why = open_target(options.device, settings).resolve(options, deployment)
         settled = target.configure(asked)
+        if checkpoint.choices and not target.selects_adapters:
+            raise InputError(
+                f"device {options.device} has no graphs whose rows choose an adapter: leave --lora-modules out, and "
+                "compile a bundle for each adapter (--lora merges it)"
+            )
         target.require_supported(checkpoint.config)
         target.require_consumed(checkpoint)
         if not plan.limits.contexts and cache_of(checkpoint.config).kv:

@@ -87,10 +87,12 @@ def probes_stage(stages: Stages, target: Target, *, own: bool = False) -> Entry:
         from llmc.compiler.verification.probes import make_probes, save_probes
         from llmc.compiler.verification.windows import make_windows, save_windows
 
-        reference = target.reference.open(stages.checkpoint)
-        vocab_size = int(stages.checkpoint.config["vocab_size"])
-        probes = make_probes(stages.checkpoint, reference, longest, vocab_size, farthest)
-        windows = make_windows(stages.checkpoint, reference, longest, vocab_size)
+        vocab_size, probes = int(stages.checkpoint.config["vocab_size"]), []
+        for number in range(len(stages.checkpoint.choices), -1, -1):  # the base comes last, to read the text, too
+            checkpoint = stages.checkpoint.of_adapter(number)
+            reference = target.reference.open(checkpoint)
+            probes += make_probes(checkpoint, reference, longest, vocab_size, farthest, number)
+        windows = make_windows(checkpoint, reference, longest, vocab_size)
         return {
             "probes": workspace.put_bytes(save_probes(probes)),
             "text": workspace.put_bytes(save_windows(windows)),

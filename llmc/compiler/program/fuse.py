@@ -18,7 +18,9 @@ from __future__ import annotations
 
 from functools import partial
 
+from llmc.compiler.checkpoint.adapter_layout import ADAPTERS
 from llmc.compiler.program.fuse_attention import fuse_attention
+from llmc.compiler.program.fuse_equal import merge_equal
 from llmc.compiler.program.fuse_experts import fuse_experts
 from llmc.compiler.program.fuse_linear import fuse_gate_up, fuse_gated, fuse_qkv
 from llmc.compiler.program.fuse_norms import fuse_residual, fuse_rms_norm, norm_before_transpose
@@ -32,6 +34,7 @@ def fuse(graph: Graph, gate_width: int = 0) -> Graph:
     """
     gate = partial(fuse_gated, gate_width=gate_width)
     for rule in (
+        *((merge_equal,) if ADAPTERS in graph.inputs else ()),
         fuse_experts,
         fuse_rms_norm,
         norm_before_transpose,

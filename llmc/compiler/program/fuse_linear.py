@@ -2,42 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from llmc.compiler.program.ir import Graph, Node, Value
 from llmc.compiler.program.match import Matcher, either
 
 
 def fuse_qkv(graph: Graph) -> None:
-    """gqa over three linears of one input → gqa over one packed linear."""
+    """gqa over three linears of one input → gqa over one packed linear; so where each is a sum of two."""
     m = Matcher(graph)
     added: dict[int, list[Node]] = {}
     for i, node in enumerate(graph.nodes):
         if node.op != "gqa":
             continue
-        linears = [m.made_by(v, "linear") for v in node.inputs[:3]]
-        if not _alike(linears) or not all(m.sole(v) for v in node.inputs[:3] if v is not None):
-            continue
-        packed = _concat_linears([n for n in linears if n], f"qkv_{node.out.name}")
-        node.inputs[:3] = [packed.out, None, None]
-        added[i] = [packed, node]
+        packed = _packed(m, node.inputs[:3], f"qkv_{node.out.name}")
+        if packed:
+            node.inputs[:3] = [packed[-1].out, None, None]
+            added[i] = [*packed, node]
     graph.nodes = [n for i, old in enumerate(graph.nodes) for n in added.get(i, [old])]
 
 
 def fuse_gate_up(graph: Graph) -> None:
-    """silu(linear(x, gate)) · linear(x, up) → one linear, split in two."""
+    """silu(linear(x, gate)) · linear(x, up) → one linear, split in two; so where each is a sum of two."""
     m = Matcher(graph)
     added: dict[int, list[Node]] = {}
     index = {id(n): i for i, n in enumerate(graph.nodes)}
     for node in graph.nodes:
         if node.op != "mul" or (pair := either(node, lambda v: m.made_by(v, "silu", "gelu"))) is None:
             continue
-        gate = m.made_by(m.producers[pair[0]].inputs[0], "linear")
-        up = m.made_by(pair[1], "linear")
-        if gate is None or up is None or not _alike([gate, up]) or not (m.sole(gate.out) and m.sole(up.out)):
+        gate, up = m.producers[pair[0]].inputs[0], pair[1]
+        packed = _packed(m, [gate, up], f"gate_up_{node.out.name}")
+        if not packed or gate is None:
             continue
-        both = _concat_linears([gate, up], f"gate_up_{node.out.name}")
-        halves = Node("split", [both.out], [gate.out, up.out], {"parts": both.attrs["parts"]})
-        added[min(index[id(gate)], index[id(up)])] = [both, halves]
-        added[max(index[id(gate)], index[id(up)])] = []
+        parts = [int(v.shape[-1]) for v in (gate, up)]
+        halves = Node("split", [packed[-1].out], [gate, up], {"parts": parts})
+        first, last = sorted(index[id(m.producers[v])] for v in (gate, up))
+        added[first], added[last] = [*packed, halves], []
     graph.nodes = [n for i, old in enumerate(graph.nodes) for n in added.get(i, [old])]
 
 
@@ -54,6 +54,23 @@ def fuse_gated(graph: Graph, gate_width: int) -> None:
             continue
         if len(both.inputs) == 3 and all(w % gate_width == 0 for w in both.attrs["parts"]):
             node.op, node.inputs, node.attrs = "gated_linear", both.inputs, both.attrs
+
+
+def _packed(m: Matcher, values: Sequence[Value | None], name: str) -> list[Node]:
+    """What makes `values` side by side, the last node all of them: a linear over the concatenated weights of theirs, or
+    the sum of two such. None where they are not made by alike linears, and read elsewhere, too."""
+    if not all(v is not None and m.sole(v) for v in values):
+        return []
+    sums = [m.made_by(v, "add") for v in values]
+    if not any(sums):
+        linears = [m.made_by(v, "linear") for v in values]
+        return [_concat_linears([n for n in linears if n], name)] if _alike(linears) else []
+    sides = [[m.made_by(total.optional(at), "linear") if total else None for total in sums] for at in (0, 1)]
+    if not all(_alike(side) and all(n and m.sole(n.out) for n in side) for side in sides):
+        return []
+    made = [_concat_linears([n for n in side if n], f"{name}_{at}") for at, side in enumerate(sides)]
+    first = made[0].out
+    return [*made, Node("add", [n.out for n in made], [Value(name, first.shape, first.dtype)])]
 
 
 def _concat_linears(nodes: list[Node], name: str) -> Node:

@@ -18,6 +18,7 @@ from torch import Tensor, fx
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
+from llmc.compiler.checkpoint.adapter_layout import ADAPTERS, AdapterLayout
 from llmc.compiler.program.ir import Dim, Graph, Node, Value
 from llmc.errors import CompileError
 from llmc.runtime.cache_shape import CacheShape
@@ -27,11 +28,13 @@ _INT64_MAX = 2**63 - 1
 _NUMBER = re.compile(r"_\d+$")
 
 
-def import_program(program: ExportedProgram, max_positions: int, cache: CacheShape | None = None) -> Graph:
-    """Translate `program`, a step over `cache` (None: a key and a value a layer).
+def import_program(
+    program: ExportedProgram, max_positions: int, cache: CacheShape | None = None, adapters: AdapterLayout | None = None
+) -> Graph:  # fmt: skip
+    """Translate `program`, a step over `cache` (None: a key and a value a layer), with `adapters` to choose from.
 
     Raises CompileError naming the operator and layer it cannot translate."""
-    return Importer(program, max_positions, cache).run()
+    return Importer(program, max_positions, cache, adapters).run()
 
 
 class Importer:
@@ -41,10 +44,16 @@ class Importer:
     """Symbols of the inputs' sizes; all others are caches, of B rows and S places, or S6 where a window of 6 may lie in
     a ring."""
 
-    def __init__(self, program: ExportedProgram, max_positions: int, cache: CacheShape | None) -> None:
+    def __init__(
+        self, program: ExportedProgram, max_positions: int, cache: CacheShape | None,
+        adapters: AdapterLayout | None = None,
+    ) -> None:  # fmt: skip
+        self.adapters = adapters
+        self.fixed = self.axes if adapters is None else {**self.axes, ADAPTERS: "BQ"}
         self.cache = cache
         self.places = {f"past_{t.entry}": f"S{t.window}" for t in cache or () if t.window is not None}
         self.program = program
+        self.parameters = {n.removeprefix("model.") for n in program.graph_signature.parameters}
         self.max_positions = max_positions
         self.graph = _inline_wrappers(program.graph_module)
         self.values: dict[fx.Node, Value] = {}
@@ -68,7 +77,7 @@ class Importer:
                 spec = kinds[node.name]
                 if spec.kind == InputKind.PARAMETER:
                     value = self.values[node] = self._value(node, node.name)
-                    self.out.weights[value] = str(spec.target).removeprefix("model.")
+                    self.out.weights[value] = self._weight(spec)
                 else:
                     self._held(node, spec)
             elif node.op == "call_function":
@@ -78,6 +87,11 @@ class Importer:
                 self.out.outputs = [(n, v) for n, v in zip(out_names, results, strict=True) if v is not None]
         self.out.prune()
         return self.out
+
+    def _weight(self, spec: Any) -> str:
+        """The name of a parameter, or of one that is equal."""
+        name = str(spec.target).removeprefix("model.")
+        return name if self.adapters is None else self.adapters.held_as(name, self.parameters)
 
     def _positional(self) -> set[fx.Node]:
         return _positional_nodes(self.graph)
@@ -94,8 +108,8 @@ class Importer:
 
     def _names(self, users: int) -> tuple[list[str], list[str]]:
         """Of inputs, of which there are so many, and of outputs."""
-        entries = self._entries(users - len(self.axes))
-        return [*self.axes, *(f"past_{entry}" for entry in entries)], [
+        entries = self._entries(users - len(self.fixed))
+        return [*self.fixed, *(f"past_{entry}" for entry in entries)], [
             "logits",
             *(f"present_{entry}" for entry in entries),
         ]
@@ -110,7 +124,7 @@ class Importer:
         places = self.places.get(name, "S")
         for at, size in enumerate(node.meta["val"].shape):
             if not isinstance(size, int):
-                axes = self.axes.get(name)
+                axes = self.fixed.get(name)
                 self.symbols[str(size.node.expr)] = axes[at] if axes else places if at else "B"
 
     def _dim(self, size: Any) -> Dim:
@@ -323,7 +337,7 @@ def _evaluate(node: fx.Node, program: ExportedProgram, length: int) -> Tensor:
                 result: Any = program.state_dict.get(name, program.constants.get(name))
             elif n.name in constants:
                 result = program.constants[constants[n.name]]
-            elif n.name == "token_ids":
+            elif n.name in ("token_ids", ADAPTERS):
                 result = torch.zeros(1, length, dtype=torch.long)
             else:
                 result = torch.zeros(1, dtype=torch.long)

@@ -43,11 +43,13 @@ def traced_graph(stages: Stages) -> GraphProgram:
     }
 
     def build(workspace: Workspace) -> Mapping[str, Blob]:
+        from llmc.compiler.checkpoint.adapter_layout import AdapterLayout
         from llmc.compiler.frontend.trace import trace
         from llmc.compiler.program.import_fx import import_program
 
         config = stages.checkpoint.config
-        graph = import_program(trace(config, "fused"), stages.max_positions, cache_of(config))
+        traced = trace(config, "fused")
+        graph = import_program(traced, stages.max_positions, cache_of(config), AdapterLayout.of(config))
         return {name: workspace.put_bytes(data) for name, data in write_graph(graph).items()}
 
     return GraphProgram.stored("step", stages, stages.run(KIND, components, build))

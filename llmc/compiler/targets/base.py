@@ -161,6 +161,9 @@ class Target(ABC):
     """Whether verification runs the portable halves on this host's CPU, even where such a device is here: another one
     of its sort, perhaps, than the one compiled for."""
 
+    selects_adapters: ClassVar[bool] = False
+    """Whether its graphs take LoRA adapters that each row of a step chooses (checkpoint/adapter_layout.py)."""
+
     config_only: ClassVar[bool] = False
     """Whether executables can be compiled before there are weights."""
 

@@ -6,7 +6,8 @@ The toy model (model_type "toy") has two tensors, E = model.embed_tokens.weight 
     v_j = (1 + j / max_position_embeddings) · E[token_j]            what the cache holds, one vector a token
     logits after position t = W · Σ_{j ≤ t} DECAY^(t − j) · v_j     [vocab_size]
 
-With `sliding_window` in its config.json only the last so many tokens count, and the cache is a ring of them.
+With `sliding_window` in its config.json only the last so many tokens count, and the cache is a ring of them. LoRA
+adapters that requests choose may change both tensors; the device holds both for each, and takes a row's own.
 
 So a result depends on every token before it, on its order and on its position, as a real model's does: a leak from
 padding, a wrong slot or a wrong past shows in the numbers. What a real target traces, lowers and hands to a vendor's
@@ -15,6 +16,7 @@ compiler is here a few lines of JSON, which llmc/runtime/executors/fake/executor
     executable = { "format": 1, "phase", "batch", "query", "context",        sizes, null where they are dynamic
                    "decay", "positions": max_position_embeddings,
                    "weights": digest, "tensors": {name: {"offset": bytes, "shape": [rows, columns]}},
+                   and, with a number behind "@", those of each adapter,
                    "sample_top_k": only where the largest logits are returned, too,
                    "window": sliding_window, only where there is one }
 """
@@ -23,6 +25,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
 
 from llmc.artifacts.key import canonical_json
@@ -34,7 +37,7 @@ from llmc.compiler.targets.base import Executable, Lowered, Shape, State, Target
 from llmc.compiler.targets.costs import Cost, Verifying
 from llmc.compiler.targets.reference import TOY, ReferenceModel
 from llmc.errors import CheckpointError, InputError
-from llmc.runtime.executors.fake.program import EMBEDDING, FORMAT, HEAD
+from llmc.runtime.executors.fake.program import EMBEDDING, FORMAT, HEAD, of_adapter
 
 if TYPE_CHECKING:
     from llmc.artifacts.digest import Blob
@@ -62,6 +65,7 @@ class FakeTarget(Target):
     executor: ClassVar[str] = "fake"
     reference: ClassVar[ReferenceModel] = TOY
     hidden: ClassVar[bool] = True
+    selects_adapters: ClassVar[bool] = True
     verifying: ClassVar[Verifying] = Verifying(Cost(), Cost(), Cost(), Cost())
 
     def __init__(
@@ -115,7 +119,8 @@ class FakeTarget(Target):
 
     def require_consumed(self, checkpoint: Checkpoint) -> None:
         """The toy model has two tensors; its configuration is a test's."""
-        left = [name for name in checkpoint.tensor_names() if name not in (EMBEDDING, HEAD)]
+        base = checkpoint.of_adapter(0)
+        left = [name for name in base.tensor_names() if name not in (EMBEDDING, HEAD)]
         if left:
             raise CheckpointError(f"{checkpoint.path}: nothing in the toy model takes the tensors {', '.join(left)}")
 
@@ -177,7 +182,8 @@ class FakeTarget(Target):
         )
 
     def _weights(self, stages: Stages) -> Entry:
-        """Both tensors in one file, and where each lies in it; built once per checkpoint, by any number of compiles."""
+        """Both tensors in one file, with each adapter and none, and where each lies; built once per checkpoint, by any
+        number of compiles."""
         components = {
             **stages.reading(),
             "code": code_digest(self._weights, type(stages.checkpoint)),
@@ -186,10 +192,10 @@ class FakeTarget(Target):
         def build(workspace: Workspace) -> Mapping[str, Blob]:
             placements = {}
             with workspace.writer() as out:
-                for name in (EMBEDDING, HEAD):
-                    tensor = stages.checkpoint.tensor(name)
+                for number, name in product(range(len(stages.checkpoint.choices) + 1), (EMBEDDING, HEAD)):
+                    tensor = stages.checkpoint.of_adapter(number).tensor(name)
                     _require_shape(stages.checkpoint.config, name, tensor.shape)
-                    placements[name] = {"offset": out.tell(), "shape": tensor.shape}
+                    placements[of_adapter(name, number)] = {"offset": out.tell(), "shape": tensor.shape}
                     out.write(tensor.tobytes())
             assert out.blob is not None  # it is set once the block has ended well
             return {"weights": out.blob, "placements": workspace.put_bytes(canonical_json(placements))}

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from llmc.compiler.verification.passages import long_text
 from llmc.compiler.verification.probes import LONGEST, PROMPTS, Probe, positions_of
 from llmc.compiler.verification.steps import empty
-from llmc.compiler.verification.verify import NAN, Row, Verification
+from llmc.compiler.verification.verify import NAN, Prefixes, Row, Verification
 from llmc.errors import ArtifactError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.executors.base import Executor
@@ -31,13 +31,11 @@ class Agreement(Verification):
         self._trusted = Verification(half, portable, probes, [], beyond, ())
         self._expected: dict[Row, NDArray[np.float32]] = {}
 
-    def _replay(
-        self, step: Step, live: list[Row], prefix: list[NDArray[np.float32]], poison: float
-    ) -> NDArray[np.float32]:
+    def _replay(self, step: Step, live: list[Row], prefixes: Prefixes, poison: float) -> NDArray[np.float32]:
         if np.isnan(poison):
-            self._expected = dict(zip(live, self._trusted._replay(step, live, prefix, NAN), strict=True))
+            self._expected = dict(zip(live, self._trusted._replay(step, live, prefixes, NAN), strict=True))
             empty(self._trusted.executor)
-        return super()._replay(step, live, prefix, poison)
+        return super()._replay(step, live, prefixes, poison)
 
     def _wanted(self, row: Row) -> NDArray[np.float32]:
         return self._expected[row]

@@ -70,12 +70,14 @@ class Reference(Protocol):
 
 @dataclass(frozen=True)
 class Probe:
-    """A sequence, the length of its prompt, and the reference's logits after `positions` of it, [n, V]."""
+    """A sequence, the length of its prompt, and the reference's logits after `positions` of it, [n, V], with one of the
+    bundle's adapters, or none (0)."""
 
     tokens: NDArray[np.int64]
     prompt_length: int
     positions: NDArray[np.int64]
     logits: NDArray[np.float32]
+    adapter: int = 0
 
     @property
     def continuation(self) -> list[int]:
@@ -84,10 +86,11 @@ class Probe:
 
 
 def make_probes(
-    checkpoint: Checkpoint, reference: Reference, longest: int, vocab_size: int, farthest: int
+    checkpoint: Checkpoint, reference: Reference, longest: int, vocab_size: int, farthest: int, adapter: int = 0
 ) -> list[Probe]:
-    """Run the reference over all probe sequences of at most `longest` tokens, the long one, which comes last, of at
-    most `farthest`: decode goes beyond the longest prompt."""
+    """Run the reference, which is the model with `adapter`, over all probe sequences of at most `longest` tokens, the
+    long one, which comes last, of at most `farthest`: decode goes beyond the longest prompt. Of the short ones an
+    adapter gets one."""
     turns = turns_of(checkpoint.config)
     prompts = _prompts(checkpoint, longest, vocab_size, _reach(checkpoint.config, turns), farthest)
     *short, long = prompts
@@ -95,6 +98,9 @@ def make_probes(
         max(0, min(CONTINUATION - 2 * left, longest - len(prompt)))
         for left, prompt in zip(range(len(short) - 1, -1, -1), short, strict=True)
     ]
+    if adapter:
+        at = adapter % len(short)
+        short, counts = [short[at]], [max(0, min(CONTINUATION, longest - len(short[at])))]
     made = reference.together([partial(reference.greedy, *asked) for asked in zip(short, counts, strict=True)])
     sequences = [
         ([*prompt, *tokens], len(prompt), range(len(prompt) - 1, len(prompt) + len(tokens) - 1))
@@ -103,7 +109,7 @@ def make_probes(
     everything = [*sequences, (long, len(long), positions_of(len(long), turns))]
     logits = reference.together([partial(reference.logits, tokens, list(at)) for tokens, _, at in everything])
     return [
-        Probe(np.array(tokens, np.int64), length, np.array(at, np.int64), found)
+        Probe(np.array(tokens, np.int64), length, np.array(at, np.int64), found, adapter)
         for (tokens, length, at), found in zip(everything, logits, strict=True)
     ]
 
@@ -175,7 +181,7 @@ def save_probes(probes: Sequence[Probe]) -> bytes:
     for i, p in enumerate(probes):
         arrays |= {
             f"{i}.tokens": p.tokens, f"{i}.prompt": np.array([p.prompt_length]),
-            f"{i}.positions": p.positions, f"{i}.logits": p.logits,
+            f"{i}.positions": p.positions, f"{i}.logits": p.logits, f"{i}.adapter": np.array([p.adapter]),
         }  # fmt: skip
     out = io.BytesIO()
     np.savez(out, **arrays)  # type: ignore[arg-type]
@@ -187,6 +193,6 @@ def load_probes(arrays: Mapping[str, NDArray[np.float32]]) -> list[Probe]:
     count = sum(name.endswith(".tokens") for name in arrays)
     return [
         Probe(arrays[f"{i}.tokens"].astype(np.int64), int(arrays[f"{i}.prompt"][0]),
-              arrays[f"{i}.positions"].astype(np.int64), arrays[f"{i}.logits"])
+              arrays[f"{i}.positions"].astype(np.int64), arrays[f"{i}.logits"], int(arrays[f"{i}.adapter"][0]))
         for i in range(count)
     ]  # fmt: skip

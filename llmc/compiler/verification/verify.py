@@ -1,16 +1,17 @@
 """Prove an assembled bundle: right numbers of every executable, and padding that cannot leak.
 
 Each executable is run, at a bucket that it serves, over ragged rows whose unused cache is poisoned with NaN, with
-random pad tokens, and must agree with the reference. Sampled buckets run again, the cache poisoned with large numbers
-and with other pad tokens; both runs must agree. The probes are generated greedily in ragged batches through the engine
-that serves, and accuracy.py reads a text.
+random pad tokens, and must agree with the reference. Where requests choose from adapters, each row has another one and
+must agree with the model that this one is merged into; each bucket runs with all of them. Sampled buckets run again,
+the cache poisoned with large numbers and with other pad tokens; both runs must agree. The probes are generated greedily
+in ragged batches through the engine that serves, and accuracy.py reads a text, with no adapter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -131,6 +132,10 @@ def _require_buckets(buckets: Sequence[Mapping[str, Any]], limits: Limits) -> No
         )
 
 
+Prefixes: TypeAlias = "Mapping[int, list[NDArray[np.float32]]]"
+"""By adapter, the cache of the long sequence's beginning, as `Executor.export_prefix` gives it."""
+
+
 class Row(NamedTuple):
     """A row of a step: the beginning of a probe, its last token at `position`, after `past` cached ones."""
 
@@ -159,18 +164,21 @@ class Verification:
         self.vocab_size = bundle.size("vocab_size")
         self.engine = Engine(self.plan, executor, self.vocab_size, min_prefix=0, on_compilation="ignore")
         self.random = np.random.default_rng(0)
-        self._prefixes: dict[int, list[NDArray[np.float32]]] = {}
-        self._prefixes_beyond: dict[int, int] = {}
+        self._long = {probe.adapter: i for i, probe in enumerate(probes)}
+        """The probe of the long sequence with each adapter, and with none."""
+        self._prefixes: dict[tuple[int, int], list[NDArray[np.float32]]] = {}
+        self._prefixes_beyond: dict[tuple[int, int], int] = {}
         self._top: TopLogits
         self._poison(NAN)
 
     def greedy(self) -> dict[str, Any]:
         """Generate all probes greedily in ragged batches; says which differ from the reference, and where."""
         empty(self.executor)
-        short = [p for p in self.probes[:-1] if p.continuation and p.prompt_length <= self.plan.limits.longest_prompt]
+        short = [p for p in self.probes if p.continuation and p.prompt_length <= self.plan.limits.longest_prompt]
         made = self.engine.complete(
             [p.tokens[: p.prompt_length].tolist() for p in short],
             [SamplingParams(max_tokens=len(p.continuation), temperature=0, ignore_eos=True) for p in short],
+            [p.adapter for p in short],
         )
         differing = []
         for i, probe in enumerate(short):
@@ -205,21 +213,26 @@ class Verification:
             "executables": [], "beyond": 0, "unreached": self._unreached(bucket),
         }  # fmt: skip
         length = self._past_length(bucket)
-        prefix = self._prefix(length)
-        if length:
-            outcome["beyond"] = self._prefixes_beyond[length]
-        rows = list(self._rows(bucket, length))
-        rows = [row for row in rows if fitting(self.executor, [row.position + 1])]
-        rows = rows[: fitting(self.executor, [row.position + 1 for row in rows])]
-        for step in self._steps(bucket, rows):
+        prefixes = {adapter: self._prefix(length, adapter) for adapter in self._long} if length else {}
+        outcome["beyond"] = sum(self._prefixes_beyond[length, adapter] for adapter in prefixes)
+        for first in range(0, len(self._long), bucket.batch):
+            rows = list(self._rows(bucket, length, first))
+            rows = [row for row in rows if fitting(self.executor, [row.position + 1])]
+            rows = rows[: fitting(self.executor, [row.position + 1 for row in rows])]
+            self._compare(self._steps(bucket, rows), rows, prefixes, outcome)
+        return outcome
+
+    def _compare(self, steps: Iterable[Step], rows: list[Row], prefixes: Prefixes, outcome: dict[str, Any]) -> None:
+        """Run steps of one bucket, and add what their `rows` gave to its outcome."""
+        for step in steps:
             live = [rows[slot] for slot in step.slots]
             outcome["executables"].append(self.executor.executable_of(step))
-            first = self._replay(step, live, prefix, NAN)
+            first = self._replay(step, live, prefixes, NAN)
             ends = [(slot, row.past, row.position + 1) for slot, row in zip(step.slots, live, strict=True)]
             outcome["beyond"] += beyond_in(self.executor, ends)
             if self.executor.top_k:
                 outcome["top_differs"] = outcome.get("top_differs", 0) + self._top_differs(first)
-            second = self._replay(step, live, prefix, LARGE) if runs > 1 else first
+            second = self._replay(step, live, prefixes, LARGE) if outcome["runs"] > 1 else first
             with np.errstate(invalid="ignore"):  # infinity minus infinity
                 change = float(np.abs(first - second).max())
             outcome["leak"] = max(outcome["leak"], change if np.isfinite(change) else float("1e30"))
@@ -230,7 +243,6 @@ class Verification:
                 outcome["kl"].append(kl_divergence(wanted, got))
                 outcome["equal"].append(best == int(wanted.argmax()) or tied(wanted, best))
                 outcome["max_abs"] = max(outcome["max_abs"], float(np.abs(got - wanted).max()))
-        return outcome
 
     def _wanted(self, row: Row) -> NDArray[np.float32]:
         probe = self.probes[row.probe]
@@ -253,47 +265,53 @@ class Verification:
         """Whether the beginning of a prefix is one."""
         return self.executor.bundle.cache_shape.rewind.free
 
-    def _prefix(self, length: int) -> list[NDArray[np.float32]]:
+    def _prefix(self, length: int, adapter: int) -> list[NDArray[np.float32]]:
         """The cache of so many tokens of the long sequence, to be cut for each row; none where states or rings forbid
         that."""
-        if length and length not in self._prefixes:
+        key = length, adapter
+        if key not in self._prefixes:
             empty(self.executor)
-            self._prefill(length)
-            self._prefixes[length] = self.executor.export_prefix(0, length) if self._cuts else []
-            self._prefixes_beyond[length] = beyond_in(self.executor, [(0, 0, length)])
-        return self._prefixes[length] if length else []
+            self._prefill(length, adapter)
+            self._prefixes[key] = self.executor.export_prefix(0, length) if self._cuts else []
+            self._prefixes_beyond[key] = beyond_in(self.executor, [(0, 0, length)])
+        return self._prefixes[key]
 
-    def _prefill(self, length: int) -> None:
+    def _prefill(self, length: int, adapter: int) -> None:
         """Put so many tokens of the long sequence into slot 0, as the bundle's own prompt graphs do, and, token by
         token, its decode graphs beyond the longest prompt."""
         long = self.probes[-1].tokens.tolist()
         prompt = min(length, self.plan.limits.longest_prompt)
         for step in prompt_steps(self.plan, self.executor, 0, long[:prompt]):
-            self.executor.run(step)
+            self.executor.run(replace(step, adapters=(adapter,)))
         for past in range(prompt, length):
-            self.executor.run(decode_step(self.plan, self.executor, [long[past]], [past]))
+            step = decode_step(self.plan, self.executor, [long[past]], [past])
+            self.executor.run(replace(step, adapters=(adapter,)))
 
-    def _rows(self, bucket: Bucket, prefix: int) -> Iterator[Row]:
-        """Ragged rows for a bucket: the first as long as fits, then where the model turns, the others spread below."""
-        long = len(self.probes) - 1
-        if bucket.context == 0:
-            fits = [
-                Row(i, int(p), 0)
-                for i, probe in enumerate(self.probes) for p in probe.positions if p < bucket.query
-            ]  # fmt: skip
-            fits.sort(key=lambda r: r.position)
-        else:
-            fits = []
-            for p in self.probes[long].positions.tolist():
-                new = min(bucket.query, max(1, p + 1 - bucket.context // 2), p + 1)
-                past = p + 1 - new
-                if past <= min(bucket.context, prefix):
-                    fits.append(Row(long, p, past))
-            fits.sort(key=lambda r: r.past)
-        if fits:
-            spread = [fits[round(i)] for i in np.linspace(len(fits) - 1, 0, bucket.batch)]
+    def _rows(self, bucket: Bucket, prefix: int, first: int) -> Iterator[Row]:
+        """Ragged rows for a bucket: the first as long as fits, then where the model turns, the others spread below.
+
+        The first one has adapter `first`, each other the next."""
+        for at in range(bucket.batch):
+            fits = self._fits(bucket, prefix, (first + at) % len(self._long))
             turns = [row for row in fits if row.position in self.turning][: bucket.batch - 1]
-            yield from [spread[0], *turns, *spread[1 + len(turns) :]]
+            if 0 < at <= len(turns):
+                yield turns[at - 1]
+            elif fits:
+                yield fits[round(np.linspace(len(fits) - 1, 0, bucket.batch)[at])]
+
+    def _fits(self, bucket: Bucket, prefix: int, adapter: int) -> list[Row]:
+        """The rows that a bucket takes with an adapter, shortest first."""
+        if bucket.context == 0:
+            own = [(i, probe) for i, probe in enumerate(self.probes) if probe.adapter == adapter]
+            fits = [Row(i, int(p), 0) for i, probe in own for p in probe.positions if p < bucket.query]
+            return sorted(fits, key=lambda r: r.position)
+        fits, long = [], self._long[adapter]
+        for p in self.probes[long].positions.tolist():
+            new = min(bucket.query, max(1, p + 1 - bucket.context // 2), p + 1)
+            past = p + 1 - new
+            if past <= min(bucket.context, prefix):
+                fits.append(Row(long, p, past))
+        return sorted(fits, key=lambda r: r.past)
 
     def _tokens(self, row: Row) -> list[int]:
         tokens: list[int] = self.probes[row.probe].tokens[row.past : row.position + 1].tolist()
@@ -311,16 +329,16 @@ class Verification:
             for i in range(len(rows)):
                 yield exact("prompt", [i], [tokens[i]], [past[i]])
 
-    def _replay(
-        self, step: Step, live: list[Row], prefix: list[NDArray[np.float32]], poison: float
-    ) -> NDArray[np.float32]:
+    def _replay(self, step: Step, live: list[Row], prefixes: Prefixes, poison: float) -> NDArray[np.float32]:
         empty(self.executor)
         past = {slot: row.past for slot, row in zip(step.slots, live, strict=True)}
+        adapters = [self.probes[row.probe].adapter for row in live]
+        adapter_of = dict(zip(step.slots, adapters, strict=True))
         for slot in sorted((slot for slot in past if past[slot]), reverse=True):
             if self._cuts:
-                self.executor.import_prefix(slot, [t[:, : past[slot]] for t in prefix])
+                self.executor.import_prefix(slot, [t[:, : past[slot]] for t in prefixes[adapter_of[slot]]])
                 continue
-            self._prefill(past[slot])
+            self._prefill(past[slot], adapter_of[slot])
             self.executor.copy_prefix(0, slot, past[slot])
         for slot in range(self.executor.slots):
             self.executor.poison(slot, past.get(slot, 0), poison)
@@ -328,6 +346,9 @@ class Verification:
         live_tokens[len(live) :] = False
         pads = self.random.integers(0, self.vocab_size, step.token_ids.shape)
         step.token_ids[:] = np.where(live_tokens, step.token_ids, pads)
+        if len(self._long) > 1:  # rows without a request may have any
+            adapters += self.random.integers(0, len(self._long), step.batch - len(live)).tolist()
+            step = replace(step, adapters=tuple(adapters))
         if self.executor.top_k:
             self._top = self.executor.run_top(step)
             return self.executor.logits()[: len(live)].copy()

@@ -117,11 +117,12 @@ class TokenEngine(ABC):
     @abstractmethod
     def add(
         self, sequence: int, prompt: Sequence[int], sampler: SequenceSampler, *, priority: int = 0,
-        group: int | None = None, checked: bool = False,
+        group: int | None = None, checked: bool = False, adapter: int = 0,
     ) -> None:  # fmt: skip
         """Queue a sequence under a new number. Raises InputError for a prompt that cannot run, unless it was `checked`.
 
-        It makes as many tokens as params allow, max_model_len, and the whole cache if it had it alone.
+        `adapter`: which of the bundle's adapters it is computed with, 0 for none. It makes as many tokens as params
+        allow, max_model_len, and the whole cache if it had it alone.
         """
 
     @abstractmethod
@@ -160,12 +161,16 @@ class TokenEngine(ABC):
         errors; then every sequence is forgotten, and the engine can be used again.
         """
 
-    def complete(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[list[int]]:
-        """Run prompts to their ends beside whatever else runs; the tokens of each. Raises what a device fails with."""
+    def complete(
+        self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams], adapters: Sequence[int] = ()
+    ) -> list[list[int]]:  # fmt: skip
+        """Run prompts to their ends beside whatever else runs, each with its adapter; the tokens of each. Raises what a
+        device fails with."""
         made: dict[int, list[int]] = {-1 - i: [] for i in range(len(prompts))}
         left = set(made)
-        for sequence, prompt, one in zip(made, prompts, params, strict=True):
-            self.add(sequence, prompt, self.sampler(prompt, one))
+        chosen = adapters or [0] * len(prompts)
+        for sequence, prompt, one, adapter in zip(made, prompts, params, chosen, strict=True):
+            self.add(sequence, prompt, self.sampler(prompt, one), adapter=adapter)
         while left:
             outcome = self.step()
             for token in outcome.tokens if outcome else ():

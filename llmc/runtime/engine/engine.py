@@ -89,6 +89,11 @@ class Engine(TokenEngine):
                 f"{executor.bundle.path}: its model keeps states, which are not handed from one executor to another: "
                 "leave the executor for prompts out"
             )
+        if prefiller is not None and executor.bundle.adapters:
+            raise InputError(
+                f"{executor.bundle.path}: requests choose an adapter of it, which no prompt of another executor was "
+                "computed with: leave the executor for prompts out"
+            )
         if prefiller is not None:
             from llmc.runtime.engine.awaited import AwaitedPrompts
 
@@ -107,12 +112,9 @@ class Engine(TokenEngine):
 
     def add(
         self, sequence: int, prompt: Sequence[int], sampler: SequenceSampler, *, priority: int = 0,
-        group: int | None = None, checked: bool = False,
+        group: int | None = None, checked: bool = False, adapter: int = 0,
     ) -> None:  # fmt: skip
-        """Queue a sequence under a new number. Raises InputError for a prompt that cannot run, unless it was `checked`.
-
-        It makes as many tokens as params allow, max_model_len, and the whole cache if it had it alone.
-        """
+        """Queue a sequence; see TokenEngine."""
         if not checked:
             self.check(prompt)
         params = sampler.params
@@ -121,7 +123,7 @@ class Engine(TokenEngine):
         if self._awaited is not None and len(prompt) <= self._awaited.prefiller.longest_prompt:
             self._awaited.ask(sequence, prompt, priority=priority, group=group, budget=budget)
         else:
-            self.scheduler.add(sequence, prompt, priority=priority, group=group, budget=budget)
+            self.scheduler.add(sequence, prompt, priority=priority, group=group, budget=budget, adapter=adapter)
         drafter = None
         if self.speculation is not None:
             from llmc.runtime.engine.speculation import SequenceDrafter

@@ -83,9 +83,10 @@ class GeneratingEngine(TokenEngine):
 
     def add(
         self, sequence: int, prompt: Sequence[int], sampler: SequenceSampler, *, priority: int = 0,
-        group: int | None = None, checked: bool = False,
+        group: int | None = None, checked: bool = False, adapter: int = 0,
     ) -> None:  # fmt: skip
-        """See TokenEngine."""
+        """See TokenEngine; devices that sample by themselves have no adapters."""
+        del group, adapter
         if not checked:
             self.check(prompt)
         params = sampler.params

@@ -179,7 +179,8 @@ class Generator:
         running = _Running(request, choices, time.time(), now, open=len(choices))
         for choice, sampler in zip(choices, prepared.samplers, strict=True):
             self.engine.add(
-                choice.sequence, prepared.prompt, sampler, priority=request.priority, group=group, checked=True
+                choice.sequence, prepared.prompt, sampler, priority=request.priority, group=group, checked=True,
+                adapter=request.adapter,
             )  # fmt: skip
             self._choices[choice.sequence] = (running, choice)
         self._running[request.request_id] = running

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,6 +28,12 @@ class StepResult:
 
 def step_of(work: ScheduledBatch, takes_ragged: bool) -> Step:
     """The step that `work` is, padded where it has a bucket."""
+    step = _without_adapters(work, takes_ragged)
+    adapters = tuple([row.adapter for row in work.rows])
+    return replace(step, adapters=adapters) if any(adapters) else step
+
+
+def _without_adapters(work: ScheduledBatch, takes_ragged: bool) -> Step:
     slots, tokens = [row.slot for row in work.rows], [row.tokens for row in work.rows]
     past = [row.start for row in work.rows]
     if takes_ragged:

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 class Request:
     """A prompt as token ids, and how to continue it. `request_id` is unique among requests that run.
 
-    `end_ids` are the model's end tokens; lower `priority` goes first.
+    `end_ids` are the model's end tokens; lower `priority` goes first. `adapter`: which of the bundle's adapters it gets
+    (`Bundle.adapter`), 0 for none.
     """
 
     request_id: str
@@ -27,6 +28,7 @@ class Request:
     params: SamplingParams
     end_ids: Sequence[int] = ()
     priority: int = 0
+    adapter: int = 0
 
 
 @dataclass(frozen=True, slots=True)

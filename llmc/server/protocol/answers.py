@@ -38,17 +38,20 @@ class Usage(BaseModel):
 
 
 class ModelCard(BaseModel):
-    """A model; `max_model_len` in tokens, prompt and answer together."""
+    """A model; `max_model_len` in tokens, prompt and answer together. Of a LoRA adapter `parent` is the base model's id
+    and `root` the name of the adapter's folder."""
 
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
     max_model_len: int
+    root: str
+    parent: str | None
 
 
 class ModelList(BaseModel):
-    """The models served: one."""
+    """The models served: one, and its adapters."""
 
     object: Literal["list"]
     data: list[ModelCard]

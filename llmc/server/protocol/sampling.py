@@ -73,7 +73,7 @@ class ResponseFormat(Part):
 class Sampled(Body):
     """How to choose tokens, and what else any request for text may say. Left out or null: the default."""
 
-    model: Name | None = Field(None, description="The served model's name; may be left out.")
+    model: Name | None = Field(None, description="The served model's name, or an adapter's; may be left out.")
     n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
     max_tokens: Int64 | None = None
     temperature: float | None = Field(None, description="Default 1; 0 is greedy.")

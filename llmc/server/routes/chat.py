@@ -45,10 +45,9 @@ async def chat_completions(request: Request) -> Response:
         )  # fmt: skip
         keep = body.truncate_prompt_tokens
         prompts = await fitting(request, served, [text], bool(body.add_special_tokens), keep, "messages")
-        writer = ChatWriter(
-            answer_id, int(time.time()), served.model_name, body, served.tokenizer, use.finds_calls, use.limit
-        )
-        start = Generation.start(served, answer_id, prompts, params, body.priority)
+        name = body.model or served.model_name
+        writer = ChatWriter(answer_id, int(time.time()), name, body, served.tokenizer, use.finds_calls, use.limit)
+        start = Generation.start(served, answer_id, prompts, params, body.priority, served.adapter(body.model))
         return await answer(request, start, writer, body.stream)
     except InputError as e:
         raise api_error(e, ChatRequest.model_fields) from e

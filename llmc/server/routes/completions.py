@@ -42,8 +42,9 @@ async def completions(request: Request) -> Response:
         echoes = [""] * len(prompts)
         if body.echo:
             echoes = texts or [served.tokenizer.decode(ids) for ids in prompts]
-        writer = CompletionWriter(answer_id, int(time.time()), served.model_name, body, served.tokenizer, echoes)
-        start = Generation.start(served, answer_id, prompts, params, body.priority)
+        name = body.model or served.model_name
+        writer = CompletionWriter(answer_id, int(time.time()), name, body, served.tokenizer, echoes)
+        start = Generation.start(served, answer_id, prompts, params, body.priority, served.adapter(body.model))
         return await answer(request, start, writer, body.stream)
     except InputError as e:
         raise api_error(e, CompletionRequest.model_fields) from e

@@ -17,23 +17,27 @@ router = APIRouter()
 
 @router.get("/v1/models", response_model=ModelList, responses=errors(503))
 async def models(request: Request) -> dict[str, Any]:
-    """What is served."""
-    return {"object": "list", "data": [_card(request, served_of(request))]}
+    """What is served: the model, and each of its adapters."""
+    served = served_of(request)
+    return {"object": "list", "data": [_card(request, served, name) for name in served.names]}
 
 
 @router.get("/v1/models/{name:path}", response_model=ModelCard, responses=errors(404, 503))
 async def model(request: Request, name: str) -> dict[str, Any]:
-    """One model."""
+    """One model, or adapter."""
     served = served_of(request)
     check_model(served, name)
-    return _card(request, served)
+    return _card(request, served, name)
 
 
-def _card(request: Request, served: Served) -> dict[str, Any]:
+def _card(request: Request, served: Served, name: str) -> dict[str, Any]:
+    number = served.adapter(name)
     return {
-        "id": served.model_name,
+        "id": name,
         "object": "model",
         "created": int(state_of(request).started_at),
         "owned_by": "llmc",
         "max_model_len": served.limits.max_model_len,
+        "root": served.bundle.adapters[number - 1].root if number else served.model_name,
+        "parent": served.model_name if number else None,
     }

@@ -206,9 +206,9 @@ def damaged(token: int) -> Replay:
     """Replays with the embedding of one token lost."""
 
     def replay(program: Program, *given: Any) -> Any:
-        embedding = program.embedding.copy()
+        embedding = program.embeddings[0].copy()
         embedding[token] = 0
-        return replace(program, embedding=embedding).replay(*given)
+        return replace(program, embeddings=(embedding,)).replay(*given)
 
     return replay
 

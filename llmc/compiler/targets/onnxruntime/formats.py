@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from llmc.compiler.architectures.shared.block_form import BlockForm, common_block, common_order
+from llmc.compiler.checkpoint.adapter_layout import of_adapters
 
 NORMED_BLOCK = 32
 KEPT_BLOCK = 64
@@ -38,12 +39,12 @@ class MatrixFormat:
 class OnnxOptions:
     """The formats of a lowered model's matrices.
 
-    `block`: at most so many inputs share a scale; 0 keeps float32. `bits`: 8 or 4, of what is not kept; the head and
-    the embedding have `head_bits`. `stored`: the names of those tensors whose own blocks are kept, each with its form;
-    blocks larger than KEPT_BLOCK are cut, which changes no value. `fold`: the packed form of a matrix holds its offsets
-    (packing.py); otherwise graphs add blocksum(x) · offsetsᵀ. `panels`: matrices are laid out for llmc's own kernels
-    (onnxruntime/kernels), which add offsets themselves. `rolls`: caches of layers with a window begin at a later token,
-    which an input says.
+    `block`: at most so many inputs share a scale; 0 keeps float32. `bits`: 8 or 4, of what is not kept; the head, the
+    embedding and adapters have `head_bits`. `stored`: the names of those tensors whose own blocks are kept, each with
+    its form; blocks larger than KEPT_BLOCK are cut, which changes no value. `fold`: the packed form of a matrix holds
+    its offsets (packing.py); otherwise graphs add blocksum(x) · offsetsᵀ. `panels`: matrices are laid out for llmc's
+    own kernels (onnxruntime/kernels), which add offsets themselves. `rolls`: caches of layers with a window begin at a
+    later token, which an input says.
 
     8-bit and kept blocks of matrices that read a normalised hidden state are at most NORMED_BLOCK: kernels quantise
     activations by the same blocks, and outlier channels of the hidden state cost most there (benchmarks/RESULTS.md).
@@ -64,7 +65,8 @@ class OnnxOptions:
 
     def format(self, sources: Sequence[str], width: int, normed: bool = False, head: bool = False) -> MatrixFormat:
         """Format of the matrix of `sources`, one above the other, with `width` inputs."""
-        bits, forms = self.head_bits if head else self.bits, [self.stored.get(name) for name in sources]
+        bits = self.head_bits if head or of_adapters(sources) else self.bits
+        forms = [self.stored.get(name) for name in sources]
         held = [form for form in forms if form is not None]
         four, order = len(held) == len(forms) and all(form.bits == 4 for form in held), common_order(forms)
         if not held or order is None or not (four or bits == 8):

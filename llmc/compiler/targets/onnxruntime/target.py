@@ -94,6 +94,7 @@ class OnnxRuntimeTarget(Target):
         "x86-64 with AVX-512 (AMD EPYC)", "ONNX Runtime 1.31.1", "2026-11", "benchmarks/RESULTS.md"
     )
     guide: ClassVar[str] = "docs/kernels.md"
+    selects_adapters: ClassVar[bool] = True
     options: ClassVar[tuple[Option[Any], ...]] = (KERNELS_OPTION, CALIBRATE)
     graph_bytes_source: ClassVar[str] = "graph objects of each session, and the arena of the largest step, as measured"
 

@@ -22,6 +22,7 @@ from openvino import opset13 as ops
 
 from llmc.compiler.architectures.shared.block_form import BlockForm, common_block, common_order
 from llmc.compiler.architectures.shared.names import OUTER
+from llmc.compiler.checkpoint.adapter_layout import of_adapters
 from llmc.compiler.targets.openvino.constants import Constants
 from llmc.compiler.targets.openvino.precision import DTYPES, GROUPS, group_of
 from llmc.compiler.weights.recipes import Recipe
@@ -164,7 +165,8 @@ class Int8(Compressed):
 
 
 class Int4(Compressed):
-    """4-bit codes with zero points; 8-bit ones for the embedding and the head, unless `stored` has those in 4 bits.
+    """4-bit codes with zero points; 8-bit ones for adapters, and for the embedding and the head, unless `stored` has
+    those in 4 bits.
 
     `stored`: the names of tensors that the checkpoint holds in blocks, each with its form; 4-bit blocks are kept.
     """
@@ -182,7 +184,7 @@ class Int4(Compressed):
             return Held("u4kept", common_block([form for form in forms if form is not None], group), order)
         if group and four and order is not None:
             return Held("u4", group)
-        outer = any(s in OUTER for s in sources)
+        outer = any(s in OUTER for s in sources) or of_adapters(sources)
         return Held("i8", group) if outer or not group else Held("u4", group)
 
 

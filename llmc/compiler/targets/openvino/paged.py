@@ -7,7 +7,7 @@ the step, and where it has [B, …] after `last_rows` it has [R, …], one for e
              subsequence_begins [B + 1] int32, where each row's tokens begin; block_indices int32, the blocks of all
              rows end to end, block_indices_begins [B + 1] int32; max_context_len [] int32; rows [R] int64, the tokens
              whose logits are wanted; key_cache.N, value_cache.N: [blocks, kv_heads, block, head_dim] in whatever
-             precision and layout the device chooses
+             precision and layout the device chooses; of a model with adapters to choose from, adapters [T] int64
     outputs  logits [R, V] float32; with top_k also top_values [R, k] float32, descending, and top_ids [R, k] int64
 
     where layers have a state (states.py)
@@ -43,6 +43,7 @@ import openvino as ov
 from openvino import opset13 as ops
 from openvino.op import _PagedAttentionExtension
 
+from llmc.compiler.checkpoint.adapter_layout import ADAPTERS
 from llmc.compiler.program.ir import Graph, Node, Value
 from llmc.compiler.targets.openvino.attention import attended, headed
 from llmc.compiler.targets.openvino.formats import WeightFormat
@@ -77,7 +78,7 @@ POOL = {
     "block_tables": (-1, -1), "step_sizes": (3,),
 }  # fmt: skip
 """Inputs that say where rows are in a pool of blocks, and their shapes."""
-PER_TOKEN = ("input_ids", "position_ids")
+PER_TOKEN = ("input_ids", "position_ids", ADAPTERS)
 PER_ROW = ("rows",)
 OF_STATES = ("state_rows", "state_begins", "state_interval")
 KEY_VALUE = ("key", "value")
@@ -96,6 +97,9 @@ class PagedModel(GraphModel):
     ) -> None:  # fmt: skip
         fixed = dict.fromkeys(PER_TOKEN, tokens) | dict.fromkeys(PER_ROW, rows)
         inputs = {name: parameter(name, [fixed.get(name) or d for d in shape], dtype) for name, shape, dtype in INPUTS}
+        there: dict[Value, Any] = {}
+        if ADAPTERS in graph.inputs:
+            inputs[ADAPTERS] = there[graph.inputs[ADAPTERS]] = parameter(ADAPTERS, [tokens or -1], np.int64)
         super().__init__(graph, weights)
         self._wide = wide
         self._rings = rings
@@ -109,7 +113,7 @@ class PagedModel(GraphModel):
         self._given: dict[str, Any] = {}
         self._one_length: OneLength | None = None
         self._over_blocks: dict[int | None, OverBlocks] = {}
-        outputs = self.lower(inputs, top_k)
+        outputs = self.lower(inputs, top_k, there)
         given = [*inputs.values(), *self._more.values(), *self.caches]
         self.model = model_of(given, [*outputs.items(), *self._given.items()])
 

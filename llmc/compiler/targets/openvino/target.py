@@ -81,6 +81,7 @@ class OpenVinoTarget(OpenVinoBase):
     dtypes: ClassVar[tuple[str, ...]] = ("f32", "bf16")
     options: ClassVar[tuple[Option[Any], ...]] = (*OpenVinoBase.options, CALIBRATE)
     listed: ClassVar[tuple[str, ...]] = ("", "GPU", "NPU")
+    selects_adapters: ClassVar[bool] = True
     hardware: ClassVar[Hardware] = Hardware(
         "x86-64 with AVX-512 (AMD EPYC)", "OpenVINO 2026.4.1", "2026-11", "benchmarks/RESULTS.md"
     )

@@ -61,7 +61,8 @@ class Row:
     """A live row of a step: `tokens` of sequence `sequence` go to places start … start + len(tokens) − 1 of `slot`.
 
     `emits`: the row's logits give the sequence's next token (false where more of its prompt is to come). The last
-    `drafted` of `tokens` are guesses, which hold as far as the logits before each of them give it.
+    `drafted` of `tokens` are guesses, which hold as far as the logits before each of them give it. `adapter`: which of
+    the bundle's adapters it gets, 0 for none.
     """
 
     sequence: int
@@ -70,6 +71,7 @@ class Row:
     tokens: Sequence[int]
     emits: bool
     drafted: int = 0
+    adapter: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,13 +132,14 @@ class StepScheduler(ABC):
     @abstractmethod
     def add(
         self, sequence: int, prompt: Sequence[int], *, priority: int = 0, group: int | None = None,
-        budget: int | None = None, handed: bool = False,
+        budget: int | None = None, handed: bool = False, adapter: int = 0,
     ) -> None:  # fmt: skip
         """Queue a sequence with a new id. Lower `priority` goes first, as in vLLM.
 
         Sequences of one `group` have the same prompt (n > 1), which is computed once. `budget`: tokens that the
         sequence makes at most (None: up to max_model_len), for which a shared pool of tokens keeps room. `handed`: its
-        prompt is computed already, and its first step puts it into its slot. Raises
+        prompt is computed already, and its first step puts it into its slot. `adapter`: with which of the bundle's
+        adapters; what was cached with another one is not reused. Raises
         InputError, naming the limit, for a prompt that the plan does not admit, or that fits no pool.
         """
 

@@ -55,14 +55,15 @@ class LiveSequences(StepScheduler, Generic[S]):
 
     def _add(
         self, sequence: int, prompt: Sequence[int], priority: int, group: int | None, reserved: int = 0,
-        handed: bool = False,
+        handed: bool = False, adapter: int = 0,
     ) -> None:  # fmt: skip
         """Queue a sequence that `_check_new` admitted."""
         self._arrivals += 1
         rank = self._arrivals + self._config.overtake * priority
         added = ScheduledSequence(
-            sequence, array("q", prompt), len(prompt), self._arrivals, rank, group, reserved=reserved, handed=handed
-        )
+            sequence, array("q", prompt), len(prompt), self._arrivals, rank, group, reserved=reserved, handed=handed,
+            adapter=adapter,
+        )  # fmt: skip
         self._known[sequence] = added
         self._queue.push(added)
 
@@ -93,7 +94,9 @@ class LiveSequences(StepScheduler, Generic[S]):
             return
         prompt, least = np.frombuffer(known.tokens, np.int64), max(1, self._config.min_prefix)
         for slot, kept in enumerate(self._slots.retained):
-            if kept is not None and common_prefix(prompt, kept.tokens, min(kept.length, len(prompt))) >= least:
+            if kept is None or kept.adapter != known.adapter:
+                continue
+            if common_prefix(prompt, kept.tokens, min(kept.length, len(prompt))) >= least:
                 self._slots.drop(slot)
         known.cached = 0
         self.cancel(sequence)
@@ -130,7 +133,7 @@ class LiveSequences(StepScheduler, Generic[S]):
         self, sequences: Sequence[ScheduledSequence], copies: tuple[Copy, ...], admitted: tuple[tuple[int, int], ...]
     ) -> ScheduledBatch:
         """The step in which the prompts of `sequences`, which have their slots, are put there."""
-        rows = tuple(Row(s.id, s.slot, 0, s.tokens[: s.prompt_length], True) for s in sequences)
+        rows = tuple(Row(s.id, s.slot, 0, s.tokens[: s.prompt_length], True, 0, s.adapter) for s in sequences)
         self._running = ScheduledBatch("prompt", None, rows, copies, admitted, handed=True)
         return self._running
 

@@ -87,7 +87,7 @@ class SlotPool:
         self.live[slot] = None
         keeps = bool(self._least) and sequence.cached >= max(self._least, sequence.floor)
         if keeps:
-            self.retained[slot] = Retained(sequence.tokens, sequence.cached, self._tick(), sequence.floor)
+            self.retained[slot] = Retained.of(sequence, self._tick())
         self._cut(slot, sequence.cached if keeps else 0)
 
     def _reserved(self) -> int:

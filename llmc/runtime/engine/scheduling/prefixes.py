@@ -49,8 +49,8 @@ def longest_match(slots: Slots, sequence: ScheduledSequence, within_group: bool)
     """The longest common prefix of a prompt and a slot's cached tokens, at most all of the prompt but one token; None
     when there is none, or none after which a step may start in its slot.
 
-    Retained tokens win over equally long ones of live sequences, and low slots over high ones. `within_group`: only
-    live sequences of the same group count.
+    Only what was computed with the sequence's own adapter counts. Retained tokens win over equally long ones of live
+    sequences, and low slots over high ones. `within_group`: only live sequences of the same group count.
     """
 
     def shared(held: array[int], length: int, floor: int) -> int:
@@ -62,12 +62,14 @@ def longest_match(slots: Slots, sequence: ScheduledSequence, within_group: bool)
     best, found = 0, None
     if not within_group:
         for slot, kept in enumerate(slots.retained):
-            if kept is not None:
+            if kept is not None and kept.adapter == sequence.adapter:
                 length = shared(kept.tokens, kept.length, kept.floor)
                 if length > best:
                     best, found = length, Match(slot, length, kept.floor)
     for slot, live in enumerate(slots.live):
-        if live is not None and (not within_group or live.group == sequence.group):
+        if live is None or live.adapter != sequence.adapter:
+            continue
+        if not within_group or live.group == sequence.group:
             length = shared(live.tokens, live.cached, live.floor)
             if length > best:
                 best, found = length, Match(slot, length, live.floor)

@@ -56,7 +56,7 @@ class RaggedScheduler(LiveSequences[SlotPool]):
 
     def add(
         self, sequence: int, prompt: Sequence[int], *, priority: int = 0, group: int | None = None,
-        budget: int | None = None, handed: bool = False,
+        budget: int | None = None, handed: bool = False, adapter: int = 0,
     ) -> None:  # fmt: skip
         """Queue a sequence; see StepScheduler."""
         self._check_new(sequence, prompt)
@@ -68,7 +68,7 @@ class RaggedScheduler(LiveSequences[SlotPool]):
                 f"a prompt of {len(prompt)} tokens and its answer take {places} tokens; the KV cache holds "
                 f"{self._slots.room}: give it more space, or ask for less"
             )
-        self._add(sequence, prompt, priority, group, self._slots.blocks(places), handed)
+        self._add(sequence, prompt, priority, group, self._slots.blocks(places), handed, adapter)
 
     def next(self) -> ScheduledBatch | None:
         """The next step; see StepScheduler."""
@@ -88,7 +88,10 @@ class RaggedScheduler(LiveSequences[SlotPool]):
         if not parts and not decoding:
             return None
         rows = self._decode_rows(decoding, drafts=not parts)
-        rows += [Row(s.id, s.slot, s.cached, s.tokens[s.cached : stop], stop == s.prompt_length) for s, stop in parts]
+        rows += [
+            Row(s.id, s.slot, s.cached, s.tokens[s.cached : stop], stop == s.prompt_length, 0, s.adapter)
+            for s, stop in parts
+        ]
         self._running = ScheduledBatch(
             "prompt" if parts else "decode", None, tuple(rows), self._slots.take_copies(), admitted
         )
@@ -167,7 +170,7 @@ class RaggedScheduler(LiveSequences[SlotPool]):
             return False
         prompt = np.frombuffer(sequence.tokens, np.int64, sequence.prompt_length)
         for other, stop in parts:
-            if not self._config.min_prefix and other.group != sequence.group:
+            if other.adapter != sequence.adapter or (not self._config.min_prefix and other.group != sequence.group):
                 continue
             common = common_prefix(prompt, other.tokens, min(stop, sequence.prompt_length - 1))
             if common >= max(found + least, other.floor, self._config.rewind.floor(stop)):
@@ -184,5 +187,5 @@ class RaggedScheduler(LiveSequences[SlotPool]):
             if drafts and self._drafter is not None and room:
                 guessed = self._drafter(s.id, s.tokens, self._draftable(room))
                 room -= len(guessed)
-            rows.append(Row(s.id, s.slot, s.cached, (s.tokens[-1], *guessed), True, len(guessed)))
+            rows.append(Row(s.id, s.slot, s.cached, (s.tokens[-1], *guessed), True, len(guessed), s.adapter))
         return rows

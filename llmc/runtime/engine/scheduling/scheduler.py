@@ -46,7 +46,7 @@ class Scheduler(LiveSequences[SlotTable]):
 
     def add(
         self, sequence: int, prompt: Sequence[int], *, priority: int = 0, group: int | None = None,
-        budget: int | None = None, handed: bool = False,
+        budget: int | None = None, handed: bool = False, adapter: int = 0,
     ) -> None:  # fmt: skip
         """Queue a sequence; see StepScheduler. Every slot has room for max_model_len, whatever the budget.
 
@@ -58,7 +58,7 @@ class Scheduler(LiveSequences[SlotTable]):
         alone = handed or self._config.rewind.states
         if alone or (group is not None and (length < 2 or not self._prefill.start(length, length - 1, False))):
             group = None  # no prefix of it can be shared, so prefill them together
-        self._add(sequence, prompt, priority, group, handed=handed)
+        self._add(sequence, prompt, priority, group, handed=handed, adapter=adapter)
 
     def next(self) -> ScheduledBatch | None:
         """The next step; see StepScheduler."""
@@ -151,7 +151,7 @@ class Scheduler(LiveSequences[SlotTable]):
 
     def _prompt(self, step: PromptStep, admitted: tuple[tuple[int, int], ...]) -> ScheduledBatch:
         rows = tuple(
-            Row(s.id, s.slot, start, s.tokens[start:stop], stop == s.prompt_length)
+            Row(s.id, s.slot, start, s.tokens[start:stop], stop == s.prompt_length, 0, s.adapter)
             for s, (start, stop) in zip(step.sequences, step.spans, strict=True)
         )
         self._running = ScheduledBatch("prompt", step.bucket, rows, self._slots.take_copies(), admitted)
@@ -165,7 +165,8 @@ class Scheduler(LiveSequences[SlotTable]):
         if context > self._plan.limits.longest_past:
             raise RuntimeError(f"a sequence with {context} cached tokens was not finished at max_model_len")
         drafts = self._drafts(sequences)
-        rows = tuple([Row(s.id, s.slot, s.cached, (s.tokens[-1], *drafts), True, len(drafts)) for s in sequences])
+        count = len(drafts)
+        rows = tuple([Row(s.id, s.slot, s.cached, (s.tokens[-1], *drafts), True, count, s.adapter) for s in sequences])
         bucket = None if self._config.exact else self._plan.lookup("decode", len(rows), 1, context)
         self._running = ScheduledBatch("decode", bucket, rows, self._slots.take_copies(), admitted)
         self._written(rows)

@@ -16,7 +16,8 @@ class ScheduledSequence:
     `rank` and `arrival` order the queue, lowest first. `gone` is set when it finished or was cancelled. `spans` are
     the prompt's spans that are left to compute along `cap`, last first; empty: to be worked out anew. `reserved`:
     tokens of a shared pool that are kept for it. `handed`: another executor computed its prompt. `floor`: the first
-    place but 0 where a step may start in its slot, once the step that runs is done.
+    place but 0 where a step may start in its slot, once the step that runs is done. `adapter`: which of the bundle's
+    adapters it is computed with, 0 for none.
     """
 
     id: int
@@ -33,3 +34,4 @@ class ScheduledSequence:
     reserved: int = 0
     handed: bool = False
     floor: int = 0
+    adapter: int = 0

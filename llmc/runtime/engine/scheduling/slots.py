@@ -22,12 +22,18 @@ from llmc.runtime.engine.scheduling.sequence import ScheduledSequence
 @dataclass(slots=True, eq=False)
 class Retained:
     """The first `length` of `tokens`, kept in a slot after their sequence ended; `used` orders by last use, and `floor`
-    is the first place but 0 where a step may start."""
+    is the first place but 0 where a step may start. `adapter`: what they were computed with."""
 
     tokens: array[int]
     length: int
     used: int
     floor: int = 0
+    adapter: int = 0
+
+    @classmethod
+    def of(cls, sequence: ScheduledSequence, used: int) -> Retained:
+        """What a sequence that ended leaves in its slot."""
+        return cls(sequence.tokens, sequence.cached, used, sequence.floor, sequence.adapter)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +92,7 @@ class SlotTable:
         """`sequence` ended: its slot retains what it cached, or is free."""
         self.live[sequence.slot] = None
         if self._least and sequence.cached >= max(self._least, sequence.floor):
-            self.retained[sequence.slot] = Retained(sequence.tokens, sequence.cached, self._tick(), sequence.floor)
+            self.retained[sequence.slot] = Retained.of(sequence, self._tick())
 
     def drop(self, slot: int) -> None:
         """Retain nothing in the slot."""

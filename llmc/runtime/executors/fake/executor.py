@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -162,9 +163,10 @@ class FakeExecutor(Executor):
         scores = []
         for row in range(len(step.slots)):
             one = slice(row, row + 1)
+            alone = program if program.adapters is None else replace(program, adapters=program.adapters[one])
             for count in range(1, int(step.new_lengths[row]) + 1):
                 given = step.token_ids[one, :count], step.past_lengths[one], np.array([count])
-                scores.append(self.replay(program, *given, past[one])[0])
+                scores.append(self.replay(alone, *given, past[one])[0])
         given = step.token_ids, step.past_lengths, step.new_lengths
         self._end(step, self.replay(program, *given, past)[1])
         logits = np.concatenate(scores)
@@ -185,6 +187,8 @@ class FakeExecutor(Executor):
         their states, NaN for rows without a request."""
         self._check_past(step)
         program = self._open(self._find(step.phase, step.batch, step.query, step.context))
+        if self.bundle.adapters:
+            program = replace(program, adapters=step.row_adapters)
         if self.keeps_states:
             states = np.full((step.batch, 1, self.hidden), np.nan, np.float32)
             states[: len(step.slots)] = self._cache[list(step.slots)]
@@ -273,8 +277,10 @@ class FakeExecutor(Executor):
                 weights = self.bundle.files.path(fields["weights"])
                 program = Program.load(fields, weights)
                 sizes = self._buffer.shape[1], self.hidden
-                if program.embedding.shape != sizes or program.head.shape != sizes:
+                if any(tensor.shape != sizes for tensor in (*program.embeddings, *program.heads)):
                     raise ValueError("its tensors are not of the sizes that the manifest states")
+                if len(program.heads) != len(self.bundle.adapters) + 1:
+                    raise ValueError("its tensors are not of the adapters that the manifest states")
                 if program.top_k != self.top_k:
                     raise ValueError(f"it returns {program.top_k} top logits, the bundle's {self.top_k}")
             except (AttributeError, KeyError, TypeError, ValueError) as e:

@@ -20,19 +20,27 @@ FORMAT = 1
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
+def of_adapter(name: str, number: int) -> str:
+    """What a tensor is called with an adapter merged into it, or with none (0)."""
+    return f"{name}@{number}" if number else name
+
+
 @dataclass(frozen=True)
 class Program:
-    """An opened executable: its sizes (None: dynamic), its constants, and its tensors [V, H], mapped read-only."""
+    """An opened executable: its sizes (None: dynamic), its constants, and its tensors [V, H], mapped read-only.
+
+    `embeddings` and `heads` are without adapters, and with each; `adapters` says which of them each row takes, [B]."""
 
     batch: int | None
     query: int | None
     context: int | None
     decay: float
     positions: int
-    embedding: Array
-    head: Array
+    embeddings: tuple[Array, ...]
+    heads: tuple[Array, ...]
     top_k: int = 0
     window: int | None = None
+    adapters: Ints | None = None
 
     @classmethod
     def load(cls, fields: dict[str, Any], weights: Path) -> Program:
@@ -45,9 +53,11 @@ class Program:
             name: np.memmap(weights, np.float32, "r", tensor["offset"], tuple(tensor["shape"]))
             for name, tensor in fields["tensors"].items()
         }
+        count = len(tensors) // 2
+        embeddings, heads = (tuple(tensors[of_adapter(n, i)] for i in range(count)) for n in (EMBEDDING, HEAD))
         return cls(
             fields["batch"], fields["query"], fields["context"], float(fields["decay"]), int(fields["positions"]),
-            tensors[EMBEDDING], tensors[HEAD], int(fields.get("sample_top_k", 0)), fields.get("window"),
+            embeddings, heads, int(fields.get("sample_top_k", 0)), fields.get("window"),
         )  # fmt: skip
 
     def replay(self, token_ids: Ints, past_lengths: Ints, new_lengths: Ints, past: Array) -> tuple[Array, Array]:
@@ -64,13 +74,13 @@ class Program:
         last_held = past_lengths[:, None] - 1
         past_at = last_held - (last_held - np.arange(places)) % max(places, 1)
         scale = 1 + (past_lengths[:, None] + new_at) / self.positions
-        new = (scale[..., None] * self.embedding[token_ids]).astype(np.float32)
+        new = (scale[..., None] * self._embedded(token_ids)).astype(np.float32)
         last = past_lengths + new_lengths - 1
         age, past_age = new_lengths[:, None] - 1 - new_at, last[:, None] - past_at
         seen = np.inf if self.window is None else self.window
         state = _faded(new, (new_at < new_lengths[:, None]) & (age < seen), age, self.decay)
         state += _faded(past, (past_at >= 0) & (past_age < seen), past_age, self.decay)
-        return (state @ self.head.T.astype(np.float64)).astype(np.float32), new
+        return self._logits(state), new
 
     def advance(self, token_ids: Ints, past_lengths: Ints, new_lengths: Ints, state: Array) -> tuple[Array, Array]:
         """The same of a bundle that keeps Σ decay^age · vector of all tokens instead of their vectors, [B, H] float32.
@@ -82,11 +92,28 @@ class Program:
         self._require_shape((*token_ids.shape, self.context or 0))
         new_at = np.arange(token_ids.shape[1])
         scale = 1 + (past_lengths[:, None] + new_at) / self.positions
-        new = (scale[..., None] * self.embedding[token_ids]).astype(np.float32)
+        new = (scale[..., None] * self._embedded(token_ids)).astype(np.float32)
         summed = _faded(new, new_at < new_lengths[:, None], new_lengths[:, None] - 1 - new_at, self.decay)
         before = np.where(past_lengths[:, None] > 0, state, 0).astype(np.float64)
         summed += np.power(self.decay, new_lengths)[:, None] * before
-        return (summed @ self.head.T.astype(np.float64)).astype(np.float32), summed.astype(np.float32)
+        return self._logits(summed), summed.astype(np.float32)
+
+    def _embedded(self, token_ids: Ints) -> Array:
+        """Of each token, [B, Q, H], with its row's adapter."""
+        import numpy as np
+
+        if self.adapters is None:
+            return self.embeddings[0][token_ids]
+        return np.stack([self.embeddings[a][ids] for a, ids in zip(self.adapters, token_ids, strict=True)])
+
+    def _logits(self, state: NDArray[np.float64]) -> Array:
+        """Of each row's state, [B, V], with its adapter."""
+        import numpy as np
+
+        if self.adapters is None:
+            return (state @ self.heads[0].T.astype(np.float64)).astype(np.float32)
+        rows = [one @ self.heads[a].T.astype(np.float64) for a, one in zip(self.adapters, state, strict=True)]
+        return np.stack(rows).astype(np.float32)
 
     def _require_shape(self, given: tuple[int, ...]) -> None:
         compiled = (self.batch, self.query, self.context)

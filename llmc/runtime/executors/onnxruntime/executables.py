@@ -19,6 +19,7 @@ from llmc.runtime.executors.base import EXECUTABLES, Content
 from llmc.runtime.executors.onnxruntime.session import open_session, session_witness
 from llmc.runtime.executors.slot_cache import SlotCacheExecutor
 from llmc.runtime.heap import trim
+from llmc.runtime.step import ADAPTERS
 from llmc.runtime.top_logits import TopLogits
 
 if TYPE_CHECKING:
@@ -140,6 +141,7 @@ class Executables:
             (_heads_and_width if tensors[entry].kind == "kv" else _of_a_row)(shape) == tensors[entry].shape
             for entry, shape in given.items()
         )
+        agrees &= (ADAPTERS in {i.name for i in session.get_inputs()}) == bool(bundle.adapters)
         if not agrees or logits != [bundle.size("vocab_size")]:
             raise ArtifactError(
                 f"{bundle.path}: {name} is not a graph of the sizes that the manifest states; compile again: "

@@ -26,7 +26,7 @@ from llmc.runtime.executors.onnxruntime.rolling import STARTS, RollingTensors
 from llmc.runtime.executors.slot_cache import SlotCache
 from llmc.runtime.executors.slot_tensors import Tensors, parts_of
 from llmc.runtime.host import PROMPT_CHUNK, ROLLING_ROOM
-from llmc.runtime.step import in_pieces, rows_apart
+from llmc.runtime.step import ADAPTERS, in_pieces, rows_apart
 
 if TYPE_CHECKING:
     from llmc.runtime.bundle import Bundle
@@ -138,6 +138,7 @@ class OnnxRuntimeExecutor(OnnxExecutor):
         bound.token_ids[:] = step.token_ids
         bound.past_lengths[:] = step.past_lengths
         bound.new_lengths[:] = step.new_lengths
+        bound.adapters[:] = step.row_adapters[:, None]
         if not self.exact:
             self._cache.read_states(step, self._given_states)
         starts = np.arange(0, step.token_ids.size, step.query)
@@ -189,14 +190,17 @@ class _Bound:
         self.token_ids = np.zeros((batch, query), np.int64)
         self.past_lengths = np.zeros(batch, np.int64)
         self.new_lengths = np.zeros(batch, np.int64)
+        self.adapters = np.zeros((batch, query), np.int64)
         self.starts = {window: np.zeros(batch, np.int64) for window in windows}
         self._rows = np.zeros(0, np.int64)
         self._results: tuple[int, ...] = ()
         self._binding = binding = session.io_binding()
         bind_array(binding.bind_input, "token_ids", self.token_ids)
         bind_array(binding.bind_input, "past_lengths", self.past_lengths)
-        if any(given.name == "new_lengths" for given in session.get_inputs()):
-            bind_array(binding.bind_input, "new_lengths", self.new_lengths)
+        asked = {given.name for given in session.get_inputs()}
+        for name, array in (("new_lengths", self.new_lengths), (ADAPTERS, self.adapters)):
+            if name in asked:
+                bind_array(binding.bind_input, name, array)
         for window, array in self.starts.items():
             bind_array(binding.bind_input, f"{STARTS}{window}", array)
         bind_cache(binding, places)

@@ -20,7 +20,7 @@ from llmc.runtime.executors.compatibility import require_kernel_features, requir
 from llmc.runtime.executors.onnxruntime.executables import LOGIT_ROWS, OnnxExecutor, bind_array, bind_cache
 from llmc.runtime.executors.slot_cache import SlotCache
 from llmc.runtime.host import KERNELS_PROMPT_CHUNK
-from llmc.runtime.step import in_pieces
+from llmc.runtime.step import ADAPTERS, in_pieces
 
 if TYPE_CHECKING:
     from llmc.runtime.bundle import Bundle
@@ -80,7 +80,10 @@ class KernelExecutor(RaggedExecutor, OnnxExecutor):
             views = zip((*shape.kv, *shape.states), (*cache.home.rows(0, self.slots), *cache.states), strict=True)
             caches = {t.entry: (view, view) for t, view in views}
             self._request = _Request(session, caches)
-        self._request.run({"token_ids": ids.reshape(1, -1), ROWS: rows, LOGIT_ROWS: wanted}, self._results)
+        inputs = {"token_ids": ids.reshape(1, -1), ROWS: rows, LOGIT_ROWS: wanted}
+        if self.bundle.adapters:
+            inputs[ADAPTERS] = np.repeat(step.row_adapters[:live], new)[None]
+        self._request.run(inputs, self._results)
         self._cache.end_at_home(step)
 
     def poison(self, slot: int, start: int, value: float) -> None:

@@ -157,7 +157,9 @@ class OpenVinoExecutor(RaggedExecutor):
         """Logits of some rows of a step, which run together."""
         slots = [step.slots[row] for row in at]
         past, new = step.past_lengths[at], step.new_lengths[at]
-        rows = StepRows.of(step.token_ids[at], past, new, slots, self._cache.rows(slots, past, new))
+        rows = StepRows.of(
+            step.token_ids[at], past, new, slots, step.row_adapters[at], self._cache.rows(slots, past, new)
+        )
         wanted = np.arange(len(rows.token_ids), dtype=np.int64) if each else rows.ends
         kept = len(wanted)
         if fixed:

@@ -24,6 +24,7 @@ from llmc.runtime.executors.openvino.device import (
 from llmc.runtime.executors.openvino.paged_request import PagedRequest
 from llmc.runtime.executors.openvino.paged_rows import Longs, StepRows
 from llmc.runtime.executors.openvino.states import StateTables, layouts_of
+from llmc.runtime.step import ADAPTERS
 
 if TYPE_CHECKING:
     from llmc.artifacts.bundle.manifest_schema import Executable
@@ -164,6 +165,7 @@ def _layouts(model: Any, bundle: Bundle, precision: str, source: str) -> list[st
             whole and given == [widths.get(cache.get_friendly_name()) for cache in caches] and not queries % given[0]
         )
     whole = whole and [width_of(o) for o in model.outputs if "logits" in o.get_names()] == [bundle.size("vocab_size")]
+    whole = whole and (ADAPTERS in inputs) == bool(bundle.adapters)
     try:
         tables = {name: port.get_partial_shape() for name, port in inputs.items() if "_state." in name}
         layouts = layouts_of({name: tuple(d.get_length() for d in list(t)[1:]) for name, t in tables.items()}, shape)

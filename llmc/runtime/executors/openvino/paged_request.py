@@ -9,6 +9,7 @@ import openvino as ov
 from numpy.typing import NDArray
 
 from llmc.runtime.executors.openvino.blocks import BLOCK, of_ring
+from llmc.runtime.step import ADAPTERS
 
 if TYPE_CHECKING:
     from llmc.runtime.executors.openvino.paged_cache import PagedCache
@@ -52,6 +53,8 @@ class PagedRequest:
             "input_ids": rows.token_ids, "position_ids": rows.positions, "subsequence_begins": rows.begins,
             "rows": wanted,
         }  # fmt: skip
+        if ADAPTERS in self._inputs:
+            given[ADAPTERS] = rows.token_adapters
         for pool, there in zip(self._pools, rows.pools, strict=True):
             given |= self._of_pool(pool.ring, there, len(rows.token_ids))
         if self._states is not None:

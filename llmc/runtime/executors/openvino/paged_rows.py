@@ -63,19 +63,21 @@ class RowBlocks:
 class StepRows:
     """The model's inputs for one step (compiler/targets/openvino/paged.py names them); T tokens of B rows.
 
-    token_ids, positions [T] int64; begins [B + 1] int32, where each row's tokens begin; slots [B] int32; pools: where
-    they are in each pool of the cache, of which the first has all tokens.
+    token_ids, positions [T] int64; begins [B + 1] int32, where each row's tokens begin; slots [B] int32; adapters [B]
+    int64, of each row; pools: where they are in each pool of the cache, of which the first has all tokens.
     """
 
     token_ids: Longs
     positions: Longs
     begins: Ints
     slots: Ints
+    adapters: Longs
     pools: Sequence[RowBlocks]
 
     @classmethod
     def of(
-        cls, token_ids: Longs, past: Longs, new: Longs, slots: Sequence[int], pools: Sequence[RowBlocks]
+        cls, token_ids: Longs, past: Longs, new: Longs, slots: Sequence[int], adapters: Longs,
+        pools: Sequence[RowBlocks],
     ) -> StepRows:  # fmt: skip
         """From padded token_ids [B, Q] of which row i has new[i] live ones."""
         begins = np.zeros(len(new) + 1, np.int32)
@@ -87,14 +89,19 @@ class StepRows:
             positions = np.arange(begins[-1]) + np.repeat(past - begins[:-1], new)
         return cls(
             np.ascontiguousarray(flat), np.ascontiguousarray(positions, np.int64), begins, np.array(slots, np.int32),
-            pools,
+            adapters, pools,
         )  # fmt: skip
 
     @classmethod
     def none(cls, pools: int) -> StepRows:
         """No rows yet."""
         longs, ints = np.zeros(0, np.int64), np.zeros(0, np.int32)
-        return cls(longs, longs, np.zeros(1, np.int32), ints, [RowBlocks.none()] * pools)
+        return cls(longs, longs, np.zeros(1, np.int32), ints, longs, [RowBlocks.none()] * pools)
+
+    @property
+    def token_adapters(self) -> Longs:
+        """The adapter of each token, [T]."""
+        return np.repeat(self.adapters, np.diff(self.begins))
 
     @property
     def past(self) -> Ints:
@@ -116,6 +123,7 @@ class StepRows:
         made = StepRows(
             np.append(self.token_ids, longs), np.append(self.positions, longs),
             np.append(self.begins, self.begins[-1] + ones), np.append(self.slots, np.int32(slot - 1) + ones),
+            np.append(self.adapters, longs),
             [pool.filled(more, block) for pool, block in zip(self.pools, blocks, strict=True)],
         )  # fmt: skip
         return made, made.ends

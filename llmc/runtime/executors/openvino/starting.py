@@ -62,6 +62,7 @@ class Starter:
             one = replace(
                 step, slots=(slot,), context=past, token_ids=step.token_ids[row : row + 1, :new],
                 past_lengths=step.past_lengths[row : row + 1], new_lengths=step.new_lengths[row : row + 1],
+                adapters=step.adapters[row : row + 1],
             )  # fmt: skip
             result = run(one)
             made.append(result[: new if run == self.executor.run_each else 1].copy())

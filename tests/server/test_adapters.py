@@ -1,0 +1,71 @@
+"""LoRA adapters over the API: listed beside the model, and chosen by the name that a request gives as its model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from llmc.errors import InputError
+from llmc.runtime.bundle import Bundle
+from llmc.runtime.startup.opening import EngineOptions
+from llmc.server.loading import load
+from llmc.server.state import ServerConfig
+from tests.adapters import NAMES, references, toy_with_adapters
+from tests.server.live import Live
+from tests.server.stub_engine import Api, events, refusal
+from tests.toy import Toy
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Toy:
+    return toy_with_adapters(tmp_path_factory.mktemp("adapters"))
+
+
+@pytest.fixture
+def api(made: Toy) -> Api:
+    return Api(Bundle.open(made.bundle))
+
+
+def test_the_model_and_its_adapters_are_listed(api: Api) -> None:
+    cards = api.get("/v1/models").json()["data"]
+    assert [(card["id"], card["root"], card["parent"]) for card in cards] == [
+        ("toy", "toy", None), *((name, name, "toy") for name in NAMES)
+    ]  # fmt: skip
+    assert api.get("/v1/models/quiet").json() == cards[2]
+
+
+@pytest.mark.parametrize(("model", "adapter"), [(None, 0), ("toy", 0), ("loud", 1), ("wide", 3)])
+def test_a_requests_model_chooses(api: Api, model: str | None, adapter: int) -> None:
+    named = {} if model is None else {"model": model}
+    assert api.complete(**named).json()["model"] == (model or "toy")
+    chunks = events(api.chat(stream=True, **named))
+    assert {chunk["model"] for chunk in chunks[:-1]} == {model or "toy"}
+    assert [request.adapter for request in api.engine.requests] == [adapter] * 2
+
+
+def test_another_name_is_not_found(api: Api) -> None:
+    for answer in (api.complete(model="lout"), api.chat(model="lout"), api.get("/v1/models/lout")):
+        error = refusal(answer, 404)
+        assert error["code"] == "model_not_found"
+        assert error["message"] == (
+            "the model 'lout' is not served here; this server has 'toy', 'loud', 'quiet', 'wide'"
+        )
+    assert api.post("/tokenize", {"prompt": "x", "model": "loud"}).status_code == 200, "its tokens are the model's"
+
+
+def test_a_server_answers_with_each(made: Toy) -> None:
+    """Over a real engine, all at once."""
+    prompt = [3, 5, 9, 20]
+    asked = {"prompt": prompt, "max_tokens": 4, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+    with Live(made.bundle) as server:
+        server.ready()
+        calls = [server.call(**asked, model=name) for name in (None, *NAMES)]
+        made_by = [call.answer.json["choices"][0]["token_ids"] for call in calls]
+    assert made_by == [wanted.greedy(prompt, 4) for wanted in references(made.model)]
+
+
+def test_the_model_is_not_called_as_an_adapter_is(made: Toy) -> None:
+    config = ServerConfig(served_model_name="loud")
+    with pytest.raises(InputError, match="--served-model-name loud: an adapter of the bundle is called that"):
+        load(lambda _: Path(made.bundle), config, EngineOptions(), None, None, lambda _: None)  # type: ignore[arg-type]
