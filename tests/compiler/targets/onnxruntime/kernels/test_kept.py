@@ -95,7 +95,7 @@ def compiled(path: Path, folder: Path) -> CompileResult:
         ("gptq 4 bits, groups of 128, zero points", "7 kept exactly"),
         ("awq groups of 32", "7 kept exactly"),
         ("pack-quantized 8 bits by channel", "7 kept exactly"),
-        ("gptq dynamic", "6 kept exactly"),
+        ("gptq dynamic", "6 kept exactly (2 in more bits than stored: 2 gptq in 8)"),
         ("gptq act-order", "0 kept exactly, 7 rounded again (7 gptq with act-order)"),
         ("nvfp4-pack-quantized", "0 kept exactly, 7 rounded again (7 float32 scales in float16)"),
     ],
