@@ -20,10 +20,9 @@ BLOCK = 32
 _SIGN = np.uint8(128)
 FIVE_ZERO = 128 - 16
 """What codes of 5 bits are moved by."""
-IQ4_VALUES = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)
-"""What the codes of IQ4_NL and IQ4_XS stand for, before their scale."""
-IQ4_CODES = IQ4_VALUES.view(np.uint8) ^ _SIGN
-"""The same with the zero point 128."""
+_IQ4_VALUES = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)
+IQ4_CODES = _IQ4_VALUES.view(np.uint8) ^ _SIGN
+"""What the codes of IQ4_NL and IQ4_XS stand for before their scale, with the zero point 128."""
 
 
 def _q8_0(blocks: Bytes) -> Parts:

@@ -34,7 +34,7 @@ def _q2_k(blocks: Bytes) -> Parts:
 def _q3_k(blocks: Bytes) -> Parts:
     codes = planes(blocks[..., 32:96], 32, 2) | planes(blocks[..., :32], 32, 1) << np.uint8(2)
     numbers = planes(blocks[..., 96:104], 8, 4) | planes(blocks[..., 104:108], 4, 2) << np.uint8(4)
-    return codes + 8 - 4, halves(blocks, 108) * _less_32(numbers), None
+    return codes + (8 - 4), halves(blocks, 108) * _less_32(numbers), None
 
 
 def _q4_k(blocks: Bytes) -> Parts:
@@ -48,7 +48,7 @@ def _q5_k(blocks: Bytes) -> Parts:
 
 def _q6_k(blocks: Bytes) -> Parts:
     codes = planes(blocks[..., :128], 64, 4) | planes(blocks[..., 128:192], 32, 2) << np.uint8(4)
-    return codes + 128 - 32, halves(blocks, 208) * blocks[..., 192:208].view(np.int8), None
+    return codes + (128 - 32), halves(blocks, 208) * blocks[..., 192:208].view(np.int8), None
 
 
 def _iq4_xs(blocks: Bytes) -> Parts:
