@@ -91,6 +91,9 @@ def deploy(
     server: Annotated[
         str | None, option("--server", "NAME", "Which server of llmc plan export.", rich_help_panel=_SERVERS)
     ] = None,
+    device: Annotated[
+        str | None, option("--device", "D", "What it runs on, as llmc compile names it.", rich_help_panel=_SERVERS)
+    ] = None,
     configuration: Annotated[
         Path | None,
         option("--configuration", "CONFIG", "Its plan: a folder, file or plan (llmc plan tune).", rich_help_panel=_SERVERS),
@@ -129,7 +132,7 @@ def deploy(
         "bundle_image": bundle_image, "namespace": namespace, "replicas": replicas, "max_replicas": max_replicas,
         "allow_from": tuple(allow_from or ()), "trusted_keys": trusted_keys, "api_key_secret": api_key_secret,
         "model": model, "traffic": traffic, "max_waste": max_waste, "runner": runner, "server": server,
-        "configuration": configuration, "cache_image": cache_image,
+        "device": device, "configuration": configuration, "cache_image": cache_image,
         "pull": None if bundle_volume is None else bundle_volume == "pull", **_bundle(bundle, cache_dir),
     }  # fmt: skip
     files = chosen.files(options_for(chosen, given))

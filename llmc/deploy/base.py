@@ -33,8 +33,8 @@ class Options:
     """What is deployed and how; texts that are "" were not given.
 
     `bundle_image` is where nodes get the bundle; `image` runs llmc, `base_image` is what that is built on. `model` is
-    the checkpoint that CI compiles. `server` is another server, `configuration` its plan, `cache_image` its packed
-    compile cache. `trusted_keys` is a ConfigMap, `api_key_secret` a Secret, `allow_from` are namespaces.
+    the checkpoint that CI compiles. `server` is another server, `configuration` its plan, `device` what it runs on,
+    `cache_image` its packed compile cache. `trusted_keys` is a ConfigMap, `api_key_secret` a Secret, `allow_from` are namespaces.
     """
 
     name: str = ""
@@ -57,6 +57,7 @@ class Options:
     api_key_secret: str = ""
     allow_from: tuple[str, ...] = ()
     program: str = "/opt/llmc/bin/llmc"
+    device: str = ""
     server: str = ""
     configuration: Path | None = None
     cache_image: Reference | None = None

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from llmc.compiler.targets.hosting import Hosting
 from llmc.deploy.names import label
+from llmc.errors import ArtifactError
 
 if TYPE_CHECKING:
     from llmc.artifacts.bundle.manifest import Manifest
@@ -24,6 +26,7 @@ READ_BYTES_S = 100e6
 MARGIN = 3
 """How much longer than estimated a start may take, before it counts as failed."""
 LEAST_BUDGET_S = 60
+_WORD = re.compile(r"[a-z0-9_]{1,20}")
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
@@ -146,11 +149,16 @@ class Facts:
 
     @property
     def compile_flags(self) -> tuple[str, ...]:
-        """Of `llmc compile`, beside the model, the plan and -o: those that made it."""
+        """Of `llmc compile`, beside the model, the plan and -o: those that made it. Each is one word, without blanks.
+        Raises ArtifactError for values that no compile writes."""
         options = self.manifest.options
-        given = {name: options.get(name) for name in ("quantize", "dtype")}
         flags = ["--device", self.manifest.device]
-        flags += [word for name, value in given.items() if isinstance(value, str) for word in (f"--{name}", value)]
+        for name in ("quantize", "dtype"):
+            if (value := options.get(name)) is None:
+                continue
+            if not isinstance(value, str) or not _WORD.fullmatch(value):
+                raise ArtifactError(f"{self.bundle.path}: options.{name} in its manifest is {value!r:.80}; compile it again")
+            flags += [f"--{name}", value]
         if isinstance(options.get("specialise"), bool):
             flags.append("--specialise" if options["specialise"] else "--no-specialise")
         return tuple(flags)

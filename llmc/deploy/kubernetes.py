@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from llmc.artifacts.bundle.native import KERNELS
 from llmc.deploy.base import Kind, Options
 from llmc.errors import InputError
 
@@ -40,12 +41,17 @@ class Kubernetes(Kind):
     }  # fmt: skip
 
     def values(self, options: Options) -> dict[str, Any]:
-        """Raises InputError where a pod would refuse to pull the bundle."""
+        """Raises InputError where a pod could not open the bundle: it would refuse to pull it, or to load its library."""
         found, facts = super().values(options), options.facts
         if options.pull and facts.native and not options.trusted_keys:
             raise InputError(
                 "the bundle holds native code, which is not pulled without a signature that is trusted: name the "
                 "ConfigMap of its public keys with --trusted-keys, or mount the image with --bundle-volume image"
+            )
+        if not options.pull and KERNELS in facts.manifest.files:
+            raise InputError(
+                "the bundle has llmc's kernels, a library that no image volume lets a server load (noexec): pull it first, "
+                "with --bundle-volume pull"
             )
         slots = facts.plan.limits.max_num_seqs
         return {

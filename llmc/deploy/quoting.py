@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -48,9 +48,19 @@ def as_actions(value: Any) -> Written:
     return Written(as_yaml(value).replace("${{", "${{ '${{' }}"))
 
 
+def as_json(value: Any) -> Written:
+    """JSON in ASCII, to stand within a text of another language."""
+    return Written(json.dumps(value))
+
+
 def as_shell(value: object) -> Written:
     """One word for sh."""
     return Written(shlex.quote(str(value)))
+
+
+def as_words(values: Sequence[object]) -> Written:
+    """Words for sh, apart by blanks."""
+    return Written(shlex.join(map(str, values)))
 
 
 def as_docker(value: object) -> Written:
@@ -87,6 +97,6 @@ def _slashed(value: object) -> str:
 
 
 FILTERS: Mapping[str, Callable[[Any], Written]] = {
-    "yaml": as_yaml, "compose": as_compose, "gitlab": as_gitlab, "actions": as_actions, "sh": as_shell,
+    "yaml": as_yaml, "compose": as_compose, "gitlab": as_gitlab, "actions": as_actions, "json": as_json, "sh": as_shell, "words": as_words,
     "docker": as_docker, "unit": as_unit, "argument": as_unit_argument, "line": as_line, "variable": as_variable,
 }  # fmt: skip
