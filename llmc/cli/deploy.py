@@ -54,7 +54,9 @@ def deploy(
         str | None,
         option("--bundle-volume", "image|pull", "Mount that image, or pull it first.", rich_help_panel=_NODES),
     ] = None,
-    namespace: Annotated[str | None, option("--namespace", "NS", "Kubernetes' namespace.", rich_help_panel=_NODES)] = None,
+    namespace: Annotated[
+        str | None, option("--namespace", "NS", "Kubernetes' namespace.", rich_help_panel=_NODES)
+    ] = None,
     replicas: Annotated[
         int | None, option("--replicas", "N", "Servers at the least. Default: 1.", min=1, rich_help_panel=_NODES)
     ] = None,
@@ -63,24 +65,31 @@ def deploy(
     ] = None,
     allow_from: Annotated[
         list[str] | None,
-        option("--allow-from", "NS", "A namespace whose pods may connect, too. Again for each.", rich_help_panel=_NODES),
+        option(
+            "--allow-from", "NS", "A namespace whose pods may connect, too. Again for each.", rich_help_panel=_NODES
+        ),
     ] = None,
     trusted_keys: Annotated[
         str | None,
-        option("--trusted-keys", "CONFIGMAP", "Public keys; what none of them signed is refused.", rich_help_panel=_NODES),
+        option(
+            "--trusted-keys", "CONFIGMAP", "Public keys; what none of them signed is refused.", rich_help_panel=_NODES
+        ),
     ] = None,
     api_key_secret: Annotated[
         str | None,
         option("--api-key-secret", "SECRET", "Its key api-key is asked of requests.", rich_help_panel=_NODES),
     ] = None,
     program: Annotated[
-        str | None, option("--program", "PATH", "llmc on that host. Default: /opt/llmc/bin/llmc.", rich_help_panel=_NODES)
+        str | None,
+        option("--program", "PATH", "llmc on that host. Default: /opt/llmc/bin/llmc.", rich_help_panel=_NODES),
     ] = None,
     model: Annotated[
-        str | None, option("--model", "MODEL", "The checkpoint that CI compiles, or a server loads.", rich_help_panel=_CI)
+        str | None,
+        option("--model", "MODEL", "The checkpoint that CI compiles, or a server loads.", rich_help_panel=_CI),
     ] = None,
     traffic: Annotated[
-        str | None, option("--traffic", "FILE", "Recorded requests in the repository, to plan for.", rich_help_panel=_CI)
+        str | None,
+        option("--traffic", "FILE", "Recorded requests in the repository, to plan for.", rich_help_panel=_CI),
     ] = None,
     max_waste: Annotated[
         str | None, option("--max-waste", "F", "Padding on it above which CI fails.", rich_help_panel=_CI)
@@ -96,11 +105,16 @@ def deploy(
     ] = None,
     configuration: Annotated[
         Path | None,
-        option("--configuration", "CONFIG", "Its plan: a folder, file or plan (llmc plan tune).", rich_help_panel=_SERVERS),
+        option(
+            "--configuration", "CONFIG", "Its plan: a folder, file or plan (llmc plan tune).", rich_help_panel=_SERVERS
+        ),
     ] = None,
     cache_image: Annotated[
         str | None,
         option("--cache-image", "oci://…", "Its packed compile cache (llmc cache pack).", rich_help_panel=_SERVERS),
+    ] = None,
+    tool_image: Annotated[
+        str | None, option("--tool-image", "IMAGE", "An image with llmc, which unpacks it.", rich_help_panel=_SERVERS)
     ] = None,
     cache_dir: StoreFlag = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print paths and digests as JSON.")] = False,
@@ -132,7 +146,7 @@ def deploy(
         "bundle_image": bundle_image, "namespace": namespace, "replicas": replicas, "max_replicas": max_replicas,
         "allow_from": tuple(allow_from or ()), "trusted_keys": trusted_keys, "api_key_secret": api_key_secret,
         "model": model, "traffic": traffic, "max_waste": max_waste, "runner": runner, "server": server,
-        "device": device, "configuration": configuration, "cache_image": cache_image,
+        "device": device, "configuration": configuration, "cache_image": cache_image, "tool_image": tool_image,
         "pull": None if bundle_volume is None else bundle_volume == "pull", **_bundle(bundle, cache_dir),
     }  # fmt: skip
     files = chosen.files(options_for(chosen, given))

@@ -34,7 +34,8 @@ class Options:
 
     `bundle_image` is where nodes get the bundle; `image` runs llmc, `base_image` is what that is built on. `model` is
     the checkpoint that CI compiles. `server` is another server, `configuration` its plan, `device` what it runs on,
-    `cache_image` its packed compile cache. `trusted_keys` is a ConfigMap, `api_key_secret` a Secret, `allow_from` are namespaces.
+    `cache_image` its packed compile cache, and `tool_image` has the llmc that unpacks it. `trusted_keys` is a
+    ConfigMap, `api_key_secret` a Secret, `allow_from` are namespaces.
     """
 
     name: str = ""
@@ -61,6 +62,7 @@ class Options:
     server: str = ""
     configuration: Path | None = None
     cache_image: Reference | None = None
+    tool_image: str = ""
 
     @property
     def facts(self) -> Facts:

@@ -110,8 +110,8 @@ class Facts:
 
     @property
     def memory_bytes(self) -> int:
-        """Memory of the host that a server needs: the bundle's files, which are mapped; the cache, unless the device has
-        it; and BASE_BYTES. Whole MiB."""
+        """Memory of the host that a server needs: the bundle's files, which are mapped; the cache, unless the device
+        has it; and BASE_BYTES. Whole MiB."""
         needed = self.manifest.size + BASE_BYTES + (self.cache_bytes if self.hosting.host_memory else 0)
         return math.ceil(needed / (1 << 20)) << 20
 
@@ -122,9 +122,12 @@ class Facts:
 
     @property
     def start_seconds(self) -> float:
-        """About how long a start takes until a server is ready: its files are read, every executable is opened, and
-        every bucket runs once, or the largest ones where one executable runs any shape. By the target's own times, those
-        of verification (`Verifying`); on a device that is not the host, a portable executable by `device_seconds`."""
+        """About how long a start takes until a server is ready.
+
+        Its files are read, every executable is opened, and every bucket runs once, or the largest ones where one
+        executable runs any shape: by the target's own times, those of verification (`Verifying`). On a device that is
+        not the host, a portable executable takes the target's `device_seconds`.
+        """
         times, manifest = self.target.verifying, self.manifest
         layers, size = int(manifest.model.get("layers", 1)), self._weight_bytes
         opened = len(manifest.executables) * times.opened.of(layers, size)
@@ -140,7 +143,9 @@ class Facts:
     @property
     def _weight_bytes(self) -> int:
         """Taken for the number of parameters: at least as many, unless they have less than 8 bits."""
-        return sum(self.manifest.blobs[blob] for name, blob in self.manifest.files.items() if name.startswith("weights"))
+        return sum(
+            self.manifest.blobs[blob] for name, blob in self.manifest.files.items() if name.startswith("weights")
+        )
 
     @property
     def start_budget(self) -> int:
@@ -157,7 +162,9 @@ class Facts:
             if (value := options.get(name)) is None:
                 continue
             if not isinstance(value, str) or not _WORD.fullmatch(value):
-                raise ArtifactError(f"{self.bundle.path}: options.{name} in its manifest is {value!r:.80}; compile it again")
+                raise ArtifactError(
+                    f"{self.bundle.path}: options.{name} in its manifest is {value!r:.80}; compile it again"
+                )
             flags += [f"--{name}", value]
         if isinstance(options.get("specialise"), bool):
             flags.append("--specialise" if options["specialise"] else "--no-specialise")

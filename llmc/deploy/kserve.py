@@ -1,7 +1,7 @@
 """`llmc deploy kserve`: a ServingRuntime that opens the bundle from its registry, and an InferenceService on it.
 
-The server pulls the image itself (`llmc serve oci://…`), which checks the signature: KServe's own `oci://` wants a model
-below /models of an image that has a shell (KServe 0.15, "Modelcars"), and a bundle's image has neither.
+The server pulls the image itself (`llmc serve oci://…`), which checks the signature: KServe's own `oci://` wants a
+model below /models of an image that has a shell (KServe 0.15, "Modelcars"), and a bundle's image has neither.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`llmc deploy kubernetes`: a kustomize base, with the device's plug-in and node labels, and a job that certifies.
 
-Requests that wait or run scale it: an HPA of autoscaling/v2, which is Kubernetes' own, over the metrics of the Prometheus
-adapter. KEDA would make the same HPA, and needs a CRD of its own.
+Requests that wait or run scale it: an HPA of autoscaling/v2, which is Kubernetes' own, over the metrics of the
+Prometheus adapter. KEDA would make the same HPA, and needs a CRD of its own.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ class Kubernetes(Kind):
     """See the module's docstring."""
 
     name: ClassVar[str] = "kubernetes"
-    summary: ClassVar[str] = "a kustomize base: Deployment, Service, HPA, PodDisruptionBudget, NetworkPolicy, warm-up Job"
+    summary: ClassVar[str] = (
+        "a kustomize base: Deployment, Service, HPA, PodDisruptionBudget, NetworkPolicy, warm-up Job"
+    )
     takes: ClassVar[tuple[str, ...]] = (
         "bundle", "bundle_image", "image", "namespace", "replicas", "max_replicas", "port", "cpus", "pull",
         "trusted_keys", "api_key_secret", "allow_from",
@@ -35,13 +37,13 @@ class Kubernetes(Kind):
     templates: ClassVar[Mapping[str, str]] = {
         f"{name}.yaml": f"kubernetes/{name}"
         for name in (
-            "deployment", "service", "autoscaler", "disruption-budget", "network-policy", "kustomization", "warm-up-job",
-            "prometheus-adapter-values",
+            "deployment", "service", "autoscaler", "disruption-budget", "network-policy", "kustomization",
+            "warm-up-job", "prometheus-adapter-values",
         )
     }  # fmt: skip
 
     def values(self, options: Options) -> dict[str, Any]:
-        """Raises InputError where a pod could not open the bundle: it would refuse to pull it, or to load its library."""
+        """Raises InputError where a pod could not open the bundle: could not pull it, or not load its library."""
         found, facts = super().values(options), options.facts
         if options.pull and facts.native and not options.trusted_keys:
             raise InputError(
@@ -50,8 +52,8 @@ class Kubernetes(Kind):
             )
         if not options.pull and KERNELS in facts.manifest.files:
             raise InputError(
-                "the bundle has llmc's kernels, a library that no image volume lets a server load (noexec): pull it first, "
-                "with --bundle-volume pull"
+                "the bundle has llmc's kernels, a library that no image volume lets a server load (noexec): pull it "
+                "first, with --bundle-volume pull"
             )
         slots = facts.plan.limits.max_num_seqs
         return {

@@ -17,7 +17,7 @@ _IMAGE = re.compile(
 
 
 def label(text: str) -> str:
-    """A label of DNS (RFC 1035) made of any text: "smollm2-demo" of "org/SmolLM2 demo"; "llmc" of what has no letter."""
+    """A label of DNS (RFC 1035) made of any text: "smollm2-demo" of "org/SmolLM2 demo", "llmc" of "?"."""
     name = re.sub(r"[^a-z0-9]+", "-", text.rpartition("/")[2].lower()).strip("-")[:LONGEST].rstrip("-")
     if not name:
         return "llmc"

@@ -37,7 +37,8 @@ class Opea(Kind):
             "max_seq_len_to_capture": limits.max_model_len,
         }  # fmt: skip
         hosting = found["hosting"]
-        given = {"--runtime": [hosting.runtime], "--gpus": [hosting.reservation.get("count")], "--device": hosting.devices}
+        cards = hosting.reservation.get("count")
+        given = {"--runtime": [hosting.runtime], "--gpus": [cards], "--device": hosting.devices}
         flags = [word for flag, values in given.items() for value in values if value for word in (flag, value)]
         return {**found, "compiled": compiled, "flags": ["--env", "LLMC_API_KEY", *flags, *_variables(hosting)]}
 

@@ -21,14 +21,17 @@ class Pipeline(Kind):
     default_runner: ClassVar[str]
 
     def values(self, options: Options) -> dict[str, Any]:
-        """Flags of the plan and of the compile, and the registry. Raises InputError for a waste without traffic, and for
-        a device without the label of a runner that has it."""
+        """Flags of the plan and of the compile, and the registry.
+
+        Raises InputError for a waste without traffic, and for a device without the label of a runner that has it.
+        """
         found, facts = super().values(options), options.facts
         if options.max_waste and not options.traffic:
             raise InputError("--max-waste is of padding on recorded requests: name them with --traffic FILE")
         if found["hosting"].resources and not options.runner:
             raise InputError(
-                f"a certificate for {facts.manifest.device} is made where that device is: name such a runner with --runner"
+                f"a certificate for {facts.manifest.device} is made where that device is: name such a runner with "
+                "--runner"
             )
         limits = facts.plan.limits
         plan = [

@@ -54,17 +54,17 @@ def as_json(value: Any) -> Written:
 
 
 def as_shell(value: object) -> Written:
-    """One word for sh."""
-    return Written(shlex.quote(str(value)))
+    """One word for sh, which has no zero bytes."""
+    return Written(shlex.quote(str(value).replace("\0", "")))
 
 
 def as_words(values: Sequence[object]) -> Written:
     """Words for sh, apart by blanks."""
-    return Written(shlex.join(map(str, values)))
+    return Written(" ".join(map(as_shell, values)))
 
 
 def as_docker(value: object) -> Written:
-    """One quoted word of a Dockerfile's LABEL, ENV or ARG. Such a word has no form for line ends, which become blanks."""
+    """One quoted word of a Dockerfile's LABEL, ENV or ARG; what is not printable has no form there, and is a blank."""
     text = "".join(c if c.isprintable() else " " for c in str(value))
     return Written('"' + "".join(f"\\{c}" if c in '\\"$' else c for c in text) + '"')
 
@@ -97,6 +97,7 @@ def _slashed(value: object) -> str:
 
 
 FILTERS: Mapping[str, Callable[[Any], Written]] = {
-    "yaml": as_yaml, "compose": as_compose, "gitlab": as_gitlab, "actions": as_actions, "json": as_json, "sh": as_shell, "words": as_words,
-    "docker": as_docker, "unit": as_unit, "argument": as_unit_argument, "line": as_line, "variable": as_variable,
+    "yaml": as_yaml, "compose": as_compose, "gitlab": as_gitlab, "actions": as_actions, "json": as_json,
+    "sh": as_shell, "words": as_words, "docker": as_docker, "unit": as_unit, "argument": as_unit_argument,
+    "line": as_line, "variable": as_variable,
 }  # fmt: skip

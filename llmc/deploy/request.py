@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from llmc.artifacts.oci.reference import Reference
 
 LABELS = ("name", "namespace", "trusted_keys", "api_key_secret")
-IMAGES = ("image", "base_image")
+IMAGES = ("image", "base_image", "tool_image")
 REFERENCES = ("bundle_image", "cache_image")
 FLAGS = {"pull": "--bundle-volume pull"}
 """Flags that are not named as their options are."""
@@ -56,10 +56,11 @@ def _reference(flag: str, text: str) -> Reference:
 
     found = parse_reference(text)
     if found.host is None:
-        raise InputError(f"{flag} {text!r:.200} is a folder, which nodes cannot pull; name an image, as oci://host/name:tag")
+        raise InputError(
+            f"{flag} {text!r:.200} is a folder, which nodes cannot pull; name an image, as oci://host/name:tag"
+        )
     return found
 
 
 def _flag(name: str) -> str:
     return FLAGS.get(name, flag_of(name))
-

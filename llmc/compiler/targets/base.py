@@ -367,8 +367,8 @@ class Target(ABC):
         return {}
 
     def hosting(self, recorded: Mapping[str, Any]) -> Hosting:
-        """What a server of its bundles needs of its host, for `llmc deploy`; `recorded` are a manifest's options. Raises
-        InputError for a device that no single server has."""
+        """What a server of its bundles needs of its host, for `llmc deploy`; `recorded` are a manifest's options.
+        Raises InputError for a device that no single server has."""
         return Hosting()
 
     def ranges(self, options: CompileOptions, limits: Limits) -> Mapping[str, Range]:

@@ -80,8 +80,8 @@ class TpuTarget(DescribedTarget):
         slice_ = self.topology
         if slice_.hosts > 1:
             raise InputError(
-                f"tpu:{slice_.name} is a slice of {slice_.hosts} hosts, and a server runs on one; compile for a slice of "
-                "one host"
+                f"tpu:{slice_.name} is a slice of {slice_.hosts} hosts, and a server runs on one; compile for a slice "
+                "of one host"
             )
         labels = {"accelerator": GKE[slice_.generation], "topology": shown(slice_.shape)}
         return Hosting(
