@@ -30,13 +30,12 @@ class Opea(Kind):
     def values(self, options: Options) -> dict[str, Any]:
         """The parameters that the bundle was compiled with, beside what a container is given."""
         found, limits = Compose().values(options), options.facts.plan.limits
-        device = options.facts.manifest.device.partition(":")[0]
+        hosting, device = found["hosting"], options.facts.manifest.device.partition(":")[0]
         compiled = {
-            "model_name": options.facts.model, "hw_mode": device if found["hosting"].resources else "cpu", "parallel_number": 1,
+            "model_name": options.facts.model, "hw_mode": device if hosting.resources else "cpu", "parallel_number": 1,
             "block_size": limits.block_size, "max_num_seqs": limits.max_num_seqs,
             "max_seq_len_to_capture": limits.max_model_len,
         }  # fmt: skip
-        hosting = found["hosting"]
         cards = hosting.reservation.get("count")
         given = {"--runtime": [hosting.runtime], "--gpus": [cards], "--device": hosting.devices}
         flags = [word for flag, values in given.items() for value in values if value for word in (flag, value)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,20 +10,18 @@ import yaml
 
 from llmc.artifacts.digest import digest_bytes
 from llmc.deploy import KINDS
-from llmc.testing.toy import write_toy
-from tests.cli.conftest import BUNDLE
 from tests.cli.helpers import Llmc
+from tests.deploy.bundles import GOLDEN
 
 NODES = ("--image", "registry.example.com/llmc:1", "--bundle-image", "oci://registry.example.com/models/toy:v1")
 
 
-def compiled(llmc: Llmc, here: Path) -> None:
-    write_toy(here / "toy")
-    assert llmc("compile", "toy", *BUNDLE).code == 0
+@pytest.fixture(autouse=True)
+def bundle(here: Path) -> None:
+    shutil.copytree(GOLDEN, here / "bundle")
 
 
 def test_files_are_written_once_and_shown(llmc: Llmc, here: Path) -> None:
-    compiled(llmc, here)
     ran = llmc("deploy", "kubernetes", "--bundle", "bundle", *NODES, "-o", "base")
     assert (ran.code, ran.out) == (0, "") and ran.err.startswith("wrote deployment.yaml, ")
     kept = {path.name: path.read_text() for path in (here / "base").iterdir()}
@@ -40,7 +39,6 @@ def test_files_are_written_once_and_shown(llmc: Llmc, here: Path) -> None:
 def test_an_image_in_a_layout_is_read_and_nodes_need_one_in_a_registry(
     llmc: Llmc, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compiled(llmc, here)
     monkeypatch.setenv("LLMC_ALLOW_UNSIGNED", "1")
     assert llmc("cache", "push", "oci-layout:images:v1", "bundle").code == 0
     image = ("deploy", "kubernetes", "--bundle", "oci-layout:images:v1")
@@ -59,7 +57,6 @@ def test_what_is_asked_for_has_to_be_clear(llmc: Llmc, here: Path) -> None:
 
 
 def test_another_servers_configuration(llmc: Llmc, here: Path) -> None:
-    compiled(llmc, here)
     plan = ("--max-model-len", 2048, "--max-num-seqs", 4, "-o", "plan.json", "-q")
     assert llmc("plan", *plan).code == 0
     assert llmc("plan", "export", "plan.json", "--server", "vllm-gaudi", "-o", "conf").code == 0
