@@ -19,8 +19,9 @@ class Docker(Kind):
     }  # fmt: skip
 
     def files(self, options: Options) -> Mapping[str, str]:
-        """And the bundle's plan, for the stage that compiles."""
-        return {**super().files(options), "plan.json": options.facts.plan_json}
+        """And the bundle's plan, for the stage that compiles, and the packages of both."""
+        facts = options.facts
+        return {**super().files(options), "plan.json": facts.plan_json, "constraints.txt": facts.constraints}
 
     def values(self, options: Options) -> dict[str, Any]:
         """The image that all stages are built on."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,10 @@ READ_BYTES_S = 100e6
 MARGIN = 3
 """How much longer than estimated a start may take, before it counts as failed."""
 LEAST_BUDGET_S = 60
+_PACKAGE = re.compile(r"[a-z0-9](?:[a-z0-9._-]{0,98}[a-z0-9])?")
+_VERSION = re.compile(r"[0-9][0-9a-z.]{0,60}")
+_NONE = ("fake", "llmc", "python")
+"""What is no package, or comes as a wheel."""
 _WORD = re.compile(r"[a-z0-9_]{1,20}")
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
@@ -151,6 +156,18 @@ class Facts:
     def start_budget(self) -> int:
         """Seconds after which a server that is not ready counts as failed."""
         return max(LEAST_BUDGET_S, math.ceil(MARGIN * self.start_seconds))
+
+    @property
+    def constraints(self) -> str:
+        """The packages that compiled it, as pip's constraints: an executor refuses what another version compiled. What
+        the manifest names and is no package of an index (a flag, a build behind "+") is left out."""
+        run: Any = self.manifest.provenance.get("runDetails")
+        builder = run.get("builder") if isinstance(run, Mapping) else None
+        versions = builder.get("version") if isinstance(builder, Mapping) else None
+        found = {**(versions if isinstance(versions, Mapping) else {}), **self.manifest.toolchain}
+        pins = {name: str(version).partition("+")[0] for name, version in found.items() if _PACKAGE.fullmatch(name)}
+        kept = sorted(name for name, version in pins.items() if _VERSION.fullmatch(version) and name not in _NONE)
+        return "".join(f"{name}=={pins[name]}\n" for name in kept)
 
     @property
     def compile_flags(self) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ class GithubActions(Pipeline):
     name: ClassVar[str] = "github-actions"
     summary: ClassVar[str] = "GitHub Actions: plan, compile, verify, certify and push, with the store as cache"
     default_runner: ClassVar[str] = "ubuntu-latest"
+    constraints: ClassVar[str] = ".github/llmc-{name}-constraints.txt"
     templates: ClassVar[Mapping[str, str]] = {
         ".github/workflows/llmc-{name}.yml": "github-actions/workflow",
         ".github/actions/llmc-bundle/action.yml": "github-actions/action",

@@ -14,4 +14,5 @@ class Gitlab(Pipeline):
     name: ClassVar[str] = "gitlab"
     summary: ClassVar[str] = "GitLab CI: plan, compile, verify, certify and push, with the store as cache"
     default_runner: ClassVar[str] = ""
+    constraints: ClassVar[str] = "llmc-{name}-constraints.txt"
     templates: ClassVar[Mapping[str, str]] = {".gitlab-ci-llmc-{name}.yml": "gitlab/pipeline"}

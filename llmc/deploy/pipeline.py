@@ -6,6 +6,7 @@ numbers differ, 5 without a signature, 1 where something was compiled while serv
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, ClassVar
 
@@ -19,6 +20,12 @@ class Pipeline(Kind):
     takes: ClassVar[tuple[str, ...]] = ("bundle", "model", "bundle_image", "traffic", "max_waste", "runner")
     needs: ClassVar[tuple[str, ...]] = ("bundle", "model", "bundle_image")
     default_runner: ClassVar[str]
+    constraints: ClassVar[str]
+    """Path of the packages that compile, at the versions that compiled the bundle; as in `templates`."""
+
+    def files(self, options: Options) -> Mapping[str, str]:
+        """And the constraints."""
+        return {**super().files(options), self.constraints.format(name=options.label): options.facts.constraints}
 
     def values(self, options: Options) -> dict[str, Any]:
         """Flags of the plan and of the compile, and the registry.
@@ -43,6 +50,7 @@ class Pipeline(Kind):
         reference = options.bundle_image
         assert reference is not None
         return {
-            **found, "extras": f"{options.compile_extras},{options.extras},remote", "plan_flags": plan,
-            "registry": str(reference.host), "oci": str(reference), "runner": options.runner or self.default_runner,
+            **found, "plan_flags": plan, "registry": str(reference.host), "oci": str(reference),
+            "extras": f"{options.compile_extras},{options.extras},remote", "runner": options.runner or self.default_runner,
+            "constraints": self.constraints.format(name=options.label),
         }  # fmt: skip

@@ -80,3 +80,22 @@ def test_options_that_no_compile_writes_are_refused(tmp_path: Path) -> None:
 def test_compose_mounts_folders_alone(tmp_path: Path) -> None:
     with pytest.raises(LlmcError, match=r"oci://r/x is not a folder, which a container could mount"):
         files("compose", facts(tmp_path / "bundle"), bundle_path="oci://r/x")
+
+
+@pytest.mark.parametrize("kind", ["docker", "github-actions", "gitlab"])
+def test_llmc_is_installed_from_its_wheel_alone(kind: str, tmp_path: Path) -> None:
+    """On PyPI `llmc` is another project."""
+    lines = [line for text in files(kind, facts(tmp_path / "bundle")).values() for line in text.splitlines()]
+    installs = [line for line in lines if "pip install" in line]
+    assert installs and all("llmc-*.whl)[" in line or '"$WHEEL[' in line for line in installs)
+
+
+def test_images_have_the_versions_that_compiled_the_bundle(tmp_path: Path) -> None:
+    def compiled(document: dict[str, Any]) -> None:
+        version = {"python": "3.11.7", "llmc": "0.1.0", "torch": "2.13.0+cpu", "numpy": "2.4.6\n--pre", "a b": "1"}
+        document["provenance"] = {"runDetails": {"builder": {"version": version}}}
+        document["toolchain"] = {"onnxruntime": "1.31.1", "LIBTPU_INIT_ARGS": "--flag", "fake": "1"}
+
+    bundle = facts(tmp_path / "bundle", compiled)
+    assert files("docker", bundle)["constraints.txt"] == "onnxruntime==1.31.1\ntorch==2.13.0\n"
+    assert facts(tmp_path / "other", lambda d: d.update(provenance={"runDetails": 1}, toolchain={})).constraints == ""
