@@ -90,7 +90,6 @@ class Kind(ABC):
     """One kind of deployment, as files that are rendered from templates."""
 
     name: ClassVar[str]
-    summary: ClassVar[str]
     takes: ClassVar[tuple[str, ...]] = ()
     """Options that have a meaning for it, beside `name`."""
 

@@ -14,7 +14,6 @@ class Compose(Kind):
     """See the module's docstring."""
 
     name: ClassVar[str] = "compose"
-    summary: ClassVar[str] = "Docker Compose: one server over the bundle's folder, read-only and without root"
     takes: ClassVar[tuple[str, ...]] = ("bundle", "image", "port", "cpus")
     templates: ClassVar[Mapping[str, str]] = {"compose.yaml": "compose/compose.yaml"}
 

@@ -12,7 +12,6 @@ class Docker(Kind):
     """See the module's docstring."""
 
     name: ClassVar[str] = "docker"
-    summary: ClassVar[str] = "a Dockerfile: compile, serve with the bundle mounted or inside"
     takes: ClassVar[tuple[str, ...]] = ("bundle", "base_image", "port")
     templates: ClassVar[Mapping[str, str]] = {
         "Dockerfile": "docker/Dockerfile", ".dockerignore": "docker/dockerignore",

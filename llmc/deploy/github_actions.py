@@ -12,7 +12,6 @@ class GithubActions(Pipeline):
     """See the module's docstring."""
 
     name: ClassVar[str] = "github-actions"
-    summary: ClassVar[str] = "GitHub Actions: plan, compile, verify, certify and push, with the store as cache"
     default_runner: ClassVar[str] = "ubuntu-latest"
     constraints: ClassVar[str] = ".github/llmc-{name}-constraints.txt"
     templates: ClassVar[Mapping[str, str]] = {

@@ -12,7 +12,6 @@ class Gitlab(Pipeline):
     """See the module's docstring."""
 
     name: ClassVar[str] = "gitlab"
-    summary: ClassVar[str] = "GitLab CI: plan, compile, verify, certify and push, with the store as cache"
     default_runner: ClassVar[str] = ""
     constraints: ClassVar[str] = "llmc-{name}-constraints.txt"
     templates: ClassVar[Mapping[str, str]] = {".gitlab-ci-llmc-{name}.yml": "gitlab/pipeline"}

@@ -18,7 +18,6 @@ class Kserve(Kind):
     """See the module's docstring."""
 
     name: ClassVar[str] = "kserve"
-    summary: ClassVar[str] = "KServe: a ServingRuntime, and an InferenceService on it"
     takes: ClassVar[tuple[str, ...]] = (
         "bundle", "bundle_image", "image", "namespace", "replicas", "max_replicas", "cpus", "trusted_keys",
         "api_key_secret",

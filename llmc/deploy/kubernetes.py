@@ -26,9 +26,6 @@ class Kubernetes(Kind):
     """See the module's docstring."""
 
     name: ClassVar[str] = "kubernetes"
-    summary: ClassVar[str] = (
-        "a kustomize base: Deployment, Service, HPA, PodDisruptionBudget, NetworkPolicy, warm-up Job"
-    )
     takes: ClassVar[tuple[str, ...]] = (
         "bundle", "bundle_image", "image", "namespace", "replicas", "max_replicas", "port", "cpus", "pull",
         "trusted_keys", "api_key_secret", "allow_from",

@@ -21,7 +21,6 @@ class Opea(Kind):
     """See the module's docstring."""
 
     name: ClassVar[str] = "opea"
-    summary: ClassVar[str] = "OPEA's guide: launch_vllm_service.sh with its seven parameters, and its requests"
     takes: ClassVar[tuple[str, ...]] = ("bundle", "image", "cpus")
     templates: ClassVar[Mapping[str, str]] = {
         "launch_vllm_service.sh": "opea/launch", "query.sh": "opea/query",

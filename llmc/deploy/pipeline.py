@@ -51,6 +51,7 @@ class Pipeline(Kind):
         assert reference is not None
         return {
             **found, "plan_flags": plan, "registry": str(reference.host), "oci": str(reference),
-            "extras": f"{options.compile_extras},{options.extras},remote", "runner": options.runner or self.default_runner,
+            "extras": f"{options.compile_extras},{options.extras},remote",
+            "runner": options.runner or self.default_runner,
             "constraints": self.constraints.format(name=options.label),
         }  # fmt: skip

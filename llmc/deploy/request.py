@@ -26,8 +26,9 @@ def options_for(kind: Kind, given: Mapping[str, Any]) -> Options:
     names that are none.
     """
     said = {name: value for name, value in given.items() if value not in (None, ())}
-    if said.get("bundle") is not None and said.get("bundle_image") is None and "bundle_image" in kind.takes:
-        said |= _pulled(str(said["bundle_path"]))
+    named = str(said.get("bundle_path", ""))
+    if "bundle_image" in kind.takes and "bundle_image" not in said and named.startswith("oci://"):
+        said["bundle_image"] = named  # a bundle that was named by its image is there for the nodes, too
     known = {"name", *kind.takes, *(("bundle_path",) if "bundle" in kind.takes else ())}
     for name in said:
         if name not in known:
@@ -40,14 +41,9 @@ def options_for(kind: Kind, given: Mapping[str, Any]) -> Options:
     for namespace in said.get("allow_from", ()):
         require_label("--allow-from", namespace)
     found = Options(**said)
-    if found.max_replicas < found.replicas:
+    if "max_replicas" in kind.takes and found.max_replicas < found.replicas:
         raise InputError(f"--max-replicas {found.max_replicas} is below --replicas {found.replicas}")
     return found
-
-
-def _pulled(path: str) -> dict[str, Any]:
-    """A bundle that was named by its image is there for the nodes, too."""
-    return {"bundle_image": path} if path.startswith("oci://") else {}
 
 
 def _reference(flag: str, text: str) -> Reference:

@@ -13,7 +13,6 @@ class Systemd(Kind):
     """See the module's docstring."""
 
     name: ClassVar[str] = "systemd"
-    summary: ClassVar[str] = "a unit with a user of its own, which counts as started once it is ready"
     takes: ClassVar[tuple[str, ...]] = ("bundle", "port", "cpus", "program")
     templates: ClassVar[Mapping[str, str]] = {"llmc-{name}.service": "systemd/unit"}
 

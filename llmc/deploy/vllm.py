@@ -46,7 +46,6 @@ class Vllm(Kind):
     """See the module's docstring."""
 
     name: ClassVar[str] = "vllm"
-    summary: ClassVar[str] = "a vLLM server with llmc's plan and a packed compile cache"
     takes: ClassVar[tuple[str, ...]] = (
         "bundle", "server", "configuration", "model", "image", "tool_image", "cache_image", "device", "namespace",
         "replicas", "port", "cpus", "trusted_keys", "api_key_secret",

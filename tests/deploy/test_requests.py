@@ -82,6 +82,16 @@ def test_compose_mounts_folders_alone(tmp_path: Path) -> None:
         files("compose", facts(tmp_path / "bundle"), bundle_path="oci://r/x")
 
 
+def test_a_bundle_that_is_named_by_its_image_is_there_for_nodes(tmp_path: Path) -> None:
+    reference = "oci://r.example.com/models/toy:v2"
+    found = files("kubernetes", facts(tmp_path / "bundle"), bundle_path=reference, bundle_image=None)
+    assert 'reference: "r.example.com/models/toy:v2"' in found["deployment.yaml"]
+
+
+def test_a_number_of_servers_without_a_largest_one(tmp_path: Path) -> None:
+    assert "\n  replicas: 9\n" in files("vllm", facts(tmp_path / "bundle"), replicas=9)["deployment.yaml"]
+
+
 @pytest.mark.parametrize("kind", ["docker", "github-actions", "gitlab"])
 def test_llmc_is_installed_from_its_wheel_alone(kind: str, tmp_path: Path) -> None:
     """On PyPI `llmc` is another project."""
