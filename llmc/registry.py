@@ -20,7 +20,10 @@ from llmc.errors import InputError, UnknownNameError
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoints
 
-GROUPS = ("llmc.caches", "llmc.executors", "llmc.servers", "llmc.strategies", "llmc.targets", "llmc.traffic_formats")
+GROUPS = (
+    "llmc.caches", "llmc.deployments", "llmc.executors", "llmc.servers", "llmc.strategies", "llmc.targets",
+    "llmc.traffic_formats",
+)  # fmt: skip
 
 
 @cache

@@ -27,6 +27,7 @@ COMMANDS = {
     "warmup": ("llmc.cli.warmup", "Run every graph of a bundle twice; name those that fail."),
     "bench": ("llmc.cli.bench", "Time every bucket of a bundle, or put a server under load."),
     "devices": ("llmc.cli.devices", "Show what this host can compile for and run on."),
+    "deploy": ("llmc.cli.deploy", "Write files that deploy a bundle: images, pods, units, CI."),
     "traffic": ("llmc.cli.traffic", "Look at recorded traffic; merge, sample and anonymise it."),
     "cache": ("llmc.cli.cache", "Look into the artifact store and into bundles."),
 }

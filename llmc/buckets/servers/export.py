@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from llmc.buckets.files import write_text
@@ -41,15 +41,13 @@ def kubernetes_text(given: Export, name: str) -> str:
     JSON strings are YAML's too, so that every value is quoted.
     """
     lines = ["# for the container that runs the server"]
-    if given.environment:
+    environment, arguments = mounted(given)
+    if environment:
         lines.append("env:")
-        for variable, value in given.environment.items():
-            lines += [f"  - name: {variable}", f"    value: {json.dumps(_mounted(value, given.files))}"]
-    if given.arguments:
-        lines.append("args:")
-        for argument in given.arguments:
-            flag, _, value = argument.partition(" ")
-            lines.append(f"  - {json.dumps(f'{flag}={_mounted(value, given.files)}' if value else flag)}")
+        for variable, value in environment.items():
+            lines += [f"  - name: {variable}", f"    value: {json.dumps(value)}"]
+    if arguments:
+        lines += ["args:", *(f"  - {json.dumps(argument)}" for argument in arguments)]
     if given.files:
         config = f"llmc-{name}"
         lines += ["volumeMounts:", f"  - name: {config}", f"    mountPath: {MOUNT}", "    readOnly: true"]
@@ -117,5 +115,14 @@ def _placed(argument: str, here: Mapping[str, str]) -> str:
     return f"{flag}{blank}{here.get(value, value)}"
 
 
-def _mounted(value: str, files: Mapping[str, str]) -> str:
-    return f"{MOUNT}/{value}" if value in files else value
+def mounted(given: Export) -> tuple[Mapping[str, str], Sequence[str]]:
+    """Variables, and arguments of one word each, of a container that has the server's own files at MOUNT."""
+
+    def placed(value: str) -> str:
+        return f"{MOUNT}/{value}" if value in given.files else value
+
+    apart = (argument.partition(" ") for argument in given.arguments)
+    return (
+        {name: placed(value) for name, value in given.environment.items()},
+        [f"{flag}={placed(value)}" if value else flag for flag, _, value in apart],
+    )

@@ -18,6 +18,7 @@ from llmc.compiler.options import CompileOptions, Option, Value
 from llmc.compiler.targets.costs import LOWER, TRACE, WEIGHTS, Cost, Verifying
 from llmc.compiler.targets.declared import refuse_foreign
 from llmc.compiler.targets.hardware import NEVER, Hardware
+from llmc.compiler.targets.hosting import Hosting
 from llmc.compiler.targets.reference import TRANSFORMERS, ReferenceModel
 from llmc.compiler.targets.workers import Workers
 from llmc.errors import InputError
@@ -369,6 +370,11 @@ class Target(ABC):
         """Texts for the device's own host, by file name: what servers there read, and a job that finishes `bundle`.
         They will be written to `folder`. None for most devices."""
         return {}
+
+    def hosting(self, recorded: Mapping[str, Any]) -> Hosting:
+        """What a server of its bundles needs of its host, for `llmc deploy`; `recorded` are a manifest's options.
+        Raises InputError for a device that no single server has."""
+        return Hosting()
 
     def ranges(self, options: CompileOptions, limits: Limits) -> Mapping[str, Range]:
         """Ranges that its options decide in a plan for it, by name ("prompt_batch", "decode_context" …); most decide

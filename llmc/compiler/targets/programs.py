@@ -25,6 +25,7 @@ from llmc.compiler.stages import Stages, version_of
 from llmc.compiler.targets.base import Executable, Lowered, Shape, State, StaticTarget
 from llmc.compiler.targets.costs import WEIGHTS as WEIGHTS_COST
 from llmc.compiler.targets.costs import Cost, Verifying, traces
+from llmc.compiler.targets.hosting import Hosting
 from llmc.compiler.weights.weightless import PLACEMENTS, WEIGHTS, shared_files
 from llmc.compiler.weights.weightless import TABLES as TABLES_FILE
 from llmc.compiler.weights.weightless import TENSORS as TENSORS_FILE
@@ -59,6 +60,10 @@ class ProgramTarget(StaticTarget):
     verifying: ClassVar[Verifying] = Verifying(
         begin=Cost(fixed=0.5), opened=Cost(layers=0.15), step=Cost(layers=0.06), tokens=Cost(parameters=2.2)
     )
+
+    def hosting(self, recorded: Mapping[str, Any]) -> Hosting:
+        """Torch, which runs portable programs."""
+        return Hosting(extra="compile")
 
     def __init__(self) -> None:
         self._traced: dict[Path, dict[str, Any]] = {}

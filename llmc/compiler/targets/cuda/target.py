@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from llmc.compiler.targets.base import Executable, TopologyForm
 from llmc.compiler.targets.cuda.attention import ATTENTION, DIALECTS, require_kernel
 from llmc.compiler.targets.cuda.tuning import NONE, TUNING, Tuning
+from llmc.compiler.targets.hosting import Hosting, nvidia
 from llmc.compiler.targets.xla.described import DescribedTarget
 from llmc.compiler.targets.xla.target import ROLL_LAYERS
 
@@ -100,6 +101,10 @@ class CudaTarget(DescribedTarget):
         from llmc.compiler.targets.cuda.topology import parse_topology
 
         return parse_topology(self._detail)
+
+    def hosting(self, recorded: Mapping[str, Any]) -> Hosting:
+        """The cards of the topology, of that product."""
+        return nvidia(self.topology.count, "cuda", self.topology.card.product)
 
     def configure(self, options: CompileOptions) -> CompileOptions:
         """Refuses a kernel that cannot be, and tuning results that do not hold for the card."""

@@ -10,10 +10,11 @@ Programs and weights are those of programs.py.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.targets.hardware import Hardware, contract_tested
+from llmc.compiler.targets.hosting import Hosting
 from llmc.compiler.targets.programs import ProgramTarget
 
 if TYPE_CHECKING:
@@ -69,6 +70,16 @@ class HpuTarget(ProgramTarget):
         from llmc.compiler.targets.hpu.finisher import RecipeFinisher
 
         return RecipeFinisher()
+
+    def hosting(self, recorded: Mapping[str, Any]) -> Hosting:
+        """One card of Intel's device plug-in, and the eager mode, as in the job that finishes a bundle."""
+        return Hosting(
+            own_image="Intel's Gaudi software (habana_frameworks.torch)",
+            resources={"habana.ai/gaudi": 1},
+            environment={"PT_HPU_LAZY_MODE": "0"},
+            runtime="habana",
+            host_memory=False,
+        )
 
     def host_files(self, folder: Path, bundle: Path, plan: Plan) -> Mapping[str, str]:
         """vllm-gaudi's bucket file and variables, and a job that finishes the bundle."""

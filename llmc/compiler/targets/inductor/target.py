@@ -17,11 +17,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from llmc.compiler.options import CompileOptions, Option
 from llmc.compiler.targets.hardware import Hardware, contract_tested
+from llmc.compiler.targets.hosting import Hosting, nvidia
 from llmc.compiler.targets.inductor.options import MODE, SECONDS
 from llmc.compiler.targets.programs import ProgramTarget
 from llmc.errors import UnknownNameError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from llmc.buckets.bucket import Bucket
     from llmc.compiler.architectures.shared.size import ModelSize
     from llmc.compiler.targets.cuda.cards.base import Card
@@ -86,6 +89,10 @@ class InductorTarget(ProgramTarget):
         from llmc.compiler.targets.inductor.finisher import PackageFinisher
 
         return PackageFinisher(self._card)
+
+    def hosting(self, recorded: Mapping[str, Any]) -> Hosting:
+        """One card, of the product that was named."""
+        return nvidia(1, "compile", "" if self._card is None else self._card.product)
 
     def memory(self, options: CompileOptions) -> tuple[int, str] | None:
         """Of the card that was named; unknown where the host that finishes the bundle decides."""

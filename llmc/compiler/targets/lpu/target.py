@@ -19,6 +19,7 @@ from llmc.compiler.options import CompileOptions, Option
 from llmc.compiler.targets.base import ANY_PHASE, Deployment, Executable, Lowered, Shape, State, Target
 from llmc.compiler.targets.costs import Cost
 from llmc.compiler.targets.hardware import Hardware, contract_tested
+from llmc.compiler.targets.hosting import Hosting
 from llmc.compiler.targets.lpu.build import LpuLowered, build
 from llmc.compiler.targets.programs import ProgramTarget
 from llmc.errors import DeviceError, InputError
@@ -158,6 +159,10 @@ class LpuTarget(ProgramTarget):
     def toolchain(self) -> dict[str, str]:
         """HyperDex, or the tracer."""
         return super().toolchain() if self._hyperdex is None else {toolchain.PACKAGE: self._hyperdex.version}
+
+    def hosting(self, recorded: Mapping[str, Any]) -> Hosting:
+        """HyperDex's; its cards have no device plug-in that is known here."""
+        return Hosting(own_image="HyperDex", host_memory=False)
 
     def memory(self, options: CompileOptions) -> tuple[int, str] | None:
         """Of the cards."""

@@ -21,6 +21,8 @@ class Chip:
 
     name: str
     memory: Mapping[int, int]
+    cores: int
+    """NeuronCores of a chip."""
     default_lnc: int = 1
 
     def lnc(self, asked: int | None) -> int:
@@ -35,9 +37,9 @@ class Chip:
 
 
 CHIPS = {
-    "trn1": Chip("trn1", {1: 16 * GIB}),
-    "inf2": Chip("inf2", {1: 16 * GIB}),
-    "trn2": Chip("trn2", {1: 12 * GIB, 2: 24 * GIB}, 2),
+    "trn1": Chip("trn1", {1: 16 * GIB}, 2),
+    "inf2": Chip("inf2", {1: 16 * GIB}, 2),
+    "trn2": Chip("trn2", {1: 12 * GIB, 2: 24 * GIB}, 8, 2),
 }
 DEFAULT = "trn2"
 """The chip of `--device neuron` where NEURON_PLATFORM_TARGET_OVERRIDE names none."""

@@ -7,6 +7,7 @@ makes a NEFF of it where that is installed (finisher.py).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from llmc.compiler.options import MAX_TOP_K, Option
 from llmc.compiler.targets.base import Executable, State
 from llmc.compiler.targets.costs import Cost, Verifying
 from llmc.compiler.targets.hardware import Hardware, contract_tested
+from llmc.compiler.targets.hosting import Hosting
 from llmc.compiler.targets.neuron.chips import DEFAULT, Chip, chip_of
 from llmc.compiler.targets.neuron.neuron_config import NEURON_CONFIG, NeuronConfig, canonical
 from llmc.compiler.targets.neuron.neuronx_cc import SECONDS
@@ -83,6 +85,17 @@ class NeuronTarget(XlaTarget):
     def chip(self) -> Chip:
         """The chip that is compiled for; raises UnknownNameError listing the known ones."""
         return chip_of(self._named or DEFAULT)
+
+    def hosting(self, recorded: Mapping[str, Any]) -> Hosting:
+        """As many chips as have the cores of one graph, by AWS's device plug-in."""
+        cores = int(recorded.get(TENSOR_PARALLEL.name, 1)) * self.chip.default_lnc
+        chips = math.ceil(cores / self.chip.cores)
+        return Hosting(
+            own_image="AWS's Neuron runtime",
+            resources={"aws.amazon.com/neuron": chips},
+            devices=tuple(f"/dev/neuron{i}" for i in range(chips)),
+            host_memory=False,
+        )
 
     def configure(self, options: CompileOptions) -> CompileOptions:
         """Refuses a chip that is not known, and members of --override-neuron-config that mean nothing here.

@@ -14,6 +14,7 @@ from llmc.compiler.program.stage import traced_graph
 from llmc.compiler.stages import Stages, toolchain, version_of
 from llmc.compiler.targets.base import Lowered, Target
 from llmc.compiler.targets.costs import Cost
+from llmc.compiler.targets.hosting import Hosting
 from llmc.compiler.targets.openvino.precision import PAGED_INT8, group_of
 from llmc.compiler.weights.stage import weights_stage
 from llmc.runtime.host import cpu_features
@@ -87,6 +88,10 @@ class OpenVinoBase(Target):
         group = group_of(str(options.quantize), asked)
         named = asked is not None and group != self.default_group(str(options.quantize))
         return options.changed(group_size=group if named else None)
+
+    def hosting(self, recorded: Mapping[str, Any]) -> Hosting:
+        """OpenVINO."""
+        return Hosting(extra="openvino")
 
     def stage_costs(self, options: CompileOptions, buckets: Sequence[Bucket]) -> Mapping[str, Cost]:
         """And what the plugin makes of the models and their weights."""

@@ -18,6 +18,7 @@ from llmc.compiler.program.program import GraphProgram, Program
 from llmc.compiler.stages import Stages
 from llmc.compiler.targets.base import Executable, Lowered, Shape, State, StaticTarget
 from llmc.compiler.targets.hardware import Hardware, contract_tested
+from llmc.compiler.targets.hosting import Hosting
 from llmc.compiler.targets.openvino.base_target import (
     ACTIVATION_GROUP_SIZE,
     GROUP_SIZE,
@@ -28,6 +29,8 @@ from llmc.compiler.targets.openvino.base_target import (
 from llmc.errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from llmc.artifacts.store.entries import Entry
     from llmc.buckets.limits import Limits
     from llmc.compiler.targets.finishing import Finisher
@@ -38,6 +41,12 @@ if TYPE_CHECKING:
     from llmc.runtime.cache_shape import CacheShape
     from llmc.runtime.executors.openvino.device import MappedWeights
     from llmc.settings import Settings
+
+_HOSTING = {
+    "GPU": Hosting(extra="openvino", resources={"gpu.intel.com/i915": 1}, devices=("/dev/dri",)),
+    "NPU": Hosting(extra="openvino", resources={"npu.intel.com/accel": 1}, devices=("/dev/accel",)),
+}
+"""By Intel's device plug-ins (intel/intel-device-plugins-for-kubernetes). Most have the host's memory."""
 
 _REMAINING = {
     "GPU": "the GPU's host compiles each model, with the plugin and OpenCL driver there",
@@ -104,6 +113,10 @@ class OpenVinoStaticTarget(OpenVinoBase, StaticTarget):
     def state(self) -> State:
         """Native on the CPU, and where this host has a compiler for the device."""
         return "native" if self.device == "CPU" or self.compiler is not None else "portable"
+
+    def hosting(self, recorded: Mapping[str, Any]) -> Hosting:
+        """And the GPU or NPU, by Intel's device plug-ins."""
+        return _HOSTING.get(self.device.partition(".")[0], super().hosting(recorded))
 
     def toolchain(self) -> dict[str, str]:
         """OpenVINO, and of a device that is compiled for its compiler, or its driver."""

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmc.compiler.targets.costs import Cost, Verifying
 from llmc.compiler.targets.hardware import Hardware
+from llmc.compiler.targets.hosting import Hosting
 from llmc.compiler.targets.xla.formats import CODES
 from llmc.compiler.targets.xla.target import TENSOR_PARALLEL, XlaTarget
 from llmc.runtime.host import cpu_features
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from llmc.buckets.bucket import Bucket
     from llmc.compiler.architectures.shared.size import ModelSize
     from llmc.compiler.options import CompileOptions
@@ -36,6 +39,10 @@ class XlaCpuTarget(XlaTarget):
         begin=Cost(fixed=1.0), opened=Cost(layers=0.2), step=Cost(parameters=0.02), tokens=Cost(parameters=2.2)
     )
     graph_bytes_source: ClassVar[str] = "code of each executable, and the temporary buffers of the largest, as measured"
+
+    def hosting(self, recorded: Mapping[str, Any]) -> Hosting:
+        """JAX."""
+        return Hosting(extra="xla")
 
     def cards(self) -> tuple[Cards, ...]:
         """The CPU."""

@@ -6,12 +6,21 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmc.compiler.stages import version_of
 from llmc.compiler.targets.base import TopologyForm
+from llmc.compiler.targets.hosting import Hosting
 from llmc.compiler.targets.xla.described import DescribedTarget
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from llmc.compiler.targets.xla.topology import Topology
     from llmc.runtime.accelerators import Cards
     from llmc.runtime.executors.xla.client import Platform
+
+GKE = {
+    "v4": "tpu-v4-podslice", "v5e": "tpu-v5-lite-podslice", "v5p": "tpu-v5p-slice", "v6e": "tpu-v6e-slice",
+    "tpu7x": "tpu7x",
+}  # fmt: skip
+"""Google Kubernetes Engine's names of the generations ("About TPUs in GKE", cloud.google.com/gke-tpu-accelerator)."""
 
 
 class TpuTarget(DescribedTarget):
@@ -62,6 +71,25 @@ class TpuTarget(DescribedTarget):
         from llmc.runtime.executors.xla.client import has_tpu
 
         return "" if has_tpu() else "needs a TPU host"
+
+    def hosting(self, recorded: Mapping[str, Any]) -> Hosting:
+        """The slice, on nodes of Google Kubernetes Engine; raises InputError for one of several hosts."""
+        from llmc.compiler.targets.xla.topology import shown
+        from llmc.errors import InputError
+
+        slice_ = self.topology
+        if slice_.hosts > 1:
+            raise InputError(
+                f"tpu:{slice_.name} is a slice of {slice_.hosts} hosts, and a server runs on one; compile for a slice "
+                "of one host"
+            )
+        labels = {"accelerator": GKE[slice_.generation], "topology": shown(slice_.shape)}
+        return Hosting(
+            extra="tpu",
+            resources={"google.com/tpu": slice_.chips},
+            node_selector={f"cloud.google.com/gke-tpu-{name}": value for name, value in labels.items()},
+            host_memory=False,
+        )
 
     @property
     def topology(self) -> Topology:

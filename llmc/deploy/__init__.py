@@ -1,0 +1,36 @@
+"""Files that deploy a bundle: one file per kind of deployment, found by name, over templates beside them.
+
+Other packages bring theirs in the entry-point group "llmc.deployments" (registry.py).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from llmc.registry import Registry
+
+if TYPE_CHECKING:
+    from llmc.deploy.base import Kind
+
+KINDS = Registry(
+    "kind of deployment",
+    "llmc.deployments",
+    {
+        "compose": "llmc.deploy.compose:Compose",
+        "docker": "llmc.deploy.docker:Docker",
+        "github-actions": "llmc.deploy.github_actions:GithubActions",
+        "gitlab": "llmc.deploy.gitlab:Gitlab",
+        "kserve": "llmc.deploy.kserve:Kserve",
+        "kubernetes": "llmc.deploy.kubernetes:Kubernetes",
+        "opea": "llmc.deploy.opea:Opea",
+        "systemd": "llmc.deploy.systemd:Systemd",
+        "vllm": "llmc.deploy.vllm:Vllm",
+    },
+)
+"""Classes that take no arguments."""
+
+
+def create(name: str) -> Kind:
+    """The kind of a name. Raises UnknownNameError, listing the known ones."""
+    made: Kind = KINDS.get(name)()
+    return made

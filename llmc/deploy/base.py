@@ -1,0 +1,124 @@
+"""The contract of a kind of deployment: options in, texts by path out. A kind is one file here and one in the registry.
+
+What a bundle is told by its manifest (`Facts`); a kind opens none of its other files, and starts nothing.
+"""
+
+from __future__ import annotations
+
+from abc import ABC
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from llmc.deploy.names import label
+from llmc.deploy.templating import render
+from llmc.errors import InputError
+from llmc.version import __version__
+
+if TYPE_CHECKING:
+    from llmc.artifacts.oci.reference import Reference
+    from llmc.deploy.facts import Facts
+
+PYTHON_IMAGE = "python:3.11-slim-bookworm"
+"""What images are built on, where the device needs no other."""
+USER = 10001
+"""User and group that servers run as: none that an image knows, and not root."""
+SHUTDOWN_S = 30
+"""Seconds that running requests get, as `llmc serve` has it by default."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is deployed and how; texts that are "" were not given.
+
+    `bundle_image` is where nodes get the bundle; `image` runs llmc, `base_image` is what that is built on. `model` is
+    the checkpoint that CI compiles. `server` is another server, `configuration` its plan, `device` what it runs on,
+    `cache_image` its packed compile cache, and `tool_image` has the llmc that unpacks it. `trusted_keys` is a
+    ConfigMap, `api_key_secret` a Secret, `allow_from` are namespaces.
+    """
+
+    name: str = ""
+    bundle: Facts | None = None
+    bundle_path: str = ""
+    bundle_image: Reference | None = None
+    image: str = ""
+    base_image: str = ""
+    model: str = ""
+    traffic: str = ""
+    max_waste: str = ""
+    runner: str = ""
+    namespace: str = ""
+    replicas: int = 1
+    max_replicas: int = 4
+    port: int = 8000
+    cpus: int = 4
+    pull: bool = False
+    trusted_keys: str = ""
+    api_key_secret: str = ""
+    allow_from: tuple[str, ...] = ()
+    program: str = "/opt/llmc/bin/llmc"
+    device: str = ""
+    server: str = ""
+    configuration: Path | None = None
+    cache_image: Reference | None = None
+    tool_image: str = ""
+
+    @property
+    def facts(self) -> Facts:
+        """Of the bundle, which has to be there."""
+        assert self.bundle is not None
+        return self.bundle
+
+    @property
+    def label(self) -> str:
+        """What everything is called."""
+        return self.name or (label(self.model) if self.bundle is None else self.bundle.label)
+
+    @property
+    def extras(self) -> str:
+        """Those of llmc that serve the bundle, and check its signature."""
+        return ",".join(filter(None, ("serve", "sign", self.facts.hosting.extra)))
+
+    @property
+    def compile_extras(self) -> str:
+        """Those of llmc that compile the bundle again."""
+        return ",".join(dict.fromkeys(filter(None, ("compile", self.facts.hosting.extra))))
+
+
+class Kind(ABC):
+    """One kind of deployment, as files that are rendered from templates."""
+
+    name: ClassVar[str]
+    takes: ClassVar[tuple[str, ...]] = ()
+    """Options that have a meaning for it, beside `name`."""
+
+    needs: ClassVar[tuple[str, ...]] = ("bundle",)
+    """Those of them that have to be given."""
+
+    templates: ClassVar[Mapping[str, str]] = {}
+    """Path to the name of its template; `{name}` in a path is the deployment's."""
+
+    def files(self, options: Options) -> Mapping[str, str]:
+        """Texts by path. Raises InputError for options that cannot be written."""
+        values = {"options": options, "version": __version__, "user": USER, **self.values(options)}
+        return {path.format(name=options.label): render(name, values) for path, name in self.templates.items()}
+
+    def values(self, options: Options) -> dict[str, Any]:
+        """What the templates have beside `options`, `version` and `user`. Raises InputError."""
+        return {"facts": options.facts, "hosting": options.facts.hosting, "shutdown": SHUTDOWN_S}
+
+
+def flag_of(name: str) -> str:
+    """The flag of an option: "--bundle-image" of "bundle_image"."""
+    return f"--{name.replace('_', '-')}"
+
+
+def base_image(options: Options) -> str:
+    """What the image is built on. Raises InputError where the device needs software that no package has."""
+    needed = options.facts.hosting.own_image
+    if options.base_image or not needed:
+        return options.base_image or PYTHON_IMAGE
+    raise InputError(
+        f"{options.facts.manifest.device} needs an image with {needed}; name it with --base-image, Python 3.11 in it"
+    )

@@ -1,0 +1,188 @@
+"""What a deployment is told of a bundle, from its manifest alone."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from llmc.compiler.targets.hosting import Hosting
+from llmc.deploy.names import label
+from llmc.errors import ArtifactError
+
+if TYPE_CHECKING:
+    from llmc.artifacts.bundle.manifest import Manifest
+    from llmc.buckets.plan import Plan
+    from llmc.compiler.targets.base import Target
+    from llmc.runtime.bundle import Bundle
+
+BASE_BYTES = 1 << 30
+"""Of a server beside weights and cache: the process, a step's activations, its confined children (docs/serving.md)."""
+READ_BYTES_S = 100e6
+"""What a node reads a second at the least, of a disk that others use too."""
+MARGIN = 3
+"""How much longer than estimated a start may take, before it counts as failed."""
+LEAST_BUDGET_S = 60
+_PACKAGE = re.compile(r"[a-z0-9](?:[a-z0-9._-]{0,98}[a-z0-9])?")
+_VERSION = re.compile(r"[0-9][0-9a-z.]{0,60}")
+_NONE = ("fake", "llmc", "python")
+"""What is no package, or comes as a wheel."""
+_WORD = re.compile(r"[a-z0-9_]{1,20}")
+_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Of one bundle. Sizes in bytes, times in seconds."""
+
+    bundle: Bundle
+    target: Target
+
+    @classmethod
+    def of(cls, bundle: Bundle) -> Facts:
+        """Raises UnknownNameError for a device, and InputError for one that no single server has; ArtifactError for
+        sizes of its cache that are none."""
+        from llmc.compiler.targets import open_target
+
+        manifest = bundle.manifest
+        named = manifest.device.partition(":")[0] == manifest.target
+        return cls(bundle, open_target(manifest.device if named else manifest.target, bundle.settings))
+
+    @property
+    def manifest(self) -> Manifest:
+        """What all is read from."""
+        return self.bundle.manifest
+
+    @property
+    def model(self) -> str:
+        """The model's name as the manifest has it: any text."""
+        return str(self.manifest.model.get("name") or self.manifest.provenance.get("model") or "model")
+
+    @property
+    def label(self) -> str:
+        """The same as a name in Kubernetes."""
+        return label(self.model)
+
+    @property
+    def digest(self) -> str:
+        """The bundle's identity."""
+        return self.manifest.digest
+
+    @cached_property
+    def plan(self) -> Plan:
+        """Its buckets."""
+        return self.bundle.plan if self.bundle.task == "generate" else self.bundle.encode_plan
+
+    @property
+    def plan_json(self) -> str:
+        """The plan as `llmc compile --plan` takes it."""
+        return json.dumps(self.manifest.plan, indent=1, sort_keys=True) + "\n"
+
+    @property
+    def hosting(self) -> Hosting:
+        """What its device needs of a host."""
+        return self.target.hosting(self.manifest.options)
+
+    @property
+    def native(self) -> bool:
+        """Whether it holds code, which comes from elsewhere only with a trusted signature."""
+        from llmc.artifacts.bundle.native import code_of_bundle
+
+        return code_of_bundle(self.manifest) is not None
+
+    @property
+    def portable(self) -> int:
+        """Executables that the device's own host still has to finish."""
+        return sum(one.state == "portable" for one in self.manifest.executables)
+
+    @property
+    def architecture(self) -> str:
+        """Kubernetes' name of the processors that it needs; "" for any."""
+        return next((found for name, found in _ARCHITECTURES.items() if name in self.manifest.isa), "")
+
+    @property
+    def cache_bytes(self) -> int:
+        """Of the caches of all sequences at full length."""
+        if self.bundle.task != "generate":
+            return 0
+        limits, dtype = self.plan.limits, self.manifest.options.get("dtype")
+        held: Any = dtype if dtype in ("f16", "bf16") else "f32"
+        return limits.max_num_seqs * self.bundle.cache_shape.nbytes(limits.max_model_len, held)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory of the host that a server needs: the bundle's files, which are mapped; the cache, unless the device
+        has it; and BASE_BYTES. Whole MiB."""
+        needed = self.manifest.size + BASE_BYTES + (self.cache_bytes if self.hosting.host_memory else 0)
+        return math.ceil(needed / (1 << 20)) << 20
+
+    @property
+    def memory_mib(self) -> int:
+        """The same in MiB."""
+        return self.memory_bytes >> 20
+
+    @property
+    def start_seconds(self) -> float:
+        """About how long a start takes until a server is ready.
+
+        Its files are read, every executable is opened, and every bucket runs once, or the largest ones where one
+        executable runs any shape: by the target's own times, those of verification (`Verifying`). On a device that is
+        not the host, a portable executable takes the target's `device_seconds`.
+        """
+        times, manifest = self.target.verifying, self.manifest
+        layers, size = int(manifest.model.get("layers", 1)), self._weight_bytes
+        opened = len(manifest.executables) * times.opened.of(layers, size)
+        seconds = manifest.size / READ_BYTES_S + opened + self.portable * self.target.device_seconds
+        if not self.hosting.host_memory:
+            return seconds
+        buckets = self.plan.buckets
+        if not manifest.options.get("static_dims"):
+            buckets = tuple({b.phase: b for b in sorted(buckets, key=lambda b: b.tokens)}.values())
+        tokens = sum(b.tokens for b in buckets if b.phase == "prompt")
+        return seconds + len(buckets) * times.step.of(layers, size) + tokens / 1000 * times.tokens.of(layers, size)
+
+    @property
+    def _weight_bytes(self) -> int:
+        """Taken for the number of parameters: at least as many, unless they have less than 8 bits."""
+        return sum(
+            self.manifest.blobs[blob] for name, blob in self.manifest.files.items() if name.startswith("weights")
+        )
+
+    @property
+    def start_budget(self) -> int:
+        """Seconds after which a server that is not ready counts as failed."""
+        return max(LEAST_BUDGET_S, math.ceil(MARGIN * self.start_seconds))
+
+    @property
+    def constraints(self) -> str:
+        """The packages that compiled it, as pip's constraints: an executor refuses what another version compiled. What
+        the manifest names and is no package of an index (a flag, a build behind "+") is left out."""
+        run: Any = self.manifest.provenance.get("runDetails")
+        builder = run.get("builder") if isinstance(run, Mapping) else None
+        versions = builder.get("version") if isinstance(builder, Mapping) else None
+        found = {**(versions if isinstance(versions, Mapping) else {}), **self.manifest.toolchain}
+        pins = {name: str(version).partition("+")[0] for name, version in found.items() if _PACKAGE.fullmatch(name)}
+        kept = sorted(name for name, version in pins.items() if _VERSION.fullmatch(version) and name not in _NONE)
+        return "".join(f"{name}=={pins[name]}\n" for name in kept)
+
+    @property
+    def compile_flags(self) -> tuple[str, ...]:
+        """Of `llmc compile`, beside the model, the plan and -o: those that made it. Each is one word, without blanks.
+        Raises ArtifactError for values that no compile writes."""
+        options = self.manifest.options
+        flags = ["--device", self.manifest.device]
+        for name in ("quantize", "dtype"):
+            if (value := options.get(name)) is None:
+                continue
+            if not isinstance(value, str) or not _WORD.fullmatch(value):
+                raise ArtifactError(
+                    f"{self.bundle.path}: options.{name} in its manifest is {value!r:.80}; compile it again"
+                )
+            flags += [f"--{name}", value]
+        if isinstance(options.get("specialise"), bool):
+            flags.append("--specialise" if options["specialise"] else "--no-specialise")
+        return tuple(flags)

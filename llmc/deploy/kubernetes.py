@@ -1,0 +1,83 @@
+"""`llmc deploy kubernetes`: a kustomize base, with the device's plug-in and node labels, and a job that certifies.
+
+Requests that wait or run scale it: an HPA of autoscaling/v2, which is Kubernetes' own, over the metrics of the
+Prometheus adapter. KEDA would make the same HPA, and needs a CRD of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from llmc.artifacts.bundle.native import KERNELS
+from llmc.deploy.base import Kind, Options
+from llmc.errors import InputError
+
+if TYPE_CHECKING:
+    from llmc.artifacts.oci.reference import Reference
+
+PROBE_S = 5
+BUSY = 0.8
+"""Share of the slots that run, on average of all servers, above which one is added."""
+
+
+class Kubernetes(Kind):
+    """See the module's docstring."""
+
+    name: ClassVar[str] = "kubernetes"
+    takes: ClassVar[tuple[str, ...]] = (
+        "bundle", "bundle_image", "image", "namespace", "replicas", "max_replicas", "port", "cpus", "pull",
+        "trusted_keys", "api_key_secret", "allow_from",
+    )  # fmt: skip
+    needs: ClassVar[tuple[str, ...]] = ("bundle", "image", "bundle_image")
+    templates: ClassVar[Mapping[str, str]] = {
+        f"{name}.yaml": f"kubernetes/{name}"
+        for name in (
+            "deployment", "service", "autoscaler", "disruption-budget", "network-policy", "kustomization",
+            "warm-up-job", "prometheus-adapter-values",
+        )
+    }  # fmt: skip
+
+    def values(self, options: Options) -> dict[str, Any]:
+        """Raises InputError where a pod could not open the bundle: could not pull it, or not load its library."""
+        found, facts = super().values(options), options.facts
+        if options.pull and facts.native and not options.trusted_keys:
+            raise InputError(
+                "the bundle holds native code, which is not pulled without a signature that is trusted: name the "
+                "ConfigMap of its public keys with --trusted-keys, or mount the image with --bundle-volume image"
+            )
+        if not options.pull and KERNELS in facts.manifest.files:
+            raise InputError(
+                "the bundle has llmc's kernels, a library that no image volume lets a server load (noexec): pull it "
+                "first, with --bundle-volume pull"
+            )
+        slots = facts.plan.limits.max_num_seqs
+        return {
+            **found, **pod_values(options), "tries": math.ceil(facts.start_budget / PROBE_S), "every": PROBE_S,
+            "waiting": max(1, slots // 2), "running": max(1, int(slots * BUSY)),
+            "scale_period": max(15, math.ceil(facts.start_seconds)),
+            "selector": {**found["hosting"].node_selector, **_architecture(facts.architecture)},
+        }  # fmt: skip
+
+
+def pod_values(options: Options) -> dict[str, Any]:
+    """What pods need of the bundle's image: its name as Kubernetes has it, and how it is reached."""
+    reference = options.bundle_image
+    assert reference is not None
+    return {"pulled": image_of(reference), "oci": str(reference), "registry_port": registry_port(reference)}
+
+
+def image_of(reference: Reference) -> str:
+    """An image's name as Kubernetes writes it, without oci://."""
+    return str(reference).partition("://")[2]
+
+
+def registry_port(reference: Reference) -> int:
+    """The port that a registry listens on."""
+    port = (reference.host or "").rpartition("]")[2].partition(":")[2]
+    return int(port) if port else 443
+
+
+def _architecture(name: str) -> dict[str, str]:
+    return {"kubernetes.io/arch": name} if name else {}

@@ -1,0 +1,45 @@
+"""`llmc deploy opea`: OPEA's guide of a vLLM endpoint, over a bundle: its launch script's seven parameters, and its two
+forms of a request.
+
+What was compiled is fixed, so of block_size, max_num_seqs and max_seq_len_to_capture the script takes those of the
+bundle alone, and says how to compile for others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from llmc.deploy.base import Kind, Options
+from llmc.deploy.compose import Compose
+
+if TYPE_CHECKING:
+    from llmc.compiler.targets.hosting import Hosting
+
+
+class Opea(Kind):
+    """See the module's docstring."""
+
+    name: ClassVar[str] = "opea"
+    takes: ClassVar[tuple[str, ...]] = ("bundle", "image", "cpus")
+    templates: ClassVar[Mapping[str, str]] = {
+        "launch_vllm_service.sh": "opea/launch", "query.sh": "opea/query",
+    }  # fmt: skip
+
+    def values(self, options: Options) -> dict[str, Any]:
+        """The parameters that the bundle was compiled with, beside what a container is given."""
+        found, limits = Compose().values(options), options.facts.plan.limits
+        hosting, device = found["hosting"], options.facts.manifest.device.partition(":")[0]
+        compiled = {
+            "model_name": options.facts.model, "hw_mode": device if hosting.resources else "cpu", "parallel_number": 1,
+            "block_size": limits.block_size, "max_num_seqs": limits.max_num_seqs,
+            "max_seq_len_to_capture": limits.max_model_len,
+        }  # fmt: skip
+        cards = hosting.reservation.get("count")
+        given = {"--runtime": [hosting.runtime], "--gpus": [cards], "--device": hosting.devices}
+        flags = [word for flag, values in given.items() for value in values if value for word in (flag, value)]
+        return {**found, "compiled": compiled, "flags": ["--env", "LLMC_API_KEY", *flags, *_variables(hosting)]}
+
+
+def _variables(hosting: Hosting) -> list[str]:
+    return [word for name, value in hosting.environment.items() for word in ("--env", f"{name}={value}")]

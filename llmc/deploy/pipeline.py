@@ -1,0 +1,57 @@
+"""What the CI kinds share: the commands of a pipeline that plans, compiles, verifies, certifies and pushes a bundle.
+
+Each fails where llmc does: 2 where a plan leaves a request uncovered or wastes too much, 3 without the device, 4 where
+numbers differ, 5 without a signature, 1 where something was compiled while serving.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, ClassVar
+
+from llmc.deploy.base import Kind, Options
+from llmc.errors import InputError
+
+
+class Pipeline(Kind):
+    """Base of the CI kinds."""
+
+    takes: ClassVar[tuple[str, ...]] = ("bundle", "model", "bundle_image", "traffic", "max_waste", "runner")
+    needs: ClassVar[tuple[str, ...]] = ("bundle", "model", "bundle_image")
+    default_runner: ClassVar[str]
+    constraints: ClassVar[str]
+    """Path of the packages that compile, at the versions that compiled the bundle; as in `templates`."""
+
+    def files(self, options: Options) -> Mapping[str, str]:
+        """And the constraints."""
+        return {**super().files(options), self.constraints.format(name=options.label): options.facts.constraints}
+
+    def values(self, options: Options) -> dict[str, Any]:
+        """Flags of the plan and of the compile, and the registry.
+
+        Raises InputError for a waste without traffic, and for a device without the label of a runner that has it.
+        """
+        found, facts = super().values(options), options.facts
+        if options.max_waste and not options.traffic:
+            raise InputError("--max-waste is of padding on recorded requests: name them with --traffic FILE")
+        if found["hosting"].resources and not options.runner:
+            raise InputError(
+                f"a certificate for {facts.manifest.device} is made where that device is: name such a runner with "
+                "--runner"
+            )
+        limits = facts.plan.limits
+        plan = [
+            word
+            for field in fields(limits)
+            if type(value := getattr(limits, field.name)) is int
+            for word in (f"--{field.name.replace('_', '-')}", str(value))
+        ]
+        reference = options.bundle_image
+        assert reference is not None
+        return {
+            **found, "plan_flags": plan, "registry": str(reference.host), "oci": str(reference),
+            "extras": f"{options.compile_extras},{options.extras},remote",
+            "runner": options.runner or self.default_runner,
+            "constraints": self.constraints.format(name=options.label),
+        }  # fmt: skip

@@ -1,0 +1,103 @@
+"""Values as the languages of the templates write them. A model's name comes from anywhere, so nothing goes in bare.
+
+Each filter returns `Written`, and `templating.py` lets nothing else through but whole numbers.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+class Written(str):
+    """A text in the language of its template."""
+
+    __slots__ = ()
+
+
+def as_yaml(value: Any) -> Written:
+    """A text, number, list or mapping in YAML's flow style: JSON, with YAML's escapes for what is not printable."""
+    if isinstance(value, Mapping):
+        return Written("{" + ", ".join(f"{as_yaml(str(k))}: {as_yaml(v)}" for k, v in value.items()) + "}")
+    if isinstance(value, list | tuple):
+        return Written("[" + ", ".join(map(as_yaml, value)) + "]")
+    return Written("".join(c if c.isprintable() else _escape(c) for c in json.dumps(value, ensure_ascii=False)))
+
+
+def _escape(character: str) -> str:
+    return f"\\U{ord(character):08x}"
+
+
+def as_compose(value: Any) -> Written:
+    """YAML in which Docker Compose replaces no variable."""
+    return Written(as_yaml(value).replace("$", "$$"))
+
+
+def as_gitlab(value: Any) -> Written:
+    """YAML of a variable's value, in which GitLab's runner expands no other."""
+    return as_compose(value)
+
+
+def as_actions(value: Any) -> Written:
+    """YAML in which GitHub evaluates no expression."""
+    return Written(as_yaml(value).replace("${{", "${{ '${{' }}"))
+
+
+def as_json(value: Any) -> Written:
+    """JSON in ASCII, to stand within a text of another language."""
+    return Written(json.dumps(value))
+
+
+def as_shell(value: object) -> Written:
+    """One word for sh, which has no zero bytes."""
+    return Written(shlex.quote(str(value).replace("\0", "")))
+
+
+def as_words(values: Sequence[object]) -> Written:
+    """Words for sh, apart by blanks."""
+    return Written(" ".join(map(as_shell, values)))
+
+
+def as_docker(value: object) -> Written:
+    """One quoted word of a Dockerfile's LABEL, ENV or ARG; what is not printable has no form there, and is a blank."""
+    text = "".join(c if c.isprintable() else " " for c in str(value))
+    return Written('"' + "".join(f"\\{c}" if c in '\\"$' else c for c in text) + '"')
+
+
+def as_unit(value: object) -> Written:
+    """One quoted word of a systemd unit's command or Environment= (systemd.service(5), systemd.syntax(7))."""
+    text = "".join(c if c.isprintable() else "".join(f"\\x{byte:02x}" for byte in c.encode()) for c in _slashed(value))
+    return Written('"' + text.replace('"', '\\"').replace("%", "%%") + '"')
+
+
+def as_unit_argument(value: object) -> Written:
+    """The same in a command, in which systemd replaces variables too."""
+    return Written(as_unit(value).replace("$", "$$"))
+
+
+def as_variable(value: str) -> Written:
+    """The name of an environment variable, bare; such names come from llmc's own targets and server models alone."""
+    if not _VARIABLE.fullmatch(value):
+        raise ValueError(f"{value!r:.80} is no name of a variable")
+    return Written(value)
+
+
+def as_line(value: object) -> Written:
+    """The rest of a line that is nothing but text: a comment, or a unit's Description=."""
+    return Written("".join(c if c.isprintable() else " " for c in str(value)).replace("%", "%%"))
+
+
+def _slashed(value: object) -> str:
+    return str(value).replace("\\", "\\\\")
+
+
+FILTERS: Mapping[str, Callable[[Any], Written]] = {
+    "yaml": as_yaml, "compose": as_compose, "gitlab": as_gitlab, "actions": as_actions, "json": as_json,
+    "sh": as_shell, "words": as_words, "docker": as_docker, "unit": as_unit, "argument": as_unit_argument,
+    "line": as_line, "variable": as_variable,
+}  # fmt: skip

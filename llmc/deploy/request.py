@@ -1,0 +1,62 @@
+"""From what a user gave to files: which options a kind takes and needs, and whether they are names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from llmc.deploy.base import Kind, Options, flag_of
+from llmc.deploy.names import require_image, require_label
+from llmc.errors import InputError
+
+if TYPE_CHECKING:
+    from llmc.artifacts.oci.reference import Reference
+
+LABELS = ("name", "namespace", "trusted_keys", "api_key_secret")
+IMAGES = ("image", "base_image", "tool_image")
+REFERENCES = ("bundle_image", "cache_image")
+FLAGS = {"pull": "--bundle-volume pull"}
+"""Flags that are not named as their options are."""
+
+
+def options_for(kind: Kind, given: Mapping[str, Any]) -> Options:
+    """The options that a kind is rendered with; `given` by name, None or () for what was not given.
+
+    Raises InputError for an option that means nothing to the kind, for one that it needs and that is missing, and for
+    names that are none.
+    """
+    said = {name: value for name, value in given.items() if value not in (None, ())}
+    named = str(said.get("bundle_path", ""))
+    if "bundle_image" in kind.takes and "bundle_image" not in said and named.startswith("oci://"):
+        said["bundle_image"] = named  # a bundle that was named by its image is there for the nodes, too
+    known = {"name", *kind.takes, *(("bundle_path",) if "bundle" in kind.takes else ())}
+    for name in said:
+        if name not in known:
+            raise InputError(f"{_flag(name)} means nothing to llmc deploy {kind.name}; leave it out")
+    for name in kind.needs:
+        if name not in said:
+            raise InputError(f"llmc deploy {kind.name} needs {_flag(name)}")
+    for names, check in ((LABELS, require_label), (IMAGES, require_image), (REFERENCES, _reference)):
+        said |= {name: check(_flag(name), said[name]) for name in names if name in said}
+    for namespace in said.get("allow_from", ()):
+        require_label("--allow-from", namespace)
+    found = Options(**said)
+    if "max_replicas" in kind.takes and found.max_replicas < found.replicas:
+        raise InputError(f"--max-replicas {found.max_replicas} is below --replicas {found.replicas}")
+    return found
+
+
+def _reference(flag: str, text: str) -> Reference:
+    """An image in a registry. Raises InputError."""
+    from llmc.artifacts.oci.reference import parse_reference
+
+    found = parse_reference(text)
+    if found.host is None:
+        raise InputError(
+            f"{flag} {text!r:.200} is a folder, which nodes cannot pull; name an image, as oci://host/name:tag"
+        )
+    return found
+
+
+def _flag(name: str) -> str:
+    return FLAGS.get(name, flag_of(name))

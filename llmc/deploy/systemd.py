@@ -1,0 +1,24 @@
+"""`llmc deploy systemd`: a unit for a host, closed but for the bundle, its cache and its port."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from llmc.deploy.base import Kind, Options
+
+
+class Systemd(Kind):
+    """See the module's docstring."""
+
+    name: ClassVar[str] = "systemd"
+    takes: ClassVar[tuple[str, ...]] = ("bundle", "port", "cpus", "program")
+    templates: ClassVar[Mapping[str, str]] = {"llmc-{name}.service": "systemd/unit"}
+
+    def values(self, options: Options) -> dict[str, Any]:
+        """The bundle's absolute path, and Python beside the program."""
+        folder = Path(options.bundle_path).is_dir()
+        place = str(Path(options.bundle_path).absolute()) if folder else options.bundle_path
+        python = str(Path(options.program).parent / "python3")
+        return {**super().values(options), "bundle": place, "folder": folder, "python": python}

