@@ -1,8 +1,8 @@
 """A model whose weights are read as it runs (streamed.py), and whose layers run again on hidden states of one's own.
 
-Every call of the model goes through a layer before any goes through the next. What a layer was called with is kept until
-then, so that it can be called again: with other hidden states, or with other weights. What comes out of the last layer
-on such a way goes through the rest of the model by `tail`.
+Every call of the model goes through a layer before any goes through the next. What a layer was called with is kept
+until then, so that it can be called again: with other hidden states, or with other weights. What comes out of the last
+layer on such a way goes through the rest of the model by `tail`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What a text says about a model's matrices, and the 4-bit blocks that follow from it.
 
 The model runs over the text in float32, layer by layer (frontend/replay.py), and beside it the model of the blocks made
-so far. Matrices that read one input are put into blocks together (gptq.py), by what the input is in the quantised model
-and how far it is there from the float one's; those that come later see what these give.
+so far. Matrices that read one input are put into blocks together (gptq.py), by what that input is in the quantised
+model; those that come later see what these give.
 
 For a bound on the divergence some matrices stay in 8 bits (mixed.py). What 4 bits of each group of matrices cost is
 measured with the float model in which these alone are quantised, over one sequence; and the whole quantised model reads
@@ -39,10 +39,12 @@ TOKENS, LENGTH = 8192, 256
 @dataclass(frozen=True)
 class Text:
     """Sequences of tokens: those that choose codes, the first of which costs are measured over; and those that the
-    quantised model is judged by, none where it is not. `rounds`: codes are the nearest ones instead."""
+    quantised model is judged by, none where it is not, from the token `first` on. `rounds`: codes are the nearest ones
+    instead."""
 
     sequences: Sequence[Sequence[int]]
     judged: Sequence[Sequence[int]] = ()
+    first: int = 0
     rounds: bool = False
 
 
@@ -68,10 +70,9 @@ def calibrate(
 
 @dataclass
 class _Group:
-    """Matrices that read one input, by name, and that input in each call, [1, n, K]."""
+    """Matrices that read one input, by name."""
 
-    modules: dict[Any, str]
-    inputs: dict[int, Tensor] = field(default_factory=dict)
+    modules: dict[Any, str] = field(default_factory=dict)
 
     def split(self, weight: Array) -> dict[nn.Module, Tensor]:
         """The matrices of `weight`, [N, K], which has them one above the other."""
@@ -114,7 +115,7 @@ class _Calibration:
         for group, way in self._alone:
             names, weights = tuple(group.modules.values()), sum(module.weight.numel() for module in group.modules)
             costs.append(Cost(names, weights, float(self._divergence(way, predicted[self._judged]).mean())))
-        rows = [self._divergence(self._ways[at], predicted[at]) for at in range(self._judged)]
+        rows = [self._divergence(self._ways[at], predicted[at])[self._text.first :] for at in range(self._judged)]
         return Calibrated(self._places, tuple(costs), float(torch.cat(rows).mean()) if rows else 0.0)
 
     def _divergence(self, way: Way, logits: Tensor) -> Tensor:
@@ -129,20 +130,17 @@ class _Calibration:
         if self._last is not None and self._last[0] is given[0]:
             group = self._last[1]
         else:
-            group = next((g for g in self._groups if module in g.modules), None) or _Group({})
+            group = next((g for g in self._groups if module in g.modules), None) or _Group()
         if not group.modules:
             self._groups.append(group)
         group.modules[module] = self._names[module]
         self._last = given[0], group
-        if self._replayed.call >= self._judged and not self._text.rounds:
-            group.inputs[self._replayed.call] = given[0]
 
     def _leaving(self, layer: nn.Module) -> None:
         self._replaying = True
         made: dict[nn.Module, Tensor] = {}
         for group in self._groups:
             made |= group.split(self._values(layer, group, made))
-            group.inputs.clear()
         for _, way in self._alone:
             self._replayed.through(layer, way)
         if self._senses:
@@ -179,7 +177,7 @@ class _Calibration:
 
     def _inputs(self, layer: nn.Module, group: _Group, made: Mapping[nn.Module, Tensor]) -> Inputs:
         first = next(iter(group.modules))
-        products, drift = (torch.zeros(first.in_features, first.in_features) for _ in range(2))
+        products = torch.zeros(first.in_features, first.in_features)
 
         def seen(_: nn.Module, given: tuple[Tensor, ...]) -> None:
             raise _SeenError(given[0])
@@ -189,11 +187,10 @@ class _Calibration:
             try:
                 self._replayed.through(layer, way.branch(), made)
             except _SeenError as found:
-                rows, wanted = (x.reshape(-1, first.in_features) for x in (found.inputs, group.inputs[way.of]))
+                rows = found.inputs.reshape(-1, first.in_features)
                 products.addmm_(rows.T, rows)
-                drift.addmm_((wanted - rows).T, rows)
         hook.remove()
-        return Inputs.of(products.numpy(), drift.numpy())
+        return Inputs.of(products.numpy())
 
     def _write(self, group: _Group, codes: Codes, scales: Array, minimums: Array) -> None:
         start = 0

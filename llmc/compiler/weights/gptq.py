@@ -2,12 +2,10 @@
 
 GPTQ (Frantar et al. 2022, https://arxiv.org/abs/2210.17323): columns are rounded one after another, and what a column's
 rounding changes in the products of typical inputs is made up for by the columns that are left. Those whose inputs are
-largest come first, and scales and minimums are fitted before (nbits.py); both are options of the authors' code
-("act-order", "static groups").
-
-Inputs are those of the quantised model, X, and the products that are wanted those of the float one, W X'. They are
-nearest to those of another matrix, W X' Xᵀ (X Xᵀ)⁻¹, which is rounded in the place of W (asymmetric calibration, as in
-GPTAQ, Li et al. 2025, https://arxiv.org/abs/2504.02692, where the difference is taken in column by column).
+largest come first, and scales and minimums are fitted before; both are options of the authors' code ("act-order",
+"static groups"). Here that fit counts the error of a weight by the mean square of its input, and damping is relative
+for each input: a short text says more about how large an input is than about what it goes together with. On inputs that
+were not calibrated with, 12 matrices of SmolLM2-135M have the errors of benchmarks/RESULTS.md.
 """
 
 from __future__ import annotations
@@ -21,8 +19,10 @@ from llmc.compiler.weights.nbits import quantise_q4
 
 Array = NDArray[np.float32]
 
-DAMPING = 0.01
-"""Of the mean of the products' diagonal, added to it: GPTQ's own."""
+DAMPING = 0.1
+"""Of each value on the products' diagonal, added to it."""
+_LEAST = 1e-4
+"""Of the mean of that diagonal, which an input counts at least."""
 _TOP = 15
 _LAZY = 64
 """Columns after which what they changed is taken to all that are left."""
@@ -30,35 +30,31 @@ _LAZY = 64
 
 @dataclass(frozen=True)
 class Inputs:
-    """What the inputs of a matrix say: the order of its columns [K], the upper Cholesky factor of the inverse of their
-    damped products, in that order [K, K], and by which multiple of itself, W · `shift`, a matrix W changes first
-    [K, K]."""
+    """What the inputs of a matrix say: the mean square of each, to a factor [K], the order of its columns [K], and the
+    upper Cholesky factor of the inverse of their damped products, in that order [K, K]."""
 
+    squares: Array
     order: NDArray[np.intp]
     follows: Array
-    shift: Array
 
     @classmethod
-    def of(cls, products: Array, drift: Array) -> Inputs:
-        """By the sums over inputs x of x xᵀ and (x' − x) xᵀ, with x' what the float model has in the place of x,
-        [K, K]. An input that is always 0 is alone."""
-        damped = products.astype(np.float64)
+    def of(cls, products: Array) -> Inputs:
+        """By the sum of x xᵀ over inputs x, [K, K]."""
+        squares = np.diagonal(products)
+        order = np.argsort(-squares, kind="stable")
+        damped = products[np.ix_(order, order)].astype(np.float64)
         diagonal = np.einsum("ii->i", damped)
-        order = np.argsort(-diagonal, kind="stable")
-        diagonal[diagonal == 0] = 1
-        diagonal += DAMPING * diagonal.mean()
+        squares = np.maximum(squares, _LEAST * squares.mean() or 1)
+        diagonal[:] = squares[order] * (1 + DAMPING)
         inverse = np.linalg.inv(damped)
-        ordered = inverse[np.ix_(order, order)]
-        follows = np.linalg.cholesky((ordered + ordered.T) / 2).T
-        return cls(order, follows.astype(np.float32), (drift @ inverse).astype(np.float32))
+        return cls(squares, order, np.linalg.cholesky((inverse + inverse.T) / 2).T.astype(np.float32))
 
 
 def gptq4(weight: Array, inputs: Inputs, block: int) -> tuple[NDArray[np.uint8], Array, Array]:
     """Codes uint8 [N, K/block, block], scales and minimums float32 [N, K/block] of `weight` [N, K], K a multiple of
     `block`: w ≈ scale · code + minimum, which float16 holds."""
     rows, width = weight.shape
-    weight = weight + weight @ inputs.shift
-    _, scales, offsets = quantise_q4(weight, block)
+    _, scales, offsets = quantise_q4(weight, block, inputs.squares)
     scales, minimums = _half(scales), _half(offsets - np.float32(8) * scales)
     inverse = np.divide(np.float32(1), scales, out=np.zeros_like(scales), where=scales != 0)
     order, follows = inputs.order, inputs.follows

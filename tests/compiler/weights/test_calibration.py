@@ -19,7 +19,7 @@ from llmc.compiler.frontend.real_model import load_real_model
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.compile import compile_bundle
 from llmc.compiler.verification.divergence import kl_divergence
-from llmc.compiler.weights.calibration import LENGTH, TOKENS, calibrate, sequences_of
+from llmc.compiler.weights.calibration import LENGTH, TOKENS, Text, calibrate, sequences_of
 from llmc.compiler.weights.gptq import Inputs, gptq4
 from llmc.compiler.weights.nbits import quantise_q4
 from llmc.errors import CheckpointError, InputError
@@ -88,7 +88,7 @@ def test_every_projection_of_every_layer_is_calibrated_by_its_own_inputs(tmp_pat
     model = open_checkpoint(tiny.write_model(tmp_path / "model", family))
     random, out = np.random.default_rng(3), io.BytesIO()
     sequences = random.integers(0, 250, (4, 20)).tolist()
-    places = calibrate(model, sequences, out)
+    places = calibrate(model, Text(sequences), out).places
     whole = load_real_model(model)
     linear = {n: m for n, m in whole.named_modules() if isinstance(m, torch.nn.Linear) and ".layers." in n}
     wanted = {f"{n}.weight" for n, m in linear.items() if m.in_features % BLOCK == 0}
@@ -116,11 +116,11 @@ def test_what_is_stored_in_4_bits_stays_so(tmp_path: Path) -> None:
 
     everything = False
     stored = Stored(model, "stored", "x")
-    places = calibrate(stored, [[1, 2, 3]], io.BytesIO())
+    places = calibrate(stored, Text([[1, 2, 3]]), io.BytesIO()).places
     assert kept not in places and kept.replace("up", "gate") in places
     everything = True
     with pytest.raises(CheckpointError, match="every projection is in 4-bit blocks already"):
-        calibrate(stored, [[1, 2, 3]], io.BytesIO())
+        calibrate(stored, Text([[1, 2, 3]]), io.BytesIO())
 
 
 def test_sequences_of_a_text() -> None:

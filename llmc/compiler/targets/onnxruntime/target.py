@@ -33,7 +33,14 @@ from llmc.compiler.program.program import GraphProgram, Program
 from llmc.compiler.program.stage import traced_graph
 from llmc.compiler.stages import Stages, toolchain, version_of
 from llmc.compiler.targets.base import Executable, Lowered, Shape, Target
-from llmc.compiler.targets.calibration import CALIBRATE, calibrated, calibration_costs, require_calibratable
+from llmc.compiler.targets.calibration import (
+    CALIBRATE,
+    MAX_KL,
+    calibrated,
+    calibration_costs,
+    mixed_lines,
+    require_calibratable,
+)
 from llmc.compiler.targets.costs import Cost
 from llmc.compiler.targets.hardware import Hardware
 from llmc.compiler.targets.onnxruntime.kernels.limits import KEYS, runs_on
@@ -70,6 +77,8 @@ offsets."""
 OFFSET_BITS = 0.5
 
 
+ADDED_KL = 0.005
+"""What activations, an embedding and a head in 8 bits add to the divergence of int4 (verification/limits.py, keep)."""
 LLMC, OWN = "llmc", "onnxruntime"
 KERNELS_OPTION: Option[str | None] = Option(
     "kernels", str, None, "Whose products of quantised matrices run. Default: llmc's where the CPU has AVX-512 VNNI.",
@@ -95,7 +104,7 @@ class OnnxRuntimeTarget(Target):
         "x86-64 with AVX-512 (AMD EPYC)", "ONNX Runtime 1.31.1", "2026-11", "benchmarks/RESULTS.md"
     )
     guide: ClassVar[str] = "docs/kernels.md"
-    options: ClassVar[tuple[Option[Any], ...]] = (KERNELS_OPTION, CALIBRATE)
+    options: ClassVar[tuple[Option[Any], ...]] = (KERNELS_OPTION, CALIBRATE, MAX_KL)
     graph_bytes_source: ClassVar[str] = "graph objects of each session, and the arena of the largest step, as measured"
 
     def cards(self) -> tuple[Cards, ...]:
@@ -216,8 +225,8 @@ class OnnxRuntimeTarget(Target):
 
     def lower(self, stages: Stages, programs: Sequence[Program], options: CompileOptions) -> Lowered:
         """Fuse and lower, make the weights file, and pack it where that pays."""
-        own, stages = _ours(options), calibrated(stages, options)
-        formats = self._onnx_options(stages, str(options.quantize), panels=own)
+        own, (stages, mixed) = _ours(options), calibrated(stages, options, ADDED_KL)
+        formats = replace(self._onnx_options(stages, str(options.quantize), panels=own), wide=mixed.wide)
         held = self.held(stages, options)
         made = self._lower(stages, programs, replace(formats, rolls=not own and bool(held.rewind.rings)))
         weights = weights_stage(stages, made.outputs["recipes"], made.outputs["tables"])
@@ -243,21 +252,22 @@ class OnnxRuntimeTarget(Target):
             },
             forms={"model": model},
             rings=rings,
+            facts=mixed.facts,
         )
 
     def analyse(
         self, stages: Stages, lowered: Lowered, files: Sequence[Path], options: CompileOptions
     ) -> dict[str, Any]:
-        """How much of the checkpoint's own codes was kept."""
+        """How much of the checkpoint's own codes was kept, and what is in 8 bits for a bound."""
         from llmc.compiler.weights.kept import kept_in
 
-        return kept_in(lowered.inputs["recipes"].read_bytes(), stages.checkpoint)
+        return {**kept_in(lowered.inputs["recipes"].read_bytes(), stages.checkpoint), **lowered.facts}
 
     def describe(self, analysis: Mapping[str, Any]) -> list[str]:
-        """A line of that."""
+        """A line of each."""
         from llmc.compiler.weights.kept import kept_lines
 
-        return kept_lines(analysis)
+        return [*kept_lines(analysis), *mixed_lines(analysis)]
 
     def show(self, lowered: Lowered, shapes: Sequence[Shape], options: CompileOptions) -> Iterator[tuple[str, str]]:
         """The ONNX model for every shape, in ONNX's text form."""
@@ -392,6 +402,8 @@ def _components(options: OnnxOptions) -> dict[str, Any]:
         found |= {"bits": options.bits, "head_bits": options.head_bits}
     if options.stored:
         found["stored"] = forms_in_key(options.stored)
+    if options.wide:
+        found["wide"] = " ".join(sorted(options.wide))
     return found | {name: True for name in ("fold", "panels", "rolls") if getattr(options, name)}
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -141,23 +141,27 @@ class Int8(Compressed):
 
 
 class Int4(Compressed):
-    """4-bit codes with zero points; 8-bit ones for the embedding and the head, unless `stored` has those in 4 bits.
+    """4-bit codes with zero points; 8-bit ones for the embedding and the head, unless `stored` has those in 4 bits, and
+    for matrices of `wide` tensors.
 
     `stored`: the names of tensors that the checkpoint holds in blocks, each with its form; 4-bit blocks are kept.
     """
 
-    def __init__(self, constants: Constants, group: int, stored: Mapping[str, BlockForm]) -> None:
+    def __init__(
+        self, constants: Constants, group: int, stored: Mapping[str, BlockForm], wide: Collection[str]
+    ) -> None:  # fmt: skip
         super().__init__(constants)
         self.group = group
         self.stored = stored
+        self.eight = OUTER.union(wide)
 
     def held(self, sources: Sequence[str], width: int) -> Held:
         """By name, where the group fits the width; 8 bits where it does not."""
         group = _fitting(self.group, width)
         if group and all(s in self.stored and self.stored[s].bits == 4 for s in sources):
             return Held("u4", group)
-        outer = any(s in OUTER for s in sources)
-        return Held("i8", group) if outer or not group else Held("u4", group)
+        eight = any(s in self.eight for s in sources)
+        return Held("i8", group) if eight or not group else Held("u4", group)
 
 
 class Kept(Compressed):
@@ -190,12 +194,14 @@ Factory = Callable[[Constants], WeightFormat]
 
 
 def format_for(
-    quantize: str, dtype: str = "f32", group: int | None = None, stored: Mapping[str, BlockForm] | None = None
-) -> Factory:
+    quantize: str, dtype: str = "f32", group: int | None = None, stored: Mapping[str, BlockForm] | None = None,
+    wide: Collection[str] = (),
+) -> Factory:  # fmt: skip
     """What makes the format that was asked for; `group` None is the default of GROUPS.
 
     `stored`: names of tensors that the checkpoint holds in blocks → form (Checkpoint.stored_form), a tied head under
-    its own name too. Raises InputError, listing what is offered, for a combination that is not.
+    its own name too. `wide`: names of those that int4 holds in 8 bits. Raises InputError, listing what is offered, for
+    a combination that is not.
     """
     if quantize not in GROUPS or dtype not in DTYPES[quantize]:
         offered = "; ".join(f"{q} with {', '.join(d)}" for q, d in DTYPES.items())
@@ -204,7 +210,7 @@ def format_for(
     if quantize == "int8":
         return lambda constants: Int8(constants, group)
     if quantize == "int4":
-        return lambda constants: Int4(constants, group, stored or {})
+        return lambda constants: Int4(constants, group, stored or {}, wide)
     if quantize == "keep":
         return lambda constants: Kept(constants, stored or {})
     return WeightFormat if dtype == "f32" else lambda constants: Half(constants, dtype)
