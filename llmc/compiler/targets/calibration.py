@@ -15,9 +15,9 @@ from llmc.artifacts.key import canonical_json
 from llmc.compiler.code import code_digest
 from llmc.compiler.options import Option
 from llmc.compiler.stages import StageReport, toolchain
+from llmc.compiler.targets.calibration_text import OWN, given_text, tokens_of
 from llmc.compiler.targets.costs import Cost
-from llmc.errors import CheckpointError, InputError, VerificationError
-from llmc.paths import expanded
+from llmc.errors import InputError, VerificationError
 from llmc.strict_json import loads
 
 if TYPE_CHECKING:
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from llmc.compiler.stages import Stages
     from llmc.compiler.weights.calibration import Text
 
-OWN = "own"
-"""In place of a file: llmc's own passages (verification/passages.py), which no figure is taken over."""
 CALIBRATE: Option[str | None] = Option(
     "calibrate", str, None,
     "With --quantize int4: choose codes by what a text makes of the model (GPTQ); own: llmc's own text.",
@@ -42,8 +40,6 @@ MAX_KL: Option[float | None] = Option(
     "for the matrices that need them.",
     metavar="NATS", shapes_executable=False,
 )  # fmt: skip
-_MOST = 1 << 24
-"""Characters of a text, at most."""
 _SHARE = 0.9
 """Of the bound, less what the device adds, for the matrices in layers: a margin."""
 _BITS = {False: 4, True: 8}
@@ -78,7 +74,7 @@ def require_calibratable(options: CompileOptions) -> None:
         return
     if options.quantize != "int4":
         raise InputError(f"{CALIBRATE.flag} is for --quantize int4, and this is {options.quantize}; leave it out")
-    _text(given)
+    given_text(given)
 
 
 def _calibrates(options: CompileOptions) -> bool:
@@ -92,7 +88,8 @@ def calibrated(stages: Stages, options: CompileOptions, added: float) -> tuple[S
     do not keep either."""
     if not _calibrates(options):
         return stages, Mixed()
-    text, bound = _tokens(stages, options), MAX_KL.of(options)
+    given, bound = CALIBRATE.of(options), MAX_KL.of(options)
+    text = tokens_of(stages.checkpoint, given, judged=bound is not None)
     most = None if bound is None else _SHARE * (bound - added)
     components = {
         **stages.reading(tokenizer=True),
@@ -141,8 +138,8 @@ def _chosen(
     while found.divergence > most:
         if wide.issuperset(names):
             raise VerificationError(
-                f"{MAX_KL.flag}: with all {len(names)} matrices in 8 bits the mean KL is {found.divergence:.2g} nats, and "
-                f"the bound leaves {max(most, 0):.2g} for them; give a higher one, or --quantize none"
+                f"{MAX_KL.flag}: with all {len(names)} matrices in 8 bits the mean KL is {found.divergence:.2g} nats, "
+                f"and the bound leaves {max(most, 0):.2g} for them; give a higher one, or --quantize none"
             )
         wide = widened(costs, wide, found.divergence, most)
         with file.open("wb") as out:
@@ -162,38 +159,3 @@ def mixed_lines(analysis: Mapping[str, Any]) -> list[str]:
         f"of {found['matrices']} matrices in layers {found['in_8_bits']} in 8 bits, the others in 4: "
         f"{found['bits']:.2f} bits a weight, and a mean KL of {found['predicted_kl']:.2g} nats by these alone"
     ]
-
-
-def _tokens(stages: Stages, options: CompileOptions) -> Text:
-    """What is read, as tokens; of llmc's own text where no other is given."""
-    from llmc.compiler.verification.passages import long_text
-    from llmc.compiler.verification.windows import FIRST, parts_of
-    from llmc.compiler.weights.calibration import TOKENS, Text, sequences_of
-    from llmc.runtime.text.tokenizer import Tokenizer
-
-    given = CALIBRATE.of(options)
-    text = None if given is None else _text(given)
-    encode = Tokenizer(stages.checkpoint.tokenizer_json()).encode
-    tokens = long_text(encode, TOKENS) if text is None else encode(text)
-    longest = int(stages.checkpoint.config.get("max_position_embeddings") or TOKENS)
-    found = sequences_of(tokens, longest)
-    if not found:
-        raise InputError(f"{CALIBRATE.flag}: the text has {len(tokens)} tokens; give one of some thousand")
-    known = int(stages.checkpoint.config["vocab_size"])
-    if any(token >= known for tokens in found for token in tokens):
-        raise CheckpointError(f"{stages.checkpoint.path}: its tokenizer gives ids above the {known} of its embedding")
-    judged = [] if MAX_KL.of(options) is None else [part[:longest] for _, part in parts_of(stages.checkpoint, known)]
-    return Text(found if given else found[:1], judged, FIRST - 1, rounds=given is None)
-
-
-def _text(given: str) -> str | None:
-    if given == OWN:
-        return None
-    path: Path = expanded(given)
-    try:
-        with path.open(encoding="utf-8") as file:
-            return file.read(_MOST)
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(
-            f"{CALIBRATE.flag} {given}: cannot be read as UTF-8 text ({error}); name a file, or {OWN}"
-        ) from error

@@ -31,9 +31,9 @@ class OnnxOptions:
     `block`: at most so many inputs share a scale; 0 keeps float32. `bits`: 8 or 4, of what is not kept; the head and
     the embedding have `head_bits`, matrices of `wide` tensors 8. `stored`: the names of those tensors whose own blocks
     are kept, each with its form; blocks larger than KEPT_BLOCK are cut, which changes no value. `fold`: the packed form
-    of a matrix holds its offsets (packing.py); otherwise graphs add blocksum(x) · offsetsᵀ. `panels`: matrices are laid out for llmc's own kernels
-    (onnxruntime/kernels), which add offsets themselves. `rolls`: caches of layers with a window begin at a later token,
-    which an input says.
+    of a matrix holds its offsets (packing.py); otherwise graphs add blocksum(x) · offsetsᵀ. `panels`: matrices are laid
+    out for llmc's own kernels (onnxruntime/kernels), which add offsets themselves. `rolls`: caches of layers with a
+    window begin at a later token, which an input says.
 
     8-bit and kept blocks of matrices that read a normalised hidden state are at most NORMED_BLOCK: kernels quantise
     activations by the same blocks, and outlier channels of the hidden state cost most there (benchmarks/RESULTS.md).
