@@ -7,15 +7,14 @@ import math
 from collections.abc import Mapping
 from copy import copy
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmc.artifacts.digest import digest_bytes
-from llmc.artifacts.key import canonical_json
+from llmc.artifacts.key import Value, canonical_json
 from llmc.compiler.code import code_digest
 from llmc.compiler.options import Option
 from llmc.compiler.stages import StageReport, toolchain
-from llmc.compiler.targets.calibration_text import OWN, given_text, tokens_of
+from llmc.compiler.targets.calibration_text import OWN, given_text, judged_in, sequences_in
 from llmc.compiler.targets.costs import Cost
 from llmc.errors import InputError, VerificationError
 from llmc.strict_json import loads
@@ -27,7 +26,8 @@ if TYPE_CHECKING:
     from llmc.artifacts.store.workspace import Workspace
     from llmc.compiler.options import CompileOptions
     from llmc.compiler.stages import Stages
-    from llmc.compiler.weights.calibration import Text
+    from llmc.compiler.weights.mixed import GroupCost
+    from llmc.compiler.weights.sensitivity import Judged
 
 CALIBRATE: Option[str | None] = Option(
     "calibrate", str, None,
@@ -42,18 +42,15 @@ MAX_KL: Option[float | None] = Option(
 )  # fmt: skip
 _SHARE = 0.9
 """Of the bound, less what the device adds, for the matrices in layers: a margin."""
-_BITS = {False: 4, True: 8}
-
-
-COST = Cost(fixed=2.0, parameters=45.0)
-"""Of the stage."""
+COST, SENSE_COST = Cost(fixed=2.0, parameters=45.0), Cost(fixed=2.0, parameters=20.0)
+"""Of the stages, for billions of parameters."""
 
 
 @dataclass(frozen=True)
 class Mixed:
     """`wide`: names of the matrices that stay in 8 bits. `facts`, for a target's analysis, empty where no bound was
     given: {"mixed": {of how many "matrices" how many are "in_8_bits", the "bits" of a code on average, and the
-    "predicted_kl" of all}}."""
+    "mean_kl" of all}}."""
 
     wide: frozenset[str] = frozenset()
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -61,7 +58,10 @@ class Mixed:
 
 def calibration_costs(options: CompileOptions) -> dict[str, Cost]:
     """For `Target.stage_costs`."""
-    return {"calibrate": COST} if _calibrates(options) else {}
+    if options.quantize != "int4":
+        return {}
+    asked = {"calibrate": (CALIBRATE, COST), "sense": (MAX_KL, SENSE_COST)}
+    return {kind: cost for kind, (option, cost) in asked.items() if option.of(options) is not None}
 
 
 def require_calibratable(options: CompileOptions) -> None:
@@ -77,78 +77,96 @@ def require_calibratable(options: CompileOptions) -> None:
     given_text(given)
 
 
-def _calibrates(options: CompileOptions) -> bool:
-    return options.quantize == "int4" and (CALIBRATE.of(options) is not None or MAX_KL.of(options) is not None)
-
-
 def calibrated(stages: Stages, options: CompileOptions, added: float) -> tuple[Stages, Mixed]:
-    """The same stages over the checkpoint with calibrated blocks, and what stays in 8 bits; unchanged, and nothing,
-    where neither a text nor a bound was given. `added`: the mean divergence that is not the matrices' in layers, but
-    that of an embedding, a head, a KV cache and activations in 8 bits. Raises VerificationError for a bound that 8 bits
-    do not keep either."""
-    if not _calibrates(options):
+    """The same stages over the checkpoint with calibrated blocks where a text was given, and what stays in 8 bits for a
+    bound. `added`: the mean divergence that is not of the matrices in layers, but of an embedding, a head, a KV cache
+    and activations in 8 bits. Raises VerificationError for a bound that 8 bits do not keep either."""
+    if options.quantize != "int4":
         return stages, Mixed()
     given, bound = CALIBRATE.of(options), MAX_KL.of(options)
-    text = tokens_of(stages.checkpoint, given, judged=bound is not None)
-    most = None if bound is None else _SHARE * (bound - added)
-    components = {
-        **stages.reading(tokenizer=True),
-        "text": digest_bytes(canonical_json(asdict(text))),
-        **({} if most is None else {"most": repr(most)}),
-        **toolchain("torch", "transformers", "numpy", python=True),
-        "code": code_digest(calibrated, type(stages.checkpoint)),
-    }
+    if given is not None:
+        stages = _with_blocks(stages, given)
+    return stages, Mixed() if bound is None else _mixed(stages, _SHARE * (bound - added))
 
-    def tell(done: int, layers: int) -> None:
-        stages.report(StageReport("calibrate", False, None, done, layers))
 
-    def build(workspace: Workspace) -> Mapping[str, Blob]:
-        file = workspace.folder / "blocks"
-        found = _chosen(stages, text, most, file, tell)
-        return {"blocks": workspace.put_file(file), "choice": workspace.put_bytes(canonical_json(found))}
-
+def _with_blocks(stages: Stages, given: str) -> Stages:
     from llmc.compiler.checkpoint.calibrated import CalibratedCheckpoint
 
-    entry = stages.run("calibrate", components, build)
-    found = loads(stages.store.get_bytes(entry.outputs["choice"].digest))
-    mixed = Mixed(frozenset(found["wide"]), found["facts"])
-    if not found["places"]:
-        return stages, mixed
+    sequences = sequences_in(stages.checkpoint, given)
+
+    def build(workspace: Workspace) -> Mapping[str, Blob]:
+        from llmc.compiler.weights.calibration import calibrate
+
+        with workspace.writer() as out:
+            places = calibrate(stages.checkpoint, sequences, out, _tell(stages, "calibrate"))
+        assert out.blob is not None  # it is set once the block has ended well
+        return {"blocks": out.blob, "places": workspace.put_bytes(canonical_json(places))}
+
+    entry = stages.run("calibrate", _components(stages, _with_blocks, text=sequences), build)
+    places = loads(stages.store.get_bytes(entry.outputs["places"].digest))
     digest = digest_bytes(canonical_json([blob.digest for _, blob in sorted(entry.outputs.items())]))
     made = copy(stages)
-    file = stages.path(entry.outputs["blocks"])
-    made.checkpoint = CalibratedCheckpoint(stages.checkpoint, file, found["places"], digest)
-    return made, mixed
+    made.checkpoint = CalibratedCheckpoint(stages.checkpoint, stages.path(entry.outputs["blocks"]), places, digest)
+    return made
 
 
-def _chosen(
-    stages: Stages, text: Text, most: float | None, file: Path, tell: Callable[[int, int], None]
-) -> dict[str, Any]:  # fmt: skip
-    """Write the blocks to `file`; returns where they lie, which matrices stay in 8 bits, and the facts of it."""
-    from llmc.compiler.weights.calibration import calibrate
-    from llmc.compiler.weights.mixed import widened
-
-    wide: frozenset[str] = frozenset()
-    with file.open("wb") as out:
-        found = calibrate(stages.checkpoint, text, out, wide, tell)
-    if most is None:
-        return {"places": found.places, "wide": [], "facts": {}}
-    costs = found.costs
+def _mixed(stages: Stages, most: float) -> Mixed:
+    """What stays in 8 bits so that the matrices in layers diverge by no more than `most`."""
+    judged = judged_in(stages.checkpoint)
+    reached, costs = _sensed(stages, judged)
     names = [name for cost in costs for name in cost.names]
-    while found.divergence > most:
-        if wide.issuperset(names):
-            raise VerificationError(
-                f"{MAX_KL.flag}: with all {len(names)} matrices in 8 bits the mean KL is {found.divergence:.2g} nats, "
-                f"and the bound leaves {max(most, 0):.2g} for them; give a higher one, or --quantize none"
-            )
-        wide = widened(costs, wide, found.divergence, most)
-        with file.open("wb") as out:
-            found = calibrate(stages.checkpoint, text, out, wide, tell)
-    weights = [(cost.weights, wide.issuperset(cost.names)) for cost in costs]
-    bits = sum(count * _BITS[eight] for count, eight in weights) / sum(count for count, _ in weights)
-    kl = round(found.divergence, 6)
-    facts = {"matrices": len(names), "in_8_bits": len(wide), "bits": round(bits, 3), "predicted_kl": kl}
-    return {"places": found.places, "wide": sorted(wide), "facts": {"mixed": facts}}
+
+    def build(workspace: Workspace) -> Mapping[str, Blob]:
+        from llmc.compiler.weights.mixed import widened
+        from llmc.compiler.weights.sensitivity import divergence
+
+        kl, wide = reached, frozenset[str]()
+        while kl > most:
+            if wide.issuperset(names):
+                raise VerificationError(
+                    f"{MAX_KL.flag}: with all {len(names)} matrices in 8 bits the mean KL is {kl:.2g} nats, and the "
+                    f"bound leaves {max(most, 0):.2g} for them; give a higher one, or --quantize none"
+                )
+            wide = widened(costs, wide, kl, most)
+            kl, _ = divergence(stages.checkpoint, judged, wide, [], _tell(stages, "mix"))
+        eights = sum(cost.weights for cost in costs if wide.issuperset(cost.names))
+        bits = 4 + 4 * eights / sum(cost.weights for cost in costs)
+        facts = {"matrices": len(names), "in_8_bits": len(wide), "bits": round(bits, 3), "mean_kl": round(kl, 6)}
+        return {"mix": workspace.put_bytes(canonical_json({"wide": sorted(wide), "facts": {"mixed": facts}}))}
+
+    components = _components(stages, _mixed, judged=asdict(judged), costs=[asdict(cost) for cost in costs], most=most)
+    found = loads(stages.store.get_bytes(stages.run("mix", components, build).outputs["mix"].digest))
+    return Mixed(frozenset(found["wide"]), found["facts"])
+
+
+def _sensed(stages: Stages, judged: Judged) -> tuple[float, list[GroupCost]]:
+    """The divergence with all in 4 bits, and what each group of matrices costs."""
+    from llmc.compiler.weights.mixed import GroupCost
+
+    probe = sequences_in(stages.checkpoint, OWN)[0]
+
+    def build(workspace: Workspace) -> Mapping[str, Blob]:
+        from llmc.compiler.weights.sensitivity import divergence
+
+        reached, costs = divergence(stages.checkpoint, judged, frozenset(), probe, _tell(stages, "sense"))
+        return {"costs": workspace.put_bytes(canonical_json([reached, [asdict(cost) for cost in costs]]))}
+
+    components = _components(stages, _sensed, judged=asdict(judged), probe=probe)
+    reached, costs = loads(stages.store.get_bytes(stages.run("sense", components, build).outputs["costs"].digest))
+    return reached, [GroupCost(**{**cost, "names": tuple(cost["names"])}) for cost in costs]
+
+
+def _components(stages: Stages, stage: Callable[..., Any], **read: Any) -> dict[str, Value]:
+    return {
+        **stages.reading(tokenizer=True),
+        **{name: digest_bytes(canonical_json(value)) for name, value in read.items()},
+        **toolchain("torch", "transformers", "numpy", python=True),
+        "code": code_digest(stage, type(stages.checkpoint)),
+    }
+
+
+def _tell(stages: Stages, kind: str) -> Callable[[int, int], None]:
+    return lambda done, total: stages.report(StageReport(kind, False, None, done, total))
 
 
 def mixed_lines(analysis: Mapping[str, Any]) -> list[str]:
@@ -157,5 +175,5 @@ def mixed_lines(analysis: Mapping[str, Any]) -> list[str]:
         return []
     return [
         f"of {found['matrices']} matrices in layers {found['in_8_bits']} in 8 bits, the others in 4: "
-        f"{found['bits']:.2f} bits a weight, and a mean KL of {found['predicted_kl']:.2g} nats by these alone"
+        f"{found['bits']:.2f} bits a weight, and a mean KL of {found['mean_kl']:.2g} nats by these alone"
     ]

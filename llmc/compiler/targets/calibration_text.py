@@ -11,7 +11,7 @@ from llmc.paths import expanded
 
 if TYPE_CHECKING:
     from llmc.compiler.checkpoint.base import Checkpoint
-    from llmc.compiler.weights.calibration import Text
+    from llmc.compiler.weights.sensitivity import Judged
 
 OWN = "own"
 """In place of a file: llmc's passages (verification/passages.py), and passages of Python's manual, which pydoc has. No
@@ -22,26 +22,35 @@ _PASSAGE = 1500
 """Characters of a topic of the manual."""
 
 
-def tokens_of(checkpoint: Checkpoint, given: str | None, *, judged: bool) -> Text:
-    """The text `given` for --calibrate, None: what a bound alone needs; with the text of texts.py where the quantised
-    model is to be `judged`. Raises InputError for one that is too short, or cannot be read, CheckpointError for a
-    tokenizer of another model."""
-    from llmc.compiler.verification.windows import FIRST, parts_of
-    from llmc.compiler.weights.calibration import TOKENS, Text, sequences_of
+def sequences_in(checkpoint: Checkpoint, given: str) -> list[list[int]]:
+    """Those of the text `given` for --calibrate. Raises InputError for one that is too short, or cannot be read,
+    CheckpointError for a tokenizer of another model."""
+    from llmc.compiler.weights.calibration import TOKENS, sequences_of
     from llmc.runtime.text.tokenizer import Tokenizer
 
-    text = None if given is None else given_text(given)
+    text = given_text(given)
     encode = Tokenizer(checkpoint.tokenizer_json()).encode
     tokens = _own(encode, TOKENS) if text is None else encode(text)
-    longest = int(checkpoint.config.get("max_position_embeddings") or TOKENS)
-    found = sequences_of(tokens, longest)
+    found = sequences_of(tokens, _longest(checkpoint))
     if not found:
         raise InputError(f"--calibrate: the text has {len(tokens)} tokens; give one of some thousand")
     known = int(checkpoint.config["vocab_size"])
     if any(token >= known for tokens in found for token in tokens):
         raise CheckpointError(f"{checkpoint.path}: its tokenizer gives ids above the {known} of its embedding")
-    parts = [part[:longest] for _, part in parts_of(checkpoint, known)] if judged else []
-    return Text(found if given else found[:1], parts, FIRST - 1, rounds=given is None)
+    return found
+
+
+def judged_in(checkpoint: Checkpoint) -> Judged:
+    """The text of texts.py, which the gate measures the bundle over, too."""
+    from llmc.compiler.verification.windows import FIRST, parts_of
+    from llmc.compiler.weights.sensitivity import Judged
+
+    parts = parts_of(checkpoint, int(checkpoint.config["vocab_size"]))
+    return Judged([part[: _longest(checkpoint)] for _, part in parts], FIRST - 1)
+
+
+def _longest(checkpoint: Checkpoint) -> int:
+    return int(checkpoint.config.get("max_position_embeddings") or 1 << 16)
 
 
 def given_text(given: str) -> str | None:

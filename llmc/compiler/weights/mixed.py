@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Cost:
+class GroupCost:
     """Matrices that share a format, by name, with `weights` together; and the mean divergence in nats of a model in
     which they alone are in 4 bits."""
 
@@ -16,7 +16,7 @@ class Cost:
     divergence: float
 
 
-def widened(costs: Sequence[Cost], wide: frozenset[str], measured: float, bound: float) -> frozenset[str]:
+def widened(costs: Sequence[GroupCost], wide: frozenset[str], measured: float, bound: float) -> frozenset[str]:
     """Names of the matrices in 8 bits that may keep `bound`, where with those of `wide` in 8 bits `measured`, which is
     more, was the divergence of the whole model.
 

@@ -19,7 +19,7 @@ from llmc.compiler.frontend.real_model import load_real_model
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.compile import compile_bundle
 from llmc.compiler.verification.divergence import kl_divergence
-from llmc.compiler.weights.calibration import LENGTH, TOKENS, Text, calibrate, sequences_of
+from llmc.compiler.weights.calibration import LENGTH, TOKENS, calibrate, sequences_of
 from llmc.compiler.weights.gptq import Inputs, gptq4
 from llmc.compiler.weights.nbits import quantise_q4
 from llmc.errors import CheckpointError, InputError
@@ -88,7 +88,7 @@ def test_every_projection_is_calibrated_by_its_inputs_in_the_quantised_model(tmp
     model = open_checkpoint(tiny.write_model(tmp_path / "model", family))
     random, out = np.random.default_rng(3), io.BytesIO()
     sequences = random.integers(0, 250, (4, 20)).tolist()
-    places = calibrate(model, Text(sequences), out).places
+    places = calibrate(model, sequences, out)
     whole = load_real_model(model)
     linear = {n: m for n, m in whole.named_modules() if isinstance(m, torch.nn.Linear) and ".layers." in n}
     wanted = {f"{n}.weight" for n, m in linear.items() if m.in_features % BLOCK == 0}
@@ -123,27 +123,6 @@ def test_a_text_of_few_tokens_still_makes_less_error_than_rounding_does_on_other
     assert error[0] < 0.9 * error[1]
 
 
-def test_costs_are_of_one_group_alone_and_the_divergence_of_all(tmp_path: Path) -> None:
-    model = open_checkpoint(tiny.write_model(tmp_path / "model", "llama"))
-    sequences, judged = np.random.default_rng(4).integers(0, 250, (2, 3, 20)).tolist()
-    told: list[tuple[int, int]] = []
-    text = Text(sequences, judged, first=4)
-    found = calibrate(model, text, io.BytesIO(), tell=lambda *at: told.append(at))
-    layers = int(model.config["num_hidden_layers"])
-    assert told == [(done, layers) for done in range(1, layers + 1)]
-    names = [name for cost in found.costs for name in cost.names]
-    assert sorted(names) == sorted(found.places), "each once"
-    groups = {tuple(name.split(".")[-2] for name in cost.names) for cost in found.costs}
-    assert groups == {("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj"), ("down_proj",)}
-    assert all(cost.divergence > 0 for cost in found.costs)
-    assert all(cost.weights == sum(np.prod(model.shape(name)) for name in cost.names) for cost in found.costs)
-    rounded = calibrate(model, Text(sequences, judged, first=4, rounds=True), out := io.BytesIO())
-    assert (rounded.places, out.getvalue()) == ({}, b"")
-    wide = calibrate(model, text, io.BytesIO(), frozenset(names))
-    assert wide.places == {} and wide.costs == ()
-    assert wide.divergence < 0.1 * min(found.divergence, rounded.divergence)
-
-
 def test_weights_that_are_no_numbers_are_one_error(tmp_path: Path) -> None:
     model = open_checkpoint(tiny.write_model(tmp_path / "model", "llama"))
 
@@ -159,7 +138,7 @@ def test_weights_that_are_no_numbers_are_one_error(tmp_path: Path) -> None:
             return made
 
     with pytest.raises(CheckpointError, match=r"of model\.layers\.1\.mlp\.down_proj\.weight some values are no"):
-        calibrate(Damaged(model, "damaged", "x"), Text([[1, 2, 3]]), io.BytesIO())
+        calibrate(Damaged(model, "damaged", "x"), [[1, 2, 3]], io.BytesIO())
 
 
 def test_what_is_stored_in_4_bits_stays_so(tmp_path: Path) -> None:
@@ -172,11 +151,11 @@ def test_what_is_stored_in_4_bits_stays_so(tmp_path: Path) -> None:
 
     everything = False
     stored = Stored(model, "stored", "x")
-    places = calibrate(stored, Text([[1, 2, 3]]), io.BytesIO()).places
+    places = calibrate(stored, [[1, 2, 3]], io.BytesIO())
     assert kept not in places and kept.replace("up", "gate") in places
     everything = True
     with pytest.raises(CheckpointError, match="every projection is in 4-bit blocks already"):
-        calibrate(stored, Text([[1, 2, 3]]), io.BytesIO())
+        calibrate(stored, [[1, 2, 3]], io.BytesIO())
 
 
 def test_sequences_of_a_text() -> None:

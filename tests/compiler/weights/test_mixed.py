@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from llmc.compiler.weights.mixed import Cost, widened
+from llmc.compiler.weights.mixed import GroupCost, widened
 
 COSTS = [
-    Cost(("q", "k", "v"), 30, 0.03),
-    Cost(("o",), 10, 0.02),
-    Cost(("gate", "up"), 80, 0.04),
-    Cost(("down",), 40, 0.01),
+    GroupCost(("q", "k", "v"), 30, 0.03),
+    GroupCost(("o",), 10, 0.02),
+    GroupCost(("gate", "up"), 80, 0.04),
+    GroupCost(("down",), 40, 0.01),
 ]
 NONE: frozenset[str] = frozenset()
 
@@ -33,5 +33,5 @@ def test_a_bound_that_is_not_predicted_to_be_kept_widens_all() -> None:
 
 
 def test_one_at_least_is_widened() -> None:
-    free = [Cost(("a",), 10, 0.0), Cost(("b",), 10, 0.0)]
+    free = [GroupCost(("a",), 10, 0.0), GroupCost(("b",), 10, 0.0)]
     assert len(widened(free, NONE, 0.1, 0.05)) == 1

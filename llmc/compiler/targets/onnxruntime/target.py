@@ -226,7 +226,7 @@ class OnnxRuntimeTarget(Target):
     def lower(self, stages: Stages, programs: Sequence[Program], options: CompileOptions) -> Lowered:
         """Fuse and lower, make the weights file, and pack it where that pays."""
         own, (stages, mixed) = _ours(options), calibrated(stages, options, ADDED_KL)
-        formats = replace(self._onnx_options(stages, str(options.quantize), panels=own), wide=mixed.wide)
+        formats = self._onnx_options(stages, str(options.quantize), mixed.wide, panels=own)
         held = self.held(stages, options)
         made = self._lower(stages, programs, replace(formats, rolls=not own and bool(held.rewind.rings)))
         weights = weights_stage(stages, made.outputs["recipes"], made.outputs["tables"])
@@ -288,7 +288,9 @@ class OnnxRuntimeTarget(Target):
         components = {**toolchain("ziglang"), "code": code_digest(build_library), "state": "native"}
         return stages.run("kernels", components, build).outputs[KERNELS]
 
-    def _onnx_options(self, stages: Stages, quantize: str, *, panels: bool) -> OnnxOptions:
+    def _onnx_options(
+        self, stages: Stages, quantize: str, wide: frozenset[str], *, panels: bool
+    ) -> OnnxOptions:  # fmt: skip
         from llmc.compiler.targets.onnxruntime.formats import OnnxOptions
 
         if quantize in ("none", "int8"):
@@ -299,9 +301,9 @@ class OnnxRuntimeTarget(Target):
         if quantize == "keep":
             require_codes(stages.checkpoint)
             return OnnxOptions(BLOCK, stored=stored, fold=not panels and self._folds(stages), panels=panels)
-        kept = {name: form for name, form in stored.items() if form.bits == 4 or name in OUTER}
+        kept = {n: form for n, form in stored.items() if (form.bits == 4 or n in OUTER) and n not in wide}
         fold = not panels and self._folds(stages)
-        return OnnxOptions(BLOCK, bits=4, stored=kept, fold=fold, panels=panels)
+        return OnnxOptions(BLOCK, bits=4, stored=kept, wide=wide, fold=fold, panels=panels)
 
     def _folds(self, stages: Stages) -> bool:
         """Whether packed matrices take in offsets here."""

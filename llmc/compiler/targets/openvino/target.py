@@ -267,6 +267,7 @@ class OpenVinoTarget(OpenVinoBase):
         eight: Collection[str],
     ) -> Entry:  # fmt: skip
         stored = stored_forms(stages.checkpoint) if options.quantize in ("int4", "keep") else {}
+        stored = {name: form for name, form in stored.items() if name not in eight}
         if options.quantize == "keep":
             from llmc.compiler.weights.kept import require_codes
 
