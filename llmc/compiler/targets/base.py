@@ -446,10 +446,12 @@ class Target(ABC):
 
     def limits(self, options: CompileOptions) -> Bounds:
         """How close to the reference executables must be."""
-        from llmc.compiler.targets.calibration import MAX_KL  # at the top it would be in keys
         from llmc.compiler.verification.limits import limits
 
-        return limits(str(options.quantize), options.dtype, self.cache_dtype(options), MAX_KL.of(options))
+        most = options.get("max_kl")
+        return limits(
+            str(options.quantize), options.dtype, self.cache_dtype(options), None if most is None else float(most)
+        )
 
     def shapes(self, buckets: Sequence[Bucket], options: CompileOptions) -> list[Shape]:
         """The distinct shapes that `buckets` need, largest first within each phase, as warm-up runs them."""

@@ -14,7 +14,6 @@ from llmc.artifacts.key import Value, canonical_json
 from llmc.compiler.code import code_digest
 from llmc.compiler.options import Option
 from llmc.compiler.stages import StageReport, toolchain
-from llmc.compiler.targets.calibration_text import OWN, given_text, judged_in, sequences_in
 from llmc.compiler.targets.costs import Cost
 from llmc.errors import InputError, VerificationError
 from llmc.strict_json import loads
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 CALIBRATE: Option[str | None] = Option(
     "calibrate", str, None,
     "With --quantize int4: choose codes by what a text makes of the model (GPTQ); own: llmc's own text.",
-    metavar=f"FILE|{OWN}", shapes_executable=False,
+    metavar="FILE|own", shapes_executable=False,
 )  # fmt: skip
 MAX_KL: Option[float | None] = Option(
     "max_kl", float, None,
@@ -70,11 +69,12 @@ def require_calibratable(options: CompileOptions) -> None:
     given, bound = CALIBRATE.of(options), MAX_KL.of(options)
     if bound is not None and not (math.isfinite(bound) and bound > 0):
         raise InputError(f"{MAX_KL.flag} {bound} must be a number of nats above 0, as in 0.05")
-    if given is None:
-        return
-    if options.quantize != "int4":
+    if given is not None and options.quantize != "int4":
         raise InputError(f"{CALIBRATE.flag} is for --quantize int4, and this is {options.quantize}; leave it out")
-    given_text(given)
+    if given is not None:
+        from llmc.compiler.targets.calibration_text import given_text  # at the top what it imports would be in keys
+
+        given_text(given)
 
 
 def calibrated(stages: Stages, options: CompileOptions, added: float) -> tuple[Stages, Mixed]:
@@ -91,6 +91,7 @@ def calibrated(stages: Stages, options: CompileOptions, added: float) -> tuple[S
 
 def _with_blocks(stages: Stages, given: str) -> Stages:
     from llmc.compiler.checkpoint.calibrated import CalibratedCheckpoint
+    from llmc.compiler.targets.calibration_text import sequences_in
 
     sequences = sequences_in(stages.checkpoint, given)
 
@@ -112,6 +113,8 @@ def _with_blocks(stages: Stages, given: str) -> Stages:
 
 def _mixed(stages: Stages, most: float) -> Mixed:
     """What stays in 8 bits so that the matrices in layers diverge by no more than `most`."""
+    from llmc.compiler.targets.calibration_text import judged_in
+
     judged = judged_in(stages.checkpoint)
     reached, costs = _sensed(stages, judged)
     names = [name for cost in costs for name in cost.names]
@@ -141,6 +144,7 @@ def _mixed(stages: Stages, most: float) -> Mixed:
 
 def _sensed(stages: Stages, judged: Judged) -> tuple[float, list[GroupCost]]:
     """The divergence with all in 4 bits, and what each group of matrices costs."""
+    from llmc.compiler.targets.calibration_text import OWN, sequences_in
     from llmc.compiler.weights.mixed import GroupCost
 
     probe = sequences_in(stages.checkpoint, OWN)[0]

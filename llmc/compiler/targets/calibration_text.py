@@ -1,4 +1,8 @@
-"""The text that 4-bit weights are calibrated by, as tokens."""
+"""The text that 4-bit weights are calibrated by, as tokens.
+
+llmc's own has its passages (verification/passages.py), and passages of Python's manual, which pydoc has. No figure is
+taken over it.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +18,7 @@ if TYPE_CHECKING:
     from llmc.compiler.weights.sensitivity import Judged
 
 OWN = "own"
-"""In place of a file: llmc's passages (verification/passages.py), and passages of Python's manual, which pydoc has. No
-figure is taken over them."""
+"""In place of a file: llmc's own."""
 _MOST = 1 << 24
 """Characters of a text, at most."""
 _PASSAGE = 1500
