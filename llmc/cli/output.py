@@ -42,7 +42,7 @@ class CompileProgress:
         self._live = sys.stderr.isatty() and not self._quiet
         self._progress: Any = None
         self._tasks: dict[str, Any] = {}
-        self._verify_shown = 0.0
+        self._part_shown = 0.0
 
     def __enter__(self) -> CompileProgress:
         if self._live:
@@ -69,18 +69,26 @@ class CompileProgress:
             self._line(f"[{event.index}/{event.total}] {event.shape}: {event.state}, {size}, {done}")
             self._bar("compile", event.index, event.total)
         elif isinstance(event, VerifyReport):
-            self._bar("verify", event.done, event.total)
-            if not self._live and time.monotonic() - self._verify_shown > 5:
-                self._verify_shown = time.monotonic()
-                self._line(f"verify: {event.done} of {event.total}")
+            self._part("verify", event.done, event.total)
         elif event.seconds is None:
-            self._bar(_STAGES.get(event.name, event.name), event.index if event.total > 1 else 0, event.total)
+            name = _STAGES.get(event.name, event.name)
+            if event.total > 1:
+                self._part(name, event.index, event.total)
+            else:
+                self._bar(name, 0, 1)
         else:
             name = _STAGES.get(event.name, event.name)
             self._bar(name, event.index, event.total)
             if name != "verify":
                 number = f"[{event.index}/{event.total}] " if event.total > 1 else ""
                 self._line(f"{number}{name}: {'from the store' if event.cached else f'{event.seconds:.1f} s'}")
+
+    def _part(self, name: str, done: int, total: int) -> None:
+        """A bar on a terminal; elsewhere a line now and then."""
+        self._bar(name, done, total)
+        if not self._live and time.monotonic() - self._part_shown > 5:
+            self._part_shown = time.monotonic()
+            self._line(f"{name}: {done} of {total}")
 
     def _line(self, text: str) -> None:
         if self._progress:

@@ -258,6 +258,8 @@ def _told_by(tell: Callable[[Progress], None]) -> Callable[[Any], None]:
             part("compile", event.index, event.total)
         elif isinstance(event, VerifyReport):
             part("verify", event.done, event.total)
+        elif event.seconds is None and event.total > 1:
+            part(event.name, event.index, event.total)
         elif event.seconds is None:
             tell(Progress(event.name))
 

@@ -45,8 +45,8 @@ DATA_TARGETS = frozenset({"fake", "hpu", "inductor", "lpu", "neuron", "openvino"
 """Targets whose portable executables are data."""
 
 DATA_KINDS = frozenset({
-    "calibrate", "config", "describe", "encoder", "layout", "lower", "pack", "reference", "tokenizer", "trace",
-    "verify", "weights",
+    "calibrate", "config", "describe", "encoder", "layout", "lower", "mix", "pack", "reference", "sense", "tokenizer",
+    "trace", "verify", "weights",
 })  # fmt: skip
 """Kinds of entries whose outputs no executor loads as code. "bundle" is judged by its manifest."""
 

@@ -95,15 +95,17 @@ class Lowered:
     """Programs in the form that a device's compiler takes: what all executables of a compile share.
 
     `files` go into the bundle by name (digests in the store), `inputs` are files that only compiling needs, `forms`
-    are those that show the lowered programs, `components` are the digests that an executable's key must name, and
-    `folder`, which the pipeline makes, has `files` under the names they will have in the bundle's blob folder. A target
-    whose `compile` reads more has a subclass that names it. All of it can be sent to a worker process.
+    are those that show the lowered programs, `components` are the digests that an executable's key must name, `facts`
+    are for the target's analysis, and `folder`, which the pipeline makes, has `files` under the names they will have in
+    the bundle's blob folder. A target whose `compile` reads more has a subclass that names it. All of it can be sent to
+    a worker process.
     """
 
     files: Mapping[str, str]
     components: Mapping[str, str]
     inputs: Mapping[str, Path]
     forms: Mapping[str, Path] = field(default_factory=dict, kw_only=True)
+    facts: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
     folder: Path = field(default=Path(), kw_only=True)
 
 
@@ -457,7 +459,10 @@ class Target(ABC):
         """How close to the reference executables must be."""
         from llmc.compiler.verification.limits import limits
 
-        return limits(str(options.quantize), options.dtype, self.cache_dtype(options))
+        most = options.get("max_kl")
+        return limits(
+            str(options.quantize), options.dtype, self.cache_dtype(options), None if most is None else float(most)
+        )
 
     def shapes(self, buckets: Sequence[Bucket], options: CompileOptions) -> list[Shape]:
         """The distinct shapes that `buckets` need, largest first within each phase, as warm-up runs them."""

@@ -1,82 +1,109 @@
-"""Calibration of 4-bit weights, as a cached stage: the checkpoint with the blocks that a text speaks for."""
+"""Calibration of 4-bit weights, as a cached stage: the checkpoint with the blocks that a text speaks for, and which of
+its matrices stay in 8 bits so that a bound on the divergence is kept."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from copy import copy
-from pathlib import Path
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from llmc.artifacts.digest import digest_bytes
-from llmc.artifacts.key import canonical_json
+from llmc.artifacts.key import Value, canonical_json
 from llmc.compiler.code import code_digest
 from llmc.compiler.options import Option
-from llmc.compiler.stages import toolchain
+from llmc.compiler.stages import StageReport, toolchain
 from llmc.compiler.targets.costs import Cost
-from llmc.errors import CheckpointError, InputError
-from llmc.paths import expanded
+from llmc.errors import InputError, VerificationError
 from llmc.strict_json import loads
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from llmc.artifacts.digest import Blob
     from llmc.artifacts.store.workspace import Workspace
     from llmc.compiler.options import CompileOptions
     from llmc.compiler.stages import Stages
+    from llmc.compiler.weights.mixed import GroupCost
+    from llmc.compiler.weights.sensitivity import Judged
 
-OWN = "own"
-"""In place of a file: llmc's own passages (verification/passages.py), which no figure is taken over."""
 CALIBRATE: Option[str | None] = Option(
     "calibrate", str, None,
     "With --quantize int4: choose codes by what a text makes of the model (GPTQ); own: llmc's own text.",
-    metavar=f"FILE|{OWN}", shapes_executable=False,
+    metavar="FILE|own", shapes_executable=False,
 )  # fmt: skip
-_MOST = 1 << 24
-"""Characters of a text, at most."""
+MAX_KL: Option[float | None] = Option(
+    "max_kl", float, None,
+    "The most mean KL divergence from the reference, in nats over llmc's text, that passes; int4 keeps it by 8 bits "
+    "for the matrices that need them.",
+    metavar="NATS", shapes_executable=False,
+)  # fmt: skip
+_SHARE = 0.9
+"""Of the bound, less what the device adds, for the matrices in layers: a margin."""
+COST, SENSE_COST = Cost(fixed=2.0, parameters=45.0), Cost(fixed=2.0, parameters=20.0)
+"""Of the stages, for billions of parameters."""
 
 
-COST = Cost(fixed=2.0, parameters=45.0)
-"""Of the stage."""
+@dataclass(frozen=True)
+class Mixed:
+    """`wide`: names of the matrices that stay in 8 bits. `facts`, for a target's analysis, empty where no bound was
+    given: {"mixed": {of how many "matrices" how many are "in_8_bits", the "bits" of a code on average, and the
+    "mean_kl" of all}}."""
+
+    wide: frozenset[str] = frozenset()
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
 
 def calibration_costs(options: CompileOptions) -> dict[str, Cost]:
     """For `Target.stage_costs`."""
-    return {} if CALIBRATE.of(options) is None else {"calibrate": COST}
+    if options.quantize != "int4":
+        return {}
+    asked = {"calibrate": (CALIBRATE, COST), "sense": (MAX_KL, SENSE_COST)}
+    return {kind: cost for kind, (option, cost) in asked.items() if option.of(options) is not None}
 
 
 def require_calibratable(options: CompileOptions) -> None:
-    """Raise InputError where a text is given for what is not calibrated, or cannot be read."""
-    given = CALIBRATE.of(options)
-    if given is None:
-        return
-    if options.quantize != "int4":
+    """Raise InputError where a text is given for what is not calibrated, or cannot be read, and for a bound that is
+    none."""
+    given, bound = CALIBRATE.of(options), MAX_KL.of(options)
+    if bound is not None and not (math.isfinite(bound) and bound > 0):
+        raise InputError(f"{MAX_KL.flag} {bound} must be a number of nats above 0, as in 0.05")
+    if given is not None and options.quantize != "int4":
         raise InputError(f"{CALIBRATE.flag} is for --quantize int4, and this is {options.quantize}; leave it out")
-    _text(given)
+    if given is not None:
+        from llmc.compiler.targets.calibration_text import given_text  # at the top what it imports would be in keys
+
+        given_text(given)
 
 
-def calibrated(stages: Stages, options: CompileOptions) -> Stages:
-    """The same stages over the checkpoint with calibrated blocks; unchanged where no text was given."""
-    given = CALIBRATE.of(options)
-    if given is None:
-        return stages
-    tokens = _tokens(stages, _text(given))
-    components = {
-        **stages.reading(tokenizer=True),
-        "text": digest_bytes(canonical_json(tokens)),
-        **toolchain("torch", "transformers", "numpy", python=True),
-        "code": code_digest(calibrated, type(stages.checkpoint)),
-    }
+def calibrated(stages: Stages, options: CompileOptions, added: float) -> tuple[Stages, Mixed]:
+    """The same stages over the checkpoint with calibrated blocks where a text was given, and what stays in 8 bits for a
+    bound. `added`: the mean divergence that is not of the matrices in layers, but of an embedding, a head, a KV cache
+    and activations in 8 bits. Raises VerificationError for a bound that 8 bits do not keep either."""
+    if options.quantize != "int4":
+        return stages, Mixed()
+    given, bound = CALIBRATE.of(options), MAX_KL.of(options)
+    if given is not None:
+        stages = _with_blocks(stages, given)
+    return stages, Mixed() if bound is None else _mixed(stages, _SHARE * (bound - added))
+
+
+def _with_blocks(stages: Stages, given: str) -> Stages:
+    from llmc.compiler.checkpoint.calibrated import CalibratedCheckpoint
+    from llmc.compiler.targets.calibration_text import sequences_in
+
+    sequences = sequences_in(stages.checkpoint, given)
 
     def build(workspace: Workspace) -> Mapping[str, Blob]:
         from llmc.compiler.weights.calibration import calibrate
 
         with workspace.writer() as out:
-            places = calibrate(stages.checkpoint, tokens, out)
+            places = calibrate(stages.checkpoint, sequences, out, _tell(stages, "calibrate"))
         assert out.blob is not None  # it is set once the block has ended well
         return {"blocks": out.blob, "places": workspace.put_bytes(canonical_json(places))}
 
-    from llmc.compiler.checkpoint.calibrated import CalibratedCheckpoint
-
-    entry = stages.run("calibrate", components, build)
+    entry = stages.run("calibrate", _components(stages, _with_blocks, text=sequences), build)
     places = loads(stages.store.get_bytes(entry.outputs["places"].digest))
     digest = digest_bytes(canonical_json([blob.digest for _, blob in sorted(entry.outputs.items())]))
     made = copy(stages)
@@ -84,31 +111,73 @@ def calibrated(stages: Stages, options: CompileOptions) -> Stages:
     return made
 
 
-def _tokens(stages: Stages, text: str | None) -> list[list[int]]:
-    """Sequences of the text; None: of llmc's own."""
-    from llmc.compiler.verification.passages import long_text
-    from llmc.compiler.weights.calibration import TOKENS, sequences_of
-    from llmc.runtime.text.tokenizer import Tokenizer
+def _mixed(stages: Stages, most: float) -> Mixed:
+    """What stays in 8 bits so that the matrices in layers diverge by no more than `most`."""
+    from llmc.compiler.targets.calibration_text import judged_in
 
-    encode = Tokenizer(stages.checkpoint.tokenizer_json()).encode
-    tokens = long_text(encode, TOKENS) if text is None else encode(text)
-    found = sequences_of(tokens, int(stages.checkpoint.config.get("max_position_embeddings") or TOKENS))
-    if not found:
-        raise InputError(f"{CALIBRATE.flag}: the text has {len(tokens)} tokens; give one of some thousand")
-    known = int(stages.checkpoint.config["vocab_size"])
-    if any(token >= known for tokens in found for token in tokens):
-        raise CheckpointError(f"{stages.checkpoint.path}: its tokenizer gives ids above the {known} of its embedding")
-    return found
+    judged = judged_in(stages.checkpoint)
+    reached, costs = _sensed(stages, judged)
+    names = [name for cost in costs for name in cost.names]
+
+    def build(workspace: Workspace) -> Mapping[str, Blob]:
+        from llmc.compiler.weights.mixed import widened
+        from llmc.compiler.weights.sensitivity import divergence
+
+        kl, wide = reached, frozenset[str]()
+        while kl > most:
+            if wide.issuperset(names):
+                raise VerificationError(
+                    f"{MAX_KL.flag}: with all {len(names)} matrices in 8 bits the mean KL is {kl:.2g} nats, and the "
+                    f"bound leaves {max(most, 0):.2g} for them; give a higher one, or --quantize none"
+                )
+            wide = widened(costs, wide, kl, most)
+            kl, _ = divergence(stages.checkpoint, judged, wide, [], _tell(stages, "mix"))
+        eights = sum(cost.weights for cost in costs if wide.issuperset(cost.names))
+        bits = 4 + 4 * eights / sum(cost.weights for cost in costs)
+        facts = {"matrices": len(names), "in_8_bits": len(wide), "bits": round(bits, 3), "mean_kl": round(kl, 6)}
+        return {"mix": workspace.put_bytes(canonical_json({"wide": sorted(wide), "facts": {"mixed": facts}}))}
+
+    components = _components(stages, _mixed, judged=asdict(judged), costs=[asdict(cost) for cost in costs], most=most)
+    found = loads(stages.store.get_bytes(stages.run("mix", components, build).outputs["mix"].digest))
+    return Mixed(frozenset(found["wide"]), found["facts"])
 
 
-def _text(given: str) -> str | None:
-    if given == OWN:
-        return None
-    path: Path = expanded(given)
-    try:
-        with path.open(encoding="utf-8") as file:
-            return file.read(_MOST)
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(
-            f"{CALIBRATE.flag} {given}: cannot be read as UTF-8 text ({error}); name a file, or {OWN}"
-        ) from error
+def _sensed(stages: Stages, judged: Judged) -> tuple[float, list[GroupCost]]:
+    """The divergence with all in 4 bits, and what each group of matrices costs."""
+    from llmc.compiler.targets.calibration_text import OWN, sequences_in
+    from llmc.compiler.weights.mixed import GroupCost
+
+    probe = sequences_in(stages.checkpoint, OWN)[0]
+
+    def build(workspace: Workspace) -> Mapping[str, Blob]:
+        from llmc.compiler.weights.sensitivity import divergence
+
+        reached, costs = divergence(stages.checkpoint, judged, frozenset(), probe, _tell(stages, "sense"))
+        return {"costs": workspace.put_bytes(canonical_json([reached, [asdict(cost) for cost in costs]]))}
+
+    components = _components(stages, _sensed, judged=asdict(judged), probe=probe)
+    reached, costs = loads(stages.store.get_bytes(stages.run("sense", components, build).outputs["costs"].digest))
+    return reached, [GroupCost(**{**cost, "names": tuple(cost["names"])}) for cost in costs]
+
+
+def _components(stages: Stages, stage: Callable[..., Any], **read: Any) -> dict[str, Value]:
+    return {
+        **stages.reading(tokenizer=True),
+        **{name: digest_bytes(canonical_json(value)) for name, value in read.items()},
+        **toolchain("torch", "transformers", "numpy", python=True),
+        "code": code_digest(stage, type(stages.checkpoint)),
+    }
+
+
+def _tell(stages: Stages, kind: str) -> Callable[[int, int], None]:
+    return lambda done, total: stages.report(StageReport(kind, False, None, done, total))
+
+
+def mixed_lines(analysis: Mapping[str, Any]) -> list[str]:
+    """What `Mixed.facts` in a target's analysis say, in a line for people."""
+    if (found := analysis.get("mixed")) is None:
+        return []
+    return [
+        f"of {found['matrices']} matrices in layers {found['in_8_bits']} in 8 bits, the others in 4: "
+        f"{found['bits']:.2f} bits a weight, and a mean KL of {found['mean_kl']:.2g} nats by these alone"
+    ]

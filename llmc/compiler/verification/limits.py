@@ -79,10 +79,11 @@ KV_CACHE: Mapping[str, Allowance | None] = {
 }
 
 
-def limits(quantize: str, dtype: str, kv_cache: str = "f32") -> Limits:
+def limits(quantize: str, dtype: str, kv_cache: str = "f32", most: float | None = None) -> Limits:
     """Limits for weights, unquantised numbers and cached keys and values in these formats; float32 must be equal.
 
-    A cache in `dtype` adds nothing of its own. Raises UnknownNameError, listing the known ones, for another format.
+    `most`: the mean divergence that was asked for, in place of what formats that are not exact are allowed. A cache in
+    `dtype` adds nothing of its own. Raises UnknownNameError, listing the known ones, for another format.
     """
     found = {
         quantize: _known("quantisation", quantize, WEIGHTS),
@@ -92,13 +93,14 @@ def limits(quantize: str, dtype: str, kv_cache: str = "f32") -> Limits:
     used = {name: allowance for name, allowance in found.items() if allowance is not None}
     if not used:
         return EXACT
+    mean = round(sum(a.mean_kl for a in used.values()), 6) if most is None else most
     return Limits(
-        mean_kl=round(sum(a.mean_kl for a in used.values()), 6),
+        mean_kl=mean,
         top1=round(1 - sum(a.differing for a in used.values()), 6),
         greedy_equal=False,
-        bucket_kl=round(BUCKET * sum(a.mean_kl for a in used.values()), 6),
-        row_kl=round(ROW * sum(a.mean_kl for a in used.values()), 6),
-        quality=" + ".join(used),
+        bucket_kl=round(BUCKET * mean, 6),
+        row_kl=round(ROW * mean, 6),
+        quality=" + ".join(used) + (", by --max-kl" if most is not None else ""),
     )
 
 

@@ -62,7 +62,7 @@ def make_windows(checkpoint: Checkpoint, reference: Reference, longest: int, voc
     first = min(FIRST, size // 2)
     cut = [
         (part, tokens[start : start + size])
-        for part, tokens in _parts(checkpoint, vocab_size)
+        for part, tokens in parts_of(checkpoint, vocab_size)
         for start in range(0, len(tokens), size)
         if len(tokens[start : start + size]) > first
     ]
@@ -75,8 +75,8 @@ def make_windows(checkpoint: Checkpoint, reference: Reference, longest: int, voc
     ]
 
 
-def _parts(checkpoint: Checkpoint, vocab_size: int) -> list[tuple[str, list[int]]]:
-    """Each part with its tokens, more than FIRST."""
+def parts_of(checkpoint: Checkpoint, vocab_size: int) -> list[tuple[str, list[int]]]:
+    """Each part of the text with its tokens, more than FIRST."""
     share = TOKENS // len(TEXTS)
     try:
         from llmc.runtime.text.tokenizer import Tokenizer

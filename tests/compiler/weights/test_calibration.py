@@ -84,7 +84,7 @@ def test_blocks_come_back_as_they_were_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "qwen3_moe"])
-def test_every_projection_of_every_layer_is_calibrated_by_its_own_inputs(tmp_path: Path, family: str) -> None:
+def test_every_projection_is_calibrated_by_its_inputs_in_the_quantised_model(tmp_path: Path, family: str) -> None:
     model = open_checkpoint(tiny.write_model(tmp_path / "model", family))
     random, out = np.random.default_rng(3), io.BytesIO()
     sequences = random.integers(0, 250, (4, 20)).tolist()
@@ -93,17 +93,52 @@ def test_every_projection_of_every_layer_is_calibrated_by_its_own_inputs(tmp_pat
     linear = {n: m for n, m in whole.named_modules() if isinstance(m, torch.nn.Linear) and ".layers." in n}
     wanted = {f"{n}.weight" for n, m in linear.items() if m.in_features % BLOCK == 0}
     assert places.keys() == wanted
-    name = sorted(wanted)[-1]
+    (tmp_path / "blocks").write_bytes(out.getvalue())
+    calibrated = CalibratedCheckpoint(model, tmp_path / "blocks", places, "a")
+    for before in (name for name in wanted if ".layers.0." in name):
+        found = calibrated.quantised_blocks(before)
+        assert found is not None and found.minimum is not None
+        made = torch.from_numpy(values(found.q, found.scale, found.minimum))
+        linear[before.removesuffix(".weight")].weight.data = made
+    name = "model.layers.1.self_attn.k_proj.weight"
     seen: list[torch.Tensor] = []
     linear[name.removesuffix(".weight")].register_forward_pre_hook(lambda _, given: seen.append(given[0]))
     for tokens in sequences:
         whole(torch.tensor([tokens]), use_cache=False)
     inputs = torch.cat([x.reshape(-1, x.shape[-1]) for x in seen]).detach().numpy()
     codes, _, _ = gptq4(model.tensor(name), Inputs.of(inputs.T @ inputs), BLOCK)
-    (tmp_path / "blocks").write_bytes(out.getvalue())
-    blocks = CalibratedCheckpoint(model, tmp_path / "blocks", places, "a").quantised_blocks(name)
+    blocks = calibrated.quantised_blocks(name)
     assert blocks is not None
     assert (blocks.q == codes).mean() > 0.99, "sums of products in another order"
+
+
+def test_a_text_of_few_tokens_still_makes_less_error_than_rounding_does_on_others() -> None:
+    random = np.random.default_rng(5)
+    mixed = random.normal(size=(256, 256)) * np.exp(random.normal(size=256))
+    seen, other = ((random.normal(size=(count, 256)) @ mixed).astype(np.float32) for count in (300, 2000))
+    weight = random.normal(size=(48, 256)).astype(np.float32)
+    made = values(*gptq4(weight, Inputs.of(seen.T @ seen), BLOCK))
+    codes, scales, offsets = quantise_q4(weight, BLOCK)
+    error = [np.square(other @ (weight - w).T).sum() for w in (made, values(codes, scales, offsets - 8 * scales))]
+    assert error[0] < 0.9 * error[1]
+
+
+def test_weights_that_are_no_numbers_are_one_error(tmp_path: Path) -> None:
+    model = open_checkpoint(tiny.write_model(tmp_path / "model", "llama"))
+
+    class Damaged(WrappedCheckpoint):
+        def fill(self, name: str, out: np.ndarray) -> None:
+            super().fill(name, out)
+            if name == "model.layers.1.mlp.down_proj.weight":
+                out[3, 4] = np.nan
+
+        def tensor(self, name: str) -> np.ndarray:
+            made = super().tensor(name).copy()
+            self.fill(name, made)
+            return made
+
+    with pytest.raises(CheckpointError, match=r"of model\.layers\.1\.mlp\.down_proj\.weight some values are no"):
+        calibrate(Damaged(model, "damaged", "x"), [[1, 2, 3]], io.BytesIO())
 
 
 def test_what_is_stored_in_4_bits_stays_so(tmp_path: Path) -> None:

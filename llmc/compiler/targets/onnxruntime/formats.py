@@ -40,11 +40,11 @@ class OnnxOptions:
     """The formats of a lowered model's matrices.
 
     `block`: at most so many inputs share a scale; 0 keeps float32. `bits`: 8 or 4, of what is not kept; the head, the
-    embedding and adapters have `head_bits`. `stored`: the names of those tensors whose own blocks are kept, each with
-    its form; blocks larger than KEPT_BLOCK are cut, which changes no value. `fold`: the packed form of a matrix holds
-    its offsets (packing.py); otherwise graphs add blocksum(x) · offsetsᵀ. `panels`: matrices are laid out for llmc's
-    own kernels (onnxruntime/kernels), which add offsets themselves. `rolls`: caches of layers with a window begin at a
-    later token, which an input says.
+    embedding and adapters have `head_bits`, matrices of `wide` tensors 8. `stored`: the names of those tensors whose
+    own blocks are kept, each with its form; blocks larger than KEPT_BLOCK are cut, which changes no value. `fold`: the
+    packed form of a matrix holds its offsets (packing.py); otherwise graphs add blocksum(x) · offsetsᵀ. `panels`:
+    matrices are laid out for llmc's own kernels (onnxruntime/kernels), which add offsets themselves. `rolls`: caches of
+    layers with a window begin at a later token, which an input says.
 
     8-bit and kept blocks of matrices that read a normalised hidden state are at most NORMED_BLOCK: kernels quantise
     activations by the same blocks, and outlier channels of the hidden state cost most there (benchmarks/RESULTS.md).
@@ -54,6 +54,7 @@ class OnnxOptions:
     bits: int = 8
     head_bits: int = 8
     stored: Mapping[str, BlockForm] = field(default_factory=dict)
+    wide: frozenset[str] = frozenset()
     fold: bool = False
     panels: bool = False
     rolls: bool = False
@@ -66,6 +67,8 @@ class OnnxOptions:
     def format(self, sources: Sequence[str], width: int, normed: bool = False, head: bool = False) -> MatrixFormat:
         """Format of the matrix of `sources`, one above the other, with `width` inputs."""
         bits = self.head_bits if head or of_adapters(sources) else self.bits
+        if not self.wide.isdisjoint(sources):
+            bits = 8
         forms = [self.stored.get(name) for name in sources]
         held = [form for form in forms if form is not None]
         four, order = len(held) == len(forms) and all(form.bits == 4 for form in held), common_order(forms)

@@ -33,7 +33,14 @@ from llmc.compiler.program.program import GraphProgram, Program
 from llmc.compiler.program.stage import traced_graph
 from llmc.compiler.stages import Stages, toolchain, version_of
 from llmc.compiler.targets.base import Executable, Lowered, Shape, Target
-from llmc.compiler.targets.calibration import CALIBRATE, calibrated, calibration_costs, require_calibratable
+from llmc.compiler.targets.calibration import (
+    CALIBRATE,
+    MAX_KL,
+    calibrated,
+    calibration_costs,
+    mixed_lines,
+    require_calibratable,
+)
 from llmc.compiler.targets.costs import Cost
 from llmc.compiler.targets.hardware import Hardware
 from llmc.compiler.targets.onnxruntime.kernels.limits import KEYS, runs_on
@@ -68,6 +75,8 @@ PANEL_BITS = {"q8": 8.5, "q4": 5}
 """The same in panels: codes and float16 scales of blocks of 32."""
 
 
+ADDED_KL = 0.005
+"""What activations, an embedding and a head in 8 bits add to the divergence of int4 (verification/limits.py, keep)."""
 LLMC, OWN = "llmc", "onnxruntime"
 KERNELS_OPTION: Option[str | None] = Option(
     "kernels", str, None, "Whose products of quantised matrices run. Default: llmc's where the CPU has AVX-512 VNNI.",
@@ -95,7 +104,7 @@ class OnnxRuntimeTarget(Target):
     )
     guide: ClassVar[str] = "docs/kernels.md"
     selects_adapters: ClassVar[bool] = True
-    options: ClassVar[tuple[Option[Any], ...]] = (KERNELS_OPTION, CALIBRATE)
+    options: ClassVar[tuple[Option[Any], ...]] = (KERNELS_OPTION, CALIBRATE, MAX_KL)
     graph_bytes_source: ClassVar[str] = "graph objects of each session, and the arena of the largest step, as measured"
 
     def cards(self) -> tuple[Cards, ...]:
@@ -217,8 +226,8 @@ class OnnxRuntimeTarget(Target):
 
     def lower(self, stages: Stages, programs: Sequence[Program], options: CompileOptions) -> Lowered:
         """Fuse and lower, make the weights file, and pack it where that pays."""
-        own, stages = _ours(options), calibrated(stages, options)
-        formats = self._onnx_options(stages, str(options.quantize), panels=own)
+        own, (stages, mixed) = _ours(options), calibrated(stages, options, ADDED_KL)
+        formats = self._onnx_options(stages, str(options.quantize), mixed.wide, panels=own)
         held = self.held(stages, options)
         made = self._lower(stages, programs, replace(formats, rolls=not own and bool(held.rewind.rings)))
         weights = weights_stage(stages, made.outputs["recipes"], made.outputs["tables"])
@@ -244,21 +253,22 @@ class OnnxRuntimeTarget(Target):
             },
             forms={"model": model},
             rings=rings,
+            facts=mixed.facts,
         )
 
     def analyse(
         self, stages: Stages, lowered: Lowered, files: Sequence[Path], options: CompileOptions
     ) -> dict[str, Any]:
-        """How much of the checkpoint's own codes was kept."""
+        """How much of the checkpoint's own codes was kept, and what is in 8 bits for a bound."""
         from llmc.compiler.weights.kept import kept_in
 
-        return kept_in(lowered.inputs["recipes"].read_bytes(), stages.checkpoint)
+        return {**kept_in(lowered.inputs["recipes"].read_bytes(), stages.checkpoint), **lowered.facts}
 
     def describe(self, analysis: Mapping[str, Any]) -> list[str]:
-        """A line of that."""
+        """A line of each."""
         from llmc.compiler.weights.kept import kept_lines
 
-        return kept_lines(analysis)
+        return [*kept_lines(analysis), *mixed_lines(analysis)]
 
     def show(self, lowered: Lowered, shapes: Sequence[Shape], options: CompileOptions) -> Iterator[tuple[str, str]]:
         """The ONNX model for every shape, in ONNX's text form."""
@@ -279,7 +289,9 @@ class OnnxRuntimeTarget(Target):
         components = {**toolchain("ziglang"), "code": code_digest(build_library), "state": "native"}
         return stages.run("kernels", components, build).outputs[KERNELS]
 
-    def _onnx_options(self, stages: Stages, quantize: str, *, panels: bool) -> OnnxOptions:
+    def _onnx_options(
+        self, stages: Stages, quantize: str, wide: frozenset[str], *, panels: bool
+    ) -> OnnxOptions:  # fmt: skip
         from llmc.compiler.targets.onnxruntime.formats import OnnxOptions
 
         if quantize in ("none", "int8"):
@@ -289,9 +301,9 @@ class OnnxRuntimeTarget(Target):
         if quantize == "keep":
             require_codes(stages.checkpoint)
         stored = stored_forms(stages.checkpoint)
-        kept = {name: form for name, form in stored.items() if _keeps(quantize, form, name in OUTER)}
-        fold = not panels and self._folds(stages)
-        return OnnxOptions(BLOCK, bits=4 if quantize == "int4" else 8, stored=kept, fold=fold, panels=panels)
+        kept = {n: form for n, form in stored.items() if _keeps(quantize, form, n in OUTER) and n not in wide}
+        fold, bits = not panels and self._folds(stages), 4 if quantize == "int4" else 8
+        return OnnxOptions(BLOCK, bits=bits, stored=kept, wide=wide, fold=fold, panels=panels)
 
     def _folds(self, stages: Stages) -> bool:
         """Whether packed matrices take in offsets here."""
@@ -397,6 +409,8 @@ def _components(options: OnnxOptions) -> dict[str, Any]:
         found |= {"bits": options.bits, "head_bits": options.head_bits}
     if options.stored:
         found["stored"] = forms_in_key(options.stored)
+    if options.wide:
+        found["wide"] = " ".join(sorted(options.wide))
     return found | {name: True for name in ("fold", "panels", "rolls") if getattr(options, name)}
 
 

@@ -165,16 +165,19 @@ class Int8(Compressed):
 
 
 class Int4(Compressed):
-    """4-bit codes with zero points; 8-bit ones for adapters, and for the embedding and the head, unless `stored` has
-    those in 4 bits.
+    """4-bit codes with zero points; 8-bit ones for adapters and matrices of `wide` tensors, and for the embedding and
+    the head, unless `stored` has those in 4 bits.
 
     `stored`: the names of tensors that the checkpoint holds in blocks, each with its form; 4-bit blocks are kept.
     """
 
-    def __init__(self, constants: Constants, group: int, stored: Mapping[str, BlockForm]) -> None:
+    def __init__(
+        self, constants: Constants, group: int, stored: Mapping[str, BlockForm], wide: Collection[str]
+    ) -> None:  # fmt: skip
         super().__init__(constants)
         self.group = group
         self.stored = stored
+        self.eight = OUTER.union(wide)
 
     def held(self, sources: Sequence[str], width: int) -> Held:
         """By name, where the group fits the width; 8 bits where it does not."""
@@ -184,8 +187,8 @@ class Int4(Compressed):
             return Held("u4kept", common_block([form for form in forms if form is not None], group), order)
         if group and four and order is not None:
             return Held("u4", group)
-        outer = any(s in OUTER for s in sources) or of_adapters(sources)
-        return Held("i8", group) if outer or not group else Held("u4", group)
+        eight = any(s in self.eight for s in sources) or of_adapters(sources)
+        return Held("i8", group) if eight or not group else Held("u4", group)
 
 
 class Kept(Compressed):
@@ -231,13 +234,13 @@ Factory = Callable[[Constants], WeightFormat]
 
 def format_for(
     quantize: str, dtype: str = "f32", group: int | None = None, stored: Mapping[str, BlockForm] | None = None,
-    halves: Collection[str] = frozenset(),
+    halves: Collection[str] = frozenset(), wide: Collection[str] = (),
 ) -> Factory:  # fmt: skip
     """What makes the format that was asked for; `group` None is the default of GROUPS.
 
     `stored`: names of tensors that the checkpoint holds in blocks → form (Checkpoint.stored_form), a tied head under
-    its own name too; `halves`: of those in floats of 8 bits. Raises InputError, listing what is offered, for a
-    combination that is not.
+    its own name too; `halves`: of those in floats of 8 bits; `wide`: of those that int4 holds in 8 bits. Raises
+    InputError, listing what is offered, for a combination that is not.
     """
     if quantize not in GROUPS or dtype not in DTYPES[quantize]:
         offered = "; ".join(f"{q} with {', '.join(d)}" for q, d in DTYPES.items())
@@ -246,7 +249,7 @@ def format_for(
     if quantize == "int8":
         return lambda constants: Int8(constants, group)
     if quantize == "int4":
-        return lambda constants: Int4(constants, group, stored or {})
+        return lambda constants: Int4(constants, group, stored or {}, wide)
     if quantize == "keep":
         return lambda constants: Kept(constants, stored or {}, halves)
     return WeightFormat if dtype == "f32" else lambda constants: Half(constants, dtype)

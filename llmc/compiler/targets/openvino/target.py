@@ -9,7 +9,7 @@ are faster and hold their own packed copy of the weights in memory: as many as t
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -20,7 +20,14 @@ from llmc.compiler.options import CompileOptions, Option
 from llmc.compiler.program.program import GraphProgram, Program
 from llmc.compiler.stages import Stages
 from llmc.compiler.targets.base import ANY_PHASE, Executable, Lowered, Shape, Target
-from llmc.compiler.targets.calibration import CALIBRATE, calibrated, calibration_costs, require_calibratable
+from llmc.compiler.targets.calibration import (
+    CALIBRATE,
+    MAX_KL,
+    calibrated,
+    calibration_costs,
+    mixed_lines,
+    require_calibratable,
+)
 from llmc.compiler.targets.hardware import Hardware
 from llmc.compiler.targets.openvino.base_target import (
     ACTIVATION_GROUP_SIZE,
@@ -70,6 +77,8 @@ DEFAULT_BUDGET = 512 << 20
 STARTER_DEVICE = "onnxruntime"
 PLAIN = "plain"
 """What of a model plain operators run, as PagedModel.plain has it: a result of lowering, and part of the analysis."""
+ADDED_KL = 0.001
+"""What an embedding and a head in 8 bits and a KV cache in u8 add to the divergence of int4 (docs/calibration.md)."""
 CACHE_BYTES = {"u8": 1, "bf16": 2, "f32": 4}
 
 
@@ -79,7 +88,7 @@ class OpenVinoTarget(OpenVinoBase):
     executor: ClassVar[str] = "openvino"
     quantisations: ClassVar[tuple[str, ...]] = ("none", "int8", "int4", "keep")
     dtypes: ClassVar[tuple[str, ...]] = ("f32", "bf16")
-    options: ClassVar[tuple[Option[Any], ...]] = (*OpenVinoBase.options, CALIBRATE)
+    options: ClassVar[tuple[Option[Any], ...]] = (*OpenVinoBase.options, CALIBRATE, MAX_KL)
     listed: ClassVar[tuple[str, ...]] = ("", "GPU", "NPU")
     selects_adapters: ClassVar[bool] = True
     hardware: ClassVar[Hardware] = Hardware(
@@ -125,8 +134,9 @@ class OpenVinoTarget(OpenVinoBase):
         require_precision(options.dtype, cpu_features())
         quantize = str(options.quantize)
         require_calibratable(options)
-        if CALIBRATE.of(options) is not None and GROUP_SIZE.of(options) is not None:
-            raise InputError(f"{CALIBRATE.flag} has a scale for each 32 inputs; leave out {GROUP_SIZE.flag}")
+        for option in (CALIBRATE, MAX_KL):
+            if quantize == "int4" and option.of(options) is not None and GROUP_SIZE.of(options) is not None:
+                raise InputError(f"{option.flag} has a scale for each 32 inputs; leave out {GROUP_SIZE.flag}")
         asked = KV_CACHE_DTYPE.of(options) or settings.openvino_kv_precision
         chosen = properties(quantize, options.dtype, asked)
         activations = ACTIVATION_GROUP_SIZE.of(options)
@@ -206,15 +216,15 @@ class OpenVinoTarget(OpenVinoBase):
 
     def lower(self, stages: Stages, programs: Sequence[Program], options: CompileOptions) -> Lowered:
         """Fuse and lower, make the weights, and finish every model over one weights file."""
-        stages = calibrated(stages, options)
+        stages, mixed = calibrated(stages, options, ADDED_KL)
         models = {_name(rows): rows for rows in (None, *self._fixed(stages.plan.buckets, options))}
-        made = self._lower(stages, programs, options, models)
+        made = self._lower(stages, programs, options, models, mixed.wide)
         plain = json.loads(stages.store.get_bytes(made.outputs[PLAIN].digest))
         self._require_fitting(stages, options, plain.get("attention", [0, ""])[1])
         finished = self._finish(stages, options, models, made).outputs
         chosen = {name: finished[name] for name in models}
         beside = {name: made.outputs[name] for name in (PLAIN, "recipes")}
-        return self.lowered(stages, finished["weights"], chosen, made.outputs, **beside)
+        return replace(self.lowered(stages, finished["weights"], chosen, made.outputs, **beside), facts=mixed.facts)
 
     def _require_fitting(self, stages: Stages, options: CompileOptions, unpaged: str) -> None:
         """Raise UnfitError for precisions that states, or attention in plain operators, have not; `unpaged`: why it is
@@ -235,12 +245,13 @@ class OpenVinoTarget(OpenVinoBase):
     def analyse(
         self, stages: Stages, lowered: Lowered, files: Sequence[Path], options: CompileOptions
     ) -> dict[str, Any]:
-        """What has no fused form, and why; and how much of the checkpoint's own codes was kept."""
+        """What has no fused form, and why; how much of the checkpoint's own codes was kept; and what is in 8 bits for a
+        bound."""
         from llmc.compiler.weights.kept import kept_in
 
         plain = json.loads(lowered.inputs[PLAIN].read_bytes())
         kept = kept_in(lowered.inputs["recipes"].read_bytes(), stages.checkpoint)
-        return {**({PLAIN: plain} if plain else {}), **kept}
+        return {**({PLAIN: plain} if plain else {}), **kept, **lowered.facts}
 
     def describe(self, analysis: Mapping[str, Any]) -> list[str]:
         """A line for each."""
@@ -250,12 +261,14 @@ class OpenVinoTarget(OpenVinoBase):
             f"{what} of {layers} layers by OpenVINO's plain operators: {why}; rows of one length run together"
             for what, (layers, why) in analysis.get(PLAIN, {}).items()
         ]
-        return [*plain, *kept_lines(analysis)]
+        return [*plain, *kept_lines(analysis), *mixed_lines(analysis)]
 
     def _lower(
-        self, stages: Stages, programs: Sequence[Program], options: CompileOptions, models: Mapping[str, int | None]
-    ) -> Entry:
+        self, stages: Stages, programs: Sequence[Program], options: CompileOptions, models: Mapping[str, int | None],
+        eight: Collection[str],
+    ) -> Entry:  # fmt: skip
         stored = stored_forms(stages.checkpoint) if options.quantize in ("int4", "keep") else {}
+        stored = {name: form for name, form in stored.items() if name not in eight}
         halves: list[str] = []
         if options.quantize == "keep":
             from llmc.compiler.weights.kept import require_codes
@@ -272,6 +285,7 @@ class OpenVinoTarget(OpenVinoBase):
             "fixed": " ".join(str(rows) for rows in models.values() if rows is not None),
             **({"halves": " ".join(halves)} if halves else {}),
             **({"wide": True} if wide else {}), **({"rings": json.dumps(rings)} if any(rings) else {}),
+            **({"eight": " ".join(sorted(eight))} if eight else {}),
         }  # fmt: skip
         (program,) = programs
         assert isinstance(program, GraphProgram)
@@ -287,7 +301,7 @@ class OpenVinoTarget(OpenVinoBase):
             made = {}
             for name, rows in models.items():
                 group, _ = self._groups(options, rows)
-                weights = format_for(str(options.quantize), options.dtype, group, stored, halves)(constants)
+                weights = format_for(str(options.quantize), options.dtype, group, stored, halves, eight)(constants)
                 paged = PagedModel(
                     graph, weights, tokens=rows, rows=rows, top_k=options.sample_top_k, wide=wide, rings=rings
                 )

@@ -110,6 +110,18 @@ def test_blocks_of_one_value_and_of_nothing_are_exact() -> None:
     assert np.abs(from_codes(*quantise_q4(weight, 32)) - weight).max() < 1e-36
 
 
+def test_errors_count_as_important_as_their_inputs_are() -> None:
+    random = np.random.default_rng(7)
+    weight, importance = random.normal(size=(40, 64)).astype(np.float32), np.exp(random.normal(size=64) * 2)
+    plain, weighted = (
+        np.square(weight - from_codes(*quantise_q4(weight, 32, counts))) @ importance
+        for counts in (None, importance.astype(np.float32))
+    )
+    assert weighted.sum() < 0.7 * plain.sum()
+    same = zip(quantise_q4(weight, 32), quantise_q4(weight, 32, np.full(64, 3, np.float32)), strict=True)
+    assert all(np.allclose(one, other, atol=1e-5) for one, other in same)
+
+
 def test_inputs_that_do_not_fill_a_block_are_padded_with_zeros() -> None:
     weight = random_matrix(6, 40)
     padded = np.pad(weight, ((0, 0), (0, 24)))
@@ -194,12 +206,19 @@ def test_a_matrix_keeps_its_blocks_where_all_of_it_has_such(
     assert OnnxOptions(32, bits=4, stored=own).format(names, 64, head=head) == int4
 
 
+def test_what_a_bound_widens_is_in_eight_bits_with_what_it_is_fused_with() -> None:
+    options = OnnxOptions(32, bits=4, wide=frozenset({"v"}))
+    assert options.format(["v"], 64) == options.format(["q", "v"], 64) == MatrixFormat("q8", 8, 32)
+    assert options.format(["q"], 64) == MatrixFormat("q4", 4, 32, True)
+
+
 def test_the_key_of_a_lowering_tells_formats_apart() -> None:
     stored = {"a": BLOCK_TYPES["Q4_1"].form}
     options = [
         OnnxOptions(0), OnnxOptions(32), OnnxOptions(32, bits=4), OnnxOptions(32, bits=4, head_bits=4),
         OnnxOptions(32, stored=stored), OnnxOptions(32, stored=stored, fold=True),
-        OnnxOptions(32, stored={"a": BLOCK_TYPES["Q4_0"].form}),
+        OnnxOptions(32, stored={"a": BLOCK_TYPES["Q4_0"].form}), OnnxOptions(32, bits=4, wide=frozenset({"a"})),
+        OnnxOptions(32, bits=4, wide=frozenset({"a", "b"})),
     ]  # fmt: skip
     named = [onnxruntime._components(o) for o in options]
     assert all(named.count(one) == 1 for one in named)

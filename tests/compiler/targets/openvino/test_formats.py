@@ -154,6 +154,12 @@ def test_embedding_and_head_stay_in_eight_bits_at_int4_unless_they_are_stored_in
         assert held(format_for("int4", stored={name: BLOCK_TYPES["Q8_0"].form}), [name], 64) == Held("i8", 32)
 
 
+def test_what_a_bound_widens_is_in_eight_bits_with_what_it_is_fused_with() -> None:
+    wide = format_for("int4", wide={V})
+    assert held(wide, [V], 64) == held(wide, [Q, V], 64) == Held("i8", 32)
+    assert held(wide, [Q], 64) == Held("u4", 32)
+
+
 def test_what_keep_does_not_find_in_blocks_is_in_eight_bits() -> None:
     keep = format_for("keep", stored={Q: BLOCK_TYPES["Q4_1"].form, EMBEDDING: BLOCK_TYPES["Q8_0"].form})
     assert [held(keep, [n], 64).family for n in (Q, EMBEDDING, V)] == ["u4kept", "i8kept", "i8"]

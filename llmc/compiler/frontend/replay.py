@@ -1,0 +1,175 @@
+"""A model whose weights are read as it runs (streamed.py), and whose layers run again on hidden states of one's own.
+
+Every call of the model goes through a layer before any goes through the next. What a layer was called with is kept
+until then, so that it can be called again: with other hidden states, or with other weights. What comes out of the last
+layer on such a way goes through the rest of the model by `tail`.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from llmc.compiler.frontend.real_model import layers_of, streamed_model
+
+if TYPE_CHECKING:
+    from llmc.compiler.checkpoint.base import Checkpoint
+
+_HIDDEN = "hidden_states"
+
+
+@dataclass
+class Way:
+    """Hidden states [1, n, width] on their way through the layers, beside those of call `of` of the model; None: not
+    yet apart from those. `shared`: what layers leave for later ones, by the name of the argument."""
+
+    of: int
+    hidden: Tensor | None = None
+    shared: dict[str, MutableMapping[Any, Any]] = field(default_factory=dict)
+
+    def branch(self) -> Way:
+        """Another way from here on."""
+        return Way(self.of, self.hidden, {name: copy.copy(held) for name, held in self.shared.items()})
+
+
+@dataclass(frozen=True)
+class _Given:
+    """Arguments of a layer's call."""
+
+    arguments: tuple[Any, ...]
+    named: Mapping[str, Any]
+
+    @property
+    def hidden(self) -> Tensor:
+        found: Tensor = self.named[_HIDDEN] if _HIDDEN in self.named else self.arguments[0]
+        return found
+
+
+class ReplayedModel:
+    """`leaving` is called with each layer, its weights in it, when all calls went through it."""
+
+    def __init__(self, checkpoint: Checkpoint, leaving: Callable[[nn.Module], None]) -> None:
+        self._given: dict[int, _Given] = {}
+        self._call = threading.local()
+        self._in_tuple = False
+        self._leave = leaving
+        self.model: Any = streamed_model(checkpoint, self._leaving)
+        self._stack = layers_of(self.model)
+        self.layers = list(self._stack)
+        self._last = self.layers[-1]
+        for layer in self.layers:
+            layer.register_forward_pre_hook(self._entered, with_kwargs=True)
+        self._last.register_forward_hook(self._ended)
+
+    @property
+    def call(self) -> int:
+        """The number of the call that is running."""
+        number: int = self._call.number
+        return number
+
+    def run(self, sequences: Sequence[Sequence[int]], predicted: int) -> list[Tensor]:
+        """Call the model with every sequence; returns the logits [n, V] of the first `predicted` of them. The others
+        end with the last layer."""
+
+        def one(number: int) -> Tensor | None:
+            self._call.number, self._call.whole = number, number < predicted
+            try:
+                return self._logits(sequences[number])
+            except _EndedError:
+                return None
+
+        made = self.model.streamed.side_by_side([partial(one, number) for number in range(len(sequences))])
+        return [logits for logits in made if logits is not None]
+
+    def through(self, layer: nn.Module, way: Way, weights: Mapping[nn.Module, Tensor] | None = None) -> None:
+        """Lead `way` through the layer whose turn it is, some of its matrices replaced by `weights`."""
+        given, hidden = self._given[way.of], way.hidden
+        named = dict(given.named)
+        for name, value in named.items():
+            if isinstance(value, MutableMapping):
+                named[name] = way.shared.setdefault(name, copy.copy(value))
+        arguments = given.arguments
+        if hidden is None:
+            hidden = given.hidden
+        if _HIDDEN in named:
+            named[_HIDDEN] = hidden
+        else:
+            arguments = (hidden, *arguments[1:])
+        with _replaced(weights or {}):
+            made = layer.forward(*arguments, **named)
+        way.hidden = made[0] if isinstance(made, tuple) else made
+
+    def tail(self, tokens: Sequence[int], way: Way) -> Tensor:
+        """Logits [n, V] of a way that went through all layers, once `run` has ended."""
+        for at in range(len(self.layers)):
+            self._stack[at] = _Passing(self.layers[at], self._in_tuple)
+        last: Any = self._stack[-1]
+        last.out = way.hidden
+        try:
+            return self._logits(tokens)
+        finally:
+            for at, layer in enumerate(self.layers):
+                self._stack[at] = layer
+
+    def _logits(self, tokens: Sequence[int]) -> Tensor:
+        with torch.inference_mode():
+            logits: Tensor = self.model(torch.tensor([list(tokens)]), use_cache=False).logits[0]
+            return logits
+
+    def _entered(self, layer: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        self._given[self.call] = _Given(arguments, {**named})
+
+    def _ended(self, layer: nn.Module, arguments: object, made: object) -> None:
+        self._in_tuple = isinstance(made, tuple)
+        if not self._call.whole:
+            raise _EndedError
+
+    def _leaving(self, _: str, unit: nn.Module) -> None:
+        if unit in self.layers:
+            with torch.inference_mode():
+                self._leave(unit)
+
+
+class _Passing(nn.Module):
+    """In a layer's place: gives `out`, or what it gets."""
+
+    def __init__(self, layer: nn.Module, in_tuple: bool) -> None:
+        super().__init__()
+        self._layer = [layer]  # in a list it is no part of this module
+        self._in_tuple = in_tuple
+        self.out: Tensor | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self._layer[0], name)
+
+    def forward(self, *arguments: Any, **named: Any) -> Any:
+        out = self.out if self.out is not None else _Given(arguments, named).hidden
+        return (out,) if self._in_tuple else out
+
+
+class _EndedError(Exception):
+    """A call of which no more is needed."""
+
+
+@contextmanager
+def _replaced(weights: Mapping[nn.Module, Tensor]) -> Iterator[None]:
+    """While it lasts, matrices have other weights."""
+    held = {module: module._parameters["weight"] for module in weights}
+    for module, weight in weights.items():
+        module._parameters["weight"] = nn.Parameter(weight, requires_grad=False)
+    try:
+        yield
+    finally:
+        for module, parameter in held.items():
+            module._parameters["weight"] = parameter

@@ -1,0 +1,97 @@
+"""Projections of a model's layers that read one input: query, key and value, gate and up. Targets fuse them, so that
+they share a format."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from llmc.compiler.checkpoint.calibrated import BLOCK, FORM
+from llmc.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from llmc.compiler.checkpoint.base import Checkpoint
+    from llmc.compiler.frontend.replay import ReplayedModel
+    from llmc.compiler.weights.nbits import Array
+
+
+@dataclass
+class Group:
+    """Matrices that read one input, by name, one above the other."""
+
+    modules: dict[Any, str] = field(default_factory=dict)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of their tensors."""
+        return tuple(self.modules.values())
+
+    @property
+    def width(self) -> int:
+        """How many inputs they have."""
+        return int(next(iter(self.modules)).in_features)
+
+    def weight(self) -> Array:
+        """Their values, [N, K]. Raises CheckpointError where some are no numbers."""
+        found = np.concatenate([module.weight.detach().numpy() for module in self.modules])
+        if not np.isfinite(found).all():
+            raise CheckpointError(f"of {', '.join(self.names)} some values are no numbers; get the checkpoint again")
+        return found
+
+    def split(self, weight: Array) -> dict[nn.Module, Tensor]:
+        """The matrices of `weight`, [N, K]."""
+        heights = [module.out_features for module in self.modules]
+        return dict(zip(self.modules, torch.from_numpy(weight).split(heights), strict=True))
+
+
+class Groups:
+    """Those of the layer that the model is in whose rows are whole blocks of 4 bits, unless the checkpoint stores them
+    in 4 bits itself."""
+
+    def __init__(self, checkpoint: Checkpoint, replayed: ReplayedModel) -> None:
+        self._found: list[Group] = []
+        self._last: tuple[Tensor, Group] | None = None
+        self._watches = True
+        self._path = checkpoint.path
+        self._any = False
+        self._names = {module: f"{name}.weight" for name, module in replayed.model.named_modules()}
+        for layer in replayed.layers:
+            for module in layer.modules():
+                if isinstance(module, nn.Linear) and module.in_features % BLOCK == 0:
+                    form = checkpoint.stored_form(self._names[module])
+                    if form is None or form.bits != 4 or form == FORM:
+                        module.register_forward_pre_hook(self._watch)
+
+    def take(self) -> list[Group]:
+        """Those that were seen since, in the order of their inputs; until `watch` none is looked for."""
+        found, self._found, self._last, self._watches = self._found, [], None, False
+        self._any = self._any or bool(found)
+        return found
+
+    def watch(self) -> None:
+        """Look for the next layer's."""
+        self._watches = True
+
+    def require_any(self) -> None:
+        """Raise CheckpointError where no layer had one."""
+        if not self._any:
+            raise CheckpointError(
+                f"{self._path}: every projection is in 4-bit blocks already, or has rows of no multiple of {BLOCK}: "
+                "there is nothing to calibrate"
+            )
+
+    def _watch(self, module: nn.Module, given: tuple[Tensor, ...]) -> None:
+        if not self._watches:
+            return
+        if self._last is not None and self._last[0] is given[0]:
+            group = self._last[1]
+        else:
+            group = next((g for g in self._found if module in g.modules), None) or Group()
+        if not group.modules:
+            self._found.append(group)
+        group.modules[module] = self._names[module]
+        self._last = given[0], group

@@ -1,0 +1,88 @@
+"""What 4 bits of each matrix cost, and how far the quantised model is from the float one: in mean KL over tokens.
+
+The model runs in float32, layer by layer (frontend/replay.py). Beside it run models that have the 4-bit blocks of one
+group of matrices alone, over one sequence, and the quantised model over the text that it is judged by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from llmc.compiler.checkpoint.calibrated import BLOCK
+from llmc.compiler.frontend.replay import ReplayedModel, Way
+from llmc.compiler.weights.groups import Group, Groups
+from llmc.compiler.weights.mixed import GroupCost
+from llmc.compiler.weights.nbits import q4_blocks
+from llmc.compiler.weights.recipes import quantise_q8
+
+if TYPE_CHECKING:
+    from llmc.compiler.checkpoint.base import Checkpoint
+    from llmc.compiler.weights.calibration import Tell
+    from llmc.compiler.weights.nbits import Array
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Sequences that a quantised model is judged by, each from its token `first` on."""
+
+    sequences: Sequence[Sequence[int]]
+    first: int
+
+
+def divergence(
+    checkpoint: Checkpoint, judged: Judged, wide: frozenset[str], probe: Sequence[int], tell: Tell = lambda *_: None
+) -> tuple[float, list[GroupCost]]:
+    """Mean KL(float ‖ quantised) in nats of the model whose projections are in 4-bit blocks, the checkpoint's or the
+    nearest ones, those of `wide` in 8 bits; and what each group costs over the sequence `probe`, nothing where that is
+    empty. Raises CheckpointError where there is none, and for weights that are no numbers."""
+    calls = [*judged.sequences, *([probe] if probe else [])]
+    count = len(judged.sequences)
+    ways, alone = [Way(call) for call in range(count)], list[tuple[Group, int, Way]]()
+    done = 0
+
+    def leaving(layer: nn.Module) -> None:
+        nonlocal done
+        made: dict[nn.Module, Tensor] = {}
+        for _, _, way in alone:
+            replayed.through(layer, way)
+        for group in groups.take():
+            weight = group.weight()
+            own = group.split(_values(checkpoint, group, weight, eight=wide.issuperset(group.names)))
+            made |= own
+            if probe:
+                replayed.through(layer, way := Way(count), own)
+                alone.append((group, weight.size, way))
+        for way in ways:
+            replayed.through(layer, way, made)
+        groups.watch()
+        done += 1
+        tell(done, len(replayed.layers))
+
+    def apart(way: Way) -> Tensor:
+        """KL of each token, [n]."""
+        p, q = (torch.log_softmax(x, -1) for x in (predicted[way.of], replayed.tail(calls[way.of], way)))
+        return (p.exp() * (p - q)).sum(-1)
+
+    replayed = ReplayedModel(checkpoint, leaving)
+    groups = Groups(checkpoint, replayed)
+    predicted = replayed.run(calls, len(calls))
+    groups.require_any()
+    costs = [GroupCost(group.names, weights, float(apart(way).mean())) for group, weights, way in alone]
+    return float(torch.cat([apart(way)[judged.first :] for way in ways]).mean()), costs
+
+
+def _values(checkpoint: Checkpoint, group: Group, weight: Array, *, eight: bool) -> Array:
+    if eight:
+        codes, scales = quantise_q8(weight, BLOCK)
+        centre, offsets = 128, np.zeros_like(scales)
+    else:
+        codes, scales, offsets = q4_blocks(group.names, checkpoint, BLOCK)
+        centre = 8
+    values: Array = (codes.astype(np.float32) - centre) * scales[..., None] + offsets[..., None]
+    return values.reshape(weight.shape)

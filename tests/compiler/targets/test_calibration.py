@@ -1,0 +1,96 @@
+"""The calibration stage: a bound on the divergence decides which matrices stay in 8 bits, or is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmc.artifacts.store.store import Store
+from llmc.compiler.checkpoint import open_checkpoint
+from llmc.compiler.checkpoint.calibrated import FORM
+from llmc.compiler.options import CompileOptions
+from llmc.compiler.stages import StageReport, Stages
+from llmc.compiler.targets import open_target
+from llmc.compiler.targets.calibration import calibrated, mixed_lines, require_calibratable
+from llmc.errors import InputError, VerificationError
+from tests.compiler import tiny
+
+
+def stages_in(folder: Path, told: list[StageReport] | None = None) -> Stages:
+    model = folder / "model"
+    if not model.exists():
+        tiny.write_model(model, "llama")
+    report = (lambda _: None) if told is None else told.append
+    return Stages(Store(folder / "store"), open_checkpoint(model), tiny.tiny_plan(), report)
+
+
+def options(**given: Any) -> CompileOptions:
+    return CompileOptions.of("openvino", quantize="int4", **given)
+
+
+def test_a_bound_leaves_the_dearest_in_8_bits_and_says_so(tmp_path: Path) -> None:
+    told: list[StageReport] = []
+    stages = stages_in(tmp_path, told)
+    _, loose = calibrated(stages, options(max_kl=10.0), 0.0)
+    assert loose.wide == frozenset()
+    reached = loose.facts["mixed"]["mean_kl"]
+    same, mixed = calibrated(stages, options(max_kl=reached / 2), 0.0)
+    assert same.checkpoint is stages.checkpoint, "no codes were chosen"
+    facts = mixed.facts["mixed"]
+    assert 0 < facts["in_8_bits"] == len(mixed.wide) < facts["matrices"]
+    assert 4 < facts["bits"] < 8
+    assert facts["mean_kl"] <= reached / 2
+    for group in (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")):
+        held = {name.rsplit(".", 2)[0] for name in mixed.wide if name.split(".")[-2] in group}
+        for before in held:
+            assert {f"{before}.{name}.weight" for name in group} <= mixed.wide, "fused matrices share a format"
+    (line,) = mixed_lines(mixed.facts)
+    assert f"of {facts['matrices']} matrices in layers {facts['in_8_bits']} in 8 bits" in line
+    assert mixed_lines({}) == []
+    parts = [event for event in told if event.total > 1]
+    assert {event.name for event in parts} == {"sense", "mix"} and parts[-1].index == parts[-1].total
+
+
+def test_a_text_lowers_what_stays_in_8_bits_and_is_read_once_for_all_bounds(tmp_path: Path) -> None:
+    told: list[StageReport] = []
+    stages = stages_in(tmp_path, told)
+    made, loose = calibrated(stages, options(max_kl=10.0, calibrate="own"), 0.0)
+    names = {name for name in made.checkpoint.tensor_names() if made.checkpoint.stored_form(name) == FORM}
+    assert len(names) == loose.facts["mixed"]["matrices"]
+    _, mixed = calibrated(stages, options(max_kl=loose.facts["mixed"]["mean_kl"] / 2, calibrate="own"), 0.0)
+    assert mixed.wide < names
+    ended = {event.name: event.cached for event in told if event.seconds is not None}
+    assert ended == {"calibrate": True, "sense": True, "mix": False}
+
+
+def test_a_bound_that_8_bits_do_not_keep_is_refused_with_what_was_reached(tmp_path: Path) -> None:
+    stages = stages_in(tmp_path)
+    for bound, added in ((1e-9, 0.0), (0.005, 0.005)):
+        with pytest.raises(VerificationError, match=r"--max-kl: with all \d+ matrices in 8 bits the mean KL is"):
+            calibrated(stages, options(max_kl=bound), added)
+    assert not list((tmp_path / "store").rglob("blocks")), "nothing of it is kept"
+
+
+def test_bounds_that_are_none_are_one_error() -> None:
+    for bound in (-0.1, 0.0, float("nan"), float("inf")):
+        with pytest.raises(InputError, match=r"--max-kl \S+ must be a number of nats above 0"):
+            require_calibratable(options(max_kl=bound))
+    with pytest.raises(InputError, match="--max-kl has a scale for each 32 inputs; leave out --group-size"):
+        open_target("openvino").configure(options(max_kl=0.1, group_size=64))
+    with pytest.raises(InputError, match="max-kl"):
+        open_target("hpu").configure(CompileOptions.of("hpu", max_kl=0.1))
+
+
+@pytest.mark.parametrize("device", ["openvino", "onnxruntime"])
+def test_the_gate_has_the_bound_as_its_limit(device: str) -> None:
+    target = open_target(device)
+    for quantize in ("int4", "int8"):
+        plain, bound = (
+            target.limits(target.configure(CompileOptions.of(device, quantize=quantize, **more)))
+            for more in ({}, {"max_kl": 0.01})
+        )
+        assert plain.mean_kl > bound.mean_kl == 0.01
+        assert bound.row_kl == pytest.approx(plain.row_kl / plain.mean_kl * 0.01)
+        assert bound.quality == f"{plain.quality}, by --max-kl"

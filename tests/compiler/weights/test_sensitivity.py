@@ -1,0 +1,47 @@
+"""What 4 bits of a group of matrices cost, and the divergence of the whole quantised model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from llmc.compiler.checkpoint import open_checkpoint
+from llmc.compiler.frontend.real_model import load_real_model
+from llmc.compiler.weights.nbits import quantise_q4
+from llmc.compiler.weights.sensitivity import Judged, divergence
+from tests.compiler import tiny
+
+JUDGED = Judged(np.random.default_rng(4).integers(0, 250, (3, 20)).tolist(), first=4)
+PROBE = np.random.default_rng(5).integers(0, 250, 16).tolist()
+NONE: frozenset[str] = frozenset()
+
+
+def test_costs_are_of_one_group_alone_and_the_divergence_of_all(tmp_path: Path) -> None:
+    model = open_checkpoint(tiny.write_model(tmp_path / "model", "llama"))
+    told: list[tuple[int, int]] = []
+    found, costs = divergence(model, JUDGED, NONE, PROBE, lambda *at: told.append(at))
+    layers = int(model.config["num_hidden_layers"])
+    assert told == [(done, layers) for done in range(1, layers + 1)]
+    groups = {tuple(name.split(".")[-2] for name in cost.names) for cost in costs}
+    assert groups == {("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj"), ("down_proj",)}
+    assert len(costs) == len(groups) * layers
+    assert all(cost.weights == sum(np.prod(model.shape(name)) for name in cost.names) for cost in costs)
+
+    whole, one = load_real_model(model), next(cost for cost in costs if "down_proj" in cost.names[0])
+    wanted = torch.log_softmax(whole(torch.tensor([PROBE])).logits[0], -1).detach()
+    weight = model.tensor(one.names[0])
+    codes, scales, offsets = quantise_q4(weight, 32)
+    values = (codes.astype(np.float32) - 8) * scales[..., None] + offsets[..., None]
+    whole.get_submodule(one.names[0].removesuffix(".weight")).weight.data = torch.from_numpy(
+        values.reshape(weight.shape)
+    )
+    got = torch.log_softmax(whole(torch.tensor([PROBE])).logits[0], -1).detach()
+    assert one.divergence == pytest.approx(float((wanted.exp() * (wanted - got)).sum(-1).mean()), rel=0.01)
+
+    names = frozenset(name for cost in costs for name in cost.names)
+    wide, none = divergence(model, JUDGED, names, [])
+    assert none == []
+    assert wide < 0.1 * found
