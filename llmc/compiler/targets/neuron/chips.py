@@ -21,9 +21,9 @@ class Chip:
 
     name: str
     memory: Mapping[int, int]
-    cores: int
-    """NeuronCores of a chip."""
     default_lnc: int = 1
+    cores: int = 2
+    """NeuronCores of a chip."""
 
     def lnc(self, asked: int | None) -> int:
         """NeuronCores of a logical one; raises InputError for a number that the chip does not have."""
@@ -37,9 +37,9 @@ class Chip:
 
 
 CHIPS = {
-    "trn1": Chip("trn1", {1: 16 * GIB}, 2),
-    "inf2": Chip("inf2", {1: 16 * GIB}, 2),
-    "trn2": Chip("trn2", {1: 12 * GIB, 2: 24 * GIB}, 8, 2),
+    "trn1": Chip("trn1", {1: 16 * GIB}),
+    "inf2": Chip("inf2", {1: 16 * GIB}),
+    "trn2": Chip("trn2", {1: 12 * GIB, 2: 24 * GIB}, 2, 8),
 }
 DEFAULT = "trn2"
 """The chip of `--device neuron` where NEURON_PLATFORM_TARGET_OVERRIDE names none."""
