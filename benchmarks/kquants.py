@@ -38,6 +38,7 @@ def main() -> None:
     )  # fmt: skip
     bundles = {f"llmc {d} keep": ("--device", d, "--quantize", "keep") for d in args.devices.split(",")}
     for file in args.files:
+        print(f"{file}:")
         print(report_text.text(models.run(models.Model(file.stem, str(file), bundles, "llama-cpp:as-is"), setting)))
 
 
