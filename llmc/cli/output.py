@@ -23,6 +23,8 @@ _STAGES = {
     "lower": "lower",
     "weights": "weights",
     "pack": "pack weights",
+    "sense": "what 4 bits cost",
+    "mix": "what stays in 8 bits",
     "tokenizer": "tokenizer",
     "reference": "reference model",
     "local-reference": "reference model",

@@ -91,6 +91,7 @@ class ReplayedModel:
 
     def through(self, layer: nn.Module, way: Way, weights: Mapping[nn.Module, Tensor] | None = None) -> None:
         """Lead `way` through the layer whose turn it is, some of its matrices replaced by `weights`."""
+        self.model.streamed.require_wanted()
         given, hidden = self._given[way.of], way.hidden
         named = dict(given.named)
         for name, value in named.items():

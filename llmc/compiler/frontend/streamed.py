@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 import torch
@@ -46,9 +46,7 @@ class StreamedWeights:
         for unit in self._prefixes:
             unit.register_forward_pre_hook(self._before)
         within = tuple(self._prefixes.values())
-        for name in _parameters(model):
-            if not name.startswith(within):
-                self._put(model, name, name)
+        self._put(model, [name for name in _parameters(model) if not name.startswith(within)], "")
 
     def _before(self, unit: nn.Module, _: object) -> None:
         if self._turns is not None:
@@ -57,8 +55,7 @@ class StreamedWeights:
             return
         if self._held is not None:
             self._give_back(self._held)
-        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-            list(pool.map(lambda name: self._put(unit, name, self._prefixes[unit] + name), _parameters(unit)))
+        self._put(unit, _parameters(unit), self._prefixes[unit])
         self._free.clear()
         self._held = unit
         self._done()
@@ -70,33 +67,49 @@ class StreamedWeights:
             self._free.setdefault(tensor.shape, []).append(tensor)
             put_parameter(unit, name, tensor.to("meta"))
 
-    def _put(self, module: nn.Module, name: str, full: str) -> None:
+    def _put(self, module: nn.Module, names: Sequence[str], prefix: str) -> None:
+        """Read parameters, as many at a time as torch has threads."""
+        tensors = {name: self._room(module.get_parameter(name).shape) for name in names}
+        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+            list(pool.map(lambda name: self._fill(prefix + name, tensors[name]), names))
+        for name, tensor in tensors.items():
+            put_parameter(module, name, tensor)
+
+    def _room(self, shape: torch.Size) -> Tensor:
         """Memory that was given back is not zeroed by the system again, which takes longer than a layer's product."""
-        shape = module.get_parameter(name).shape
         free = self._free.get(shape)
-        tensor = free.pop() if free else torch.empty(shape)
-        self._fill(full, tensor)
-        put_parameter(module, name, tensor)
+        return free.pop() if free else torch.empty(shape)
+
+    def require_wanted(self) -> None:
+        """Raise StoppedError in calls that `side_by_side` waits for no more; for what takes long between two units."""
+        if self._turns is not None:
+            self._turns.require_wanted()
 
     def side_by_side(self, calls: Sequence[Callable[[], T]]) -> list[T]:
-        """What each call of the model gives; raises what the first of them that fails raises."""
+        """What each call of the model gives; raises what the first of them that fails raises. Interrupted, it ends the
+        calls before it raises."""
         results: dict[int, T] = {}
         failures: dict[int, BaseException] = {}
         self._turns = turns = _Turns(len(calls))
 
         def run(index: int) -> None:
-            with turns.taking_part(index):
+            with suppress(StoppedError), turns.taking_part(index):
                 try:
                     results[index] = calls[index]()
                 except BaseException as error:  # noqa: BLE001 - raised again where it is waited for
                     failures[index] = error
 
         threads = [threading.Thread(target=run, args=(index,), daemon=True) for index in range(len(calls))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        self._turns = None
+        try:
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        except BaseException:  # a thread that computes while the process ends would abort it
+            turns.stop([index for index, thread in enumerate(threads) if thread.ident is not None])
+            raise
+        finally:
+            self._turns = None
         if failures:
             raise failures[min(failures)]
         if self._held is not None:
@@ -120,22 +133,27 @@ def _is_large(module: nn.Module) -> bool:
     return isinstance(module, (nn.Embedding, nn.Linear)) and module.weight.numel() >= LARGE
 
 
+class StoppedError(Exception):
+    """Nobody waits for a call any more."""
+
+
 class _Turns:
-    """Threads of which one runs at a time, each until it gives its turn on."""
+    """Threads of which one runs at a time, each until it gives its turn on, or raises StoppedError."""
 
     def __init__(self, count: int) -> None:
         self._changed = threading.Condition()
         self._running = list(range(count))
         self._at = 0
+        self._stopped = False
         self._own = threading.local()
 
     @contextmanager
     def taking_part(self, index: int) -> Iterator[None]:
         """The thread's share of the work."""
         self._own.index = index
-        with self._changed:
-            self._changed.wait_for(lambda: self._at == index)
         try:
+            with self._changed:
+                self._wait(index)
             yield
         finally:
             with self._changed:
@@ -146,7 +164,23 @@ class _Turns:
         """Let the others run, until it is the thread's turn again."""
         with self._changed:
             self._next(self._own.index)
-            self._changed.wait_for(lambda: self._at == self._own.index)
+            self._wait(self._own.index)
+
+    def stop(self, begun: Sequence[int]) -> None:
+        """End all of them at their next turn, and wait for those that have begun."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: not set(self._running).intersection(begun))
+
+    def require_wanted(self) -> None:
+        """Raise StoppedError where they are to end."""
+        if self._stopped:
+            raise StoppedError
+
+    def _wait(self, index: int) -> None:
+        self._changed.wait_for(lambda: self._at == index or self._stopped)
+        self.require_wanted()
 
     def _next(self, index: int) -> None:
         later = [other for other in self._running if other > index]

@@ -41,8 +41,8 @@ MAX_KL: Option[float | None] = Option(
 )  # fmt: skip
 _SHARE = 0.9
 """Of the bound, less what the device adds, for the matrices in layers: a margin."""
-COST, SENSE_COST = Cost(fixed=2.0, parameters=45.0), Cost(fixed=2.0, parameters=20.0)
-"""Of the stages, for billions of parameters."""
+COST, SENSE_COST = Cost(fixed=2.0, parameters=180.0), Cost(fixed=2.0, parameters=90.0)
+"""Of the stages, by the processor time that they took."""
 
 
 @dataclass(frozen=True)

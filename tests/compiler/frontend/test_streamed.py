@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
@@ -91,6 +93,26 @@ def test_a_call_that_fails_is_raised_and_the_others_end(tmp_path: Path) -> None:
         reference.together([partial(call, 0), failing, partial(call, 1)])
     assert sorted(ended) == [0, 1]
     assert reference.together([partial(reference.greedy, PROMPTS[1], 2)])[0] == reference.greedy(PROMPTS[1], 2)
+
+
+def test_an_interrupt_ends_the_calls_before_it_is_raised() -> None:
+    layers = nn.ModuleList([nn.Linear(4, 4, device="meta") for _ in range(2)])
+    weights = StreamedWeights(layers, list(layers), lambda _, tensor: tensor.zero_(), lambda: None)
+    x, running = torch.zeros(1, 4), [True, True]
+
+    def call(number: int) -> None:
+        if number == 1:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        try:
+            while True:
+                for layer in layers:
+                    layer(x)
+        finally:
+            running[number] = False
+
+    with pytest.raises(KeyboardInterrupt):
+        weights.side_by_side([partial(call, 0), partial(call, 1)])
+    assert running == [False, False]
 
 
 @pytest.mark.usefixtures("streaming")

@@ -14,7 +14,11 @@ from llmc.compiler.options import CompileOptions
 from llmc.compiler.stages import StageReport, Stages
 from llmc.compiler.targets import open_target
 from llmc.compiler.targets.calibration import calibrated, mixed_lines, require_calibratable
+from llmc.compiler.targets.calibration_text import sequences_in
+from llmc.compiler.verification.passages import PASSAGES
+from llmc.compiler.weights.calibration import TOKENS
 from llmc.errors import InputError, VerificationError
+from llmc.runtime.text.tokenizer import Tokenizer
 from tests.compiler import tiny
 
 
@@ -56,13 +60,25 @@ def test_a_bound_leaves_the_dearest_in_8_bits_and_says_so(tmp_path: Path) -> Non
 def test_a_text_lowers_what_stays_in_8_bits_and_is_read_once_for_all_bounds(tmp_path: Path) -> None:
     told: list[StageReport] = []
     stages = stages_in(tmp_path, told)
-    made, loose = calibrated(stages, options(max_kl=10.0, calibrate="own"), 0.0)
+    (text := tmp_path / "text").write_text(
+        "The keeper of the lighthouse wrote what he saw, and what he did not see. " * 20
+    )
+    made, loose = calibrated(stages, options(max_kl=10.0, calibrate=str(text)), 0.0)
     names = {name for name in made.checkpoint.tensor_names() if made.checkpoint.stored_form(name) == FORM}
     assert len(names) == loose.facts["mixed"]["matrices"]
-    _, mixed = calibrated(stages, options(max_kl=loose.facts["mixed"]["mean_kl"] / 2, calibrate="own"), 0.0)
+    _, mixed = calibrated(stages, options(max_kl=loose.facts["mixed"]["mean_kl"] / 2, calibrate=str(text)), 0.0)
     assert mixed.wide < names
     ended = {event.name: event.cached for event in told if event.seconds is not None}
     assert ended == {"calibrate": True, "sense": True, "mix": False}
+
+
+def test_llmcs_own_text_has_each_passage_once_and_fills_what_is_read(tmp_path: Path) -> None:
+    stages = stages_in(tmp_path)
+    encode = Tokenizer(stages.checkpoint.tokenizer_json()).encode
+    tokens = [token for sequence in sequences_in(stages.checkpoint, "own") for token in sequence]
+    assert len(tokens) == TOKENS
+    passages = [token for passage in PASSAGES for token in encode(f"{passage}\n\n")]
+    assert tokens == passages[:TOKENS] or tokens[: len(passages)] == passages
 
 
 def test_a_bound_that_8_bits_do_not_keep_is_refused_with_what_was_reached(tmp_path: Path) -> None:
