@@ -62,7 +62,8 @@ class Groups:
         for layer in replayed.layers:
             for module in layer.modules():
                 if isinstance(module, nn.Linear) and module.in_features % BLOCK == 0:
-                    form = checkpoint.stored_form(self._names[module])
+                    name = self._names[module]
+                    form = checkpoint.stored_form(name) or checkpoint.reordered_form(name)
                     if form is None or form.bits != 4 or form == FORM:
                         module.register_forward_pre_hook(self._watch)
 
