@@ -13,16 +13,18 @@ the minimums as they are. The parts:
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llmc.compiler.targets.onnxruntime.formats import MatrixFormat
 from llmc.compiler.targets.unfit import unfit_for_kernels
 from llmc.compiler.weights import nbits
 from llmc.compiler.weights.recipes import TensorSource, quantise_q8
 from llmc.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from llmc.compiler.targets.onnxruntime.formats import MatrixFormat
 
 Codes = NDArray[np.uint8]
 Array = NDArray[np.float32]
