@@ -14,6 +14,7 @@ from llmc.compiler.architectures.shared.block_form import BlockForm
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.checkpoint.base import stored_forms
 from llmc.compiler.checkpoint.calibrated import BLOCK, FORM, CalibratedCheckpoint, packed
+from llmc.compiler.checkpoint.gguf_blocks import BLOCK_FORMS
 from llmc.compiler.checkpoint.wrapped import WrappedCheckpoint
 from llmc.compiler.frontend.real_model import load_real_model
 from llmc.compiler.options import CompileOptions
@@ -147,7 +148,7 @@ def test_what_is_stored_in_4_bits_stays_so(tmp_path: Path) -> None:
 
     class Stored(WrappedCheckpoint):
         def stored_form(self, name: str) -> BlockForm | None:
-            return FORM if name == kept or everything else None
+            return BLOCK_FORMS["Q4_1"] if name == kept or everything else None
 
     everything = False
     stored = Stored(model, "stored", "x")
