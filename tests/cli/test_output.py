@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from llmc.cli.output import CompileProgress
+from llmc.cli import output
 from llmc.compiler.stages import StageReport
 
 
-def test_a_stage_of_many_parts_says_now_and_then_how_far_it_is(capsys: pytest.CaptureFixture[str]) -> None:
-    with CompileProgress(hidden=False) as progress:
+def test_a_stage_of_many_parts_says_now_and_then_how_far_it_is(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output, "quiet", False)
+    with output.CompileProgress(hidden=False) as progress:
         progress(StageReport("calibrate", False, None))
         for done in range(1, 31):
             progress(StageReport("calibrate", False, None, done, 30))
