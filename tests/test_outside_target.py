@@ -80,8 +80,9 @@ def test_the_commands_of_the_page(installed: Path, run: Run, tmp_path: Path) -> 
 
 
 def test_its_option_is_a_flag_where_it_belongs(installed: Path, run: Run) -> None:
-    shown = llmc(run, "compile", "--help").stdout
-    assert re.search(r"--banks N +pocket: Memory banks", shown)
+    listed = llmc(run, "compile", "--help").stdout
+    assert re.search(r"^  pocket +--banks$", listed, re.M) and "Memory banks" not in listed
+    assert re.search(r"^  --banks N +Memory banks", llmc(run, "compile", "--device", "pocket", "--help").stdout, re.M)
     ran = compile_(run, installed, "--device", "fake", "--banks", 2)
     assert (ran.returncode, ran.stderr) == (2, "llmc: error: --banks is for pocket; leave it out for fake\n")
     ran = compile_(run, installed, "--device", "pocket", "--banks", 0)
