@@ -8,21 +8,9 @@ from contextlib import suppress
 
 import typer
 
+from llmc.cli.flags import takes
 from llmc.cli.grouped_help import GroupedCommand
-from llmc.cli.on_demand import (
-    DeviceFlag,
-    LengthFlag,
-    ModelArgument,
-    QuantizeFlag,
-    SeedFlag,
-    SystemFlag,
-    TemperatureFlag,
-    TokensFlag,
-    answer,
-    conversation,
-    opened,
-)  # fmt: skip
-from llmc.cli.options import ThreadsFlag
+from llmc.cli.on_demand import ModelArgument, TryFlags, answer
 from llmc.errors import InputError
 from llmc.runtime.llm import BundleLLM
 
@@ -33,20 +21,13 @@ LEAST = 32
 
 def register(app: typer.Typer) -> None:
     """Add the command to `app`."""
-    app.command("chat", cls=GroupedCommand)(chat)
+    app.command("chat", cls=GroupedCommand)(takes(TryFlags, chat))
 
 
 def chat(
     model: ModelArgument,
     *,
-    system: SystemFlag = None,
-    max_tokens: TokensFlag = None,
-    temperature: TemperatureFlag = 0.0,
-    seed: SeedFlag = None,
-    threads: ThreadsFlag = None,
-    device: DeviceFlag = None,
-    quantize: QuantizeFlag = None,
-    max_model_len: LengthFlag = None,
+    flags: TryFlags,
 ) -> None:
     """Talk to a model, for a first try: a checkpoint is compiled before, and kept in the store for the next time.
 
@@ -58,7 +39,7 @@ def chat(
       llmc chat smollm2-demo
       llmc chat ./SmolLM2-135M-Instruct --system "You are terse." --temperature 0.7
     """
-    with opened(model, device, quantize, max_model_len, threads) as llm:
+    with flags.opened(model) as llm:
         _ = llm.prompts.template  # a model without one is refused here
         turns: list[dict[str, str]] = []
         for said in _lines():
@@ -66,10 +47,10 @@ def chat(
                 turns = []
                 continue
             turns.append({"role": "user", "content": said})
-            turns = _fitting(llm, system, turns)
-            prompt = {"messages": conversation(system, turns)}
+            turns = _fitting(llm, flags, turns)
+            prompt = {"messages": flags.conversation(turns)}
             try:
-                made = answer(llm, prompt, max_tokens=max_tokens, temperature=temperature, seed=seed)
+                made = answer(llm, prompt, flags)
             except KeyboardInterrupt:
                 typer.echo()
                 turns.pop()
@@ -96,12 +77,12 @@ def _lines() -> Iterator[str]:
             yield said
 
 
-def _fitting(llm: BundleLLM, system: str | None, turns: list[dict[str, str]]) -> list[dict[str, str]]:
+def _fitting(llm: BundleLLM, flags: TryFlags, turns: list[dict[str, str]]) -> list[dict[str, str]]:
     """The last of the turns for which there is room, that of an answer included (LEAST); from a user's on."""
     limits = llm.bundle.plan.limits
     longest = min(limits.longest_prompt, limits.max_model_len - min(LEAST, limits.max_model_len // 4))
     kept = turns
-    while len(llm.encode({"messages": conversation(system, kept)})) > longest:
+    while len(llm.encode({"messages": flags.conversation(kept)})) > longest:
         if len(kept) == 1:
             raise InputError(f"the message is longer than the {longest} tokens that a prompt may have here")
         kept = kept[2:]

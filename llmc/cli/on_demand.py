@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llmc.cli.options import option
+from llmc.cli.options import ThreadsFlag, option
 from llmc.cli.output import CompileProgress
 
 if TYPE_CHECKING:
@@ -28,58 +29,57 @@ ModelArgument = Annotated[
         help="A checkpoint (a folder, .gguf file or hub name), which is compiled first, or a bundle.",
     ),
 ]  # fmt: skip
-DeviceFlag = Annotated[str | None, option("--device", "D", "What to compile for.", rich_help_panel=_PANEL)]
-QuantizeFlag = Annotated[
-    str | None, option("--quantize", "none|int8|fp8|int4|keep", "Weights.", rich_help_panel=_PANEL)
-]
-LengthFlag = Annotated[
-    int | None,
-    option(
-        "--max-model-len", "N", f"Tokens of one sequence. Default: the model's, {CONTEXT} at most.",
-        rich_help_panel=_PANEL,
-    ),
-]  # fmt: skip
-TokensFlag = Annotated[int | None, option("--max-tokens", "N", "Tokens of an answer at most. Default: what fits.")]
-TemperatureFlag = Annotated[float, option("--temperature", "T", "0 is greedy.")]
-SystemFlag = Annotated[str | None, option("--system", "TEXT", "The system's message, before the first of the user.")]
-SeedFlag = Annotated[int | None, option("--seed", "S", "Makes sampling repeatable.")]
 
 
-def opened(
-    model: str, device: str | None, quantize: str | None, max_model_len: int | None, threads: int | None
-) -> BundleLLM:
-    """The model for one sequence at a time; its compile tells what it does on standard error.
+@dataclass(frozen=True)
+class TryFlags:
+    """The flags of both commands, as typed; None is one that was not given."""
 
-    Raises what `llmc.compile` and opening raise.
-    """
-    from llmc.api import bundle_of
-    from llmc.runtime.llm import BundleLLM
+    system: Annotated[str | None, option("", "TEXT", "The system's message, before the first of the user.")] = None
+    max_tokens: Annotated[int | None, option("", "N", "Tokens of an answer at most. Default: what fits.")] = None
+    temperature: Annotated[float, option("", "T", "0 is greedy.")] = 0.0
+    seed: Annotated[int | None, option("", "S", "Makes sampling repeatable.")] = None
+    threads: ThreadsFlag = None
+    device: Annotated[str | None, option("", "D", "What to compile for.", rich_help_panel=_PANEL)] = None
+    quantize: Annotated[str | None, option("", "none|int8|fp8|int4|keep", "Weights.", rich_help_panel=_PANEL)] = None
+    max_model_len: Annotated[
+        int | None,
+        option("", "N", f"Tokens of one sequence. Default: the model's, {CONTEXT} at most.", rich_help_panel=_PANEL),
+    ] = None
 
-    asked = {"quantize": quantize, "max_model_len": max_model_len}
-    options = {name: value for name, value in asked.items() if value is not None}
-    if not _is_bundle(model):
-        options = {"max_num_seqs": 1, "max_model_len": _context(model), **options}
-    with CompileProgress(hidden=False) as progress:
-        bundle: Path = bundle_of(model, device, options, progress)
-    return BundleLLM(bundle, threads)
+    def opened(self, model: str) -> BundleLLM:
+        """The model for one sequence at a time; its compile tells what it does on standard error.
+
+        Raises what `llmc.compile` and opening raise.
+        """
+        from llmc.api import bundle_of
+        from llmc.runtime.llm import BundleLLM
+
+        asked = {"quantize": self.quantize, "max_model_len": self.max_model_len}
+        options = {name: value for name, value in asked.items() if value is not None}
+        if not _is_bundle(model):
+            options = {"max_num_seqs": 1, "max_model_len": _context(model), **options}
+        with CompileProgress(hidden=False) as progress:
+            bundle: Path = bundle_of(model, self.device, options, progress)
+        return BundleLLM(bundle, self.threads)
+
+    def conversation(self, turns: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
+        """Messages of a conversation."""
+        return [*([] if self.system is None else [{"role": "system", "content": self.system}]), *turns]
 
 
-def answer(llm: BundleLLM, prompt: Prompt, **sampling: Any) -> str:
+def answer(llm: BundleLLM, prompt: Prompt, flags: TryFlags) -> str:
     """Print an answer as it comes, and give it."""
     from llmc.runtime.engine.sampling import SamplingParams
 
     parts = []
-    for _, update, _ in llm.stream([prompt], SamplingParams(**sampling)):
+    params = SamplingParams(max_tokens=flags.max_tokens, temperature=flags.temperature, seed=flags.seed)
+    for _, update, _ in llm.stream([prompt], params):
         parts.append(update.text)
         typer.echo(update.text, nl=False)
         sys.stdout.flush()
     typer.echo()
     return "".join(parts)
-
-
-def conversation(system: str | None, turns: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
-    """Messages of a conversation."""
-    return [*([] if system is None else [{"role": "system", "content": system}]), *turns]
 
 
 def _is_bundle(model: str) -> bool:

@@ -7,21 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from llmc.cli.flags import takes
 from llmc.cli.grouped_help import GroupedCommand
-from llmc.cli.on_demand import (
-    DeviceFlag,
-    LengthFlag,
-    ModelArgument,
-    QuantizeFlag,
-    SeedFlag,
-    SystemFlag,
-    TemperatureFlag,
-    TokensFlag,
-    answer,
-    conversation,
-    opened,
-)  # fmt: skip
-from llmc.cli.options import ThreadsFlag
+from llmc.cli.on_demand import ModelArgument, TryFlags, answer
 from llmc.errors import InputError
 
 if TYPE_CHECKING:
@@ -31,7 +19,7 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     """Add the command to `app`."""
-    app.command("run", cls=GroupedCommand)(run)
+    app.command("run", cls=GroupedCommand)(takes(TryFlags, run))
 
 
 def run(
@@ -42,14 +30,7 @@ def run(
     ] = None,
     *,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt as it is, without a chat template.")] = False,
-    system: SystemFlag = None,
-    max_tokens: TokensFlag = None,
-    temperature: TemperatureFlag = 0.0,
-    seed: SeedFlag = None,
-    threads: ThreadsFlag = None,
-    device: DeviceFlag = None,
-    quantize: QuantizeFlag = None,
-    max_model_len: LengthFlag = None,
+    flags: TryFlags,
 ) -> None:
     """Ask a model, for a first try: a checkpoint is compiled before, and kept in the store for the next time.
 
@@ -64,15 +45,15 @@ def run(
       git diff | llmc run ./model --system "Summarise this change."
     """
     asked = " ".join(prompt) if prompt else _from_input()
-    if raw and system is not None:
+    if raw and flags.system is not None:
         raise InputError("--system is a message of a chat template, which --raw leaves out; leave out one of them")
-    with opened(model, device, quantize, max_model_len, threads) as llm:
-        given: Prompt = asked if raw or (system is None and not _chats(llm)) else _message(asked, system)
-        answer(llm, given, max_tokens=max_tokens, temperature=temperature, seed=seed)
+    with flags.opened(model) as llm:
+        given: Prompt = asked if raw or (flags.system is None and not _chats(llm)) else _message(asked, flags)
+        answer(llm, given, flags)
 
 
-def _message(asked: str, system: str | None) -> Prompt:
-    return {"messages": conversation(system, [{"role": "user", "content": asked}])}
+def _message(asked: str, flags: TryFlags) -> Prompt:
+    return {"messages": flags.conversation([{"role": "user", "content": asked}])}
 
 
 def _chats(llm: BundleLLM) -> bool:

@@ -100,7 +100,7 @@ def test_ctrl_c_ends_an_answer_and_not_the_conversation(
 ) -> None:
     said: list[list[str]] = []
 
-    def answer(llm, prompt, **sampling):
+    def answer(llm, prompt, flags):
         said.append([turn["content"] for turn in prompt["messages"]])
         if len(said) == 1:
             raise KeyboardInterrupt
