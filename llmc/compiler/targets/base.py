@@ -484,27 +484,3 @@ class Target(ABC):
     def shape_of(self, bucket: Bucket) -> tuple[int, int, int]:
         """(batch, query, context) of the executable that serves `bucket`."""
         return bucket.batch, bucket.query, bucket.context
-
-
-class StaticTarget(Target):
-    """A target whose executables have one shape each, and nothing else is possible."""
-
-    why_static: ClassVar[str]
-    """The reason, for a request for dynamic shapes."""
-
-    def configure(self, options: CompileOptions) -> CompileOptions:
-        """Refuses dynamic shapes."""
-        if options.specialise is False:
-            raise InputError(
-                f"--no-specialise is not offered for device {self.name}: {self.why_static}; leave the flag out"
-            )
-        return super().configure(options)
-
-    @property
-    def specialises_by_default(self) -> bool:
-        """True."""
-        return True
-
-    def static_dims(self, options: CompileOptions) -> tuple[str, ...]:
-        """Batch, query and context."""
-        return ("batch", "query", "context")

@@ -22,10 +22,11 @@ from llmc.compiler.options import CompileOptions
 from llmc.compiler.program.program import PROGRAM, Program
 from llmc.compiler.program.stage import DTYPES, both_weightless, program_for
 from llmc.compiler.stages import Stages, version_of
-from llmc.compiler.targets.base import Executable, Lowered, Shape, State, StaticTarget
+from llmc.compiler.targets.base import Executable, Lowered, Shape, State
 from llmc.compiler.targets.costs import WEIGHTS as WEIGHTS_COST
 from llmc.compiler.targets.costs import Cost, Verifying, traces
 from llmc.compiler.targets.hosting import Hosting
+from llmc.compiler.targets.static_shapes import StaticTarget
 from llmc.compiler.weights.weightless import PLACEMENTS, WEIGHTS, shared_files
 from llmc.compiler.weights.weightless import TABLES as TABLES_FILE
 from llmc.compiler.weights.weightless import TENSORS as TENSORS_FILE

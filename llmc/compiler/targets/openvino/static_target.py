@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.program.program import GraphProgram, Program
 from llmc.compiler.stages import Stages
-from llmc.compiler.targets.base import Executable, Lowered, Shape, State, StaticTarget
+from llmc.compiler.targets.base import Executable, Lowered, Shape, State
 from llmc.compiler.targets.hardware import Hardware, contract_tested
 from llmc.compiler.targets.hosting import Hosting
 from llmc.compiler.targets.openvino.base_target import (
@@ -26,6 +26,7 @@ from llmc.compiler.targets.openvino.base_target import (
     Models,
     OpenVinoBase,
 )
+from llmc.compiler.targets.static_shapes import StaticTarget
 from llmc.errors import InputError
 
 if TYPE_CHECKING:

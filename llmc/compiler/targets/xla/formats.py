@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmc.compiler.options import Option
 from llmc.compiler.program.stage import DTYPES
-from llmc.compiler.targets.base import StaticTarget
+from llmc.compiler.targets.static_shapes import StaticTarget
 from llmc.compiler.weights.weightless import ITEM_BYTES, Described, Stack
 from llmc.errors import InputError
 
