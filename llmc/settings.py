@@ -60,6 +60,8 @@ Variables
     PT_HPU_METRICS_GC_DETAILS, PT_HPU_RECIPE_CACHE_CONFIG
                      read by the Gaudi software itself
     VLLM_API_KEY     the same, as other servers spell it; LLMC_API_KEY wins
+    LLMC_ADMIN_TOKEN        token of `llmc serve` for POST /admin/bundle, unless --admin-token gives one, and of `llmc
+                            loop`; default: none, and the server takes no other bundle that way
     LLMC_PREFILL_KEY        key that `llmc prefill` and who sends prompts to it prove to each other; default: none
     LLMC_GRAMMAR_SECONDS    processor time that compiling one request's schema, expression or grammar may take;
                             default: 3
@@ -251,6 +253,7 @@ class Settings:
     log_step_compilations: Steps = "none"
     log_step_fallbacks: Steps = "none"
     api_key: str | None = field(default=None, repr=False)
+    admin_token: str | None = field(default=None, repr=False)
     prefill_key: str | None = field(default=None, repr=False)
     threads_override: int | None = None
     grammar_seconds: float = 3.0
@@ -312,6 +315,7 @@ class Settings:
             neuron_cores=at_least_one(environ, "NEURON_LOGICAL_NC_CONFIG", "unset it for the chip's default"),
             kernel_limits={name: environ[name] for name in KERNEL_VARIABLES if environ.get(name)},
             skip_warmup=environ.get("VLLM_SKIP_WARMUP", "").strip().lower() in {"true", "1"},
+            admin_token=environ.get("LLMC_ADMIN_TOKEN", "").strip() or None,
             prefill_key=environ.get("LLMC_PREFILL_KEY", "").strip() or None,
             vllm_profiler=environ.get("VLLM_PROFILER_ENABLED", "").strip().lower() == "full"
             or switch(environ, "VLLM_PROFILER_ENABLED"),

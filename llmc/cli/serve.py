@@ -25,9 +25,11 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from llmc.artifacts.store.store import Store
+    from llmc.runtime.bundle import Bundle
     from llmc.server.events import Event
     from llmc.server.loading import OpenBundle
     from llmc.server.state import Progress
+    from llmc.server.swapping import Reopen
     from llmc.settings import Settings
 
 _COMPILE = "For a MODEL that is no bundle"
@@ -60,6 +62,17 @@ def serve_command(
             "Key that requests have to bring; may be repeated. Default: LLMC_API_KEY, which ps does not show.",
         ),
     ] = None,
+    admin_token: Annotated[
+        list[str] | None,
+        option(
+            "--admin-token",
+            "T",
+            "Token for POST /admin/bundle, which serves another bundle; may be repeated. Default: LLMC_ADMIN_TOKEN.",
+        ),
+    ] = None,
+    allow_model_change: Annotated[
+        bool, typer.Option("--allow-model-change", help="Let another bundle be of another model or tokenizer.")
+    ] = False,
     weights: WeightsFlag = None,
     served_model_name: Annotated[
         str | None, option("--served-model-name", "NAME", "Default: the bundle's name of it.")
@@ -140,13 +153,17 @@ def serve_command(
     """Serve a bundle with OpenAI's API. Compiles nothing while it serves, and needs neither torch nor transformers.
 
     /health answers from the start, /ready once every graph is open and has run. SIGTERM or Ctrl-C lets running
-    requests end first, as does SIGHUP; a second one cuts them. Also at /metrics, /dashboard and /openapi.json.
+    requests end first; a second one cuts them. Also at /metrics, /dashboard and /openapi.json.
+
+    SIGHUP serves what BUNDLE is by then, a link or a tag that moved, and POST /admin/bundle any bundle: no request is
+    lost, and one that does not work is refused.
 
     A device that captures graphs does so before /ready, in the memory that is left beside the KV cache; -v logs it.
 
     \b
     Example:
       llmc serve bundle --port 8000
+      llmc serve current --admin-token "$TOKEN"    # later: ln -sfn bundle-2 current; kill -HUP PID
       llmc serve bundle --host 0.0.0.0 --api-key "$KEY" --record-traffic traffic.jsonl --json
       llmc serve ./SmolLM2-135M-Instruct --quantize int8 --max-model-len 2048 --max-num-seqs 4
     """
@@ -156,10 +173,11 @@ def serve_command(
 
     settings = Settings.from_environment()
     config = ServerConfig(
-        host, port, _keys(api_key, settings), max_queued_requests,
+        host, port, _keys("--api-key", api_key, settings.api_key), max_queued_requests,
         duration("--shutdown-timeout", shutdown_timeout) or 0, size("--max-body-size", max_body_size) or 0,
         served_model_name, record_traffic, profile, max_connections,
         max_connections_per_client, max_requests_per_client, vllm_profile=_vllm_profile(settings),
+        admin_tokens=_keys("--admin-token", admin_token, settings.admin_token), allow_model_change=allow_model_change,
     )  # fmt: skip
     wanted = {"max_model_len": max_model_len, "max_num_seqs": max_num_seqs, "quantize": quantize, "dtype": dtype}
     options: dict[str, Any] = {name: value for name, value in wanted.items() if value is not None}
@@ -185,6 +203,7 @@ def serve_command(
             uds=uds,
             access_log=access_log,
             cache_counters=lambda: store.counters,
+            reopen=_reopener(bundle, device, options, store, weights),
         )
     raise typer.Exit(code)
 
@@ -210,11 +229,11 @@ def _server() -> Callable[..., int]:
     return serve
 
 
-def _keys(given: list[str] | None, settings: Settings) -> tuple[str, ...]:
+def _keys(flag: str, given: list[str] | None, default: str | None) -> tuple[str, ...]:
     if given is None:
-        return () if settings.api_key is None else (settings.api_key,)
+        return () if default is None else (default,)
     if not all(key.strip() for key in given):
-        raise InputError("--api-key is empty; leave it out to ask for none (is the variable that it comes from set?)")
+        raise InputError(f"{flag} is empty; leave it out to ask for none (is the variable that it comes from set?)")
     return tuple(given)
 
 
@@ -236,6 +255,21 @@ def _opener(
         return bundle_of(model, device, options, _told_by(tell), store, weights)
 
     return open_bundle
+
+
+def _reopener(model: str, device: str | None, options: dict[str, Any], store: Store, weights: str | None) -> Reopen:
+    """Finds bundles only: a server compiles nothing while it serves."""
+
+    def reopen(named: str | None, tell: Callable[[Progress], None]) -> Path | Bundle:
+        from llmc.artifacts.bundle.manifest import read_manifest
+        from llmc.artifacts.local.references import resolve
+        from llmc.settings import Settings
+
+        folder = resolve(named or model, Settings.from_environment(), store)
+        read_manifest(folder)
+        return _opener(str(folder), device, options, store, weights)(tell)
+
+    return reopen
 
 
 def _told_by(tell: Callable[[Progress], None]) -> Callable[[Any], None]:
@@ -299,7 +333,17 @@ class _Told:
         self._close_bars()
 
     def __call__(self, event: Event) -> None:
-        from llmc.server.events import Dead, Draining, Listening, Ready, Stopped, WarmAside
+        from llmc.server.events import (
+            Dead,
+            Draining,
+            Listening,
+            Ready,
+            Retired,
+            Stopped,
+            Swapped,
+            SwapRefused,
+            WarmAside,
+        )
 
         if messages.quiet:
             return
@@ -320,6 +364,17 @@ class _Told:
                     f"warm: {event.warmed} more buckets run between requests in {event.seconds:.1f} s, compilations "
                     f"{event.compilations}{named}"
                 )
+            case Swapped(changed=False):
+                self._say(f"{event.digest[:19]} is served already; nothing changed")
+            case Swapped():
+                self._say(
+                    f"new requests run on {event.digest[:19]} after {event.seconds:.1f} s, {event.draining} still on "
+                    f"{event.previous[:19]}"
+                )
+            case SwapRefused():
+                self._say(f"the other bundle is refused, what was served is served: {event.message}")
+            case Retired():
+                self._say(f"{event.digest[:19]} is closed, {event.seconds:.1f} s after")
             case Draining():
                 self._close_bars()
                 self._say(

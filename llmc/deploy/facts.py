@@ -107,11 +107,7 @@ class Facts:
     @property
     def cache_bytes(self) -> int:
         """Of the caches of all sequences at full length."""
-        if self.bundle.task != "generate":
-            return 0
-        limits, dtype = self.plan.limits, self.manifest.options.get("dtype")
-        held: Any = dtype if dtype in ("f16", "bf16") else "f32"
-        return limits.max_num_seqs * self.bundle.cache_shape.nbytes(limits.max_model_len, held)
+        return self.bundle.cache_bytes
 
     @property
     def memory_bytes(self) -> int:

@@ -179,6 +179,15 @@ class Bundle:
         except ValueError as e:
             raise ArtifactError(f"{self.path}: in its manifest {e}; compile again: {self.recompile_hint}") from e
 
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of the caches of all sequences at full length; 0 without a cache."""
+        if self.task != "generate":
+            return 0
+        limits, dtype = self.plan.limits, self.manifest.options.get("dtype")
+        held: Any = dtype if dtype in ("f16", "bf16") else "f32"
+        return limits.max_num_seqs * self.cache_shape.nbytes(limits.max_model_len, held)
+
     def uniform_cache(self, executor: str) -> Uniform:
         """The same for an executor that holds keys and values of one size only; raises ArtifactError for others."""
         found = self.cache_shape.uniform

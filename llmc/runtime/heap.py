@@ -32,6 +32,7 @@ def trim() -> None:
 def settle() -> None:
     """Exclude all present objects from later garbage collections, which would block the interpreter in proportion to
     their number, and give memory that loading freed back to the system."""
+    gc.unfreeze()  # what was served before another bundle took its place may be garbage by now
     gc.collect()
     gc.freeze()
     trim()

@@ -49,25 +49,41 @@ def cpu_features() -> tuple[str, ...]:
     return (platform.machine(), *sorted(found))
 
 
+_CGROUP = Path("/sys/fs/cgroup")
+"""The control group that a container sees as its own; a host's root group states no limit."""
+
+
 def host_memory() -> int | None:
     """Bytes of memory that this host has, or a container that this process is in may take; None: unknown."""
     try:
         found = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):
         return None
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-    except OSError:
-        limit = "max"
-    return min(found, int(limit)) if limit.isdigit() else found
+    limit = _cgroup_number("memory.max")
+    return found if limit is None else min(found, limit)
 
 
 def available_memory() -> int | None:
-    """Bytes of memory that can still be taken; None where the system does not say."""
+    """Bytes of memory that can still be taken, in the container that this process is in; None: the system does not say.
+
+    A container has its limit without what it holds, where clean pages of files count as free, as the kernel drops them.
+    """
     try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) << 10
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        found = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):
+        return None
+    limit, held = _cgroup_number("memory.max"), _cgroup_number("memory.current")
+    if limit is None or held is None:
+        return found
+    return min(found, max(0, limit - held + (_cgroup_number("memory.stat", "inactive_file") or 0)))
+
+
+def _cgroup_number(file: str, name: str = "") -> int | None:
+    """The number in a file of the control group, or behind `name` in it; None for "max" and where there is none."""
+    try:
+        lines = (_CGROUP / file).read_text().splitlines()
     except OSError:
-        pass
-    return None
+        return None
+    texts = [line.split()[-1] for line in lines if line.startswith(f"{name} " if name else "")]
+    return int(texts[0]) if texts and texts[0].isdigit() else None

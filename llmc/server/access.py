@@ -9,10 +9,29 @@ from llmc.server.errors import SERVER, ApiError, unavailable
 
 if TYPE_CHECKING:
     from fastapi import Request
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
     from llmc.server.state import Served, ServerState
 
 LONGEST_RETRY_S = 60.0
+_USED = "llmc.used"
+
+
+class HoldServed:
+    """Counts a request among the users of what `served_of` gave it, until it is answered."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection."""
+        used: list[Served] = []
+        scope[_USED] = used
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            for served in used:
+                served.users.add(-1)
 
 
 def state_of(request: Request) -> ServerState:
@@ -22,7 +41,8 @@ def state_of(request: Request) -> ServerState:
 
 
 def served_of(request: Request) -> Served:
-    """The served model. Raises ApiError 503 while it is loading, or when loading or the engine failed."""
+    """What is served now, and stays open until the request is answered. Raises ApiError 503 while it is loading, or
+    when loading failed."""
     state = state_of(request)
     if state.load_error is not None:
         raise ApiError(503, "the server could not load its model; its log says why", kind=SERVER, code="load_failed")
@@ -31,6 +51,8 @@ def served_of(request: Request) -> Served:
         message = f"the model is loading ({progress.stage}, {progress.done} of {progress.total}); try again later"
         eta = 1.0 if progress.eta_s is None else progress.eta_s
         raise unavailable(message, min(eta, LONGEST_RETRY_S), "loading")
+    state.served.users.add(1)
+    request.scope[_USED].append(state.served)
     return state.served
 
 

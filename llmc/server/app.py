@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from fastapi import FastAPI
 
 from llmc.server import errors
+from llmc.server.access import HoldServed
 from llmc.server.auth import OPEN_PATHS, RequireKey
 from llmc.server.clients import BoundRequests
 from llmc.server.counting import CountAnswers
@@ -15,7 +16,7 @@ from llmc.server.protocol.chat import ChatRequest
 from llmc.server.protocol.completions import CompletionRequest
 from llmc.server.protocol.pooling import EmbeddingRequest, RerankRequest, ScoreRequest
 from llmc.server.protocol.tokenize import DetokenizeRequest, TokenizeRequest
-from llmc.server.routes import chat, completions, dashboard, health, metrics, models, pooling, tokenize, version
+from llmc.server.routes import admin, chat, completions, dashboard, health, metrics, models, pooling, tokenize, version
 from llmc.version import __version__
 
 if TYPE_CHECKING:
@@ -49,14 +50,15 @@ def build_app(state: ServerState) -> FastAPI:
     )  # fmt: skip
     app.state.llmc = state
     errors.install(app)
-    for router in ROUTERS:
+    keys, tokens = state.config.api_keys, state.config.admin_tokens
+    for router in (*ROUTERS, *([admin.router] if tokens else [])):
         app.include_router(router)
-    keys = state.config.api_keys
     document(app, BODIES, bool(keys), OPEN_PATHS)
     app.add_middleware(errors.AnswerFaults)
+    app.add_middleware(HoldServed)
     app.add_middleware(BoundRequests, clients=state.clients, free=OPEN_PATHS)
-    if keys:
-        RequireKey(app, keys)  # refuses empty keys now, because middlewares are made with the first request
-        app.add_middleware(RequireKey, keys=keys)
+    if keys or tokens:
+        RequireKey(app, keys, tokens)  # refuses empty keys now, because middlewares are made with the first request
+        app.add_middleware(RequireKey, keys=keys, admin_tokens=tokens)
     app.add_middleware(CountAnswers, metrics=state.metrics)
     return app

@@ -13,6 +13,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from llmc.errors import InputError
 from llmc.server.errors import ApiError
 
+ADMIN = "/admin/"
+"""What the paths begin with that API keys do not open."""
 OPEN_PATHS = frozenset({"/health", "/ready"})
 """Paths for an orchestrator, which has no key."""
 CHALLENGES = ('Bearer realm="llmc"', 'Basic realm="llmc", charset="UTF-8"')
@@ -22,37 +24,42 @@ class RequireKey:
     """Lets through, with one of `keys`: `Authorization: Bearer KEY`, or Basic with the key as password and any user
     name, which is what browsers can send; and OPEN_PATHS without. All else is answered with 401.
 
-    A key is compared by its digest in constant time. Raises InputError for a key that is empty.
+    Paths below ADMIN take one of `admin_tokens` in place of a key. Without `keys` the other paths are open. A key is
+    compared by its digest in constant time. Raises InputError for a key that is empty.
     """
 
-    def __init__(self, app: ASGIApp, keys: Iterable[str]) -> None:
+    def __init__(self, app: ASGIApp, keys: Iterable[str], admin_tokens: Iterable[str] = ()) -> None:
         self._app = app
-        self._digests = [_digest(key.encode("utf-8", "surrogateescape")) for key in keys if _checked(key)]
+        self._digests, self._admin = _digests(keys, "an API key"), _digests(admin_tokens, "an admin token")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve or refuse one connection."""
-        if scope["type"] == "lifespan" or scope["path"] in OPEN_PATHS or self._admits(scope):
+        admin = bool(self._admin) and scope.get("path", "").startswith(ADMIN)
+        known = self._admin if admin else self._digests
+        if scope["type"] == "lifespan" or scope["path"] in OPEN_PATHS or not known or _admits(scope, known):
             await self._app(scope, receive, send)
         elif scope["type"] == "http":
-            response = _refusal().response
+            response = _refusal("the admin token" if admin else "an API key", "TOKEN" if admin else "KEY").response
             for challenge in CHALLENGES:
                 response.headers.append("WWW-Authenticate", challenge)
             await response(scope, receive, send)
         else:
             await send({"type": "websocket.close", "code": 1008})
 
-    def _admits(self, scope: Scope) -> bool:
-        given = [value for name, value in scope["headers"] if name == b"authorization"]
-        if len(given) != 1:
-            return False
-        digest = _digest(_credential(given[0]))
-        return sum(hmac.compare_digest(digest, known) for known in self._digests) > 0
+
+def _admits(scope: Scope, digests: Iterable[bytes]) -> bool:
+    given = [value for name, value in scope["headers"] if name == b"authorization"]
+    if len(given) != 1:
+        return False
+    digest = _digest(_credential(given[0]))
+    return sum(hmac.compare_digest(digest, known) for known in digests) > 0
 
 
-def _checked(key: str) -> bool:
-    if not key.strip():
-        raise InputError("an API key is empty; give a key, or none to ask for none")
-    return True
+def _digests(keys: Iterable[str], what: str) -> list[bytes]:
+    found = list(keys)
+    if not all(key.strip() for key in found):
+        raise InputError(f"{what} is empty; give one, or none at all")
+    return [_digest(key.encode("utf-8", "surrogateescape")) for key in found]
 
 
 def _digest(key: bytes) -> bytes:
@@ -72,7 +79,7 @@ def _credential(header: bytes) -> bytes:
     return b""
 
 
-def _refusal() -> ApiError:
+def _refusal(what: str, shown: str) -> ApiError:
     return ApiError(
-        401, "this server asks for an API key: send it as `Authorization: Bearer KEY`", code="invalid_api_key"
+        401, f"this server asks for {what}: send it as `Authorization: Bearer {shown}`", code="invalid_api_key"
     )

@@ -40,6 +40,35 @@ class WarmAside:
 
 
 @dataclass(frozen=True)
+class Swapped:
+    """New requests run on the bundle `digest` of `model` in place of `previous`, on which `draining` requests still
+    run; `seconds` since it was asked for. Not `changed`: that bundle was served already."""
+
+    model: str
+    digest: str
+    previous: str
+    seconds: float
+    draining: int
+    changed: bool = True
+
+
+@dataclass(frozen=True)
+class SwapRefused:
+    """A bundle was not taken, by the reason `code`; what was served is served."""
+
+    message: str
+    code: str
+
+
+@dataclass(frozen=True)
+class Retired:
+    """The last request on the bundle `digest` ended `seconds` after another one took its place; it is closed."""
+
+    digest: str
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Draining:
     """Signal `signal` came: no new requests; those that run or wait may take `timeout_s` seconds more."""
 
@@ -64,6 +93,8 @@ class Stopped:
     seconds: float
 
 
-Event: TypeAlias = Progress | Listening | Ready | WarmAside | Draining | Dead | Stopped
+Event: TypeAlias = (
+    Progress | Listening | Ready | WarmAside | Swapped | SwapRefused | Retired | Draining | Dead | Stopped
+)
 Report = Callable[[Event], None]
 """Called from the loop's thread, the loader's and the engine's; must return at once."""

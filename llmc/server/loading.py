@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
-from llmc.errors import ArtifactError, InputError
+from llmc.artifacts.local.origins import verification_origin
+from llmc.errors import ArtifactError, InputError, LlmcError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.engine.async_engine import AsyncEngine
 from llmc.runtime.startup.opening import EngineOptions, open_executor, open_generator
@@ -19,7 +20,6 @@ from llmc.server.state import Progress, Served, ServerConfig
 from llmc.server.warming import STAGE, Warm, warm
 
 if TYPE_CHECKING:
-    from llmc.runtime.engine.observer import Observer
     from llmc.server.warming import Tell, WarmUp
 
 OpenBundle = Callable[[Callable[[Progress], None]], Path | Bundle]
@@ -32,25 +32,41 @@ class StoppedLoadingError(Exception):
 
 @dataclass(frozen=True)
 class Loaded:
-    """What is served from now on; `warm` says what was run, for which `compilations` were needed."""
+    """What is served from now on; `warm` says what was run, for which `compilations` were needed, `origin` where its
+    verification comes from (artifacts/local/origins.py)."""
 
     served: Served
     warm: Warm
     compilations: int
+    origin: str
+
+    @classmethod
+    def of(cls, served: Served, warm: Warm, compilations: int) -> Loaded:
+        """With the bundle's own origin."""
+        bundle = served.bundle
+        return cls(served, warm, compilations, verification_origin(bundle.files, None, bundle.settings).name)
 
 
-def load(
-    open_bundle: OpenBundle, config: ServerConfig, options: EngineOptions, warm_up: WarmUp, observer: Observer,
-    tell: Tell,
-) -> Loaded:  # fmt: skip
-    """Open a bundle, run its graphs once, as `warm_up` says, and start the engine.
+def as_bundle(found: Path | Bundle) -> Bundle:
+    """The bundle that is there now: a link that moves later does not change what is read of it."""
+    return found if isinstance(found, Bundle) else Bundle.open(found.resolve())
+
+
+def read_grammars(served: Served, config: ServerConfig) -> None:
+    """Read what grammars need, where the server does that ahead of the first; requests that miss it get the error."""
+    if served.pooler is None and config.warm_aside:
+        with contextlib.suppress(LlmcError):
+            served.generating.generator.constraints(at_once=False)
+
+
+def load(open_bundle: OpenBundle, config: ServerConfig, options: EngineOptions, warm_up: WarmUp, tell: Tell) -> Loaded:
+    """Open a bundle, run its graphs once, as `warm_up` says, and start the engine, which nothing observes yet.
 
     `tell` hears of all progress; it may raise StoppedLoadingError to give up. Raises LlmcError where the bundle cannot
     be had or cannot be served here; nothing is left open then.
     """
     tell(Progress("open"))
-    found = open_bundle(tell)
-    bundle = found if isinstance(found, Bundle) else Bundle.open(found)
+    bundle = as_bundle(open_bundle(tell))
     tell(Progress("tokenizer"))
     if "tokenizer.json" not in bundle.manifest.files:
         raise ArtifactError(
@@ -75,7 +91,7 @@ def load(
         warmed = warm(executor, bundle.plan, warm_up, tell)
         if template is not None and config.warm_aside:
             template.check()
-        generator = open_generator(bundle, executor, options, observer)
+        generator = open_generator(bundle, executor, options)
         if (prefiller := generator.engine.prefiller) is not None:
             opened.callback(prefiller.close)
             tell(Progress("prefill side"))
@@ -83,7 +99,7 @@ def load(
         engine = AsyncEngine(generator, config.max_queued_requests, on_close=executor.close)
         opened.pop_all()
     encoder = ConfinedEncoder(lambda: bundle.files.read("tokenizer.json"))
-    return Loaded(Served(bundle, engine, tokenizer, encoder, template, name), warmed, executor.compilations.count)
+    return Loaded.of(Served(bundle, engine, tokenizer, encoder, template, name), warmed, executor.compilations.count)
 
 
 def _load_pooler(bundle: Bundle, name: str, config: ServerConfig, options: EngineOptions, tell: Tell) -> Loaded:
@@ -107,7 +123,9 @@ def _load_pooler(bundle: Bundle, name: str, config: ServerConfig, options: Engin
     encoder = ConfinedEncoder(lambda: bundle.files.read("tokenizer.json"))
     engine = AsyncPooler(pooler, config.max_queued_requests)
     compiled = pooler.encoder.compilations.count
-    return Loaded(Served(bundle, engine, bundle.tokenizer, encoder, None, name), Warm(len(warming.buckets)), compiled)
+    return Loaded.of(
+        Served(bundle, engine, bundle.tokenizer, encoder, None, name), Warm(len(warming.buckets)), compiled
+    )
 
 
 def _served_name(bundle: Bundle, config: ServerConfig) -> str:

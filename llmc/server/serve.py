@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import multiprocessing
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,6 +25,7 @@ from llmc.server.state import ServerConfig
 from llmc.server.watchdog import Watchdog, end
 
 if TYPE_CHECKING:
+    from llmc.server.swapping import Reopen
     from llmc.server.telemetry.chrome_trace import ChromeTrace
     from llmc.server.telemetry.recorder import TrafficRecorder
     from llmc.server.telemetry.vllm_trace import VllmTrace
@@ -31,7 +33,8 @@ if TYPE_CHECKING:
 
 _HANGUP = getattr(signal, "SIGHUP", None)  # which Windows lacks, as it does those of IGNORED
 SIGNALS = (signal.SIGTERM, signal.SIGINT, *([] if _HANGUP is None else [_HANGUP]))
-"""Each lets running requests end; SIGHUP does not where it was ignored when the process began (nohup)."""
+"""SIGTERM and SIGINT let running requests end. SIGHUP has the bundle read again. It ends the server as they do where
+its terminal is gone, and does nothing where it was ignored when the process began (nohup)."""
 IGNORED = tuple(getattr(signal, name) for name in ("SIGUSR1", "SIGUSR2") if hasattr(signal, name))
 """What tools send to have logs reopened or state dumped: nothing to do here, and no reason to end."""
 FILES = 512
@@ -43,14 +46,14 @@ SWITCH_INTERVAL_S = 0.0005
 def serve(
     config: ServerConfig, open_bundle: OpenBundle, *, options: EngineOptions | None = None,
     warm_up: WarmUp | None = None, report: Report = lambda _: None, uds: Path | None = None, access_log: bool = False,
-    cache_counters: Callable[[], Mapping[str, int]] | None = None,
+    cache_counters: Callable[[], Mapping[str, int]] | None = None, reopen: Reopen | None = None,
 ) -> int:  # fmt: skip
-    """Serve until one of SIGNALS; the exit code: 0, or 128 + the signal where a second one cut requests short.
+    """Serve until a signal; the exit code: 0, or 128 + the signal where a second one cut requests short.
 
     Listens on `config.host`:`config.port`, or the Unix socket `uds`. `cache_counters`: hits, misses and corrupt of the
     artifact store, for the metrics. To be called in the main thread, once in a
     process: it may end the process itself where something hangs. Raises InputError where the socket cannot be bound,
-    and what `open_bundle` or loading raises.
+    and what `open_bundle` or loading raises. `reopen` finds what SIGHUP or POST /admin/bundle asks for.
     """
     listener = listen(config.host, config.port) if uds is None else listen_unix(uds)
     with contextlib.ExitStack() as closing:
@@ -58,17 +61,22 @@ def serve(
         share_heap()
         _allow_files(config.max_connections + FILES)
         if access_log:
-            _log_accesses(config.api_keys)
+            _log_accesses((*config.api_keys, *config.admin_tokens))
         observers = [closing.enter_context(contextlib.closing(o)) for o in _recorders(config)]
         server = Server(
             config, listener, open_bundle, options or EngineOptions(), warm_up=warm_up, observers=observers,
             report=report, access_log=access_log, cache_counters=cache_counters, loaded=settle,
+            reopen=reopen,
         )  # fmt: skip
         watchdog = Watchdog(config.shutdown_timeout_s)
         signals: list[int] = []
+        terminals = [fd for fd in range(3) if os.isatty(fd)]
 
         def stop(signum: int, frame: FrameType | None) -> None:
             del frame
+            if signum == _HANGUP and all(map(os.isatty, terminals)):
+                server.reload()
+                return
             signals.append(signum)
             watchdog.signalled(signum)
             server.stop(signum)
@@ -79,7 +87,7 @@ def serve(
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(server.run())
     code = 0 if len(signals) < 2 else 128 + signals[1]
-    if server.loader.is_alive() or not server.engine_stopped or multiprocessing.active_children():
+    if server.loading or not server.engine_stopped or multiprocessing.active_children():
         end(code)
     watchdog.dismiss()
     return code

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from llmc.runtime.confined.limits import Limits as ChildLimits
 from llmc.runtime.text.confined_chat import LIMITS as TEMPLATE_LIMITS
@@ -38,6 +40,8 @@ class ServerConfig:
     `template_limits` bound the rendering of one conversation; `warm_aside`: the process for it starts with the server,
     which refuses a template that does not parse, and what grammars need is read as soon as the server is ready, since
     it holds up everything for 0.3 s.
+    `admin_tokens`: any of them opens the routes below /admin, which are not there without one; `allow_model_change`:
+    another bundle may be of another model.
     """
 
     host: str = "127.0.0.1"
@@ -55,6 +59,8 @@ class ServerConfig:
     template_limits: ChildLimits = TEMPLATE_LIMITS
     warm_aside: bool = True
     vllm_profile: Path | None = None
+    admin_tokens: tuple[str, ...] = ()
+    allow_model_change: bool = False
 
 
 @dataclass(frozen=True)
@@ -67,9 +73,33 @@ class Progress:
     eta_s: float | None = None
 
 
+class Users:
+    """Counts the requests that use something; for the event loop's thread alone."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._none = asyncio.Event()
+        self._none.set()
+
+    def add(self, number: int) -> None:
+        """One more (1), or one less (-1)."""
+        self.count += number
+        if self.count:
+            self._none.clear()
+        else:
+            self._none.set()
+
+    async def gone(self) -> None:
+        """Wait until there is none."""
+        await self._none.wait()
+
+
 @dataclass(frozen=True)
 class Served:
-    """An opened bundle, warm, with its engine running; `pooler` is that engine where the bundle embeds or scores."""
+    """An opened bundle, warm, with its engine running; `pooler` is that engine where the bundle embeds or scores.
+
+    `users` are the requests that it was given to, from then to their last byte.
+    """
 
     bundle: Bundle
     engine: AsyncEngine | AsyncPooler
@@ -77,6 +107,7 @@ class Served:
     encoder: ConfinedEncoder
     chat_template: ChatTemplate | None
     model_name: str
+    users: Users = field(default_factory=Users, compare=False)
 
     @property
     def pooler(self) -> AsyncPooler | None:
@@ -105,11 +136,13 @@ class Served:
         return 0 if model is None else self.names.index(model)
 
     def close(self, timeout_s: float | None = None) -> bool:
-        """Stop the engine, see AsyncEngine.close, and the processes beside it."""
+        """Stop the engine, see AsyncEngine.close, and the processes beside it; may be called again."""
         self.encoder.close()
         if self.chat_template is not None:
             self.chat_template.close()
-        return self.engine.close(timeout_s)
+        closed = self.engine.close(timeout_s)
+        self.bundle.files.close()
+        return closed
 
     @property
     def limits(self) -> Limits:
@@ -131,6 +164,8 @@ class ServerState:
     served: Served | None = None
     load_error: BaseException | None = None
     draining: bool = False
+    swap: Callable[[str | None, bool], Awaitable[Any]] | None = None
+    """Serves another bundle: `Swapper.swap`, once the server runs."""
     clients: Clients = field(init=False)
     rendered: tuple[Shared, Shared] = field(default_factory=lambda: (Shared(), Shared()))
     """Metrics, plain and as OpenMetrics, for all who ask at once."""

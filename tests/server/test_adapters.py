@@ -68,4 +68,4 @@ def test_a_server_answers_with_each(made: Toy) -> None:
 def test_the_model_is_not_called_as_an_adapter_is(made: Toy) -> None:
     config = ServerConfig(served_model_name="loud")
     with pytest.raises(InputError, match="--served-model-name loud: an adapter of the bundle is called that"):
-        load(lambda _: Path(made.bundle), config, EngineOptions(), None, None, lambda _: None)  # type: ignore[arg-type]
+        load(lambda _: Path(made.bundle), config, EngineOptions(), None, lambda _: None)  # type: ignore[arg-type]

@@ -37,7 +37,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return toy_bundle(tmp_path_factory.mktemp("toy"), specialise=False)
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 def test_it_starts_answers_and_stops_with_nothing_left(bundle: Path, tmp_path: Path, signum: signal.Signals) -> None:
     traffic, trace = tmp_path / "traffic.jsonl", tmp_path / "trace.json"
     with Process(tmp_path, bundle, "--port", 0, "--record-traffic", traffic, "--profile", trace) as server:

@@ -44,6 +44,7 @@ REASONS: tuple[FinishReason, ...] = get_args(FinishReason)
 PHASES = ("prompt", "decode")
 PARTS = ("schedule", "prepare", "execute", "sample")
 CACHE_EVENTS = ("hits", "misses", "corrupt")
+SWAP_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
 DEFAULT_LENGTH = 131072
 """Where token histograms end while the model's limit is not known."""
 
@@ -74,6 +75,8 @@ HISTOGRAMS = {
     "request_params_max_tokens": ("max_tokens of a request that gave it.", None),
     "request_params_n": ("Choices a request asked for.", CHOICES),
     "iteration_tokens_total": ("Live tokens of a step.", STEP_TOKENS),
+    "bundle_swap_seconds": ("Seconds from a swap's beginning until new requests ran on the new bundle.", SWAP_S),
+    "bundle_drain_seconds": ("Seconds from there until the last request on the old bundle ended.", SWAP_S),
 }
 """Name, help text, and upper bounds; None: 1, 2, 5, 10 … up to the model's length."""
 
@@ -102,6 +105,8 @@ class Metrics(Observer, Collector):
         self._model_name = model_name
         self._device = ""
         self._origin: str | None = None
+        self._digest: str | None = None
+        self._swaps: dict[tuple[str, str], int] = {("done", ""): 0}
         self._stats: Callable[[], EngineStats | None] = lambda: None
         self._cache_counters: Callable[[], Mapping[str, int]] = dict
         self._pooled: Callable[[], Statistics] | None = None
@@ -120,16 +125,17 @@ class Metrics(Observer, Collector):
     def bind(
         self, model_name: str, stats: Callable[[], EngineStats | None],
         cache_counters: Callable[[], Mapping[str, int]] | None = None, plan: Plan | None = None, device: str = "",
-        origin: str | None = None,
+        origin: str | None = None, digest: str | None = None,
     ) -> None:  # fmt: skip
-        """Say what is served, before its first request; `origin` is that of its verification (local/origins.py).
+        """Say what is served, before its first request; `origin` is that of its verification (local/origins.py),
+        `digest` the bundle's.
 
         `stats` and `cache_counters` (hits, misses and corrupt of the artifact store) are called at every scrape, in
         the scraper's thread; `plan` names the buckets and the longest sequence.
         """
         with self._lock:
             self._model_name, self._stats, self._device, self._origin = model_name, stats, device, origin
-            self._cache_counters = cache_counters or dict
+            self._cache_counters, self._digest, self._pooled = cache_counters or dict, digest, None
             if plan is not None:
                 self._uses.bind(plan)
                 if not sum(self._histograms["request_prompt_tokens"].counts):
@@ -148,6 +154,22 @@ class Metrics(Observer, Collector):
             text: bytes = openmetrics.generate_latest(self.registry, openmetrics.ALLOWUTF8)  # type: ignore[no-untyped-call]
             return text, openmetrics.CONTENT_TYPE_LATEST
         return generate_latest(self.registry, openmetrics.ALLOWUTF8), CONTENT_TYPE_PLAIN_0_0_4
+
+    def swapped(self, seconds: float) -> None:
+        """Count a swap, which took so long until new requests ran on the new bundle."""
+        with self._lock:
+            self._swaps["done", ""] += 1
+            self._histograms["bundle_swap_seconds"].observe(seconds)
+
+    def retired(self, seconds: float) -> None:
+        """Count the time that requests still ran on the old one."""
+        with self._lock:
+            self._histograms["bundle_drain_seconds"].observe(seconds)
+
+    def swap_refused(self, reason: str) -> None:
+        """Count a bundle that was not taken."""
+        with self._lock:
+            self._swaps["refused", reason] = self._swaps.get(("refused", reason), 0) + 1
 
     def http(self, route: str, status: int) -> None:
         """Count an answer; `route` is the route's template, never the path as sent, of which there is no end."""
@@ -237,6 +259,7 @@ class Metrics(Observer, Collector):
             counts, reasons, http = self._counts.copy(), self._reasons.copy(), self._http.copy()
             uses = self._uses.copy()
             histograms = {name: histogram.copy() for name, histogram in self._histograms.items()}
+            swaps = list(self._swaps.items())
         for name, what, value in (
             ("num_requests_running", "Requests that hold a slot.", stats.running if stats else 0),
             ("num_requests_waiting", "Requests that wait for a slot.", stats.waiting if stats else 0),
@@ -253,6 +276,9 @@ class Metrics(Observer, Collector):
         known = [] if self._origin is None else [((self._origin,), 1)]
         what = "Where the bundle's verification comes from: made here, signed by a trusted key, unsigned, or none."
         yield self._gauge("verification_info", what, ("origin",), known)
+        digests = [] if self._digest is None else [((self._digest,), 1)]
+        yield self._gauge("bundle_info", "The digest of the bundle that is served.", ("digest",), digests)
+        yield self._counter("bundle_swaps", "Bundles taken or refused, and why.", ("result", "reason"), swaps)
         for name, what in COUNTERS.items():
             yield self._counter(name, what, (), [((), counts[name])])
         compilations = stats.compilations if stats else 0

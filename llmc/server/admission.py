@@ -1,0 +1,94 @@
+"""Whether a bundle may take the place of the one that is served: the same model, not older, and room for both at once.
+
+A bundle is older than the running one where an older llmc wrote it, or where this process served it before and replaced
+it since: a link or a tag that moved back. Its manifest tells no time, so that equal compiles give equal bytes.
+
+It has the same model where the digests of the checkpoint and of tokenizer.json, the task and the chat template are the
+same. Buckets, weights' precision and device may differ.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+from llmc.buckets.warmup.sizes import size_text
+from llmc.compiler.targets import open_target
+from llmc.errors import LlmcError
+from llmc.runtime.host import available_memory
+from llmc.server.errors import ApiError
+
+if TYPE_CHECKING:
+    from llmc.runtime.bundle import Bundle
+
+WORK_BYTES = 256 << 20
+"""Of a second engine beside its weights and cache: activations of its largest step, tables, confined children."""
+_FILES = ("tokenizer.json", "chat_template.jinja")
+
+
+def refused(message: str, code: str, status: int = 422) -> ApiError:
+    """The answer for a bundle that is not taken; what is served goes on."""
+    return ApiError(status, message, code=code)
+
+
+def check_model(new: Bundle, running: Bundle) -> None:
+    """Raise ApiError, code other_model, where the model is another."""
+    changed = [name for name, before, after in _identity(running, new) if before != after]
+    if changed:
+        raise refused(
+            f"{new.path}: of another model than the one that is served: {', '.join(changed)} differ; start the server "
+            "with --allow-model-change to take it all the same",
+            "other_model",
+        )
+
+
+def check_age(new: Bundle, running: Bundle, replaced: Collection[str]) -> None:
+    """Raise ApiError, code older_bundle; `replaced` are the digests that this process served before."""
+    ours, theirs = running.manifest.llmc, new.manifest.llmc
+    why = None
+    if _release(theirs) < _release(ours):
+        why = f"llmc {theirs} wrote it, and {ours} the running one"
+    elif new.manifest.digest in replaced:
+        why = "this server served it before, and replaced it"
+    if why is not None:
+        raise refused(
+            f'{new.path}: older than the running bundle: {why}; send {{"allow_older": true}} to POST /admin/bundle to '
+            "go back to it",
+            "older_bundle",
+        )
+
+
+def check_room(new: Bundle) -> None:
+    """Raise ApiError, code no_memory, where the host has no room for a second bundle beside the running one.
+
+    Counted are its blobs, its cache at full length where the device's memory is the host's, and WORK_BYTES. A device
+    with memory of its own is asked by its executor when it opens.
+    """
+    available = available_memory()
+    size, cache = new.manifest.size, new.cache_bytes if _in_host(new) else 0
+    needed = size + cache + WORK_BYTES
+    if available is not None and needed > available:
+        raise refused(
+            f"{new.path}: no room for two bundles at once: it needs {size_text(needed)} (files {size_text(size)}, "
+            f"cache {size_text(cache)}, work {size_text(WORK_BYTES)}), and {size_text(available)} are available; free "
+            f"{size_text(needed - available)}, or restart the server with it",
+            "no_memory", 507,
+        )  # fmt: skip
+
+
+def _identity(before: Bundle, after: Bundle) -> list[tuple[str, object, object]]:
+    pairs = [(name, before.manifest.files.get(name), after.manifest.files.get(name)) for name in _FILES]
+    checkpoints = before.manifest.provenance.get("checkpoint"), after.manifest.provenance.get("checkpoint")
+    return [("task", before.task, after.task), ("checkpoint", *checkpoints), *pairs]
+
+
+def _release(version: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", version.partition("+")[0])[:3]))
+
+
+def _in_host(bundle: Bundle) -> bool:
+    try:
+        return open_target(bundle.manifest.target, bundle.settings).hosting(bundle.manifest.options).host_memory
+    except LlmcError:  # a target of a package that is not here: its executor may be
+        return True
