@@ -106,7 +106,7 @@ class Live:
         self, open_bundle: Path | OpenBundle, *, options: EngineOptions | None = None, listener: Listener | None = None,
         warm_up: How = "all", uses: Any = None, capture: CaptureChoice | None = None, observers: tuple[Any, ...] = (),
         cache_counters: Callable[[], dict[str, int]] | None = None, loaded: Callable[[], None] = lambda: None,
-        **config: Any,
+        reopen: Callable[..., Any] | None = None, **config: Any,
     ) -> None:  # fmt: skip
         opener = (lambda tell: open_bundle) if isinstance(open_bundle, Path) else open_bundle
         self.events: list[Event] = []
@@ -116,7 +116,7 @@ class Live:
             ServerConfig(**{"shutdown_timeout_s": 5.0, "warm_aside": False, **config}),
             listener or listen("127.0.0.1", 0), opener, options or EngineOptions(),
             warm_up=WarmUp(warm_up, uses, capture or CaptureChoice()), report=self._report, observers=observers,
-            cache_counters=cache_counters, loaded=loaded,
+            cache_counters=cache_counters, loaded=loaded, reopen=reopen,
         )  # fmt: skip
         self._thread = threading.Thread(target=self._run, name="live")
 
