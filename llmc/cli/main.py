@@ -29,6 +29,7 @@ COMMANDS = {
     "devices": ("llmc.cli.devices", "Show what this host can compile for and run on."),
     "deploy": ("llmc.cli.deploy", "Write files that deploy a bundle: images, pods, units, CI."),
     "traffic": ("llmc.cli.traffic", "Look at recorded traffic; merge, sample and anonymise it."),
+    "loop": ("llmc.cli.loop", "Plan for a server's traffic, compile and swap, on a schedule."),
     "cache": ("llmc.cli.cache", "Look into the artifact store and into bundles."),
 }
 OTHER_NAMES = {
