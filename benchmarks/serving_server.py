@@ -70,3 +70,10 @@ def llama_server(python: str, gguf: str, threads: int, log: Path, context: int =
         "--verbose", "False",
     ]  # fmt: skip
     return ServerProcess("llama-cpp-python", command, port, "/v1/models", log)
+
+
+def fetch_metric(url: str, name: str) -> float:
+    """A sample of llmc's /metrics, without labels but the model's."""
+    with urllib.request.urlopen(f"{url}/metrics", timeout=30) as answer:
+        lines = answer.read().decode().splitlines()
+    return float(next(line for line in lines if line.startswith(f"llmc:{name}{{")).rpartition(" ")[2])

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import llmc
+from llmc.artifacts.bundle.manifest import Manifest
 from llmc.artifacts.store.store import Store
 from llmc.buckets.plan import Plan
 from llmc.compiler.checkpoint import open_checkpoint
@@ -28,7 +29,10 @@ from llmc.runtime.bundle import Bundle
 from llmc.runtime.engine.requests import Request
 from llmc.runtime.executors import open_executor
 from llmc.runtime.llm import BundleLLM
+from llmc.runtime.startup.opening import EngineOptions
 from llmc.runtime.step import exact
+from llmc.server.events import Ready, Retired, SwapRefused
+from tests.server.live import Live, until
 
 pytestmark = pytest.mark.real_weights
 
@@ -347,3 +351,23 @@ def test_it_is_warmed_up_and_certified(exact_bundle: Path) -> None:
     assert made.numbers.repeated == made.numbers.equal + made.numbers.ties > 0
     (sessions,) = (witness for witness in made.witnesses if witness.witness == "ONNX Runtime sessions")
     assert (sessions.before, sessions.after) == (1, 0)
+
+
+def test_a_swap_loses_no_request_and_changes_no_text(exact_bundle: Path, tmp_path: Path) -> None:
+    """Of a bundle that differs in its manifest alone: a stream across the swap, and answers before and after it."""
+    other = tmp_path / "other"
+    shutil.copytree(exact_bundle, other, copy_function=os.link, ignore=shutil.ignore_patterns("manifest.*"))
+    changed = Bundle.open(exact_bundle).manifest.to_dict()
+    changed["summary"] = {**changed.get("summary", {}), "again": True}
+    (other / "manifest.json").write_bytes(Manifest(changed).to_bytes())
+    with Live(exact_bundle, reopen=lambda named, _: other, options=EngineOptions(THREADS)) as live:
+        until(lambda: any(isinstance(event, Ready) for event in live.events), 60)
+        asked: dict[str, Any] = {"prompt": PROMPTS[0], "max_tokens": 12}
+        before = live.complete(**asked).json["choices"][0]["text"]
+        across = live.call(stream=True, **asked)
+        until(lambda: live.stats.running == 1)
+        live.server.reload()
+        until(lambda: any(isinstance(event, Retired) for event in live.events), 60)
+        assert "".join(chunk["choices"][0]["text"] for chunk in across.answer.chunks) == before
+        assert live.complete(**asked).json["choices"][0]["text"] == before
+        assert [event for event in live.events if isinstance(event, SwapRefused)] == []

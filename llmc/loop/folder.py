@@ -19,6 +19,8 @@ from typing import Any
 
 from llmc.artifacts.atomic_write import temporary_name, write_atomic
 from llmc.artifacts.flock import flock
+from llmc.buckets.traffic.formats.prometheus.exposition import samples
+from llmc.buckets.traffic.formats.prometheus.increase import Increase
 from llmc.errors import InputError
 
 KEPT = 2
@@ -48,9 +50,15 @@ class Folder:
         """Where the bundle of a plan lies."""
         return self._bundles / plan_digest[:12]
 
-    def scraped(self, metrics: str) -> Path:
-        """A file of what came since the last round, by a scrape of now."""
+    def scraped(self, metrics: str) -> Path | None:
+        """A file of what came since the last round, by a scrape of now; None where nothing did. Raises InputError for
+        what is no scrape."""
         before = self._last.read_text() if self._last.exists() else ""
+        found = Increase(str(self.now))
+        for scrape in (before, metrics) if before else (metrics,):
+            found.add(samples(scrape.split("\n")))
+        if not found.requests:
+            return None
         write_atomic(self.now, (before + metrics).encode(), self.path)
         return self.now
 

@@ -124,12 +124,13 @@ def _do(
     running = Bundle.open((client.bundle() if client else Path(asked.bundle or folder.current)).resolve(), settings)
     if client and not asked.dry_run:
         folder.point(running.path)  # a kill between a swap and the link is made good
-    traffic = Traffic(asked.traffic or folder.scraped(metrics or ""))
+    recorded = asked.traffic or folder.scraped(metrics or "")
+    if recorded is None:
+        return done.ended("nothing", "no request since the last round")
+    traffic = Traffic(recorded)
     done.stage = "evaluate"
     old = replay(running.plan, traffic)
     done.requests = old.prompt.requests
-    if not done.requests:
-        return done.ended("nothing", "no request since the last round")
     done.stage = "plan"
     checkpoint, options = _source(asked, running, store, settings)
     plan = _planned(asked, running, checkpoint, options, traffic, settings)

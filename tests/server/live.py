@@ -245,10 +245,10 @@ def completion(**body: Any) -> dict[str, Any]:
     return {"prompt": "abcd", "max_tokens": 4, "temperature": 0, "ignore_eos": True, **body}
 
 
-def until(condition: Callable[[], bool]) -> None:
+def until(condition: Callable[[], bool], seconds: float = PATIENCE_S) -> None:
     """Wait for what no event tells."""
     pause, waited = threading.Event(), 0.0
     while not condition():
-        assert waited < PATIENCE_S
+        assert waited < seconds
         pause.wait(0.005)
         waited += 0.005
