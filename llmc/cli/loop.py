@@ -64,7 +64,6 @@ def loop_command(
 
     \b
     Example:
-      llmc serve loop.llmc/current --port 8000
       llmc loop http://127.0.0.1:8000 --every 1h --budget 20m --min-gain 10%
       llmc loop http://127.0.0.1:8000 --traffic traffic.jsonl --once --dry-run
       llmc loop --bundle bundle --traffic traffic.jsonl --once
