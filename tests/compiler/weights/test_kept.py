@@ -26,7 +26,7 @@ from llmc.compiler.weights import nbits
 from tests.compiler import tiny
 from tests.compiler.checkpoint.quantised import packers
 from tests.compiler.checkpoint.writers import BLOCK_KINDS, write_blocks
-from tests.compiler.targets.openvino.test_compression import four_bits, given_back
+from tests.compiler.targets.openvino.test_compression import float4, four_bits, given_back
 
 PLAN = tiny.kinds_plan()
 RUNTIMES: dict[str, dict[str, Any]] = {
@@ -94,7 +94,7 @@ def test_groups_for_openvino_are_the_values_of_the_format(case: str, tmp_path: P
     for name in stored:
         held = Kept(Constants(), stored).held([name], values[name].shape[1])
         parts = getattr(compression, held.family)([name], checkpoint, held.group)
-        made = (four_bits if held.family == "u4kept" else given_back)(parts)
+        made = {"u4kept": four_bits, "f4kept": float4}.get(held.family, given_back)(parts)
         np.testing.assert_array_equal(made, values[name])
 
 

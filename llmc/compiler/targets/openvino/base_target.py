@@ -104,7 +104,8 @@ class OpenVinoBase(Target):
             return super().weight_bits(options, weights)
         kept = weights.stored
         if quantize == "keep" and kept is not None:
-            return kept.bits + (2 if kept.bits == 4 or kept.offsets else 1) * 32 / kept.block
+            bits = 4 if kept.float4 else kept.bits
+            return bits + (2 if kept.bits == 4 or kept.offsets else 1) * 32 / kept.block
         four = quantize == "int4" and (not weights.outer or (kept is not None and kept.bits == 4))
         asked = GROUP_SIZE.of(options)
         group = self.default_group(quantize) if asked is None else asked
