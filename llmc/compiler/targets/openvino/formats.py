@@ -174,18 +174,18 @@ class Int8(Compressed):
 
 class Int4(Compressed):
     """4-bit codes with zero points; 8-bit ones for adapters and matrices of `wide` tensors, and for the embedding and
-    the head, unless `stored` has those in 4 bits.
+    the head, unless `head_bits` is 4 or `stored` has those in 4 bits.
 
     `stored`: the names of tensors that the checkpoint holds in blocks, each with its form; 4-bit blocks are kept.
     """
 
     def __init__(
-        self, constants: Constants, group: int, stored: Mapping[str, BlockForm], wide: Collection[str]
+        self, constants: Constants, group: int, stored: Mapping[str, BlockForm], wide: Collection[str], head_bits: int
     ) -> None:  # fmt: skip
         super().__init__(constants)
         self.group = group
         self.stored = stored
-        self.eight = OUTER.union(wide)
+        self.eight = frozenset(wide) if head_bits == 4 else OUTER.union(wide)
 
     def held(self, sources: Sequence[str], width: int) -> Held:
         """By name, where the group fits the width; 8 bits where it does not."""
@@ -251,12 +251,13 @@ Factory = Callable[[Constants], WeightFormat]
 
 def format_for(
     quantize: str, dtype: str = "f32", group: int | None = None, stored: Mapping[str, BlockForm] | None = None,
-    halves: Collection[str] = frozenset(), wide: Collection[str] = (),
+    halves: Collection[str] = frozenset(), wide: Collection[str] = (), head_bits: int = 8,
 ) -> Factory:  # fmt: skip
     """What makes the format that was asked for; `group` None is the default of GROUPS.
 
     `stored`: names of tensors that the checkpoint holds in blocks → form (Checkpoint.stored_form), a tied head under
-    its own name too; `halves`: of those in floats of 8 bits; `wide`: of those that int4 holds in 8 bits. Raises
+    its own name too; `halves`: of those in floats of 8 bits; `wide`: of those that int4 holds in 8 bits,
+    beside embedding and head, which have `head_bits`. Raises
     InputError, listing what is offered, for a combination that is not.
     """
     if quantize not in GROUPS or dtype not in DTYPES[quantize]:
@@ -266,7 +267,7 @@ def format_for(
     if quantize == "int8":
         return lambda constants: Int8(constants, group)
     if quantize == "int4":
-        return lambda constants: Int4(constants, group, stored or {}, wide)
+        return lambda constants: Int4(constants, group, stored or {}, wide, head_bits)
     if quantize == "keep":
         return lambda constants: Kept(constants, stored or {}, halves)
     return WeightFormat if dtype == "f32" else lambda constants: Half(constants, dtype)
