@@ -190,7 +190,7 @@ def test_gptq_of_weights_that_the_model_has_turned_is_read_to_the_bit(bits: int,
         assert found.unkept(name) == "gptq of weights [in, out]"
 
 
-def test_three_bits_are_packed_as_gptqmodel_and_autogptq_do() -> None:
+def test_three_bits_are_read_as_gptqmodel_packs_them() -> None:
     """Ten codes, one across words, ten, one across words, ten: 32 codes in three words (GPTQModel, _pack_rows_3)."""
     codes = np.random.default_rng(0).integers(0, 8, 32).astype(np.uint64)
     first = sum(int(c) << 3 * i for i, c in enumerate(codes[:10])) | int(codes[10] & 3) << 30
