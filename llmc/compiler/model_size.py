@@ -21,7 +21,8 @@ def weights_of(checkpoint: Checkpoint) -> list[Weights]:
     """All weights of a checkpoint's tensors, alike ones together; none of a configuration alone."""
     found: Counter[tuple[BlockForm | None, bool, bool]] = Counter()
     for name in checkpoint.tensor_names():
-        found[checkpoint.stored_form(name), name in OUTER, EXPERTS in name] += prod(checkpoint.shape(name))
+        form = checkpoint.stored_form(name) or checkpoint.reordered_form(name)
+        found[form, name in OUTER, EXPERTS in name] += prod(checkpoint.shape(name))
     return [Weights(count, *kind) for kind, count in found.items()]
 
 

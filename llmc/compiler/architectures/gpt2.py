@@ -13,6 +13,7 @@ FAMILY = Family(
     names=gpt.NAMES,
     computed=(".attn.bias", ".attn.masked_bias"),
     keys=gpt.KEYS,
+    turned=frozenset({"c_attn", "c_proj", "c_fc"}),
     derived=gpt.derived,
     unread=gpt.UNREAD,
     reads=frozenset({

@@ -19,7 +19,7 @@ from llmc.compiler.checkpoint.base import (
     unknown_tensor,
     without_place,
 )
-from llmc.compiler.checkpoint.quantised import STATED, is_read, read_quantised
+from llmc.compiler.checkpoint.quantised import STATED, in_models_order, is_read, read_quantised
 from llmc.compiler.checkpoint.quantised.base import QuantisedTensor, StoredTensors
 from llmc.compiler.checkpoint.safetensors_file import SafetensorsFile
 from llmc.errors import CheckpointError
@@ -57,7 +57,8 @@ class HuggingFaceCheckpoint(Checkpoint):
         self._owner = {name: shard for shard in self._shards.values() for name in shard.tensors}
         raw = read_json(path / CONFIG)
         reading = read_quantised(raw, StoredTensors(path, self._owner))
-        self._quantised, self.notices = reading.tensors, reading.notices
+        turned = facts(self._config).turned if facts else frozenset()
+        self._quantised, self.notices = in_models_order(reading.tensors, turned), reading.notices
         parts = {part for tensor in self._quantised.values() for part in tensor.parts} | reading.left_out
         text, self.left_out = text_tensors(raw, (self._owner.keys() - parts) | self._quantised.keys())
         held = {name: stored for stored, name in text.items()}

@@ -39,6 +39,10 @@ MAX_KL: Option[float | None] = Option(
     "for the matrices that need them.",
     metavar="NATS", shapes_executable=False,
 )  # fmt: skip
+HEAD_BITS: Option[int | None] = Option(
+    "head_bits", int, None,
+    "Bits of the head and the embedding with --quantize int4: 4 or 8. Default: 8.", metavar="4|8",
+)  # fmt: skip
 _SHARE = 0.9
 """Of the bound, less what the device adds, for the matrices in layers: a margin."""
 COST, SENSE_COST = Cost(fixed=2.0, parameters=180.0), Cost(fixed=2.0, parameters=90.0)
@@ -64,9 +68,18 @@ def calibration_costs(options: CompileOptions) -> dict[str, Cost]:
 
 
 def require_calibratable(options: CompileOptions) -> None:
-    """Raise InputError where a text is given for what is not calibrated, or cannot be read, and for a bound that is
-    none."""
-    given, bound = CALIBRATE.of(options), MAX_KL.of(options)
+    """Raise InputError where a text is given for what is not calibrated, or cannot be read, for a bound that is none,
+    and for bits of a head that are not offered."""
+    given, bound, head = CALIBRATE.of(options), MAX_KL.of(options), HEAD_BITS.of(options)
+    if head not in (None, 4, 8):
+        raise InputError(f"{HEAD_BITS.flag} {head} must be 4 or 8")
+    if head is not None and options.quantize != "int4":
+        raise InputError(f"{HEAD_BITS.flag} is for --quantize int4, and this is {options.quantize}; leave it out")
+    if head == 4 and bound is not None:
+        raise InputError(
+            f"{HEAD_BITS.flag} 4 leaves nothing of {MAX_KL.flag} to divide: what stays in 8 bits is chosen among the "
+            f"layers' matrices, beside a head in 8; leave one of them out"
+        )
     if bound is not None and not (math.isfinite(bound) and bound > 0):
         raise InputError(f"{MAX_KL.flag} {bound} must be a number of nats above 0, as in 0.05")
     if given is not None and options.quantize != "int4":

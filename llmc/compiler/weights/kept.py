@@ -17,7 +17,9 @@ _KEPT = "kept"
 _LEAST = ("exact", "floats")
 _FLOATS = ("dense", "transposed", "table", "experts_in_turn")
 _HALF_SCALES = ("pkept4", "pkept8", "pq4", "eachpkept4", "eachpkept8", "eachpq4")
-_KEEP = frozenset({"kept4", "kept8", "pkept4", "pkept8", "eachpkept4", "eachpkept8", "u4kept", "i8kept", "u8kept"})
+_KEEP = frozenset(
+    {"kept4", "kept8", "pkept4", "pkept8", "eachpkept4", "eachpkept8", "u4kept", "i8kept", "u8kept", "f4kept"}
+)
 _EACH = ("eachpq8", "eachpq4")
 _KEEP_FOUR = frozenset({"q4", "pq4", "eachpq4", "u4"})
 

@@ -96,7 +96,7 @@ FAMILIES = {
     "q4": f"{_NBITS}:q4", "kept4": f"{_NBITS}:kept4", "kept8": f"{_NBITS}:kept8",
     **{family: f"{_PANELS}:{family}" for family in ("pq8", "pq4", "pkept4", "pkept8")},
     **{family: f"{_EXPERT_PANELS}:{family}" for family in ("eachpq8", "eachpq4", "eachpkept4", "eachpkept8")},
-    **{family: f"{_OPENVINO}:{family}" for family in ("i8", "u4", "u4kept", "i8kept", "u8kept", "f16")},
+    **{family: f"{_OPENVINO}:{family}" for family in ("i8", "u4", "u4kept", "i8kept", "u8kept", "f4kept", "f16")},
 }  # fmt: skip
 """Family of transforms → "module:function". The function takes the names of the source tensors as the checkpoint
 stores them, the checkpoint, and the recipe's block, and returns every part of the matrix by its name."""

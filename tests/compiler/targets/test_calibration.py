@@ -110,3 +110,17 @@ def test_the_gate_has_the_bound_as_its_limit(device: str) -> None:
         assert plain.mean_kl > bound.mean_kl == 0.01
         assert bound.row_kl == pytest.approx(plain.row_kl / plain.mean_kl * 0.01)
         assert bound.quality == f"{plain.quality}, by --max-kl"
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"head_bits": 5}, "--head-bits 5 must be 4 or 8"),
+        ({"head_bits": 4, "quantize": "int8"}, "--head-bits is for --quantize int4, and this is int8; leave it out"),
+        ({"head_bits": 4, "max_kl": 0.05}, "--head-bits 4 leaves nothing of --max-kl to divide.*leave one of them out"),
+    ],
+)
+def test_bits_of_a_head_that_are_not_offered_are_refused(given: dict[str, Any], why: str) -> None:
+    for device in ("openvino", "onnxruntime"):
+        with pytest.raises(InputError, match=why):
+            open_target(device).configure(CompileOptions.of(device, **{"quantize": "int4", **given}))

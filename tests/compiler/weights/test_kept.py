@@ -23,10 +23,11 @@ from llmc.compiler.targets import open_target
 from llmc.compiler.targets.onnxruntime.formats import MatrixFormat, OnnxOptions
 from llmc.compiler.targets.openvino import compression
 from llmc.compiler.weights import nbits
+from llmc.errors import InputError
 from tests.compiler import tiny
 from tests.compiler.checkpoint.quantised import packers
 from tests.compiler.checkpoint.writers import BLOCK_KINDS, write_blocks
-from tests.compiler.targets.openvino.test_compression import four_bits, given_back
+from tests.compiler.targets.openvino.test_compression import float4, four_bits, given_back
 
 PLAN = tiny.kinds_plan()
 RUNTIMES: dict[str, dict[str, Any]] = {
@@ -94,7 +95,7 @@ def test_groups_for_openvino_are_the_values_of_the_format(case: str, tmp_path: P
     for name in stored:
         held = Kept(Constants(), stored).held([name], values[name].shape[1])
         parts = getattr(compression, held.family)([name], checkpoint, held.group)
-        made = (four_bits if held.family == "u4kept" else given_back)(parts)
+        made = {"u4kept": four_bits, "f4kept": float4}.get(held.family, given_back)(parts)
         np.testing.assert_array_equal(made, values[name])
 
 
@@ -285,3 +286,48 @@ def test_a_checkpoint_in_floats_has_no_line(store: Store, tmp_path: Path) -> Non
     options = CompileOptions.of(**RUNTIMES["onnxruntime"], quantize="int8", verify="none")
     made = compile_bundle(str(tmp_path / "model"), tmp_path / "bundle", PLAN, options, store, lambda event: None)
     assert "kept" not in made.analysis and open_target("onnxruntime").describe(made.analysis) == []
+
+
+# Options of a runtime's products
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_an_embedding_and_a_head_are_in_four_bits_where_that_is_asked_for(
+    runtime: str, tmp_path: Path, store: Store
+) -> None:
+    tiny.write_model(tmp_path / "model", "llama")
+    firsts = []
+    for bits in (8, 4):
+        options = CompileOptions.of(**RUNTIMES[runtime], quantize="int4", head_bits=bits, verify="none")
+        compile_bundle(str(tmp_path / "model"), tmp_path / f"{bits}", PLAN, options, store, lambda event: None)
+        with LLM(tmp_path / f"{bits}") as llm:
+            (made,) = llm.generate([{"prompt_token_ids": [5, 80, 3]}], SamplingParams(max_tokens=1, logprobs=5))
+        firsts.append(made.outputs[0].logprobs[0])
+    common = firsts[0].keys() & firsts[1].keys()
+    assert len(common) >= 2 and firsts[0] != firsts[1]
+    assert all(abs(firsts[0][t].logprob - firsts[1][t].logprob) < 0.5 for t in common)
+
+
+def test_activations_stay_float32_in_onnx_runtimes_own_products(tmp_path: Path, store: Store) -> None:
+    write_blocks(tmp_path / "m.gguf", MIXED["Q4_K_M"][0])
+    options = CompileOptions.of(**RUNTIMES["onnxruntime"], quantize="keep", activation_group_size=0, verify="all")
+    made = compile_bundle(str(tmp_path / "m.gguf"), tmp_path / "bundle", PLAN, options, store, lambda event: None)
+    assert "8 kept exactly" in summary(made)
+    assert made.verification["mean_kl"] < 1e-7
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        ({"activation_group_size": 32}, "quantises activations in the groups of the weights, or with 0 not at all"),
+        ({"activation_group_size": 0, "quantize": "none", "kernels": None}, "--quantize none leaves none"),
+        ({"activation_group_size": 0, "kernels": "llmc"}, "use --kernels onnxruntime beside it"),
+    ],
+)
+def test_activations_that_onnx_runtime_does_not_take_are_refused(
+    asked: dict[str, Any], why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("llmc.compiler.targets.onnxruntime.target.runs_on", lambda features: True)
+    given = {k: v for k, v in {"quantize": "int4", "kernels": "onnxruntime", **asked}.items() if v is not None}
+    with pytest.raises(InputError, match=why):
+        open_target("onnxruntime").configure(CompileOptions.of("onnxruntime", **given))

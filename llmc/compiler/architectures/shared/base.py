@@ -87,6 +87,8 @@ class Family:
     those for all families. Any other value is refused."""
     harmless: frozenset[str] = frozenset()
     """Keys that change no number that is compiled, beside those for all."""
+    turned: frozenset[str] = frozenset()
+    """Last parts of the names of modules whose weights are [in, out], transformers' Conv1D."""
     gguf: Gguf | None = None
     """How GGUF files hold it; None where they do not, or say that it is another family."""
     experts: Experts | None = None

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import asdict, dataclass
 from typing import Literal
 
 LEAST_BLOCK = 16
@@ -30,6 +30,10 @@ class BlockForm:
     """Of a code in the source, where that is fewer than `bits`; 0 where it is not."""
     order: tuple[int, ...] = ()
     """The input of each code along K, where neighbours share a scale in this order alone; () for their own order."""
+    float4: bool = False
+    """Each code is 128 and twice a value of float4 e2m1, which 4 bits hold where a device has that type."""
+    turned: bool = False
+    """Of experts [E, K, N]: blocks are of each matrix turned, [E · N, K]."""
 
 
 def common_order(forms: Iterable[BlockForm | None]) -> tuple[int, ...] | None:
@@ -46,7 +50,7 @@ def common_block(forms: Iterable[BlockForm], most: int) -> int:
 def forms_in_key(forms: Mapping[str, BlockForm]) -> str:
     """Forms by name, as the component of a key; orders by their digest."""
     return json.dumps(
-        {name: [*astuple(form)[:-1], _digest(form.order)] for name, form in forms.items()}, sort_keys=True
+        {name: {**asdict(form), "order": _digest(form.order)} for name, form in forms.items()}, sort_keys=True
     )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
-from llmc.compiler.checkpoint.quantised.base import Method, Reading, StoredTensors
+from llmc.compiler.checkpoint.quantised.base import Method, QuantisedTensor, Reading, StoredTensors
 
 STATED = "quantization_config"
 METHODS = {
@@ -27,6 +27,17 @@ _ADVICE = {
 def is_read(stated: Any) -> bool:
     """Whether a quantization_config is of a method that is read."""
     return isinstance(stated, Mapping) and str(stated.get("quant_method")) in METHODS
+
+
+def in_models_order(tensors: Mapping[str, QuantisedTensor], turned: frozenset[str]) -> Mapping[str, QuantisedTensor]:
+    """The same, those of modules whose names end in a part of `turned` [in, out]."""
+    from llmc.compiler.checkpoint.quantised.groups import GroupedTensor, TurnedTensor
+
+    def of(name: str, tensor: QuantisedTensor) -> QuantisedTensor:
+        last = name.removesuffix(".weight").rpartition(".")[2]
+        return TurnedTensor(tensor) if last in turned and isinstance(tensor, GroupedTensor) else tensor
+
+    return {name: of(name, tensor) for name, tensor in tensors.items()}
 
 
 def read_quantised(config: Mapping[str, Any], stored: StoredTensors) -> Reading:

@@ -21,11 +21,13 @@ quantization/lifecycle/forward.py; `weight_g_idx`: `_process_group` of earlier v
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from llmc.compiler.architectures.shared.block_form import BlockForm
 from llmc.compiler.checkpoint.base import FloatArray
 from llmc.compiler.checkpoint.quantised.base import (
     ACTIVATIONS,
@@ -39,7 +41,14 @@ from llmc.compiler.checkpoint.quantised.base import (
 from llmc.compiler.checkpoint.quantised.compressed_schemes import Scheme, Schemes
 from llmc.compiler.checkpoint.quantised.groups import Codes, GroupedTensor, Order, order_in
 from llmc.compiler.checkpoint.quantised.packed_bits import unpack, words_of
-from llmc.compiler.checkpoint.quantised.small_floats import E2M1, E4M3, FLOAT8, Float8Tensor, low_and_high, stated_tile
+from llmc.compiler.checkpoint.quantised.small_floats import (
+    E2M1_CODES,
+    E4M3,
+    FLOAT8,
+    Float8Tensor,
+    low_and_high,
+    stated_tile,
+)
 
 KIND = "compressed-tensors"
 _PACKED, _SCALE, _PLAIN = ".weight_packed", ".weight_scale", ".weight"
@@ -163,7 +172,7 @@ class _Float4(GroupedTensor):
 
     def read_codes(self) -> Codes:
         """Twice each value, from the middle of 8 bits."""
-        return (2 * E2M1 + 128).astype(np.uint8)[low_and_high(self.stored.codes(self._codes))]
+        return E2M1_CODES[low_and_high(self.stored.codes(self._codes))]
 
     def read_scales(self) -> FloatArray:
         """Half of each scale, over the one of all."""
@@ -174,6 +183,9 @@ class _Float4(GroupedTensor):
     def read_zeros(self) -> int:
         """The middle."""
         return 128
+
+    def _form(self, size: int, order: tuple[int, ...] = ()) -> BlockForm:
+        return replace(super()._form(size, order), stored_bits=4, float4=True)
 
 
 def _float8(stored: StoredTensors, module: str, scheme: Scheme) -> QuantisedTensor:

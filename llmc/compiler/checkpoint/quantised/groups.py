@@ -159,6 +159,22 @@ class GroupedTensor(QuantisedTensor):
         return require_finite(values, self.name, self.stored.path)
 
 
+class TurnedTensor(QuantisedTensor):
+    """Such a matrix of a module whose weight is [K, N] in the model: methods store it as any other."""
+
+    def __init__(self, inner: GroupedTensor) -> None:
+        self._inner, self.parts = inner, inner.parts
+        self.shape = inner.shape[::-1]
+
+    def values(self) -> FloatArray:
+        """Turned."""
+        return np.ascontiguousarray(self._inner.values().T)
+
+    def unkept(self) -> str:
+        """No product takes such blocks along the outputs."""
+        return f"{self._inner.kind} of weights [in, out]"
+
+
 def order_in(stored: StoredTensors, name: str, width: int, groups: int, unset: int | None = None) -> Order | None:
     """The group of each of `width` inputs as the tensor `name` has it; None where there is no such tensor, where it
     holds `unset`, or where groups follow each other. Raises CheckpointError for a group that there is not."""

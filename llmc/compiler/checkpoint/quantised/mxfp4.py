@@ -1,10 +1,11 @@
-"""mxfp4: tensors of experts in MXFP4, read as the floats that they stand for.
+"""mxfp4: tensors of experts in MXFP4.
 
 A tensor NAME [E, K, N] is stored as NAME_blocks [E, N, K/32, 16] and NAME_scales [E, N, K/32], both bytes. A byte of a
 block holds two values of 4 bits (E2M1), the first in its low half; a scale s multiplies its 32 values by 2 ** (s - 127)
 (E8M0; 255 is no number). Sources: OCP Microscaling Formats specification 1.0, sections 5.3.3 and 5.4.1; the names and
-the order of dimensions: transformers 5.23, integrations/mxfp4.py. Every value is a float32 exactly. A folder without
-such tensors is as any other.
+the order of dimensions: transformers 5.23, integrations/mxfp4.py. Every value is a float32 exactly, and twice a
+value of 4 bits a whole number: blocks are of these, and of the matrices turned. A folder without such tensors is as any
+other.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from llmc.compiler.checkpoint.base import FloatArray, require_finite
+from llmc.compiler.architectures.shared.block_form import BlockForm
+from llmc.compiler.checkpoint.base import FloatArray, QuantisedBlocks, require_finite
 from llmc.compiler.checkpoint.quantised.base import QuantisedTensor, Reading, StoredTensors
-from llmc.compiler.checkpoint.quantised.small_floats import E2M1, E8M0_BIAS, E8M0_NO_NUMBER, low_and_high
+from llmc.compiler.checkpoint.quantised.small_floats import E2M1_CODES, E8M0_BIAS, E8M0_NO_NUMBER, low_and_high
 
 _BLOCKS, _SCALES = "_blocks", "_scales"
 _BYTES = 16
+_FORM = BlockForm("mxfp4", 8, 2 * _BYTES, "", "bfloat16", stored_bits=4, float4=True, turned=True)
 
 
 def read(stated: Mapping[str, Any], stored: StoredTensors) -> Reading:
@@ -46,17 +49,31 @@ class _Experts(QuantisedTensor):
     def values(self) -> FloatArray:
         """An expert at a time."""
         made: FloatArray = np.empty(self.shape, np.float32)
-        blocks, scales = (self._stored.codes(part) for part in self.parts)
-        if scales.size and scales.max() == E8M0_NO_NUMBER:
+        for matrix, blocks in zip(made, self.reordered_blocks().apart(), strict=True):
+            matrix[...] = blocks.dequantise().T
+        return made
+
+    def unkept(self) -> str | None:
+        """A device has a product with matrices in another order than the model's, or none."""
+        return "mxfp4"
+
+    def reordered_form(self) -> BlockForm:
+        """Turned."""
+        return _FORM
+
+    def reordered_blocks(self) -> QuantisedBlocks:
+        """[E · N, K], half of each scale."""
+        codes, exponents = (self._stored.codes(part) for part in self.parts)
+        if exponents.size and exponents.max() == E8M0_NO_NUMBER:
             raise self._stored.error(
                 f"{self.parts[1]} holds a scale of {E8M0_NO_NUMBER}, which is no number: fetch it again"
             )
-        for expert, (codes, exponents) in enumerate(zip(blocks, scales, strict=True)):
-            with np.errstate(over="ignore"):
-                scaled = np.ldexp(E2M1[low_and_high(codes)], exponents.astype(np.int32)[..., None] - E8M0_BIAS)
-            made[expert] = scaled.reshape(self.shape[2], -1).T
-        return require_finite(made, self._name, self._stored.path)
-
-    def unkept(self) -> str | None:
-        """No kernel takes such codes of experts."""
-        return "mxfp4"
+        experts, _, rows = self.shape
+        scale = np.ldexp(np.float32(1), exponents.astype(np.int32) - (E8M0_BIAS + 1)).reshape(experts * rows, -1)
+        q = E2M1_CODES[low_and_high(codes)].reshape(*scale.shape, _FORM.block)
+        made = QuantisedBlocks(_FORM.type, _FORM.bits, 128, q, scale, None, experts)
+        with np.errstate(over="ignore"):
+            extremes = np.stack([q.min(-1), q.max(-1)]).astype(np.float32) - 128
+            extremes *= scale
+        require_finite(extremes, self._name, self._stored.path)
+        return made

@@ -39,6 +39,7 @@ class MatrixFormat:
 class OnnxOptions:
     """The formats of a lowered model's matrices.
 
+    `activations`: whether products quantise them, in the blocks of the weights; llmc's kernels always do.
     `block`: at most so many inputs share a scale; 0 keeps float32. `bits`: 8 or 4, of what is not kept; the head, the
     embedding and adapters have `head_bits`, matrices of `wide` tensors 8. `stored`: the names of those tensors whose
     own blocks are kept, each with its form; blocks larger than KEPT_BLOCK are cut, which changes no value. `fold`: the
@@ -58,6 +59,7 @@ class OnnxOptions:
     fold: bool = False
     panels: bool = False
     rolls: bool = False
+    activations: bool = True
 
     def block_for(self, width: int, normed: bool = False) -> int:
         """Block for a matrix of `width` inputs: the largest power of two that is allowed and needs no padding."""

@@ -35,6 +35,7 @@ from llmc.compiler.stages import Stages, toolchain, version_of
 from llmc.compiler.targets.base import Executable, Lowered, Shape, Target
 from llmc.compiler.targets.calibration import (
     CALIBRATE,
+    HEAD_BITS,
     MAX_KL,
     calibrated,
     calibration_costs,
@@ -83,6 +84,12 @@ KERNELS_OPTION: Option[str | None] = Option(
     metavar=f"{LLMC}|{OWN}", choices=(LLMC, OWN),
 )  # fmt: skip
 
+ACTIVATIONS: Option[int | None] = Option(
+    "activation_group_size", int, None,
+    "0: activations stay float32 in products of quantised matrices, with --kernels onnxruntime. Default: they are "
+    "quantised to 8 bits in the groups of the weights.", metavar="0", least=0,
+)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class OnnxLowered(Lowered):
@@ -104,7 +111,7 @@ class OnnxRuntimeTarget(Target):
     )
     guide: ClassVar[str] = "docs/kernels.md"
     selects_adapters: ClassVar[bool] = True
-    options: ClassVar[tuple[Option[Any], ...]] = (KERNELS_OPTION, CALIBRATE, MAX_KL)
+    options: ClassVar[tuple[Option[Any], ...]] = (KERNELS_OPTION, ACTIVATIONS, CALIBRATE, MAX_KL, HEAD_BITS)
     graph_bytes_source: ClassVar[str] = "graph objects of each session, and the arena of the largest step, as measured"
 
     def cards(self) -> tuple[Cards, ...]:
@@ -128,7 +135,21 @@ class OnnxRuntimeTarget(Target):
                 f"{', '.join(self.isa())}; leave it out, or use --kernels onnxruntime"
             )
         default = LLMC if fits and not options.specialise and options.quantize != "none" else None
-        return options.changed(kernels=asked or default)
+        options = options.changed(kernels=asked or default)
+        if (activations := ACTIVATIONS.of(options)) is None:
+            return options
+        if activations:
+            raise InputError(
+                f"{ACTIVATIONS.flag} {activations}: ONNX Runtime quantises activations in the groups of the weights, "
+                "or with 0 not at all"
+            )
+        if options.quantize == "none":
+            raise InputError(f"{ACTIVATIONS.flag} is for quantised matrices; --quantize none leaves none")
+        if _ours(options):
+            raise InputError(
+                f"{ACTIVATIONS.flag} 0: llmc's kernels multiply whole numbers; use --kernels onnxruntime beside it"
+            )
+        return options
 
     def executor_of(self, options: CompileOptions) -> str:
         """With llmc's kernels rows lie end to end."""
@@ -190,7 +211,8 @@ class OnnxRuntimeTarget(Target):
             return super().weight_bits(options, weights)
         kept = weights.stored
         if kept is None or not _keeps(str(options.quantize), kept, weights.outer):
-            family = "q4" if options.quantize == "int4" and not weights.outer else "q8"
+            four = options.quantize == "int4" and not (weights.outer and HEAD_BITS.of(options) != 4)
+            family = "q4" if four else "q8"
             return (PANEL_BITS if _ours(options) else TWICE_BITS)[family]
         beside, block = 2 if kept.offsets else 1, min(kept.block, BLOCK)
         if _ours(options):
@@ -227,7 +249,11 @@ class OnnxRuntimeTarget(Target):
     def lower(self, stages: Stages, programs: Sequence[Program], options: CompileOptions) -> Lowered:
         """Fuse and lower, make the weights file, and pack it where that pays."""
         own, (stages, mixed) = _ours(options), calibrated(stages, options, ADDED_KL)
-        formats = self._onnx_options(stages, str(options.quantize), mixed.wide, panels=own)
+        formats = replace(
+            self._onnx_options(stages, str(options.quantize), mixed.wide, panels=own),
+            head_bits=HEAD_BITS.of(options) or 8, activations=ACTIVATIONS.of(options) is None,
+        )  # fmt: skip
+        formats = replace(formats, fold=formats.fold and formats.activations)
         held = self.held(stages, options)
         made = self._lower(stages, programs, replace(formats, rolls=not own and bool(held.rewind.rings)))
         weights = weights_stage(stages, made.outputs["recipes"], made.outputs["tables"])
@@ -411,6 +437,8 @@ def _components(options: OnnxOptions) -> dict[str, Any]:
         found["stored"] = forms_in_key(options.stored)
     if options.wide:
         found["wide"] = " ".join(sorted(options.wide))
+    if not options.activations:
+        found["activations"] = False
     return found | {name: True for name in ("fold", "panels", "rolls") if getattr(options, name)}
 
 

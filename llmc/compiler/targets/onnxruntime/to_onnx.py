@@ -233,7 +233,8 @@ class _Model(Emitter):
         out = f"{node.out.name}_codes" if apart else node.out.name
         self.add(
             "MatMulNBits", [x, data, scales, *(["", "", bias] if bias else [])], [out], MICROSOFT,
-            K=width, N=rows, bits=held.bits, block_size=held.block, accuracy_level=4,
+            K=width, N=rows, bits=held.bits, block_size=held.block,
+            accuracy_level=_INT8 if self.options.activations else _FLOAT32,
         )  # fmt: skip
         if folds:
             recipe = self._part(sources, held, "offsets")
@@ -322,6 +323,8 @@ class _Model(Emitter):
         self.add("Reshape", [self.name(source), form], [node.out.name])
 
 
+_INT8, _FLOAT32 = 4, 1
+"""What MatMulNBits computes in (its accuracy_level)."""
 _FUSED = {
     "experts": emit_experts, "expert_linear": emit_expert_linear, "scaled_dot_product_attention": emit_whole_attention,
     "embedding": _Model._embedding, "linear": _Model._linear, "gated_linear": _Model._linear,

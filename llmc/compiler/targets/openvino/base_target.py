@@ -13,6 +13,7 @@ from llmc.compiler.options import CompileOptions, Option
 from llmc.compiler.program.stage import traced_graph
 from llmc.compiler.stages import Stages, toolchain, version_of
 from llmc.compiler.targets.base import Lowered, Target
+from llmc.compiler.targets.calibration import HEAD_BITS
 from llmc.compiler.targets.costs import Cost
 from llmc.compiler.targets.hosting import Hosting
 from llmc.compiler.targets.openvino.precision import PAGED_INT8, group_of
@@ -104,8 +105,11 @@ class OpenVinoBase(Target):
             return super().weight_bits(options, weights)
         kept = weights.stored
         if quantize == "keep" and kept is not None:
-            return kept.bits + (2 if kept.bits == 4 or kept.offsets else 1) * 32 / kept.block
-        four = quantize == "int4" and (not weights.outer or (kept is not None and kept.bits == 4))
+            bits = 4 if kept.float4 else kept.bits
+            return bits + (2 if kept.bits == 4 or kept.offsets else 1) * 32 / kept.block
+        four = quantize == "int4" and (
+            not weights.outer or HEAD_BITS.of(options) == 4 or (kept is not None and kept.bits == 4)
+        )
         asked = GROUP_SIZE.of(options)
         group = self.default_group(quantize) if asked is None else asked
         parts = 2 if four else 1

@@ -11,6 +11,7 @@ u4       4 bits with zero points, by the rule of weights/nbits.py; the checkpoin
          that this size divides
 u4kept   the checkpoint's own 4-bit blocks (GGUF Q2_K to Q4_K, Q4_0 and Q4_1, gptq, awq)
 i8kept   the checkpoint's own 8-bit blocks without zero points of their own (GGUF Q8_0, Q6_K, IQ4)
+f4kept   the checkpoint's own float4 e2m1 (nvfp4, mxfp4), `data` in that type
 u8kept   both of these one above the other as uint8, and tensors without blocks by the rule of i8
 f16      float16: `data` alone
 
@@ -27,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llmc.compiler.checkpoint.quantised.small_floats import E2M1_CODES
 from llmc.compiler.weights import rows
 from llmc.compiler.weights.nbits import quantise_q4
 from llmc.compiler.weights.recipes import TensorSource
@@ -41,6 +43,9 @@ Blocks = tuple[NDArray[np.uint8], Floats, Floats]
 """Codes [N, K/group, group], scales and zero points [N, K/group]."""
 
 _SIGN = 128
+_FLOAT4 = np.zeros(256, np.uint8)
+"""128 and twice a value of float4 e2m1 → its code."""
+_FLOAT4[E2M1_CODES] = np.arange(16)
 _Q4_ZERO = np.float32(8)
 
 
@@ -73,6 +78,13 @@ def i8kept(names: Sequence[str], source: TensorSource, group: int) -> Parts:
     stored = [_stored(name, source, 8, group) for name in names]
     data = np.concatenate([(s.q ^ np.uint8(_SIGN)).view(np.int8) for s in stored])
     return {"data": data, "scales": np.concatenate([s.scale for s in stored])[..., None]}
+
+
+def f4kept(names: Sequence[str], source: TensorSource, group: int) -> Parts:
+    """The parts of family f4kept. Raises CheckpointError for a tensor without 8-bit blocks of this size."""
+    stored = [_stored(name, source, 8, group) for name in names]
+    codes = np.concatenate([_FLOAT4[s.q] for s in stored])
+    return {"data": _in_pairs(codes), "scales": np.concatenate([2 * s.scale for s in stored])[..., None]}
 
 
 def u8kept(names: Sequence[str], source: TensorSource, group: int) -> Parts:
@@ -136,8 +148,11 @@ def _stored(name: str, source: TensorSource, bits: int, group: int) -> Quantised
 
 def _parts(names: Sequence[str], blocks: Callable[[str], Blocks], bits: int) -> Parts:
     codes, scales, zeros = (np.concatenate(p) for p in zip(*map(blocks, names), strict=True))
-    data = codes if bits == 8 else codes[..., 0::2] | codes[..., 1::2] << np.uint8(4)
-    return {"data": data, "scales": scales[..., None], "zeros": zeros[..., None]}
+    return {"data": codes if bits == 8 else _in_pairs(codes), "scales": scales[..., None], "zeros": zeros[..., None]}
+
+
+def _in_pairs(codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    return codes[..., 0::2] | codes[..., 1::2] << np.uint8(4)
 
 
 def _to_f16(name: str, source: TensorSource) -> NDArray[np.float16]:

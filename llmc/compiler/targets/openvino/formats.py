@@ -79,6 +79,10 @@ class WeightFormat:
         recipe = Recipe("+".join(sources), "dense", tuple(sources))
         return self.constants.declare(recipe, ov.Type.f32, (rows, width))
 
+    def turned(self, source: str, shape: Shape) -> Any | None:
+        """Experts [E, K, N] as float32 [E · N, K], where they are held so; None where they are not."""
+        return None
+
 
 class Half(WeightFormat):
     """bfloat16 or float16 matrices, which OpenVINO keeps so in memory and multiplies as they are."""
@@ -107,7 +111,7 @@ class Held:
     @property
     def type(self) -> ov.Type:
         """Of the codes."""
-        return {"i8": ov.Type.i8, "u8": ov.Type.u8, "u4": ov.Type.u4}[self.family[:2]]
+        return {"i8": ov.Type.i8, "u8": ov.Type.u8, "u4": ov.Type.u4, "f4": ov.Type.f4e2m1}[self.family[:2]]
 
     @property
     def zeros(self) -> bool:
@@ -138,11 +142,15 @@ class Compressed(WeightFormat):
         held = self.held(sources, width)
         if held.order and not reordered:
             held = Held("i8", _fitting(GROUPS["keep"][0], width))
+        return self.decompressed(held, sources, rows, width, reordered=bool(held.order))
+
+    def decompressed(self, held: Held, sources: Sequence[str], rows: int, width: int, *, reordered: bool) -> Any:
+        """As float32 [rows, width]; `reordered`: of the sources' reordered blocks."""
         groups: Shape = (width // held.group,) if held.group else ()
         stem, names = f"{'+'.join(sources)}.{held.family}{f'_{held.group}' if held.group else ''}", tuple(sources)
 
         def part(name: str, what: str, dtype: ov.Type, last: int) -> Any:
-            recipe = Recipe(f"{stem}{name}", f"{held.family}_{what}", names, held.group, bool(held.order))
+            recipe = Recipe(f"{stem}{name}", f"{held.family}_{what}", names, held.group, reordered)
             return self.constants.declare(recipe, dtype, (rows, *groups, last))
 
         made = ops.convert(part("", "data", held.type, held.group or width), ov.Type.f32)
@@ -166,18 +174,18 @@ class Int8(Compressed):
 
 class Int4(Compressed):
     """4-bit codes with zero points; 8-bit ones for adapters and matrices of `wide` tensors, and for the embedding and
-    the head, unless `stored` has those in 4 bits.
+    the head, unless `head_bits` is 4 or `stored` has those in 4 bits.
 
     `stored`: the names of tensors that the checkpoint holds in blocks, each with its form; 4-bit blocks are kept.
     """
 
     def __init__(
-        self, constants: Constants, group: int, stored: Mapping[str, BlockForm], wide: Collection[str]
+        self, constants: Constants, group: int, stored: Mapping[str, BlockForm], wide: Collection[str], head_bits: int
     ) -> None:  # fmt: skip
         super().__init__(constants)
         self.group = group
         self.stored = stored
-        self.eight = OUTER.union(wide)
+        self.eight = frozenset(wide) if head_bits == 4 else OUTER.union(wide)
 
     def held(self, sources: Sequence[str], width: int) -> Held:
         """By name, where the group fits the width; 8 bits where it does not."""
@@ -213,6 +221,13 @@ class Kept(Compressed):
             return Half(self.constants, "f16").matrix(sources, shapes)
         return super().matrix(sources, shapes, looked_up, reordered=reordered)
 
+    def turned(self, source: str, shape: Shape) -> Any | None:
+        """In float4."""
+        form, (experts, width, rows) = self.stored.get(source), shape
+        if form is None or not form.turned:
+            return None
+        return self.decompressed(Held("f4kept", form.block), [source], experts * rows, width, reordered=True)
+
     def held(self, sources: Sequence[str], width: int) -> Held:
         """By the forms of `sources`."""
         forms = [self.stored.get(s) for s in sources]
@@ -224,6 +239,8 @@ class Kept(Compressed):
         block = math.gcd(*(form.block for form in held))
         if len(held) < len(forms):
             return Held("u8kept", math.gcd(block, default))
+        if all(form.float4 for form in held) and OUTER.isdisjoint(sources):
+            return Held("f4kept", block, order)
         if all(form.bits == 8 and not form.offsets for form in held):
             return Held("i8kept", 0 if block == width else block, order)
         return Held("u4kept" if all(form.bits == 4 for form in held) else "u8kept", block, order)
@@ -234,12 +251,13 @@ Factory = Callable[[Constants], WeightFormat]
 
 def format_for(
     quantize: str, dtype: str = "f32", group: int | None = None, stored: Mapping[str, BlockForm] | None = None,
-    halves: Collection[str] = frozenset(), wide: Collection[str] = (),
+    halves: Collection[str] = frozenset(), wide: Collection[str] = (), head_bits: int = 8,
 ) -> Factory:  # fmt: skip
     """What makes the format that was asked for; `group` None is the default of GROUPS.
 
     `stored`: names of tensors that the checkpoint holds in blocks → form (Checkpoint.stored_form), a tied head under
-    its own name too; `halves`: of those in floats of 8 bits; `wide`: of those that int4 holds in 8 bits. Raises
+    its own name too; `halves`: of those in floats of 8 bits; `wide`: of those that int4 holds in 8 bits,
+    beside embedding and head, which have `head_bits`. Raises
     InputError, listing what is offered, for a combination that is not.
     """
     if quantize not in GROUPS or dtype not in DTYPES[quantize]:
@@ -249,7 +267,7 @@ def format_for(
     if quantize == "int8":
         return lambda constants: Int8(constants, group)
     if quantize == "int4":
-        return lambda constants: Int4(constants, group, stored or {}, wide)
+        return lambda constants: Int4(constants, group, stored or {}, wide, head_bits)
     if quantize == "keep":
         return lambda constants: Kept(constants, stored or {}, halves)
     return WeightFormat if dtype == "f32" else lambda constants: Half(constants, dtype)

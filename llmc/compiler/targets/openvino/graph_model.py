@@ -124,6 +124,10 @@ class GraphModel:
         *outer, width = _shape(value)
         return self.weights.matrix([self.graph.weights[value]], [(math.prod(outer), width)])
 
+    def turned_matrix(self, value: Value) -> Any | None:
+        """A weight [E, K, N] as float32 [E · N, K], where it is held so."""
+        return self.weights.turned(self.graph.weights[value], _shape(value))
+
     def _op_embedding(self, node: Node) -> Any:
         weight = node.inputs[0]
         assert weight is not None

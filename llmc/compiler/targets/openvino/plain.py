@@ -36,6 +36,9 @@ class Building(Protocol):
     def flat_matrix(self, value: Value | None) -> Any:
         """A weight [E, N, K] as float32 [E · N, K]."""
 
+    def turned_matrix(self, value: Value) -> Any | None:
+        """A weight [E, K, N] as float32 [E · N, K]; None where it is held as it is."""
+
 
 Emit = Callable[[Building, Node], Any]
 
@@ -366,14 +369,19 @@ def _expert_linear(to: Building, node: Node) -> Any:
     assert weight is not None
     small, turned = to.constants.small, bool(node.attrs.get("transposed"))
     shape = [int(d) for d in weight.shape]
-    matrix = ops.reshape(to.flat_matrix(weight), small(shape), False)
     rows, each = to.get(x), len(x.shape) == 3
-    rows = ops.transpose(rows, small([1, 0, 2])) if each else ops.unsqueeze(rows, small([0]))
-    rows = ops.unsqueeze(rows, small([1]))
-    made = ops.matmul(rows, matrix, False, not turned)  # [k or 1, E, T, N]
+    flat = to.turned_matrix(weight) if turned else None
+    if flat is None:
+        matrix = ops.reshape(to.flat_matrix(weight), small(shape), False)
+        rows = ops.transpose(rows, small([1, 0, 2])) if each else ops.unsqueeze(rows, small([0]))
+        rows = ops.unsqueeze(rows, small([1]))
+        made = ops.matmul(rows, matrix, False, not turned)  # [k or 1, E, T, N]
+        made = ops.transpose(made, small([2, 0, 1, 3]))
+    else:  # one product, into which the plugin fuses the decompression
+        made = ops.matmul(ops.reshape(rows, small([-1, shape[1]]), False), flat, False, True)
+        made = ops.reshape(made, small([-1, int(x.shape[1]) if each else 1, shape[0], shape[2]]), False)
     if bias is not None:
-        made = ops.add(made, ops.unsqueeze(to.get(bias), small([1])))
-    made = ops.transpose(made, small([2, 0, 1, 3]))
+        made = ops.add(made, to.get(bias))
     chosen = ops.unsqueeze(to.get(ids), small([2]))
     if each:
         return ops.squeeze(ops.gather(made, chosen, small(2), batch_dims=2), small([2]))

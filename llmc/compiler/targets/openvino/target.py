@@ -22,6 +22,7 @@ from llmc.compiler.stages import Stages
 from llmc.compiler.targets.base import ANY_PHASE, Executable, Lowered, Shape, Target
 from llmc.compiler.targets.calibration import (
     CALIBRATE,
+    HEAD_BITS,
     MAX_KL,
     calibrated,
     calibration_costs,
@@ -88,7 +89,7 @@ class OpenVinoTarget(OpenVinoBase):
     executor: ClassVar[str] = "openvino"
     quantisations: ClassVar[tuple[str, ...]] = ("none", "int8", "int4", "keep")
     dtypes: ClassVar[tuple[str, ...]] = ("f32", "bf16")
-    options: ClassVar[tuple[Option[Any], ...]] = (*OpenVinoBase.options, CALIBRATE, MAX_KL)
+    options: ClassVar[tuple[Option[Any], ...]] = (*OpenVinoBase.options, CALIBRATE, MAX_KL, HEAD_BITS)
     listed: ClassVar[tuple[str, ...]] = ("", "GPU", "NPU")
     selects_adapters: ClassVar[bool] = True
     hardware: ClassVar[Hardware] = Hardware(
@@ -280,12 +281,13 @@ class OpenVinoTarget(OpenVinoBase):
         shape = self.held(stages, options)
         kept, held, rings = shape.kv, KV_CACHE_DTYPE.of(options) or "f32", [t.ring for t in shape.kv[::2]]
         wide = held_widths(held, kept) != held_widths("f32", kept)
+        head = HEAD_BITS.of(options) or 8
         form = {
             "form": "paged", "stored": forms_in_key(stored),
             "fixed": " ".join(str(rows) for rows in models.values() if rows is not None),
             **({"halves": " ".join(halves)} if halves else {}),
             **({"wide": True} if wide else {}), **({"rings": json.dumps(rings)} if any(rings) else {}),
-            **({"eight": " ".join(sorted(eight))} if eight else {}),
+            **({"eight": " ".join(sorted(eight))} if eight else {}), **({"head": head} if head == 4 else {}),
         }  # fmt: skip
         (program,) = programs
         assert isinstance(program, GraphProgram)
@@ -301,7 +303,9 @@ class OpenVinoTarget(OpenVinoBase):
             made = {}
             for name, rows in models.items():
                 group, _ = self._groups(options, rows)
-                weights = format_for(str(options.quantize), options.dtype, group, stored, halves, eight)(constants)
+                weights = format_for(str(options.quantize), options.dtype, group, stored, halves, eight, head)(
+                    constants
+                )
                 paged = PagedModel(
                     graph, weights, tokens=rows, rows=rows, top_k=options.sample_top_k, wide=wide, rings=rings
                 )

@@ -1,4 +1,4 @@
-"""gpt-oss as it is published: experts in MXFP4, read as transformers reads them, and compiled like floats."""
+"""gpt-oss as it is published: experts in MXFP4, read as transformers reads them, and kept by OpenVINO."""
 
 from __future__ import annotations
 
@@ -14,11 +14,17 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
+from llmc.artifacts.store.store import Store
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.frontend.consumed import require_consumed
 from llmc.compiler.frontend.real_model import load_real_model
+from llmc.compiler.options import CompileOptions
+from llmc.compiler.pipeline.compile import compile_bundle
+from llmc.compiler.targets import open_target
+from llmc.compiler.targets.openvino.compression import f4kept
 from llmc.errors import CheckpointError
 from tests.compiler import tiny
+from tests.compiler.targets.openvino.test_compression import Source, float4
 
 GATE_UP = "model.layers.0.mlp.experts.gate_up_proj"
 STATED = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
@@ -35,7 +41,7 @@ def packed(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         count, width, rows = tensor.shape
         sizes = (count, rows, width // 32)
         made[f"{name}_blocks"] = torch.randint(0, 256, (*sizes, 16), dtype=torch.uint8, generator=draw)
-        made[f"{name}_scales"] = torch.randint(118, 128, sizes, dtype=torch.uint8, generator=draw)
+        made[f"{name}_scales"] = torch.randint(114, 124, sizes, dtype=torch.uint8, generator=draw)
     return made
 
 
@@ -54,6 +60,38 @@ def test_blocks_and_scales_are_the_floats_that_transformers_makes_of_them(tmp_pa
     np.testing.assert_array_equal(found.tensor(GATE_UP), wanted.numpy())
     assert found.shape(GATE_UP) == tuple(wanted.shape)
     assert set(found.tensor_names()) == set(tiny.model("gpt_oss").state_dict())
+
+
+def test_blocks_are_the_same_values_of_turned_matrices_in_openvinos_type_too(tmp_path: Path) -> None:
+    found = open_checkpoint(write(tmp_path / "model"))
+    form, blocks, values = found.reordered_form(GATE_UP), found.reordered_blocks(GATE_UP), found.tensor(GATE_UP)
+    assert form is not None and blocks is not None and form.turned and form.float4
+    turned = values.swapaxes(1, 2).reshape(-1, values.shape[1])
+    np.testing.assert_array_equal(blocks.dequantise(), turned)
+    np.testing.assert_array_equal(float4(f4kept([GATE_UP], Source(stored={GATE_UP: blocks}), form.block)), turned)
+    assert (found.stored_form(GATE_UP), found.quantised_blocks(GATE_UP)) == (None, None)
+
+
+@pytest.mark.slow
+def test_openvino_multiplies_codes_and_other_devices_floats(tmp_path: Path) -> None:
+    write(tmp_path / "model")
+
+    def compiled(device: str, **asked: Any) -> tuple[str, int]:
+        bundle = tmp_path / f"{device}-{len(asked)}"
+        made = compile_bundle(
+            str(tmp_path / "model"), bundle, tiny.kinds_plan(),
+            CompileOptions.of(device=device, **asked), Store(tmp_path / "store"), lambda event: None,
+        )  # fmt: skip
+        (line,) = open_target(made.device).describe(made.analysis)
+        assert made.verification["mean_kl"] < 2e-3
+        largest = max(path.stat().st_size for path in (bundle / "blobs" / "sha256").iterdir())
+        return line.removeprefix("matrices that the checkpoint stores in codes: "), largest
+
+    kept, codes = compiled("openvino", quantize="keep", verify="all")
+    widened, floats = compiled("openvino", quantize="none")
+    assert kept == "4 kept exactly" and widened == "0 kept exactly, 4 widened to float32"
+    assert codes < floats / 4
+    assert compiled("onnxruntime", quantize="keep")[0] == widened
 
 
 def test_the_model_is_complete_and_no_quantization_is_left_over(tmp_path: Path) -> None:

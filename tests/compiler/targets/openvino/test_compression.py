@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ml_dtypes import float4_e2m1fn
 from numpy.typing import NDArray
 
 from llmc.compiler.architectures.shared.block_form import BlockForm
@@ -71,11 +72,19 @@ def given_back(parts: dict[str, NDArray[Any]]) -> NDArray[np.float32]:
     return made.reshape(len(made), -1)
 
 
+def float4(parts: dict[str, NDArray[Any]]) -> NDArray[np.float32]:
+    """As `four_bits`, of codes of float4 e2m1."""
+    values = parts["scales"] * _in_turn(parts["data"]).view(float4_e2m1fn).astype(np.float32)
+    return values.reshape(len(values), -1)
+
+
+def _in_turn(data: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    return np.stack([data & np.uint8(15), data >> np.uint8(4)], -1).reshape(*data.shape[:-1], -1)
+
+
 def four_bits(parts: dict[str, NDArray[Any]]) -> NDArray[np.float32]:
     """As `given_back`, of two codes in a byte."""
-    data = parts["data"]
-    codes = np.stack([data & np.uint8(15), data >> np.uint8(4)], -1).reshape(*data.shape[:-1], -1)
-    return given_back({**parts, "data": codes})
+    return given_back({**parts, "data": _in_turn(parts["data"])})
 
 
 def test_every_family_is_registered() -> None:

@@ -147,11 +147,12 @@ def test_a_group_that_does_not_divide_the_inputs_is_cut_to_what_does() -> None:
     assert held(format_for("keep", stored={V: BLOCK_TYPES["Q8_0"].form}), [Q], 100) == Held("i8", 0)
 
 
-def test_embedding_and_head_stay_in_eight_bits_at_int4_unless_they_are_stored_in_four() -> None:
+def test_embedding_and_head_stay_in_eight_bits_at_int4_unless_asked_for_or_stored_in_four() -> None:
     for name in (EMBEDDING, HEAD):
         assert held(format_for("int4"), [name], 64) == Held("i8", 32)
         assert held(format_for("int4", stored={name: BLOCK_TYPES["Q4_0"].form}), [name], 64) == Held("u4", 32)
         assert held(format_for("int4", stored={name: BLOCK_TYPES["Q8_0"].form}), [name], 64) == Held("i8", 32)
+        assert held(format_for("int4", head_bits=4), [name], 64) == Held("u4", 32)
 
 
 def test_what_a_bound_widens_is_in_eight_bits_with_what_it_is_fused_with() -> None:
