@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from llmc.artifacts.bundle.native import KERNELS
+from llmc.artifacts.bundle.kernel_sets import KERNEL_SETS, KernelSet, best_set, sets_in
 from llmc.compiler.architectures.shared.block_form import BlockForm, forms_in_key
 from llmc.compiler.architectures.shared.names import OUTER
 from llmc.compiler.checkpoint.base import stored_forms
@@ -43,12 +43,11 @@ from llmc.compiler.targets.calibration import (
 )
 from llmc.compiler.targets.costs import Cost
 from llmc.compiler.targets.hardware import Hardware
-from llmc.compiler.targets.onnxruntime.kernels.limits import KEYS, runs_on
+from llmc.compiler.targets.onnxruntime.kernels.limits import KEYS, set_for
 from llmc.compiler.targets.onnxruntime.memory import arena_bytes, kernels_arena_bytes, session_bytes
 from llmc.compiler.weights.stage import weights_stage
 from llmc.errors import CompileError, InputError
 from llmc.runtime.host import (
-    KERNEL_FEATURES,
     KERNELS_PROMPT_CHUNK,
     PROMPT_CHUNK,
     ROLLING_ROOM,
@@ -79,8 +78,14 @@ ADDED_KL = 0.005
 """What activations, an embedding and a head in 8 bits add to the divergence of int4 (verification/limits.py, keep)."""
 LLMC, OWN = "llmc", "onnxruntime"
 KERNELS_OPTION: Option[str | None] = Option(
-    "kernels", str, None, "Whose products of quantised matrices run. Default: llmc's where the CPU has AVX-512 VNNI.",
+    "kernels", str, None, "Whose products of quantised matrices run. Default: llmc's where the CPU has AVX2.",
     metavar=f"{LLMC}|{OWN}", choices=(LLMC, OWN),
+)  # fmt: skip
+CPU_OPTION: Option[str | None] = Option(
+    "cpu", str, None,
+    "CPUs that llmc's kernels are built for, with commas: a compiler's names of them (znver4, haswell, x86-64-v3), a "
+    f"set of kernels ({', '.join(s.name for s in KERNEL_SETS)}), native or all. Default: native.",
+    metavar="NAME[,…]",
 )  # fmt: skip
 
 
@@ -104,7 +109,7 @@ class OnnxRuntimeTarget(Target):
     )
     guide: ClassVar[str] = "docs/kernels.md"
     selects_adapters: ClassVar[bool] = True
-    options: ClassVar[tuple[Option[Any], ...]] = (KERNELS_OPTION, CALIBRATE, MAX_KL)
+    options: ClassVar[tuple[Option[Any], ...]] = (KERNELS_OPTION, CPU_OPTION, CALIBRATE, MAX_KL)
     graph_bytes_source: ClassVar[str] = "graph objects of each session, and the arena of the largest step, as measured"
 
     def cards(self) -> tuple[Cards, ...]:
@@ -117,18 +122,27 @@ class OnnxRuntimeTarget(Target):
         """As the contract says; kernels are llmc's where the CPU runs them and anything is quantised."""
         options = super().configure(options)
         require_calibratable(options)
-        fits, asked = runs_on(self.isa()), KERNELS_OPTION.of(options)
+        asked, cpus = KERNELS_OPTION.of(options), CPU_OPTION.of(options)
+        fits = set_for(self.isa()) is not None if cpus is None else bool(self._sets(cpus))
         if asked is not None and options.quantize == "none":
             raise InputError(f"--kernels {asked} is for quantised matrices; --quantize none leaves none")
         if asked == LLMC and options.specialise:
             raise InputError("--kernels llmc runs any shape as it is; leave out --specialise, or --kernels")
         if asked == LLMC and not fits:
             raise InputError(
-                f"--kernels llmc needs a CPU with {', '.join(KERNEL_FEATURES)} on x86-64 Linux; this one has "
-                f"{', '.join(self.isa())}; leave it out, or use --kernels onnxruntime"
+                f"--kernels llmc needs a CPU with {', '.join(KERNEL_SETS[-1].features)} on x86-64 Linux; this one has "
+                f"{', '.join(self.isa())}; use --kernels onnxruntime, or name the CPU that it is for with --cpu"
             )
         default = LLMC if fits and not options.specialise and options.quantize != "none" else None
-        return options.changed(kernels=asked or default)
+        kernels = asked or default
+        if cpus is not None and kernels != LLMC:
+            raise InputError("--cpu is for llmc's kernels, and none are built: quantise, without --specialise")
+        if kernels == LLMC and options.verify != "none" and not self._runs_here(cpus):
+            raise InputError(
+                f"--cpu {cpus}: no kernels for this host's CPU are among these, so nothing could be verified here; "
+                "name native too, or use --verify none"
+            )
+        return options.changed(kernels=kernels)
 
     def executor_of(self, options: CompileOptions) -> str:
         """With llmc's kernels rows lie end to end."""
@@ -177,7 +191,7 @@ class OnnxRuntimeTarget(Target):
 
     def needed_features(self, options: CompileOptions) -> tuple[str, ...]:
         """With llmc's kernels what these are written in: the library is built for no more on any host."""
-        return (cpu_features()[0], *KERNEL_FEATURES) if _ours(options) else self.isa()
+        return self._sets(CPU_OPTION.of(options))[-1].isa if _ours(options) else self.isa()
 
     def shape_of(self, bucket: Bucket) -> tuple[int, int, int]:
         """A prompt chunk over a past runs row by row: the attention kernel takes one row there."""
@@ -234,17 +248,18 @@ class OnnxRuntimeTarget(Target):
         if not own and (options.specialise or options.quantize != "none"):
             weights = self._pack(stages, made, weights)
         file = weights.outputs["weights"]
-        library = {KERNELS: self._kernels(stages).digest} if own else {}
+        sets = self._sets(CPU_OPTION.of(options)) if own else ()
+        libraries = {kernels.file: self._kernels(stages, kernels).digest for kernels in sets}
         model = stages.path(made.outputs["model"])
         rings = {t.entry: t.ring for t in held.kv if t.ring is not None}
         return OnnxLowered(
-            files={"weights": file.digest, **library},
+            files={"weights": file.digest, **libraries},
             components={
                 "lowered": made.outputs["model"].digest,
                 "weights": file.digest,
                 "placements": weights.outputs["placements"].digest,
                 **({"rings": json.dumps(rings)} if options.specialise and rings else {}),
-                **library,
+                **libraries,
             },
             inputs={
                 "model": model,
@@ -277,17 +292,29 @@ class OnnxRuntimeTarget(Target):
         for name, path in lowered.forms.items():
             yield name, onnx.printer.to_text(onnx.load_from_string(path.read_bytes()))
 
-    def _kernels(self, stages: Stages) -> Blob:
-        """The library of llmc's own operators."""
+    def _sets(self, cpus: str | None) -> tuple[KernelSet, ...]:
+        """The sets of kernels for what --cpu says, the fastest first."""
+        from llmc.compiler.targets.onnxruntime.kernels.cpus import NATIVE, sets_for
+
+        return sets_for(cpus or NATIVE, self.isa())
+
+    def _runs_here(self, cpus: str | None) -> bool:
+        """Whether this host's CPU runs one of these sets."""
+        return any(kernels.runs_on(self.isa()) for kernels in self._sets(cpus))
+
+    def _kernels(self, stages: Stages, kernels: KernelSet) -> Blob:
+        """The library of llmc's own operators for one instruction set."""
 
         from llmc.compiler.targets.onnxruntime.kernels.build import build as build_library
 
         def build(workspace: Workspace) -> Mapping[str, Blob]:
             with tempfile.TemporaryDirectory(dir=workspace.folder) as folder:
-                return {KERNELS: workspace.put_file(build_library(Path(folder)))}
+                return {kernels.file: workspace.put_file(build_library(Path(folder), kernels.name))}
 
-        components = {**toolchain("ziglang"), "code": code_digest(build_library), "state": "native"}
-        return stages.run("kernels", components, build).outputs[KERNELS]
+        components = {
+            **toolchain("ziglang"), "set": kernels.name, "code": code_digest(build_library), "state": "native",
+        }  # fmt: skip
+        return stages.run("kernels", components, build).outputs[kernels.file]
 
     def _onnx_options(
         self, stages: Stages, quantize: str, wide: frozenset[str], *, panels: bool
@@ -387,8 +414,10 @@ class OnnxRuntimeTarget(Target):
         bound = bind(add_top(model, options.sample_top_k), {k: v for k, v in sizes.items() if v is not None})
         placements = json.loads(lowered.inputs["placements"].read_bytes())
         data: bytes = place(bound, parse(lowered.files["weights"]), placements).SerializeToString(deterministic=True)
-        library = lowered.files.get(KERNELS)
-        try_opening(data, lowered.folder, str(shape), library and str(lowered.folder / parse(library)))
+        if not _ours(options):
+            try_opening(data, lowered.folder, str(shape))
+        elif here := best_set(self.isa(), [s.name for s in sets_in(lowered.files)]):
+            try_opening(data, lowered.folder, str(shape), str(lowered.folder / parse(lowered.files[here.file])))
         return Executable(data, "native")
 
 
