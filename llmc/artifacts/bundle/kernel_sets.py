@@ -3,7 +3,7 @@ CPU runs the fastest that it has the features of."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 
@@ -35,16 +35,23 @@ KERNELS = "kernels"
 
 _V3 = ("avx2", "f16c", "fma")
 KERNEL_SETS = (
-    KernelSet("avx512-vnni", "x86_64", ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "f16c", "fma")),
+    KernelSet("avx512-vnni", "x86_64", ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", *_V3)),
     KernelSet("avx-vnni", "x86_64", ("avx_vnni", *_V3)),
     KernelSet("avx2", "x86_64", _V3),
+    KernelSet("neon-dotprod", "aarch64", ("asimddp", "asimdhp")),
 )
-"""The faster ones first."""
+"""Of each machine the faster ones first."""
 
 
 def best_set(features: Collection[str], among: Collection[str] | None = None) -> KernelSet | None:
     """The fastest set that a host with these features runs, of those named in `among`; None where there is none."""
     return next((s for s in KERNEL_SETS if (among is None or s.name in among) and s.runs_on(features)), None)
+
+
+def common_isa(sets: Iterable[KernelSet]) -> tuple[str, ...]:
+    """What a CPU needs whichever of these it runs, as a manifest says it; none for several machines."""
+    first, *others = (s.isa for s in sets)
+    return tuple(f for f in first if all(f in isa for isa in others))
 
 
 def sets_in(files: Collection[str]) -> list[KernelSet]:

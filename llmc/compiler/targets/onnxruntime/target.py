@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from llmc.artifacts.bundle.kernel_sets import KERNEL_SETS, KernelSet, best_set, sets_in
+from llmc.artifacts.bundle.kernel_sets import KERNEL_SETS, KernelSet, best_set, common_isa, sets_in
 from llmc.compiler.architectures.shared.block_form import BlockForm, forms_in_key
 from llmc.compiler.architectures.shared.names import OUTER
 from llmc.compiler.checkpoint.base import stored_forms
@@ -78,15 +78,18 @@ ADDED_KL = 0.005
 """What activations, an embedding and a head in 8 bits add to the divergence of int4 (verification/limits.py, keep)."""
 LLMC, OWN = "llmc", "onnxruntime"
 KERNELS_OPTION: Option[str | None] = Option(
-    "kernels", str, None, "Whose products of quantised matrices run. Default: llmc's where the CPU has AVX2.",
+    "kernels", str, None, "Whose products of quantised matrices run. Default: llmc's where the CPU runs them.",
     metavar=f"{LLMC}|{OWN}", choices=(LLMC, OWN),
 )  # fmt: skip
 CPU_OPTION: Option[str | None] = Option(
     "cpu", str, None,
-    "CPUs that llmc's kernels are built for, with commas: a compiler's names of them (znver4, haswell, x86-64-v3), a "
+    "CPUs that llmc's kernels are for, with commas: a compiler's names of them (znver4, x86-64-v3, neoverse-n1), a "
     f"set of kernels ({', '.join(s.name for s in KERNEL_SETS)}), native or all. Default: native.",
     metavar="NAME[,…]",
 )  # fmt: skip
+
+
+_NEEDED = " or ".join(f"{s.name} ({' '.join(s.features)})" for s in KERNEL_SETS)
 
 
 @dataclass(frozen=True)
@@ -130,7 +133,7 @@ class OnnxRuntimeTarget(Target):
             raise InputError("--kernels llmc runs any shape as it is; leave out --specialise, or --kernels")
         if asked == LLMC and not fits:
             raise InputError(
-                f"--kernels llmc needs a CPU with {', '.join(KERNEL_SETS[-1].features)} on x86-64 Linux; this one has "
+                f"--kernels llmc needs Linux and a CPU with {_NEEDED}; this one has "
                 f"{', '.join(self.isa())}; use --kernels onnxruntime, or name the CPU that it is for with --cpu"
             )
         default = LLMC if fits and not options.specialise and options.quantize != "none" else None
@@ -191,7 +194,7 @@ class OnnxRuntimeTarget(Target):
 
     def needed_features(self, options: CompileOptions) -> tuple[str, ...]:
         """With llmc's kernels what these are written in: the library is built for no more on any host."""
-        return self._sets(CPU_OPTION.of(options))[-1].isa if _ours(options) else self.isa()
+        return common_isa(self._sets(CPU_OPTION.of(options))) if _ours(options) else self.isa()
 
     def shape_of(self, bucket: Bucket) -> tuple[int, int, int]:
         """A prompt chunk over a past runs row by row: the attention kernel takes one row there."""

@@ -21,6 +21,7 @@ TARGETS = {
     "avx512-vnni": (*_X86, "-mcpu=x86_64_v3+avx512f+avx512bw+avx512dq+avx512vl+avx512vnni"),
     "avx-vnni": (*_X86, "-mcpu=x86_64_v3+avxvnni"),
     "avx2": (*_X86, "-mcpu=x86_64_v3"),
+    "neon-dotprod": ("-target", "aarch64-linux-gnu.2.17", "-mcpu=generic+dotprod+fullfp16"),
 }
 """What the compiler is told of each set of kernels (artifacts/bundle/kernel_sets.py)."""
 _FLAGS = (

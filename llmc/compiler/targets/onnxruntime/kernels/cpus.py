@@ -15,6 +15,9 @@ from llmc.errors import InputError
 NATIVE, ALL = "native", "all"
 _CPU, _FEATURE = re.compile(r"^ (\w+)$", re.MULTILINE), re.compile(r"^\s+\.(\w+),$", re.MULTILINE)
 
+_COMPILER_S = {"asimddp": "dotprod", "asimdhp": "fullfp16"}
+"""What the compiler calls features whose names are not those of /proc/cpuinfo without underscores."""
+
 
 def sets_for(asked: str, here: Collection[str]) -> tuple[KernelSet, ...]:
     """The sets of kernels for the CPUs in `asked`, the fastest first: names with commas between them.
@@ -50,7 +53,10 @@ def features_of(name: str) -> set[str]:
             told = zig(("build-obj", "--show-builtin", "-target", f"{machine}-linux", f"-mcpu={cpu}"), Path(folder))
         if told.returncode == 0:
             features = set(_FEATURE.findall(told.stdout))
-            return {machine, *(f for s in KERNEL_SETS for f in s.features if f.replace("_", "") in features)}
+            return {
+                machine,
+                *(f for s in KERNEL_SETS for f in s.features if _COMPILER_S.get(f, f.replace("_", "")) in features),
+            }
         known |= set(_CPU.findall(told.stderr))
     near = get_close_matches(cpu, known, 3, 0.6)
     near_by = f" Near it are: {', '.join(sorted(near))}." if near else ""

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import platform
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,8 @@ import pytest
 from llmc.artifacts.bundle.kernel_sets import KERNEL_SETS
 from llmc.compiler.targets.onnxruntime.kernels import build
 from tests.compiler.targets.onnxruntime.kernels.host import build_any, own_set
+from tests.compiler.targets.onnxruntime.kernels.single import Library
+from tests.compiler.targets.onnxruntime.kernels.standalone import Standalone
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -21,7 +24,12 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build.build(tmp_path_factory.mktemp("kernels"), own_set().name)
 
 
-@pytest.fixture(scope="session")
-def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The library of every x86-64 set, emulated where this host does not run it."""
-    return {s.name: build_any(tmp_path_factory.mktemp(s.name), s.name) for s in KERNEL_SETS if s.machine == "x86_64"}
+@pytest.fixture(scope="session", params=sorted({s.machine for s in KERNEL_SETS}))
+def others(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Library]:
+    """All sets of one machine: libraries, emulated where this host does not run them, or programs in an emulator."""
+    made: dict[str, Library] = {}
+    for kernels in (s for s in KERNEL_SETS if s.machine == request.param):
+        folder = tmp_path_factory.mktemp(kernels.name)
+        own = kernels.machine == platform.machine()
+        made[kernels.name] = build_any(folder, kernels.name) if own else Standalone(folder, kernels)
+    return made

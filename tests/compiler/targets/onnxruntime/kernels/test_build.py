@@ -43,6 +43,7 @@ from tests.manifests import edit_manifest
 
 PLAN = toy_plan([(1, 32, 0), (4, 8, 40)], [(1, 47), (4, 47)], Limits(48, 4, 32, 8))
 ISA = KERNEL_SETS[0].isa
+X86 = [s.name for s in KERNEL_SETS if s.machine == "x86_64"]
 
 
 def compile_with(model: Path, folder: Path, **options: Any) -> tuple[CompileResult, Path]:
@@ -73,7 +74,9 @@ def test_the_same_source_makes_the_same_bytes(library: Path, tmp_path: Path, mon
 @pytest.mark.parametrize("name", [s.name for s in KERNEL_SETS])
 def test_the_library_of_a_set_needs_no_other(name: str, tmp_path: Path) -> None:
     library = kernels.build(tmp_path, name)
-    ctypes.CDLL(str(library), mode=os.RTLD_NOW).RegisterCustomOps  # noqa: B018 - it is there, and all it takes
+    if name in X86:
+        ctypes.CDLL(str(library), mode=os.RTLD_NOW).RegisterCustomOps  # noqa: B018 - it is there, and all it takes
+    assert b"RegisterCustomOps" in library.read_bytes()
     assert b".so" not in library.read_bytes(), "no name of a library to load"
 
 
@@ -154,13 +157,13 @@ def test_kernels_are_llmc_s_where_the_cpu_runs_them(monkeypatch: pytest.MonkeyPa
     assert configured(monkeypatch, ISA, quantize=quantize).get("kernels") == "llmc"
     assert configured(monkeypatch, ISA, quantize=quantize, kernels="onnxruntime").get("kernels") == "onnxruntime"
     assert configured(monkeypatch, ISA, quantize=quantize, specialise=True).get("kernels") is None
-    assert configured(monkeypatch, KERNEL_SETS[-1].isa, quantize=quantize).get("kernels") == "llmc"
+    assert configured(monkeypatch, KERNEL_SETS[2].isa, quantize=quantize).get("kernels") == "llmc"
     assert configured(monkeypatch, ("x86_64", "avx2", "fma"), quantize=quantize).get("kernels") is None
     assert configured(monkeypatch, ISA, quantize="none").get("kernels") is None
 
 
 def test_kernels_that_cannot_run_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InputError, match=r"--kernels llmc needs .* avx2, f16c, fma .*; this one has x86_64, avx2"):
+    with pytest.raises(InputError, match=r"llmc needs .* avx2 \(avx2 f16c fma\).*; this one has x86_64, avx2"):
         configured(monkeypatch, ("x86_64", "avx2"), quantize="int8", kernels="llmc")
     with pytest.raises(InputError, match="--kernels llmc is for quantised matrices; --quantize none leaves none"):
         configured(monkeypatch, ISA, quantize="none", kernels="llmc")

@@ -69,6 +69,8 @@ INLINE Floats roots(Floats x) { return __builtin_elementwise_sqrt(x); }
 #include "isa/avx512.h"
 #elif defined(__AVX2__)
 #include "isa/avx2.h"
+#elif defined(__ARM_FEATURE_DOTPROD)
+#include "isa/neon.h"
 #else
 #error "no vectors for this instruction set"
 #endif

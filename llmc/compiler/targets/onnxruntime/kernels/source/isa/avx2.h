@@ -1,22 +1,19 @@
 /* vectors.h for AVX2, FMA and F16C, and AVX-VNNI where it is: a vector is two registers. */
 #include <immintrin.h>
 
-typedef int64_t Lanes; /* how many */
+#include "counted.h"
 
 INLINE __m256 low_half(Floats x) { return __builtin_shufflevector(x, x, 0, 1, 2, 3, 4, 5, 6, 7); }
 INLINE __m256 high_half(Floats x) { return __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15); }
 INLINE Floats joined(__m256 a, __m256 b) {
   return __builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
 }
-#define LANE_NUMBERS ((Ints){0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15})
-
 /* −1 in the first `count` lanes from `at` on, else 0. */
 INLINE __m256i mask_of(Lanes count, int at) {
   const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
   return _mm256_cmpgt_epi32(_mm256_set1_epi32((int)count - at), lane);
 }
 
-INLINE Lanes first_lanes(int64_t count) { return count >= LANES ? LANES : count > 0 ? count : 0; }
 INLINE Floats load_lanes(Lanes lanes, const float *from) {
   if (__builtin_expect(lanes == LANES, 1)) return load(from);
   return joined(_mm256_maskload_ps(from, mask_of(lanes, 0)), _mm256_maskload_ps(from + 8, mask_of(lanes, 8)));
@@ -28,19 +25,6 @@ INLINE void store_lanes(float *to, Lanes lanes, Floats x) {
   }
   _mm256_maskstore_ps(to, mask_of(lanes, 0), low_half(x));
   _mm256_maskstore_ps(to + 8, mask_of(lanes, 8), high_half(x));
-}
-INLINE Halves load_half_lanes(Lanes lanes, const uint16_t *from) {
-  if (__builtin_expect(lanes == LANES, 1)) return load_halves(from);
-  uint16_t made[LANES] = {0};
-  for (int64_t i = 0; i < lanes; i++) made[i] = from[i];
-  return load_halves(made);
-}
-INLINE void store_half_lanes(uint16_t *to, Lanes lanes, Halves x) {
-  if (__builtin_expect(lanes == LANES, 1)) {
-    *(HalvesAnywhere *)to = x;
-    return;
-  }
-  for (int64_t i = 0; i < lanes; i++) to[i] = x[i];
 }
 INLINE Floats from_half(Halves x) {
   const __m256i all = (__m256i)x;
@@ -62,13 +46,6 @@ INLINE float greatest(Floats x) {
   const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
   return _mm_max_ss(two, _mm_movehdup_ps(two))[0];
 }
-INLINE Floats between(int64_t first, int64_t end, Floats x, Floats other) {
-  if (first <= 0 && end >= LANES) return x;
-  const Ints here = (LANE_NUMBERS >= filled_ints((int32_t)first_lanes(first))) &
-                    (LANE_NUMBERS < filled_ints((int32_t)first_lanes(end)));
-  return (Floats)(((Ints)x & here) | ((Ints)other & ~here));
-}
-INLINE Floats unless_below(Floats x, float limit, Floats y) { return (Floats)((Ints)y & ~(x < filled(limit))); }
 INLINE Ints to_ints(Floats x) {
   const __m256i a = _mm256_cvtps_epi32(low_half(x)), b = _mm256_cvtps_epi32(high_half(x));
   return (Ints)joined((__m256)a, (__m256)b);
