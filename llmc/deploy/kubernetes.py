@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from llmc.artifacts.bundle.native import KERNELS
+from llmc.artifacts.bundle.kernel_sets import sets_in
 from llmc.deploy.base import Kind, Options
 from llmc.errors import InputError
 
@@ -47,7 +47,7 @@ class Kubernetes(Kind):
                 "the bundle holds native code, which is not pulled without a signature that is trusted: name the "
                 "ConfigMap of its public keys with --trusted-keys, or mount the image with --bundle-volume image"
             )
-        if not options.pull and KERNELS in facts.manifest.files:
+        if not options.pull and sets_in(facts.manifest.files):
             raise InputError(
                 "the bundle has llmc's kernels, a library that no image volume lets a server load (noexec): pull it "
                 "first, with --bundle-volume pull"

@@ -13,9 +13,6 @@ _KERNEL_FEATURES = frozenset({
     "i8mm", "bf16", "sve", "sme", "sme2",
 })  # fmt: skip
 
-KERNEL_FEATURES = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "f16c", "fma")
-"""Instruction sets that llmc's own kernels are written in (kernels/build.py), as /proc/cpuinfo names them."""
-
 PROMPT_CHUNK = 128
 """Tokens of a prompt step that run fastest on a CPU: activations stay in the cores' caches, 5% faster than 512."""
 

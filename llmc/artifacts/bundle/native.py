@@ -19,6 +19,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llmc.artifacts.bundle.kernel_sets import KERNEL_SETS, KERNELS
 from llmc.artifacts.bundle.manifest_schema import PORTABLE_NAME, STARTER_NAME
 from llmc.artifacts.digest import open_regular
 
@@ -26,15 +27,12 @@ if TYPE_CHECKING:
     from llmc.artifacts.bundle.manifest import Manifest
     from llmc.artifacts.key import Key
 
-KERNELS = "kernels"
-"""A bundle's file of operators that its runtime does not have: a shared library (onnxruntime/kernels)."""
-
 RECIPES = "recipes.json"
 """A bundle's index of what Gaudi's compiler wrote (executors/hpu/recipes.py)."""
 
-CODE_FILES = frozenset({KERNELS, STARTER_NAME, PORTABLE_NAME, RECIPES})
-"""Files that make a bundle native: libraries, and the second bundle that it may hold, whatever that one says (a bundle
-with a portable half is a finished one)."""
+CODE_FILES = frozenset({KERNELS, *(s.file for s in KERNEL_SETS), STARTER_NAME, PORTABLE_NAME, RECIPES})
+"""Files that make a bundle native: libraries of kernels (earlier bundles have one, KERNELS), and the second bundle that
+it may hold, whatever that one says (a bundle with a portable half is a finished one)."""
 
 DATA_EXECUTORS = frozenset(
     {"fake", "hpu", "inductor", "neuron", "onnxruntime", "openvino", "openvino-encoder", "openvino-static", "torch"}

@@ -5,14 +5,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from llmc.artifacts.bundle.kernel_sets import best_set, sets_in
 from llmc.artifacts.bundle.manifest_schema import FINISHED_FOR
 from llmc.artifacts.log import logger
 from llmc.errors import ArtifactError, DeviceError
-from llmc.runtime.host import KERNEL_FEATURES, cpu_features
+from llmc.runtime.host import cpu_features
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from llmc.artifacts.bundle.kernel_sets import KernelSet
     from llmc.runtime.bundle import Bundle
 
 
@@ -26,14 +28,17 @@ def require_version(bundle: Bundle, package: str, here: str, called: str) -> Non
         )
 
 
-def require_kernel_features(bundle: Bundle) -> None:
-    """Raise ArtifactError, naming what is missing, where this CPU lacks what the bundle's kernels need."""
-    missing = sorted((set(bundle.manifest.isa) | set(KERNEL_FEATURES)) - set(cpu_features()))
-    if missing:
-        raise ArtifactError(
-            f"{bundle.path}: its kernels need {', '.join(missing)}, which this CPU does not have. "
-            f"Compile again here: {bundle.recompile_hint}"
-        )
+def kernels_here(bundle: Bundle) -> KernelSet:
+    """The fastest of the bundle's kernels that this CPU runs; raises ArtifactError, naming what is missing."""
+    there, features = sets_in(bundle.manifest.files), cpu_features()
+    found = best_set(features, [s.name for s in there])
+    if found is not None:
+        return found
+    wanted = " or ".join(f"{s.name} (without {', '.join(sorted({*s.isa} - {*features}))} here)" for s in there)
+    raise ArtifactError(
+        f"{bundle.path}: its kernels are for {wanted or 'no CPU that this llmc knows'}. Compile it here, or "
+        f"elsewhere with --cpu, for this one: {bundle.recompile_hint}"
+    )
 
 
 def require_features(bundle: Bundle, called: str) -> None:

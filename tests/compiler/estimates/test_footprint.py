@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from llmc.artifacts.bundle.kernel_sets import KERNEL_SETS
 from llmc.buckets.bench_file import Bench, Measurement
 from llmc.buckets.bucket import Bucket
 from llmc.buckets.limits import Limits
@@ -197,7 +198,7 @@ DEMO = [Weights(106_168_320, BLOCK_TYPES["Q4_1"].form), Weights(28_311_552, BLOC
 )  # fmt: skip
 def test_weights_take_what_was_measured(monkeypatch, device, quantize, measured):
     """Sizes of the weights of bundles of the demo model, compiled where the CPU has AVX-512 VNNI and no bfloat16."""
-    monkeypatch.setattr("llmc.compiler.targets.onnxruntime.target.runs_on", lambda isa: True)
+    monkeypatch.setattr("llmc.compiler.targets.onnxruntime.target.cpu_features", lambda: KERNEL_SETS[0].isa)
     options = CompileOptions(device, quantize, dtype="f32")
     found = Footprint(None, open_target(device), options, Limits(256, 2), weights=DEMO)
     assert found.weight_bytes == pytest.approx(measured, rel=0.01)
@@ -213,7 +214,7 @@ def test_weights_take_what_was_measured(monkeypatch, device, quantize, measured)
 )  # fmt: skip
 def test_bits_of_a_weight_are_of_its_blocks(monkeypatch, kind, openvino, kernels, runtimes):
     """Codes, and what each block has beside them: 32 bits a number, 16 in panels."""
-    monkeypatch.setattr("llmc.compiler.targets.onnxruntime.target.runs_on", lambda isa: True)
+    monkeypatch.setattr("llmc.compiler.targets.onnxruntime.target.cpu_features", lambda: KERNEL_SETS[0].isa)
     weights = Weights(1, BLOCK_TYPES[kind].form)
 
     def bits(device, **more):

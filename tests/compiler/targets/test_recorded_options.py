@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from llmc.artifacts.bundle.kernel_sets import KERNEL_SETS
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.targets import open_target
 from llmc.compiler.targets.base import Target
@@ -14,7 +15,6 @@ from llmc.compiler.targets.declared import devices
 from llmc.compiler.targets.onnxruntime import target as onnxruntime
 from llmc.compiler.targets.openvino import target as openvino
 from llmc.errors import InputError
-from llmc.runtime.host import KERNEL_FEATURES
 
 DEVICES = sorted({*devices(), "tpu:v5e-2x2", "cuda:h100", "openvino:GPU"} - {"tpu", "cuda"})
 ASKED: dict[str, dict[str, Any]] = {
@@ -37,7 +37,7 @@ def test_options_come_back_from_the_manifest(
     device: str, quantize: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (onnxruntime, openvino):
-        monkeypatch.setattr(module, "cpu_features", lambda: ("x86_64", "avx512_bf16", *KERNEL_FEATURES))
+        monkeypatch.setattr(module, "cpu_features", lambda: ("x86_64", "avx512_bf16", *KERNEL_SETS[0].features))
     target, tried = open_target(device), 0
     for extra in ASKED.values():
         try:

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from llmc.artifacts.bundle.native import KERNELS
+from llmc.artifacts.bundle.kernel_sets import KERNEL_SETS, KernelSet, best_set, common_isa, sets_in
 from llmc.compiler.architectures.shared.block_form import BlockForm, forms_in_key
 from llmc.compiler.architectures.shared.names import OUTER
 from llmc.compiler.checkpoint.base import stored_forms
@@ -44,12 +44,11 @@ from llmc.compiler.targets.calibration import (
 )
 from llmc.compiler.targets.costs import Cost
 from llmc.compiler.targets.hardware import Hardware
-from llmc.compiler.targets.onnxruntime.kernels.limits import KEYS, runs_on
+from llmc.compiler.targets.onnxruntime.kernels.limits import KEYS, set_for
 from llmc.compiler.targets.onnxruntime.memory import arena_bytes, kernels_arena_bytes, session_bytes
 from llmc.compiler.weights.stage import weights_stage
 from llmc.errors import CompileError, InputError
 from llmc.runtime.host import (
-    KERNEL_FEATURES,
     KERNELS_PROMPT_CHUNK,
     PROMPT_CHUNK,
     ROLLING_ROOM,
@@ -80,9 +79,18 @@ ADDED_KL = 0.005
 """What activations, an embedding and a head in 8 bits add to the divergence of int4 (verification/limits.py, keep)."""
 LLMC, OWN = "llmc", "onnxruntime"
 KERNELS_OPTION: Option[str | None] = Option(
-    "kernels", str, None, "Whose products of quantised matrices run. Default: llmc's where the CPU has AVX-512 VNNI.",
+    "kernels", str, None, "Whose products of quantised matrices run. Default: llmc's where the CPU runs them.",
     metavar=f"{LLMC}|{OWN}", choices=(LLMC, OWN),
 )  # fmt: skip
+CPU_OPTION: Option[str | None] = Option(
+    "cpu", str, None,
+    "CPUs that llmc's kernels are for, with commas: a compiler's names of them (znver4, x86-64-v3, neoverse-n1), a "
+    f"set of kernels ({', '.join(s.name for s in KERNEL_SETS)}), native or all. Default: native.",
+    metavar="NAME[,…]",
+)  # fmt: skip
+
+
+_NEEDED = " or ".join(f"{s.name} ({' '.join(s.features)})" for s in KERNEL_SETS)
 
 ACTIVATIONS: Option[int | None] = Option(
     "activation_group_size", int, None,
@@ -107,11 +115,13 @@ class OnnxRuntimeTarget(Target):
     quantisations: ClassVar[tuple[str, ...]] = ("none", "int8", "int4", "keep")
     default_quantize: ClassVar[str] = "int8"
     hardware: ClassVar[Hardware] = Hardware(
-        "x86-64 with AVX-512 (AMD EPYC)", "ONNX Runtime 1.31.1", "2026-11", "benchmarks/RESULTS.md"
+        "x86-64 with AVX-512 and with AVX2 (AMD EPYC)", "ONNX Runtime 1.31.1", "2026-11", "benchmarks/RESULTS.md"
     )
     guide: ClassVar[str] = "docs/kernels.md"
     selects_adapters: ClassVar[bool] = True
-    options: ClassVar[tuple[Option[Any], ...]] = (KERNELS_OPTION, ACTIVATIONS, CALIBRATE, MAX_KL, HEAD_BITS)
+    options: ClassVar[tuple[Option[Any], ...]] = (
+        KERNELS_OPTION, CPU_OPTION, ACTIVATIONS, CALIBRATE, MAX_KL, HEAD_BITS,
+    )  # fmt: skip
     graph_bytes_source: ClassVar[str] = "graph objects of each session, and the arena of the largest step, as measured"
 
     def cards(self) -> tuple[Cards, ...]:
@@ -124,31 +134,28 @@ class OnnxRuntimeTarget(Target):
         """As the contract says; kernels are llmc's where the CPU runs them and anything is quantised."""
         options = super().configure(options)
         require_calibratable(options)
-        fits, asked = runs_on(self.isa()), KERNELS_OPTION.of(options)
+        asked, cpus = KERNELS_OPTION.of(options), CPU_OPTION.of(options)
+        fits = set_for(self.isa()) is not None if cpus is None else bool(self._sets(cpus))
         if asked is not None and options.quantize == "none":
             raise InputError(f"--kernels {asked} is for quantised matrices; --quantize none leaves none")
         if asked == LLMC and options.specialise:
             raise InputError("--kernels llmc runs any shape as it is; leave out --specialise, or --kernels")
         if asked == LLMC and not fits:
             raise InputError(
-                f"--kernels llmc needs a CPU with {', '.join(KERNEL_FEATURES)} on x86-64 Linux; this one has "
-                f"{', '.join(self.isa())}; leave it out, or use --kernels onnxruntime"
+                f"--kernels llmc needs Linux and a CPU with {_NEEDED}; this one has "
+                f"{', '.join(self.isa())}; use --kernels onnxruntime, or name the CPU that it is for with --cpu"
             )
         default = LLMC if fits and not options.specialise and options.quantize != "none" else None
-        options = options.changed(kernels=asked or default)
-        if (activations := ACTIVATIONS.of(options)) is None:
-            return options
-        if activations:
+        kernels = asked or default
+        if cpus is not None and kernels != LLMC:
+            raise InputError("--cpu is for llmc's kernels, and none are built: quantise, without --specialise")
+        if kernels == LLMC and options.verify != "none" and not self._runs_here(cpus):
             raise InputError(
-                f"{ACTIVATIONS.flag} {activations}: ONNX Runtime quantises activations in the groups of the weights, "
-                "or with 0 not at all"
+                f"--cpu {cpus}: no kernels for this host's CPU are among these, so nothing could be verified here; "
+                "name native too, or use --verify none"
             )
-        if options.quantize == "none":
-            raise InputError(f"{ACTIVATIONS.flag} is for quantised matrices; --quantize none leaves none")
-        if _ours(options):
-            raise InputError(
-                f"{ACTIVATIONS.flag} 0: llmc's kernels multiply whole numbers; use --kernels onnxruntime beside it"
-            )
+        options = options.changed(kernels=kernels)
+        _check_activations(options)
         return options
 
     def executor_of(self, options: CompileOptions) -> str:
@@ -198,7 +205,7 @@ class OnnxRuntimeTarget(Target):
 
     def needed_features(self, options: CompileOptions) -> tuple[str, ...]:
         """With llmc's kernels what these are written in: the library is built for no more on any host."""
-        return (cpu_features()[0], *KERNEL_FEATURES) if _ours(options) else self.isa()
+        return common_isa(self._sets(CPU_OPTION.of(options))) if _ours(options) else self.isa()
 
     def shape_of(self, bucket: Bucket) -> tuple[int, int, int]:
         """A prompt chunk over a past runs row by row: the attention kernel takes one row there."""
@@ -260,17 +267,18 @@ class OnnxRuntimeTarget(Target):
         if not own and (options.specialise or options.quantize != "none"):
             weights = self._pack(stages, made, weights)
         file = weights.outputs["weights"]
-        library = {KERNELS: self._kernels(stages).digest} if own else {}
+        sets = self._sets(CPU_OPTION.of(options)) if own else ()
+        libraries = {kernels.file: self._kernels(stages, kernels).digest for kernels in sets}
         model = stages.path(made.outputs["model"])
         rings = {t.entry: t.ring for t in held.kv if t.ring is not None}
         return OnnxLowered(
-            files={"weights": file.digest, **library},
+            files={"weights": file.digest, **libraries},
             components={
                 "lowered": made.outputs["model"].digest,
                 "weights": file.digest,
                 "placements": weights.outputs["placements"].digest,
                 **({"rings": json.dumps(rings)} if options.specialise and rings else {}),
-                **library,
+                **libraries,
             },
             inputs={
                 "model": model,
@@ -303,17 +311,29 @@ class OnnxRuntimeTarget(Target):
         for name, path in lowered.forms.items():
             yield name, onnx.printer.to_text(onnx.load_from_string(path.read_bytes()))
 
-    def _kernels(self, stages: Stages) -> Blob:
-        """The library of llmc's own operators."""
+    def _sets(self, cpus: str | None) -> tuple[KernelSet, ...]:
+        """The sets of kernels for what --cpu says, the fastest first."""
+        from llmc.compiler.targets.onnxruntime.kernels.cpus import NATIVE, sets_for
+
+        return sets_for(cpus or NATIVE, self.isa())
+
+    def _runs_here(self, cpus: str | None) -> bool:
+        """Whether this host's CPU runs one of these sets."""
+        return any(kernels.runs_on(self.isa()) for kernels in self._sets(cpus))
+
+    def _kernels(self, stages: Stages, kernels: KernelSet) -> Blob:
+        """The library of llmc's own operators for one instruction set."""
 
         from llmc.compiler.targets.onnxruntime.kernels.build import build as build_library
 
         def build(workspace: Workspace) -> Mapping[str, Blob]:
             with tempfile.TemporaryDirectory(dir=workspace.folder) as folder:
-                return {KERNELS: workspace.put_file(build_library(Path(folder)))}
+                return {kernels.file: workspace.put_file(build_library(Path(folder), kernels.name))}
 
-        components = {**toolchain("ziglang"), "code": code_digest(build_library), "state": "native"}
-        return stages.run("kernels", components, build).outputs[KERNELS]
+        components = {
+            **toolchain("ziglang"), "set": kernels.name, "code": code_digest(build_library), "state": "native",
+        }  # fmt: skip
+        return stages.run("kernels", components, build).outputs[kernels.file]
 
     def _onnx_options(
         self, stages: Stages, quantize: str, wide: frozenset[str], *, panels: bool
@@ -413,14 +433,34 @@ class OnnxRuntimeTarget(Target):
         bound = bind(add_top(model, options.sample_top_k), {k: v for k, v in sizes.items() if v is not None})
         placements = json.loads(lowered.inputs["placements"].read_bytes())
         data: bytes = place(bound, parse(lowered.files["weights"]), placements).SerializeToString(deterministic=True)
-        library = lowered.files.get(KERNELS)
-        try_opening(data, lowered.folder, str(shape), library and str(lowered.folder / parse(library)))
+        if not _ours(options):
+            try_opening(data, lowered.folder, str(shape))
+        elif here := best_set(self.isa(), [s.name for s in sets_in(lowered.files)]):
+            try_opening(data, lowered.folder, str(shape), str(lowered.folder / parse(lowered.files[here.file])))
         return Executable(data, "native")
 
 
 def _ours(options: CompileOptions) -> bool:
     """Whether llmc's kernels run."""
     return KERNELS_OPTION.of(options) == LLMC
+
+
+def _check_activations(options: CompileOptions) -> None:
+    """Raise InputError for activations that these kernels cannot have."""
+    activations = ACTIVATIONS.of(options)
+    if activations is None:
+        return
+    if activations:
+        raise InputError(
+            f"{ACTIVATIONS.flag} {activations}: ONNX Runtime quantises activations in the groups of the weights, "
+            "or with 0 not at all"
+        )
+    if options.quantize == "none":
+        raise InputError(f"{ACTIVATIONS.flag} is for quantised matrices; --quantize none leaves none")
+    if _ours(options):
+        raise InputError(
+            f"{ACTIVATIONS.flag} 0: llmc's kernels multiply whole numbers; use --kernels onnxruntime beside it"
+        )
 
 
 def _keeps(quantize: str, form: BlockForm, outer: bool) -> bool:

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from llmc.artifacts.bundle.native import KERNELS
+from llmc.artifacts.bundle.kernel_sets import KERNEL_SETS, sets_in
 from llmc.errors import ArtifactError
 from llmc.runtime.executors.base import EXECUTABLES, Content
+from llmc.runtime.executors.compatibility import kernels_here
 from llmc.runtime.executors.onnxruntime.session import open_session, session_witness
 from llmc.runtime.executors.slot_cache import SlotCacheExecutor
 from llmc.runtime.heap import trim
@@ -111,9 +112,10 @@ class Executables:
         self._bundle.files.path("weights")  # verified before the runtime maps it
         path = str(self._bundle.files.path(executable.blob))
         library = None
-        if KERNELS in self._bundle.manifest.files:
-            self._bundle.files.require_native(KERNELS)
-            library = str(self._bundle.files.path(KERNELS))
+        if sets_in(self._bundle.manifest.files):
+            file = kernels_here(self._bundle).file
+            self._bundle.files.require_native(file)
+            library = str(self._bundle.files.path(file))
         if executable.state != "native":
             self._compilations.record(str(executable))
         else:
@@ -166,7 +168,11 @@ class Executables:
 class OnnxExecutor(SlotCacheExecutor):
     """What executors of ONNX graphs do alike; `_run_part` takes a step that a graph can run as it is."""
 
-    opens: ClassVar[Mapping[str, Content]] = {"weights": "data", EXECUTABLES: "data", KERNELS: "code"}
+    opens: ClassVar[Mapping[str, Content]] = {
+        "weights": "data",
+        EXECUTABLES: "data",
+        **dict.fromkeys((s.file for s in KERNEL_SETS), "code"),
+    }
     opens_in_thread: ClassVar[bool] = True
     _results: Results
 

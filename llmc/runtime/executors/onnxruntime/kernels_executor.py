@@ -16,7 +16,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from llmc.runtime.executors.base import RaggedExecutor
-from llmc.runtime.executors.compatibility import require_kernel_features, require_version
+from llmc.runtime.executors.compatibility import kernels_here, require_version
 from llmc.runtime.executors.onnxruntime.executables import LOGIT_ROWS, OnnxExecutor, bind_array, bind_cache
 from llmc.runtime.executors.slot_cache import SlotCache
 from llmc.runtime.host import KERNELS_PROMPT_CHUNK
@@ -41,7 +41,7 @@ class KernelExecutor(RaggedExecutor, OnnxExecutor):
     def check(cls, bundle: Bundle) -> None:
         """Refuse a bundle made with another ONNX Runtime or for kernels that this CPU cannot run."""
         require_version(bundle, "onnxruntime", ort.__version__, "onnxruntime")
-        require_kernel_features(bundle)
+        kernels_here(bundle)
 
     def __init__(self, bundle: Bundle, slots: int, capacity: int, threads: int) -> None:
         super().__init__(bundle, slots, capacity, threads)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from llmc.artifacts.bundle.kernel_sets import KERNEL_SETS
 from llmc.artifacts.store.store import Store
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.options import CompileOptions
@@ -135,7 +136,7 @@ def test_the_measurements_kept_with_the_code_are_sound() -> None:
 
 
 def test_options_are_those_that_a_compile_would_have(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llmc.compiler.targets.onnxruntime.target.runs_on", lambda isa: True)
+    monkeypatch.setattr("llmc.compiler.targets.onnxruntime.target.cpu_features", lambda: KERNEL_SETS[0].isa)
     plain = CompileOptions("cpu")
     assert configured("onnxruntime", plain) == {"kernels": "llmc", "dtype": "f32", "specialise": False}
     assert configured("onnxruntime", CompileOptions("cpu", specialise=True))["kernels"] is None

@@ -9,14 +9,21 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from llmc.errors import CompileError
 from llmc.settings import variables
 
 SOURCE = Path(__file__).parent / "source"
-TARGET = ("-target", "x86_64-linux-gnu.2.17", "-mcpu=x86_64_v3+avx512f+avx512bw+avx512dq+avx512vl+avx512vnni")
-"""What the library is for; tests that a CPU without AVX-512 runs have another."""
+_X86 = ("-target", "x86_64-linux-gnu.2.17")
+TARGETS = {
+    "avx512-vnni": (*_X86, "-mcpu=x86_64_v3+avx512f+avx512bw+avx512dq+avx512vl+avx512vnni"),
+    "avx-vnni": (*_X86, "-mcpu=x86_64_v3+avxvnni"),
+    "avx2": (*_X86, "-mcpu=x86_64_v3"),
+    "neon-dotprod": ("-target", "aarch64-linux-gnu.2.17", "-mcpu=generic+dotprod+fullfp16"),
+}
+"""What the compiler is told of each set of kernels (artifacts/bundle/kernel_sets.py)."""
 _FLAGS = (
     "-std=c11", "-O3", "-shared", "-fPIC", "-ffreestanding", "-nostdlib", "-fvisibility=hidden", "-s", "-Wall",
     "-Wextra", "-Werror",
@@ -25,23 +32,28 @@ CACHE = "ZIG_GLOBAL_CACHE_DIR"
 _SECONDS = 600
 
 
-def build(folder: Path) -> Path:
-    """Compile the library in `folder`, an empty one, and return its path; raises CompileError with what went wrong.
+def build(folder: Path, name: str) -> Path:
+    """Compile the library of the set called `name` in `folder`, an empty one, and return its path.
 
-    The compiler's own cache is in `folder` too, unless ZIG_GLOBAL_CACHE_DIR says where it is.
+    Raises CompileError with what went wrong. The compiler's own cache is in `folder` too, unless ZIG_GLOBAL_CACHE_DIR
+    says where it is.
     """
     library = folder / "kernels.so"
     sources = sorted(path.name for path in SOURCE.glob("*.c"))
-    command = [sys.executable, "-m", "ziglang", "cc", *TARGET, *_FLAGS, *sources, "-o", str(library)]
-    shared = variables((CACHE,)).get(CACHE, str(folder / "zig"))
-    places = {CACHE: shared, "ZIG_LOCAL_CACHE_DIR": shared}
-    try:
-        done = subprocess.run(
-            command, cwd=SOURCE, env={**os.environ, **places}, capture_output=True, text=True, errors="replace",
-            timeout=_SECONDS, check=False,
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired) as e:
-        raise CompileError(f"the kernels' C compiler cannot run: {e}") from e
+    done = zig(("cc", *TARGETS[name], *_FLAGS, *sources, "-o", str(library)), folder)
     if done.returncode or not library.is_file():
         raise CompileError(f"the kernels do not compile: {done.stderr.strip() or f'exit status {done.returncode}'}")
     return library
+
+
+def zig(arguments: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run the compiler in SOURCE, with its cache in `folder`; raises CompileError where it cannot run."""
+    shared = variables((CACHE,)).get(CACHE, str(folder / "zig"))
+    places = {CACHE: shared, "ZIG_LOCAL_CACHE_DIR": shared}
+    try:
+        return subprocess.run(
+            [sys.executable, "-m", "ziglang", *arguments], cwd=SOURCE, env={**os.environ, **places},
+            capture_output=True, text=True, errors="replace", timeout=_SECONDS, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as e:
+        raise CompileError(f"the kernels' C compiler cannot run: {e}") from e

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import platform
 import sys
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from llmc.artifacts.bundle.kernel_sets import KernelSet, best_set
 from llmc.compiler.targets.unfit import unfit_for_kernels
-from llmc.runtime.host import KERNEL_FEATURES
 
 _LANES, _MOST_DIM = 16, 512
 KEYS = 64
 """A ring's places are a multiple of these: blocks of keys lie whole in it (source/tiles.h)."""
 
 
-def runs_on(features: Collection[str]) -> bool:
-    """Whether a host with these features (runtime/host.py) runs the kernels."""
-    return sys.platform == "linux" and platform.machine() == "x86_64" and set(KERNEL_FEATURES) <= set(features)
+def set_for(features: Collection[str]) -> KernelSet | None:
+    """The kernels that a host with these features (runtime/host.py) runs; None where it runs none."""
+    return best_set(features) if sys.platform == "linux" else None
 
 
 def takes_experts(features: int) -> bool:

@@ -1,23 +1,35 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+import platform
 from pathlib import Path
 
 import pytest
 
+from llmc.artifacts.bundle.kernel_sets import KERNEL_SETS
 from llmc.compiler.targets.onnxruntime.kernels import build
-from tests.compiler.targets.onnxruntime.kernels.host import kernels_run
+from tests.compiler.targets.onnxruntime.kernels.host import build_any, own_set
+from tests.compiler.targets.onnxruntime.kernels.single import Library
+from tests.compiler.targets.onnxruntime.kernels.standalone import Standalone
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _host() -> Iterator[None]:
-    """The kernels run here, whatever the CPU has."""
-    with kernels_run():
-        yield
+def _host() -> None:
+    """Tests are skipped where the kernels do not run."""
+    own_set()
 
 
 @pytest.fixture(scope="session")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The library of operators, which this host runs."""
-    with kernels_run():
-        return build.build(tmp_path_factory.mktemp("kernels"))
+    """The library of operators that this host runs."""
+    return build.build(tmp_path_factory.mktemp("kernels"), own_set().name)
+
+
+@pytest.fixture(scope="session", params=sorted({s.machine for s in KERNEL_SETS}))
+def others(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Library]:
+    """All sets of one machine: libraries, emulated where this host does not run them, or programs in an emulator."""
+    made: dict[str, Library] = {}
+    for kernels in (s for s in KERNEL_SETS if s.machine == request.param):
+        folder = tmp_path_factory.mktemp(kernels.name)
+        own = kernels.machine == platform.machine()
+        made[kernels.name] = build_any(folder, kernels.name) if own else Standalone(folder, kernels)
+    return made

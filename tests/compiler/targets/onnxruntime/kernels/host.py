@@ -1,42 +1,34 @@
-"""This host as one that runs the kernels. Where its CPU has no AVX-512 VNNI, the same C sources are compiled for AVX2
-over emulated/immintrin.h, and the host counts as one with all features."""
+"""This host as one that runs the kernels, and sets of them that its CPU does not run: the same C sources, compiled for
+AVX2 over emulated/immintrin.h."""
 
 from __future__ import annotations
 
-import platform
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from llmc.compiler.targets.onnxruntime import target
+from llmc.artifacts.bundle.kernel_sets import KERNEL_SETS, KernelSet
 from llmc.compiler.targets.onnxruntime.kernels import build
-from llmc.compiler.targets.onnxruntime.kernels.limits import runs_on
-from llmc.runtime.executors import compatibility
-from llmc.runtime.host import KERNEL_FEATURES, cpu_features
-
-REAL = build.TARGET
-"""Of the product."""
+from llmc.compiler.targets.onnxruntime.kernels.limits import set_for
+from llmc.runtime.host import cpu_features
 
 EMULATED = Path(__file__).parent / "emulated"
-TARGET = ("-target", "x86_64-linux-gnu.2.17", "-mcpu=x86_64_v3", "-I", str(EMULATED))
-_NEEDED = {"avx2", "f16c", "fma"}
+_OVER_AVX2 = ("-target", "x86_64-linux-gnu.2.17", "-mcpu=x86_64_v3", "-I", str(EMULATED))
+EMULATIONS = {"avx512-vnni": (*_OVER_AVX2, "-D__AVX512VNNI__"), "avx-vnni": (*_OVER_AVX2, "-D__AVXVNNI__")}
 
 
-@contextmanager
-def kernels_run() -> Iterator[None]:
-    """Until the end the kernels run in this process, and so do bundles that are compiled with them."""
-    features = cpu_features()
-    if runs_on(features):
-        yield
-        return
-    if sys.platform != "linux" or platform.machine() != "x86_64" or not set(features) >= _NEEDED:
-        pytest.skip("the kernels are for x86-64, and their tests for a CPU with AVX2 or AVX-512 VNNI")
-    able = (features[0], *sorted({*features[1:], *KERNEL_FEATURES}))
+def own_set() -> KernelSet:
+    """The one that this host runs; tests of kernels are skipped where it runs none."""
+    found = set_for(cpu_features())
+    if found is None:
+        pytest.skip("the kernels are for x86-64 with AVX2")
+    return found
+
+
+def build_any(folder: Path, name: str) -> Path:
+    """A library of any set that this host can run: over emulated instructions where the CPU has them not."""
+    own_set()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build, "TARGET", TARGET)
-        for module in (target, compatibility):
-            patch.setattr(module, "cpu_features", lambda: able)
-        yield
+        if not next(s for s in KERNEL_SETS if s.name == name).runs_on(cpu_features()):
+            patch.setitem(build.TARGETS, name, EMULATIONS[name])
+        return build.build(folder, name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,11 +16,25 @@ _TYPES = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "int64":
           "uint8": TensorProto.UINT8}  # fmt: skip
 
 
+class Runs(Protocol):
+    """What runs operators in the place of ONNX Runtime."""
+
+    def run(
+        self, op: str, given: list[tuple[str, NDArray[Any] | None]], outputs: list[str], attrs: dict[str, Any]
+    ) -> Arrays:
+        """As the function of this name."""
+
+
+Library: TypeAlias = Path | Runs
+
+
 def run(
-    library: Path, op: str, given: list[tuple[str, NDArray[Any] | None]], outputs: list[str], **attrs: Any
+    library: Library, op: str, given: list[tuple[str, NDArray[Any] | None]], outputs: list[str], **attrs: Any
 ) -> Arrays:
     """What an operator makes of inputs by name, None for one that is not there; `outputs` may begin with "-" for those
     that are not asked for."""
+    if not isinstance(library, Path):
+        return library.run(op, given, outputs, attrs)
     named = {name: array for name, array in given if array is not None}
     inputs = [name if array is not None else "" for name, array in given]
     types = [helper.make_tensor_value_info(n, _TYPES[str(a.dtype)], a.shape) for n, a in named.items()]

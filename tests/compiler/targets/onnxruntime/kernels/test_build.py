@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from llmc.artifacts.bundle.kernel_sets import KERNEL_SETS, sets_in
 from llmc.artifacts.bundle.native import code_of_entry
 from llmc.artifacts.bundle.reader import blob_path
 from llmc.artifacts.key import Key
@@ -33,16 +34,16 @@ from llmc.runtime.bundle import Bundle
 from llmc.runtime.engine.sampling import SamplingParams
 from llmc.runtime.executors import compatibility, open_executor
 from llmc.runtime.executors.base import Executor
-from llmc.runtime.host import KERNEL_FEATURES
 from llmc.runtime.llm import BundleLLM
 from llmc.runtime.step import exact, ragged
 from llmc.testing.toy import toy_plan
 from tests.compiler import tiny
-from tests.compiler.targets.onnxruntime.kernels.host import REAL
+from tests.compiler.targets.onnxruntime.kernels.host import own_set
 from tests.manifests import edit_manifest
 
 PLAN = toy_plan([(1, 32, 0), (4, 8, 40)], [(1, 47), (4, 47)], Limits(48, 4, 32, 8))
-ISA = ("x86_64", *KERNEL_FEATURES)
+ISA = KERNEL_SETS[0].isa
+X86 = [s.name for s in KERNEL_SETS if s.machine == "x86_64"]
 
 
 def compile_with(model: Path, folder: Path, **options: Any) -> tuple[CompileResult, Path]:
@@ -65,23 +66,18 @@ def executor(bundle: Path) -> Executor:
 # The build
 
 
-@pytest.fixture(scope="module")
-def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The library as bundles have it, which not every CPU runs."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernels, "TARGET", REAL)
-        return kernels.build(tmp_path_factory.mktemp("real"))
-
-
-def test_the_same_source_makes_the_same_bytes(real: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_source_makes_the_same_bytes(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ZIG_GLOBAL_CACHE_DIR")
-    monkeypatch.setattr(kernels, "TARGET", REAL)
-    assert kernels.build(tmp_path).read_bytes() == real.read_bytes()
+    assert kernels.build(tmp_path, own_set().name).read_bytes() == library.read_bytes()
 
 
-def test_the_library_needs_no_other(real: Path) -> None:
-    ctypes.CDLL(str(real), mode=os.RTLD_NOW).RegisterCustomOps  # noqa: B018 - it is there, and all it takes
-    assert b".so" not in real.read_bytes(), "no name of a library to load"
+@pytest.mark.parametrize("name", [s.name for s in KERNEL_SETS])
+def test_the_library_of_a_set_needs_no_other(name: str, tmp_path: Path) -> None:
+    library = kernels.build(tmp_path, name)
+    if name in X86:
+        ctypes.CDLL(str(library), mode=os.RTLD_NOW).RegisterCustomOps  # noqa: B018 - it is there, and all it takes
+    assert b"RegisterCustomOps" in library.read_bytes()
+    assert b".so" not in library.read_bytes(), "no name of a library to load"
 
 
 def test_what_the_c_compiler_says_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,13 +86,13 @@ def test_what_the_c_compiler_says_is_shown(tmp_path: Path, monkeypatch: pytest.M
     (source / "broken.c").write_text("int f(void) { return nothing; }\n")
     monkeypatch.setattr(kernels, "SOURCE", source)
     with pytest.raises(CompileError, match=r"the kernels do not compile: broken\.c:1.*nothing"):
-        kernels.build(tmp_path)
+        kernels.build(tmp_path, "avx2")
 
 
 def test_a_c_compiler_that_cannot_run_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     with pytest.raises(CompileError, match="the kernels' C compiler cannot run"):
-        kernels.build(tmp_path)
+        kernels.build(tmp_path, "avx2")
 
 
 # The layout
@@ -161,12 +157,13 @@ def test_kernels_are_llmc_s_where_the_cpu_runs_them(monkeypatch: pytest.MonkeyPa
     assert configured(monkeypatch, ISA, quantize=quantize).get("kernels") == "llmc"
     assert configured(monkeypatch, ISA, quantize=quantize, kernels="onnxruntime").get("kernels") == "onnxruntime"
     assert configured(monkeypatch, ISA, quantize=quantize, specialise=True).get("kernels") is None
+    assert configured(monkeypatch, KERNEL_SETS[2].isa, quantize=quantize).get("kernels") == "llmc"
     assert configured(monkeypatch, ("x86_64", "avx2", "fma"), quantize=quantize).get("kernels") is None
     assert configured(monkeypatch, ISA, quantize="none").get("kernels") is None
 
 
 def test_kernels_that_cannot_run_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InputError, match=r"--kernels llmc needs a CPU with .*avx512_vnni.*; this one has x86_64, avx2"):
+    with pytest.raises(InputError, match=r"llmc needs .* avx2 \(avx2 f16c fma\).*; this one has x86_64, avx2"):
         configured(monkeypatch, ("x86_64", "avx2"), quantize="int8", kernels="llmc")
     with pytest.raises(InputError, match="--kernels llmc is for quantised matrices; --quantize none leaves none"):
         configured(monkeypatch, ISA, quantize="none", kernels="llmc")
@@ -207,7 +204,7 @@ def test_the_runtime_s_kernels_take_what_llmc_s_do_not(
     checked = {"verify": "none" if unfit == "weights" else "all"}
     result, path = compile_with(model, tmp_path, quantize="int8", **checked)
     manifest = Bundle.open(path).manifest
-    assert manifest.executor == "onnxruntime" and "kernels" not in manifest.files
+    assert manifest.executor == "onnxruntime" and not sets_in(manifest.files)
     assert manifest.options["kernels"] == "onnxruntime"
     assert why in manifest.options["choice"] == result.choice and "use --kernels" not in result.choice
     again, _ = compile_with(model, tmp_path, quantize="int8", **checked)
@@ -222,16 +219,18 @@ def test_the_runtime_s_kernels_take_what_llmc_s_do_not(
 def test_it_opens_on_every_cpu_with_the_features_that_its_kernels_need(
     bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opened = Bundle.open(bundle)
-    assert sorted(opened.manifest.isa) == sorted(("x86_64", *KERNEL_FEATURES))
+    opened, own = Bundle.open(bundle), own_set()
+    assert sorted(opened.manifest.isa) == sorted(own.isa)
     for more in ((), ("avx512_bf16",), ("amx_int8", "avx")):
-        monkeypatch.setattr(compatibility, "cpu_features", lambda more=more: (*ISA, *more))
+        monkeypatch.setattr(compatibility, "cpu_features", lambda more=more: (*own.isa, *more))
         open_executor(opened, 2, 2).close()
-    for lacking in ISA:
+    for lacking in own.isa:
         monkeypatch.setattr(
-            compatibility, "cpu_features", lambda lacking=lacking: tuple(f for f in ISA if f != lacking)
+            compatibility, "cpu_features", lambda lacking=lacking: tuple(f for f in own.isa if f != lacking)
         )
-        with pytest.raises(ArtifactError, match=f"its kernels need {lacking}, which this CPU does not have"):
+        with pytest.raises(
+            ArtifactError, match=rf"its kernels are for {own.name} \(without {lacking} here\)\. Compile .*--cpu"
+        ):
             open_executor(opened, 2, 2)
 
 
@@ -240,11 +239,10 @@ def test_a_manifest_that_says_less_than_its_kernels_need_opens_no_further(
 ) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(bundle, copy)
-    for isa, lacking in (([], "avx512_vnni"), (["x86_64", *KERNEL_FEATURES, "avx9"], "avx9")):
-        edit_manifest(copy, lambda document, isa=isa: document.update(isa=isa))
-        monkeypatch.setattr(compatibility, "cpu_features", lambda: tuple(f for f in ISA if f != "avx512_vnni"))
-        with pytest.raises(ArtifactError, match=f"its kernels need .*{lacking}"):
-            open_executor(Bundle.open(copy), 2, 2)
+    edit_manifest(copy, lambda document: document.update(isa=[]))
+    monkeypatch.setattr(compatibility, "cpu_features", lambda: tuple(f for f in own_set().isa if f != "fma"))
+    with pytest.raises(ArtifactError, match=r"its kernels are for .*without fma"):
+        open_executor(Bundle.open(copy), 2, 2)
 
 
 @pytest.mark.parametrize("case", [*tiny.REPRESENTATIVES, *tiny.VARIANTS, "mixtral", "gemma2", "bloom", "mamba"])
@@ -252,7 +250,7 @@ def test_every_architecture_is_verified(library: Path, tmp_path: Path, case: str
     result, path = compile_with(tiny.write_model(tmp_path / "model", case), tmp_path, quantize="int8")
     assert result.verification["leak"] == 0
     manifest = Bundle.open(path).manifest
-    assert manifest.executor == "onnxruntime-llmc" and "kernels" in manifest.files
+    assert manifest.executor == "onnxruntime-llmc" and sets_in(manifest.files) == [own_set()]
     assert manifest.options["kernels"] == "llmc"
 
 
@@ -348,7 +346,7 @@ def test_a_library_that_was_damaged_is_not_loaded(bundle: Path, tmp_path: Path) 
     copy = tmp_path / "copy"
     shutil.copytree(bundle, copy)
     opened = Bundle.open(copy)
-    path = blob_path(copy, opened.manifest.files["kernels"])
+    path = blob_path(copy, opened.manifest.files[own_set().file])
     path.chmod(0o644)
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 255

@@ -114,19 +114,19 @@ static void join(Result so_far, Result next, int64_t dim) {
     *so_far.total += *next.total;
     return;
   }
-  const __m512 a = exp16(_mm512_set1_ps(*so_far.most - higher)), b = exp16(_mm512_set1_ps(*next.most - higher));
+  const Floats a = exp16(filled(*so_far.most - higher)), b = exp16(filled(*next.most - higher));
   *so_far.most = higher;
-  *so_far.total = *so_far.total * _mm512_cvtss_f32(a) + *next.total * _mm512_cvtss_f32(b);
+  *so_far.total = *so_far.total * a[0] + *next.total * b[0];
   for (int64_t d = 0; d < dim; d += LANES) {
-    const __m512 later = _mm512_mul_ps(_mm512_loadu_ps(next.sums + d), b);
-    _mm512_storeu_ps(so_far.sums + d, _mm512_fmadd_ps(_mm512_loadu_ps(so_far.sums + d), a, later));
+    const Floats later = load(next.sums + d) * b;
+    store(so_far.sums + d, fused(load(so_far.sums + d), a, later));
   }
 }
 
 static void begin(Result result, int64_t dim) {
   *result.most = -__builtin_inff();
   *result.total = 0.0f;
-  for (int64_t d = 0; d < dim; d += LANES) _mm512_storeu_ps(result.sums + d, _mm512_setzero_ps());
+  for (int64_t d = 0; d < dim; d += LANES) store(result.sums + d, filled(0.0f));
 }
 
 /* Begin with a head's sink, where there are sinks. */
@@ -137,10 +137,10 @@ static void begin_head(const Run *run, Result result, int64_t head) {
 
 static void finish(const Run *run, Result result, int64_t token, int64_t head) {
   const int64_t dim = run->op->value_dim;
-  const __m512 over = _mm512_set1_ps(1.0f / *result.total);
+  const Floats over = filled(1.0f / *result.total);
   float *y = run->y + (token * run->op->heads + head) * dim;
   for (int64_t d = 0; d < dim; d += LANES)
-    _mm512_mask_storeu_ps(y + d, lanes(dim - d), _mm512_mul_ps(_mm512_loadu_ps(result.sums + d), over));
+    store_lanes(y + d, first_lanes(dim - d), load(result.sums + d) * over);
 }
 
 /* Memory of one row's result over one part, where parts are shared out. */
@@ -197,7 +197,7 @@ static void attend(void *data, size_t job) {
     /* tokens before this block's first key see none of it */
     const int64_t blind = at > past ? (at - past) * group : 0;
     for (int64_t k = 0; k < KEYS; k += LANES)
-      for (int64_t d = 0; d < wide; d += LANES) transpose(keys + k * wide + d, wide, count - k, turned + d * KEYS + k);
+      for (int64_t d = 0; d < wide; d += LANES) transpose(keys + k * wide + d, wide, count - k, turned + d * KEYS + k, KEYS);
     EACH_TILE(score, rows - blind, q + (blind + r) * wide, turned, wide, op->scale, scores + (blind + r) * KEYS)
     if (at + KEYS < end)
       fetch(run->keys + (base + (at + KEYS) % run->capacity) * dim, least(end - at - KEYS, KEYS) * dim);

@@ -22,31 +22,33 @@ typedef struct {
 } Run;
 
 /* Token `at` of a row, counted from its first, for 16 channels: those before the first are the state's. */
-static inline __m512 seen(const Run *run, const Row *row, const float *state, int64_t at, int64_t channel,
-                          __mmask16 here) {
+static inline Floats seen(const Run *run, const Row *row, const float *state, int64_t at, int64_t channel,
+                          Lanes here) {
   const float *from = at >= 0 ? run->x + (row->first + at) * run->channels : state + (run->taps - 1 + at) * run->channels;
-  return _mm512_maskz_loadu_ps(here, from + channel);
+  return load_lanes(here, from + channel);
 }
 
-static void convolve(const Run *run, const Row *row, float *state, int64_t channel, __mmask16 here) {
+static void convolve(const Run *run, const Row *row, float *state, int64_t channel, Lanes here) {
   const int64_t taps = run->taps, tail = taps - 1;
-  const __m512i places = _mm512_mullo_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15),
-                                            _mm512_set1_epi32((int)taps));
-  __m512 weight[MOST_TAPS];
-  for (int64_t i = 0; i < taps; i++)
-    weight[i] = _mm512_mask_i32gather_ps(_mm512_setzero_ps(), here, places, run->weight + channel * taps + i, 4);
-  const __m512 bias = run->bias ? _mm512_maskz_loadu_ps(here, run->bias + channel) : _mm512_setzero_ps();
+  const int64_t channels = run->channels - channel < LANES ? run->channels - channel : LANES;
+  Floats weight[MOST_TAPS];
+  for (int64_t i = 0; i < taps; i++) {
+    float each[LANES] = {0};
+    for (int64_t lane = 0; lane < channels; lane++) each[lane] = run->weight[(channel + lane) * taps + i];
+    weight[i] = load(each);
+  }
+  const Floats bias = run->bias ? load_lanes(here, run->bias + channel) : filled(0.0f);
   if (row->past == 0)
     for (int64_t i = 0; i < tail; i++)
-      _mm512_mask_storeu_ps(state + i * run->channels + channel, here, _mm512_setzero_ps());
+      store_lanes(state + i * run->channels + channel, here, filled(0.0f));
   for (int64_t t = 0; t < row->count; t++) {
-    __m512 sum = bias;
-    for (int64_t i = 0; i < taps; i++) sum = _mm512_fmadd_ps(seen(run, row, state, t + i - tail, channel, here), weight[i], sum);
-    _mm512_mask_storeu_ps(run->y + (row->first + t) * run->channels + channel, here, run->silu ? silu16(sum) : sum);
+    Floats sum = bias;
+    for (int64_t i = 0; i < taps; i++) sum = fused(seen(run, row, state, t + i - tail, channel, here), weight[i], sum);
+    store_lanes(run->y + (row->first + t) * run->channels + channel, here, run->silu ? silu16(sum) : sum);
   }
   /* in this order none is overwritten before it is read */
   for (int64_t i = 0; i < tail; i++)
-    _mm512_mask_storeu_ps(state + i * run->channels + channel, here,
+    store_lanes(state + i * run->channels + channel, here,
                           seen(run, row, state, row->count + i - tail, channel, here));
 }
 
@@ -57,7 +59,7 @@ static void job_of(void *data, size_t job) {
   if (!row->count) return;
   float *state = run->state + row->slot * (run->taps - 1) * run->channels;
   for (int64_t channel = first; channel < first + BLOCK && channel < run->channels; channel += 16)
-    convolve(run, row, state, channel, lanes_before(channel, run->channels));
+    convolve(run, row, state, channel, first_lanes(run->channels - channel));
 }
 
 static Status *compute(void *kernel, Context *context) {

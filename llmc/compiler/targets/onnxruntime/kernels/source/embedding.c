@@ -14,7 +14,7 @@ static void read_row(const Matrix *m, const uint8_t *panels, int64_t row, float 
   const int64_t lane = row % LANES, steps = m->group / 4, half = steps / 2;
   for (int64_t g = 0; g < groups_of(m); g++) {
     const uint16_t *once = (const uint16_t *)head + g * LANES * head_lines(m) + lane;
-    const float scale = _cvtsh_ss(once[0]) / SCALE_UNIT, held = m->offsets ? _cvtsh_ss(once[LANES]) : 0.0f;
+    const float scale = one_from_half(once[0]) / SCALE_UNIT, held = m->offsets ? one_from_half(once[LANES]) : 0.0f;
     const float offset = m->offsets == ZEROS ? held * scale : held;
     for (int64_t k = 0; k < m->group && g * m->group + k < m->width; k++) {
       int64_t step = k / 4;

@@ -29,56 +29,56 @@ typedef struct {
 } Run;
 
 static float dot(const float *a, const float *b, int64_t count) {
-  __m512 sum = _mm512_setzero_ps();
+  Floats sum = filled(0.0f);
   for (int64_t i = 0; i < count; i += 16) {
-    const __mmask16 here = lanes_before(i, count);
-    sum = _mm512_fmadd_ps(_mm512_maskz_loadu_ps(here, a + i), _mm512_maskz_loadu_ps(here, b + i), sum);
+    const Lanes here = first_lanes(count - i);
+    sum = fused(load_lanes(here, a + i), load_lanes(here, b + i), sum);
   }
-  return _mm512_reduce_add_ps(sum);
+  return sum_of(sum);
 }
 
 /* 1 / √(squares' sum + eps), or 1 */
 static float shrink(const GatedDelta *op, const float *x, int64_t count) {
   if (!op->normalise) return 1.0f;
-  return 1.0f / _mm512_cvtss_f32(_mm512_sqrt_ps(_mm512_set1_ps(dot(x, x, count) + op->eps)));
+  return 1.0f / roots(filled(dot(x, x, count) + op->eps))[0];
 }
 
 static void token(const Run *run, int64_t at, int64_t head, int64_t column, float *state) {
   const int64_t dim = run->dim, width = run->width, group = head / (run->heads / run->groups);
   const float *q = run->query + (at * run->groups + group) * dim, *k = run->key + (at * run->groups + group) * dim;
-  const float kept = _mm512_cvtss_f32(exp16(_mm512_set1_ps(run->decay[at * run->heads + head])));
+  const float kept = exp16(filled(run->decay[at * run->heads + head]))[0];
   const float k_scale = shrink(run->op, k, dim);
-  const float q_scale = shrink(run->op, q, dim) / _mm512_cvtss_f32(_mm512_sqrt_ps(_mm512_set1_ps((float)dim)));
+  const float q_scale = shrink(run->op, q, dim) / roots(filled((float)dim))[0];
   const float met = dot(q, k, dim) * q_scale * k_scale;
-  __m512 known[VECTORS], asked[VECTORS], learnt[VECTORS];
-  __mmask16 here[VECTORS];
+  Floats known[VECTORS], asked[VECTORS], learnt[VECTORS];
+  Lanes here[VECTORS];
   for (int i = 0; i < VECTORS; i++) {
-    known[i] = asked[i] = _mm512_setzero_ps();
-    here[i] = lanes_before(column + 16 * i, width);
+    known[i] = asked[i] = filled(0.0f);
+    here[i] = first_lanes(width - column - 16 * i);
   }
   for (int64_t d = 0; d < dim; d++) {
-    const __m512 each_k = _mm512_set1_ps(k[d]), each_q = _mm512_set1_ps(q[d]);
+    const Floats each_k = filled(k[d]), each_q = filled(q[d]);
     for (int i = 0; i < VECTORS; i++) {
-      const __m512 s = _mm512_maskz_loadu_ps(here[i], state + d * width + 16 * i);
-      known[i] = _mm512_fmadd_ps(each_k, s, known[i]);
-      asked[i] = _mm512_fmadd_ps(each_q, s, asked[i]);
+      const Floats s = load_lanes(here[i], state + d * width + 16 * i);
+      known[i] = fused(each_k, s, known[i]);
+      asked[i] = fused(each_q, s, asked[i]);
     }
   }
   const int64_t line = (at * run->heads + head) * width + column;
-  const __m512 rate = _mm512_set1_ps(run->beta[at * run->heads + head]);
+  const Floats rate = filled(run->beta[at * run->heads + head]);
   for (int i = 0; i < VECTORS; i++) {
-    const __m512 v = _mm512_maskz_loadu_ps(here[i], run->value + line + 16 * i);
-    learnt[i] = _mm512_mul_ps(rate, _mm512_fnmadd_ps(_mm512_set1_ps(kept * k_scale), known[i], v));
-    const __m512 y = _mm512_fmadd_ps(_mm512_set1_ps(met), learnt[i], _mm512_mul_ps(_mm512_set1_ps(kept * q_scale), asked[i]));
-    _mm512_mask_storeu_ps(run->y + line + 16 * i, here[i], y);
+    const Floats v = load_lanes(here[i], run->value + line + 16 * i);
+    learnt[i] = rate * fused(filled(-kept * k_scale), known[i], v);
+    const Floats y = fused(filled(met), learnt[i], filled(kept * q_scale) * asked[i]);
+    store_lanes(run->y + line + 16 * i, here[i], y);
   }
-  const __m512 fade = _mm512_set1_ps(kept);
+  const Floats fade = filled(kept);
   for (int64_t d = 0; d < dim; d++) {
-    const __m512 each = _mm512_set1_ps(k[d] * k_scale);
+    const Floats each = filled(k[d] * k_scale);
     for (int i = 0; i < VECTORS; i++) {
       float *place = state + d * width + 16 * i;
-      const __m512 s = _mm512_mul_ps(fade, _mm512_maskz_loadu_ps(here[i], place));
-      _mm512_mask_storeu_ps(place, here[i], _mm512_fmadd_ps(each, learnt[i], s));
+      const Floats s = fade * load_lanes(here[i], place);
+      store_lanes(place, here[i], fused(each, learnt[i], s));
     }
   }
 }

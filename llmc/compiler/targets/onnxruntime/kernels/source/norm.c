@@ -22,20 +22,20 @@ static void share_of(void *data, size_t share) {
   for (int64_t row = job->rows * (int64_t)share / job->shares; row < end; row++) {
     const float *x = job->x + row * width, *residual = job->residual + row * width;
     float *y = job->y + row * width, *sum = job->sum + row * width;
-    __m512 squares = _mm512_setzero_ps();
+    Floats squares = filled(0.0f);
     for (int64_t i = 0; i < width; i += LANES) {
-      const __mmask16 here = width - i >= LANES ? 0xFFFF : (__mmask16)((1u << (width - i)) - 1);
-      __m512 s = _mm512_add_ps(_mm512_maskz_loadu_ps(here, x + i), _mm512_maskz_loadu_ps(here, residual + i));
-      squares = _mm512_fmadd_ps(s, s, squares);
-      _mm512_mask_storeu_ps(sum + i, here, s);
+      const Lanes here = first_lanes(width - i);
+      Floats s = load_lanes(here, x + i) + load_lanes(here, residual + i);
+      squares = fused(s, s, squares);
+      store_lanes(sum + i, here, s);
     }
-    float mean = _mm512_reduce_add_ps(squares) / (float)width + job->eps;
+    float mean = sum_of(squares) / (float)width + job->eps;
     if (!(mean <= 3.4028235e38f)) mean = __builtin_nanf(""); /* squares beyond float32 must not make a row of zeros */
-    const __m512 over = _mm512_div_ps(_mm512_set1_ps(1.0f), _mm512_sqrt_ps(_mm512_set1_ps(mean)));
+    const Floats over = filled(1.0f) / roots(filled(mean));
     for (int64_t i = 0; i < width; i += LANES) {
-      const __mmask16 here = width - i >= LANES ? 0xFFFF : (__mmask16)((1u << (width - i)) - 1);
-      __m512 s = _mm512_mul_ps(_mm512_maskz_loadu_ps(here, sum + i), over);
-      _mm512_mask_storeu_ps(y + i, here, _mm512_mul_ps(s, _mm512_maskz_loadu_ps(here, job->weight + i)));
+      const Lanes here = first_lanes(width - i);
+      Floats s = load_lanes(here, sum + i) * over;
+      store_lanes(y + i, here, s * load_lanes(here, job->weight + i));
     }
   }
 }

@@ -12,14 +12,9 @@ together, four inputs of each at a time. */
 #ifndef LLMC_PANELS_H
 #define LLMC_PANELS_H
 
-#include <immintrin.h>
-#include <stddef.h>
-#include <stdint.h>
+#include "vectors.h"
 
-#define INLINE static inline __attribute__((always_inline))
-#define UNROLL _Pragma("clang loop unroll(full)") /* arrays indexed in the loop are to be registers */
-
-enum { LANES = 16, SCALE_UNIT = 256, TOGETHER = 8, OFFSETS = 1, ZEROS = 2 };
+enum { SCALE_UNIT = 256, OFFSETS = 1, ZEROS = 2 };
 
 typedef struct {
   int64_t rows, width, group, bits, offsets; /* N, K, inputs of a group, 4 or 8, 0 or OFFSETS or ZEROS */
@@ -39,7 +34,7 @@ static inline int32_t zero_of(const Matrix *m) { return m->offsets ? 0 : 1 << (m
 typedef struct {
   int8_t *codes;   /* [rows / 8, groups · group / 4, 8, 4] */
   float *scales;   /* [rows / 8, groups, 8], over SCALE_UNIT */
-  int32_t *starts; /* the same of −zero · sum of the group's codes, which products begin with */
+  int32_t *starts; /* the same of (bias − zero) · sum of the group's codes, which products begin with */
   float *sums;     /* the same of scale · sum of the group's codes, which offsets are multiplied by */
 } Activations;
 
@@ -66,30 +61,28 @@ static inline void quantise_row(const Matrix *m, const float *x, const Activatio
   int32_t *codes = (int32_t *)a->codes + block * TOGETHER * groups * m->group / 4 + beside;
   for (int64_t g = 0; g < groups; g++) {
     int64_t first = g * m->group, left = m->width - first < m->group ? m->width - first : m->group;
-    __m512i most = _mm512_setzero_si512(); /* as integers, numbers of one sign have their order, and NaN is the most */
+    Ints most = filled_ints(0); /* as integers, numbers of one sign have their order, and NaN is the most */
     for (int64_t k = 0; k < left; k += LANES) {
-      __mmask16 here = left - k >= LANES ? 0xFFFF : (__mmask16)((1u << (left - k)) - 1);
-      most = _mm512_max_epi32(most, _mm512_castps_si512(_mm512_abs_ps(_mm512_maskz_loadu_ps(here, x + first + k))));
+      most = __builtin_elementwise_max(most, (Ints)magnitude(load_lanes(first_lanes(left - k), x + first + k)));
     }
-    float top = _mm_cvtss_f32(_mm_castsi128_ps(_mm_cvtsi32_si128(_mm512_reduce_max_epi32(most))));
+    const union {
+      int32_t bits;
+      float value;
+    } greatest = {greatest_of_ints(most)};
+    const float top = greatest.value;
     const int finite = top <= 3.4028235e38f;
-    __m512 inverse = _mm512_set1_ps(finite && top > 1e-30f ? 127.0f / top : 0.0f);
-    __m512i sum = _mm512_setzero_si512();
+    Floats inverse = filled(finite && top > 1e-30f ? 127.0f / top : 0.0f);
+    Ints sum = filled_ints(0);
     for (int64_t k = 0; k < m->group; k += LANES) {
-      int64_t room = m->group - k;
-      __mmask16 kept = room >= LANES ? 0xFFFF : (__mmask16)((1u << room) - 1);
-      __mmask16 here = left - k >= LANES ? 0xFFFF : left > k ? (__mmask16)((1u << (left - k)) - 1) : 0;
-      __m512i q = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_maskz_loadu_ps(here, x + first + k), inverse));
-      sum = _mm512_add_epi32(sum, q);
-      int32_t four[4];
-      _mm_storeu_si128((__m128i *)four, _mm512_maskz_cvtsepi32_epi8(kept, q));
-      for (int64_t i = 0; i < 4 && k + 4 * i < m->group; i++) codes[((first + k) / 4 + i) * TOGETHER] = four[i];
+      const Ints q = to_ints(load_lanes(first_lanes(left - k), x + first + k) * inverse);
+      sum += q;
+      store_codes(codes + (first + k) / 4 * TOGETHER, m->group - k, q);
     }
-    int32_t total = _mm512_reduce_add_epi32(sum);
+    const int32_t total = sum_of_ints(sum);
     float scale = finite ? top / 127.0f : __builtin_nanf(""); /* what is no number stays none */
     const int64_t at = (block * groups + g) * TOGETHER + beside;
     a->scales[at] = scale / SCALE_UNIT;
-    a->starts[at] = (int32_t)(0u - (uint32_t)zero_of(m) * (uint32_t)total); /* wraps where x is no number */
+    a->starts[at] = (int32_t)((uint32_t)(bias_of((int)m->bits) - zero_of(m)) * (uint32_t)total); /* wraps where x is no number */
     if (a->sums) a->sums[at] = scale * (float)total;
   }
 }
@@ -99,7 +92,7 @@ static inline void quantise_row(const Matrix *m, const float *x, const Activatio
 The rows are of one block of eight. `ahead` bytes on from what is read, panels that come next are fetched, for 0 none.
 `rows`, `panels`, `bits` and `offsets` are constants where this is inlined; rows · panels ≤ 8 keeps sums in registers. */
 INLINE void tile(const int rows, const int panels, const int bits, const int offsets, const Matrix *m,
-                 const uint8_t *at, const Activations *a, int64_t row, int64_t ahead, __m512 *sums) {
+                 const uint8_t *at, const Activations *a, int64_t row, int64_t ahead, Floats *sums) {
   const int64_t groups = groups_of(m), stride = panel_bytes(m), steps = m->group / 4;
   const int64_t block = row / TOGETHER * TOGETHER * groups, beside = row % TOGETHER;
   const int32_t *codes = (const int32_t *)a->codes + block * steps + beside;
@@ -110,62 +103,36 @@ INLINE void tile(const int rows, const int panels, const int bits, const int off
   UNROLL
   for (int n = 0; n < panels; n++) head[n] = at + n * stride, from[n] = head[n] + head_bytes(m);
   UNROLL
-  for (int i = 0; i < rows * panels; i++) sums[i] = _mm512_setzero_ps();
-  const __m512 unit = _mm512_set1_ps(1.0f / SCALE_UNIT);
+  for (int i = 0; i < rows * panels; i++) sums[i] = filled(0.0f);
+  const Floats unit = filled(1.0f / SCALE_UNIT);
+  const int begins = bias_of(bits) != (offsets ? 0 : 1 << (bits - 1));
   for (int64_t g = 0; g < groups; g++) {
-    __m512i dots[8];
-    __m512 scale[4], offset[4];
+    Ints dots[8];
+    Floats scale[4], offset[4];
     UNROLL
     for (int n = 0; n < panels; n++) {
-      scale[n] = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)head[n]));
-      if (offsets) offset[n] = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(head[n] + 32)));
-      if (offsets == ZEROS) offset[n] = _mm512_mul_ps(_mm512_mul_ps(offset[n], scale[n]), unit);
+      scale[n] = from_half(load_halves(head[n]));
+      if (offsets) offset[n] = from_half(load_halves(head[n] + 32));
+      if (offsets == ZEROS) offset[n] = offset[n] * scale[n] * unit;
       head[n] += offsets ? 64 : 32;
     }
     UNROLL
     for (int r = 0; r < rows; r++)
       UNROLL
       for (int n = 0; n < panels; n++)
-        dots[r * panels + n] = offsets ? _mm512_setzero_si512() : _mm512_set1_epi32(starts[r]);
-    if (bits == 8) {
-      for (int64_t k = 0; k < steps; k++)
-        UNROLL
-        for (int n = 0; n < panels; n++) {
-          __m512i w = _mm512_loadu_si512(from[n] + 64 * k);
-          if (ahead) _mm_prefetch((const char *)from[n] + 64 * k + ahead, _MM_HINT_T1);
-          UNROLL
-          for (int r = 0; r < rows; r++)
-            dots[r * panels + n] = _mm512_dpbusd_epi32(dots[r * panels + n], w,
-                                                       _mm512_set1_epi32(codes[k * TOGETHER + r]));
-        }
-    } else {
-      const __m512i low = _mm512_set1_epi8(15);
-      for (int64_t k = 0; k < steps / 2; k++)
-        UNROLL
-        for (int n = 0; n < panels; n++) {
-          __m512i both = _mm512_loadu_si512(from[n] + 64 * k);
-          if (ahead) _mm_prefetch((const char *)from[n] + 64 * k + ahead, _MM_HINT_T1);
-          __m512i first = _mm512_and_si512(both, low), second = _mm512_and_si512(_mm512_srli_epi16(both, 4), low);
-          UNROLL
-          for (int r = 0; r < rows; r++) {
-            const int32_t *x = codes + k * TOGETHER + r;
-            __m512i *dot = dots + r * panels + n;
-            *dot = _mm512_dpbusd_epi32(*dot, first, _mm512_set1_epi32(x[0]));
-            *dot = _mm512_dpbusd_epi32(*dot, second, _mm512_set1_epi32(x[steps / 2 * TOGETHER]));
-          }
-        }
-    }
+        dots[r * panels + n] = filled_ints(begins ? starts[r] : 0);
+    group_dots(rows, panels, bits, steps, from, codes, ahead, dots);
     UNROLL
     for (int n = 0; n < panels; n++) from[n] += steps * 8 * bits;
     codes += steps * TOGETHER;
     UNROLL
     for (int r = 0; r < rows; r++) {
-      __m512 x = _mm512_set1_ps(scales[r]);
+      Floats x = filled(scales[r]);
       UNROLL
       for (int n = 0; n < panels; n++) {
-        __m512 *sum = sums + r * panels + n;
-        *sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots[r * panels + n]), _mm512_mul_ps(scale[n], x), *sum);
-        if (offsets) *sum = _mm512_fmadd_ps(_mm512_set1_ps(totals[r]), offset[n], *sum);
+        Floats *sum = sums + r * panels + n;
+        *sum = fused(to_floats(dots[r * panels + n]), scale[n] * x, *sum);
+        if (offsets) *sum = fused(filled(totals[r]), offset[n], *sum);
       }
     }
     scales += TOGETHER, starts += TOGETHER;

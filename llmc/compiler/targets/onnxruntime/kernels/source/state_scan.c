@@ -28,24 +28,24 @@ typedef struct {
 /* One token in lines `first` to `end` of the row's state. */
 static void token(const Run *run, int64_t at, int64_t first, int64_t end, float *state) {
   const int64_t size = run->size, shared = run->heads / run->groups;
-  __m512 fade = _mm512_setzero_ps();
+  Floats fade = filled(0.0f);
   for (int64_t line = first; line < end; line++) {
     const int64_t head = line / run->lines, group = head / shared;
     const float step = run->step[at * run->heads + head], taken = step * run->x[at * run->heads * run->lines + line];
     const float *write = run->write + (at * run->groups + group) * size, *read = run->read + (at * run->groups + group) * size;
-    if (!run->each && (line == first || line % run->lines == 0)) fade = exp16(_mm512_set1_ps(step * run->rate[head]));
-    __m512 sum = _mm512_setzero_ps();
+    if (!run->each && (line == first || line % run->lines == 0)) fade = exp16(filled(step * run->rate[head]));
+    Floats sum = filled(0.0f);
     for (int64_t i = 0; i < size; i += 16) {
-      const __mmask16 here = lanes_before(i, size);
+      const Lanes here = first_lanes(size - i);
       float *place = state + line * size + i;
       if (run->each)
-        fade = exp16(_mm512_mul_ps(_mm512_set1_ps(step), _mm512_maskz_loadu_ps(here, run->rate + head * size + i)));
-      const __m512 kept = _mm512_mul_ps(fade, _mm512_maskz_loadu_ps(here, place));
-      const __m512 s = _mm512_fmadd_ps(_mm512_set1_ps(taken), _mm512_maskz_loadu_ps(here, write + i), kept);
-      _mm512_mask_storeu_ps(place, here, s);
-      sum = _mm512_fmadd_ps(s, _mm512_maskz_loadu_ps(here, read + i), sum);
+        fade = exp16(filled(step) * load_lanes(here, run->rate + head * size + i));
+      const Floats kept = fade * load_lanes(here, place);
+      const Floats s = fused(filled(taken), load_lanes(here, write + i), kept);
+      store_lanes(place, here, s);
+      sum = fused(s, load_lanes(here, read + i), sum);
     }
-    run->y[at * run->heads * run->lines + line] = _mm512_reduce_add_ps(sum);
+    run->y[at * run->heads * run->lines + line] = sum_of(sum);
   }
 }
 

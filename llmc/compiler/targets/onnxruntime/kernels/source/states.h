@@ -4,9 +4,8 @@ from zeros, whatever its slot holds, and a row without tokens leaves its slot as
 #ifndef LLMC_STATES_H
 #define LLMC_STATES_H
 
-#include <immintrin.h>
-
 #include "rows.h"
+#include "vectors.h"
 
 /* Output `to` [slots, ..], which begins as `before` is. */
 static inline Status *state_output(Api api, Context *context, size_t to, const Tensor *before, float **out) {
@@ -23,11 +22,6 @@ static inline Status *state_output(Api api, Context *context, size_t to, const T
 static inline void clear_rest(const Rows *rows, int64_t tokens, int64_t width, float *out) {
   if (rows->taken < tokens)
     for (int64_t i = 0; i < tokens * width; i++) out[i] = 0.0f;
-}
-
-/* The lanes of 16 from `at` on that are below `end`. */
-static inline __mmask16 lanes_before(int64_t at, int64_t end) {
-  return end - at >= 16 ? 0xFFFF : end > at ? (__mmask16)((1u << (end - at)) - 1) : 0;
 }
 
 #endif

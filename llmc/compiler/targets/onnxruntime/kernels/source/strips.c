@@ -8,31 +8,28 @@ enum {
   MOST_SHARES = 256,
 };
 
-INLINE void write(float *y, __m512 value, int64_t left) {
-  if (left >= LANES)
-    _mm512_storeu_ps(y, value);
-  else if (left > 0)
-    _mm512_mask_storeu_ps(y, (__mmask16)((1u << left) - 1), value);
+INLINE void write(float *y, Floats value, int64_t left) {
+  if (left > 0) store_lanes(y, first_lanes(left), value);
 }
 
 /* silu(gate) · other of one pair of panels; sums of neighbouring rows are `step` apart. */
-INLINE void write_gated(const int rows, const Product *p, int64_t pair, int64_t row, const __m512 *gate,
-                        const __m512 *other, const int step) {
+INLINE void write_gated(const int rows, const Product *p, int64_t pair, int64_t row, const Floats *gate,
+                        const Floats *other, const int step) {
   const int64_t width = p->matrix->rows / 2, column = pair * LANES;
   UNROLL
   for (int r = 0; r < rows; r++)
-    write(p->y + (row + r) * width + column, _mm512_mul_ps(silu16(gate[r * step]), other[r * step]), width - column);
+    write(p->y + (row + r) * width + column, silu16(gate[r * step]) * other[r * step], width - column);
 }
 
 /* share · sum to each row's line; sums of neighbouring rows are `step` apart. */
-INLINE void add_shares(const int rows, const Product *p, int64_t column, int64_t left, int64_t row, const __m512 *sums,
+INLINE void add_shares(const int rows, const Product *p, int64_t column, int64_t left, int64_t row, const Floats *sums,
                        const int step) {
-  const __mmask16 here = left >= LANES ? 0xFFFF : (__mmask16)((1u << left) - 1);
+  const Lanes here = first_lanes(left);
   UNROLL
   for (int r = 0; r < rows; r++) {
     float *y = p->y + p->lines[row + r] * p->matrix->rows + column;
-    const __m512 share = _mm512_set1_ps(p->shares[row + r]);
-    write(y, _mm512_fmadd_ps(share, sums[r * step], _mm512_maskz_loadu_ps(here, y)), left);
+    const Floats share = filled(p->shares[row + r]);
+    write(y, fused(share, sums[r * step], load_lanes(here, y)), left);
   }
 }
 
@@ -42,7 +39,7 @@ INLINE void strip(const int rows, const int panels, const int bits, const int of
   const Matrix *m = p->matrix;
   const Activations *a = &p->activations;
   const uint8_t *at = p->panels + first * panel_bytes(m);
-  __m512 sums[8], others[8];
+  Floats sums[8], others[8];
   tile(rows, panels, bits, offsets, m, at, a, row, ahead, sums);
   if (p->gated && panels == 1) {
     tile(rows, 1, bits, offsets, m, at + panel_bytes(m), a, row, ahead, others);
@@ -62,11 +59,11 @@ INLINE void strip(const int rows, const int panels, const int bits, const int of
       add_shares(rows, p, column, left, row, sums + n, panels);
       continue;
     }
-    __mmask16 here = left >= LANES ? 0xFFFF : (__mmask16)((1u << left) - 1);
-    __m512 bias = p->bias ? _mm512_maskz_loadu_ps(here, p->bias + column) : _mm512_setzero_ps();
+    Lanes here = first_lanes(left);
+    Floats bias = p->bias ? load_lanes(here, p->bias + column) : filled(0.0f);
     UNROLL
     for (int r = 0; r < rows; r++)
-      write(p->y + (row + r) * m->rows + column, _mm512_add_ps(sums[r * panels + n], bias), left);
+      write(p->y + (row + r) * m->rows + column, sums[r * panels + n] + bias, left);
   }
 }
 
@@ -76,25 +73,29 @@ INLINE void strip(const int rows, const int panels, const int bits, const int of
       const Product *p, int64_t first, int64_t row, int64_t ahead) {                                          \
     strip(rows, panels, bits, offsets, p, first, row, ahead);                                                 \
   }
+#if STRIP_ROWS == 8
+#define MORE(what, bits, offsets) what(5, 1, bits, offsets) what(6, 1, bits, offsets) what(7, 1, bits, offsets) what(8, 1, bits, offsets)
+#else
+#define MORE(what, bits, offsets)
+#endif
 #define STRIPS(bits, offsets)                                                                                 \
   STRIP(1, 1, bits, offsets) STRIP(2, 1, bits, offsets) STRIP(3, 1, bits, offsets) STRIP(4, 1, bits, offsets) \
-  STRIP(5, 1, bits, offsets) STRIP(6, 1, bits, offsets) STRIP(7, 1, bits, offsets) STRIP(8, 1, bits, offsets) \
-  STRIP(3, 2, bits, offsets) STRIP(4, 2, bits, offsets) STRIP(1, 4, bits, offsets) STRIP(2, 4, bits, offsets)
+  STRIP(3, 2, bits, offsets) STRIP(4, 2, bits, offsets) STRIP(1, 4, bits, offsets) STRIP(2, 4, bits, offsets) \
+  MORE(STRIP, bits, offsets)
 STRIPS(8, 2) STRIPS(8, 1) STRIPS(8, 0) STRIPS(4, 2) STRIPS(4, 1) STRIPS(4, 0)
 
 typedef void Strip(const Product *p, int64_t first, int64_t row, int64_t ahead);
 
 /* Those of one format, by rows: of one panel or a gated pair, and of two and four panels. */
 typedef struct {
-  Strip *one[TOGETHER + 1], *two[5], *four[3];
+  Strip *one[STRIP_ROWS + 1], *two[5], *four[3];
 } Strips;
 
-#define NAMED(rows, panels, bits, offsets) [rows] = strip_##rows##_##panels##_##bits##_##offsets
+#define NAMED(rows, panels, bits, offsets) [rows] = strip_##rows##_##panels##_##bits##_##offsets,
 #define OF_FORMAT(b, o)                                                                                       \
-  {.one = {NAMED(1, 1, b, o), NAMED(2, 1, b, o), NAMED(3, 1, b, o), NAMED(4, 1, b, o), NAMED(5, 1, b, o),     \
-           NAMED(6, 1, b, o), NAMED(7, 1, b, o), NAMED(8, 1, b, o)},                                          \
-   .two = {NAMED(3, 2, b, o), NAMED(4, 2, b, o)},                                                             \
-   .four = {NAMED(1, 4, b, o), NAMED(2, 4, b, o)}}
+  {.one = {NAMED(1, 1, b, o) NAMED(2, 1, b, o) NAMED(3, 1, b, o) NAMED(4, 1, b, o) MORE(NAMED, b, o)},        \
+   .two = {NAMED(3, 2, b, o) NAMED(4, 2, b, o)},                                                              \
+   .four = {NAMED(1, 4, b, o) NAMED(2, 4, b, o)}}
 static const Strips formats[2][3] = {{OF_FORMAT(4, 0), OF_FORMAT(4, 1), OF_FORMAT(4, 2)},
                                      {OF_FORMAT(8, 0), OF_FORMAT(8, 1), OF_FORMAT(8, 2)}};
 
@@ -109,7 +110,7 @@ static void block(const Product *p, int64_t first, int64_t end, int64_t row, int
     for (; panel + 2 <= end; panel += 2) of->two[rows](p, panel, row, panel + 4 <= end ? 2 * size : 0);
   for (; panel < end; panel += unit) {
     int64_t r = row, ahead = panel + unit < end ? unit * size : 0;
-    for (; r + TOGETHER <= last; r += TOGETHER, ahead = 0) of->one[TOGETHER](p, panel, r, ahead);
+    for (; r + STRIP_ROWS <= last; r += STRIP_ROWS, ahead = 0) of->one[STRIP_ROWS](p, panel, r, ahead);
     if (r < last) of->one[last - r](p, panel, r, ahead);
   }
 }

@@ -5,10 +5,7 @@
 #include "panels.h"
 #include "vector_math.h"
 
-enum { KEYS = 64 };
-
-/* The first `count` lanes of a register. */
-INLINE __mmask16 lanes(int64_t count) { return count >= LANES ? 0xFFFF : (__mmask16)((1u << count) - 1); }
+enum { KEYS = 64, NO_NUMBER = 0x7FC00000 };
 
 /* `count` rounded up to whole registers. */
 INLINE int64_t whole(int64_t count) { return (count + LANES - 1) / LANES * LANES; }
@@ -16,11 +13,10 @@ INLINE int64_t whole(int64_t count) { return (count + LANES - 1) / LANES * LANES
 /* To float16, in which what is beyond its range is no number: an infinite key could pass for one that nobody sees. */
 INLINE void narrow(const float *from, uint16_t *to, int64_t count) {
   for (int64_t i = 0; i < count; i += LANES) {
-    const __mmask16 here = lanes(count - i);
-    __m512 x = _mm512_maskz_loadu_ps(here, from + i);
-    const __mmask16 beyond = _mm512_cmp_ps_mask(_mm512_abs_ps(x), _mm512_set1_ps(65520.0f), _CMP_NLT_UQ);
-    x = _mm512_mask_blend_ps(beyond, x, _mm512_set1_ps(__builtin_nanf("")));
-    _mm256_mask_storeu_epi16(to + i, here, _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+    const Lanes here = first_lanes(count - i);
+    Floats x = load_lanes(here, from + i);
+    const Ints within = magnitude(x) < filled(65520.0f);
+    store_half_lanes(to + i, here, to_half((Floats)((Ints)x | (~within & filled_ints(NO_NUMBER)))));
   }
 }
 
@@ -29,61 +25,34 @@ INLINE void widen(const uint16_t *from, float *to, int64_t count, int64_t width)
   if (width % LANES == 0) width *= count, count = 1;
   for (; count; count--, from += width)
     for (int64_t i = 0; i < width; i += LANES, to += LANES)
-      _mm512_store_ps(to, _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(lanes(width - i), from + i)));
-}
-
-/* 16 rows of 16 floats, `stride` apart, become columns: to[d · KEYS + row]. */
-INLINE void transpose(const float *from, int64_t stride, int64_t rows, float *to) {
-  __m512 r[16], t[16];
-  UNROLL
-  for (int i = 0; i < 16; i++) r[i] = i < rows ? _mm512_loadu_ps(from + i * stride) : _mm512_setzero_ps();
-  UNROLL
-  for (int i = 0; i < 16; i += 2) {
-    t[i] = _mm512_unpacklo_ps(r[i], r[i + 1]);
-    t[i + 1] = _mm512_unpackhi_ps(r[i], r[i + 1]);
-  }
-  UNROLL
-  for (int i = 0; i < 16; i += 4)
-    UNROLL
-    for (int j = 0; j < 2; j++) {
-      __m512d a = _mm512_castps_pd(t[i + j]), b = _mm512_castps_pd(t[i + j + 2]);
-      r[i + 2 * j] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, b));
-      r[i + 2 * j + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, b));
-    }
-  UNROLL
-  for (int i = 0; i < 4; i++) {
-    __m512 a = _mm512_shuffle_f32x4(r[i], r[i + 4], 0x88), b = _mm512_shuffle_f32x4(r[i], r[i + 4], 0xDD);
-    __m512 c = _mm512_shuffle_f32x4(r[i + 8], r[i + 12], 0x88), d = _mm512_shuffle_f32x4(r[i + 8], r[i + 12], 0xDD);
-    _mm512_storeu_ps(to + i * KEYS, _mm512_shuffle_f32x4(a, c, 0x88));
-    _mm512_storeu_ps(to + (i + 8) * KEYS, _mm512_shuffle_f32x4(a, c, 0xDD));
-    _mm512_storeu_ps(to + (i + 4) * KEYS, _mm512_shuffle_f32x4(b, d, 0x88));
-    _mm512_storeu_ps(to + (i + 12) * KEYS, _mm512_shuffle_f32x4(b, d, 0xDD));
-  }
+      store_aligned(to, from_half(load_half_lanes(first_lanes(width - i), from + i)));
 }
 
 /* Scores [rows, KEYS] of `rows` queries [rows, dim] with turned keys [dim, KEYS]. */
 INLINE void score(const int rows, const float *q, const float *keys, int64_t dim, float scale, float *to) {
-  __m512 s[6][4];
-  UNROLL
-  for (int r = 0; r < rows; r++) {
-    UNROLL
-    for (int n = 0; n < 4; n++) s[r][n] = _mm512_setzero_ps();
-  }
-  for (int64_t d = 0; d < dim; d++) {
-    __m512 k[4];
-    UNROLL
-    for (int n = 0; n < 4; n++) k[n] = _mm512_load_ps(keys + d * KEYS + n * LANES);
+  for (int64_t key = 0; key < KEYS; key += SCORED * LANES, keys += SCORED * LANES, to += SCORED * LANES) {
+    Floats s[6][SCORED];
     UNROLL
     for (int r = 0; r < rows; r++) {
-      const __m512 x = _mm512_set1_ps(q[r * dim + d]);
       UNROLL
-      for (int n = 0; n < 4; n++) s[r][n] = _mm512_fmadd_ps(x, k[n], s[r][n]);
+      for (int n = 0; n < SCORED; n++) s[r][n] = filled(0.0f);
     }
-  }
-  UNROLL
-  for (int r = 0; r < rows; r++) {
+    for (int64_t d = 0; d < dim; d++) {
+      Floats k[SCORED];
+      UNROLL
+      for (int n = 0; n < SCORED; n++) k[n] = load_aligned(keys + d * KEYS + n * LANES);
+      UNROLL
+      for (int r = 0; r < rows; r++) {
+        const Floats x = filled(q[r * dim + d]);
+        UNROLL
+        for (int n = 0; n < SCORED; n++) s[r][n] = fused(x, k[n], s[r][n]);
+      }
+    }
     UNROLL
-    for (int n = 0; n < 4; n++) _mm512_store_ps(to + r * KEYS + n * LANES, _mm512_mul_ps(s[r][n], _mm512_set1_ps(scale)));
+    for (int r = 0; r < rows; r++) {
+      UNROLL
+      for (int n = 0; n < SCORED; n++) store_aligned(to + r * KEYS + n * LANES, s[r][n] * filled(scale));
+    }
   }
 }
 
@@ -91,42 +60,42 @@ INLINE void score(const int rows, const float *q, const float *keys, int64_t dim
 width = 16 · lines. */
 INLINE void gather_lines(const int rows, const int lines, const float *weights, const float *values, int64_t count,
                          int64_t dim, const float *shrink, float *sums) {
-  __m512 s[6][4];
+  Floats s[6][SCORED];
   UNROLL
   for (int r = 0; r < rows; r++) {
     UNROLL
     for (int n = 0; n < lines; n++)
-      s[r][n] = _mm512_mul_ps(_mm512_load_ps(sums + r * dim + n * LANES), _mm512_set1_ps(shrink[r]));
+      s[r][n] = load_aligned(sums + r * dim + n * LANES) * filled(shrink[r]);
   }
   for (int64_t k = 0; k < count; k++) {
-    __m512 v[4];
+    Floats v[SCORED];
     UNROLL
-    for (int n = 0; n < lines; n++) v[n] = _mm512_loadu_ps(values + k * dim + n * LANES);
+    for (int n = 0; n < lines; n++) v[n] = load(values + k * dim + n * LANES);
     UNROLL
     for (int r = 0; r < rows; r++) {
-      const __m512 x = _mm512_set1_ps(weights[r * KEYS + k]);
+      const Floats x = filled(weights[r * KEYS + k]);
       UNROLL
-      for (int n = 0; n < lines; n++) s[r][n] = _mm512_fmadd_ps(x, v[n], s[r][n]);
+      for (int n = 0; n < lines; n++) s[r][n] = fused(x, v[n], s[r][n]);
     }
   }
   UNROLL
   for (int r = 0; r < rows; r++) {
     UNROLL
-    for (int n = 0; n < lines; n++) _mm512_store_ps(sums + r * dim + n * LANES, s[r][n]);
+    for (int n = 0; n < lines; n++) store_aligned(sums + r * dim + n * LANES, s[r][n]);
   }
 }
 
 INLINE void gather(const int rows, const float *weights, const float *values, int64_t count, int64_t dim,
                    const float *shrink, float *sums) {
   int64_t d = 0;
-  for (; d + 4 * LANES <= dim; d += 4 * LANES)
-    gather_lines(rows, 4, weights, values + d, count, dim, shrink, sums + d);
+  for (; d + SCORED * LANES <= dim; d += SCORED * LANES)
+    gather_lines(rows, SCORED, weights, values + d, count, dim, shrink, sums + d);
   for (; d < dim; d += LANES) gather_lines(rows, 1, weights, values + d, count, dim, shrink, sums + d);
 }
 
 /* Have memory brought into the cache that `count` float16 lie in. */
 INLINE void fetch(const uint16_t *from, int64_t count) {
-  for (int64_t i = 0; i < count; i += 2 * LANES) _mm_prefetch((const char *)(from + i), _MM_HINT_T0);
+  for (int64_t i = 0; i < count; i += 2 * LANES) __builtin_prefetch(from + i);
 }
 
 /* Functions of their own for each number of rows: inlined into one caller, their sums would not stay in registers. */
@@ -152,67 +121,64 @@ TILES(1) TILES(2) TILES(3) TILES(4) TILES(6)
 
 /* cap · tanh(scores / cap) */
 INLINE void cap_scores(float *scores, float cap) {
-  const __m512 one = _mm512_set1_ps(1.0f), two = _mm512_set1_ps(2.0f), most = _mm512_set1_ps(cap);
+  const Floats one = filled(1.0f), two = filled(2.0f), most = filled(cap);
   UNROLL
   for (int n = 0; n < 4; n++) {
-    const __m512 twice = exp16(_mm512_mul_ps(_mm512_load_ps(scores + n * LANES), _mm512_set1_ps(2.0f / cap)));
-    const __m512 tanh = _mm512_sub_ps(one, _mm512_div_ps(two, _mm512_add_ps(twice, one)));
-    _mm512_store_ps(scores + n * LANES, _mm512_mul_ps(tanh, most));
+    const Floats twice = exp16(load_aligned(scores + n * LANES) * filled(2.0f / cap));
+    const Floats tanh = one - two / (twice + one);
+    store_aligned(scores + n * LANES, tanh * most);
   }
 }
 
 /* Add `slope` for each place of a key, the first one of this block being at `place`. */
 INLINE void lean_scores(float *scores, float slope, int64_t place) {
-  const __m512 lane = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  const Floats lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   UNROLL
   for (int n = 0; n < 4; n++) {
-    const __m512 at = _mm512_add_ps(lane, _mm512_set1_ps((float)(place + n * LANES)));
-    const __m512 leant = _mm512_fmadd_ps(at, _mm512_set1_ps(slope), _mm512_load_ps(scores + n * LANES));
-    _mm512_store_ps(scores + n * LANES, leant);
+    const Floats at = lane + filled((float)(place + n * LANES));
+    const Floats leant = fused(at, filled(slope), load_aligned(scores + n * LANES));
+    store_aligned(scores + n * LANES, leant);
   }
 }
 
 /* Add what each of the first `count` keys of this block has. */
 INLINE void raise_scores(float *scores, const float *by, int64_t count) {
   for (int64_t n = 0; n < count; n += LANES) {
-    const __m512 more = _mm512_maskz_loadu_ps(lanes(count - n), by + n);
-    _mm512_store_ps(scores + n, _mm512_add_ps(_mm512_load_ps(scores + n), more));
+    const Floats more = load_lanes(first_lanes(count - n), by + n);
+    store_aligned(scores + n, load_aligned(scores + n) + more);
   }
 }
 
 /* One row's weights e^(score − maximum) of the keys from … end − 1 of this block; returns what older sums shrink by. */
 INLINE float weigh(float *scores, int64_t from, int64_t end, float *most, float *total) {
-  const __m512 none = _mm512_set1_ps(-__builtin_inff());
-  __m512 s[4], top = none;
+  const Floats none = filled(-__builtin_inff());
+  Floats s[4], top = none;
   UNROLL
   for (int n = 0; n < 4; n++) {
-    int64_t below = from - n * LANES, above = end - n * LANES;
-    uint32_t mask = above <= 0 ? 0 : above >= LANES ? 0xFFFF : (1u << above) - 1;
-    if (below > 0) mask &= below >= LANES ? 0 : ~((1u << below) - 1);
-    s[n] = _mm512_mask_blend_ps((__mmask16)mask, none, _mm512_load_ps(scores + n * LANES));
-    top = _mm512_max_ps(top, s[n]);
+    s[n] = between(from - n * LANES, end - n * LANES, load_aligned(scores + n * LANES), none);
+    top = higher(top, s[n]);
   }
-  float higher = _mm512_reduce_max_ps(top);
-  if (higher < *most) higher = *most;
-  if (higher == -__builtin_inff()) { /* no key yet, unless maxima passed over what is no number */
+  float highest = greatest(top);
+  if (highest < *most) highest = *most;
+  if (highest == -__builtin_inff()) { /* no key yet, unless maxima passed over what is no number */
     UNROLL
     for (int n = 0; n < 4; n++) {
-      if (_mm512_cmp_ps_mask(s[n], s[n], _CMP_UNORD_Q)) *total = __builtin_nanf("");
-      _mm512_store_ps(scores + n * LANES, _mm512_setzero_ps());
+      if (__builtin_reduce_or(s[n] != s[n])) *total = __builtin_nanf("");
+      store_aligned(scores + n * LANES, filled(0.0f));
     }
     return 1.0f;
   }
-  const __m512 maximum = _mm512_set1_ps(higher);
-  __m512 sum = _mm512_setzero_ps();
+  const Floats maximum = filled(highest);
+  Floats sum = filled(0.0f);
   UNROLL
   for (int n = 0; n < 4; n++) {
-    __m512 e = exp16(_mm512_sub_ps(s[n], maximum));
-    _mm512_store_ps(scores + n * LANES, e);
-    sum = _mm512_add_ps(sum, e);
+    Floats e = exp16(s[n] - maximum);
+    store_aligned(scores + n * LANES, e);
+    sum = sum + e;
   }
-  float shrink = _mm512_cvtss_f32(exp16(_mm512_set1_ps(*most - higher)));
-  *total = *total * shrink + _mm512_reduce_add_ps(sum);
-  *most = higher;
+  float shrink = exp16(filled(*most - highest))[0];
+  *total = *total * shrink + sum_of(sum);
+  *most = highest;
   return shrink;
 }
 

@@ -1,5 +1,5 @@
-/* Those intrinsics of AVX-512 that the kernels use, over AVX2, FMA and F16C: what sources find before the compiler's own
-header where the CPU has no AVX-512.
+/* Those intrinsics of AVX-512 and AVX-VNNI that the kernels use, over AVX2, FMA and F16C: what sources find before the
+compiler's own header where tests build a set of kernels that the CPU has no instructions for.
 
 Each gives what the instruction gives, to the bit: fused products round once, minima and maxima give their second operand
 where one is no number, masked loads and stores leave other memory alone. Sums over lanes add halves, as clang's do. */
@@ -27,7 +27,7 @@ typedef unsigned short __mmask16;
 
 typedef int Ints __attribute__((vector_size(64)));
 typedef unsigned Words __attribute__((vector_size(64)));
-typedef unsigned short Halves __attribute__((vector_size(64)));
+typedef unsigned short Shorts __attribute__((vector_size(64)));
 typedef signed char Bytes __attribute__((vector_size(16)));
 typedef struct {
   __m512 all;
@@ -38,7 +38,7 @@ typedef struct {
 
 #define EMULATED static inline __attribute__((always_inline))
 
-/* Halves, and what they make together. */
+/* Shorts, and what they make together. */
 EMULATED __m256 low(__m512 a) { return __builtin_shufflevector(a, a, 0, 1, 2, 3, 4, 5, 6, 7); }
 EMULATED __m256 high(__m512 a) { return __builtin_shufflevector(a, a, 8, 9, 10, 11, 12, 13, 14, 15); }
 EMULATED __m512 both(__m256 a, __m256 b) {
@@ -56,23 +56,15 @@ EMULATED Ints lanes_of(__mmask16 mask) {
 }
 
 /* Constants and casts */
-EMULATED __m512 _mm512_setzero_ps(void) { return (__m512){0}; }
 EMULATED __m512i _mm512_setzero_si512(void) { return (__m512i){0}; }
-EMULATED __m512 _mm512_set1_ps(float x) { return (__m512){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
 EMULATED __m512i _mm512_set1_epi32(int x) {
   return (__m512i)(Ints){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x};
 }
 EMULATED __m512i _mm512_set1_epi8(char x) { return _mm512_set1_epi32((int)((unsigned char)x * 0x01010101u)); }
-#define _mm512_setr_ps(...) ((__m512){__VA_ARGS__})
-#define _mm512_setr_epi32(...) ((__m512i)(Ints){__VA_ARGS__})
 EMULATED __m512d _mm512_castps_pd(__m512 a) { return (__m512d)a; }
 EMULATED __m512 _mm512_castpd_ps(__m512d a) { return (__m512)a; }
-EMULATED __m512i _mm512_castps_si512(__m512 a) { return (__m512i)a; }
-EMULATED float _mm512_cvtss_f32(__m512 a) { return a[0]; }
 
 /* Memory */
-EMULATED __m512 _mm512_load_ps(const void *from) { return *(const __m512 *)from; }
-EMULATED void _mm512_store_ps(void *to, __m512 a) { *(__m512 *)to = a; }
 EMULATED __m512 _mm512_loadu_ps(const void *from) { return ((const Anywhere *)from)->all; }
 EMULATED void _mm512_storeu_ps(void *to, __m512 a) { ((Anywhere *)to)->all = a; }
 EMULATED __m512i _mm512_loadu_si512(const void *from) { return ((const AnywhereInts *)from)->all; }
@@ -109,44 +101,18 @@ EMULATED void _mm256_mask_storeu_epi16(void *to, __mmask16 mask, __m256i a) {
   for (int i = 0; i < 16; i++)
     if (mask >> i & 1) ((unsigned short *)to)[i] = given[i];
 }
-EMULATED __m512 _mm512_mask_i32gather_ps(__m512 kept, __mmask16 mask, __m512i at, const void *from, int scale) {
-  for (int i = 0; i < 16; i++)
-    if (mask >> i & 1) kept[i] = *(const float *)((const char *)from + (long long)((Ints)at)[i] * scale);
-  return kept;
-}
 
 /* Arithmetic */
-EMULATED __m512 _mm512_add_ps(__m512 a, __m512 b) { return a + b; }
-EMULATED __m512 _mm512_sub_ps(__m512 a, __m512 b) { return a - b; }
-EMULATED __m512 _mm512_mul_ps(__m512 a, __m512 b) { return a * b; }
-EMULATED __m512 _mm512_div_ps(__m512 a, __m512 b) { return a / b; }
-EMULATED __m512 _mm512_sqrt_ps(__m512 a) { return both(_mm256_sqrt_ps(low(a)), _mm256_sqrt_ps(high(a))); }
-EMULATED __m512 _mm512_fmadd_ps(__m512 a, __m512 b, __m512 c) { return __builtin_elementwise_fma(a, b, c); }
-EMULATED __m512 _mm512_fnmadd_ps(__m512 a, __m512 b, __m512 c) { return __builtin_elementwise_fma(-a, b, c); }
 EMULATED __m512 _mm512_min_ps(__m512 a, __m512 b) {
   return both(_mm256_min_ps(low(a), low(b)), _mm256_min_ps(high(a), high(b)));
 }
 EMULATED __m512 _mm512_max_ps(__m512 a, __m512 b) {
   return both(_mm256_max_ps(low(a), low(b)), _mm256_max_ps(high(a), high(b)));
 }
-EMULATED __m512 _mm512_abs_ps(__m512 a) { return (__m512)((Words)a & 0x7FFFFFFFu); }
 EMULATED __m512i _mm512_and_si512(__m512i a, __m512i b) { return a & b; }
-EMULATED __m512i _mm512_add_epi32(__m512i a, __m512i b) { return (__m512i)((Words)a + (Words)b); }
-EMULATED __m512i _mm512_mullo_epi32(__m512i a, __m512i b) { return (__m512i)((Words)a * (Words)b); }
-EMULATED __m512i _mm512_max_epi32(__m512i a, __m512i b) {
-  return (__m512i)__builtin_elementwise_max((Ints)a, (Ints)b);
-}
 EMULATED __m512i _mm512_srli_epi16(__m512i a, unsigned count) {
-  return count > 15 ? _mm512_setzero_si512() : (__m512i)((Halves)a >> (unsigned short)count);
+  return count > 15 ? _mm512_setzero_si512() : (__m512i)((Shorts)a >> (unsigned short)count);
 }
-
-/* Rounding of `how` with no power of two: _MM_FROUND_… of four bits. */
-#define _mm512_roundscale_ps(a, how)                                                    \
-  __extension__({                                                                       \
-    _Static_assert((how) >> 4 == 0, "whole numbers only");                              \
-    const __m512 given_ = (a);                                                          \
-    both(_mm256_round_ps(low(given_), (how)), _mm256_round_ps(high(given_), (how)));    \
-  })
 
 /* a · 2^⌊b⌋, rounded once. In float64 no product of a float32 and a power within ±300 is rounded, or left the range. */
 EMULATED __m256 scaled(__m256 a, __m256 b) {
@@ -170,16 +136,15 @@ EMULATED __m256 scaled(__m256 a, __m256 b) {
 EMULATED __m512 _mm512_scalef_ps(__m512 a, __m512 b) { return both(scaled(low(a), low(b)), scaled(high(a), high(b))); }
 
 /* Sums of four products of an unsigned and a signed byte, more by `sum`. */
+EMULATED __m256i _mm256_dpbusd_avx_epi32(__m256i sum, __m256i a, __m256i b) {
+  const __m256i even = _mm256_madd_epi16(_mm256_and_si256(a, _mm256_set1_epi16(255)),
+                                         _mm256_srai_epi16(_mm256_slli_epi16(b, 8), 8));
+  const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(a, 8), _mm256_srai_epi16(b, 8));
+  return _mm256_add_epi32(sum, _mm256_add_epi32(even, odd));
+}
 EMULATED __m512i _mm512_dpbusd_epi32(__m512i sum, __m512i a, __m512i b) {
-  __m256i half[2];
-  for (int i = 0; i < 2; i++) {
-    const __m256i x = i ? high_ints(a) : low_ints(a), y = i ? high_ints(b) : low_ints(b);
-    const __m256i even = _mm256_madd_epi16(_mm256_and_si256(x, _mm256_set1_epi16(255)),
-                                           _mm256_srai_epi16(_mm256_slli_epi16(y, 8), 8));
-    const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(x, 8), _mm256_srai_epi16(y, 8));
-    half[i] = _mm256_add_epi32(even, odd);
-  }
-  return _mm512_add_epi32(sum, both_ints(half[0], half[1]));
+  return both_ints(_mm256_dpbusd_avx_epi32(low_ints(sum), low_ints(a), low_ints(b)),
+                   _mm256_dpbusd_avx_epi32(high_ints(sum), high_ints(a), high_ints(b)));
 }
 
 /* Masks */
@@ -196,9 +161,6 @@ EMULATED __m512 _mm512_mask_blend_ps(__mmask16 mask, __m512 a, __m512 b) {
 EMULATED __m512 _mm512_maskz_mov_ps(__mmask16 mask, __m512 a) { return (__m512)((Ints)a & lanes_of(mask)); }
 
 /* Conversions */
-EMULATED __m512 _mm512_cvtepi32_ps(__m512i a) {
-  return both(_mm256_cvtepi32_ps(low_ints(a)), _mm256_cvtepi32_ps(high_ints(a)));
-}
 EMULATED __m512i _mm512_cvtps_epi32(__m512 a) {
   return both_ints(_mm256_cvtps_epi32(low(a)), _mm256_cvtps_epi32(high(a)));
 }
@@ -210,10 +172,10 @@ EMULATED __m512 _mm512_cvtph_ps(__m256i a) {
     const __m512 given_ = (a);                                                                       \
     _mm256_set_m128i(_mm256_cvtps_ph(high(given_), (how)), _mm256_cvtps_ph(low(given_), (how)));     \
   })
-EMULATED __m128i _mm512_maskz_cvtsepi32_epi8(__mmask16 mask, __m512i a) {
+EMULATED __m128i _mm512_cvtsepi32_epi8(__m512i a) {
   const Ints most = (Ints)_mm512_set1_epi32(127), least = (Ints)_mm512_set1_epi32(-128);
   const Ints x = __builtin_elementwise_max(__builtin_elementwise_min((Ints)a, most), least);
-  return (__m128i)__builtin_convertvector(x & lanes_of(mask), Bytes);
+  return (__m128i)__builtin_convertvector(x, Bytes);
 }
 
 /* Lanes */
@@ -235,18 +197,11 @@ EMULATED __m512d _mm512_unpackhi_pd(__m512d a, __m512d b) {
                           FOUR_LANES_(((which) >> 4 & 3) * 4 + 16), FOUR_LANES_(((which) >> 6 & 3) * 4 + 16))
 
 /* Over all lanes: halves of halves. */
-EMULATED float _mm512_reduce_add_ps(__m512 a) {
-  const __m256 eight = _mm256_add_ps(low(a), high(a));
-  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
-  return (four[0] + four[2]) + (four[1] + four[3]);
-}
 EMULATED float _mm512_reduce_max_ps(__m512 a) {
   const __m256 eight = _mm256_max_ps(low(a), high(a));
   const __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
   const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
   return _mm_max_ss(two, _mm_movehdup_ps(two))[0];
 }
-EMULATED int _mm512_reduce_add_epi32(__m512i a) { return (int)__builtin_reduce_add((Words)a); }
-EMULATED int _mm512_reduce_max_epi32(__m512i a) { return __builtin_reduce_max((Ints)a); }
 
 #endif

@@ -12,31 +12,16 @@
 #define OF_INTS(name, ...) \
   PROBE(name) { UNUSED; _mm512_storeu_ps(to, (__m512)(__VA_ARGS__)); }
 
-OF_FLOATS(set1_ps, _mm512_set1_ps(*(const float *)a))
 OF_INTS(set1_epi32, _mm512_set1_epi32(*(const int *)a))
 OF_INTS(set1_epi8, _mm512_set1_epi8(*(const char *)a))
-OF_FLOATS(setr_ps, _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15))
-OF_FLOATS(add_ps, _mm512_add_ps(FLOATS(a), FLOATS(b)))
-OF_FLOATS(sub_ps, _mm512_sub_ps(FLOATS(a), FLOATS(b)))
-OF_FLOATS(mul_ps, _mm512_mul_ps(FLOATS(a), FLOATS(b)))
-OF_FLOATS(div_ps, _mm512_div_ps(FLOATS(a), FLOATS(b)))
-OF_FLOATS(sqrt_ps, _mm512_sqrt_ps(FLOATS(a)))
 OF_FLOATS(min_ps, _mm512_min_ps(FLOATS(a), FLOATS(b)))
 OF_FLOATS(max_ps, _mm512_max_ps(FLOATS(a), FLOATS(b)))
-OF_FLOATS(fmadd_ps, _mm512_fmadd_ps(FLOATS(a), FLOATS(b), FLOATS(c)))
-OF_FLOATS(fnmadd_ps, _mm512_fnmadd_ps(FLOATS(a), FLOATS(b), FLOATS(c)))
-OF_FLOATS(abs_ps, _mm512_abs_ps(FLOATS(a)))
 OF_FLOATS(scalef_ps, _mm512_scalef_ps(FLOATS(a), FLOATS(b)))
-OF_FLOATS(roundscale_ps, _mm512_roundscale_ps(FLOATS(a), 8))
 OF_FLOATS(mask_blend_ps, _mm512_mask_blend_ps((__mmask16)mask, FLOATS(a), FLOATS(b)))
 OF_FLOATS(maskz_mov_ps, _mm512_maskz_mov_ps((__mmask16)mask, FLOATS(a)))
-OF_FLOATS(cvtepi32_ps, _mm512_cvtepi32_ps(INTS(a)))
 OF_INTS(cvtps_epi32, _mm512_cvtps_epi32(FLOATS(a)))
 OF_FLOATS(cvtph_ps, _mm512_cvtph_ps(_mm256_loadu_si256(a)))
 OF_INTS(and_si512, _mm512_and_si512(INTS(a), INTS(b)))
-OF_INTS(add_epi32, _mm512_add_epi32(INTS(a), INTS(b)))
-OF_INTS(mullo_epi32, _mm512_mullo_epi32(INTS(a), INTS(b)))
-OF_INTS(max_epi32, _mm512_max_epi32(INTS(a), INTS(b)))
 OF_INTS(srli_epi16, _mm512_srli_epi16(INTS(a), 4))
 OF_INTS(dpbusd_epi32, _mm512_dpbusd_epi32(INTS(c), INTS(a), INTS(b)))
 OF_FLOATS(unpacklo_ps, _mm512_unpacklo_ps(FLOATS(a), FLOATS(b)))
@@ -46,16 +31,19 @@ OF_FLOATS(unpackhi_pd, _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(FLOA
 OF_FLOATS(shuffle_88, _mm512_shuffle_f32x4(FLOATS(a), FLOATS(b), 0x88))
 OF_FLOATS(shuffle_dd, _mm512_shuffle_f32x4(FLOATS(a), FLOATS(b), 0xDD))
 OF_FLOATS(maskz_loadu_ps, _mm512_maskz_loadu_ps((__mmask16)mask, a))
-OF_FLOATS(mask_i32gather_ps, _mm512_mask_i32gather_ps(FLOATS(c), (__mmask16)mask, INTS(b), a, 4))
 
+PROBE(dpbusd_avx_epi32) {
+  UNUSED;
+  for (int half = 0; half < 64; half += 32)
+    _mm256_storeu_si256((__m256i *)((char *)to + half),
+                        _mm256_dpbusd_avx_epi32(_mm256_loadu_si256((const __m256i *)((const char *)c + half)),
+                                                _mm256_loadu_si256((const __m256i *)((const char *)a + half)),
+                                                _mm256_loadu_si256((const __m256i *)((const char *)b + half))));
+}
 PROBE(mask_storeu_ps) { UNUSED; _mm512_mask_storeu_ps(to, (__mmask16)mask, FLOATS(a)); }
 PROBE(mask_storeu_epi16) { UNUSED; _mm256_mask_storeu_epi16(to, (__mmask16)mask, _mm256_loadu_si256(a)); }
 PROBE(maskz_loadu_epi16) { UNUSED; _mm256_storeu_si256(to, _mm256_maskz_loadu_epi16((__mmask16)mask, a)); }
 PROBE(cvtps_ph) { UNUSED; _mm256_storeu_si256(to, _mm512_cvtps_ph(FLOATS(a), _MM_FROUND_TO_NEAREST_INT)); }
-PROBE(maskz_cvtsepi32_epi8) { UNUSED; _mm_storeu_si128(to, _mm512_maskz_cvtsepi32_epi8((__mmask16)mask, INTS(a))); }
+PROBE(cvtsepi32_epi8) { UNUSED; _mm_storeu_si128(to, _mm512_cvtsepi32_epi8(INTS(a))); }
 PROBE(cmp_nlt) { UNUSED; *(int *)to = _mm512_cmp_ps_mask(FLOATS(a), FLOATS(b), _CMP_NLT_UQ); }
-PROBE(cmp_unord) { UNUSED; *(int *)to = _mm512_cmp_ps_mask(FLOATS(a), FLOATS(b), _CMP_UNORD_Q); }
-PROBE(reduce_add_ps) { UNUSED; *(float *)to = _mm512_reduce_add_ps(FLOATS(a)); }
 PROBE(reduce_max_ps) { UNUSED; *(float *)to = _mm512_reduce_max_ps(FLOATS(a)); }
-PROBE(reduce_add_epi32) { UNUSED; *(int *)to = _mm512_reduce_add_epi32(INTS(a)); }
-PROBE(reduce_max_epi32) { UNUSED; *(int *)to = _mm512_reduce_max_epi32(INTS(a)); }

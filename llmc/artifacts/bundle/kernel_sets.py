@@ -1,0 +1,59 @@
+"""The instruction sets that llmc's own kernels are built for: a bundle has a library for one or several of them, and a
+CPU runs the fastest that it has the features of."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class KernelSet:
+    """One: its name, the machine it is for, and what a CPU needs for it, as /proc/cpuinfo names features."""
+
+    name: str
+    machine: str
+    features: tuple[str, ...]
+
+    def runs_on(self, features: Collection[str]) -> bool:
+        """Whether a host with these features, its machine among them (`host.cpu_features`), runs it."""
+        return {self.machine, *self.features} <= set(features)
+
+    @property
+    def file(self) -> str:
+        """A bundle's file of it."""
+        return f"{KERNELS}-{self.name}"
+
+    @property
+    def isa(self) -> tuple[str, ...]:
+        """What a bundle's manifest says of it: the machine, and the features."""
+        return (self.machine, *self.features)
+
+
+KERNELS = "kernels"
+"""What names of these files begin with; shared libraries (compiler/targets/onnxruntime/kernels)."""
+
+_V3 = ("avx2", "f16c", "fma")
+KERNEL_SETS = (
+    KernelSet("avx512-vnni", "x86_64", ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", *_V3)),
+    KernelSet("avx-vnni", "x86_64", ("avx_vnni", *_V3)),
+    KernelSet("avx2", "x86_64", _V3),
+    KernelSet("neon-dotprod", "aarch64", ("asimddp", "asimdhp")),
+)
+"""Of each machine the faster ones first."""
+
+
+def best_set(features: Collection[str], among: Collection[str] | None = None) -> KernelSet | None:
+    """The fastest set that a host with these features runs, of those named in `among`; None where there is none."""
+    return next((s for s in KERNEL_SETS if (among is None or s.name in among) and s.runs_on(features)), None)
+
+
+def common_isa(sets: Iterable[KernelSet]) -> tuple[str, ...]:
+    """What a CPU needs whichever of these it runs, as a manifest says it; none for several machines."""
+    first, *others = (s.isa for s in sets)
+    return tuple(f for f in first if all(f in isa for isa in others))
+
+
+def sets_in(files: Collection[str]) -> list[KernelSet]:
+    """Those that a bundle with files of these names has."""
+    return [s for s in KERNEL_SETS if s.file in files]

@@ -1,0 +1,66 @@
+"""The kernels that `--cpu` asks for: by the names of CPUs, whose features the kernels' C compiler knows."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Collection
+from difflib import get_close_matches
+from pathlib import Path
+
+from llmc.artifacts.bundle.kernel_sets import KERNEL_SETS, KernelSet, best_set
+from llmc.compiler.targets.onnxruntime.kernels.build import zig
+from llmc.errors import InputError
+
+NATIVE, ALL = "native", "all"
+_CPU, _FEATURE = re.compile(r"^ (\w+)$", re.MULTILINE), re.compile(r"^\s+\.(\w+),$", re.MULTILINE)
+
+_COMPILER_S = {"asimddp": "dotprod", "asimdhp": "fullfp16"}
+"""What the compiler calls features whose names are not those of /proc/cpuinfo without underscores."""
+
+
+def sets_for(asked: str, here: Collection[str]) -> tuple[KernelSet, ...]:
+    """The sets of kernels for the CPUs in `asked`, the fastest first: names with commas between them.
+
+    A name is that of a CPU as compilers have it (znver4, sapphirerapids, x86-64-v3), that of a set (avx2), "native" for
+    a host with the features `here`, or "all". Raises InputError for one that is not known, or whose CPU runs no set.
+    """
+    found = {one.name for name in asked.split(",") for one in _sets_of(name.strip(), here)}
+    return tuple(s for s in KERNEL_SETS if s.name in found)
+
+
+def _sets_of(name: str, here: Collection[str]) -> tuple[KernelSet, ...]:
+    if name == ALL:
+        return KERNEL_SETS
+    if own := [s for s in KERNEL_SETS if s.name == name]:
+        return (own[0],)
+    fits = best_set(here) if name == NATIVE else best_set(features_of(name))
+    if fits is None:
+        sets = "; ".join(f"{s.name} needs {', '.join(s.features)}" for s in KERNEL_SETS)
+        raise InputError(f"--cpu {name}: llmc's kernels have no set for this CPU ({sets}); use --kernels onnxruntime")
+    return (fits,)
+
+
+def features_of(name: str) -> set[str]:
+    """The features of the CPU called `name`, and its machine, as /proc/cpuinfo names those that kernels need.
+
+    Raises InputError for one that the compiler does not know.
+    """
+    cpu = re.sub(r"^zen(?=\d)", "znver", name.lower()).replace("-", "_")
+    known: set[str] = set()
+    for machine in sorted({s.machine for s in KERNEL_SETS}):
+        with tempfile.TemporaryDirectory() as folder:
+            told = zig(("build-obj", "--show-builtin", "-target", f"{machine}-linux", f"-mcpu={cpu}"), Path(folder))
+        if told.returncode == 0:
+            features = set(_FEATURE.findall(told.stdout))
+            return {
+                machine,
+                *(f for s in KERNEL_SETS for f in s.features if _COMPILER_S.get(f, f.replace("_", "")) in features),
+            }
+        known |= set(_CPU.findall(told.stderr))
+    near = get_close_matches(cpu, known, 3, 0.6)
+    near_by = f" Near it are: {', '.join(sorted(near))}." if near else ""
+    raise InputError(
+        f"--cpu {name}: no CPU of this name is known.{near_by} Use a compiler's name of a CPU (znver4, haswell, "
+        f"x86-64-v3), a set of kernels ({', '.join(s.name for s in KERNEL_SETS)}), {NATIVE} or {ALL}"
+    )

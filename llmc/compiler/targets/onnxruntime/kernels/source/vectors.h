@@ -1,0 +1,92 @@
+/* Vectors of 16 numbers, which the operators are written in, whatever registers a CPU has.
+
+They are the compiler's own vectors: + − · / and comparisons go lane by lane. What instruction sets do differently is in
+isa/, a file for each, with these functions:
+
+  Lanes first_lanes(count)              the first `count` lanes, none for less than 1, all for more than 16
+  Floats load_lanes(lanes, from)        zeros in other lanes, whose memory is not read
+  void store_lanes(to, lanes, x)        memory of other lanes is left alone
+  Halves load_half_lanes(lanes, from), void store_half_lanes(to, lanes, x)    the same of float16
+  Floats from_half(x), Halves to_half(x)     float16 to float32, and back, to the nearest, ties to even
+  Floats lower(a, b), higher(a, b)      the second where one is no number
+  float greatest(x)                     of all lanes, by higher
+  Floats between(first, end, x, other)  x in lanes first … end − 1, else other
+  Floats unless_below(x, limit, y)      y where x ≥ limit or is no number, else 0
+  Floats times_power(x, n)              x · 2ⁿ for whole n from −126 to 127
+  Ints to_ints(x)                       to the nearest, ties to even
+  void store_codes(to, count, x)        as signed bytes, `count` of them, a multiple of 4 up to 16, `TOGETHER` words apart
+  void transpose(from, stride, rows, to, apart)   16 rows of 16 floats, `stride` apart, become columns:
+                                        to[d · apart + row]; those from `rows` on count as zeros
+  enum { SCORED }                       vectors of a query's scores that registers hold for six queries
+  STRIP_ROWS                            activations whose sums with a panel registers hold, a divisor of TOGETHER
+  int bias_of(bits)                     what products take off codes of so many bits
+  void group_dots(rows, panels, bits, steps, from, codes, ahead, dots)    one group of neighbouring panels (panels.h):
+                                        dots[r · panels + n] grow by Σ (code − bias) · x; from[n] are the codes of panel n,
+                                        `codes` those of the activations, 4 · steps inputs; `ahead` as tile has it
+
+All give the same bits: products that are added are fused, sums have one order. */
+#ifndef LLMC_VECTORS_H
+#define LLMC_VECTORS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define INLINE static inline __attribute__((always_inline))
+#define UNROLL _Pragma("clang loop unroll(full)") /* arrays indexed in the loop are to be registers */
+
+enum { LANES = 16, TOGETHER = 8 /* activations that lie together (panels.h) */ };
+
+typedef float Floats __attribute__((vector_size(64)));
+typedef int32_t Ints __attribute__((vector_size(64)));
+typedef uint32_t Words __attribute__((vector_size(64)));
+typedef uint16_t Halves __attribute__((vector_size(32)));
+typedef float FloatsAnywhere __attribute__((vector_size(64), aligned(1), may_alias));
+typedef uint16_t HalvesAnywhere __attribute__((vector_size(32), aligned(1), may_alias));
+
+INLINE Floats filled(float x) { return (Floats){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
+INLINE Ints filled_ints(int32_t x) { return (Ints){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
+INLINE Floats load(const float *from) { return *(const FloatsAnywhere *)from; }
+INLINE void store(float *to, Floats x) { *(FloatsAnywhere *)to = x; }
+INLINE Floats load_aligned(const float *from) { return *(const Floats *)from; }
+INLINE void store_aligned(float *to, Floats x) { *(Floats *)to = x; }
+INLINE float one_from_half(uint16_t x) {
+  const union {
+    uint16_t bits;
+    _Float16 value;
+  } half = {x};
+  return (float)half.value;
+}
+INLINE Halves load_halves(const void *from) { return *(const HalvesAnywhere *)from; }
+
+/* a · b + c, rounded once */
+INLINE Floats fused(Floats a, Floats b, Floats c) { return __builtin_elementwise_fma(a, b, c); }
+INLINE Floats magnitude(Floats x) { return (Floats)((Ints)x & filled_ints(0x7FFFFFFF)); }
+INLINE Floats to_floats(Ints x) { return __builtin_convertvector(x, Floats); }
+INLINE Floats nearest(Floats x) { return __builtin_elementwise_roundeven(x); }
+INLINE Floats roots(Floats x) { return __builtin_elementwise_sqrt(x); }
+
+#if defined(__AVX512VNNI__)
+#include "isa/avx512.h"
+#elif defined(__AVX2__)
+#include "isa/avx2.h"
+#elif defined(__ARM_FEATURE_DOTPROD)
+#include "isa/neon.h"
+#else
+#error "no vectors for this instruction set"
+#endif
+
+/* Over all lanes: halves of halves. */
+#define HALVED(x, what)                                                                          \
+  const __auto_type by8_ = what(__builtin_shufflevector(x, x, 0, 1, 2, 3, 4, 5, 6, 7),           \
+                                __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15));    \
+  const __auto_type by4_ = what(__builtin_shufflevector(by8_, by8_, 0, 1, 2, 3),                 \
+                                __builtin_shufflevector(by8_, by8_, 4, 5, 6, 7));                \
+  const __auto_type by2_ = what(__builtin_shufflevector(by4_, by4_, 0, 1),                       \
+                                __builtin_shufflevector(by4_, by4_, 2, 3));                      \
+  return what(by2_[0], by2_[1]);
+#define ADDED(a, b) ((a) + (b))
+INLINE float sum_of(Floats x) { HALVED(x, ADDED) }
+INLINE int32_t sum_of_ints(Ints x) { return (int32_t)__builtin_reduce_add((Words)x); }
+INLINE int32_t greatest_of_ints(Ints x) { return __builtin_reduce_max(x); }
+
+#endif

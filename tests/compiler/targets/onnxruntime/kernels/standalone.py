@@ -1,0 +1,89 @@
+"""Single operators of kernels for CPUs of another machine, without ONNX Runtime: a program around the same sources
+(host_program/host.c), in qemu's user-mode emulation (Debian: qemu-user)."""
+
+from __future__ import annotations
+
+import shutil
+import struct
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from llmc.artifacts.bundle.kernel_sets import KernelSet
+from llmc.compiler.targets.onnxruntime.kernels import build
+from tests.compiler.targets.onnxruntime.kernels.single import Arrays
+
+HOST = Path(__file__).parent / "host_program" / "host.c"
+CPUS = {"aarch64": "neoverse-n1"}
+"""What qemu emulates of each machine: a CPU with no more than its kernels need."""
+
+
+class Standalone:
+    """The kernels of one set, in a program that qemu runs."""
+
+    def __init__(self, folder: Path, kernels: KernelSet) -> None:
+        machine = kernels.machine
+        qemu = shutil.which(f"qemu-{machine}")
+        if qemu is None:
+            pytest.skip(f"kernels for {machine} are run by qemu-{machine} (Debian: qemu-user)")
+        program = folder / "host"
+        flags = [flag for flag in build.TARGETS[kernels.name] if not flag.startswith(f"{machine}-linux")]
+        at = flags.index("-target")
+        flags.insert(at + 1, f"{machine}-linux-musl")
+        sources = sorted(path.name for path in build.SOURCE.glob("*.c"))
+        made = build.zig(
+            ("cc", *flags, "-std=gnu11", "-O3", "-static", "-I", ".", *sources, str(HOST), "-o", str(program)), folder
+        )
+        assert made.returncode == 0, made.stderr
+        self._command = [qemu, "-cpu", CPUS[machine], str(program)]
+
+    def run(
+        self, op: str, given: list[tuple[str, NDArray[Any] | None]], outputs: list[str], attrs: dict[str, Any]
+    ) -> Arrays:
+        """As single.run; raises RuntimeError with what the operator says."""
+        told = [_text(op.encode()), _number(len(attrs))]
+        for name, value in attrs.items():
+            real = isinstance(value, float)
+            told += [_text(name.encode()), _number(int(real)), struct.pack("<f4x", value) if real else _number(value)]
+        told.append(_number(len(given)))
+        for _, array in given:
+            if array is None:
+                told.append(_number(0))
+                continue
+            told += [_number(1), _number(array.ndim), *map(_number, array.shape), _text(array.tobytes())]
+        told.append(_number(len(outputs)))
+        ran = subprocess.run(self._command, input=b"".join(told), capture_output=True, timeout=120, check=True)
+        return _read(ran.stdout, outputs)
+
+
+def _number(x: int) -> bytes:
+    return struct.pack("<q", x)
+
+
+def _text(x: bytes) -> bytes:
+    return _number(len(x)) + x
+
+
+def _read(told: bytes, outputs: list[str]) -> Arrays:
+    at, found = 0, {}
+
+    def number() -> int:
+        nonlocal at
+        at += 8
+        return int(struct.unpack_from("<q", told, at - 8)[0])
+
+    for output in outputs:
+        rank = number()
+        if rank < 0:
+            raise RuntimeError(told[at + 8 :].decode())
+        dims = [number() for _ in range(rank)]
+        size = number()
+        if not output.startswith("-"):
+            kind: Any = np.float16 if output in ("k2", "v2") else np.float32
+            found[output] = np.frombuffer(told[at : at + size], kind).reshape(dims)
+        at += size
+    return found

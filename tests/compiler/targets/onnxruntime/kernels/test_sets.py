@@ -1,0 +1,87 @@
+"""Every set of kernels gives the same bits: what one is held to elsewhere holds for all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from tests.compiler.targets.onnxruntime.kernels.single import Library, run
+from tests.compiler.targets.onnxruntime.kernels.test_attention import CASES
+from tests.compiler.targets.onnxruntime.kernels.test_experts import Layer, step
+from tests.compiler.targets.onnxruntime.kernels.test_linear import ONCE, attributes, matrix
+from tests.compiler.targets.onnxruntime.kernels.test_states import ALL, computed, ends_met, named
+
+Arrays = dict[str, NDArray[Any]]
+
+
+def same_everywhere(library: Path, others: dict[str, Library], made: Callable[[Any], Arrays]) -> None:
+    wanted = made(library)
+    for name, other in others.items():
+        found = made(other)
+        for output, x in wanted.items():
+            assert x.tobytes() == found[output].tobytes(), (name, output)
+
+
+@pytest.mark.parametrize("once", list(ONCE))
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("size", [(96, 576, 32), (100, 96, 16), (40, 256, 128), (17, 72, 8)], ids=str)
+def test_products(library: Path, others: dict[str, Library], size: tuple[int, int, int], bits: int, once: str) -> None:
+    part, offsets = ONCE[once]
+    held, _ = matrix(*size, bits, bool(offsets), zeros=once == "zeros")
+    for count in (1, 2, 3, 4, 5, 8, 13):
+        x = np.random.default_rng(count).normal(0, 1, (count, size[1])).astype(np.float32)
+        given: list[tuple[str, NDArray[Any] | None]] = [("x", x), ("w", held[f"panels{part}"])]
+        same_everywhere(
+            library,
+            others,
+            lambda built, given=given: run(
+                built, "Linear", given, ["y", "-s"], **attributes(*size, bits, offsets), gated=0
+            ),
+        )
+
+
+def test_codes_that_are_the_furthest_from_zero(library: Path, others: dict[str, Library]) -> None:
+    """Products in 16 bits would overflow here, were they not kept within."""
+    for bits in (4, 8):
+        held, _ = matrix(32, 256, 64, bits, offsets=True)
+        held.codes[:16], held.codes[16:] = 0, (1 << bits) - 1
+        x = np.where(np.arange(256) % 3 == 0, -1.0, 1.0)[None].astype(np.float32) * np.ones((5, 1), np.float32)
+        given: list[tuple[str, NDArray[Any] | None]] = [("x", x), ("w", held["panels+offsets"])]
+        attrs = attributes(32, 256, 64, bits, 1)
+        same_everywhere(
+            library, others, lambda built, g=given, a=attrs: run(built, "Linear", g, ["y", "-s"], **a, gated=0)
+        )
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_attention(library: Path, others: dict[str, Library], case: Any) -> None:
+    given = case.inputs()
+    same_everywhere(library, others, lambda built: case.run(built, given))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_states(library: Path, others: dict[str, Library], name: str) -> None:
+    kind, given = name.split(maxsplit=1)[0], ALL[name](19)
+    fed, attrs = ends_met(kind, named(kind, given))
+    same_everywhere(library, others, lambda built: dict(zip("ys", computed(built, kind, fed, attrs), strict=True)))
+
+
+@pytest.mark.parametrize("offsets", [False, True])
+def test_experts_norms_and_embeddings(library: Path, others: dict[str, Library], offsets: bool) -> None:
+    layer = Layer(bits=4, offsets=offsets)
+    same_everywhere(library, others, lambda built: {"y": layer.run(built, *step(9))})
+    random = np.random.default_rng(0)
+    x, residual = random.normal(0, 1, (2, 5, 83)).astype(np.float32)
+    given: list[tuple[str, NDArray[Any] | None]] = [("x", x), ("r", residual), ("w", x[0])]
+    same_everywhere(library, others, lambda built: run(built, "AddNorm", given, ["y", "sum"], eps=1e-5))
+    held, _ = matrix(20, 96, 32, 4, offsets)
+    asked: list[tuple[str, NDArray[Any] | None]] = [
+        ("ids", np.arange(20)), ("w", held["panels+offsets" if offsets else "panels"]),
+    ]  # fmt: skip
+    attrs = attributes(20, 96, 32, 4, int(offsets))
+    same_everywhere(library, others, lambda built: run(built, "Embedding", asked, ["y"], **attrs))
