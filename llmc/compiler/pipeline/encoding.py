@@ -95,6 +95,10 @@ def compile_encoder(
     Raises as `compile_bundle` does; then `destination` is as it was.
     """
     start = time.perf_counter()
+    if options.executor != LOCAL:
+        raise InputError(
+            f"--executor {options.executor}: a model to {plan.task} is compiled on this host; leave it out"
+        )
     checkpoint, task = open_checkpoint(model), plan.task
     assert task in ("embed", "score")
     target, why = open_encoder_target(options.device)
