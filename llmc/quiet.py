@@ -1,9 +1,8 @@
 """No library that llmc runs sends telemetry: it is turned off before they are imported.
 
 onnxruntime 1.31 and later write reports into the user's cache folder and send them from sessions. The clients of the
-Hugging Face hub send usage data with their requests. OpenVINO's converter reports to Google Analytics. Ray's clusters report what they
-run. Child processes
-inherit the variables. A variable that the user has set is not changed.
+Hugging Face hub send usage data with their requests. OpenVINO's converter reports to Google Analytics, and Ray's
+clusters report their use. Child processes inherit the variables. A variable that the user has set is not changed.
 """
 
 from __future__ import annotations

@@ -12,22 +12,18 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import uvicorn
 
-from llmc.artifacts.local.origins import verification_origin
-from llmc.errors import LlmcError
-from llmc.runtime.engine.observer import Observer, Observers
-from llmc.server.app import build_app
+from llmc.runtime.engine.observer import Observer
+from llmc.server.backend import Backend
 from llmc.server.connections import bounded_by
-from llmc.server.events import Dead, Draining, Listening, Ready, Report, Stopped, WarmAside
-from llmc.server.loading import Loaded, OpenBundle, StoppedLoadingError, load
-from llmc.server.state import Progress, ServerConfig, ServerState
-from llmc.server.telemetry.metrics import Metrics
-from llmc.server.telemetry.snapshot import Snapshot
-from llmc.server.warming import WarmUp, aside
+from llmc.server.events import Dead, Draining, Listening, Report, Stopped
+from llmc.server.loading import OpenBundle
+from llmc.server.state import ServerConfig
+from llmc.server.warming import WarmUp
 
 if TYPE_CHECKING:
     from llmc.runtime.startup.opening import EngineOptions
@@ -81,20 +77,20 @@ class Server:
         access_log: bool = False, cache_counters: Callable[[], Mapping[str, int]] | None = None,
         loaded: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
-        metrics, snapshot = Metrics(), Snapshot()
-        self.state = ServerState(config, metrics, snapshot)
         self.listener = listener
-        self._open_bundle, self._options, self._warm_up = open_bundle, options, warm_up or WarmUp()
-        self._report, self._loaded = report, loaded
-        self._cache_counters = cache_counters
-        self._observer = Observers([metrics, snapshot, *observers])
+        self._report = report
         self._signals: list[int] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._news = asyncio.Event()
-        self._began = time.monotonic()
+        self.backend = Backend(
+            config, open_bundle, options, warm_up=warm_up, observers=observers, report=report,
+            cache_counters=cache_counters, stopped=lambda: bool(self._signals),
+        )  # fmt: skip
+        self.state = self.backend.state
+        self._loaded = loaded
         self.loader = threading.Thread(target=self._load, name="llmc-load", daemon=True)
         self.engine_stopped = True
-        app = _ClosesWhenDraining(build_app(self.state), self.state)
+        app = self.backend.app
         how = uvicorn.Config(
             app, http=bounded_by(self.state.clients), ws="none", lifespan="off", interface="asgi3", log_config=None,
             log_level="error", access_log=access_log, server_header=False, proxy_headers=False,
@@ -167,74 +163,10 @@ class Server:
 
     def _load(self) -> None:
         """In the loader's thread."""
-        try:
-            loaded = load(
-                self._open_bundle, self.state.config, self._options, self._warm_up, self._observer, self._progress
-            )  # fmt: skip
-        except StoppedLoadingError:
+        if not self.backend.load():
             return
-        except BaseException as e:  # noqa: BLE001 - the server's thread raises it
-            self.state.load_error = e
-        else:
-            if self._signals:  # nobody waits for it any more
-                loaded.served.close()
-                return
-            self._begin(loaded)
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._news.set)
-        served = self.state.served
-        if served is not None and served.pooler is None and self.state.config.warm_aside:
-            with contextlib.suppress(LlmcError):  # requests that need a missing part get the error
-                served.generating.generator.constraints(at_once=False)
+        self.backend.prepare()
         self._loaded()
-
-    def _progress(self, progress: Progress) -> None:
-        if self._signals:
-            raise StoppedLoadingError
-        self.state.progress = progress
-        self._report(progress)
-
-    def _progress_aside(self, progress: Progress) -> None:
-        """In the engine's thread, as the next."""
-        self.state.aside = progress
-
-    def _warm_aside(self, event: WarmAside) -> None:
-        self.state.aside = None
-        self._report(event)
-
-    def _begin(self, loaded: Loaded) -> None:
-        served = loaded.served
-        pooler, device = served.pooler, served.bundle.manifest.device
-        plan = served.bundle.plan if pooler is None else None
-        origin = verification_origin(served.bundle.files, None, served.bundle.settings).name
-        self.state.metrics.bind(
-            served.model_name, lambda: served.engine.stats, self._cache_counters, plan, device, origin
-        )  # fmt: skip
-        if plan is not None:
-            self.state.snapshot.bind(plan)
-        if pooler is not None:
-            self.state.metrics.bind_pooling(lambda: pooler.pooler.statistics)
-        self.state.served = served
-        seconds = time.monotonic() - self._began
-        self._report(Ready(served.model_name, device, seconds, loaded.warm.buckets, loaded.compilations))
-        if loaded.warm.aside is not None:
-            executor = served.generating.generator.engine.executor
-            served.generating.work_between(aside(executor, loaded.warm.aside, self._progress_aside, self._warm_aside))
-
-
-class _ClosesWhenDraining:
-    """ASGI: answers that begin while the server drains end their connection, so that clients go elsewhere."""
-
-    def __init__(self, app: Any, state: ServerState) -> None:
-        self._app, self._state = app, state
-
-    async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
-        """Pass on, adding `connection: close`."""
-
-        async def closing(message: MutableMapping[str, Any]) -> None:
-            if message["type"] == "http.response.start" and self._state.draining:
-                message["headers"] = [*message.get("headers", ()), (b"connection", b"close")]
-            await send(message)
-
-        await self._app(scope, receive, closing)

@@ -8,23 +8,19 @@ more.
 
 from __future__ import annotations
 
-import signal
-import socket
 import statistics
-import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from llmc.artifacts.digest import Blob, digest_file
 from llmc.artifacts.log import logger
+from llmc.cluster import AUTO, connected
 from llmc.compiler.pipeline.executors.base import Done, Executor, Made, Work
 from llmc.compiler.pipeline.executors.ray_worker import CPU_LABEL, DEVICE_LABEL, Task, Told, compile_task, features
-from llmc.errors import ArtifactError, CompileError, DeviceError, InputError, LlmcError
-from llmc.platforms import missing
+from llmc.errors import ArtifactError, CompileError, DeviceError, LlmcError
 
 if TYPE_CHECKING:
     from llmc.compiler.options import CompileOptions
@@ -34,9 +30,7 @@ RETRIES = 2
 """How often a task is tried again whose worker or node died."""
 SLOW, SLOW_S = 3.0, 30.0
 """A task is tried elsewhere too when it takes so many times the median, and so many seconds at least."""
-CONNECT_S = 5.0
 _TICK_S = 0.5
-_AUTO = "auto"
 
 
 def open_executor(options: CompileOptions) -> RayExecutor:
@@ -59,7 +53,7 @@ class RayExecutor(Executor):
                 made[shape] = Made(entry, True, time.perf_counter() - began)
                 done(shape, made[shape])
         if lacking := [shape for shape in shapes if shape not in made]:
-            with _connected(self._address or work.settings.ray_address or _AUTO) as ray:
+            with connected(self._address or work.settings.ray_address or AUTO) as ray:
                 for shape, one in _Farm(ray, work, self._memory, self._slow_s).run(lacking):
                     made[shape] = one
                     done(shape, one)
@@ -235,50 +229,3 @@ def _on_node(task: Task) -> Told:
 
 def _named(node: Mapping[str, Any]) -> str:
     return f"node {node['NodeID'][:12]} ({node['NodeName']})"
-
-
-@contextmanager
-def _connected(address: str) -> Iterator[Any]:
-    """Ray, connected; as it was before, if it was. Raises DeviceError."""
-    try:
-        import ray
-    except ModuleNotFoundError:
-        raise missing("ray") from None
-    if ray.is_initialized():
-        yield ray
-        return
-    _reach(address)
-    main = threading.current_thread() is threading.main_thread()
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-    except (ConnectionError, RuntimeError, ValueError) as e:
-        raise _away(address, str(e).partition("\n")[0]) from e
-    finally:
-        if main:
-            signal.signal(signal.SIGTERM, before)
-    try:
-        yield ray
-    finally:
-        ray.shutdown()
-
-
-def _reach(address: str) -> None:
-    """Raise DeviceError where nobody listens: Ray itself would wait for minutes, and then end the process."""
-    if address == _AUTO:
-        return
-    host, _, port = address.rpartition("://")[2].rpartition(":")
-    if not host or not port.isdecimal():
-        raise InputError(f"--address {address}: write it as HOST:PORT, as `ray start --head` prints it")
-    try:
-        socket.create_connection((host, int(port)), CONNECT_S).close()
-    except OSError as e:
-        raise _away(address, str(e)) from e
-
-
-def _away(address: str, why: str) -> DeviceError:
-    where = "on this host" if address == _AUTO else f"at {address}"
-    return DeviceError(
-        f"no Ray cluster {where}: {why}; start one with `ray start --head`, and name it with --address HOST:PORT or "
-        "RAY_ADDRESS"
-    )

@@ -1,0 +1,118 @@
+"""The application over a bundle that it loads, whichever HTTP server is before it."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from llmc.artifacts.local.origins import verification_origin
+from llmc.errors import LlmcError
+from llmc.runtime.engine.observer import Observer, Observers
+from llmc.server.app import build_app
+from llmc.server.events import Ready, Report, WarmAside
+from llmc.server.loading import Loaded, OpenBundle, StoppedLoadingError, load
+from llmc.server.state import Progress, ServerConfig, ServerState
+from llmc.server.telemetry.metrics import Metrics
+from llmc.server.telemetry.snapshot import Snapshot
+from llmc.server.warming import WarmUp, aside
+
+if TYPE_CHECKING:
+    from llmc.runtime.startup.opening import EngineOptions
+
+
+class Backend:
+    """`app` answers from the first moment; `load` makes it ready.
+
+    `observers` watch the engine besides the metrics; `report` hears of events. `stopped`: whether nobody waits for the
+    load any more.
+    """
+
+    def __init__(
+        self, config: ServerConfig, open_bundle: OpenBundle, options: EngineOptions, *, warm_up: WarmUp | None = None,
+        observers: Sequence[Observer] = (), report: Report = lambda _: None,
+        cache_counters: Callable[[], Mapping[str, int]] | None = None, stopped: Callable[[], bool] = lambda: False,
+    ) -> None:  # fmt: skip
+        metrics, snapshot = Metrics(), Snapshot()
+        self.state = ServerState(config, metrics, snapshot)
+        self._open_bundle, self._options, self._warm_up = open_bundle, options, warm_up or WarmUp()
+        self._report, self._stopped = report, stopped
+        self._cache_counters = cache_counters
+        self._observer = Observers([metrics, snapshot, *observers])
+        self._began = time.monotonic()
+        self.app = _ClosesWhenDraining(build_app(self.state), self.state)
+
+    def load(self) -> bool:
+        """Open, warm up, and serve; False where nobody waits for it. What it raised is the state's `load_error`."""
+        try:
+            loaded = load(
+                self._open_bundle, self.state.config, self._options, self._warm_up, self._observer, self._progress
+            )  # fmt: skip
+        except StoppedLoadingError:
+            return False
+        except BaseException as e:  # noqa: BLE001 - the server's thread raises it
+            self.state.load_error = e
+        else:
+            if self._stopped():
+                loaded.served.close()
+                return False
+            self._begin(loaded)
+        return True
+
+    def prepare(self) -> None:
+        """Read what grammars need, once requests are served."""
+        served = self.state.served
+        if served is not None and served.pooler is None and self.state.config.warm_aside:
+            with contextlib.suppress(LlmcError):  # requests that need a missing part get the error
+                served.generating.generator.constraints(at_once=False)
+
+    def _progress(self, progress: Progress) -> None:
+        if self._stopped():
+            raise StoppedLoadingError
+        self.state.progress = progress
+        self._report(progress)
+
+    def _progress_aside(self, progress: Progress) -> None:
+        """In the engine's thread, as the next."""
+        self.state.aside = progress
+
+    def _warm_aside(self, event: WarmAside) -> None:
+        self.state.aside = None
+        self._report(event)
+
+    def _begin(self, loaded: Loaded) -> None:
+        served = loaded.served
+        pooler, device = served.pooler, served.bundle.manifest.device
+        plan = served.bundle.plan if pooler is None else None
+        origin = verification_origin(served.bundle.files, None, served.bundle.settings).name
+        self.state.metrics.bind(
+            served.model_name, lambda: served.engine.stats, self._cache_counters, plan, device, origin
+        )  # fmt: skip
+        if plan is not None:
+            self.state.snapshot.bind(plan)
+        if pooler is not None:
+            self.state.metrics.bind_pooling(lambda: pooler.pooler.statistics)
+        self.state.served = served
+        seconds = time.monotonic() - self._began
+        self._report(Ready(served.model_name, device, seconds, loaded.warm.buckets, loaded.compilations))
+        if loaded.warm.aside is not None:
+            executor = served.generating.generator.engine.executor
+            served.generating.work_between(aside(executor, loaded.warm.aside, self._progress_aside, self._warm_aside))
+
+
+class _ClosesWhenDraining:
+    """ASGI: answers that begin while the server drains end their connection, so that clients go elsewhere."""
+
+    def __init__(self, app: Any, state: ServerState) -> None:
+        self._app, self._state = app, state
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
+        """Pass on, adding `connection: close`."""
+
+        async def closing(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start" and self._state.draining:
+                message["headers"] = [*message.get("headers", ()), (b"connection", b"close")]
+            await send(message)
+
+        await self._app(scope, receive, closing)
