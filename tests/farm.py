@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 SOURCE = """
 import os, signal, time
 from pathlib import Path
@@ -83,6 +85,17 @@ class Farm:
             yield node
         finally:
             self._cluster.remove_node(node)
+
+    @classmethod
+    @contextmanager
+    def running(cls, folder: Path) -> Iterator[Farm]:
+        """Two nodes of one CPU, for a while; without Ray the test is skipped."""
+        pytest.importorskip("ray")
+        farm = cls(folder)
+        try:
+            yield farm
+        finally:
+            farm.close()
 
     def close(self) -> None:
         self._cluster.shutdown()

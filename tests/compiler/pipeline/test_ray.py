@@ -13,8 +13,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("ray")
-
 from llmc.artifacts.local.opening import open_store
 from llmc.artifacts.store.store import Store
 from llmc.compiler.options import CompileOptions
@@ -34,9 +32,8 @@ def farm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Farm]:
     folder = install(tmp_path_factory.mktemp("farmed"))
     sys.path.insert(0, str(folder))
     os.environ["FARMED"] = str(folder)
-    made = Farm(folder)
-    yield made
-    made.close()
+    with Farm.running(folder) as made:
+        yield made
     sys.path.remove(str(folder))
     del os.environ["FARMED"]
 
