@@ -19,6 +19,8 @@ def free_port() -> int:
 class OverRay(Process):
     """Serves `bundle` over the cluster at `address`, one CPU a replica."""
 
+    starts_s = 240.0  # Ray's own processes start one after the other
+
     def __init__(self, address: str, cache: Path, bundle: Path, *arguments: Any) -> None:
         cluster = ("--executor", "ray", "--address", address, "--threads", "1")
         super().__init__(cache, bundle, *cluster, "--port", free_port(), *arguments)
