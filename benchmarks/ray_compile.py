@@ -17,11 +17,12 @@ import argparse
 import heapq
 import json
 import statistics
+import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from models import GUIDE
+from models import GUIDE, LLMC
 from ray.cluster_utils import Cluster
 
 from llmc.artifacts.store.store import Store
@@ -29,7 +30,6 @@ from llmc.buckets.plan import Plan
 from llmc.compiler.checkpoint import DEMO
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.compile import Event, ExecutableReport, compile_bundle
-from llmc.compiler.pipeline.planning import plan_for
 from llmc.compiler.stages import StageReport
 from llmc.settings import Settings
 
@@ -71,8 +71,11 @@ def main() -> None:
     parser.add_argument("--max-model-len", type=int)
     parser.add_argument("-o", "--output", type=Path)
     asked = parser.parse_args()
-    small = {"max_model_len": asked.max_model_len, "max_num_seqs": 2}
-    plan = plan_for(None, **(small if asked.max_model_len else GUIDE))
+    flags = ["--max-model-len", str(asked.max_model_len), "--max-num-seqs", "2"] if asked.max_model_len else GUIDE
+    file = asked.work / "plan.json"
+    asked.work.mkdir(parents=True, exist_ok=True)
+    subprocess.run([LLMC, "plan", DEMO, "--device", "xla", *flags, "-o", str(file), "-q"], check=True)
+    plan = Plan.load(file)
     store, found = Store(asked.work / "store"), []
     for workers in map(int, asked.workers.split(",")):
         cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": workers, "include_dashboard": False})

@@ -39,7 +39,9 @@ def main() -> None:
     parser.add_argument("-o", "--output-file", type=Path)
     asked = parser.parse_args()
     asked.work.mkdir(parents=True, exist_ok=True)
-    workload = Workload.synthetic(asked.requests, asked.prompt, asked.output, concurrency=asked.concurrency)
+    workload = Workload(
+        asked.requests, prompt_len=(asked.prompt,) * 2, output_len=(asked.output,) * 2, concurrency=asked.concurrency
+    )
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": asked.threads, "include_dashboard": False})
     log, address = asked.work / "server.log", cluster.address
     kinds = {
@@ -53,12 +55,12 @@ def main() -> None:
             for name, start in kinds.items():
                 server = start()
                 try:
-                    found[name].append(run(LoadTest(server.url, workload, warmup=4)).to_json())
+                    found[name].append(run(LoadTest(server.url, workload, warmup=4)).to_dict())
                 finally:
                     server.close()
     finally:
         cluster.shutdown()
-    rates = {name: statistics.median(r["output_tokens_per_second"] for r in runs) for name, runs in found.items()}
+    rates = {name: statistics.median(r["output_rate"] for r in runs) for name, runs in found.items()}
     for name, rate in rates.items():
         print(f"{name}: {rate:.1f} tokens/s ({rate / rates['plain'] - 1:+.1%})")
     if asked.output_file:
