@@ -19,6 +19,7 @@ BUILDS: Mapping[str, tuple[tuple[str, str], ...]] = {
     "torch": _WIDELY,
     "jax": _WIDELY,
     "openvino": _WIDELY,
+    "ray": _WIDELY,
     "libtpu": (("linux", "x86_64"),),
     "ziglang": (("linux", "x86_64"),),
     **dict.fromkeys(
@@ -39,6 +40,7 @@ EXTRAS: Mapping[str, str] = {
     "jax_cuda13_plugin": "cuda",
     **dict.fromkeys(("torch", "transformers", "safetensors", "gguf", "onnx", "ziglang"), "compile"),
     "matplotlib": "plot",
+    "ray": "ray",
     "cryptography": "sign",
     "backports": "archive",
     **dict.fromkeys(("fsspec", "s3fs", "oras", "requests", "tenacity"), "remote"),

@@ -1,8 +1,8 @@
 """No library that llmc runs sends telemetry: it is turned off before they are imported.
 
 onnxruntime 1.31 and later write reports into the user's cache folder and send them from sessions. The clients of the
-Hugging Face hub send usage data with their requests. OpenVINO's converter reports to Google Analytics. Child processes
-inherit the variables. A variable that the user has set is not changed.
+Hugging Face hub send usage data with their requests. OpenVINO's converter reports to Google Analytics, and Ray's
+clusters report their use. Child processes inherit the variables. A variable that the user has set is not changed.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ TELEMETRY_OFF: Mapping[str, str] = MappingProxyType(
     {
         "ORT_DISABLE_TELEMETRY": "1",  # onnxruntime, and what is built on it
         "HF_HUB_DISABLE_TELEMETRY": "1",  # huggingface_hub, and transformers through it
+        "RAY_USAGE_STATS_ENABLED": "0",  # clusters that a process of llmc starts
         "DO_NOT_TRACK": "1",  # all programs that honour it
     }
 )

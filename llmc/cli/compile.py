@@ -16,7 +16,7 @@ from llmc.cli.options import StoreFlag, TaskFlag, option
 from llmc.cli.planning import PlanningFlags, plan_from_flags, takes_planning_flags
 from llmc.cli.pooled_planning import pooled_plan_of
 from llmc.cli.quantities import size
-from llmc.compiler.options import Value
+from llmc.compiler.options import LOCAL, Value
 from llmc.errors import InputError, LlmcError
 from llmc.paths import expanded, is_dir
 
@@ -96,7 +96,16 @@ def compile_command(
     ] = None,
     task: TaskFlag = None,
     jobs: Annotated[int | None, option("--jobs -j", "N", "Executables at once. Default: CPUs.")] = None,
-    executor: Annotated[str, option("--executor", "local", "Where jobs run.")] = "local",
+    executor: Annotated[
+        str, option("--executor", "local|ray", "Where executables are compiled: here, or one a CPU of a Ray cluster.")
+    ] = LOCAL,
+    address: Annotated[
+        str | None,
+        option("--address", "HOST:PORT", "That cluster. Default: RAY_ADDRESS, or the one that runs on this host."),
+    ] = None,
+    worker_memory: Annotated[
+        str | None, option("--worker-memory", "SIZE", "Memory of the cluster that one executable takes.")
+    ] = None,
     verify: Annotated[
         str,
         option(
@@ -143,6 +152,7 @@ def compile_command(
       llmc compile ./model --prefill-device openvino --decode-device onnxruntime --quantize int8 -o hybrid
       llmc compile ./model --lora ./my-adapter --quantize int8 -o bundle
       llmc compile ./model --lora-modules sql=./sql-adapter french=./french-adapter -o bundle
+      llmc compile ./model --device tpu:v5e-1x1 --executor ray --address 10.0.0.1:6379 -o bundle
       llmc compile --resume -o bundle
       llmc compile --config config.json --device tpu:v5e-1x1 --max-model-len 1024 -o bundle
       llmc compile ./model --device xla --max-model-len 256 --max-num-seqs 1 --emit lowered -o steps.mlir
@@ -161,12 +171,12 @@ def compile_command(
     from llmc.compiler.targets import open_target
     from llmc.settings import Settings
 
-    _require_known(executor, jobs)
+    _require_positive(jobs)
     settings, model = Settings.from_environment(), _with_adapters(model, lora or [], lora_modules or [])
     max_size = size("LLMC_CACHE_MAX_SIZE", settings.cache_max_size)
     options = CompileOptions(
         device or settings.device, quantize, dtype, specialise, verify, require_native, jobs or settings.threads,
-        sample_top_k, own,
+        sample_top_k, own, executor, address, size("--worker-memory", worker_memory),
     )  # fmt: skip
     resumed = resume and not (model or config)
     if prefill_device or decode_device:
@@ -247,9 +257,7 @@ def _pooled(
     return True
 
 
-def _require_known(executor: str, jobs: int | None) -> None:
-    if executor != "local":
-        raise InputError(f"unknown --executor {executor!r}; known: local")
+def _require_positive(jobs: int | None) -> None:
     if jobs is not None and jobs < 1:
         raise InputError(f"--jobs {jobs} must be at least 1")
 

@@ -18,7 +18,8 @@ from llmc.cli.options import EagerFlag, PrefillFlag, ThreadsFlag, WeightsFlag, o
 from llmc.cli.order import OrderFlag, uses_in
 from llmc.cli.quantities import duration, size
 from llmc.cli.speculation import ConfigJson, LookupMax, LookupMin, Speculate, asked
-from llmc.errors import InputError
+from llmc.compiler.options import EXECUTORS, LOCAL
+from llmc.errors import InputError, UnknownNameError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from llmc.runtime.bundle import Bundle
     from llmc.server.events import Event
     from llmc.server.loading import OpenBundle
+    from llmc.server.ray_serve import Fleet
     from llmc.server.state import Progress
     from llmc.server.swapping import Reopen
     from llmc.settings import Settings
@@ -132,6 +134,19 @@ def serve_command(
         Path | None, option("--profile", "TRACE.json", "Write a trace of all steps, for Perfetto.")
     ] = None,
     access_log: Annotated[bool, typer.Option("--access-log", help="Log each request on stderr.")] = False,
+    executor: Annotated[
+        str, option("--executor", "local|ray", "Serve in this process, or by replicas of a Ray cluster.")
+    ] = LOCAL,
+    address: Annotated[
+        str | None,
+        option("--address", "HOST:PORT", "That cluster. Default: RAY_ADDRESS, or the one that runs on this host."),
+    ] = None,
+    replicas: Annotated[
+        str | None, option("--replicas", "N|MIN-MAX", "Replicas there; of a range as load asks for. Default: 1.")
+    ] = None,
+    target_requests: Annotated[
+        int | None, option("--target-requests", "N", "Requests a replica is to have. Default: 8.", min=1)
+    ] = None,
     device: Annotated[str | None, option("--device", "D", "What to compile for.", rich_help_panel=_COMPILE)] = None,
     max_model_len: Annotated[
         int | None, option("--max-model-len", "N", "Tokens of one sequence.", rich_help_panel=_COMPILE)
@@ -165,6 +180,7 @@ def serve_command(
       llmc serve bundle --port 8000
       llmc serve current --admin-token "$TOKEN"    # later: ln -sfn bundle-2 current; kill -HUP PID
       llmc serve bundle --host 0.0.0.0 --api-key "$KEY" --record-traffic traffic.jsonl --json
+      llmc serve bundle --executor ray --replicas 1-4 --threads 2
       llmc serve ./SmolLM2-135M-Instruct --quantize int8 --max-model-len 2048 --max-num-seqs 4
     """
     from llmc.runtime.startup.opening import EngineOptions
@@ -187,18 +203,28 @@ def serve_command(
     chosen |= {"prefill": prefill, "enforce_eager": enforce_eager}
     chosen["speculative_config"] = asked(speculate, prompt_lookup_max, prompt_lookup_min, speculative_config)
     run = EngineOptions(**{name: value for name, value in chosen.items() if value is not None})
+    cluster = {"--address": address, "--replicas": replicas, "--target-requests": target_requests}
+    alone = {"--uds": uds, "--record-traffic": record_traffic, "--profile": profile, "--access-log": access_log or None}
+    _require_executor(executor, cluster, alone)
     serve = _server()
     from llmc.artifacts.local.opening import open_store
     from llmc.server.warming import WarmUp, how_of
 
     store = open_store(None, settings, device)
     how = how_of(warm_up or ("open" if settings.skip_warmup else "all"))
+    warming = WarmUp(how, None if traffic is None else uses_in(traffic), flags.choice(settings))
+    opener = _opener(bundle, device, options, store, weights)
     with _JsonEvents() if as_json else _Told() as report:
+        if executor != LOCAL:
+            from llmc.server.ray_serve import serve as serve_over_ray
+
+            fleet = _fleet(address or settings.ray_address, replicas, target_requests, threads or settings.threads)
+            raise typer.Exit(serve_over_ray(config, opener, fleet, options=run, warm_up=warming, report=report))
         code = serve(
             config,
-            _opener(bundle, device, options, store, weights),
+            opener,
             options=run,
-            warm_up=WarmUp(how, None if traffic is None else uses_in(traffic), flags.choice(settings)),
+            warm_up=warming,
             report=report,
             uds=uds,
             access_log=access_log,
@@ -206,6 +232,26 @@ def serve_command(
             reopen=_reopener(bundle, device, options, store, weights),
         )
     raise typer.Exit(code)
+
+
+def _require_executor(executor: str, cluster: dict[str, Any], alone: dict[str, Any]) -> None:
+    """Raise UnknownNameError for an executor that is none, InputError for flags that mean nothing to it."""
+    if executor not in EXECUTORS:
+        raise UnknownNameError("executor", executor, EXECUTORS)
+    unused = alone if executor != LOCAL else cluster
+    if given := [flag for flag, value in unused.items() if value is not None]:
+        raise InputError(f"{', '.join(given)}: not for --executor {executor}; leave it out")
+
+
+def _fleet(address: str | None, replicas: str | None, target: int | None, cpus: int) -> Fleet:
+    """Raises InputError."""
+    from llmc.server.ray_serve import Fleet
+
+    least, _, most = (replicas or "1").partition("-")
+    if not (least.isdecimal() and (most or least).isdecimal()):
+        raise InputError(f"--replicas {replicas}: write it as N or MIN-MAX")
+    wanted = {} if target is None else {"target_requests": target}
+    return Fleet(address, int(least), int(most or least), cpus, **wanted)
 
 
 def _vllm_profile(settings: Settings) -> Path | None:

@@ -15,6 +15,9 @@ from llmc.errors import InputError, UnknownNameError
 QUANTISATIONS = ("none", "int8", "fp8", "int4", "keep")
 DTYPES = ("auto", "f32", "bf16", "f16")
 VERIFY = ("sample", "all", "none")
+LOCAL = "local"
+EXECUTORS = (LOCAL, "ray")
+"""Where executables are compiled (pipeline/executors/)."""
 MAX_TOP_K = 256
 
 Value: TypeAlias = bool | int | float | str
@@ -74,9 +77,10 @@ class CompileOptions:
     """Options of one compile; `None`, and dtype "auto", leave the choice to the target, which says what and why.
 
     `sample_top_k` (0 … MAX_TOP_K): how many of the largest logits, with their ids, graphs return beside all of them.
-    `own`: what was given of the options that targets declare, by name; `of` and `changed` put each where it belongs,
-    and `Target.configure` checks them. Raises UnknownNameError, listing the known names, for an unknown name, and
-    InputError for a number out of range.
+    `executor`: where executables are compiled, `jobs` at once; of a cluster its `address`, and the bytes of memory that
+    one executable takes there. `own`: what was given of the options that targets declare, by name; `of` and `changed`
+    put each where it belongs, and `Target.configure` checks them. Raises UnknownNameError, listing the known names, for
+    an unknown name, and InputError for a number out of range.
     """
 
     device: str = "cpu"
@@ -88,6 +92,9 @@ class CompileOptions:
     jobs: int = 1
     sample_top_k: int = 0
     own: Mapping[str, Value] = field(default_factory=dict)
+    executor: str = LOCAL
+    address: str | None = None
+    worker_memory: int | None = None
 
     def __post_init__(self) -> None:
         if self.quantize is not None and self.quantize not in QUANTISATIONS:
@@ -96,6 +103,8 @@ class CompileOptions:
             raise UnknownNameError("dtype", self.dtype, DTYPES)
         if self.verify not in VERIFY:
             raise UnknownNameError("verification mode", self.verify, VERIFY)
+        if self.executor not in EXECUTORS:
+            raise UnknownNameError("executor", self.executor, EXECUTORS)
         if self.jobs < 1:
             raise InputError(f"jobs {self.jobs} must be at least 1")
         if not 0 <= self.sample_top_k <= MAX_TOP_K:

@@ -13,23 +13,20 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import uvicorn
 
-from llmc.runtime.bundle import Bundle
-from llmc.runtime.engine.observer import Observer, Observers
-from llmc.server.app import build_app
+from llmc.runtime.engine.observer import Observer
+from llmc.server.backend import Backend
 from llmc.server.connections import bounded_by
 from llmc.server.errors import ApiError
-from llmc.server.events import Dead, Draining, Listening, Ready, Report, Stopped, WarmAside
-from llmc.server.loading import Loaded, OpenBundle, StoppedLoadingError, load, read_grammars
-from llmc.server.state import Progress, ServerConfig, ServerState
-from llmc.server.swapping import Reopen, Swapper
-from llmc.server.telemetry.metrics import Metrics
-from llmc.server.telemetry.snapshot import Snapshot
-from llmc.server.warming import WarmUp, aside
+from llmc.server.events import Dead, Draining, Listening, Report, Stopped
+from llmc.server.loading import OpenBundle
+from llmc.server.state import ServerConfig
+from llmc.server.swapping import Reopen
+from llmc.server.warming import WarmUp
 
 if TYPE_CHECKING:
     from llmc.runtime.engine.async_engine import AsyncEngine
@@ -86,25 +83,20 @@ class Server:
         access_log: bool = False, cache_counters: Callable[[], Mapping[str, int]] | None = None,
         loaded: Callable[[], None] = lambda: None, reopen: Reopen | None = None,
     ) -> None:  # fmt: skip
-        metrics, snapshot = Metrics(), Snapshot()
-        self.state = ServerState(config, metrics, snapshot)
         self.listener = listener
-        self._open_bundle, self._options, self._warm_up = open_bundle, options, warm_up or WarmUp()
         self._report, self._loaded = report, loaded
-        self._cache_counters = cache_counters
-        self._observer = Observers([metrics, snapshot, *observers])
-        self._swapper = Swapper(
-            self.state, reopen or (lambda _, tell: open_bundle(tell)), self._load_beside, self._begin, report, loaded
-        )
-        self.state.swap = self._swapper.swap
         self._reload: asyncio.Task[None] | None = None
         self._signals: list[int] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._news = asyncio.Event()
-        self._began = time.monotonic()
+        self.backend = Backend(
+            config, open_bundle, options, warm_up=warm_up, observers=observers, report=report,
+            cache_counters=cache_counters, stopped=lambda: bool(self._signals), reopen=reopen, settle=loaded,
+        )  # fmt: skip
+        self.state, self._swapper = self.backend.state, self.backend.swapper
         self.loader = threading.Thread(target=self._load, name="llmc-load", daemon=True)
         self.engine_stopped = True
-        app = _ClosesWhenDraining(build_app(self.state), self.state)
+        app = self.backend.app
         how = uvicorn.Config(
             app, http=bounded_by(self.state.clients), ws="none", lifespan="off", interface="asgi3", log_config=None,
             log_level="error", access_log=access_log, server_header=False, proxy_headers=False,
@@ -202,84 +194,14 @@ class Server:
 
     def _load(self) -> None:
         """In the loader's thread."""
-        try:
-            loaded = load(self._open_bundle, self.state.config, self._options, self._warm_up, self._progress)
-        except StoppedLoadingError:
+        if not self.backend.load():
             return
-        except BaseException as e:  # noqa: BLE001 - the server's thread raises it
-            self.state.load_error = e
-        else:
-            if self._signals:  # nobody waits for it any more
-                loaded.served.close()
-                return
-            self._begin(loaded)
-            served, seconds = loaded.served, time.monotonic() - self._began
-            device = served.bundle.manifest.device
-            self._report(Ready(served.model_name, device, seconds, loaded.warm.buckets, loaded.compilations))
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._news.set)
-        if self.state.served is not None:
-            read_grammars(self.state.served, self.state.config)
+        self.backend.prepare()
         self._loaded()
-
-    def _load_beside(self, bundle: Bundle, tell: Callable[[Progress], None]) -> Loaded:
-        """In the swapper's thread: another bundle, as at the start, which nothing observes yet."""
-        loaded = load(lambda _: bundle, self.state.config, self._options, self._warm_up, tell)
-        read_grammars(loaded.served, self.state.config)
-        return loaded
-
-    def _progress(self, progress: Progress) -> None:
-        if self._signals:
-            raise StoppedLoadingError
-        self.state.progress = progress
-        self._report(progress)
-
-    def _progress_aside(self, progress: Progress) -> None:
-        """In the engine's thread, as the next."""
-        self.state.aside = progress
-
-    def _warm_aside(self, event: WarmAside) -> None:
-        self.state.aside = None
-        self._report(event)
-
-    def _begin(self, loaded: Loaded) -> None:
-        """Let requests go to it."""
-        served = loaded.served
-        pooler, manifest = served.pooler, served.bundle.manifest
-        plan = served.bundle.plan if pooler is None else None
-        self.state.metrics.bind(
-            served.model_name, lambda: self._swapper.stats, self._cache_counters, plan, manifest.device, loaded.origin,
-            manifest.digest,
-        )  # fmt: skip
-        if plan is not None:
-            self.state.snapshot.bind(plan)
-        if pooler is not None:
-            self.state.metrics.bind_pooling(lambda: pooler.pooler.statistics)
-        else:
-            served.generating.generator.observer = self._observer
-        self.state.served = served
-        if loaded.warm.aside is not None:
-            executor = served.generating.generator.engine.executor
-            served.generating.work_between(aside(executor, loaded.warm.aside, self._progress_aside, self._warm_aside))
 
 
 async def _drained(engines: Sequence[AsyncEngine | AsyncPooler], timeout_s: float) -> int:
     return sum(await asyncio.gather(*(engine.drain(timeout_s) for engine in engines)))
-
-
-class _ClosesWhenDraining:
-    """ASGI: answers that begin while the server drains end their connection, so that clients go elsewhere."""
-
-    def __init__(self, app: Any, state: ServerState) -> None:
-        self._app, self._state = app, state
-
-    async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
-        """Pass on, adding `connection: close`."""
-
-        async def closing(message: MutableMapping[str, Any]) -> None:
-            if message["type"] == "http.response.start" and self._state.draining:
-                message["headers"] = [*message.get("headers", ()), (b"connection", b"close")]
-            await send(message)
-
-        await self._app(scope, receive, closing)

@@ -28,6 +28,8 @@ HANGS_UP = "import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL)"
 class Process:
     """Runs `llmc serve … --json`; `before` is Python that runs first, to make something go wrong."""
 
+    starts_s = STARTS_S
+
     def __init__(self, cache: Path, *arguments: object, before: str = "") -> None:
         code = f"{HANGS_UP}\n{textwrap.dedent(before)}\n{RUN}"
         command = [sys.executable, "-c", code, "serve", *map(str, arguments), "--json"]
@@ -60,7 +62,7 @@ class Process:
 
     def wait(self, event: str) -> dict[str, Any]:
         """The next event, which has to be this one."""
-        found = self._lines.get(timeout=STARTS_S)
+        found = self._lines.get(timeout=self.starts_s)
         if found is None:
             assert self.child.stderr is not None
             raise AssertionError(f"ended without {event!r}: {self.child.stderr.read()}")

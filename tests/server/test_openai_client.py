@@ -1,23 +1,33 @@
-"""OpenAI's own client, sync and async, against the server on a socket over the toy bundle and the real engine."""
+"""OpenAI's own client, sync and async, against the server on a socket, and against Ray Serve, over the toy bundle and
+the real engine."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import ExitStack
 
 import openai
 import pytest
 
 from llmc.server.protocol.answers import ChatResponse, CompletionResponse
+from tests.farm import Farm, install
 from tests.server.live import Live
+from tests.server.over_ray import OverRay
 
 
-@pytest.fixture(scope="module")
-def live(toy, tmp_path_factory):
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("LLMC_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
-        with Live(toy.path, api_keys=("k",), served_model_name="org/toy") as live:
-            yield live.ready()
+@pytest.fixture(scope="module", params=["local", "ray"])
+def live(request, toy, tmp_path_factory):
+    cache = tmp_path_factory.mktemp("cache")
+    with ExitStack() as stack:
+        if request.param == "local":
+            environment = stack.enter_context(pytest.MonkeyPatch.context())
+            environment.setenv("LLMC_CACHE_DIR", str(cache))
+            server = Live(toy.path, api_keys=("k",), served_model_name="org/toy")
+        else:
+            farm = stack.enter_context(Farm.running(install(tmp_path_factory.mktemp("farmed"))))
+            server = OverRay(farm.address, cache, toy.path, "--api-key", "k", "--served-model-name", "org/toy")
+        yield stack.enter_context(server).ready()
 
 
 @pytest.fixture
@@ -185,14 +195,13 @@ def test_many_at_once_and_async_get_their_own_answers(live):
 
 
 @pytest.mark.parametrize("extra", [{}, {"logprobs": True}, {"return_token_ids": True, "n": 2, "temperature": 1}])
-def test_answers_are_as_documented(live, extra):
-    headers = {"Authorization": "Bearer k"}
+def test_answers_are_as_documented(client, extra):
     body = {"messages": "Hi", "max_tokens": 3, "ignore_eos": True, **extra}
-    answer = live.ask("POST", "/v1/chat/completions", body, **headers).json
+    answer = client.post("/chat/completions", body=body, cast_to=object)
     assert documented(ChatResponse, answer) == answer
     if "logprobs" in extra:
         body["logprobs"] = 2
-    answer = live.ask("POST", "/v1/completions", {**body, "prompt": "Hi"}, **headers).json
+    answer = client.post("/completions", body={**body, "prompt": "Hi"}, cast_to=object)
     assert documented(CompletionResponse, answer) == answer
 
 

@@ -236,10 +236,32 @@ class Store:
             if entry is not None:
                 return entry, True
             try:
-                return self._build(key, build), False
+                return self.build(key, build), False
             except _GoneError as error:
                 log.info("building %s %s again: %s", key.kind, key.short, error)
-                return self._build(key, build), False
+                return self.build(key, build), False
+
+    def build(self, key: Key, build: Build) -> Entry:
+        """As `get_or_build` of a key that is not here, but waits for nobody else who builds it."""
+        try:
+            return self._build_in(self._main, key, build)
+        except (CapacityError, UnwritableError) as error:
+            reason: Exception = error
+        except OSError as error:
+            if error.errno not in _NO_ROOM:
+                raise
+            reason = error
+        area = self._overflow.take(reason)
+        try:
+            return self._build_in(area, key, build)
+        except UnwritableError as error:
+            raise CapacityError(f"no room for results: {reason}; nor beside the store: {error}") from error
+        except OSError as error:
+            if error.errno not in _NO_ROOM:
+                raise
+            raise CapacityError(
+                f"no room to compile: {reason}; nor in {area.layout.root}: {error}; free some space"
+            ) from error
 
     def entries(self, kind: str | None = None) -> list[Entry]:
         """Every sound entry (of a kind), by kind and then last use, newest first. Blobs are not looked at."""
@@ -300,27 +322,6 @@ class Store:
             self._hits += 1
             self._fetched += 1
         return entry
-
-    def _build(self, key: Key, build: Build) -> Entry:
-        try:
-            return self._build_in(self._main, key, build)
-        except (CapacityError, UnwritableError) as error:
-            reason: Exception = error
-        except OSError as error:
-            if error.errno not in _NO_ROOM:
-                raise
-            reason = error
-        area = self._overflow.take(reason)
-        try:
-            return self._build_in(area, key, build)
-        except UnwritableError as error:
-            raise CapacityError(f"no room for results: {reason}; nor beside the store: {error}") from error
-        except OSError as error:
-            if error.errno not in _NO_ROOM:
-                raise
-            raise CapacityError(
-                f"no room to compile: {reason}; nor in {area.layout.root}: {error}; free some space"
-            ) from error
 
     def _build_in(self, area: Area, key: Key, build: Build) -> Entry:
         with workspace(area, self._overflow.take) as space:

@@ -16,7 +16,19 @@ OPTIONS = ("quantize", "dtype", "specialise", "sample_top_k")
 """And those that targets declare."""
 
 LIMITS = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "max_prompt_len")
-APART = ("task", "plan", "verify", "require_native", "jobs", "cache_dir", "store", "report")
+APART = (
+    "task",
+    "plan",
+    "verify",
+    "require_native",
+    "jobs",
+    "executor",
+    "address",
+    "worker_memory",
+    "cache_dir",
+    "store",
+    "report",
+)
 """Arguments of `llmc.compile` that no manifest is compared by, or that are not about planning."""
 
 FACTS = {"architecture": "model_type", "layers": "num_hidden_layers", "vocab_size": "vocab_size"}

@@ -7,12 +7,10 @@ does what is missing.
 from __future__ import annotations
 
 import os
-import shutil
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,27 +18,23 @@ from llmc.artifacts.bundle.manifest import Manifest
 from llmc.artifacts.bundle.manifest_schema import STARTER_NAME
 from llmc.artifacts.bundle.stored import remember_bundle
 from llmc.artifacts.bundle.writer import check_replaceable, write_bundle
-from llmc.artifacts.digest import parse
-from llmc.artifacts.key import Key
 from llmc.artifacts.local.origins import remember_recorded
-from llmc.compiler.code import code_digest
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.bind import why_unverified
+from llmc.compiler.pipeline.executors import open_executor
+from llmc.compiler.pipeline.executors.base import Made, Work
 from llmc.compiler.pipeline.provenance import model_facts, provenance, remember_model
 from llmc.compiler.pipeline.resolve import Job
 from llmc.compiler.pipeline.verification import verify_stage
-from llmc.compiler.stages import StageReport, Stages, filled_folder
-from llmc.compiler.targets import open_target
-from llmc.compiler.targets.base import Executable, Lowered, Shape, Target
+from llmc.compiler.stages import StageReport, Stages
+from llmc.compiler.targets.base import Lowered, Shape, Target
 from llmc.compiler.targets.unfit import UnfitError
-from llmc.compiler.targets.workers import Jobs
 from llmc.compiler.text.files import text_files
 from llmc.errors import DeviceError
 from llmc.version import __version__
 
 if TYPE_CHECKING:
     from llmc.artifacts.digest import Blob
-    from llmc.artifacts.store.entries import Entry
     from llmc.artifacts.store.store import Store
     from llmc.artifacts.store.workspace import Workspace
     from llmc.buckets.plan import Plan
@@ -147,7 +141,7 @@ def compile_bundle(
     write_bundle(destination, final, sources)
     remember_bundle(store, final)
     remember_model(store, stages.checkpoint_digest(), checkpoint.asked)
-    built = sum(not hit for _, hit in entries)
+    built = sum(not made.cached for made in entries)
     states = [e.state for e in final.executables]
     return CompileResult(
         bundle=str(destination), device=options.device, built=built, reused=len(entries) - built,
@@ -168,7 +162,7 @@ class _Made:
 
     manifest: Manifest
     sources: Mapping[str, Path]
-    entries: Sequence[tuple[Entry, bool]]
+    entries: Sequence[Made]
     analysis: dict[str, Any]
     options: CompileOptions
     choice: str
@@ -200,7 +194,7 @@ def _make(
     choice = "; ".join(filter(None, (target.choice(options), because, changed)))
     shapes = target.shapes(stages.plan.buckets, options)
     entries = _executables(stages, target, made, shapes, options, report)
-    files = [stages.store.path(e.outputs["executable"]) for e, _ in entries]
+    files = [stages.store.path(made.entry.outputs["executable"]) for made in entries]
     analysis = target.analyse(stages, made, files, options)
     manifest, sources = _assemble(stages, target, made, shapes, entries, options, analysis, choice)
     if unverified is not None:
@@ -237,96 +231,25 @@ def require_native(target: Target, options: CompileOptions) -> None:
         )
 
 
-def executable_key(target: Target, lowered: Lowered, shape: Shape, options: CompileOptions) -> Key:
-    """The key of one executable, in named components."""
-    return Key(
-        "executable",
-        {
-            **{f"input.{k}": v for k, v in lowered.components.items()},
-            **{f"toolchain.{k}": v for k, v in target.toolchain().items()},
-            "isa": " ".join(target.isa()),
-            "target": target.name,
-            "state": target.state,
-            "option.quantize": options.quantize,
-            "option.dtype": options.dtype,
-            **{f"option.{name}": value for name, value in target.shaping(options).items()},
-            "shape.phase": shape.phase,
-            "shape.batch": shape.batch,
-            "shape.query": shape.query,
-            "shape.context": shape.context,
-            "code": code_digest(target.compile),
-        },
-    )
-
-
 def _executables(
     stages: Stages, target: Target, lowered: Lowered, shapes: Sequence[Shape], options: CompileOptions,
     report: Reporter,
-) -> list[tuple[Entry, bool]]:  # fmt: skip
-    """One entry a shape, in order, with whether it was in the store; missing ones are made by parallel jobs."""
-    with ExitStack() as stack:
-        linked = threading.Lock()
-        apart = target.fresh_process or (target.needs_processes and options.jobs > 1)
-        jobs = stack.enter_context(Jobs(options.jobs, target.workers if apart else None))
+) -> list[Made]:  # fmt: skip
+    """One a shape, in order; missing ones are made by the executor that the options name."""
+    done = count(1)
 
-        def ready() -> Lowered:
-            nonlocal lowered
-            with linked:
-                if lowered.folder == Path():
-                    lowered = replace(lowered, folder=stack.enter_context(_linked(stages.store, lowered)))
-            return lowered
+    def tell(shape: Shape, made: Made) -> None:
+        entry, size = made.entry, made.entry.outputs["executable"].size
+        at = next(done)
+        report(ExecutableReport(at, len(shapes), shape, made.cached, made.seconds, size, entry.meta["state"]))
 
-        def build(shape: Shape) -> tuple[Entry, bool, float]:
-            began = time.perf_counter()
-
-            def make(workspace: Workspace) -> Mapping[str, Blob]:
-                at = time.perf_counter()
-                inputs = ready()
-                if apart:
-                    made = jobs.apart(str(shape), compile_in_worker, options.device, inputs, shape, options)
-                else:
-                    made = target.compile(inputs, shape, options)
-                workspace.meta |= {"state": made.state, "seconds": round(time.perf_counter() - at, 3)}
-                return {"executable": workspace.put_bytes(made.data)}
-
-            entry, hit = stages.store.get_or_build(executable_key(target, lowered, shape, options), make)
-            return entry, hit, time.perf_counter() - began
-
-        done = 0
-
-        def tell(shape: Shape, made: tuple[Entry, bool, float]) -> None:
-            nonlocal done
-            entry, hit, seconds = made
-            done += 1
-            size = entry.outputs["executable"].size
-            report(ExecutableReport(done, len(shapes), shape, hit, seconds, size, entry.meta["state"]))
-
-        return [(entry, hit) for entry, hit, _ in jobs.each(build, shapes, tell)]
-
-
-def compile_in_worker(device: str, lowered: Lowered, shape: Shape, options: CompileOptions) -> Executable:
-    """Compile one shape in a worker process."""
-    return open_target(device).compile(lowered, shape, options)
-
-
-def _linked(store: Store, lowered: Lowered) -> AbstractContextManager[Path]:
-    """A folder with the shared files under the names that executables refer to them by."""
-
-    def link(folder: Path) -> Path:
-        for digest in sorted(set(lowered.files.values())):  # files may be alike
-            target = folder / parse(digest)
-            try:
-                target.hardlink_to(store.path(digest))
-            except OSError:
-                shutil.copyfile(store.path(digest), target)
-        return folder
-
-    return filled_folder(store, "files", link)
+    work = Work(stages.store, target, lowered, options, stages.settings)
+    return open_executor(options).compile(work, shapes, tell)
 
 
 def _assemble(
     stages: Stages, target: Target, lowered: Lowered, shapes: Sequence[Shape],
-    entries: Sequence[tuple[Entry, bool]], options: CompileOptions, analysis: Mapping[str, Any], choice: str,
+    entries: Sequence[Made], options: CompileOptions, analysis: Mapping[str, Any], choice: str,
 ) -> tuple[Manifest, dict[str, Path]]:  # fmt: skip
     """The manifest without its verification, and the file of each blob it names."""
     store, checkpoint = stages.store, stages.checkpoint
@@ -341,10 +264,10 @@ def _assemble(
     executables = [
         {
             "phase": shape.phase, "batch": shape.batch, "query": shape.query, "context": shape.context,
-            "state": entry.meta["state"], "buckets": shape.buckets, "key": entry.key.digest,
-            "blob": add(*entry.outputs["executable"]),
+            "state": made.entry.meta["state"], "buckets": shape.buckets, "key": made.entry.key.digest,
+            "blob": add(*made.entry.outputs["executable"]),
         }
-        for shape, (entry, _) in zip(shapes, entries, strict=True)
+        for shape, made in zip(shapes, entries, strict=True)
     ]  # fmt: skip
     files = {name: add(digest) for name, digest in lowered.files.items()}
     files |= {name: add(digest) for name, digest in text_files(stages).items()}

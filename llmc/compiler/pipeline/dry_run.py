@@ -9,7 +9,8 @@ from llmc.compiler.architectures.shared.families import size_of
 from llmc.compiler.estimates.footprint import Footprint
 from llmc.compiler.model_size import weights_in
 from llmc.compiler.pipeline.bind import why_unverified
-from llmc.compiler.pipeline.compile import executable_key, require_native
+from llmc.compiler.pipeline.compile import require_native
+from llmc.compiler.pipeline.executors.base import executable_key
 from llmc.compiler.pipeline.lookup import LookupStages, NotBuiltError, ignore
 from llmc.compiler.pipeline.resolve import Job
 from llmc.compiler.pipeline.verification import probes_stage

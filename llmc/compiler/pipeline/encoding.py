@@ -20,6 +20,7 @@ from llmc.buckets.encoding import EncodePlan, encode_plan
 from llmc.buckets.encoding_traffic import traffic_plan
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.checkpoint.sentence_files import labels_of, read_description, task_of
+from llmc.compiler.options import LOCAL
 from llmc.compiler.pipeline.compile import CompileResult, Reporter
 from llmc.compiler.pipeline.encoding_verification import verification_of
 from llmc.compiler.pipeline.provenance import provenance, remember_model
@@ -95,6 +96,10 @@ def compile_encoder(
     Raises as `compile_bundle` does; then `destination` is as it was.
     """
     start = time.perf_counter()
+    if options.executor != LOCAL:
+        raise InputError(
+            f"--executor {options.executor}: models to {plan.task} are compiled on this host; leave it out"
+        )
     checkpoint, task = open_checkpoint(model), plan.task
     assert task in ("embed", "score")
     target, why = open_encoder_target(options.device)

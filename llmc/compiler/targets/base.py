@@ -138,6 +138,9 @@ class Target(ABC):
     """Modules that a compiling process imports when it starts. If there are any, each executable is compiled in a
     process that compiled nothing before, so that its bytes do not depend on earlier compilations."""
 
+    reads_files: ClassVar[bool] = True
+    """Whether compiling reads `Lowered.folder`, so that another host that compiles has to have its files."""
+
     executable_seconds: ClassVar[float] = 0.25
     """Seconds for one more executable on this host, used while the store has no build of one."""
 

@@ -66,6 +66,7 @@ class FakeTarget(Target):
     reference: ClassVar[ReferenceModel] = TOY
     hidden: ClassVar[bool] = True
     selects_adapters: ClassVar[bool] = True
+    reads_files: ClassVar[bool] = False
     verifying: ClassVar[Verifying] = Verifying(Cost(), Cost(), Cost(), Cost())
 
     def __init__(

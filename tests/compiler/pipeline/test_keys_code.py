@@ -12,7 +12,7 @@ import llmc
 from llmc.artifacts.key import Key
 from llmc.compiler import code
 from llmc.compiler.options import CompileOptions
-from llmc.compiler.pipeline.compile import executable_key
+from llmc.compiler.pipeline.executors.base import executable_key
 from llmc.compiler.targets import open_target
 from llmc.compiler.targets.base import Lowered, Shape, Target
 from llmc.compiler.targets.declared import devices

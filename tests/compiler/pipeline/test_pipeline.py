@@ -27,9 +27,11 @@ from llmc.artifacts.store.store import Store
 from llmc.buckets.limits import Limits
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.options import CompileOptions
-from llmc.compiler.pipeline import compile as pipeline
-from llmc.compiler.pipeline.compile import VerifyReport, executable_key
+from llmc.compiler.pipeline.compile import VerifyReport
 from llmc.compiler.pipeline.dry_run import dry_run
+from llmc.compiler.pipeline.executors import base as executors_base
+from llmc.compiler.pipeline.executors import local
+from llmc.compiler.pipeline.executors.base import executable_key
 from llmc.compiler.stages import Stages
 from llmc.compiler.targets import open_target
 from llmc.compiler.targets.base import Executable, Lowered, Shape
@@ -277,7 +279,7 @@ class InProcesses(FakeTarget):
 
 def test_targets_that_need_processes_get_them(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, target=InProcesses)
-    monkeypatch.setattr(pipeline, "compile_in_worker", compile_and_name_the_process)
+    monkeypatch.setattr(local, "compile_in_worker", compile_and_name_the_process)
     toy.compile(jobs=2, verify="none")
     with BundleFiles.open(toy.bundle) as files:
         pids = {json.loads(files.read(e.blob))["pid"] for e in files.manifest.executables}
@@ -291,7 +293,7 @@ def compile_and_name_the_process(device: str, lowered: Lowered, shape: Shape, op
 
 def test_a_worker_that_is_killed_is_a_compile_error(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, target=InProcesses)
-    monkeypatch.setattr(pipeline, "compile_in_worker", die)
+    monkeypatch.setattr(local, "compile_in_worker", die)
     with pytest.raises(CompileError, match=r"killed while (prompt|decode) batch=\d.* fewer than --jobs 2"):
         toy.compile(jobs=2)
     assert not toy.bundle.exists()
@@ -305,7 +307,7 @@ def test_an_interrupt_ends_the_processes_that_compile_at_once(
     toy: Toy, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     use(monkeypatch, target=InProcesses)
-    monkeypatch.setattr(pipeline, "compile_in_worker", interrupt_all_and_go_on)
+    monkeypatch.setattr(local, "compile_in_worker", interrupt_all_and_go_on)
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         toy.compile(jobs=2)
@@ -834,7 +836,7 @@ def test_what_shapes_an_executable_changes_its_key(keyed: Keyed, monkeypatch: py
         other = type("Other", (FakeTarget,), {attribute: value})
         assert keyed.changed(base, keyed.key(target=other())) == {component}
     with monkeypatch.context() as patch:
-        patch.setattr(pipeline, "code_digest", lambda *makers: "sha256:" + "0" * 64)
+        patch.setattr(executors_base, "code_digest", lambda *makers: "sha256:" + "0" * 64)
         assert keyed.changed(base, keyed.key()) == {"code"}
     assert keyed.key() == base
 

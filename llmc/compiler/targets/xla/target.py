@@ -86,6 +86,7 @@ class XlaTarget(XlaFormats):
     why_static: ClassVar[str] = "XLA compiles fixed shapes"
     dtypes: ClassVar[tuple[str, ...]] = tuple(DTYPES)
     needs_processes: ClassVar[bool] = True
+    reads_files: ClassVar[bool] = False
     options: ClassVar[tuple[Option[Any], ...]] = (TENSOR_PARALLEL, LOWERING, ROLL_LAYERS, CACHE_SLOTS, KV_CACHE_DTYPE)
     splits_weights: ClassVar[tuple[str, ...]] = (TENSOR_PARALLEL.flag,)
     config_only: ClassVar[bool] = True

@@ -18,7 +18,8 @@ from llmc.buckets.plan import Plan
 from llmc.buckets.provenance import Provenance
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.options import CompileOptions
-from llmc.compiler.pipeline.compile import compile_bundle, compile_in_worker
+from llmc.compiler.pipeline.compile import compile_bundle
+from llmc.compiler.pipeline.executors.base import compile_in_worker
 from llmc.compiler.stages import Stages
 from llmc.compiler.targets import open_target
 from llmc.compiler.targets.base import Lowered, Shape

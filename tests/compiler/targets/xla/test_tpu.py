@@ -18,7 +18,7 @@ from llmc.buckets.limits import Limits
 from llmc.buckets.plan import Plan
 from llmc.buckets.provenance import Provenance
 from llmc.compiler.options import CompileOptions
-from llmc.compiler.pipeline.compile import compile_in_worker
+from llmc.compiler.pipeline.executors.base import compile_in_worker
 from llmc.compiler.stages import Stages
 from llmc.compiler.targets import open_target
 from llmc.compiler.targets.base import Lowered, Shape

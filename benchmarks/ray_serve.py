@@ -1,0 +1,71 @@
+"""Ray Serve against the plain server, by turns: one replica and the same threads, then two replicas on the same CPUs.
+
+    python benchmarks/ray_serve.py BUNDLE --work FOLDER [--threads 2] [--requests 64] [--rounds 3] [-o result.json]
+
+Load is a closed loop of --concurrency requests, of --prompt tokens in and --output tokens out, streamed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from pathlib import Path
+
+from ray.cluster_utils import Cluster
+from serving_server import ServerProcess, free_port, llmc_server
+
+from llmc.bench.loadtest.run import LoadTest, run
+from llmc.bench.loadtest.workload import Workload
+
+
+def over_ray(bundle: str, address: str, replicas: int, threads: int, log: Path) -> ServerProcess:
+    port = free_port()
+    command = [
+        sys.executable, "-m", "llmc", "serve", bundle, "--executor", "ray", "--address", address, "--replicas",
+        str(replicas), "--threads", str(threads), "--port", str(port), "--json",
+    ]  # fmt: skip
+    return ServerProcess(f"ray x {replicas}", command, port, "/ready", log)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("bundle")
+    parser.add_argument("--work", type=Path, required=True)
+    for name, default in (("threads", 2), ("requests", 64), ("concurrency", 8), ("prompt", 64), ("output", 32)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("-o", "--output-file", type=Path)
+    asked = parser.parse_args()
+    asked.work.mkdir(parents=True, exist_ok=True)
+    workload = Workload(
+        asked.requests, prompt_len=(asked.prompt,) * 2, output_len=(asked.output,) * 2, concurrency=asked.concurrency
+    )
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": asked.threads, "include_dashboard": False})
+    log, address = asked.work / "server.log", cluster.address
+    kinds = {
+        "plain": lambda: llmc_server(asked.bundle, asked.threads, log),
+        "ray x 1": lambda: over_ray(asked.bundle, address, 1, asked.threads, log),
+        "ray x 2": lambda: over_ray(asked.bundle, address, 2, max(1, asked.threads // 2), log),
+    }
+    found: dict[str, list[dict]] = {name: [] for name in kinds}
+    try:
+        for _ in range(asked.rounds):
+            for name, start in kinds.items():
+                server = start()
+                try:
+                    found[name].append(run(LoadTest(server.url, workload, warmup=4)).to_dict())
+                finally:
+                    server.close()
+    finally:
+        cluster.shutdown()
+    rates = {name: statistics.median(r["output_rate"] for r in runs) for name, runs in found.items()}
+    for name, rate in rates.items():
+        print(f"{name}: {rate:.1f} tokens/s ({rate / rates['plain'] - 1:+.1%})")
+    if asked.output_file:
+        asked.output_file.write_text(json.dumps({"rates": rates, "runs": found}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""A connection to a Ray cluster, for what compiles and serves over it."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from llmc.errors import DeviceError, InputError
+from llmc.platforms import missing
+
+AUTO = "auto"
+"""The cluster that runs on this host."""
+CONNECT_S = 5.0
+
+
+@contextmanager
+def connected(address: str) -> Iterator[Any]:
+    """Ray, connected to the cluster at HOST:PORT, or AUTO; left as it was, if it was connected before.
+
+    Raises DeviceError where it cannot be reached, or Ray is not installed, and InputError for what is no address.
+    """
+    try:
+        import ray
+    except ModuleNotFoundError:
+        raise missing("ray") from None
+    if ray.is_initialized():
+        yield ray
+        return
+    _reach(address)
+    main = threading.current_thread() is threading.main_thread()
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+    except (ConnectionError, RuntimeError, ValueError) as e:
+        raise _away(address, str(e).partition("\n")[0]) from e
+    finally:
+        if main:
+            signal.signal(signal.SIGTERM, before)
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+def _reach(address: str) -> None:
+    """Raise DeviceError where nobody listens: Ray itself would wait for minutes, and then end the process."""
+    if address == AUTO:
+        return
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if not host or not port.isdecimal():
+        raise InputError(f"--address {address}: write it as HOST:PORT, as `ray start --head` prints it")
+    try:
+        socket.create_connection((host, int(port)), CONNECT_S).close()
+    except (OSError, OverflowError) as e:
+        raise _away(address, str(e)) from e
+
+
+def _away(address: str, why: str) -> DeviceError:
+    where = "on this host" if address == AUTO else f"at {address}"
+    return DeviceError(
+        f"no Ray cluster {where}: {why}; start one with `ray start --head`, and name it with --address HOST:PORT or "
+        "RAY_ADDRESS"
+    )

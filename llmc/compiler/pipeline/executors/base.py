@@ -1,0 +1,113 @@
+"""The contract of an executor: from what all executables of a compile share to one entry of the store a shape."""
+
+from __future__ import annotations
+
+import shutil
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from llmc.artifacts.digest import parse
+from llmc.artifacts.key import Key
+from llmc.compiler.code import code_digest
+from llmc.compiler.stages import filled_folder
+from llmc.compiler.targets import open_target
+
+if TYPE_CHECKING:
+    from llmc.artifacts.digest import Blob
+    from llmc.artifacts.store.entries import Entry
+    from llmc.artifacts.store.store import Store
+    from llmc.artifacts.store.workspace import Workspace
+    from llmc.compiler.options import CompileOptions
+    from llmc.compiler.targets.base import Executable, Lowered, Shape, Target
+    from llmc.settings import Settings
+
+
+class Made(NamedTuple):
+    """An executable's entry, whether it was there before, and how long it took in seconds."""
+
+    entry: Entry
+    cached: bool
+    seconds: float
+
+
+Done = Callable[["Shape", Made], None]
+"""Hears of each executable as it is there, in the thread that called."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What all executables of a compile share; `settings` are the environment's."""
+
+    store: Store
+    target: Target
+    lowered: Lowered
+    options: CompileOptions
+    settings: Settings
+
+    def key(self, shape: Shape) -> Key:
+        """The key of one executable, in named components."""
+        return executable_key(self.target, self.lowered, shape, self.options)
+
+
+class Executor(ABC):
+    """Compiles executables somewhere."""
+
+    @abstractmethod
+    def compile(self, work: Work, shapes: Sequence[Shape], done: Done) -> list[Made]:
+        """One a shape, in their order; those in the store are not made again.
+
+        Where it is left by an error or an interrupt, nothing runs any more, and what is done is in the store. Raises
+        CompileError, and DeviceError where nobody can compile this.
+        """
+
+
+def executable_key(target: Target, lowered: Lowered, shape: Shape, options: CompileOptions) -> Key:
+    """The key of one executable, in named components."""
+    return Key(
+        "executable",
+        {
+            **{f"input.{k}": v for k, v in lowered.components.items()},
+            **{f"toolchain.{k}": v for k, v in target.toolchain().items()},
+            "isa": " ".join(target.isa()),
+            "target": target.name,
+            "state": target.state,
+            "option.quantize": options.quantize,
+            "option.dtype": options.dtype,
+            **{f"option.{name}": value for name, value in target.shaping(options).items()},
+            "shape.phase": shape.phase,
+            "shape.batch": shape.batch,
+            "shape.query": shape.query,
+            "shape.context": shape.context,
+            "code": code_digest(target.compile),
+        },
+    )
+
+
+def compile_in_worker(device: str, lowered: Lowered, shape: Shape, options: CompileOptions) -> Executable:
+    """Compile one shape in a worker process."""
+    return open_target(device).compile(lowered, shape, options)
+
+
+def stored(workspace: Workspace, made: Executable, seconds: float) -> Mapping[str, Blob]:
+    """The outputs of an executable that took so many seconds."""
+    workspace.meta |= {"state": made.state, "seconds": round(seconds, 3)}
+    return {"executable": workspace.put_bytes(made.data)}
+
+
+def linked(store: Store, lowered: Lowered) -> AbstractContextManager[Path]:
+    """A folder with the shared files under the names that executables refer to them by."""
+
+    def link(folder: Path) -> Path:
+        for digest in sorted(set(lowered.files.values())):  # files may be alike
+            target = folder / parse(digest)
+            try:
+                target.hardlink_to(store.path(digest))
+            except OSError:
+                shutil.copyfile(store.path(digest), target)
+        return folder
+
+    return filled_folder(store, "files", link)

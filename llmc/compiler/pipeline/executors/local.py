@@ -1,0 +1,64 @@
+"""Executables compiled on this host: `--jobs` at once, in threads, or in processes where the target needs them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from llmc.compiler.options import LOCAL
+from llmc.compiler.pipeline.executors.base import Done, Executor, Made, Work, compile_in_worker, linked, stored
+from llmc.compiler.targets.workers import Jobs
+from llmc.errors import InputError
+
+if TYPE_CHECKING:
+    from llmc.artifacts.digest import Blob
+    from llmc.artifacts.store.workspace import Workspace
+    from llmc.compiler.options import CompileOptions
+    from llmc.compiler.targets.base import Lowered, Shape
+
+
+def open_executor(options: CompileOptions) -> LocalExecutor:
+    """It takes no address; raises InputError."""
+    if options.address is not None or options.worker_memory is not None:
+        raise InputError(f"--address and --worker-memory are about a cluster; leave them out for --executor {LOCAL}")
+    return LocalExecutor()
+
+
+class LocalExecutor(Executor):
+    """See the module's docstring."""
+
+    def compile(self, work: Work, shapes: Sequence[Shape], done: Done) -> list[Made]:
+        """As the contract says."""
+        target, options, lowered = work.target, work.options, work.lowered
+        with ExitStack() as stack:
+            linking = threading.Lock()
+            apart = target.fresh_process or (target.needs_processes and options.jobs > 1)
+            jobs = stack.enter_context(Jobs(options.jobs, target.workers if apart else None))
+            there: list[Lowered] = []
+
+            def ready() -> Lowered:
+                with linking:
+                    if not there:
+                        there.append(replace(lowered, folder=stack.enter_context(linked(work.store, lowered))))
+                return there[0]
+
+            def build(shape: Shape) -> Made:
+                began = time.perf_counter()
+
+                def make(workspace: Workspace) -> Mapping[str, Blob]:
+                    at = time.perf_counter()
+                    inputs = ready()
+                    if apart:
+                        made = jobs.apart(str(shape), compile_in_worker, options.device, inputs, shape, options)
+                    else:
+                        made = target.compile(inputs, shape, options)
+                    return stored(workspace, made, time.perf_counter() - at)
+
+                entry, hit = work.store.get_or_build(work.key(shape), make)
+                return Made(entry, hit, time.perf_counter() - began)
+
+            return jobs.each(build, shapes, done)

@@ -1,0 +1,231 @@
+"""Executables compiled as tasks over a Ray cluster (docs/ray.md).
+
+Every task takes one CPU, and fetches the lowered program from a store that all nodes reach: LLMC_REMOTE_CACHE, or else
+the folder of the driver's own. Ray tries a task again whose worker or node died. A task that takes much longer than
+the others is tried a second time elsewhere, and the first result counts. A node that refuses is named, and gets no
+more.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from llmc.artifacts.digest import Blob, digest_file
+from llmc.artifacts.log import logger
+from llmc.cluster import AUTO, connected
+from llmc.compiler.pipeline.executors.base import Done, Executor, Made, Work
+from llmc.compiler.pipeline.executors.ray_worker import CPU_LABEL, DEVICE_LABEL, Task, Told, compile_task, features
+from llmc.errors import ArtifactError, CompileError, DeviceError, LlmcError
+
+if TYPE_CHECKING:
+    from llmc.compiler.options import CompileOptions
+    from llmc.compiler.targets.base import Shape
+
+RETRIES = 2
+"""How often a task is tried again whose worker or node died."""
+SLOW, SLOW_S = 3.0, 30.0
+"""A task is tried elsewhere too when it takes so many times the median, and so many seconds at least."""
+_TICK_S = 0.5
+
+
+def open_executor(options: CompileOptions) -> RayExecutor:
+    """For the cluster of `options.address`, or of RAY_ADDRESS, or the one that runs on this host."""
+    return RayExecutor(options.address, options.worker_memory)
+
+
+class RayExecutor(Executor):
+    """See the module's docstring. `memory`: bytes that one executable takes, None for no bound."""
+
+    def __init__(self, address: str | None, memory: int | None = None, slow_s: float = SLOW_S) -> None:
+        self._address, self._memory, self._slow_s = address, memory, slow_s
+
+    def compile(self, work: Work, shapes: Sequence[Shape], done: Done) -> list[Made]:
+        """As the contract says. Raises DeviceError where the cluster cannot be reached, or all its nodes refuse."""
+        made: dict[Shape, Made] = {}
+        for shape in shapes:
+            began = time.perf_counter()
+            if (entry := work.store.obtain(work.key(shape))) is not None:
+                made[shape] = Made(entry, True, time.perf_counter() - began)
+                done(shape, made[shape])
+        if lacking := [shape for shape in shapes if shape not in made]:
+            with connected(self._address or work.settings.ray_address or AUTO) as ray:
+                for shape, one in _Farm(ray, work, self._memory, self._slow_s).run(lacking):
+                    made[shape] = one
+                    done(shape, one)
+        return [made[shape] for shape in shapes]
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    """A task that was given to the cluster, and when."""
+
+    task: Task
+    since: float = field(default_factory=time.monotonic)
+
+
+class _Farm:
+    """The tasks of one compile on a cluster that is connected."""
+
+    def __init__(self, ray: Any, work: Work, memory: int | None, slow_s: float) -> None:
+        self._ray, self._work, self._memory, self._slow_s = ray, work, memory, slow_s
+        self._refused: dict[str, str] = {}
+        """Node id → why."""
+        self._running: dict[Any, _Attempt] = {}
+        self._seconds: list[float] = []
+        calls = {"max_calls": 1} if work.target.fresh_process else {}
+        resources = {"memory": memory} if memory else {}
+        self._function = ray.remote(num_cpus=1, max_retries=RETRIES, **calls, **resources)(_on_node)
+
+    def run(self, shapes: Sequence[Shape]) -> Iterator[tuple[Shape, Made]]:
+        """Each shape as it is there. Where it is left, what still runs is ended."""
+        waiting = deque(self._tasks(shapes))
+        try:
+            while waiting or self._running:
+                slots, apart = self._nodes()
+                while waiting and len(self._running) < slots:
+                    self._submit(waiting.popleft(), apart)
+                if not waiting and len(self._running) < slots:
+                    self._try_again(apart)
+                ready, _ = self._ray.wait(list(self._running), timeout=_TICK_S)
+                for ref in ready:
+                    if (attempt := self._running.pop(ref, None)) is None:
+                        continue  # another attempt was faster
+                    told = self._told(ref, attempt)
+                    if told is None:
+                        continue
+                    if told.refused:
+                        self._refuse(told)
+                        waiting.appendleft(attempt.task)
+                        continue
+                    self._seconds.append(told.seconds)
+                    self._cancel(attempt.task)
+                    yield attempt.task.shape, self._made(attempt.task, told)
+        finally:
+            for ref in self._running:
+                self._ray.cancel(ref, force=True)
+
+    def _tasks(self, shapes: Sequence[Shape]) -> Iterator[Task]:
+        work, lowered = self._work, self._work.lowered
+        inputs = {name: Blob(digest_file(path), path.stat().st_size) for name, path in lowered.inputs.items()}
+        needed = sorted(set(lowered.files.values())) if work.target.reads_files else []
+        files = tuple(Blob(digest, work.store.path(digest).stat().st_size) for digest in needed)
+        remote = work.settings.remote_cache
+        if remote:
+            self._push(remote, {*inputs.values(), *files})
+        apart = replace(lowered, inputs={}, forms={})
+        for shape in shapes:
+            yield Task(
+                work.key(shape), shape, apart, work.options, inputs, files, remote or str(work.store.root), bool(remote)
+            )
+
+    def _push(self, url: str, blobs: set[Blob]) -> None:
+        """Bring what workers read to the remote. Raises RemoteError."""
+        from llmc.artifacts.remotes import open_remote
+        from llmc.artifacts.remotes.base import blob_name
+
+        remote = open_remote(url)
+        for blob in sorted(blobs):
+            if remote.size(name := blob_name(blob.digest)) != blob.size:
+                remote.upload(name, self._work.store.path(blob), lambda _: None)
+
+    def _nodes(self) -> tuple[int, list[str]]:
+        """How many tasks run at once, and the ids of nodes that get none. Raises DeviceError where none is left."""
+        alive = [node for node in self._ray.nodes() if node["Alive"]]
+        unfit = {node["NodeID"]: why for node in alive if (why := self._unfit(node, alive))}
+        fit = [node for node in alive if node["NodeID"] not in unfit]
+        slots = sum(int(node["Resources"].get("CPU", 0)) for node in fit)
+        if not slots:
+            reasons = "; ".join(f"{_named(node)}: {unfit[node['NodeID']]}" for node in alive if node["NodeID"] in unfit)
+            raise DeviceError(f"no node of the Ray cluster can compile this: {reasons or 'it has none'}")
+        return slots, sorted(unfit)
+
+    def _unfit(self, node: Mapping[str, Any], alive: Sequence[Mapping[str, Any]]) -> str:
+        """Why a node gets no task: it refused, or its labels and resources say so; "" if it may."""
+        if why := self._refused.get(node["NodeID"]):
+            return why
+        device = self._work.options.device.partition(":")[0]
+        mine = node["Labels"].get(DEVICE_LABEL)
+        if mine != device and (mine or any(other["Labels"].get(DEVICE_LABEL) == device for other in alive)):
+            return f"it is kept for device {mine}" if mine else f"others are labelled {DEVICE_LABEL}={device}"
+        told = features(node["Labels"])
+        if told and (lacking := sorted(set(self._work.target.isa()) - told)):
+            return f"its label {CPU_LABEL} has no {', '.join(lacking)}"
+        if not node["Resources"].get("CPU"):
+            return "it has no CPU for tasks"
+        if node["Resources"].get("memory", 0) < (self._memory or 0):
+            return f"it has less than {self._memory} bytes of memory for tasks"
+        return ""
+
+    def _submit(self, task: Task, apart: Sequence[str]) -> None:
+        where = {"label_selector": {"ray.io/node-id": f"!in({','.join(apart)})"}} if apart else {}
+        self._running[self._function.options(**where).remote(task)] = _Attempt(task)
+
+    def _try_again(self, apart: Sequence[str]) -> None:
+        """Try the slowest task a second time, if it takes far longer than the others did."""
+        tried = {attempt.task.key for attempt in self._running.values() if attempt.task.again}
+        first = [a for a in self._running.values() if a.task.key not in tried]
+        slowest = min(first, key=lambda a: a.since, default=None)
+        if slowest is None or not self._seconds:
+            return
+        bound = max(self._slow_s, SLOW * statistics.median(self._seconds))
+        if (seconds := time.monotonic() - slowest.since) > bound:
+            logger().warning("%s takes %.0f s: it is tried on another worker too", slowest.task.shape, seconds)
+            self._submit(replace(slowest.task, again=True), apart)
+
+    def _told(self, ref: Any, attempt: _Attempt) -> Told | None:
+        """What a task said; None for one that failed while another attempt of it runs. Raises as `Executor.compile`."""
+        from ray import exceptions
+
+        shape = attempt.task.shape
+        try:
+            told: Told = self._ray.get(ref)
+        except exceptions.RayTaskError as e:
+            if isinstance(e.cause, LlmcError):
+                raise e.cause from None
+            raise CompileError(f"{shape}: a worker of the Ray cluster failed: {e.cause!r}") from e
+        except exceptions.RayError as e:
+            if any(other.task.key == attempt.task.key for other in self._running.values()):
+                return None
+            raise CompileError(
+                f"{shape}: its worker died {RETRIES + 1} times, perhaps for want of memory ({type(e).__name__}); the "
+                "rest is kept: try again with a larger --worker-memory"
+            ) from e
+        return told
+
+    def _refuse(self, told: Told) -> None:
+        if told.node not in self._refused:
+            self._refused[told.node] = told.refused
+            named = next((_named(node) for node in self._ray.nodes() if node["NodeID"] == told.node), told.node)
+            logger().warning("%s is not used: %s", named, told.refused)
+
+    def _cancel(self, task: Task) -> None:
+        """End other attempts of what is there."""
+        for ref in [ref for ref, attempt in self._running.items() if attempt.task.key == task.key]:
+            self._ray.cancel(ref, force=True)
+            del self._running[ref]
+
+    def _made(self, task: Task, told: Told) -> Made:
+        entry = self._work.store.obtain(task.key)
+        if entry is None:
+            raise ArtifactError(
+                f"{task.shape}: a worker published it to {task.place}, and it cannot be taken from there; workers sign "
+                "with LLMC_SIGNING_KEY what LLMC_ALLOW_UNSIGNED=1 here takes unsigned"
+            )
+        return Made(entry, False, told.seconds)
+
+
+def _on_node(task: Task) -> Told:
+    """In a worker: the task, with what Ray says of the node."""
+    import ray
+
+    context = ray.get_runtime_context()
+    return compile_task(task, context.get_node_id(), context.get_node_labels())
+
+
+def _named(node: Mapping[str, Any]) -> str:
+    return f"node {node['NodeID'][:12]} ({node['NodeName']})"

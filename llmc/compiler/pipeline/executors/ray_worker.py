@@ -1,0 +1,126 @@
+"""What runs on a node of the cluster: one executable, from the lowered program in the shared store, back into it.
+
+A node that would make something else than was asked for refuses: the key of an executable names all that makes it
+(versions, instruction set, llmc's own code), so a node whose own key differs has another toolchain.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from llmc.artifacts.digest import Blob
+from llmc.artifacts.key import Key, tell
+from llmc.artifacts.remotes import open_remote
+from llmc.artifacts.remotes.ingest import bring
+from llmc.artifacts.remotes.push import push
+from llmc.artifacts.store.leases import blob_name
+from llmc.artifacts.store.store import Store
+from llmc.artifacts.store.workspace import Area
+from llmc.compiler.pipeline.executors.base import executable_key, linked, stored
+from llmc.compiler.targets import open_target
+from llmc.errors import DeviceError
+from llmc.settings import Settings
+
+if TYPE_CHECKING:
+    from llmc.artifacts.store.workspace import Workspace
+    from llmc.compiler.options import CompileOptions
+    from llmc.compiler.targets.base import Lowered, Shape
+
+DEVICE_LABEL, CPU_LABEL = "llmc-device", "llmc-cpu"
+"""Labels of nodes: the device that a node has, and features of its CPU with dots between them."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One executable to make. `inputs` are the files of `lowered`, whose own paths are the driver's; `files` those
+    that its `folder` has. `place` is a store's folder that all nodes have, or with `remote` a remote's URL. A task that
+    is tried `again`, while it may run elsewhere, waits for nobody."""
+
+    key: Key
+    shape: Shape
+    lowered: Lowered
+    options: CompileOptions
+    inputs: Mapping[str, Blob]
+    files: tuple[Blob, ...]
+    place: str
+    remote: bool
+    again: bool = False
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a node did: how long it took in seconds, or why it refused."""
+
+    node: str
+    seconds: float = 0.0
+    refused: str = ""
+
+
+def compile_task(task: Task, node: str, labels: Mapping[str, str]) -> Told:
+    """Make one executable and publish it. `labels`: what the node says of itself. Raises CompileError, RemoteError."""
+    settings = Settings.from_environment()
+    if why := _refusal(task, labels, settings):
+        return Told(node, refused=why)
+    began = time.perf_counter()
+    store = Store(settings.cache_dir_for(task.options.device) if task.remote else task.place)
+    if why := _fetch(task, store):
+        return Told(node, refused=why)
+    target = open_target(task.options.device, settings)
+    with ExitStack() as stack:
+        lowered = replace(task.lowered, inputs={name: store.path(blob) for name, blob in task.inputs.items()})
+        if task.files:
+            lowered = replace(lowered, folder=stack.enter_context(linked(store, lowered)))
+
+        def make(workspace: Workspace) -> Mapping[str, Blob]:
+            at = time.perf_counter()
+            made = target.compile(lowered, task.shape, task.options)
+            return stored(workspace, made, time.perf_counter() - at)
+
+        entry = store.build(task.key, make) if task.again else store.get_or_build(task.key, make)[0]
+    if task.remote:
+        from llmc.artifacts.signing.signer import Signer
+
+        push(store, [entry], open_remote(task.place), signer=Signer.from_settings(settings))
+    return Told(node, time.perf_counter() - began)
+
+
+def _refusal(task: Task, labels: Mapping[str, str], settings: Settings) -> str:
+    """Why this node must not make it; "" if it may."""
+    claimed = labels.get(DEVICE_LABEL)
+    try:
+        if claimed is not None and (lacks := open_target(claimed, settings).lacks()):
+            return f"it is labelled {DEVICE_LABEL}={claimed}, and {lacks}"
+        if missing := sorted(features(labels) - _own_features()):
+            return f"it is labelled {CPU_LABEL} with {', '.join(missing)}, which its CPU has not"
+        mine = executable_key(open_target(task.options.device, settings), task.lowered, task.shape, task.options)
+    except DeviceError as e:
+        return str(e)
+    return "" if mine == task.key else f"it would make another executable: {tell(mine.explain(task.key))}"
+
+
+def features(labels: Mapping[str, str]) -> set[str]:
+    """CPU features that a node's labels name."""
+    return set(filter(None, labels.get(CPU_LABEL, "").split(".")))
+
+
+def _own_features() -> set[str]:
+    from llmc.runtime.host import cpu_features
+
+    return set(cpu_features())
+
+
+def _fetch(task: Task, store: Store) -> str:
+    """Have what is read in `store`; why it cannot be had, "" if it can."""
+    wanted = {*task.inputs.values(), *task.files}
+    lacking = sorted(blob for blob in wanted if not store.has(blob))
+    if not task.remote:
+        return f"it does not have the store {task.place}" if lacking else ""
+    remote, area = open_remote(task.place), Area(store.root)
+    store.hold(*(blob_name(blob.digest) for blob in wanted))
+    for blob in lacking:
+        bring(area, remote, blob, {}, lambda _: None)
+    return ""

@@ -1,0 +1,212 @@
+"""`serve` over a Ray cluster: replicas of a bundle behind the proxy and router of Ray Serve (docs/ray.md).
+
+A replica is the whole application over one opened bundle, and counts once it is warm. Serve queues, counts requests,
+adds and takes away replicas, lets those that go finish, and replaces one that died.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import queue
+import signal
+import sys
+import threading
+import time
+from dataclasses import dataclass, replace
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from llmc.cluster import AUTO, connected
+from llmc.errors import DeviceError, InputError, LlmcError
+from llmc.runtime.bundle import Bundle
+from llmc.runtime.startup.opening import EngineOptions
+from llmc.server.backend import Backend
+from llmc.server.events import Draining, Listening, Ready, Report, Stopped
+from llmc.server.lifecycle import ENGINE_STOP_S
+from llmc.server.loading import OpenBundle, model_name
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from llmc.server.state import ServerConfig
+    from llmc.server.warming import WarmUp
+
+NAME = "llmc"
+"""Of the application in the cluster, and of its one deployment."""
+FULL = 0.8
+"""Share of the cache's tokens from which more replicas are wanted."""
+_ROUTER = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
+_LOCAL = ("127.0.0.1", "::1", "localhost")
+_log = logging.getLogger("llmc")
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """The cluster's `address` (None: on this host), how few and many replicas, the CPUs of each, and how many requests
+    each is to have: more wait for another."""
+
+    address: str | None = None
+    least: int = 1
+    most: int = 1
+    cpus: int = 1
+    target_requests: int = 8
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.least <= self.most:
+            raise InputError(f"--replicas {self.least}-{self.most}: write it as N or MIN-MAX, 1 at least")
+
+
+class Replica:
+    """One copy of the bundle, opened and warm. Raises what loading raises."""
+
+    def __init__(
+        self, config: ServerConfig, open_bundle: OpenBundle, options: EngineOptions, warm_up: WarmUp | None,
+        generation: int,
+    ) -> None:  # fmt: skip
+        del generation  # a further one makes Serve replace the replicas
+        self._backend = Backend(config, open_bundle, options, warm_up=warm_up)
+        self._backend.load()
+        if self._backend.state.load_error is not None:
+            raise self._backend.state.load_error
+        threading.Thread(target=self._backend.prepare, daemon=True).start()
+
+    def __serve_build_asgi_app__(self) -> Any:
+        """What Serve runs."""
+        return self._backend.app
+
+    def check_health(self) -> None:
+        """Raises where the engine died: Serve replaces the replica."""
+        if self._backend.state.phase == "dead":
+            raise RuntimeError("the engine stopped on an error")
+
+    def record_autoscaling_stats(self) -> Mapping[str, float]:
+        """The share of the cache's tokens in use."""
+        served = self._backend.state.served
+        return {"tokens": 0.0 if served is None or served.pooler else served.engine.stats.kv_cache_usage}
+
+    def __del__(self) -> None:
+        served = self._backend.state.served
+        if served is not None:
+            served.close(ENGINE_STOP_S)
+
+
+def by_load(context: Any) -> tuple[int, dict[str, Any]]:
+    """How many replicas there are to be: as many as the requests, running and queued, and the tokens ask for."""
+    tokens = context.aggregated_metrics.get("tokens", {}).values()
+    requests = context.total_num_requests / context.config.target_ongoing_requests
+    wanted = math.ceil(max(requests, sum(tokens) / FULL))
+    return min(max(wanted, context.capacity_adjusted_min_replicas), context.capacity_adjusted_max_replicas), {}
+
+
+def serve(
+    config: ServerConfig, open_bundle: OpenBundle, fleet: Fleet, *, options: EngineOptions | None = None,
+    warm_up: WarmUp | None = None, report: Report = lambda _: None,
+) -> int:  # fmt: skip
+    """Serve at `config.host`:`config.port` of the cluster's head until SIGTERM or SIGINT; the exit code.
+
+    SIGHUP opens the bundle again and replaces replica by replica; a bundle that cannot be opened is refused, and the
+    old one serves on. Raises DeviceError where the cluster cannot be reached or the replicas do not start, InputError
+    for a port that is none, and for an admin token.
+    """
+    if not config.port:
+        raise InputError("--port 0: a cluster listens on a port that is named; give one")
+    if config.admin_tokens:
+        raise InputError("--admin-token: a request would reach one replica of several; with --executor ray send SIGHUP")
+    signals: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    def note(signum: int, frame: FrameType | None) -> None:
+        del frame
+        signals.put(signum)
+
+    began = time.monotonic()
+    with connected(fleet.address or AUTO):
+        watched = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+        before = {signum: signal.signal(signum, note) for signum in watched}
+        try:
+            name, device = _named(open_bundle)
+            deployment = _Deployment(config, open_bundle, fleet, options or EngineOptions(), warm_up)
+            deployment.run()
+            report(Listening(f"http://{config.host}:{config.port}", not (config.api_keys or config.host in _LOCAL)))
+            report(Ready(name, device, time.monotonic() - began, 0, 0))
+            while (signum := signals.get()) == signal.SIGHUP:
+                deployment.swap()
+            ended = time.monotonic()
+            report(Draining(signal.Signals(signum).name, 0, 0, config.shutdown_timeout_s))
+            deployment.stop()
+            report(Stopped(0, time.monotonic() - ended))
+        finally:
+            for signum, handler in before.items():
+                signal.signal(signum, handler)
+    return 0
+
+
+class _Deployment:
+    """The application in the cluster; a further generation replaces the one before."""
+
+    def __init__(
+        self, config: ServerConfig, open_bundle: OpenBundle, fleet: Fleet, options: EngineOptions,
+        warm_up: WarmUp | None,
+    ) -> None:  # fmt: skip
+        from ray import serve as ray_serve
+        from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
+        from ray.serve.schema import LoggingConfig
+
+        self._serve, self._open_bundle, self._generation = ray_serve, open_bundle, 0
+        self._logging = LoggingConfig(log_level="WARNING", enable_access_log=False)
+        ray_serve.start(
+            http_options={"host": config.host, "port": config.port}, proxy_location="HeadOnly",
+            logging_config=self._logging,
+        )  # fmt: skip
+        scaling: dict[str, Any] = {"num_replicas": fleet.most}
+        if fleet.least < fleet.most:
+            scaling = {
+                "autoscaling_config": AutoscalingConfig(
+                    min_replicas=fleet.least, max_replicas=fleet.most,
+                    target_ongoing_requests=fleet.target_requests, policy=AutoscalingPolicy(policy_function=by_load),
+                )
+            }  # fmt: skip
+        self._options = ray_serve.deployment(ray_serve.ingress()(Replica)).options(
+            name=NAME, **scaling, max_ongoing_requests=max(config.max_queued_requests, fleet.target_requests),
+            max_queued_requests=config.max_queued_requests, ray_actor_options={"num_cpus": fleet.cpus},
+            graceful_shutdown_timeout_s=config.shutdown_timeout_s, graceful_shutdown_wait_loop_s=0.1,
+            request_router_config=RequestRouterConfig(request_router_class=_ROUTER),
+        )  # fmt: skip
+        # every client of a replica is the proxy
+        alone = replace(config, max_connections=0, max_connections_per_client=0, max_requests_per_client=0)
+        self._arguments = (alone, open_bundle, options, warm_up)
+
+    def run(self) -> None:
+        """Have replicas of this generation, all warm. Raises DeviceError."""
+        try:
+            self._serve.run(
+                self._options.bind(*self._arguments, self._generation), name=NAME, route_prefix="/",
+                logging_config=self._logging,
+            )  # fmt: skip
+        except RuntimeError as e:
+            raise DeviceError(f"the replicas did not start: {e}; `serve status` tells more") from e
+
+    def swap(self) -> None:
+        """Replace replica by replica, if the bundle can be opened."""
+        try:
+            _named(self._open_bundle)
+        except (LlmcError, OSError) as e:
+            _log.error("the bundle is not swapped, and the old one serves on: %s", e)
+            return
+        self._generation += 1
+        self.run()
+        _log.warning("the bundle is swapped: generation %d", self._generation)
+
+    def stop(self) -> None:
+        """Let running requests end, and take the application away."""
+        with contextlib.redirect_stdout(sys.stderr):  # Ray prints of the controller that ends
+            self._serve.delete(NAME)
+            self._serve.shutdown()
+
+
+def _named(open_bundle: OpenBundle) -> tuple[str, str]:
+    """Name and device of the bundle, which has to open. Raises LlmcError."""
+    found = open_bundle(lambda _: None)
+    bundle = found if isinstance(found, Bundle) else Bundle.open(found)
+    return model_name(bundle), bundle.manifest.device
