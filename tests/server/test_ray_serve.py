@@ -14,7 +14,8 @@ import pytest
 
 from llmc.errors import InputError
 from llmc.runtime.bundle import Bundle
-from llmc.server.ray_serve import Fleet, by_load
+from llmc.server.ray_serve import Fleet, by_load, serve
+from llmc.server.state import ServerConfig
 from tests.farm import Farm, install
 from tests.server.over_ray import OverRay
 
@@ -83,3 +84,9 @@ def test_replicas_are_one_at_least() -> None:
     for least, most in ((0, 1), (2, 1)):
         with pytest.raises(InputError, match=f"--replicas {least}-{most}: write it as N or MIN-MAX"):
             Fleet(None, least, most)
+
+
+def test_an_admin_token_is_refused_where_a_request_reaches_one_of_several() -> None:
+    config = ServerConfig(port=8000, admin_tokens=("secret",))
+    with pytest.raises(InputError, match=r"--admin-token: a request would reach one replica .* send SIGHUP"):
+        serve(config, lambda tell: pytest.fail("opened"), Fleet(None, 1, 2))
