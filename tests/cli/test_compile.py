@@ -191,7 +191,7 @@ def test_numbers_and_plans_that_cannot_be_used_are_usage_errors(
         ("--dtype", "f8", "unknown dtype 'f8'; known: auto, bf16, f16, f32"),
         ("--verify", "some", "unknown verification mode 'some'; known: all, none, sample"),
         ("--strategy", "cubic", "unknown bucketing strategy 'cubic'; known: "),
-        ("--executor", "slurm", "unknown --executor 'slurm'; known: local"),
+        ("--executor", "slurm", "unknown executor 'slurm'; known: local, ray"),
     ],
 )
 def test_unknown_names_list_the_known_ones(compile_: Llmc, flag: str, value: str, message: str) -> None:

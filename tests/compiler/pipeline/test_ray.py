@@ -13,11 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from llmc import registry
 from llmc.artifacts.local.opening import open_store
 from llmc.artifacts.store.store import Store
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.compile import CompileResult, compile_bundle
 from llmc.compiler.pipeline.executors import ray as farming
+from llmc.compiler.targets.declared import TARGETS
 from llmc.errors import ArtifactError, DeviceError, InputError
 from llmc.settings import Settings
 from llmc.testing.toy import toy_plan, write_toy
@@ -30,12 +32,20 @@ BUCKETS = 11
 def farm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Farm]:
     """Two nodes of one CPU."""
     folder = install(tmp_path_factory.mktemp("farmed"))
-    sys.path.insert(0, str(folder))
-    os.environ["FARMED"] = str(folder)
-    with Farm.running(folder) as made:
-        yield made
-    sys.path.remove(str(folder))
-    del os.environ["FARMED"]
+    with pytest.MonkeyPatch.context() as here:
+        here.syspath_prepend(folder)
+        here.setenv("FARMED", str(folder))
+        forget()
+        with Farm.running(folder) as made:
+            yield made
+    forget()
+
+
+def forget() -> None:
+    """Look again for what other packages bring."""
+    registry._brought.cache_clear()
+    registry.packages.cache_clear()
+    TARGETS.__dict__.pop("_others", None)
 
 
 class Compile:
