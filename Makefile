@@ -36,7 +36,7 @@ demo: $(VENV)/.ready
 # memory than processors
 WORKERS ?= 2
 
-# SHARD=2/8: what every shard runs, and the second of eight parts of the rest
+# SHARD=2/10: what every shard runs, and the second of ten parts of the rest
 test: $(VENV)/.ready
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(if $(SHARD),--shard $(SHARD))
 
