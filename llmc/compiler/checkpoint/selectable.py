@@ -162,6 +162,14 @@ class SelectableCheckpoint(WrappedCheckpoint):
         """What adapters bring is not stored in codes."""
         return None if name in self._added else self.inner.unkept(name)
 
+    def reordered_form(self, name: str) -> BlockForm | None:
+        """None of what adapters bring."""
+        return None if name in self._added else self.inner.reordered_form(name)
+
+    def reordered_blocks(self, name: str) -> QuantisedBlocks | None:
+        """None of what adapters bring."""
+        return None if name in self._added else self.inner.reordered_blocks(name)
+
     def quantised_blocks(self, name: str) -> QuantisedBlocks | None:
         """None of what adapters bring."""
         return None if name in self._added else self.inner.quantised_blocks(name)
