@@ -174,7 +174,7 @@ HANDED_IN = {
         "llmc.compiler.architectures.shared.cache",
         "llmc.compiler.architectures.shared.families",
     ),
-    "executable": ("llmc.compiler.pipeline.compile",),  # calls the target
+    "executable": ("llmc.compiler.pipeline.executors.",),  # call the target
 }
 
 
