@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from llmc.artifacts.bundle.kernel_sets import KERNEL_SETS
 from llmc.errors import ArtifactError, InputError, LlmcError, UnknownNameError
 from tests.deploy.bundles import facts, files, on
 
@@ -59,7 +60,10 @@ def test_a_slice_of_several_hosts_is_refused(tmp_path: Path) -> None:
 
 
 def test_kernels_are_not_loaded_from_an_image_volume(tmp_path: Path) -> None:
-    bundle = facts(tmp_path / "bundle", lambda document: document["files"].update(kernels=document["files"]["weights"]))
+    bundle = facts(
+        tmp_path / "bundle",
+        lambda document: document["files"].update({KERNEL_SETS[0].file: document["files"]["weights"]}),
+    )
     with pytest.raises(InputError, match="no image volume lets a server load"):
         files("kubernetes", bundle)
     assert files("kubernetes", bundle, pull=True, trusted_keys="keys")

@@ -12,6 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from llmc import LLM, SamplingParams
+from llmc.artifacts.bundle.kernel_sets import KERNEL_SETS
 from llmc.artifacts.store.store import Store
 from llmc.compiler.architectures.shared.block_form import BlockForm
 from llmc.compiler.checkpoint import open_checkpoint
@@ -327,7 +328,7 @@ def test_activations_stay_float32_in_onnx_runtimes_own_products(tmp_path: Path, 
 def test_activations_that_onnx_runtime_does_not_take_are_refused(
     asked: dict[str, Any], why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("llmc.compiler.targets.onnxruntime.target.runs_on", lambda features: True)
+    monkeypatch.setattr("llmc.compiler.targets.onnxruntime.target.cpu_features", lambda: KERNEL_SETS[0].isa)
     given = {k: v for k, v in {"quantize": "int4", "kernels": "onnxruntime", **asked}.items() if v is not None}
     with pytest.raises(InputError, match=why):
         open_target("onnxruntime").configure(CompileOptions.of("onnxruntime", **given))

@@ -13,20 +13,28 @@ from llmc.compiler.pipeline.compile import compile_bundle
 from llmc.compiler.targets import open_target
 from tests.compiler import tiny
 from tests.compiler.checkpoint.quantised import packers
+from tests.compiler.targets.onnxruntime.kernels.host import own_set
 
 FOUR = (packers.awq_config(16), packers.awq(16))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("device", ["openvino", "onnxruntime"])
-def test_experts_are_computed_with_the_values_that_are_stored(device: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("device", "kernels", "kept"),
+    [("openvino", None, "12 kept exactly"), ("onnxruntime", "llmc", "12 kept exactly"),
+     ("onnxruntime", "onnxruntime", "8 kept exactly, 4 widened to float32")],
+)  # fmt: skip
+def test_experts_are_computed_with_the_values_that_are_stored(
+    device: str, kernels: str | None, kept: str, tmp_path: Path
+) -> None:
+    if kernels == "llmc":
+        own_set()
     packers.write(tmp_path / "model", *FOUR, case="qwen3_moe")
-    options = CompileOptions.of(device=device, quantize="keep", verify="all")
+    options = CompileOptions.of(device=device, quantize="keep", verify="all", kernels=kernels)
     made = compile_bundle(
         str(tmp_path / "model"), tmp_path / "bundle", tiny.kinds_plan(), options, Store(tmp_path / "store"),
         lambda event: None,
     )  # fmt: skip
     (line,) = open_target(made.device).describe(made.analysis)
-    exact = {"openvino": "12 kept exactly", "onnxruntime": "8 kept exactly, 4 widened to float32"}
-    assert line.removeprefix("matrices that the checkpoint stores in codes: ") == exact[device]
+    assert line.removeprefix("matrices that the checkpoint stores in codes: ") == kept
     assert made.verification["mean_kl"] < 2e-3 and np.isfinite(made.verification["max_abs"])
