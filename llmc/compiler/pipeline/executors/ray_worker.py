@@ -23,6 +23,7 @@ from llmc.artifacts.store.workspace import Area
 from llmc.compiler.pipeline.executors.base import executable_key, linked, stored
 from llmc.compiler.targets import open_target
 from llmc.errors import DeviceError
+from llmc.runtime.host import cpu_features
 from llmc.settings import Settings
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ def _refusal(task: Task, labels: Mapping[str, str], settings: Settings) -> str:
     try:
         if claimed is not None and (lacks := open_target(claimed, settings).lacks()):
             return f"it is labelled {DEVICE_LABEL}={claimed}, and {lacks}"
-        if missing := sorted(features(labels) - _own_features()):
+        if missing := sorted(features(labels) - set(cpu_features())):
             return f"it is labelled {CPU_LABEL} with {', '.join(missing)}, which its CPU has not"
         mine = executable_key(open_target(task.options.device, settings), task.lowered, task.shape, task.options)
     except DeviceError as e:
@@ -105,12 +106,6 @@ def _refusal(task: Task, labels: Mapping[str, str], settings: Settings) -> str:
 def features(labels: Mapping[str, str]) -> set[str]:
     """CPU features that a node's labels name."""
     return set(filter(None, labels.get(CPU_LABEL, "").split(".")))
-
-
-def _own_features() -> set[str]:
-    from llmc.runtime.host import cpu_features
-
-    return set(cpu_features())
 
 
 def _fetch(task: Task, store: Store) -> str:

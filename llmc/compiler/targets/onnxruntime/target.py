@@ -44,7 +44,7 @@ from llmc.compiler.targets.calibration import (
 )
 from llmc.compiler.targets.costs import Cost
 from llmc.compiler.targets.hardware import Hardware
-from llmc.compiler.targets.onnxruntime.kernels.limits import KEYS, set_for
+from llmc.compiler.targets.onnxruntime.kernels.limits import KEYS
 from llmc.compiler.targets.onnxruntime.memory import arena_bytes, kernels_arena_bytes, session_bytes
 from llmc.compiler.weights.stage import weights_stage
 from llmc.errors import CompileError, InputError
@@ -135,7 +135,7 @@ class OnnxRuntimeTarget(Target):
         options = super().configure(options)
         require_calibratable(options)
         asked, cpus = KERNELS_OPTION.of(options), CPU_OPTION.of(options)
-        fits = set_for(self.isa()) is not None if cpus is None else bool(self._sets(cpus))
+        fits = best_set(self.isa()) is not None if cpus is None else bool(self._sets(cpus))
         if asked is not None and options.quantize == "none":
             raise InputError(f"--kernels {asked} is for quantised matrices; --quantize none leaves none")
         if asked == LLMC and options.specialise:

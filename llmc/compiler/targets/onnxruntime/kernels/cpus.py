@@ -6,6 +6,7 @@ import re
 import tempfile
 from collections.abc import Collection
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 
 from llmc.artifacts.bundle.kernel_sets import KERNEL_SETS, KernelSet, best_set
@@ -13,6 +14,7 @@ from llmc.compiler.targets.onnxruntime.kernels.build import zig
 from llmc.errors import InputError
 
 NATIVE, ALL = "native", "all"
+_NAMED = {ALL: KERNEL_SETS, **{s.name: (s,) for s in KERNEL_SETS}}
 _CPU, _FEATURE = re.compile(r"^ (\w+)$", re.MULTILINE), re.compile(r"^\s+\.(\w+),$", re.MULTILINE)
 
 _COMPILER_S = {"asimddp": "dotprod", "asimdhp": "fullfp16"}
@@ -30,10 +32,8 @@ def sets_for(asked: str, here: Collection[str]) -> tuple[KernelSet, ...]:
 
 
 def _sets_of(name: str, here: Collection[str]) -> tuple[KernelSet, ...]:
-    if name == ALL:
-        return KERNEL_SETS
-    if own := [s for s in KERNEL_SETS if s.name == name]:
-        return (own[0],)
+    if name in _NAMED:
+        return _NAMED[name]
     fits = best_set(here) if name == NATIVE else best_set(features_of(name))
     if fits is None:
         sets = "; ".join(f"{s.name} needs {', '.join(s.features)}" for s in KERNEL_SETS)
@@ -41,7 +41,8 @@ def _sets_of(name: str, here: Collection[str]) -> tuple[KernelSet, ...]:
     return (fits,)
 
 
-def features_of(name: str) -> set[str]:
+@cache
+def features_of(name: str) -> frozenset[str]:
     """The features of the CPU called `name`, and its machine, as /proc/cpuinfo names those that kernels need.
 
     Raises InputError for one that the compiler does not know.
@@ -53,10 +54,8 @@ def features_of(name: str) -> set[str]:
             told = zig(("build-obj", "--show-builtin", "-target", f"{machine}-linux", f"-mcpu={cpu}"), Path(folder))
         if told.returncode == 0:
             features = set(_FEATURE.findall(told.stdout))
-            return {
-                machine,
-                *(f for s in KERNEL_SETS for f in s.features if _COMPILER_S.get(f, f.replace("_", "")) in features),
-            }
+            asked = (f for s in KERNEL_SETS for f in s.features)
+            return frozenset({machine, *(f for f in asked if _COMPILER_S.get(f, f.replace("_", "")) in features)})
         known |= set(_CPU.findall(told.stderr))
     near = get_close_matches(cpu, known, 3, 0.6)
     near_by = f" Near it are: {', '.join(sorted(near))}." if near else ""

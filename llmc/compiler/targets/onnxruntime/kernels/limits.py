@@ -1,22 +1,15 @@
-"""The CPUs that the kernels run on, and the shapes that they take (source/attention.c, source/experts.c)."""
+"""The shapes that the kernels take (source/attention.c, source/experts.c)."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from llmc.artifacts.bundle.kernel_sets import KernelSet, best_set
 from llmc.compiler.targets.unfit import unfit_for_kernels
 
 _LANES, _MOST_DIM = 16, 512
 KEYS = 64
 """A ring's places are a multiple of these: blocks of keys lie whole in it (source/tiles.h)."""
-
-
-def set_for(features: Collection[str]) -> KernelSet | None:
-    """The kernels that a host with these features (runtime/host.py) runs; None where it runs none."""
-    return best_set(features) if sys.platform == "linux" else None
 
 
 def takes_experts(features: int) -> bool:

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from llmc.artifacts.bundle.kernel_sets import KERNEL_SETS, KernelSet
+from llmc.artifacts.bundle.kernel_sets import KERNEL_SETS, KernelSet, best_set
 from llmc.compiler.targets.onnxruntime.kernels import build
-from llmc.compiler.targets.onnxruntime.kernels.limits import set_for
 from llmc.runtime.host import cpu_features
 
 EMULATED = Path(__file__).parent / "emulated"
@@ -19,7 +18,7 @@ EMULATIONS = {"avx512-vnni": (*_OVER_AVX2, "-D__AVX512VNNI__"), "avx-vnni": (*_O
 
 def own_set() -> KernelSet:
     """The one that this host runs; tests of kernels are skipped where it runs none."""
-    found = set_for(cpu_features())
+    found = best_set(cpu_features())
     if found is None:
         pytest.skip("the kernels are for x86-64 with AVX2")
     return found

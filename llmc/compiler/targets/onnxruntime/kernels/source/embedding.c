@@ -25,7 +25,7 @@ static void read_row(const Matrix *m, const uint8_t *panels, int64_t row, float 
         uint8_t both = codes[step % half * 64 + lane * 4 + k % 4];
         code = step < half ? both & 15 : both >> 4;
       }
-      y[g * m->group + k] = scale * (float)(code - zero_of(m)) + offset;
+      y[g * m->group + k] = scale * (float)(code - zero_of(m->bits, m->offsets)) + offset;
     }
     codes += m->group * LANES * m->bits / 8;
   }

@@ -28,7 +28,7 @@ static inline int64_t head_bytes(const Matrix *m) { return padded(groups_of(m) *
 static inline int64_t panel_bytes(const Matrix *m) {
   return head_bytes(m) + groups_of(m) * m->group * LANES * m->bits / 8;
 }
-static inline int32_t zero_of(const Matrix *m) { return m->offsets ? 0 : 1 << (m->bits - 1); }
+static inline int32_t zero_of(int64_t bits, int64_t offsets) { return offsets ? 0 : 1 << (bits - 1); }
 
 /* Quantised activations. */
 typedef struct {
@@ -76,13 +76,15 @@ static inline void quantise_row(const Matrix *m, const float *x, const Activatio
     for (int64_t k = 0; k < m->group; k += LANES) {
       const Ints q = to_ints(load_lanes(first_lanes(left - k), x + first + k) * inverse);
       sum += q;
-      store_codes(codes + (first + k) / 4 * TOGETHER, m->group - k, q);
+      int32_t four[4];
+      to_bytes(four, q);
+      for (int64_t i = 0; i < 4 && k + 4 * i < m->group; i++) codes[((first + k) / 4 + i) * TOGETHER] = four[i];
     }
     const int32_t total = sum_of_ints(sum);
     float scale = finite ? top / 127.0f : __builtin_nanf(""); /* what is no number stays none */
     const int64_t at = (block * groups + g) * TOGETHER + beside;
     a->scales[at] = scale / SCALE_UNIT;
-    a->starts[at] = (int32_t)((uint32_t)(bias_of((int)m->bits) - zero_of(m)) * (uint32_t)total); /* wraps where x is no number */
+    a->starts[at] = (int32_t)((uint32_t)(bias_of((int)m->bits) - zero_of(m->bits, m->offsets)) * (uint32_t)total); /* wraps where x is no number */
     if (a->sums) a->sums[at] = scale * (float)total;
   }
 }
@@ -105,7 +107,7 @@ INLINE void tile(const int rows, const int panels, const int bits, const int off
   UNROLL
   for (int i = 0; i < rows * panels; i++) sums[i] = filled(0.0f);
   const Floats unit = filled(1.0f / SCALE_UNIT);
-  const int begins = bias_of(bits) != (offsets ? 0 : 1 << (bits - 1));
+  const int begins = bias_of(bits) != zero_of(bits, offsets);
   for (int64_t g = 0; g < groups; g++) {
     Ints dots[8];
     Floats scale[4], offset[4];

@@ -14,7 +14,7 @@ isa/, a file for each, with these functions:
   Floats unless_below(x, limit, y)      y where x ≥ limit or is no number, else 0
   Floats times_power(x, n)              x · 2ⁿ for whole n from −126 to 127
   Ints to_ints(x)                       to the nearest, ties to even
-  void store_codes(to, count, x)        as signed bytes, `count` of them, a multiple of 4 up to 16, `TOGETHER` words apart
+  void to_bytes(to, x)                  four words of four signed bytes, the nearest that these hold
   void transpose(from, stride, rows, to, apart)   16 rows of 16 floats, `stride` apart, become columns:
                                         to[d · apart + row]; those from `rows` on count as zeros
   enum { SCORED }                       vectors of a query's scores that registers hold for six queries

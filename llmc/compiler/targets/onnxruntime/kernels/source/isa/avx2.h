@@ -50,14 +50,11 @@ INLINE Ints to_ints(Floats x) {
   const __m256i a = _mm256_cvtps_epi32(low_half(x)), b = _mm256_cvtps_epi32(high_half(x));
   return (Ints)joined((__m256)a, (__m256)b);
 }
-INLINE Floats times_power(Floats x, Floats n) { return x * (Floats)((to_ints(n) + 127) << 23); }
-INLINE void store_codes(int32_t *to, int64_t count, Ints x) {
+INLINE void to_bytes(int32_t *to, Ints x) {
   const __m256i a = (__m256i)low_half((Floats)x), b = (__m256i)high_half((Floats)x);
   const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(a, b), 0xD8);
-  int32_t four[4];
-  _mm_storeu_si128((__m128i *)four,
+  _mm_storeu_si128((__m128i *)to,
                    _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
-  for (int64_t i = 0; i < 4 && 4 * i < count; i++) to[i * TOGETHER] = four[i];
 }
 
 enum { SCORED = 1 };

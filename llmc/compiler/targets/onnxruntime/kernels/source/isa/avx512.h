@@ -26,11 +26,7 @@ INLINE Floats unless_below(Floats x, float limit, Floats y) {
 }
 INLINE Floats times_power(Floats x, Floats n) { return _mm512_scalef_ps(x, n); }
 INLINE Ints to_ints(Floats x) { return (Ints)_mm512_cvtps_epi32(x); }
-INLINE void store_codes(int32_t *to, int64_t count, Ints x) {
-  int32_t four[4];
-  _mm_storeu_si128((__m128i *)four, _mm512_cvtsepi32_epi8((__m512i)x));
-  for (int64_t i = 0; i < 4 && 4 * i < count; i++) to[i * TOGETHER] = four[i];
-}
+INLINE void to_bytes(int32_t *to, Ints x) { _mm_storeu_si128((__m128i *)to, _mm512_cvtsepi32_epi8((__m512i)x)); }
 
 enum { SCORED = 4 };
 #define STRIP_ROWS 8

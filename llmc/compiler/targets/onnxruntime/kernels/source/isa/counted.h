@@ -25,3 +25,5 @@ INLINE Floats between(int64_t first, int64_t end, Floats x, Floats other) {
   return (Floats)(((Ints)x & here) | ((Ints)other & ~here));
 }
 INLINE Floats unless_below(Floats x, float limit, Floats y) { return (Floats)((Ints)y & ~(x < filled(limit))); }
+INLINE Ints to_ints(Floats x);
+INLINE Floats times_power(Floats x, Floats n) { return x * (Floats)((to_ints(n) + 127) << 23); }

@@ -44,15 +44,12 @@ INLINE Ints to_ints(Floats x) {
   for (int i = 0; i < 4; i++) q.each_int[i] = vcvtnq_s32_f32(q.each[i]);
   return q.ints;
 }
-INLINE Floats times_power(Floats x, Floats n) { return x * (Floats)((to_ints(n) + 127) << 23); }
-INLINE void store_codes(int32_t *to, int64_t count, Ints x) {
+INLINE void to_bytes(int32_t *to, Ints x) {
   const Quarters q = {.ints = x};
   int16x8_t words[2];
   UNROLL
   for (int i = 0; i < 2; i++) words[i] = vcombine_s16(vqmovn_s32(q.each_int[2 * i]), vqmovn_s32(q.each_int[2 * i + 1]));
-  int32_t four[4];
-  vst1q_s8((int8_t *)four, vcombine_s8(vqmovn_s16(words[0]), vqmovn_s16(words[1])));
-  for (int64_t i = 0; i < 4 && 4 * i < count; i++) to[i * TOGETHER] = four[i];
+  vst1q_s8((int8_t *)to, vcombine_s8(vqmovn_s16(words[0]), vqmovn_s16(words[1])));
 }
 
 enum { SCORED = 1 };
