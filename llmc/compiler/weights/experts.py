@@ -46,12 +46,12 @@ class OneExpert:
         return None
 
 
-def each_expert(name: str, source: TensorSource) -> Iterator[OneExpert]:
-    """The experts of a tensor, in order."""
+def each_expert(name: str, source: TensorSource, *, turned: bool = False) -> Iterator[OneExpert]:
+    """The experts of a tensor, in order; `turned`: one of [E, K, N], whose blocks are of matrices [N, K] already."""
     blocks = source.quantised_blocks(name)
     if blocks is None:
         for i, matrix in enumerate(source.tensor(name)):
-            yield OneExpert(f"{name}[{i}]", matrix)
+            yield OneExpert(f"{name}[{i}]", matrix.T if turned else matrix)
         return
     for i, one in enumerate(blocks.apart()):
         yield OneExpert(f"{name}[{i}]", None, one)

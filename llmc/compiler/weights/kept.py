@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -16,12 +17,7 @@ if TYPE_CHECKING:
 _KEPT = "kept"
 _LEAST = ("exact", "floats")
 _FLOATS = ("dense", "transposed", "table", "experts_in_turn")
-_HALF_SCALES = ("pkept4", "pkept8", "pq4", "eachpkept4", "eachpkept8", "eachpq4")
-_KEEP = frozenset(
-    {"kept4", "kept8", "pkept4", "pkept8", "eachpkept4", "eachpkept8", "u4kept", "i8kept", "u8kept", "f4kept"}
-)
-_EACH = ("eachpq8", "eachpq4")
-_KEEP_FOUR = frozenset({"q4", "pq4", "eachpq4", "u4"})
+_KEEP_FOUR = frozenset({"q4", "pq4", "eachpq4", "turnedpq4", "u4"})
 
 
 def require_codes(checkpoint: Checkpoint) -> None:
@@ -89,9 +85,9 @@ def _rank(found: str) -> tuple[int, str]:
 def _wider(recipe: Recipe, name: str, checkpoint: Checkpoint) -> dict[str, str]:
     """{name: in what} of a tensor whose codes a recipe holds in more bits than they are stored in, else nothing."""
     form, family = checkpoint.stored_form(name) or checkpoint.reordered_form(name), _family(recipe)
-    if form is None or family not in _KEEP | _KEEP_FOUR:
+    if form is None or not (_keeps(family) or family in _KEEP_FOUR):
         return {}
-    bits = 8 if "8" in family else 4
+    bits = _bits(family)
     return {name: f"{form.type} in {bits}"} if bits > (form.stored_bits or form.bits) else {}
 
 
@@ -107,6 +103,25 @@ def _held(recipe: Recipe, name: str, checkpoint: Checkpoint) -> str:
     if form is None:
         return f"{checkpoint.unkept(name)}{' in float16' if _family(recipe) == 'f16' else ''}"
     family = _family(recipe)
-    if family not in _KEEP and not (family in _KEEP_FOUR and form.bits == 4 and not form.block % recipe.block):
-        return "experts of two forms, or without --quantize keep" if family in _EACH else "without --quantize keep"
-    return "float32 scales in float16" if family in _HALF_SCALES and form.scales == "float32" else "exact"
+    if not _keeps(family) and not (family in _KEEP_FOUR and form.bits == 4 and not form.block % recipe.block):
+        return (
+            "experts of two forms, or without --quantize keep"
+            if family.startswith(("each", "turned"))
+            else "without --quantize keep"
+        )
+    return "float32 scales in float16" if _in_panels(family) and form.scales == "float32" else "exact"
+
+
+def _keeps(family: str) -> bool:
+    """Whether a family holds the checkpoint's own codes."""
+    return "kept" in family
+
+
+def _in_panels(family: str) -> bool:
+    return family.removeprefix("each").removeprefix("turned").startswith("p")
+
+
+def _bits(family: str) -> int:
+    """Of the codes of a family."""
+    found = re.search(r"\d", family)
+    return int(found[0]) if found else 8

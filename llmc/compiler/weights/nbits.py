@@ -10,6 +10,7 @@ each `block` neighbours along the input axis. Their parts (see recipes.py, FAMIL
 
 q4       4 bits of our own making, with offsets; where the checkpoint has 4-bit blocks, those exactly
 kept4    the checkpoint's own 4-bit blocks (GGUF Q4_0, Q4_1 and Q2_K to Q4_K, gptq, awq), exactly
+kept6    the checkpoint's own blocks of at most 6 bits (GGUF Q5_0, Q5_1, Q5_K, Q6_K), exactly; llmc's kernels alone
 kept8    the checkpoint's own blocks in 8 bits, exactly: 4-bit codes times 16, scales over 16; a tensor without blocks
          by the rule of family q8
 
@@ -70,6 +71,24 @@ def kept4_blocks(names: Sequence[str], source: TensorSource, block: int, *, low:
         if stored is None or stored.bits != 4:
             raise changed(name, "4-bit blocks", block)
         made.append(_centred(_cut(name, stored, block, low)))
+    return _stacked(made)
+
+
+def kept6_blocks(names: Sequence[str], source: TensorSource, block: int) -> Blocks:
+    """The matrix of family kept6. Codes of blocks with minimums begin at 0."""
+    middle, made = 32, []
+    for name in names:
+        stored = source.quantised_blocks(name)
+        if stored is None:
+            raise changed(name, "6-bit blocks", block)
+        cut = _cut(name, stored, block, low=True)
+        moved = cut.q.astype(np.int16) + ((0 if cut.minimum is not None else middle) - np.int16(cut.zero_point))
+        if moved.min() < 0 or moved.max() >= 2 * middle:
+            raise changed(name, "6-bit blocks", block)
+        none = np.zeros_like(cut.scale)
+        made.append(
+            (moved.astype(np.uint8), cut.scale, none if cut.minimum is None else cut.minimum + middle * cut.scale)
+        )
     return _stacked(made)
 
 

@@ -91,11 +91,13 @@ _NBITS = "llmc.compiler.weights.nbits"
 _OPENVINO = "llmc.compiler.targets.openvino.compression"
 _PANELS = "llmc.compiler.targets.onnxruntime.kernels.panels"
 _EXPERT_PANELS = "llmc.compiler.targets.onnxruntime.kernels.expert_panels"
+PANEL_FAMILIES = ("pq8", "pq4", "pkept4", "pkept6", "pkept8", "pkeptiq4", "pkeptfloat4")
 FAMILIES = {
     "q8": f"{__name__}:q8", "experts": "llmc.compiler.weights.experts:experts",
     "q4": f"{_NBITS}:q4", "kept4": f"{_NBITS}:kept4", "kept8": f"{_NBITS}:kept8",
-    **{family: f"{_PANELS}:{family}" for family in ("pq8", "pq4", "pkept4", "pkept8")},
-    **{family: f"{_EXPERT_PANELS}:{family}" for family in ("eachpq8", "eachpq4", "eachpkept4", "eachpkept8")},
+    **{family: f"{_PANELS}:{family}" for family in PANEL_FAMILIES},
+    **{f"each{family}": f"{_EXPERT_PANELS}:each{family}" for family in PANEL_FAMILIES},
+    **{family: f"{_EXPERT_PANELS}:{family}" for family in ("turnedpq8", "turnedpq4")},
     **{family: f"{_OPENVINO}:{family}" for family in ("i8", "u4", "u4kept", "i8kept", "u8kept", "f4kept", "f16")},
 }  # fmt: skip
 """Family of transforms → "module:function". The function takes the names of the source tensors as the checkpoint

@@ -30,8 +30,9 @@ class BlockForm:
     """Of a code in the source, where that is fewer than `bits`; 0 where it is not."""
     order: tuple[int, ...] = ()
     """The input of each code along K, where neighbours share a scale in this order alone; () for their own order."""
-    float4: bool = False
-    """Each code is 128 and twice a value of float4 e2m1, which 4 bits hold where a device has that type."""
+    table: Literal["", "iq4", "float4"] = ""
+    """Each code, of 8 bits, is 128 and a value of a table of 16, which 4 bits hold where a device looks values up: of
+    IQ4_NL's (iq4), or of twice those of float4 e2m1."""
     turned: bool = False
     """Of experts [E, K, N]: blocks are of each matrix turned, [E · N, K]."""
 

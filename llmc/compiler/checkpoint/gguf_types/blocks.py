@@ -59,5 +59,5 @@ TYPES = {
     "Q4_1": BlockType(BlockForm("Q4_1", 4, BLOCK, "minimums"), BLOCK, 0, _q4_1),
     "Q5_0": BlockType(BlockForm("Q5_0", 8, BLOCK, "", stored_bits=5), BLOCK, 128, _q5_0),
     "Q5_1": BlockType(BlockForm("Q5_1", 8, BLOCK, "minimums", stored_bits=5), BLOCK, FIVE_ZERO, _q5_1),
-    "IQ4_NL": BlockType(BlockForm("IQ4_NL", 8, BLOCK, "", stored_bits=4), BLOCK, 128, _iq4_nl),
+    "IQ4_NL": BlockType(BlockForm("IQ4_NL", 8, BLOCK, "", stored_bits=4, table="iq4"), BLOCK, 128, _iq4_nl),
 }

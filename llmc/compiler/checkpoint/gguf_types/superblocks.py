@@ -76,5 +76,5 @@ TYPES = {
     "Q4_K": BlockType(BlockForm("Q4_K", 4, 32, "minimums", "float32"), _STORED, 0, _q4_k),
     "Q5_K": BlockType(BlockForm("Q5_K", 8, 32, "minimums", "float32", stored_bits=5), _STORED, FIVE_ZERO, _q5_k),
     "Q6_K": BlockType(BlockForm("Q6_K", 8, 16, "", "float32", stored_bits=6), _STORED, 128, _q6_k),
-    "IQ4_XS": BlockType(BlockForm("IQ4_XS", 8, 32, "", "float32", stored_bits=4), _STORED, 128, _iq4_xs),
+    "IQ4_XS": BlockType(BlockForm("IQ4_XS", 8, 32, "", "float32", stored_bits=4, table="iq4"), _STORED, 128, _iq4_xs),
 }

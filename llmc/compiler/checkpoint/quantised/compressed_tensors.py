@@ -185,7 +185,7 @@ class _Float4(GroupedTensor):
         return 128
 
     def _form(self, size: int, order: tuple[int, ...] = ()) -> BlockForm:
-        return replace(super()._form(size, order), stored_bits=4, float4=True)
+        return replace(super()._form(size, order), stored_bits=4, table="float4")
 
 
 def _float8(stored: StoredTensors, module: str, scheme: Scheme) -> QuantisedTensor:

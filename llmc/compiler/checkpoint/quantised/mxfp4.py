@@ -22,7 +22,7 @@ from llmc.compiler.checkpoint.quantised.small_floats import E2M1_CODES, E8M0_BIA
 
 _BLOCKS, _SCALES = "_blocks", "_scales"
 _BYTES = 16
-_FORM = BlockForm("mxfp4", 8, 2 * _BYTES, "", "bfloat16", stored_bits=4, float4=True, turned=True)
+_FORM = BlockForm("mxfp4", 8, 2 * _BYTES, "", "bfloat16", stored_bits=4, table="float4", turned=True)
 
 
 def read(stated: Mapping[str, Any], stored: StoredTensors) -> Reading:

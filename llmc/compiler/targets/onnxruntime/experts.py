@@ -1,6 +1,7 @@
 """Experts as ONNX Runtime's operators: MoE, which reads the chosen experts alone, or llmc's own (kernels/).
 
-What neither takes (other gates than silu, biases, weights [in, out]) is a loop over the experts that any token chose.
+What neither takes (other gates than silu, biases, weights [in, out]) are two products with what lies between: by llmc's
+ExpertLinear, or a loop over the experts that any token chose.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import numpy as np
 from onnx import TensorProto, helper
 
 from llmc.compiler.targets.onnxruntime.emitter import OWN
+from llmc.compiler.targets.onnxruntime.formats import TABLES
 from llmc.compiler.targets.onnxruntime.kernels.limits import takes_experts
 from llmc.compiler.targets.onnxruntime.kernels.panels import panel_bytes, part_of
 from llmc.compiler.weights.recipes import Recipe
@@ -42,15 +44,36 @@ def _emit_own(to: Emitter, node: Node) -> None:
     to.add(
         "Experts", [to.name(x), to.name(ids), to.name(shares), *panels], [node.out.name], OWN,
         experts=count, hidden=hidden, features=features, group=into.block, down_group=out.block,
-        bits=into.bits, offsets=into.beside,
+        bits=into.bits, offsets=into.beside, table=TABLES.index(into.table),
     )  # fmt: skip
 
 
-def _panels(to: Emitter, tensor: Value, held: MatrixFormat, part: str) -> str:
-    source, part = to.graph.weights[tensor], part_of(part, held)
+def _emit_own_linear(to: Emitter, node: Node) -> None:
+    x, weight, *bias, ids = node.inputs
+    assert x is not None
+    assert weight is not None
+    turned = bool(node.attrs.get("transposed", False))
+    count, rows, width = _sizes(weight, turned=turned)
+    held = to.options.format([to.graph.weights[weight]], width, normed=len(x.shape) == 2)
+    panels = _panels(to, weight, held, "panels", turned=turned)
+    names = [to.name(v) for v in bias if v is not None]
+    to.add(
+        "ExpertLinear", [to.name(x), to.name(ids), panels, *names], [node.out.name], OWN, experts=count, rows=rows,
+        width=width, group=held.block, bits=held.bits, offsets=held.beside, table=TABLES.index(held.table),
+    )  # fmt: skip
+
+
+def _sizes(tensor: Value, *, turned: bool) -> tuple[int, int, int]:
+    """Experts, and rows and inputs of each one's matrix."""
     count, rows, width = (int(d) for d in tensor.shape)
-    family = f"eachp{held.family}"
-    recipe = Recipe(f"{source}.{family}_{part}", f"{family}_{part}", (source,), held.block)
+    return (count, width, rows) if turned else (count, rows, width)
+
+
+def _panels(to: Emitter, tensor: Value, held: MatrixFormat, part: str, *, turned: bool = False) -> str:
+    source, part = to.graph.weights[tensor], part_of(part, held)
+    count, rows, width = _sizes(tensor, turned=turned)
+    family = f"{'turned' if turned and 'kept' not in held.family else 'each'}p{held.family}"
+    recipe = Recipe(f"{source}.{family}_{part}", f"{family}_{part}", (source,), held.block, held.reordered)
     size = count * panel_bytes(rows, width, held.block, held.bits, held.offsets)
     return to.external(recipe, TensorProto.UINT8, (size,))
 
@@ -86,6 +109,9 @@ def _emit_moe(to: Emitter, node: Node) -> None:
 
 def emit_expert_linear(to: Emitter, node: Node) -> None:
     """Products with each token's experts' matrices (frontend/experts.py): of each chosen expert and its tokens."""
+    if to.options.panels:
+        _emit_own_linear(to, node)
+        return
     x, weight, *bias, ids = node.inputs
     assert x is not None
     assert weight is not None

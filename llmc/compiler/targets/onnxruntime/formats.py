@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
 from llmc.compiler.architectures.shared.block_form import BlockForm, common_block, common_order
 from llmc.compiler.checkpoint.adapter_layout import of_adapters
@@ -17,10 +18,16 @@ FOLDED_BLOCK = 32
 _BLOCKS = (256, 128, 64, 32, 16)
 
 
+TABLES = ("", "iq4", "float4")
+"""By the number that llmc's operators have for a table of values (kernels/source/panels.h)."""
+_FEWER, _FEWER_BLOCK = 6, 16
+
+
 @dataclass(frozen=True)
 class MatrixFormat:
     """A matrix in blocks: the family of its recipes (nbits.py, recipes.py), whether blocks have an offset, whether all
-    of these are whole zero points, and the order that its inputs are read in, () for their own."""
+    of these are whole zero points, the order that its inputs are read in, () for their own, the table that its codes
+    stand for values of (BlockForm.table), and whether blocks are the sources' reordered ones."""
 
     family: str
     bits: int
@@ -28,6 +35,8 @@ class MatrixFormat:
     offsets: bool = False
     zeros: bool = False
     order: tuple[int, ...] = ()
+    table: str = ""
+    reordered: bool = False
 
     @property
     def beside(self) -> int:
@@ -78,7 +87,18 @@ class OnnxOptions:
             return self._own_format(bits, width, normed)
         block = common_block(held, NORMED_BLOCK if normed else KEPT_BLOCK)
         offsets, zeros = any(form.offsets for form in held), all(form.offsets in ("", "zeros") for form in held)
-        return MatrixFormat("kept4" if four else "kept8", 4 if four else 8, block, offsets, offsets and zeros, order)
+        kept, reordered = 4 if four else 8, bool(order) or any(form.turned for form in held)
+        if self.panels and len(held) == len(forms):
+            if held[0].table and len({form.table for form in held}) == 1:
+                table = held[0].table
+                return MatrixFormat(f"kept{table}", 4, block, order=order, table=table, reordered=reordered)
+            kept = 6 if not four and all(map(_in_six, held)) else kept
+        return MatrixFormat(f"kept{kept}", kept, block, offsets, offsets and zeros, order, reordered=reordered)
+
+    def runs(self, sources: Sequence[str], width: int, normed: bool = False, head: bool = False) -> list[int]:
+        """How many neighbours of `sources` have one matrix: those that alone would have codes of as many bits."""
+        alone = [self.format([name], width, normed, head) for name in sources]
+        return [len(list(alike)) for _, alike in groupby(alone, lambda held: (held.bits, held.table))]
 
     def expert_formats(self, into: str, out: str, width: int, features: int) -> tuple[MatrixFormat, MatrixFormat]:
         """Formats of experts' two matrices, with `width` inputs that are normed and with `features`.
@@ -86,10 +106,20 @@ class OnnxOptions:
         One operator multiplies both: what a checkpoint has in blocks is kept where both have the same bits and offsets.
         """
         made = self.format([into], width, normed=True), self.format([out], features)
-        if len({(held.bits, held.beside) for held in made}) == 1 and not any(held.order for held in made):
+        if len({(held.bits, held.beside, held.table) for held in made}) == 1 and not any(held.order for held in made):
             return made
         return self._own_format(self.bits, width, normed=True), self._own_format(self.bits, features, normed=False)
 
     def _own_format(self, bits: int, width: int, normed: bool) -> MatrixFormat:
         block = self.block_for(width, normed)
         return MatrixFormat("q4", 4, block, offsets=True) if bits == 4 else MatrixFormat("q8", 8, block)
+
+
+def _in_six(form: BlockForm) -> bool:
+    """Whether panels of 6 bits hold the codes of a form."""
+    return (form.stored_bits or form.bits) <= _FEWER and form.offsets != "zeros" and form.block % _FEWER_BLOCK == 0
+
+
+def panel_bits(form: BlockForm) -> int:
+    """Bits that panels hold each code of a form in, where nothing else is in them."""
+    return 4 if form.table else 6 if form.bits == 8 and _in_six(form) else form.bits

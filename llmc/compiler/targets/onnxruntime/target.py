@@ -223,7 +223,9 @@ class OnnxRuntimeTarget(Target):
             return (PANEL_BITS if _ours(options) else TWICE_BITS)[family]
         beside, block = 2 if kept.offsets else 1, min(kept.block, BLOCK)
         if _ours(options):
-            return kept.bits + 16 * beside / block
+            from llmc.compiler.targets.onnxruntime.formats import panel_bits
+
+            return panel_bits(kept) + 16 * beside / block
         return 2 * kept.bits + 32 * (beside + 2) / block
 
     def stage_costs(self, options: CompileOptions, buckets: Sequence[Bucket]) -> Mapping[str, Cost]:

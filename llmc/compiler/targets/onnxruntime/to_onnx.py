@@ -23,7 +23,7 @@ from llmc.compiler.program.ir import Graph, Node, Value
 from llmc.compiler.targets.onnxruntime.attention import MICROSOFT, emit_attention
 from llmc.compiler.targets.onnxruntime.emitter import LOGIT_ROWS, ONNX_TYPES, OWN, ROWS, Emitter
 from llmc.compiler.targets.onnxruntime.experts import emit_expert_linear, emit_experts
-from llmc.compiler.targets.onnxruntime.formats import FOLDED_BLOCK, MatrixFormat, OnnxOptions
+from llmc.compiler.targets.onnxruntime.formats import FOLDED_BLOCK, TABLES, MatrixFormat, OnnxOptions
 from llmc.compiler.targets.onnxruntime.kernels.limits import require_heads
 from llmc.compiler.targets.onnxruntime.kernels.panels import panel_bytes, part_of
 from llmc.compiler.targets.onnxruntime.onnx_model import shorten
@@ -48,6 +48,19 @@ class Lowered:
     recipes: list[Recipe]
     tables: dict[str, NDArray[np.float32]]
     folded: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Product:
+    """x [.., width] · Wᵀ + bias as `out`, W [rows, width] of sources one above the other; names, "" for no bias."""
+
+    x: str
+    out: str
+    sources: list[str]
+    rows: int
+    width: int
+    bias: str
+    held: MatrixFormat
 
 
 def to_onnx(graph: Graph, options: OnnxOptions) -> Lowered:
@@ -155,7 +168,7 @@ class _Model(Emitter):
 
     def _part(self, sources: list[str], held: MatrixFormat, part: str) -> Recipe:
         name, transform = f"{'+'.join(sources)}.{held.family}_{part}", f"{held.family}_{part}"
-        return Recipe(name, transform, tuple(sources), held.block, bool(held.order))
+        return Recipe(name, transform, tuple(sources), held.block, held.reordered)
 
     def _blocks(
         self, sources: list[str], rows: int, width: int, held: MatrixFormat, as_rows: bool = False
@@ -177,27 +190,11 @@ class _Model(Emitter):
         biases = [v for v in node.inputs[1 + count :] if v is not None]
         sources = [self.graph.weights[w] for w in weights]
         rows, width = sum(int(w.shape[0]) for w in weights), int(weights[0].shape[1])
-        x = self.name(node.inputs[0])
-        bias = ""
-        if biases:
-            names = [self.graph.weights[b] for b in biases]
-            bias = self.external(Recipe("+".join(names), "dense", tuple(names)), TensorProto.FLOAT, (rows,))
         head = len(node.out.shape) == 2 and count == 1
         if self.options.block:
-            normed = node.inputs[0] in self.normed
-            held = self.options.format(sources, width, normed, head and node.out is self.graph.outputs[0][1])
-            if held.order:
-                x = self.add("Gather", [x, self.const(held.order)], [f"{node.out.name}_in_order"], axis=-1)
-            if self.options.panels:
-                gated = node.op == "gated_linear"
-                panels = self._panels(sources, (rows, width), held, "gated" if gated else "panels")
-                self.add(
-                    "Linear", [x, panels, *([bias] if bias else [])], [node.out.name, f"{node.out.name}_scratch"], OWN,
-                    **_matrix(rows, width, held), gated=int(gated),
-                )  # fmt: skip
-                return
-            self._nbits(node, x, sources, (rows, width), held, bias)
+            self._quantised_linear(node, weights, biases, head and node.out is self.graph.outputs[0][1])
             return
+        x, bias = self.name(node.inputs[0]), self._bias(biases, rows)
         out = f"{node.out.name}_product" if biases else node.out.name
         if head:
             self.add("Gemm", [x, self.dense(weights[0])], [out], transB=1)  # the head: one copy with the embedding
@@ -206,6 +203,33 @@ class _Model(Emitter):
             self.add("MatMul", [x, self.external(recipe, TensorProto.FLOAT, (width, rows))], [out])
         if biases:
             self.add("Add", [out, bias], [node.out.name])
+
+    def _bias(self, biases: list[Value], rows: int) -> str:
+        """The name of biases one after the other; "" for none."""
+        names = [self.graph.weights[b] for b in biases]
+        recipe = Recipe("+".join(names), "dense", tuple(names))
+        return self.external(recipe, TensorProto.FLOAT, (rows,)) if names else ""
+
+    def _quantised_linear(self, node: Node, weights: list[Value], biases: list[Value], head: bool) -> None:
+        """One product with all matrices, or one with each run of those that have codes of as many bits."""
+        sources, width = [self.graph.weights[w] for w in weights], int(weights[0].shape[1])
+        normed, gated = node.inputs[0] in self.normed, node.op == "gated_linear"
+        runs = [len(sources)] if gated else self.options.runs(sources, width, normed, head)
+        outs, at = [], 0
+        for i, count in enumerate(runs):
+            each = slice(at, at := at + count)
+            outs.append(node.out.name if len(runs) == 1 else f"{node.out.name}_{i}")
+            rows, x = sum(int(w.shape[0]) for w in weights[each]), self.name(node.inputs[0])
+            held = self.options.format(sources[each], width, normed, head)
+            if held.order:
+                x = self.add("Gather", [x, self.const(held.order)], [f"{outs[i]}_in_order"], axis=-1)
+            one = Product(x, outs[i], sources[each], rows, width, self._bias(biases[each], rows), held)
+            if self.options.panels:
+                self._own_product(one, gated)
+            else:
+                self._nbits(one, len(node.out.shape))
+        if len(runs) > 1:
+            self.add("Concat", outs, [node.out.name], axis=-1)
 
     def _computed_linear(self, node: Node) -> None:
         """A matrix that operators made, such as a sum of two."""
@@ -218,42 +242,46 @@ class _Model(Emitter):
 
     def _panels(self, sources: list[str], shape: tuple[int, int], held: MatrixFormat, part: str) -> str:
         family, part = f"p{held.family}", part_of(part, held)
-        name, reordered = f"{'+'.join(sources)}.{family}_{part}", bool(held.order)
-        recipe = Recipe(name, f"{family}_{part}", tuple(sources), held.block, reordered)
+        name = f"{'+'.join(sources)}.{family}_{part}"
+        recipe = Recipe(name, f"{family}_{part}", tuple(sources), held.block, held.reordered)
         size = panel_bytes(*shape, held.block, held.bits, held.offsets)
         return self.external(recipe, TensorProto.UINT8, (size,))
 
-    def _nbits(
-        self, node: Node, x: str, sources: list[str], shape: tuple[int, int], held: MatrixFormat, bias: str
-    ) -> None:
-        rows, width = shape
-        data, scales = self._blocks(sources, rows, width, held)
+    def _own_product(self, one: Product, gated: bool) -> None:
+        panels = self._panels(one.sources, (one.rows, one.width), one.held, "gated" if gated else "panels")
+        self.add(
+            "Linear", [one.x, panels, *([one.bias] if one.bias else [])], [one.out, f"{one.out}_scratch"], OWN,
+            **_matrix(one.rows, one.width, one.held), gated=int(gated),
+        )  # fmt: skip
+
+    def _nbits(self, one: Product, rank: int) -> None:
+        held = one.held
+        data, scales = self._blocks(one.sources, one.rows, one.width, held)
         folds = held.offsets and self.options.fold and held.block >= FOLDED_BLOCK
         apart = held.offsets and not folds
-        out = f"{node.out.name}_codes" if apart else node.out.name
+        out = f"{one.out}_codes" if apart else one.out
         self.add(
-            "MatMulNBits", [x, data, scales, *(["", "", bias] if bias else [])], [out], MICROSOFT,
-            K=width, N=rows, bits=held.bits, block_size=held.block,
+            "MatMulNBits", [one.x, data, scales, *(["", "", one.bias] if one.bias else [])], [out], MICROSOFT,
+            K=one.width, N=one.rows, bits=held.bits, block_size=held.block,
             accuracy_level=_INT8 if self.options.activations else _FLOAT32,
         )  # fmt: skip
         if folds:
-            recipe = self._part(sources, held, "offsets")
+            recipe = self._part(one.sources, held, "offsets")
             self.recipes.extend([recipe] if recipe not in self.recipes else [])
             self.folded[data] = recipe.name
         elif apart:
-            self._add_offsets(node, x, sources, shape, held)
+            self._add_offsets(one, rank)
 
-    def _add_offsets(self, node: Node, x: str, sources: list[str], shape: tuple[int, int], held: MatrixFormat) -> None:
+    def _add_offsets(self, one: Product, rank: int) -> None:
         """blocksum(x) · offsetsᵀ, added to the product with the codes."""
-        rows, width = shape
-        blocks, stem = -(-width // held.block), node.out.name
-        if width % held.block:
-            raise CompileError(f"{'+'.join(sources)}: its {width} inputs do not fill blocks of {held.block}")
-        keep = self.const([0] * (len(node.out.shape) - 1) + [blocks, held.block])
-        self.add("Reshape", [x, keep], [f"{stem}_blocks"])
+        held, stem, blocks = one.held, one.out, -(-one.width // one.held.block)
+        if one.width % held.block:
+            raise CompileError(f"{'+'.join(one.sources)}: its {one.width} inputs do not fill blocks of {held.block}")
+        keep = self.const([0] * (rank - 1) + [blocks, held.block])
+        self.add("Reshape", [one.x, keep], [f"{stem}_blocks"])
         self.add("ReduceSum", [f"{stem}_blocks", self.const([-1])], [f"{stem}_sums"], keepdims=0)
-        recipe = self._part(sources, held, "columns")
-        columns = self.external(recipe, TensorProto.FLOAT, (blocks, rows))
+        recipe = self._part(one.sources, held, "columns")
+        columns = self.external(recipe, TensorProto.FLOAT, (blocks, one.rows))
         self.add("MatMul", [f"{stem}_sums", columns], [f"{stem}_offsets"])
         self.add("Add", [f"{stem}_codes", f"{stem}_offsets"], [stem])
 
@@ -336,4 +364,7 @@ _FUSED = {
 
 def _matrix(rows: int, width: int, held: MatrixFormat) -> dict[str, int]:
     """The attributes of a matrix for llmc's own operators."""
-    return {"rows": rows, "width": width, "group": held.block, "bits": held.bits, "offsets": held.beside}
+    return {
+        "rows": rows, "width": width, "group": held.block, "bits": held.bits, "offsets": held.beside,
+        "table": TABLES.index(held.table),
+    }  # fmt: skip

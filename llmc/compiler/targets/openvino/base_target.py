@@ -105,7 +105,7 @@ class OpenVinoBase(Target):
             return super().weight_bits(options, weights)
         kept = weights.stored
         if quantize == "keep" and kept is not None:
-            bits = 4 if kept.float4 else kept.bits
+            bits = 4 if kept.table == "float4" else kept.bits
             return bits + (2 if kept.bits == 4 or kept.offsets else 1) * 32 / kept.block
         four = quantize == "int4" and (
             not weights.outer or HEAD_BITS.of(options) == 4 or (kept is not None and kept.bits == 4)

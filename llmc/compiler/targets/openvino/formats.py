@@ -239,7 +239,7 @@ class Kept(Compressed):
         block = math.gcd(*(form.block for form in held))
         if len(held) < len(forms):
             return Held("u8kept", math.gcd(block, default))
-        if all(form.float4 for form in held) and OUTER.isdisjoint(sources):
+        if all(form.table == "float4" for form in held) and OUTER.isdisjoint(sources):
             return Held("f4kept", block, order)
         if all(form.bits == 8 and not form.offsets for form in held):
             return Held("i8kept", 0 if block == width else block, order)

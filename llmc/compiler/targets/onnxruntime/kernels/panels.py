@@ -1,9 +1,10 @@
 """Matrices in panels, as the kernels read them (source/panels.h), made of the blocks of recipes.py and nbits.py.
 
-Families pq8, pq4, pkept4 and pkept8 are q8, q4, kept4 and kept8 with scales and offsets in float16: those of pq8 and of
-tensors without blocks in pkept8 are rounded before codes are. A checkpoint's own are in float16 already, but for the
-float32 ones of K-quants, which are rounded here. Codes of blocks with minimums begin at 0, so that their offsets are
-the minimums as they are. The parts:
+Families pq8, pq4, pkept4, pkept6 and pkept8 are q8, q4 and so on with scales and offsets in float16: those of pq8 and
+of tensors without blocks in pkept8 are rounded before codes are. pkeptiq4 and pkeptfloat4 are the checkpoint's own
+blocks whose codes stand for values of a table (BlockForm.table), in 4 bits. A checkpoint's own scales are in float16
+already, but for the float32 ones of K-quants, which are rounded here. Codes of blocks with minimums begin at 0, so that
+their offsets are the minimums as they are. The parts:
   panels           uint8, one panel after the other, each of 16 rows
   gated            the same of a matrix [2 · N, K] whose first half gates the second: panels of both in turn
   panels+offsets, gated+offsets   the same with an offset for each block
@@ -13,6 +14,7 @@ the minimums as they are. The parts:
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,6 +35,12 @@ SCALE_UNIT = 256
 """Scales are stored so many times larger: small ones keep their precision in float16."""
 
 _ALIGNMENT = 64
+_NONE = 255
+VALUES = {
+    "iq4": np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8),
+    "float4": np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8),
+}
+"""Those of TABLES (source/panels.h): IQ4_NL's (ggml), and twice those of float4 e2m1."""
 PARTS = ("panels", "gated", "panels+offsets", "gated+offsets", "panels+zeros", "gated+zeros")
 
 
@@ -66,8 +74,13 @@ class Panels(Mapping[str, NDArray[Any]]):
         codes[:rows] = self.codes[order].reshape(rows, -1)
         steps = block // 4
         laid = codes.reshape(-1, LANES, blocks, steps, 4).transpose(0, 2, 3, 1, 4)
-        if self.bits == 4:
-            laid = laid[:, :, : steps // 2] | laid[:, :, steps // 2 :] << np.uint8(4)
+        if self.bits < 8:
+            low, high = laid & np.uint8(15), laid >> np.uint8(4)
+            laid = low[:, :, : steps // 2] | low[:, :, steps // 2 :] << np.uint8(4)
+            if self.bits == 6:
+                quarters = high.reshape(*high.shape[:2], 4, steps // 4, *high.shape[3:])
+                above = quarters << (2 * np.arange(4, dtype=np.uint8)).reshape(1, 1, 4, 1, 1, 1)
+                laid = np.concatenate([laid, np.bitwise_or.reduce(above, axis=2)], axis=2)
         first = [self.scales * np.float32(SCALE_UNIT), *self._beside_scales(once)]
         heads = np.zeros((lines // LANES, -(-blocks * LANES * 2 * len(first) // _ALIGNMENT) * _ALIGNMENT), np.uint8)
         each = np.zeros((lines, blocks, len(first)), np.float16)
@@ -121,6 +134,26 @@ def pq4(names: Sequence[str], source: TensorSource, block: int) -> Panels:
 def pkept4(names: Sequence[str], source: TensorSource, block: int) -> Panels:
     """The parts of family pkept4; raises CheckpointError for a source without 4-bit blocks of this size."""
     return Panels(names, 4, *nbits.kept4_blocks(names, source, block, low=True))
+
+
+def pkept6(names: Sequence[str], source: TensorSource, block: int) -> Panels:
+    """The parts of family pkept6; raises CheckpointError for a source without blocks of at most 6 bits of this size."""
+    return Panels(names, 6, *nbits.kept6_blocks(names, source, block))
+
+
+def _tabled(table: str, names: Sequence[str], source: TensorSource, block: int) -> Panels:
+    """The parts of a family of blocks with a table; raises CheckpointError for a source that has another."""
+    codes, scales, offsets = nbits.kept8_blocks(names, source, block)
+    numbers = np.full(256, _NONE, np.uint8)
+    numbers[VALUES[table][::-1].view(np.uint8) ^ np.uint8(128)] = np.arange(15, -1, -1, dtype=np.uint8)
+    found = numbers[codes]
+    if offsets.any() or (found == _NONE).any():
+        raise nbits.changed("+".join(names), f"blocks of {table}", block)
+    return Panels(names, 4, found, scales, offsets)
+
+
+pkeptiq4 = partial(_tabled, "iq4")
+pkeptfloat4 = partial(_tabled, "float4")
 
 
 def pkept8(names: Sequence[str], source: TensorSource, block: int) -> Panels:

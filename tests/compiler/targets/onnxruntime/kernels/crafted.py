@@ -59,6 +59,9 @@ _INPUTS: dict[str, dict[str, Any]] = {
         "x": _zeros(2, 64), "ids": np.array([[0, 2], [1, 2]]), "shares": _zeros(2, 2),
         "gate_up": np.zeros(3 * 4 * (64 + 1024), np.uint8), "down": np.zeros(3 * 4 * (64 + 512), np.uint8),
     },
+    "ExpertLinear": {
+        "x": _zeros(2, 64), "ids": np.array([[0, 2], [1, 2]]), "w": np.zeros(3 * 2 * (64 + 1024), np.uint8), "b": None,
+    },
     "CausalConv": {
         "x": _zeros(1, 3, 20), "w": _zeros(20, 4), "b": _zeros(20), "state": _zeros(2, 3, 20),
         "rows": _rows((1, 5, 0, 3)),
@@ -72,7 +75,7 @@ _INPUTS: dict[str, dict[str, Any]] = {
         "read": _zeros(1, 3, 2, 8), "state": _zeros(2, 4, 6, 8), "rows": _rows((1, 5, 0, 3)),
     },
 }  # fmt: skip
-_MATRIX = {"rows": 32, "width": 64, "group": 32, "bits": 8, "offsets": 0}
+_MATRIX = {"rows": 32, "width": 64, "group": 32, "bits": 8, "offsets": 0, "table": 0}
 _ATTRIBUTES: dict[str, dict[str, Any]] = {
     "Attention": {
         "heads": 4,
@@ -94,13 +97,16 @@ _ATTRIBUTES: dict[str, dict[str, Any]] = {
         "down_group": 16,
         "bits": 8,
         "offsets": 0,
+        "table": 0,
     },
+    "ExpertLinear": {**_MATRIX, "experts": 3},
     "CausalConv": {"silu": 1},
     "GatedDelta": {"normalise": 1, "eps": 1e-6},
     "StateScan": {},
 }
 _OUTPUTS = {"Attention": ["y", "k2", "v2", "-s"], "Linear": ["y", "-s"], "Embedding": ["y"], "AddNorm": ["y", "s"],
-            "Experts": ["y"], **{op: ["y", "after"] for op in ("CausalConv", "GatedDelta", "StateScan")}}  # fmt: skip
+            "Experts": ["y"], "ExpertLinear": ["y"],
+            **{op: ["y", "after"] for op in ("CausalConv", "GatedDelta", "StateScan")}}  # fmt: skip
 
 _HEADS = "heads of this number or size are not supported"
 _ROW = "a row is outside of the tokens, the slots, the cache or the rotary tables"
@@ -110,7 +116,7 @@ _TABLES = "rotary tables are wider than a head, or differ"
 _TOKENS = "k and v have not the tokens of q, or not the width of their heads"
 _RANK = "an input is missing, or has another number of dimensions"
 _MISSING = "is marked single but has an empty string in the graph"
-_WHAT = "a matrix needs rows, width, a group that is a multiple of 8, 4 or 8 bits, and offsets 0 to 2"
+_WHAT = "a matrix needs rows, width, 4, 6 or 8 bits, a group that is a multiple of 8, or 16 with 6 bits"
 _BIAS = "a bias has a number for each row, and a gate has none"
 _SHAPES = "inputs of shapes that do not belong together"
 _EXPERTS = "there are 1 to 65536 experts, of a multiple of 16 features"
@@ -119,6 +125,8 @@ _STATES = ("CausalConv", "GatedDelta", "StateScan")
 _FILTERS = "weights of shapes that do not belong to the channels"
 _ORDER = "a row begins before the one before it ends"
 _PAIRS = "ids and shares are not of the tokens of x"
+_OF_TOKENS = "ids are not of the tokens of x"
+_EACH_ROW = "a bias has a number for each expert's rows"
 
 GRAPHS = [
     *(Graph("Attention", {"heads": n}, _HEADS) for n in (0, -4, 3, 1 << 17, BIG)),
@@ -178,6 +186,11 @@ GRAPHS = [
     *(Graph("Linear", {"group": n}, _WHAT) for n in (0, -8, 12, 1 << 15, BIG)),
     *(Graph("Linear", {"bits": n}, _WHAT) for n in (0, 5, 16)),
     *(Graph("Linear", {"offsets": n}, _WHAT) for n in (3, -1, BIG)),
+    *(Graph("Linear", {"table": n}, _WHAT) for n in (1, -1, BIG)),
+    *(Graph("Linear", {"bits": 4, "table": n}, _WHAT) for n in (3, -1, BIG)),
+    Graph("Linear", {"bits": 4, "table": 1, "offsets": 1}, _WHAT),
+    Graph("Linear", {"bits": 6, "group": 8}, _WHAT),
+    Graph("Linear", {"bits": 6, "offsets": 2}, _WHAT),
     *(Graph("Linear", {"gated": n}, "gated is 0, or 1 for a multiple of 32 rows") for n in (2, -1)),
     Graph("Linear", {"gated": 1, "rows": 16}, "gated is 0, or 1 for a multiple of 32 rows"),
     Graph("Linear", {"x": _zeros(2, 32)}, "x has not `width` inputs"),
@@ -227,6 +240,23 @@ GRAPHS = [
     Graph("Experts", {"shares": _zeros(1, 2)}, _PAIRS),
     Graph("Experts", {"shares": _zeros(2, 3)}, _PAIRS),
     Graph("Experts", {"shares": _zeros(2)}, _RANK),
+    *(Graph("ExpertLinear", {"experts": n}, "there are 1 to 65536 experts") for n in (0, -1, 1 << 17, BIG)),
+    *(Graph("ExpertLinear", {name: n}, _WHAT) for name in ("rows", "width") for n in (0, -1, 1 << 29, BIG)),
+    *(Graph("ExpertLinear", {"experts": n}, _OTHERS) for n in (2, 4, 1 << 16)),
+    *(Graph("ExpertLinear", {"w": np.zeros(n, np.uint8)}, _OTHERS) for n in (0, 64)),
+    Graph("ExpertLinear", {"w": np.zeros((3, 2 * 1088), np.uint8)}, _RANK),
+    *(
+        Graph("ExpertLinear", {"ids": np.array([[0, 2], [1, n]])}, "there is no expert of this number")
+        for n in (3, -1, BIG)
+    ),
+    Graph("ExpertLinear", {"x": _zeros(2, 32)}, "x has not `width` inputs"),
+    *(Graph("ExpertLinear", {"x": _zeros(*shape, 64)}, _OF_TOKENS) for shape in ((), (3,), (2, 3), (2, 2, 1), (0, 2))),
+    Graph("ExpertLinear", {"ids": np.zeros(2, np.int64)}, _RANK),
+    *(Graph("ExpertLinear", {"b": x}, _EACH_ROW) for x in (_zeros(32), _zeros(3, 31), _zeros(2, 32), _zeros(3, 32, 1))),
+    Graph("ExpertLinear", {"x": _zeros(2, 2, 64), "b": _zeros(3, 32)}, ""),
+    Graph("ExpertLinear", {"x": _zeros(0, 64), "ids": np.zeros((0, 2), np.int64)}, ""),
+    Graph("ExpertLinear", {"ids": np.zeros((2, 0), np.int64)}, ""),
+    *(Graph("ExpertLinear", {name: None}, _MISSING) for name in ("x", "ids", "w")),
     *(Graph("Experts", {name: None}, _MISSING) for name in ("x", "ids", "shares", "gate_up", "down")),
     *(
         Graph(op, {"rows": _rows(row)}, _ROW)

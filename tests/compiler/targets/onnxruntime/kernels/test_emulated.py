@@ -86,6 +86,13 @@ def of_bytes(a: Array, b: Array, c: Array) -> Array:
     return (products.reshape(LANES, 4).sum(-1) + c).astype(np.int32)
 
 
+def looked_up(a: Array, b: Array) -> Array:
+    """Bytes of each quarter of a that the low bits of b's name; 0 where the highest bit is set."""
+    values, asked = a.view(np.uint8).reshape(4, 16), b.view(np.uint8).reshape(4, 16)
+    found = np.take_along_axis(values, (asked & 15).astype(np.int64), 1)
+    return np.where(asked < 128, found, 0).astype(np.uint8).reshape(-1).view(np.int32)
+
+
 def lower(a: Array, b: Array) -> Array:
     return np.where(a < b, a, b)
 
@@ -135,7 +142,11 @@ FLOATS: dict[str, Callable[..., Array]] = {
 INTS: dict[str, Callable[..., Array]] = {
     "set1_epi32": lambda a, b, c: np.full(LANES, a[0]),
     "set1_epi8": lambda a, b, c: np.full(64, a.view(np.int8)[0]).view(np.int32),
-    "and_si512": lambda a, b, c: a & b, "dpbusd_epi32": of_bytes,
+    "and_si512": lambda a, b, c: a & b, "or_si512": lambda a, b, c: a | b, "xor_si512": lambda a, b, c: a ^ b,
+    "setzero_si512": lambda a, b, c: np.zeros_like(a),
+    "slli_epi16": lambda a, b, c: (a.view(np.uint16) << 4).astype(np.uint16).view(np.int32),
+    "shuffle_epi8": lambda a, b, c: looked_up(a, b), "broadcast_i32x4": lambda a, b, c: np.tile(a[:4], 4),
+    "dpbusd_epi32": of_bytes,
     "srli_epi16": lambda a, b, c: (a.view(np.uint16) >> 4).view(np.int32),
     "dpbusd_avx_epi32": of_bytes,
 }  # fmt: skip

@@ -47,7 +47,7 @@ class Layer:
         given = [("x", x), ("ids", ids), ("shares", shares), *self.panels.items()]
         return run(
             library, "Experts", given, ["y"], experts=COUNT, hidden=self.hidden, features=self.features,
-            group=self.group, down_group=self.down_group, bits=self.bits, offsets=int(self.offsets),
+            group=self.group, down_group=self.down_group, bits=self.bits, offsets=int(self.offsets), table=0,
         )["y"]  # fmt: skip
 
     def wanted(self, x: Array, ids: NDArray[np.int64], shares: Array) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 from numpy.typing import NDArray
 from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 
-from llmc.compiler.targets.onnxruntime.kernels.panels import LANES, Panels, panel_bytes, to_float16
+from llmc.compiler.targets.onnxruntime.formats import TABLES
+from llmc.compiler.targets.onnxruntime.kernels.panels import LANES, VALUES, Panels, panel_bytes, to_float16
 from tests.compiler.targets.onnxruntime.kernels.single import quantised, run
 
 Array = NDArray[np.float32]
@@ -36,12 +38,25 @@ def matrix(
     return held, weights.reshape(rows, -1)[:, :width].astype(np.float32)
 
 
-def attributes(rows: int, width: int, group: int, bits: int, offsets: int) -> dict[str, int]:
-    return {"rows": rows, "width": width, "group": group, "bits": bits, "offsets": offsets}
+def attributes(rows: int, width: int, group: int, bits: int, offsets: int, table: int = 0) -> dict[str, int]:
+    return {"rows": rows, "width": width, "group": group, "bits": bits, "offsets": offsets, "table": table}
 
 
 ONCE = {"symmetric": ("", 0), "offsets": ("+offsets", 1), "zeros": ("+zeros", 2)}
 """What blocks have beside their scale: the end of the part's name, and the attribute."""
+
+
+def formats(sizes: list[tuple[int, int, int]]) -> list[tuple[tuple[int, int, int], int, str]]:
+    """All that there are of matrices of these sizes: with their bits, and with what is beside scales."""
+    every = itertools.product(sizes, (4, 6, 8), ONCE)
+    return [(size, bits, once) for size, bits, once in every if bits != 6 or (size[2] % 16 == 0 and once != "zeros")]
+
+
+def tabled(rows: int, width: int, group: int, table: str) -> tuple[Panels, Array]:
+    """Panels of random codes with a table, and the weights that they stand for."""
+    held, _ = matrix(rows, width, group, 4, offsets=False)
+    values = VALUES[table][held.codes].reshape(rows, -1)[:, :width].astype(np.float32)
+    return held, values * np.repeat(held.scales, group, axis=1)[:, :width]
 
 
 def close(made: NDArray[Any], wanted: Array) -> bool:
@@ -51,9 +66,7 @@ def close(made: NDArray[Any], wanted: Array) -> bool:
     )
 
 
-@pytest.mark.parametrize("size", SIZES, ids=str)
-@pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("once", list(ONCE))
+@pytest.mark.parametrize(("size", "bits", "once"), formats(SIZES), ids=str)
 def test_products_of_every_number_of_rows(library: Path, size: tuple[int, int, int], bits: int, once: str) -> None:
     rows, width, group = size
     part, offsets = ONCE[once]
@@ -70,7 +83,7 @@ def test_products_of_every_number_of_rows(library: Path, size: tuple[int, int, i
             assert close(made, quantised(x, group) @ weights.T + (0 if b is None else b)), (count, b is None)
 
 
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("bits", [4, 6, 8])
 @pytest.mark.parametrize("half", [16, 48, 80])
 def test_a_gate_lets_through_what_it_should(library: Path, bits: int, half: int) -> None:
     held, weights = matrix(2 * half, 64, 32, bits, offsets=True)
@@ -83,6 +96,19 @@ def test_a_gate_lets_through_what_it_should(library: Path, bits: int, half: int)
         gate, other = product[:, :half], product[:, half:]
         wanted = gate / (1 + np.exp(-np.clip(gate, -700, 700))) * other
         assert close(made, wanted.astype(np.float32)), count
+
+
+@pytest.mark.parametrize("table", list(VALUES))
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_codes_with_a_table(library: Path, size: tuple[int, int, int], table: str) -> None:
+    held, weights = tabled(*size, table)
+    attrs = attributes(*size, 4, 0, TABLES.index(table))
+    for count in ROWS:
+        x = np.random.default_rng(count).normal(0, 1, (count, size[1])).astype(np.float32)
+        made = run(library, "Linear", [("x", x), ("w", held["panels"])], ["y", "-s"], **attrs, gated=0)["y"]
+        assert close(made, quantised(x, size[2]) @ weights.T), count
+    rows = run(library, "Embedding", [("ids", np.arange(size[0])), ("w", held["panels"])], ["y"], **attrs)["y"]
+    np.testing.assert_allclose(rows, weights, rtol=0, atol=1e-5)
 
 
 def test_many_rows_are_the_same_as_a_few(library: Path) -> None:
@@ -117,9 +143,7 @@ def test_a_row_of_nothing_and_a_row_of_large_numbers(library: Path) -> None:
     assert np.allclose(made[1], (np.full(64, 1e30) @ weights.T).astype(np.float32), rtol=1e-5)
 
 
-@pytest.mark.parametrize("size", SIZES, ids=str)
-@pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("once", list(ONCE))
+@pytest.mark.parametrize(("size", "bits", "once"), formats(SIZES), ids=str)
 def test_rows_of_a_matrix(library: Path, size: tuple[int, int, int], bits: int, once: str) -> None:
     part, offsets = ONCE[once]
     held, weights = matrix(*size, bits, bool(offsets), zeros=once == "zeros")
@@ -160,13 +184,23 @@ def test_panels_of_another_matrix_are_refused(library: Path) -> None:
             **attributes(32, 64, 32, 8, 0), gated=0)  # fmt: skip
 
 
-@pytest.mark.parametrize("wrong", [{"bits": 5}, {"group": 12}, {"rows": 0}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"bits": 5},
+        {"group": 12},
+        {"rows": 0},
+        {"bits": 6, "group": 8},
+        {"bits": 6, "offsets": 2},
+        {"table": 1},
+        {"bits": 4, "table": 3},
+        {"bits": 4, "table": 1, "offsets": 1},
+    ],
+)
 def test_a_matrix_that_cannot_be_is_refused_when_the_graph_is_opened(library: Path, wrong: dict[str, int]) -> None:
     held, _ = matrix(32, 64, 32, 8, offsets=False)
     attrs = attributes(32, 64, 32, 8, False) | wrong
-    with pytest.raises(
-        Exception, match="a matrix needs rows, width, a group that is a multiple of 8, 4 or 8 bits, and"
-    ):
+    with pytest.raises(Exception, match="a matrix needs rows, width, 4, 6 or 8 bits, a group that is a multiple of 8"):
         run(library, "Linear", [("x", np.ones((1, 64), np.float32)), ("w", held["panels"])], ["y", "-s"], **attrs,
             gated=0)  # fmt: skip
 

@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from llmc.compiler.targets.onnxruntime.formats import TABLES
+from llmc.compiler.targets.onnxruntime.kernels.panels import VALUES
 from tests.compiler.targets.onnxruntime.kernels.single import Library, run
 from tests.compiler.targets.onnxruntime.kernels.test_attention import CASES
 from tests.compiler.targets.onnxruntime.kernels.test_experts import Layer, step
-from tests.compiler.targets.onnxruntime.kernels.test_linear import ONCE, attributes, matrix
+from tests.compiler.targets.onnxruntime.kernels.test_linear import ONCE, attributes, formats, matrix, tabled
 from tests.compiler.targets.onnxruntime.kernels.test_states import ALL, computed, ends_met, named
 
 Arrays = dict[str, NDArray[Any]]
@@ -27,9 +29,9 @@ def same_everywhere(library: Path, others: dict[str, Library], made: Callable[[A
             assert x.tobytes() == found[output].tobytes(), (name, output)
 
 
-@pytest.mark.parametrize("once", list(ONCE))
-@pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("size", [(96, 576, 32), (100, 96, 16), (40, 256, 128), (17, 72, 8)], ids=str)
+@pytest.mark.parametrize(
+    ("size", "bits", "once"), formats([(96, 576, 32), (100, 96, 16), (40, 256, 128), (17, 72, 8)]), ids=str
+)
 def test_products(library: Path, others: dict[str, Library], size: tuple[int, int, int], bits: int, once: str) -> None:
     part, offsets = ONCE[once]
     held, _ = matrix(*size, bits, bool(offsets), zeros=once == "zeros")
@@ -47,7 +49,7 @@ def test_products(library: Path, others: dict[str, Library], size: tuple[int, in
 
 def test_codes_that_are_the_furthest_from_zero(library: Path, others: dict[str, Library]) -> None:
     """Products in 16 bits would overflow here, were they not kept within."""
-    for bits in (4, 8):
+    for bits in (4, 6, 8):
         held, _ = matrix(32, 256, 64, bits, offsets=True)
         held.codes[:16], held.codes[16:] = 0, (1 << bits) - 1
         x = np.where(np.arange(256) % 3 == 0, -1.0, 1.0)[None].astype(np.float32) * np.ones((5, 1), np.float32)
@@ -55,6 +57,18 @@ def test_codes_that_are_the_furthest_from_zero(library: Path, others: dict[str, 
         attrs = attributes(32, 256, 64, bits, 1)
         same_everywhere(
             library, others, lambda built, g=given, a=attrs: run(built, "Linear", g, ["y", "-s"], **a, gated=0)
+        )
+
+
+@pytest.mark.parametrize("table", list(VALUES))
+def test_codes_with_a_table(library: Path, others: dict[str, Library], table: str) -> None:
+    held, _ = tabled(100, 96, 16, table)
+    attrs = attributes(100, 96, 16, 4, 0, TABLES.index(table))
+    for count in (1, 2, 3, 8, 13):
+        x = np.random.default_rng(count).normal(0, 1, (count, 96)).astype(np.float32)
+        given: list[tuple[str, NDArray[Any] | None]] = [("x", x), ("w", held["panels"])]
+        same_everywhere(
+            library, others, lambda built, given=given: run(built, "Linear", given, ["y", "-s"], **attrs, gated=0)
         )
 
 

@@ -1,6 +1,6 @@
 /* Embedding(ids int64 [..], panels uint8) → y float [.., K]: rows of a matrix that Linear can take too.
 
-Attributes: rows (N), width (K), group, bits, offsets. */
+Attributes: rows (N), width (K), group, bits, offsets, table. */
 #include "operators.h"
 #include "panels.h"
 
@@ -9,24 +9,28 @@ typedef struct {
   Matrix matrix;
 } Embedding;
 
+/* The code of input k of a row in a group. */
+static int32_t code_at(const Matrix *m, const uint8_t *codes, int64_t lane, int64_t k) {
+  const int64_t steps = m->group / 4, step = k / 4, beside = lane * 4 + k % 4;
+  if (m->bits == EIGHT) return codes[step * 64 + beside];
+  const uint8_t both = codes[step % (steps / 2) * 64 + beside];
+  const int32_t low = step < steps / 2 ? both & 15 : both >> 4;
+  if (m->table) return TABLES[m->table][low] + 128;
+  if (m->bits == FOUR) return low;
+  const uint8_t above = codes[(steps / 2 + step % (steps / 4)) * 64 + beside];
+  return low | (above >> 2 * (step / (steps / 4)) & 3) << 4;
+}
+
 static void read_row(const Matrix *m, const uint8_t *panels, int64_t row, float *y) {
   const uint8_t *head = panels + row / LANES * panel_bytes(m), *codes = head + head_bytes(m);
-  const int64_t lane = row % LANES, steps = m->group / 4, half = steps / 2;
+  const int64_t lane = row % LANES;
+  const int32_t zero = zero_of(coding_of(m), m->offsets);
   for (int64_t g = 0; g < groups_of(m); g++) {
     const uint16_t *once = (const uint16_t *)head + g * LANES * head_lines(m) + lane;
     const float scale = one_from_half(once[0]) / SCALE_UNIT, held = m->offsets ? one_from_half(once[LANES]) : 0.0f;
     const float offset = m->offsets == ZEROS ? held * scale : held;
-    for (int64_t k = 0; k < m->group && g * m->group + k < m->width; k++) {
-      int64_t step = k / 4;
-      int32_t code;
-      if (m->bits == 8) {
-        code = codes[step * 64 + lane * 4 + k % 4];
-      } else {
-        uint8_t both = codes[step % half * 64 + lane * 4 + k % 4];
-        code = step < half ? both & 15 : both >> 4;
-      }
-      y[g * m->group + k] = scale * (float)(code - zero_of(m->bits, m->offsets)) + offset;
-    }
+    for (int64_t k = 0; k < m->group && g * m->group + k < m->width; k++)
+      y[g * m->group + k] = scale * (float)(code_at(m, codes, lane, k) - zero) + offset;
     codes += m->group * LANES * m->bits / 8;
   }
 }

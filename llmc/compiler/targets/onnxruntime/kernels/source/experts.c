@@ -2,17 +2,15 @@
 Σ over k of shares[t, k] · (silu(gate) · up) · down[e]ᵀ, where e = ids[t, k] and gate ‖ up = x[t] · gate_up[e]ᵀ.
 
 Attributes: experts (E), hidden (H), features (I, a multiple of 16), group and down_group of the two matrices, bits,
-offsets. gate_up holds E matrices [2 · I, H] one after the other, the panels of gate and up in turn; down E [H, I].
+offsets, table. gate_up holds E matrices [2 · I, H] one after the other, the panels of gate and up in turn; down E [H, I].
 
-Tokens are put in the order of their experts, so that the panels of an expert that was chosen are read once for all of
-its tokens, and others not at all. A token's sum is in the order of its experts' numbers, whatever other tokens there are. */
-#include "operators.h"
-#include "strips.h"
+Tokens are put in the order of their experts (turns.h). A token's sum is in the order of its experts' numbers, whatever other tokens there are. */
+#include "turns.h"
 
 extern void *malloc(size_t);
 extern void free(void *);
 
-enum { MOST_EXPERTS = 1 << 16, MOST_FEATURES = 1 << 27 };
+enum { MOST_FEATURES = 1 << 27 };
 
 typedef struct {
   Api api;
@@ -21,72 +19,41 @@ typedef struct {
 } Experts;
 
 typedef struct {
-  int64_t expert, row, last; /* a chosen expert, and the rows of its tokens: `row` is a multiple of TOGETHER */
-} Turn;
-
-typedef struct {
   const Experts *op;
   const float *x, *shares;
   const int64_t *ids;
   int64_t tokens, chosen; /* T and K */
   Product into, out;
-  Turn *turns;
-  int64_t turn_count, rows, pieces;
-  int64_t *lines;   /* [rows] the token of each row, −1 of those between two experts */
+  Turns turns;
+  int64_t pieces;
+  int64_t *lines;    /* [rows] the token of each row, −1 of those between two experts */
   float *row_shares; /* [rows] */
   float *features;   /* [rows, I] */
 } Step;
-
-static int64_t up_to_block(int64_t rows) { return (rows + TOGETHER - 1) / TOGETHER * TOGETHER; }
-
-/* Rows for all pairs of a token and an expert; `ends` is memory of a number for each expert, 0 for each now. */
-static void sort_pairs(Step *s, int64_t *ends) {
-  const int64_t pairs = s->tokens * s->chosen;
-  for (int64_t i = 0; i < pairs; i++) ends[s->ids[i]]++;
-  for (int64_t e = 0; e < s->op->experts; e++) {
-    const int64_t count = ends[e];
-    if (count) s->turns[s->turn_count++] = (Turn){e, s->rows, s->rows + count};
-    ends[e] = s->rows;
-    s->rows += up_to_block(count);
-  }
-  for (int64_t row = 0; row < s->rows; row++) s->lines[row] = -1;
-  for (int64_t i = 0; i < pairs; i++) {
-    const int64_t row = ends[s->ids[i]]++;
-    s->lines[row] = i / s->chosen;
-    s->row_shares[row] = s->shares[i];
-  }
-}
 
 static int64_t piece(const Step *s, int64_t all, size_t at) { return all * (int64_t)at / s->pieces; }
 
 static void quantise_tokens(void *data, size_t at) {
   const Step *s = data;
-  for (int64_t row = piece(s, s->rows, at), end = piece(s, s->rows, at + 1); row < end; row++)
+  for (int64_t row = piece(s, s->turns.rows, at), end = piece(s, s->turns.rows, at + 1); row < end; row++)
     if (s->lines[row] >= 0)
       quantise_row(s->into.matrix, s->x + s->lines[row] * s->into.matrix->width, &s->into.activations, row);
 }
 
 static void quantise_features(void *data, size_t at) {
   const Step *s = data;
-  for (int64_t row = piece(s, s->rows, at), end = piece(s, s->rows, at + 1); row < end; row++)
+  for (int64_t row = piece(s, s->turns.rows, at), end = piece(s, s->turns.rows, at + 1); row < end; row++)
     if (s->lines[row] >= 0)
       quantise_row(s->out.matrix, s->features + row * s->out.matrix->width, &s->out.activations, row);
-}
-
-/* The product with one expert's matrix, of those that lie one after the other. */
-static Product of_expert(const Product *all, int64_t expert) {
-  Product one = *all;
-  one.panels += expert * panels_of(all->matrix) * panel_bytes(all->matrix);
-  return one;
 }
 
 /* A share of the pairs of panels of all chosen experts, end to end. */
 static void multiply_into(void *data, size_t at) {
   const Step *s = data;
   const int64_t each = panels_of(s->into.matrix) / 2;
-  int64_t first = piece(s, s->turn_count * each, at), end = piece(s, s->turn_count * each, at + 1);
+  int64_t first = piece(s, s->turns.count * each, at), end = piece(s, s->turns.count * each, at + 1);
   while (first < end) {
-    const Turn *turn = s->turns + first / each;
+    const Turn *turn = s->turns.each + first / each;
     const int64_t from = first % each, to = from + end - first < each ? from + end - first : each;
     const Product one = of_expert(&s->into, turn->expert);
     multiply(&one, 2 * from, 2 * to, turn->row, turn->last);
@@ -102,9 +69,9 @@ static void multiply_out(void *data, size_t at) {
   const int64_t stop = end * LANES < m->rows ? end * LANES : m->rows;
   for (int64_t token = 0; token < s->tokens; token++)
     for (int64_t column = first * LANES; column < stop; column++) s->out.y[token * m->rows + column] = 0;
-  for (int64_t i = 0; i < s->turn_count; i++) {
-    const Product one = of_expert(&s->out, s->turns[i].expert);
-    multiply(&one, first, end, s->turns[i].row, s->turns[i].last);
+  for (int64_t i = 0; i < s->turns.count; i++) {
+    const Product one = of_expert(&s->out, s->turns.each[i].expert);
+    multiply(&one, first, end, s->turns.each[i].row, s->turns.each[i].last);
   }
 }
 
@@ -115,46 +82,43 @@ static Status *in_pieces(const Step *s, Context *context, void (*job)(void *, si
 static Status *run(Step *s, Context *context) {
   const Matrix *gate_up = s->into.matrix, *down = s->out.matrix;
   const int64_t into = panels_of(gate_up) * panel_bytes(gate_up), out = panels_of(down) * panel_bytes(down);
-  s->pieces = shares_of(s->rows * gate_up->width / 4, s->rows);
+  s->pieces = shares_of(s->turns.rows * gate_up->width / 4, s->turns.rows);
   TRY(in_pieces(s, context, quantise_tokens));
-  s->pieces = shares_of(s->turn_count * into, s->turn_count * panels_of(gate_up) / 2);
+  s->pieces = shares_of(s->turns.count * into, s->turns.count * panels_of(gate_up) / 2);
   TRY(in_pieces(s, context, multiply_into));
-  s->pieces = shares_of(s->rows * down->width / 4, s->rows);
+  s->pieces = shares_of(s->turns.rows * down->width / 4, s->turns.rows);
   TRY(in_pieces(s, context, quantise_features));
-  s->pieces = shares_of(s->turn_count * out, panels_of(down));
+  s->pieces = shares_of(s->turns.count * out, panels_of(down));
   return in_pieces(s, context, multiply_out);
 }
 
 /* Lay memory out and run. It is not ONNX Runtime's: that would keep every layer's until the step ends. */
 static Status *in_memory(Step *s, Context *context) {
   const Matrix *gate_up = s->into.matrix, *down = s->out.matrix;
-  const int64_t pairs = s->tokens * s->chosen, most = pairs < s->op->experts ? pairs : s->op->experts;
-  const int64_t rows = pairs + most * (TOGETHER - 1), turns = padded(most * (int64_t)sizeof(Turn));
-  const int64_t ends = padded(8 * s->op->experts), features = padded(4 * rows * down->width);
+  const int64_t pairs = s->tokens * s->chosen;
+  s->turns = turns_of(pairs, s->op->experts);
+  const int64_t rows = s->turns.most_rows, features = padded(4 * rows * down->width);
   const int64_t given = padded(activation_bytes(gate_up, rows)), made = padded(activation_bytes(down, rows));
-  const int64_t bytes = 64 + ends + turns + 2 * padded(8 * rows) + features + (given > made ? given : made);
+  const int64_t bytes = 64 + turns_bytes(&s->turns) + 2 * padded(8 * rows) + features + (given > made ? given : made);
   uint8_t *memory = malloc((size_t)bytes), *at = (uint8_t *)padded((int64_t)memory);
   if (!memory) return fail(s->op->api, "llmc.Experts: out of memory");
-  int64_t *counts = (int64_t *)at;
-  for (int64_t e = 0; e < s->op->experts; e++) counts[e] = 0;
-  s->turns = (Turn *)(at += ends);
-  s->lines = (int64_t *)(at += turns);
+  at = sort_pairs(&s->turns, s->ids, pairs, at);
+  s->lines = (int64_t *)at;
   s->row_shares = (float *)(at += padded(8 * rows));
   s->features = (float *)(at += padded(8 * rows));
   at += features; /* what is left holds the tokens' activations, and then the features' */
-  sort_pairs(s, counts);
+  for (int64_t row = 0; row < s->turns.rows; row++) {
+    const int64_t pair = s->turns.pairs[row];
+    s->lines[row] = pair < 0 ? -1 : pair / s->chosen;
+    s->row_shares[row] = pair < 0 ? 0 : s->shares[pair];
+  }
   s->into.y = s->features;
-  s->into.activations = place(gate_up, s->rows, at);
+  s->into.activations = place(gate_up, s->turns.rows, at);
   s->out.lines = s->lines, s->out.shares = s->row_shares;
-  s->out.activations = place(down, s->rows, at);
+  s->out.activations = place(down, s->turns.rows, at);
   Status *failed = run(s, context);
   free(memory);
   return failed;
-}
-
-static int holds(const Tensor *panels, const Experts *op, const Matrix *m) {
-  const int64_t each = panels_of(m) * panel_bytes(m);
-  return panels->dims[0] / each == op->experts && panels->dims[0] % each == 0;
 }
 
 static Status *compute(void *kernel, Context *context) {
@@ -169,11 +133,10 @@ static Status *compute(void *kernel, Context *context) {
   if (x.dims[1] != hidden) return fail(op->api, "llmc.Experts: x has not `hidden` inputs");
   if (ids.dims[0] != x.dims[0] || !is_beside(&shares, &ids, ids.dims[1]))
     return fail(op->api, "llmc.Experts: ids and shares are not of the tokens of x");
-  if (!holds(&gate_up, op, &op->gate_up) || !holds(&down, op, &op->down))
+  if (!holds(&gate_up, op->experts, &op->gate_up) || !holds(&down, op->experts, &op->down))
     return fail(op->api, "llmc.Experts: panels of other matrices");
   Step s = {.op = op, .x = x.data, .shares = shares.data, .ids = ids.data, .tokens = x.dims[0], .chosen = ids.dims[1]};
-  for (int64_t i = 0; i < s.tokens * s.chosen; i++)
-    if (s.ids[i] < 0 || s.ids[i] >= op->experts) return fail(op->api, "llmc.Experts: there is no expert of this number");
+  TRY(check_ids(op->api, s.ids, s.tokens * s.chosen, op->experts));
   void *y;
   TRY(output(op->api, context, 0, x.dims, 2, &y));
   s.into = (Product){.matrix = &op->gate_up, .gated = 1, .panels = gate_up.data};
@@ -194,10 +157,11 @@ static Status *create(const Operator *self, Api api, const void *info, void **ke
   TRY(int_attribute(api, info, "down_group", &out->group));
   TRY(int_attribute(api, info, "bits", &into->bits));
   TRY(int_attribute(api, info, "offsets", &into->offsets));
+  TRY(int_attribute(api, info, "table", &into->table));
   if (op.experts < 1 || op.experts > MOST_EXPERTS || out->width < 1 || out->width > MOST_FEATURES || out->width % LANES)
     return fail(api, "llmc.Experts: there are 1 to 65536 experts, of a multiple of 16 features");
   into->rows = 2 * out->width, out->rows = into->width;
-  out->bits = into->bits, out->offsets = into->offsets;
+  out->bits = into->bits, out->offsets = into->offsets, out->table = into->table;
   TRY(check_matrix(api, into));
   TRY(check_matrix(api, out));
   return keep(api, &op, sizeof op, kernel);

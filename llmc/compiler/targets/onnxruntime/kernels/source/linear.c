@@ -1,6 +1,6 @@
 /* Linear(x float [.., K], panels uint8, bias float [N]?) → (y float [.., N], scratch): x · Wᵀ + bias.
 
-Attributes: rows (N), width (K), group, bits, offsets, and gated: with 1 panels are those of a gate and of what it lets
+Attributes: rows (N), width (K), group, bits, offsets, table, and gated: with 1 panels are those of a gate and of what it lets
 through in turn, and y [.., N / 2] is silu(gate) · other. The second output is memory for quantised activations. */
 #include "operators.h"
 #include "strips.h"

@@ -6,13 +6,13 @@
 #include "panels.h"
 
 extern const Operator linear_operator, embedding_operator, attention_operator, norm_operator, experts_operator,
-    causal_conv_operator, gated_delta_operator, state_scan_operator;
+    expert_linear_operator, causal_conv_operator, gated_delta_operator, state_scan_operator;
 
 /* Keep a kernel's attributes, `bytes` from `made` on, until `release`. */
 Status *keep(Api api, const void *made, size_t bytes, void **kernel);
 void release(void *kernel);
 
-/* A matrix of attributes rows, width, group, bits and offsets, checked. */
+/* A matrix of attributes rows, width, group, bits, offsets and table, checked. */
 Status *matrix_attributes(Api api, const void *info, Matrix *out);
 /* Whether products stay in range with such a matrix. */
 Status *check_matrix(Api api, const Matrix *out);

@@ -1,11 +1,15 @@
 /* Matrices in panels, and products with them in 8-bit integers.
 
 A matrix [N, K] lies in panels of 16 rows. A panel begins with what each of its K / group groups has once: 16 float16
-scales and, with `offsets`, 16 float16 offsets (OFFSETS) or negated zero points (ZEROS). At the next multiple of 64 bytes codes follow, in the order that they are
-read in: four inputs of each of the 16 rows at a time, [group / 4][16][4] bytes for a group with 8 bits. With 4 bits
-byte i of the first half of these holds, low, the code that 8 bits have there, and high, that of the second half. A
-weight is scale · (code − zero) + offset, where zero is 128 for 8 bits and 8 for 4, and 0 with offsets; with ZEROS the
-offset is scale · −zero, which float16 alone would round. N and K are padded with scales, offsets and codes of 0. Scales are stored SCALE_UNIT times as large (see ../panels.py).
+scales and, with `offsets`, 16 float16 offsets (OFFSETS) or negated zero points (ZEROS). At the next multiple of 64 bytes codes follow, in the order
+that they are read in: four inputs of each of the 16 rows at a time, [group / 4][16][4] bytes for a group with 8 bits.
+With 4 bits byte i of the first half of these holds, low, the code that 8 bits have there, and high, that of the second
+half. With 6 bits the low 4 lie so, and then the high 2: byte i of a quarter of those that 8 bits have holds, from its
+lowest bits on, those of each quarter. With a table codes of 4 bits stand for its values, which count as codes of 8 bits.
+
+A weight is scale · (code − zero) + offset, where zero is the middle of the codes' range, and 0 with offsets; with ZEROS
+the offset is scale · −zero, which float16 alone would round. N and K are padded with scales, offsets and codes of 0.
+Scales are stored SCALE_UNIT times as large (see ../panels.py).
 
 Activations are quantised in the same groups, to 8 signed bits: x ≈ scale · q, scale = max |x| / 127. Eight rows lie
 together, four inputs of each at a time. */
@@ -17,8 +21,19 @@ together, four inputs of each at a time. */
 enum { SCALE_UNIT = 256, OFFSETS = 1, ZEROS = 2 };
 
 typedef struct {
-  int64_t rows, width, group, bits, offsets; /* N, K, inputs of a group, 4 or 8, 0 or OFFSETS or ZEROS */
+  int64_t rows, width, group, bits, offsets; /* N, K, inputs of a group, 4 or 6 or 8, 0 or OFFSETS or ZEROS */
+  int64_t table;                             /* 0, or which of TABLES codes of 4 bits stand for values of */
 } Matrix;
+
+/* IQ4_NL's values (ggml), and twice those of float4 e2m1. */
+enum { TABLE_COUNT = 3 };
+static const int8_t TABLES[TABLE_COUNT][16] = {
+    {0},
+    {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113},
+    {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12},
+};
+
+static inline int coding_of(const Matrix *m) { return m->table ? TABLED : (int)m->bits; }
 
 static inline int64_t groups_of(const Matrix *m) { return (m->width + m->group - 1) / m->group; }
 static inline int64_t panels_of(const Matrix *m) { return (m->rows + LANES - 1) / LANES; }
@@ -28,7 +43,9 @@ static inline int64_t head_bytes(const Matrix *m) { return padded(groups_of(m) *
 static inline int64_t panel_bytes(const Matrix *m) {
   return head_bytes(m) + groups_of(m) * m->group * LANES * m->bits / 8;
 }
-static inline int32_t zero_of(int64_t bits, int64_t offsets) { return offsets ? 0 : 1 << (bits - 1); }
+static inline int32_t zero_of(int coding, int64_t offsets) {
+  return offsets ? 0 : coding == TABLED ? 128 : 1 << (coding - 1);
+}
 
 /* Quantised activations. */
 typedef struct {
@@ -58,6 +75,7 @@ static inline Activations place(const Matrix *m, int64_t rows, uint8_t *at) {
 /* Quantise one row of `width` floats. */
 static inline void quantise_row(const Matrix *m, const float *x, const Activations *a, int64_t row) {
   const int64_t groups = groups_of(m), block = row / TOGETHER, beside = row % TOGETHER;
+  const int coding = coding_of(m);
   int32_t *codes = (int32_t *)a->codes + block * TOGETHER * groups * m->group / 4 + beside;
   for (int64_t g = 0; g < groups; g++) {
     int64_t first = g * m->group, left = m->width - first < m->group ? m->width - first : m->group;
@@ -84,7 +102,7 @@ static inline void quantise_row(const Matrix *m, const float *x, const Activatio
     float scale = finite ? top / 127.0f : __builtin_nanf(""); /* what is no number stays none */
     const int64_t at = (block * groups + g) * TOGETHER + beside;
     a->scales[at] = scale / SCALE_UNIT;
-    a->starts[at] = (int32_t)((uint32_t)(bias_of((int)m->bits) - zero_of(m->bits, m->offsets)) * (uint32_t)total); /* wraps where x is no number */
+    a->starts[at] = (int32_t)((uint32_t)(bias_of(coding) - zero_of(coding, m->offsets)) * (uint32_t)total); /* wraps where x is no number */
     if (a->sums) a->sums[at] = scale * (float)total;
   }
 }
@@ -92,11 +110,11 @@ static inline void quantise_row(const Matrix *m, const float *x, const Activatio
 /* Products of `rows` activations, from `row` on, with `panels` neighbouring panels from `at` on: sums[rows · panels].
 
 The rows are of one block of eight. `ahead` bytes on from what is read, panels that come next are fetched, for 0 none.
-`rows`, `panels`, `bits` and `offsets` are constants where this is inlined; rows · panels ≤ 8 keeps sums in registers. */
-INLINE void tile(const int rows, const int panels, const int bits, const int offsets, const Matrix *m,
+`rows`, `panels`, `coding` and `offsets` are constants where this is inlined; rows · panels ≤ 8 keeps sums in registers. */
+INLINE void tile(const int rows, const int panels, const int coding, const int offsets, const Matrix *m,
                  const uint8_t *at, const Activations *a, int64_t row, int64_t ahead, Floats *sums) {
   const int64_t groups = groups_of(m), stride = panel_bytes(m), steps = m->group / 4;
-  const int64_t block = row / TOGETHER * TOGETHER * groups, beside = row % TOGETHER;
+  const int64_t bytes = m->group * LANES * m->bits / 8, block = row / TOGETHER * TOGETHER * groups, beside = row % TOGETHER;
   const int32_t *codes = (const int32_t *)a->codes + block * steps + beside;
   const float *scales = a->scales + block + beside;
   const int32_t *starts = a->starts + block + beside;
@@ -107,7 +125,7 @@ INLINE void tile(const int rows, const int panels, const int bits, const int off
   UNROLL
   for (int i = 0; i < rows * panels; i++) sums[i] = filled(0.0f);
   const Floats unit = filled(1.0f / SCALE_UNIT);
-  const int begins = bias_of(bits) != zero_of(bits, offsets);
+  const int begins = bias_of(coding) != zero_of(coding, offsets);
   for (int64_t g = 0; g < groups; g++) {
     Ints dots[8];
     Floats scale[4], offset[4];
@@ -123,9 +141,9 @@ INLINE void tile(const int rows, const int panels, const int bits, const int off
       UNROLL
       for (int n = 0; n < panels; n++)
         dots[r * panels + n] = filled_ints(begins ? starts[r] : 0);
-    group_dots(rows, panels, bits, steps, from, codes, ahead, dots);
+    group_dots(rows, panels, coding, TABLES[coding == TABLED ? m->table : 0], steps, from, codes, ahead, dots);
     UNROLL
-    for (int n = 0; n < panels; n++) from[n] += steps * 8 * bits;
+    for (int n = 0; n < panels; n++) from[n] += bytes;
     codes += steps * TOGETHER;
     UNROLL
     for (int r = 0; r < rows; r++) {

@@ -22,14 +22,17 @@ Status *matrix_attributes(Api api, const void *info, Matrix *out) {
   TRY(int_attribute(api, info, "group", &out->group));
   TRY(int_attribute(api, info, "bits", &out->bits));
   TRY(int_attribute(api, info, "offsets", &out->offsets));
+  TRY(int_attribute(api, info, "table", &out->table));
   return check_matrix(api, out);
 }
 
 Status *check_matrix(Api api, const Matrix *out) {
   if (out->rows < 1 || out->rows > MOST_ROWS || out->width < 1 || out->width > MOST_ROWS || out->group < 8 ||
-      out->group > MOST_GROUP || out->group % 8 || (out->bits != 4 && out->bits != 8) || out->offsets < 0 ||
-      out->offsets > ZEROS)
-    return fail(api, "llmc: a matrix needs rows, width, a group that is a multiple of 8, 4 or 8 bits, and offsets 0 to 2");
+      out->group > MOST_GROUP || out->group % (out->bits == SIX ? 16 : 8) || out->offsets < 0 || out->offsets > ZEROS ||
+      (out->bits != FOUR && out->bits != SIX && out->bits != EIGHT) || (out->bits == SIX && out->offsets == ZEROS) ||
+      out->table < 0 || out->table >= TABLE_COUNT || (out->table && (out->bits != FOUR || out->offsets)))
+    return fail(api, "llmc: a matrix needs rows, width, 4, 6 or 8 bits, a group that is a multiple of 8, or 16 with 6 "
+                     "bits, and offsets 0 to 2; zero points are not for 6 bits, a table is for 4 without offsets");
   return NULL;
 }
 
@@ -41,8 +44,8 @@ int any_version(const Operator *self) { return (void)self, 0x7FFFFFFF; }
 
 __attribute__((visibility("default"))) Status *RegisterCustomOps(void *options, const ApiBase *base) {
   static const Operator *const all[] = {&linear_operator, &embedding_operator, &attention_operator, &norm_operator,
-                                       &experts_operator, &causal_conv_operator, &gated_delta_operator,
-                                       &state_scan_operator};
+                                       &experts_operator, &expert_linear_operator, &causal_conv_operator,
+                                       &gated_delta_operator, &state_scan_operator};
   Api api = base->get(ABI_VERSION);
   void *domain = NULL;
   TRY(((Status * (*)(const char *, void **)) api[CREATE_DOMAIN])("llmc", &domain));

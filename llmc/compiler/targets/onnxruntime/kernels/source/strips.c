@@ -34,15 +34,15 @@ INLINE void add_shares(const int rows, const Product *p, int64_t column, int64_t
 }
 
 /* `panels` panels from `first` on, or a pair where one is gated, for activations row … row + rows − 1; see tile. */
-INLINE void strip(const int rows, const int panels, const int bits, const int offsets, const Product *p, int64_t first,
+INLINE void strip(const int rows, const int panels, const int coding, const int offsets, const Product *p, int64_t first,
                   int64_t row, int64_t ahead) {
   const Matrix *m = p->matrix;
   const Activations *a = &p->activations;
   const uint8_t *at = p->panels + first * panel_bytes(m);
   Floats sums[8], others[8];
-  tile(rows, panels, bits, offsets, m, at, a, row, ahead, sums);
+  tile(rows, panels, coding, offsets, m, at, a, row, ahead, sums);
   if (p->gated && panels == 1) {
-    tile(rows, 1, bits, offsets, m, at + panel_bytes(m), a, row, ahead, others);
+    tile(rows, 1, coding, offsets, m, at + panel_bytes(m), a, row, ahead, others);
     write_gated(rows, p, first / 2, row, sums, others, 1);
     return;
   }
@@ -68,21 +68,22 @@ INLINE void strip(const int rows, const int panels, const int bits, const int of
 }
 
 /* Functions of their own: inlined into one caller, they would take minutes to compile. */
-#define STRIP(rows, panels, bits, offsets)                                                                    \
-  static __attribute__((noinline)) void strip_##rows##_##panels##_##bits##_##offsets(                         \
+#define STRIP(rows, panels, coding, offsets)                                                                  \
+  static __attribute__((noinline)) void strip_##rows##_##panels##_##coding##_##offsets(                       \
       const Product *p, int64_t first, int64_t row, int64_t ahead) {                                          \
-    strip(rows, panels, bits, offsets, p, first, row, ahead);                                                 \
+    strip(rows, panels, coding, offsets, p, first, row, ahead);                                               \
   }
 #if STRIP_ROWS == 8
-#define MORE(what, bits, offsets) what(5, 1, bits, offsets) what(6, 1, bits, offsets) what(7, 1, bits, offsets) what(8, 1, bits, offsets)
+#define MORE(what, coding, offsets) what(5, 1, coding, offsets) what(6, 1, coding, offsets) what(7, 1, coding, offsets) what(8, 1, coding, offsets)
 #else
-#define MORE(what, bits, offsets)
+#define MORE(what, coding, offsets)
 #endif
-#define STRIPS(bits, offsets)                                                                                 \
-  STRIP(1, 1, bits, offsets) STRIP(2, 1, bits, offsets) STRIP(3, 1, bits, offsets) STRIP(4, 1, bits, offsets) \
-  STRIP(3, 2, bits, offsets) STRIP(4, 2, bits, offsets) STRIP(1, 4, bits, offsets) STRIP(2, 4, bits, offsets) \
-  MORE(STRIP, bits, offsets)
-STRIPS(8, 2) STRIPS(8, 1) STRIPS(8, 0) STRIPS(4, 2) STRIPS(4, 1) STRIPS(4, 0)
+#define STRIPS(coding, offsets)                                                                                       \
+  STRIP(1, 1, coding, offsets) STRIP(2, 1, coding, offsets) STRIP(3, 1, coding, offsets) STRIP(4, 1, coding, offsets) \
+  STRIP(3, 2, coding, offsets) STRIP(4, 2, coding, offsets) STRIP(1, 4, coding, offsets) STRIP(2, 4, coding, offsets) \
+  MORE(STRIP, coding, offsets)
+STRIPS(EIGHT, 2) STRIPS(EIGHT, 1) STRIPS(EIGHT, 0) STRIPS(FOUR, 2) STRIPS(FOUR, 1) STRIPS(FOUR, 0)
+STRIPS(SIX, 1) STRIPS(SIX, 0) STRIPS(TABLED, 0)
 
 typedef void Strip(const Product *p, int64_t first, int64_t row, int64_t ahead);
 
@@ -91,17 +92,19 @@ typedef struct {
   Strip *one[STRIP_ROWS + 1], *two[5], *four[3];
 } Strips;
 
-#define NAMED(rows, panels, bits, offsets) [rows] = strip_##rows##_##panels##_##bits##_##offsets,
-#define OF_FORMAT(b, o)                                                                                       \
-  {.one = {NAMED(1, 1, b, o) NAMED(2, 1, b, o) NAMED(3, 1, b, o) NAMED(4, 1, b, o) MORE(NAMED, b, o)},        \
-   .two = {NAMED(3, 2, b, o) NAMED(4, 2, b, o)},                                                              \
-   .four = {NAMED(1, 4, b, o) NAMED(2, 4, b, o)}}
-static const Strips formats[2][3] = {{OF_FORMAT(4, 0), OF_FORMAT(4, 1), OF_FORMAT(4, 2)},
-                                     {OF_FORMAT(8, 0), OF_FORMAT(8, 1), OF_FORMAT(8, 2)}};
+#define NAMED(rows, panels, coding, offsets) [rows] = strip_##rows##_##panels##_##coding##_##offsets,
+#define OF_FORMAT(c, o)                                                                                       \
+  [c][o] = {.one = {NAMED(1, 1, c, o) NAMED(2, 1, c, o) NAMED(3, 1, c, o) NAMED(4, 1, c, o) MORE(NAMED, c, o)}, \
+            .two = {NAMED(3, 2, c, o) NAMED(4, 2, c, o)},                                                     \
+            .four = {NAMED(1, 4, c, o) NAMED(2, 4, c, o)}}
+static const Strips formats[EIGHT + 1][3] = {
+    OF_FORMAT(FOUR, 0), OF_FORMAT(FOUR, 1), OF_FORMAT(FOUR, 2), OF_FORMAT(EIGHT, 0), OF_FORMAT(EIGHT, 1),
+    OF_FORMAT(EIGHT, 2), OF_FORMAT(SIX, 0), OF_FORMAT(SIX, 1), OF_FORMAT(TABLED, 0),
+};
 
 /* Panels first … end − 1 for activations row … last − 1: as many at once as registers hold. */
 static void block(const Product *p, int64_t first, int64_t end, int64_t row, int64_t last) {
-  const Strips *of = &formats[p->matrix->bits == 8][p->matrix->offsets];
+  const Strips *of = &formats[coding_of(p->matrix)][p->matrix->offsets];
   const int64_t unit = 1 + p->gated, rows = last - row, size = panel_bytes(p->matrix);
   int64_t panel = first;
   if (rows < 3)

@@ -19,10 +19,11 @@ isa/, a file for each, with these functions:
                                         to[d · apart + row]; those from `rows` on count as zeros
   enum { SCORED }                       vectors of a query's scores that registers hold for six queries
   STRIP_ROWS                            activations whose sums with a panel registers hold, a divisor of TOGETHER
-  int bias_of(bits)                     what products take off codes of so many bits
-  void group_dots(rows, panels, bits, steps, from, codes, ahead, dots)    one group of neighbouring panels (panels.h):
-                                        dots[r · panels + n] grow by Σ (code − bias) · x; from[n] are the codes of panel n,
-                                        `codes` those of the activations, 4 · steps inputs; `ahead` as tile has it
+  int bias_of(coding)                   what products take off codes
+  void group_dots(rows, panels, coding, values, steps, from, codes, ahead, dots)    one group of neighbouring panels
+                                        (panels.h): dots[r · panels + n] grow by Σ (code − bias) · x; from[n] are the codes
+                                        of panel n, `values` the table of those that have one, `codes` those of the
+                                        activations, 4 · steps inputs; `ahead` as tile has it
 
 All give the same bits: products that are added are fused, sums have one order. */
 #ifndef LLMC_VECTORS_H
@@ -35,6 +36,7 @@ All give the same bits: products that are added are fused, sums have one order. 
 #define UNROLL _Pragma("clang loop unroll(full)") /* arrays indexed in the loop are to be registers */
 
 enum { LANES = 16, TOGETHER = 8 /* activations that lie together (panels.h) */ };
+enum { TABLED = 1, FOUR = 4, SIX = 6, EIGHT = 8 /* how codes lie (panels.h): 4 bits for values of a table, or bits */ };
 
 typedef float Floats __attribute__((vector_size(64)));
 typedef int32_t Ints __attribute__((vector_size(64)));
@@ -57,6 +59,9 @@ INLINE float one_from_half(uint16_t x) {
   return (float)half.value;
 }
 INLINE Halves load_halves(const void *from) { return *(const HalvesAnywhere *)from; }
+
+/* Steps of four inputs whose codes share bytes. */
+INLINE int sharing(int coding) { return coding == EIGHT ? 1 : coding == SIX ? 4 : 2; }
 
 /* a · b + c, rounded once */
 INLINE Floats fused(Floats a, Floats b, Floats c) { return __builtin_elementwise_fma(a, b, c); }

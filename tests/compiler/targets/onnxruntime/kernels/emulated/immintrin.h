@@ -110,6 +110,17 @@ EMULATED __m512 _mm512_max_ps(__m512 a, __m512 b) {
   return both(_mm256_max_ps(low(a), low(b)), _mm256_max_ps(high(a), high(b)));
 }
 EMULATED __m512i _mm512_and_si512(__m512i a, __m512i b) { return a & b; }
+EMULATED __m512i _mm512_or_si512(__m512i a, __m512i b) { return a | b; }
+EMULATED __m512i _mm512_xor_si512(__m512i a, __m512i b) { return a ^ b; }
+EMULATED __m512i _mm512_slli_epi16(__m512i a, unsigned count) {
+  return count > 15 ? _mm512_setzero_si512() : (__m512i)((Shorts)a << (unsigned short)count);
+}
+EMULATED __m512i _mm512_shuffle_epi8(__m512i a, __m512i b) {
+  return both_ints(_mm256_shuffle_epi8(low_ints(a), low_ints(b)), _mm256_shuffle_epi8(high_ints(a), high_ints(b)));
+}
+EMULATED __m512i _mm512_broadcast_i32x4(__m128i a) {
+  return both_ints(_mm256_broadcastsi128_si256(a), _mm256_broadcastsi128_si256(a));
+}
 EMULATED __m512i _mm512_srli_epi16(__m512i a, unsigned count) {
   return count > 15 ? _mm512_setzero_si512() : (__m512i)((Shorts)a >> (unsigned short)count);
 }

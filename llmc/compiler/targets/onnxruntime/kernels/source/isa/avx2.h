@@ -61,72 +61,117 @@ enum { SCORED = 1 };
 #define STRIP_ROWS 4
 
 #if defined(__AVXVNNI__)
-INLINE int32_t bias_of(int bits) { return (void)bits, 0; }
+enum { SIGNED = 0 };
 #else
-/* Products of pairs of bytes are added in 16 bits, which codes of 8 bits, or of absolute values up to 128, stay in. */
-INLINE int32_t bias_of(int bits) { return bits == 8 ? 128 : 0; }
+enum { SIGNED = 128 }; /* Products of pairs of bytes are added in 16 bits, which absolute values up to 128 stay in. */
 #endif
+INLINE int32_t bias_of(int coding) { return coding == EIGHT || coding == TABLED ? SIGNED : 0; }
+
+/* Codes of the steps that share the bytes of step `k` of a panel, k + i · steps / sharing, half of them; less bias_of. */
+INLINE void unpacked(const int coding, __m256i values, int64_t steps, const uint8_t *from, int64_t k, int half,
+                     __m256i *codes) {
+  const __m256i low = _mm256_set1_epi8(15), high = _mm256_set1_epi8(48);
+#define BYTES(k) _mm256_loadu_si256((const __m256i *)(from + 64 * (k) + 32 * half))
+  const __m256i first = BYTES(k);
+  if (coding == EIGHT) {
+    codes[0] = SIGNED ? _mm256_xor_si256(first, _mm256_set1_epi8(-128)) : first;
+  } else if (coding == FOUR || coding == TABLED) {
+    codes[0] = _mm256_and_si256(first, low), codes[1] = _mm256_and_si256(_mm256_srli_epi16(first, 4), low);
+    if (coding == TABLED)
+      UNROLL
+      for (int i = 0; i < 2; i++) codes[i] = _mm256_shuffle_epi8(values, codes[i]);
+  } else {
+    const __m256i second = BYTES(k + steps / 4), above = BYTES(k + steps / 2);
+#define JOINED(low4, high2) _mm256_or_si256(_mm256_and_si256(low4, low), _mm256_and_si256(high2, high))
+    codes[0] = JOINED(first, _mm256_slli_epi16(above, 4));
+    codes[1] = JOINED(second, _mm256_slli_epi16(above, 2));
+    codes[2] = JOINED(_mm256_srli_epi16(first, 4), above);
+    codes[3] = JOINED(_mm256_srli_epi16(second, 4), _mm256_srli_epi16(above, 2));
+#undef JOINED
+  }
+#undef BYTES
+}
 
 /* One group of a panel times `rows` activations, STRIP_ROWS at most: their sums stay in registers. */
-INLINE void panel_dots(const int rows, const int bits, const int64_t steps, const uint8_t *from, const int32_t *codes,
-                       int64_t ahead, __m256i (*dots)[2]) {
-  const __m256i low = _mm256_set1_epi8(15);
-#define WEIGHTS(k, half) _mm256_loadu_si256((const __m256i *)(from + 64 * (k) + 32 * (half)))
+INLINE void panel_dots(const int rows, const int coding, __m256i values, const int64_t steps, const uint8_t *from,
+                       const int32_t *codes, int64_t ahead, __m256i (*dots)[2]) {
+  const int64_t apart = steps / sharing(coding);
 #define INPUTS(k, r) _mm256_set1_epi32(codes[(k)*TOGETHER + (r)])
 #define HALVES for (int half = 0; half < 2; half++)
+#define SHARED for (int i = 0; i < sharing(coding); i++)
+#define FETCH(k)                                                                                                    \
+  if (ahead)                                                                                                        \
+    UNROLL                                                                                                          \
+    for (int i = 0; i < (coding == SIX ? 3 : 1); i++)                                                               \
+      _mm_prefetch((const char *)from + 64 * (coding == SIX ? 3 * (k) + i : (k)) + ahead, _MM_HINT_T1);
 #if defined(__AVXVNNI__)
-  for (int64_t k = 0; k < (bits == 8 ? steps : steps / 2); k++) {
-    if (ahead) _mm_prefetch((const char *)from + 64 * k + ahead, _MM_HINT_T1);
-    UNROLL
-    for (int half = 0; half < 2; half++) {
-      const __m256i w = WEIGHTS(k, half);
-      const __m256i first = bits == 8 ? w : _mm256_and_si256(w, low), second = _mm256_and_si256(_mm256_srli_epi16(w, 4), low);
+  for (int64_t k = 0; k < apart; k++) {
+    FETCH(k)
+    UNROLL HALVES {
+      __m256i w[4];
+      unpacked(coding, values, steps, from, k, half, w);
       UNROLL
-      for (int r = 0; r < rows; r++) {
-        dots[r][half] = _mm256_dpbusd_avx_epi32(dots[r][half], first, INPUTS(k, r));
-        if (bits == 4) dots[r][half] = _mm256_dpbusd_avx_epi32(dots[r][half], second, INPUTS(k + steps / 2, r));
-      }
+      for (int r = 0; r < rows; r++)
+        UNROLL SHARED dots[r][half] = _mm256_dpbusd_avx_epi32(dots[r][half], w[i], INPUTS(k + i * apart, r));
     }
   }
 #else
   const __m256i ones = _mm256_set1_epi16(1);
-  if (bits == 8) {
-    const __m256i middle = _mm256_set1_epi8(-128);
-    for (int64_t k = 0; k < steps; k++) {
-      __m256i w[2], size[2];
-      UNROLL HALVES w[half] = _mm256_xor_si256(WEIGHTS(k, half), middle), size[half] = _mm256_abs_epi8(w[half]);
-      if (ahead) _mm_prefetch((const char *)from + 64 * k + ahead, _MM_HINT_T1);
-      UNROLL
-      for (int r = 0; r < rows; r++) {
-        const __m256i x = INPUTS(k, r);
-        UNROLL HALVES {
-          const __m256i pairs = _mm256_maddubs_epi16(size[half], _mm256_sign_epi8(x, w[half]));
-          dots[r][half] = _mm256_add_epi32(dots[r][half], _mm256_madd_epi16(pairs, ones));
-        }
+  if (coding == EIGHT || coding == TABLED) {
+    for (int64_t k = 0; k < apart; k++) {
+      __m256i w[2][2], size[2][2];
+      UNROLL HALVES {
+        unpacked(coding, values, steps, from, k, half, w[half]);
+        UNROLL SHARED size[half][i] = _mm256_abs_epi8(w[half][i]);
       }
+      FETCH(k)
+      UNROLL SHARED
+        UNROLL
+        for (int r = 0; r < rows; r++) {
+          const __m256i x = INPUTS(k + i * apart, r);
+          UNROLL HALVES {
+            const __m256i pairs = _mm256_maddubs_epi16(size[half][i], _mm256_sign_epi8(x, w[half][i]));
+            dots[r][half] = _mm256_add_epi32(dots[r][half], _mm256_madd_epi16(pairs, ones));
+          }
+        }
     }
     return;
   }
-  enum { FOUR = 4 }; /* steps of two products of pairs up to 2 · 15 · 127, whose sum 16 bits hold */
-  for (int64_t k = 0; k < steps / 2; k += FOUR) {
+  if (coding == SIX) { /* two products of pairs up to 2 · 63 · 127, whose sum 16 bits hold */
+    for (int64_t k = 0; k < apart; k++) {
+      __m256i w[2][4];
+      UNROLL HALVES unpacked(coding, values, steps, from, k, half, w[half]);
+      FETCH(k)
+      UNROLL
+      for (int i = 0; i < 4; i += 2)
+        UNROLL
+        for (int r = 0; r < rows; r++) {
+          const __m256i x = INPUTS(k + i * apart, r), next = INPUTS(k + (i + 1) * apart, r);
+          UNROLL HALVES {
+            const __m256i pairs =
+                _mm256_add_epi16(_mm256_maddubs_epi16(w[half][i], x), _mm256_maddubs_epi16(w[half][i + 1], next));
+            dots[r][half] = _mm256_add_epi32(dots[r][half], _mm256_madd_epi16(pairs, ones));
+          }
+        }
+    }
+    return;
+  }
+  enum { STEPS = 4 }; /* of two products of pairs up to 2 · 15 · 127, whose sum 16 bits hold */
+  for (int64_t k = 0; k < apart; k += STEPS) {
     __m256i pairs[4][2];
     UNROLL
     for (int r = 0; r < rows; r++) UNROLL HALVES pairs[r][half] = _mm256_setzero_si256();
-    const int64_t end = k + FOUR < steps / 2 ? k + FOUR : steps / 2;
-    for (int64_t i = k; i < end; i++) {
-      __m256i w[2];
-      UNROLL HALVES w[half] = WEIGHTS(i, half);
-      if (ahead) _mm_prefetch((const char *)from + 64 * i + ahead, _MM_HINT_T1);
-      UNROLL
-      for (int high = 0; high < 2; high++) {
-        __m256i own[2];
-        UNROLL HALVES own[half] = _mm256_and_si256(high ? _mm256_srli_epi16(w[half], 4) : w[half], low);
+    const int64_t end = k + STEPS < apart ? k + STEPS : apart;
+    for (int64_t at = k; at < end; at++) {
+      __m256i w[2][2];
+      UNROLL HALVES unpacked(coding, values, steps, from, at, half, w[half]);
+      FETCH(at)
+      UNROLL SHARED
         UNROLL
         for (int r = 0; r < rows; r++) {
-          const __m256i x = INPUTS(i + (high ? steps / 2 : 0), r);
-          UNROLL HALVES pairs[r][half] = _mm256_add_epi16(pairs[r][half], _mm256_maddubs_epi16(own[half], x));
+          const __m256i x = INPUTS(at + i * apart, r);
+          UNROLL HALVES pairs[r][half] = _mm256_add_epi16(pairs[r][half], _mm256_maddubs_epi16(w[half][i], x));
         }
-      }
     }
     UNROLL
     for (int r = 0; r < rows; r++)
@@ -135,20 +180,27 @@ INLINE void panel_dots(const int rows, const int bits, const int64_t steps, cons
 #endif
 }
 
-INLINE void group_dots(const int rows, const int panels, const int bits, int64_t steps, const uint8_t *const *from,
-                       const int32_t *codes, int64_t ahead, Ints *dots) {
+INLINE void group_dots(const int rows, const int panels, const int coding, const int8_t *values, int64_t steps,
+                       const uint8_t *const *from, const int32_t *codes, int64_t ahead, Ints *dots) {
+  __m256i table = _mm256_setzero_si256();
+  if (coding == TABLED) {
+    table = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)values));
+    if (!SIGNED) table = _mm256_xor_si256(table, _mm256_set1_epi8(-128));
+  }
   UNROLL
   for (int n = 0; n < panels; n++) {
     __m256i own[STRIP_ROWS][2];
     UNROLL
     for (int r = 0; r < rows; r++) UNROLL HALVES own[r][half] = ((const __m256i *)&dots[r * panels + n])[half];
-    if (steps == 8) panel_dots(rows, bits, 8, from[n], codes, ahead, own); /* a group of 32, unrolled */
-    else panel_dots(rows, bits, steps, from[n], codes, ahead, own);
+    const int64_t usual = coding == SIX ? 4 : 8; /* a group of 16 or 32, unrolled */
+    if (steps == usual) panel_dots(rows, coding, table, usual, from[n], codes, ahead, own);
+    else panel_dots(rows, coding, table, steps, from[n], codes, ahead, own);
     UNROLL
     for (int r = 0; r < rows; r++) UNROLL HALVES ((__m256i *)&dots[r * panels + n])[half] = own[r][half];
   }
 }
-#undef WEIGHTS
+#undef FETCH
+#undef SHARED
 #undef INPUTS
 #undef HALVES
 

@@ -31,37 +31,52 @@ INLINE void to_bytes(int32_t *to, Ints x) { _mm_storeu_si128((__m128i *)to, _mm5
 enum { SCORED = 4 };
 #define STRIP_ROWS 8
 
-INLINE int32_t bias_of(int bits) { return (void)bits, 0; }
+INLINE int32_t bias_of(int coding) { return (void)coding, 0; }
 
-INLINE void group_dots(const int rows, const int panels, const int bits, int64_t steps, const uint8_t *const *from,
-                       const int32_t *codes, int64_t ahead, Ints *dots) {
-  if (bits == 8) {
-    for (int64_t k = 0; k < steps; k++)
+/* Codes of the steps that share the bytes of step `k` of a panel, k + i · steps / sharing. */
+INLINE void unpacked(const int coding, __m512i values, int64_t steps, const uint8_t *from, int64_t k, __m512i *codes) {
+  const __m512i low = _mm512_set1_epi8(15), high = _mm512_set1_epi8(48);
+#define BYTES(k) _mm512_loadu_si512(from + 64 * (k))
+  const __m512i first = BYTES(k);
+  if (coding == EIGHT) {
+    codes[0] = first;
+  } else if (coding == FOUR || coding == TABLED) {
+    codes[0] = _mm512_and_si512(first, low), codes[1] = _mm512_and_si512(_mm512_srli_epi16(first, 4), low);
+    if (coding == TABLED)
       UNROLL
-      for (int n = 0; n < panels; n++) {
-        const __m512i w = _mm512_loadu_si512(from[n] + 64 * k);
-        if (ahead) _mm_prefetch((const char *)from[n] + 64 * k + ahead, _MM_HINT_T1);
-        UNROLL
-        for (int r = 0; r < rows; r++) {
-          Ints *dot = dots + r * panels + n;
-          *dot = (Ints)_mm512_dpbusd_epi32((__m512i)*dot, w, _mm512_set1_epi32(codes[k * TOGETHER + r]));
-        }
-      }
-    return;
+      for (int i = 0; i < 2; i++) codes[i] = _mm512_shuffle_epi8(values, codes[i]);
+  } else {
+    const __m512i second = BYTES(k + steps / 4), above = BYTES(k + steps / 2);
+#define JOINED(low4, high2) _mm512_or_si512(_mm512_and_si512(low4, low), _mm512_and_si512(high2, high))
+    codes[0] = JOINED(first, _mm512_slli_epi16(above, 4));
+    codes[1] = JOINED(second, _mm512_slli_epi16(above, 2));
+    codes[2] = JOINED(_mm512_srli_epi16(first, 4), above);
+    codes[3] = JOINED(_mm512_srli_epi16(second, 4), _mm512_srli_epi16(above, 2));
+#undef JOINED
   }
-  const __m512i low = _mm512_set1_epi8(15);
-  for (int64_t k = 0; k < steps / 2; k++)
+#undef BYTES
+}
+
+INLINE void group_dots(const int rows, const int panels, const int coding, const int8_t *values, int64_t steps,
+                       const uint8_t *const *from, const int32_t *codes, int64_t ahead, Ints *dots) {
+  const int64_t apart = steps / sharing(coding);
+  __m512i table = _mm512_setzero_si512();
+  if (coding == TABLED) /* as unsigned codes with the zero point 128 */
+    table = _mm512_xor_si512(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)values)), _mm512_set1_epi8(-128));
+  for (int64_t k = 0; k < apart; k++)
     UNROLL
     for (int n = 0; n < panels; n++) {
-      const __m512i both = _mm512_loadu_si512(from[n] + 64 * k);
-      if (ahead) _mm_prefetch((const char *)from[n] + 64 * k + ahead, _MM_HINT_T1);
-      const __m512i first = _mm512_and_si512(both, low), second = _mm512_and_si512(_mm512_srli_epi16(both, 4), low);
+      __m512i w[4];
+      unpacked(coding, table, steps, from[n], k, w);
+      if (ahead)
+        for (int i = 0; i < (coding == SIX ? 3 : 1); i++)
+          _mm_prefetch((const char *)from[n] + 64 * (coding == SIX ? 3 * k + i : k) + ahead, _MM_HINT_T1);
       UNROLL
       for (int r = 0; r < rows; r++) {
-        const int32_t *x = codes + k * TOGETHER + r;
         Ints *dot = dots + r * panels + n;
-        *dot = (Ints)_mm512_dpbusd_epi32((__m512i)*dot, first, _mm512_set1_epi32(x[0]));
-        *dot = (Ints)_mm512_dpbusd_epi32((__m512i)*dot, second, _mm512_set1_epi32(x[steps / 2 * TOGETHER]));
+        UNROLL
+        for (int i = 0; i < sharing(coding); i++)
+          *dot = (Ints)_mm512_dpbusd_epi32((__m512i)*dot, w[i], _mm512_set1_epi32(codes[(k + i * apart) * TOGETHER + r]));
       }
     }
 }

@@ -56,10 +56,36 @@ enum { SCORED = 1 };
 #define STRIP_ROWS 4
 
 /* Both factors are signed. */
-INLINE int32_t bias_of(int bits) { return bits == 8 ? 128 : 0; }
+INLINE int32_t bias_of(int coding) { return coding == EIGHT || coding == TABLED ? 128 : 0; }
 
-INLINE void group_dots(const int rows, const int panels, const int bits, int64_t steps, const uint8_t *const *from,
-                       const int32_t *codes, int64_t ahead, Ints *dots) {
+/* Codes of the steps that share the bytes of step `k` of a panel, k + i · steps / sharing, a quarter of them; less bias_of. */
+INLINE void unpacked(const int coding, int8x16_t values, int64_t steps, const uint8_t *from, int64_t k, int quarter,
+                     int8x16_t *codes) {
+  const uint8x16_t low = vdupq_n_u8(15), high = vdupq_n_u8(48);
+#define BYTES(k) vld1q_u8(from + 64 * (k) + 16 * quarter)
+  const uint8x16_t first = BYTES(k);
+  if (coding == EIGHT) {
+    codes[0] = vreinterpretq_s8_u8(veorq_u8(first, vdupq_n_u8(128)));
+  } else if (coding == TABLED) {
+    codes[0] = vqtbl1q_s8(values, vandq_u8(first, low)), codes[1] = vqtbl1q_s8(values, vshrq_n_u8(first, 4));
+  } else if (coding == FOUR) {
+    codes[0] = vreinterpretq_s8_u8(vandq_u8(first, low)), codes[1] = vreinterpretq_s8_u8(vshrq_n_u8(first, 4));
+  } else {
+    const uint8x16_t second = BYTES(k + steps / 4), above = BYTES(k + steps / 2);
+#define JOINED(low4, high2) vreinterpretq_s8_u8(vorrq_u8(low4, vandq_u8(high2, high)))
+    codes[0] = JOINED(vandq_u8(first, low), vshlq_n_u8(above, 4));
+    codes[1] = JOINED(vandq_u8(second, low), vshlq_n_u8(above, 2));
+    codes[2] = JOINED(vshrq_n_u8(first, 4), above);
+    codes[3] = JOINED(vshrq_n_u8(second, 4), vshrq_n_u8(above, 2));
+#undef JOINED
+  }
+#undef BYTES
+}
+
+INLINE void group_dots(const int rows, const int panels, const int coding, const int8_t *values, int64_t steps,
+                       const uint8_t *const *from, const int32_t *codes, int64_t ahead, Ints *dots) {
+  const int64_t apart = steps / sharing(coding);
+  const int8x16_t table = vld1q_s8(values);
 #define INPUTS(k, r) vreinterpretq_s8_s32(vdupq_n_s32(codes[(k)*TOGETHER + (r)]))
   UNROLL
   for (int n = 0; n < panels; n++) {
@@ -68,18 +94,21 @@ INLINE void group_dots(const int rows, const int panels, const int bits, int64_t
     for (int r = 0; r < rows; r++)
       UNROLL
       for (int i = 0; i < 4; i++) own[r][i] = ((const Quarters *)&dots[r * panels + n])->each_int[i];
-    for (int64_t k = 0; k < (bits == 8 ? steps : steps / 2); k++) {
-      if (ahead) __builtin_prefetch(from[n] + 64 * k + ahead, 0, 2);
-      UNROLL
-      for (int i = 0; i < 4; i++) {
-        const uint8x16_t w = vld1q_u8(from[n] + 64 * k + 16 * i);
-        const int8x16_t first = vreinterpretq_s8_u8(bits == 8 ? veorq_u8(w, vdupq_n_u8(128)) : vandq_u8(w, vdupq_n_u8(15)));
-        const int8x16_t second = vreinterpretq_s8_u8(vshrq_n_u8(w, 4));
+    for (int64_t k = 0; k < apart; k++) {
+      if (ahead) {
         UNROLL
-        for (int r = 0; r < rows; r++) {
-          own[r][i] = vdotq_s32(own[r][i], first, INPUTS(k, r));
-          if (bits == 4) own[r][i] = vdotq_s32(own[r][i], second, INPUTS(k + steps / 2, r));
-        }
+        for (int i = 0; i < (coding == SIX ? 3 : 1); i++)
+          __builtin_prefetch(from[n] + 64 * (coding == SIX ? 3 * k + i : k) + ahead, 0, 2);
+      }
+      UNROLL
+      for (int quarter = 0; quarter < 4; quarter++) {
+        int8x16_t w[4];
+        unpacked(coding, table, steps, from[n], k, quarter, w);
+        UNROLL
+        for (int r = 0; r < rows; r++)
+          UNROLL
+          for (int i = 0; i < sharing(coding); i++)
+            own[r][quarter] = vdotq_s32(own[r][quarter], w[i], INPUTS(k + i * apart, r));
       }
     }
     UNROLL

@@ -1,0 +1,120 @@
+/* ExpertLinear(x float [T, K] or [T, C, K], ids int64 [T, C], panels uint8, bias float [E, N]?) → y float [T, C, N]:
+y[t, c] = x[t] or x[t, c] · W[e]ᵀ + bias[e], where e = ids[t, c]. Experts whose gates Experts does not know are two of
+these and what lies between.
+
+Attributes: experts (E), rows (N), width (K), group, bits, offsets, table. panels holds E matrices [N, K] one after the
+other. */
+#include "turns.h"
+
+extern void *malloc(size_t);
+extern void free(void *);
+
+typedef struct {
+  Api api;
+  Matrix matrix;
+  int64_t experts;
+} ExpertLinear;
+
+typedef struct {
+  const ExpertLinear *op;
+  const float *x, *bias;
+  const int64_t *ids;
+  int64_t pairs, share; /* T · C, and how many pairs have one line of x: C or 1 */
+  Product product;
+  Turns turns;
+  int64_t pieces;
+} Step;
+
+static int64_t piece(const Step *s, int64_t all, size_t at) { return all * (int64_t)at / s->pieces; }
+
+static void quantise(void *data, size_t at) {
+  const Step *s = data;
+  const Matrix *m = s->product.matrix;
+  for (int64_t row = piece(s, s->turns.rows, at), end = piece(s, s->turns.rows, at + 1); row < end; row++)
+    if (s->turns.pairs[row] >= 0)
+      quantise_row(m, s->x + s->turns.pairs[row] / s->share * m->width, &s->product.activations, row);
+}
+
+/* A share of the panels of every chosen expert: they are added to the biases, or to zeros. */
+static void multiply_share(void *data, size_t at) {
+  const Step *s = data;
+  const Matrix *m = s->product.matrix;
+  const int64_t first = piece(s, panels_of(m), at), end = piece(s, panels_of(m), at + 1);
+  const int64_t stop = end * LANES < m->rows ? end * LANES : m->rows;
+  for (int64_t pair = 0; pair < s->pairs; pair++)
+    for (int64_t column = first * LANES; column < stop; column++)
+      s->product.y[pair * m->rows + column] = s->bias ? s->bias[s->ids[pair] * m->rows + column] : 0;
+  for (int64_t i = 0; i < s->turns.count; i++) {
+    const Turn *turn = s->turns.each + i;
+    const Product one = of_expert(&s->product, turn->expert);
+    multiply(&one, first, end, turn->row, turn->last);
+  }
+}
+
+static Status *in_memory(Step *s, Context *context) {
+  const Matrix *m = s->product.matrix;
+  s->turns = turns_of(s->pairs, s->op->experts);
+  const int64_t rows = s->turns.most_rows;
+  uint8_t *memory = malloc((size_t)(64 + turns_bytes(&s->turns) + padded(4 * rows) + activation_bytes(m, rows)));
+  if (!memory) return fail(s->op->api, "llmc.ExpertLinear: out of memory");
+  uint8_t *at = sort_pairs(&s->turns, s->ids, s->pairs, (uint8_t *)padded((int64_t)memory));
+  float *shares = (float *)at;
+  for (int64_t row = 0; row < s->turns.rows; row++) shares[row] = 1;
+  s->product.lines = s->turns.pairs, s->product.shares = shares;
+  s->product.activations = place(m, s->turns.rows, at + padded(4 * rows));
+  s->pieces = shares_of(s->turns.rows * m->width / 4, s->turns.rows);
+  Status *failed = parallel(s->op->api, context, (size_t)s->pieces, quantise, s);
+  s->pieces = shares_of(s->turns.count * panels_of(m) * panel_bytes(m), panels_of(m));
+  if (!failed) failed = parallel(s->op->api, context, (size_t)s->pieces, multiply_share, s);
+  free(memory);
+  return failed;
+}
+
+static Status *compute(void *kernel, Context *context) {
+  const ExpertLinear *op = kernel;
+  const Matrix *m = &op->matrix;
+  Tensor x, ids, panels, bias;
+  TRY(input(op->api, context, 0, 0, &x));
+  TRY(input(op->api, context, 1, 2, &ids));
+  TRY(input(op->api, context, 2, 1, &panels));
+  TRY(optional_input(op->api, context, 3, &bias));
+  if (x.dims[x.rank - 1] != m->width) return fail(op->api, "llmc.ExpertLinear: x has not `width` inputs");
+  if ((x.rank != 2 && x.rank != 3) || x.dims[0] != ids.dims[0] || (x.rank == 3 && x.dims[1] != ids.dims[1]))
+    return fail(op->api, "llmc.ExpertLinear: ids are not of the tokens of x");
+  if (!holds(&panels, op->experts, m)) return fail(op->api, "llmc.ExpertLinear: panels of other matrices");
+  if (bias.there && (bias.rank != 2 || bias.dims[0] != op->experts || bias.dims[1] != m->rows))
+    return fail(op->api, "llmc.ExpertLinear: a bias has a number for each expert's rows");
+  Step s = {.op = op, .x = x.data, .bias = bias.there ? bias.data : NULL, .ids = ids.data};
+  s.pairs = ids.dims[0] * ids.dims[1], s.share = x.rank == 2 ? ids.dims[1] : 1;
+  TRY(check_ids(op->api, s.ids, s.pairs, op->experts));
+  const int64_t dims[3] = {ids.dims[0], ids.dims[1], m->rows};
+  void *y;
+  TRY(output(op->api, context, 0, dims, 3, &y));
+  s.product = (Product){.matrix = m, .panels = panels.data, .y = y};
+  return s.pairs ? in_memory(&s, context) : NULL;
+}
+
+static Status *create(const Operator *self, Api api, const void *info, void **kernel) {
+  (void)self;
+  ExpertLinear op = {.api = api};
+  TRY(matrix_attributes(api, info, &op.matrix));
+  TRY(int_attribute(api, info, "experts", &op.experts));
+  if (op.experts < 1 || op.experts > MOST_EXPERTS) return fail(api, "llmc.ExpertLinear: there are 1 to 65536 experts");
+  return keep(api, &op, sizeof op, kernel);
+}
+
+static const char *name(const Operator *self) { return (void)self, "ExpertLinear"; }
+static size_t inputs(const Operator *self) { return (void)self, 4; }
+static size_t outputs(const Operator *self) { return (void)self, 1; }
+static int input_type(const Operator *self, size_t at) {
+  return (void)self, at == 1 ? INT64 : at == 2 ? UINT8 : FLOAT32;
+}
+static int input_kind(const Operator *self, size_t at) { return (void)self, at == 3 ? OPTIONAL : REQUIRED; }
+static int output_type(const Operator *self, size_t at) { return (void)self, (void)at, FLOAT32; }
+
+const Operator expert_linear_operator = {
+    .version = ABI_VERSION, .create_or_fail = create, .name = name, .provider = any_provider, .inputs = inputs,
+    .input_type = input_type, .input_kind = input_kind, .input_memory = default_memory, .outputs = outputs,
+    .output_type = output_type, .output_kind = required, .compute_or_fail = compute, .destroy = release,
+    .first_version = version_one, .last_version = any_version,
+};
