@@ -42,6 +42,11 @@ class Cost:
     device_bytes: int
 
     @property
+    def label(self) -> str:
+        """What a report calls it."""
+        return self.name if self.exists else f"{self.name} {self.device}"
+
+    @property
     def size(self) -> int:
         """What a node pulls."""
         return sum(self.layers)
