@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -47,8 +47,8 @@ layer whole, as with Spegel; from nodes that have a chunk, as with Dragonfly."""
 
 @dataclass(frozen=True)
 class ColdStart:
-    """Seconds from exec to ready of `nodes` nodes that start together: pull, open, first probe. `before_s`: what pulling
-    took before that."""
+    """Seconds from exec to ready of `nodes` nodes that start together: pull, open, first probe. `before_s`: what
+    pulling took before that."""
 
     nodes: int
     p50_s: float
@@ -88,8 +88,6 @@ def together(costs: Sequence[Cost], way: str, network: Network) -> list[ColdStar
 
 def scale(cost: Cost, way: str, network: Network, points: Sequence[int], bound_s: float | None) -> Scale:
     """One entry alone, with 1, each of `points` and as many more nodes as it takes to see where it breaks."""
-    from dataclasses import replace
-
     known: dict[int, ColdStart] = {}
 
     def p99(nodes: int) -> float:

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 class Cost:
     """Of one entry; times in seconds, sizes in bytes.
 
-    `blobs`: by identity, so that equal ones count once; of a bundle their digests, else what they are made of. `layers`:
-    of the image that nodes pull, the largest first. `source` says where the time of the compile is from, `measured`
-    which of its parts were measured.
+    `blobs`: by identity, so that equal ones count once; of a bundle their digests, else what they are made of.
+    `layers`: of the image that nodes pull, the largest first. `source` says where the time of the compile is from,
+    `measured` which of its parts were measured.
     """
 
     name: str
@@ -67,7 +67,8 @@ def cost_of(asked: Asked, settings: Settings) -> Cost:
     try:
         return _of_bundle(asked, settings) if asked.bundle is not None else _of_model(asked, settings)
     except LlmcError as error:
-        raise type(error)(f"{asked.name}: {error}") from error
+        error.args = (f"{asked.name}: {error}",)
+        raise
 
 
 def _of_bundle(asked: Asked, settings: Settings) -> Cost:

@@ -20,8 +20,9 @@ from llmc.strict_json import loads
 
 @dataclass(frozen=True)
 class Asked:
-    """`replicas` nodes, each with a server of `bundle`, or of what `model` would be compiled to for `device`: by the plan
-    in the file `plan` or as `planning` says (arguments of `plan_for`), with `options` of a compile by name."""
+    """`replicas` nodes, each with a server of `bundle`, or of what `model` would be compiled to for `device`: by the
+    plan in the file `plan` or as `planning` says (arguments of `plan_for`), with `options` of a compile by name.
+    `name`: of the bundle or model as it was written."""
 
     name: str
     replicas: int

@@ -15,8 +15,8 @@ GBIT = 1e9 / 8
 class Registry:
     """Sends `gbit_per_s` in all, over at most `connections`; it refuses more.
 
-    1,024 connections: worker_connections in the configuration that nginx ships. A hosted registry states its own: Azure's
-    premium tier has 100 Mbit/s and 10,000 reads a minute (learn.microsoft.com, container-registry-skus).
+    1,024 connections: worker_connections in the configuration that nginx ships. A hosted registry states its own:
+    Azure's premium tier has 100 Mbit/s and 10,000 reads a minute (learn.microsoft.com, container-registry-skus).
     """
 
     gbit_per_s: float = 10.0

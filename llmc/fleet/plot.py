@@ -39,7 +39,9 @@ def draw(path: Path, found: FleetPlan) -> None:
         write_bytes(path, page.png(title, plots), "plot")
         return
     drawings = [(plot.heading, page.svg(plot, f"f{at}-")) for at, plot in enumerate(plots)]
-    report = html.Table("As printed", html.columns(("report",), 1), [(line,) for line in found.text().splitlines() if line])
+    report = html.Table(
+        "As printed", html.columns(("report",), 1), [(line,) for line in found.text().splitlines() if line]
+    )
     write_bytes(path, html.render(title, drawings, [html.Section("The plan", [report])]).encode(), "plot")
 
 
@@ -55,7 +57,7 @@ def _panel(figure: FigureBase, found: FleetPlan, at: int) -> None:
     axis.set_xscale("log")
     axis.set_yscale("log")
     for one_axis in (axis.xaxis, axis.yaxis):
-        one_axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.4g}"))
+        one_axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
     axis.grid(axis="y", color=FAINT, alpha=0.2)
     axis.set_xlabel("nodes at once")
     axis.set_ylabel("seconds to ready: p99, dotted p50")

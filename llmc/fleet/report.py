@@ -70,7 +70,7 @@ class FleetPlan:
                     yield f"  {word}: {', '.join(names)}"
         yield ""
         yield f"{sum(one.replicas for one in self.costs):,} nodes at once, from exec to ready:"
-        rows = [("entry", "nodes", "way", "p50", "p95", "p99", "last", "pulled before")]
+        rows: list[tuple[str, ...]] = [("entry", "nodes", "way", "p50", "p95", "p99", "last", "pulled before")]
         for way, starts in self.together.items():
             for cost, start in zip(self.costs, starts, strict=True):
                 before = _time(start.before_s) if way == PRE_PULLED else ""
@@ -84,8 +84,8 @@ class FleetPlan:
         yield ""
         registry, nodes = self.network.registry, self.network.nodes
         yield (
-            f"simulated: a registry of {registry.gbit_per_s:g} Gbit/s and {registry.connections:,} connections, nodes of "
-            f"{nodes.gbit_per_s:g} Gbit/s that begin within {nodes.spread_s:g} s, seed {self.network.seed}"
+            f"simulated: a registry of {registry.gbit_per_s:g} Gbit/s and {registry.connections:,} connections, nodes "
+            f"of {nodes.gbit_per_s:g} Gbit/s that begin within {nodes.spread_s:g} s, seed {self.network.seed}"
         )
 
     def _scale_rows(self, scales: Sequence[Scale]) -> Iterator[tuple[str, ...]]:

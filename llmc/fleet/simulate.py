@@ -11,8 +11,8 @@ The model, exact but for the last rule:
   what nobody has cannot be passed on. So N nodes take as long as the best possible schedule (Kumar and Ross,
   Peer-assisted file distribution: the minimum distribution time, 2006), and the time until all have a chunk.
 
-All pulls of a bundle have one rate, so their order of finishing is that of their begin: a clock of bytes for each bundle
-replaces remaining bytes for each node, and an event costs O(log nodes).
+All pulls of a bundle have one rate, so they end in the order in which they began: one clock of bytes for each bundle
+replaces the remaining bytes of each node, and an event costs O(log nodes).
 """
 
 from __future__ import annotations

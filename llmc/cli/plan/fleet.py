@@ -1,4 +1,4 @@
-"""`llmc plan fleet FILE`, also written `llmc plan --fleet FILE`: what a fleet costs, and where its cold start breaks."""
+"""`llmc plan fleet FILE`, or `llmc plan --fleet FILE`: what a fleet costs, and where its cold start breaks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from llmc.cli import output
-from llmc.cli.options import StoreFlag, option
+from llmc.cli.options import option
 from llmc.cli.quantities import duration
 from llmc.errors import InputError
 
@@ -35,13 +35,12 @@ def fleet(
     plot: Annotated[
         Path | None, option("--plot", "OUT", "Draw cold starts by nodes: a .png, or a self-contained .html.")
     ] = None,
-    cache_dir: StoreFlag = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON in place of the report.")] = False,
 ) -> None:
     """Say what a fleet costs before it is there: compile hours, artifacts, memory of a node, and cold starts.
 
     Cold starts are simulated: nodes pull a bundle at once through one registry, alone or helped by peers or by a
-    pre-pull, up to 10,000 of them. docs/planning.md has the file and the model.
+    pre-pull, up to 10,000 of them. docs/fleet.md has the file and the model.
 
     \b
     Example:
@@ -49,8 +48,6 @@ def fleet(
       llmc plan --fleet fleet.yaml --max-cold-start 2m --plot fleet.html
       llmc plan --fleet fleet.yaml --nodes 50,500,5000 --json
     """
-    from dataclasses import replace
-
     from llmc.fleet.costs import cost_of
     from llmc.fleet.description import read
     from llmc.fleet.report import POINTS, plan_fleet
@@ -60,8 +57,6 @@ def fleet(
     if bound == 0:
         raise InputError("--max-cold-start 0: every start takes longer; give a time above 0")
     described, settings = read(file), Settings.from_environment()
-    if cache_dir is not None:
-        settings = replace(settings, cache_dir=cache_dir)
     if plot is not None:
         from llmc.buckets.plots import check
 

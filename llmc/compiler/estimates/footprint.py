@@ -176,8 +176,8 @@ class Footprint:
         return found | ({"verification": False} if self.verification_seconds(buckets) else {})
 
     def server(self, buckets: Sequence[Bucket]) -> Server:
-        """What a server of the bundle takes. Raises CheckpointError for a model of unknown sizes, InputError for a device
-        that no single server has."""
+        """What a server of the bundle takes. Raises CheckpointError for a model of unknown sizes, and InputError for a
+        device that no single server has."""
         executables = self.executables(buckets)
         return Server(
             self._target, self._target.hosting(self._options.to_dict()).host_memory, self.bundle_bytes(buckets),

@@ -19,8 +19,9 @@ READ_BYTES_S = 100e6
 
 @dataclass(frozen=True)
 class Server:
-    """Of one bundle for `target`, made or estimated: bytes of all its files, its weights, and its caches at full length;
-    the model's layers and parameters; its executables, of which so many are portable; the buckets that it warms up.
+    """Of one bundle for `target`, made or estimated: bytes of all its files, its weights, and its caches at full
+    length; the model's layers and parameters; its executables, of which so many are portable; the buckets that it warms
+    up.
 
     `host_memory`: whether the host's memory has weights and cache. `shaped`: whether executables fix a dimension.
     """
