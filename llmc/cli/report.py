@@ -40,8 +40,8 @@ def report(
 
     \b
     Example:
-      llmc compile MODEL --plan plan.json --result compiled.json -o bundle
-      llmc report bundle --compiled compiled.json --certificate certificate.json >> "$GITHUB_STEP_SUMMARY"
+      llmc report bundle --certificate certificate.json -o report.md
+      llmc report bundle --compiled compiled.json --traffic requests.csv >> "$GITHUB_STEP_SUMMARY"
     """
     from llmc.artifacts.local.opening import open_store
     from llmc.artifacts.local.references import resolve

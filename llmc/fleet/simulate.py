@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heapreplace
 from random import Random
@@ -84,11 +84,9 @@ class _Bundle:
         return max(0.0, clock - self.clock) / self.rate
 
 
-def simulate(
-    pulls: Sequence[Pull], network: Network, progress: Callable[[int, int], None] | None = None
-) -> list[Seconds]:
+def simulate(pulls: Sequence[Pull], network: Network) -> list[Seconds]:
     """Seconds of each pull from its node's begin to its end, in order of nodes, for each of `pulls`."""
-    return _Run(pulls, network).run(progress or (lambda done, total: None))
+    return _Run(pulls, network).run()
 
 
 class _Run:
@@ -109,8 +107,8 @@ class _Run:
         for when, _, at, node in self._tries:
             self._bundles[at].begin[node] = when
 
-    def run(self, progress: Callable[[int, int], None]) -> list[Seconds]:
-        left = total = len(self._tries)
+    def run(self) -> list[Seconds]:
+        left = len(self._tries)
         while left:
             one = min(self._bundles, key=_Bundle.next)
             when = self._now + one.next()
@@ -125,7 +123,6 @@ class _Run:
                 one.clock, node = one.ends.popleft()
                 one.complete, one.end[node] = True, self._now
                 left -= 1
-                progress(total - left, total)
             self._admit()
         return [one.end - one.begin for one in self._bundles]
 

@@ -83,6 +83,9 @@ def test_a_job_plans_compiles_certifies_and_reports(tmp_path: Path) -> None:
     assert f"{graphs} built, 0 reused" in job.summary and "on 2 recorded requests; 0 uncovered" in job.summary
     assert "compilations: 0 once it was ready; not signed" in job.summary
     assert job.summary == Path(job.output("report", "report")).read_text()
+    made = (job.temp / "certificate.json").read_bytes()
+    job.run("Certify")
+    assert (job.temp / "certificate.json").read_bytes() == made, "one of the same bundle is not made again"
 
 
 def test_a_job_whose_compile_failed_says_so(tmp_path: Path) -> None:
