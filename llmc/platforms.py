@@ -41,6 +41,7 @@ EXTRAS: Mapping[str, str] = {
     **dict.fromkeys(("torch", "transformers", "safetensors", "gguf", "onnx", "ziglang"), "compile"),
     "matplotlib": "plot",
     "ray": "ray",
+    "jsonschema": "fleet",
     "cryptography": "sign",
     "backports": "archive",
     **dict.fromkeys(("fsspec", "s3fs", "oras", "requests", "tenacity"), "remote"),

@@ -29,7 +29,7 @@ HEAVY = frozenset({"jax", "jaxlib", "onnxruntime", "openvino", "torch", "torch_x
 """What no test of the fast tier imports."""
 
 FAST = (
-    "api", "artifacts/archives", "artifacts/bundle", "artifacts/foreign", "artifacts/gc", "artifacts/local",
+    "api", "fleet", "artifacts/archives", "artifacts/bundle", "artifacts/foreign", "artifacts/gc", "artifacts/local",
     "artifacts/signing", "artifacts/store", "artifacts/test_digest.py", "artifacts/test_key.py",
     "artifacts/test_stamps.py", "buckets", "compiler/estimates", "compiler/verification", "runtime/confined",
     "runtime/engine", "runtime/hybrid", "runtime/startup", "runtime/text", "runtime/test_bundle.py",

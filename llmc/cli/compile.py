@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llmc.cli.compiled import print_estimate, print_programs, print_result
+from llmc.cli.compiled import print_estimate, print_key, print_programs, print_result
 from llmc.cli.flags import takes_own_options
 from llmc.cli.grouped_help import GroupedCommand
 from llmc.cli.options import StoreFlag, TaskFlag, option
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from llmc.buckets.plan import Plan
     from llmc.compiler.checkpoint import Checkpoint
     from llmc.compiler.options import CompileOptions
+    from llmc.settings import Settings
 
 
 def register(app: typer.Typer) -> None:
@@ -128,7 +130,11 @@ def compile_command(
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be compiled, and stop.")] = False,
     emit: Annotated[
-        str | None, option("--emit", "program|lowered", "Show the traced or lowered programs, and stop.")
+        str | None,
+        option("--emit", "program|lowered|key", "Show the traced or lowered programs, or one key of it all, and stop."),
+    ] = None,
+    result: Annotated[
+        Path | None, option("--result", "FILE", "Also write the outcome here as JSON, for llmc report.")
     ] = None,
     cache_dir: StoreFlag = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")] = False,
@@ -153,6 +159,7 @@ def compile_command(
       llmc compile ./model --lora ./my-adapter --quantize int8 -o bundle
       llmc compile ./model --lora-modules sql=./sql-adapter french=./french-adapter -o bundle
       llmc compile ./model --device tpu:v5e-1x1 --executor ray --address 10.0.0.1:6379 -o bundle
+      llmc compile ./model --device openvino --plan plan.json --emit key
       llmc compile --resume -o bundle
       llmc compile --config config.json --device tpu:v5e-1x1 --max-model-len 1024 -o bundle
       llmc compile ./model --device xla --max-model-len 256 --max-num-seqs 1 --emit lowered -o steps.mlir
@@ -180,11 +187,12 @@ def compile_command(
     )  # fmt: skip
     resumed = resume and not (model or config)
     if prefill_device or decode_device:
-        alone = device is None and not (resumed or emit or dry_run)
+        alone = device is None and not (resumed or emit or dry_run or result)
         _hybrid(prefill_device, decode_device, alone, (model, config, plan, flags), options, output, cache_dir, as_json)
         return
     if (resumed and not (dry_run or emit) and finish_instead(output, cache_dir, settings, options, as_json)) or (
-        model is not None and _pooled(model, task, flags, plan, options, output, cache_dir, as_json, dry_run, emit)
+        model is not None
+        and _pooled(model, task, flags, plan, options, output, result, cache_dir, as_json, dry_run, emit)
     ):
         return
     if resumed:
@@ -201,9 +209,7 @@ def compile_command(
         journal = Journal(checkpoint.asked, made, options, output)
     store = open_store(cache_dir, settings, options.device)
     if emit is not None:
-        with CompileProgress(hidden=False) as progress:
-            programs = list(emit_programs(checkpoint, made, options, store, emit, progress))
-        print_programs(programs, shown_in, as_json)
+        _show(emit, emit_programs, (checkpoint, made, options, store), settings, shown_in, as_json)
         return
     if dry_run:
         print_estimate(estimate_compile(checkpoint, made, options, store, settings), as_json)
@@ -215,15 +221,15 @@ def compile_command(
     console.going_on = f"; what is done is kept: go on with `llmc compile --resume -o {output}`"
     shown = CompileProgress(as_json and not sys.stderr.isatty(), expected)
     with replacing(place), shown as progress, journal.running():
-        result = compile_and_finish(checkpoint, output, made, options, store, progress, settings)
-    print_result(write_host_files(result), as_json)
+        done = compile_and_finish(checkpoint, output, made, options, store, progress, settings)
+    print_result(write_host_files(done), as_json, result)
     if max_size is not None:
         _trim(store, max_size)
 
 
 def _pooled(
     model: str, task: str | None, flags: PlanningFlags, plan_file: Path | None, options: CompileOptions,
-    output: Path | None, cache_dir: Path | None, as_json: bool, dry_run: bool, emit: str | None,
+    output: Path | None, result: Path | None, cache_dir: Path | None, as_json: bool, dry_run: bool, emit: str | None,
 ) -> bool:  # fmt: skip
     """Compile a model that embeds or scores, or say what that would do; False for one that generates."""
     made = pooled_plan_of(model, task, flags, plan_file)
@@ -243,18 +249,32 @@ def _pooled(
     settings = Settings.from_environment()
     store = open_store(cache_dir, settings, options.device)
     if emit is not None:
-        with CompileProgress(hidden=False) as progress:
-            programs = list(emit_encoder(checkpoint, plan, options, store, emit, progress))
-        print_programs(programs, shown_in, as_json)
+        _show(emit, emit_encoder, (checkpoint, plan, options, store), settings, shown_in, as_json)
         return True
     if dry_run:
         print_estimate(dry_run_encoder(checkpoint, plan, options, store), as_json)
         return True
     console.going_on = "; what is done is kept: run it again to go on"
     with CompileProgress(as_json and not sys.stderr.isatty()) as progress:
-        result = compile_encoder(checkpoint, output, plan, options, store, progress)
-    print_result(result, as_json)
+        done = compile_encoder(checkpoint, output, plan, options, store, progress)
+    print_result(done, as_json, result)
     return True
+
+
+def _show(
+    emit: str, programs_of: Callable[..., Iterable[tuple[str, str]]],
+    compiled: tuple[Checkpoint, Plan, CompileOptions, Store], settings: Settings, output: Path | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Print the key of what would be compiled, or its programs."""
+    from llmc.cli.output import CompileProgress
+    from llmc.compiler.pipeline.compile_key import compile_key
+
+    if emit == "key":
+        print_key(compile_key(*compiled, settings), as_json)
+        return
+    with CompileProgress(hidden=False) as progress:
+        programs = list(programs_of(*compiled, emit, progress))
+    print_programs(programs, output, as_json)
 
 
 def _require_positive(jobs: int | None) -> None:
@@ -278,7 +298,7 @@ def _hybrid(
     if prefill is None or decode is None or not alone:
         raise InputError(
             "a hybrid takes --prefill-device X and --decode-device Y together, in place of --device, and neither "
-            "--resume nor --dry-run nor --emit (what is done of an interrupted one is kept: run it again)"
+            "--resume nor --dry-run, --emit or --result (what is done of an interrupted one is kept: run it again)"
         )
     settings = Settings.from_environment()
     open_target(decode, settings)

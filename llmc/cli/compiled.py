@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from llmc.artifacts.digest import parse
 from llmc.buckets.files import write_text
 from llmc.cli.accuracy import accuracy_line, elsewhere_line, verified_line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from llmc.artifacts.key import Key
     from llmc.compiler.pipeline.compile import CompileResult
     from llmc.compiler.pipeline.hybrid import HybridResult
 
@@ -55,6 +57,11 @@ def print_programs(programs: Sequence[tuple[str, str]], output: Path | None, as_
         write_text(output, text + "\n", "programs")
 
 
+def print_key(key: Key, as_json: bool) -> None:
+    """The digest of a compile's key, or as JSON with its components."""
+    typer.echo(json.dumps({"key": key.digest, "components": dict(key.components)}) if as_json else parse(key.digest))
+
+
 def print_hybrid(result: HybridResult, as_json: bool) -> None:
     """What was compiled of both halves, and how the folder is used."""
     if as_json:
@@ -71,8 +78,10 @@ def print_hybrid(result: HybridResult, as_json: bool) -> None:
         typer.echo(f"prompts on one, decode on the other: llmc generate {result.folder}, or llmc serve {result.folder}")
 
 
-def print_result(result: CompileResult, as_json: bool) -> None:
-    """What was compiled and verified."""
+def print_result(result: CompileResult, as_json: bool, file: Path | None = None) -> None:
+    """What was compiled and verified; also written to `file`."""
+    if file is not None:
+        write_text(file, json.dumps(result.to_json()) + "\n", "outcome")
     if as_json:
         typer.echo(json.dumps(result.to_json()))
         return

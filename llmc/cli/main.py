@@ -28,6 +28,7 @@ COMMANDS = {
     "bench": ("llmc.cli.bench", "Time every bucket of a bundle, or put a server under load."),
     "devices": ("llmc.cli.devices", "Show what this host can compile for and run on."),
     "deploy": ("llmc.cli.deploy", "Write files that deploy a bundle: images, pods, units, CI."),
+    "report": ("llmc.cli.report", "Tell of a bundle in Markdown, for a CI job's summary."),
     "traffic": ("llmc.cli.traffic", "Look at recorded traffic; merge, sample and anonymise it."),
     "loop": ("llmc.cli.loop", "Plan for a server's traffic, compile and swap, on a schedule."),
     "cache": ("llmc.cli.cache", "Look into the artifact store and into bundles."),

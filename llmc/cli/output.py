@@ -107,17 +107,18 @@ class CompileProgress:
 
 
 class StepProgress:
-    """Numbered steps of one kind: a bar with ETA on a terminal, a line for each step elsewhere."""
+    """Numbered steps of one kind: a bar with ETA on a terminal, a line for each step elsewhere.
 
-    def __init__(self, label: str, hidden: bool = False) -> None:
+    Nothing is shown of what takes less than `after` seconds.
+    """
+
+    def __init__(self, label: str, hidden: bool = False, after: float = 0.0) -> None:
         self._label = label
         self._quiet = hidden or quiet
+        self._from = time.monotonic() + after
         self._progress: Any = None
 
     def __enter__(self) -> StepProgress:
-        if sys.stderr.isatty() and not self._quiet:
-            self._progress = _bars()
-            self._progress.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
@@ -126,13 +127,15 @@ class StepProgress:
 
     def __call__(self, text: str, done: int, total: int) -> None:
         """Step `done` of `total` has ended; `text` says how."""
-        if self._quiet:
+        if self._quiet or time.monotonic() < self._from:
             return
-        if self._progress is None:
+        if not sys.stderr.isatty():
             print(f"[{done}/{total}] {text}", file=sys.stderr, flush=True)
             return
-        if not self._progress.tasks:
+        if self._progress is None:
+            self._progress = _bars()
             self._progress.add_task(self._label, total=total)
+            self._progress.start()
         self._progress.update(0, completed=done, total=total)
 
 

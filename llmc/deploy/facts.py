@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from llmc.compiler.estimates.server import Server
 from llmc.compiler.targets.hosting import Hosting
 from llmc.deploy.names import label
 from llmc.errors import ArtifactError
@@ -20,10 +21,6 @@ if TYPE_CHECKING:
     from llmc.compiler.targets.base import Target
     from llmc.runtime.bundle import Bundle
 
-BASE_BYTES = 1 << 30
-"""Of a server beside weights and cache: the process, a step's activations, its confined children (docs/serving.md)."""
-READ_BYTES_S = 100e6
-"""What a node reads a second at the least, of a disk that others use too."""
 MARGIN = 3
 """How much longer than estimated a start may take, before it counts as failed."""
 LEAST_BUDGET_S = 60
@@ -109,49 +106,27 @@ class Facts:
         """Of the caches of all sequences at full length."""
         return self.bundle.cache_bytes
 
-    @property
-    def memory_bytes(self) -> int:
-        """Memory of the host that a server needs: the bundle's files, which are mapped; the cache, unless the device
-        has it; and BASE_BYTES. Whole MiB."""
-        needed = self.manifest.size + BASE_BYTES + (self.cache_bytes if self.hosting.host_memory else 0)
-        return math.ceil(needed / (1 << 20)) << 20
+    @cached_property
+    def server(self) -> Server:
+        """What one of it takes. Weights are taken for the number of parameters: at least as many, unless they have less
+        than 8 bits."""
+        manifest = self.manifest
+        weights = sum(manifest.blobs[blob] for name, blob in manifest.files.items() if name.startswith("weights"))
+        return Server(
+            self.target, self.hosting.host_memory, manifest.size, weights, self.cache_bytes,
+            int(manifest.model.get("layers", 1)), weights, len(manifest.executables), self.portable, self.plan.buckets,
+            bool(manifest.options.get("static_dims")),
+        )  # fmt: skip
 
     @property
     def memory_mib(self) -> int:
-        """The same in MiB."""
-        return self.memory_bytes >> 20
-
-    @property
-    def start_seconds(self) -> float:
-        """About how long a start takes until a server is ready.
-
-        Its files are read, every executable is opened, and every bucket runs once, or the largest ones where one
-        executable runs any shape: by the target's own times, those of verification (`Verifying`). On a device that is
-        not the host, a portable executable takes the target's `device_seconds`.
-        """
-        times, manifest = self.target.verifying, self.manifest
-        layers, size = int(manifest.model.get("layers", 1)), self._weight_bytes
-        opened = len(manifest.executables) * times.opened.of(layers, size)
-        seconds = manifest.size / READ_BYTES_S + opened + self.portable * self.target.device_seconds
-        if not self.hosting.host_memory:
-            return seconds
-        buckets = self.plan.buckets
-        if not manifest.options.get("static_dims"):
-            buckets = tuple({b.phase: b for b in sorted(buckets, key=lambda b: b.tokens)}.values())
-        tokens = sum(b.tokens for b in buckets if b.phase == "prompt")
-        return seconds + len(buckets) * times.step.of(layers, size) + tokens / 1000 * times.tokens.of(layers, size)
-
-    @property
-    def _weight_bytes(self) -> int:
-        """Taken for the number of parameters: at least as many, unless they have less than 8 bits."""
-        return sum(
-            self.manifest.blobs[blob] for name, blob in self.manifest.files.items() if name.startswith("weights")
-        )
+        """Memory of its host in MiB."""
+        return self.server.host_bytes >> 20
 
     @property
     def start_budget(self) -> int:
         """Seconds after which a server that is not ready counts as failed."""
-        return max(LEAST_BUDGET_S, math.ceil(MARGIN * self.start_seconds))
+        return max(LEAST_BUDGET_S, math.ceil(MARGIN * self.server.start_seconds))
 
     @property
     def constraints(self) -> str:

@@ -56,7 +56,7 @@ class Kubernetes(Kind):
         return {
             **found, **pod_values(options), "tries": math.ceil(facts.start_budget / PROBE_S), "every": PROBE_S,
             "waiting": max(1, slots // 2), "running": max(1, int(slots * BUSY)),
-            "scale_period": max(15, math.ceil(facts.start_seconds)),
+            "scale_period": max(15, math.ceil(facts.server.start_seconds)),
             "selector": {**found["hosting"].node_selector, **_architecture(facts.architecture)},
         }  # fmt: skip
 

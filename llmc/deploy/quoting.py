@@ -11,6 +11,7 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+_MARKUP = re.compile(r"[\\`*_\[\]<>|~@&$]")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -78,6 +79,12 @@ def as_unit(value: object) -> Written:
 def as_unit_argument(value: object) -> Written:
     """The same in a command, in which systemd replaces variables too."""
     return Written(as_unit(value).replace("$", "$$"))
+
+
+def as_markdown(value: object) -> Written:
+    """Text within a line or a table of Markdown, where nothing of it is markup (CommonMark, Backslash escapes)."""
+    line = "".join(c if c.isprintable() else " " for c in str(value))
+    return Written(_MARKUP.sub(r"\\\g<0>", line))
 
 
 def as_variable(value: str) -> Written:

@@ -88,5 +88,5 @@ def test_programs_go_to_a_file_and_a_compile_finds_them_in_the_store(tmp_path: P
 
 
 def test_an_unknown_phase_names_the_known_ones(tmp_path: Path, toy: Path) -> None:
-    with pytest.raises(InputError, match="'hlo': there is program and lowered"):
+    with pytest.raises(InputError, match="'hlo': there is program, lowered and key"):
         list(emit(str(toy), toy_plan(), CompileOptions(device="fake"), Store(tmp_path), "hlo", print))

@@ -45,7 +45,7 @@ def test_every_command_has_an_example_in_its_help(llmc: Llmc, command: str) -> N
         return
     example = ran.out.split("Example:\n")[1]
     assert example.lstrip().startswith(f"llmc {command}")
-    assert "--json" in ran.out or command in ("run", "chat"), "all but what people read"
+    assert "--json" in ran.out or command in ("run", "chat", "report"), "all but what people read"
 
 
 def test_the_version(llmc: Llmc) -> None:

@@ -23,6 +23,7 @@ COMMANDS = [
     "compile {} --device fake -o b", "compile {toy} --device fake --plan {} -o b",
     "compile {toy} --device fake --max-model-len 32 -o {}", "compile --config {} --device fake -o b",
     "compile {toy} --device fake --cache-dir {} -o b", "compile --resume -o {}",
+    "plan --fleet {}", "report {}", "report {bundle} --compiled {}", "report {bundle} --certificate {}",
     "verify {}", "verify {bundle} --reference {}", "verify {bundle} --cache-dir {}",
     "generate {} -p a", "generate {bundle} --prompts {}", "generate {bundle} -p a --weights {}",
     "serve {}", "bench {}",

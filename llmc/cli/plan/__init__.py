@@ -7,20 +7,21 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from llmc.cli.plan import capture, check, evaluate, export, hybrid, imports, make, show, tune
+from llmc.cli.plan import capture, check, evaluate, export, fleet, hybrid, imports, make, show, tune
 
-VERBS = (make, show, evaluate, export, imports, tune, check, capture, hybrid)
+VERBS = (make, show, evaluate, export, imports, tune, check, capture, hybrid, fleet)
 DEFAULT = "make"
-HYBRID = "--hybrid"
+FLAGS = ("--hybrid", "--fleet")
+"""Verbs that may be written as flags."""
 
 
 class VerbOrModel(TyperGroup):
     """A group whose first word may be a verb; anything else is what the default command takes."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Put the default command in front of what begins with no verb; `--hybrid` is a verb too."""
-        if args and args[0] == HYBRID:
-            args = ["hybrid", *args[1:]]
+        """Put the default command in front of what begins with no verb; some flags are verbs, too."""
+        if args and args[0] in FLAGS:
+            args = [args[0].removeprefix("--"), *args[1:]]
         verb = bool(args) and args[0] in self.commands and args[0] != DEFAULT
         parsed: list[str] = super().parse_args(ctx, args if verb else [DEFAULT, *args])
         return parsed

@@ -53,12 +53,15 @@ class Durations:
         )  # fmt: skip
         return seconds + (self._stage("reference", REFERENCE) if reference else 0.0)
 
+    def measured(self, kind: str) -> float | None:
+        """Seconds of the last builds of a stage in the store; None where it has none."""
+        if self._store is None:
+            return None
+        return typical(e for e in self._store.entries(kind) if e.meta.get(METADATA) == self._parameters)
+
     def _stage(self, kind: str, cost: Cost) -> float:
-        if self._store is not None:
-            alike = (e for e in self._store.entries(kind) if e.meta.get(METADATA) == self._parameters)
-            if (seen := typical(alike)) is not None:
-                return seen
-        return self._of(cost)
+        seen = self.measured(kind)
+        return self._of(cost) if seen is None else seen
 
     def _of(self, cost: Cost) -> float:
         return cost.of(self._layers, self._parameters)

@@ -23,6 +23,7 @@ from llmc.compiler.architectures.shared.size import Weights
 from llmc.compiler.checkpoint import DEMO, Checkpoint, open_checkpoint, read_config
 from llmc.compiler.estimates.durations import Durations, of_target, typical
 from llmc.compiler.estimates.estimate import Estimate, beyond, duration
+from llmc.compiler.estimates.server import Server
 from llmc.compiler.estimates.verification_work import count
 from llmc.compiler.model_size import weights_of
 from llmc.compiler.options import CompileOptions
@@ -155,7 +156,7 @@ class Footprint:
 
     def compile_seconds(self, buckets: Sequence[Bucket]) -> float:
         """Seconds to compile all executables of the buckets, one after another or as many at once as jobs."""
-        return self._compile_time(buckets).value
+        return self.compile_time(buckets).value
 
     def verification_seconds(self, buckets: Sequence[Bucket], reference: bool = True) -> float:
         """Seconds of verification; without `reference`, its predictions are there."""
@@ -165,6 +166,26 @@ class Footprint:
             buckets, self._limits, self._target, self._options, sum(w.count for w in self._weights), self._turns
         )
         return self.durations.verification(work, reference)
+
+    def measured(self, buckets: Sequence[Bucket]) -> dict[str, bool]:
+        """The parts of the compile time, and of each whether it was measured or is estimated."""
+        found = {kind: self.durations.measured(kind) is not None for kind in self.durations.stages(buckets)}
+        found["executables"] = self._typical is not None or self._measured("compile_seconds") is not None
+        if self._target.device_seconds and self._measured("compile_seconds") is None:
+            found["the device's own compiler"] = False
+        return found | ({"verification": False} if self.verification_seconds(buckets) else {})
+
+    def server(self, buckets: Sequence[Bucket]) -> Server:
+        """What a server of the bundle takes. Raises CheckpointError for a model of unknown sizes, and InputError for a
+        device that no single server has."""
+        executables = self.executables(buckets)
+        return Server(
+            self._target, self._target.hosting(self._options.to_dict()).host_memory, self.bundle_bytes(buckets),
+            self.weight_bytes, self._limits.max_num_seqs * self.sequence_bytes, self._cached().layers,
+            sum(one.count for one in self._weights), executables,
+            executables if self._target.state == "portable" else 0, buckets,
+            bool(self._target.static_dims(self._options)),
+        )  # fmt: skip
 
     def graph_bytes(self, buckets: Sequence[Bucket]) -> int:
         """Bytes that all executables of the buckets take when open, weights and KV cache not counted."""
@@ -184,7 +205,7 @@ class Footprint:
                 f"{len(buckets)} buckets; fixed on this device: "
                 f"{', '.join(self._target.static_dims(self._options)) or 'none, one executable runs every shape'}",
             ),
-            self._compile_time(buckets),
+            self.compile_time(buckets),
         ]
         return found if self._model is None else [*found, *self._memory(self._model), self._graph_memory(buckets)]
 
@@ -262,7 +283,8 @@ class Footprint:
             self._options, self._store, free,
         )  # fmt: skip
 
-    def _compile_time(self, buckets: Sequence[Bucket]) -> Estimate:
+    def compile_time(self, buckets: Sequence[Bucket]) -> Estimate:
+        """The same, with where it is from."""
         count = self.executables(buckets)
         measured = self._measured("compile_seconds")
         each = self.seconds_each if measured is None else measured

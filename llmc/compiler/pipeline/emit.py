@@ -59,4 +59,4 @@ def emit_encoder(
 
 def _require_known(phase: str) -> None:
     if phase not in PHASES:
-        raise InputError(f"--emit {phase!r}: there is {' and '.join(PHASES)}")
+        raise InputError(f"--emit {phase!r}: there is {', '.join(PHASES)} and key")

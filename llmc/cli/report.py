@@ -1,0 +1,134 @@
+"""`llmc report`: what a CI job made, in Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from llmc.cli.options import BundleArgument, StoreFlag, option
+from llmc.errors import ArtifactError
+
+if TYPE_CHECKING:
+    from llmc.runtime.bundle import Bundle
+
+MAX_ROWS = 100
+"""Graphs that the report lists; GitHub takes 1 MiB of a step's summary."""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to `app`."""
+    app.command("report")(report)
+
+
+def report(
+    bundle: BundleArgument,
+    *,
+    compiled: Annotated[
+        Path | None, option("--compiled", "FILE", "The outcome of llmc compile --result: graphs built and reused.")
+    ] = None,
+    traffic: Annotated[Path | None, option("--traffic", "FILE", "Recorded requests: the plan's waste on them.")] = None,
+    certificate: Annotated[
+        Path | None, option("--certificate", "FILE", "Of llmc warmup --certify, of this bundle.")
+    ] = None,
+    output: Annotated[Path | None, option("--output -o", "FILE", "Write it here, in place of printing it.")] = None,
+    cache_dir: StoreFlag = None,
+) -> None:
+    """Tell of a bundle in Markdown: graphs built and reused, sizes, waste, numbers, and its certificate.
+
+    \b
+    Example:
+      llmc report bundle --certificate certificate.json -o report.md
+      llmc report bundle --compiled compiled.json --traffic requests.csv >> "$GITHUB_STEP_SUMMARY"
+    """
+    from llmc.artifacts.local.opening import open_store
+    from llmc.artifacts.local.references import resolve
+    from llmc.buckets.files import write_text
+    from llmc.runtime.bundle import Bundle
+    from llmc.settings import Settings
+
+    settings = Settings.from_environment()
+    found = Bundle.open(resolve(bundle, settings, open_store(cache_dir, settings)), settings)
+    text = "\n".join(_lines(found, compiled, traffic, certificate)) + "\n"
+    if output is None:
+        typer.echo(text, nl=False)
+    else:
+        write_text(output, text, "report")
+
+
+def _lines(bundle: Bundle, compiled: Path | None, traffic: Path | None, certificate: Path | None) -> Iterator[str]:
+    from llmc.cli.accuracy import accuracy_line, verified_line
+    from llmc.deploy.quoting import as_markdown
+
+    manifest, verification = bundle.manifest, bundle.manifest.verification
+    states = [one.state for one in manifest.executables]
+    weights = sum(manifest.blobs[blob] for name, blob in manifest.files.items() if name.startswith("weights"))
+    rows = [
+        ("bundle", manifest.digest),
+        ("graphs", f"{len(states)}: native {states.count('native')}, portable {states.count('portable')}"),
+        ("size", f"{manifest.size / 1e6:,.1f} MB, of which weights {weights / 1e6:,.1f} MB"),
+    ]
+    if compiled is not None:
+        rows.insert(2, ("made", _made(compiled)))
+    if traffic is not None:
+        rows.append(("waste", _waste(bundle, traffic)))
+    if verification.get("mode", "none") == "none":
+        rows.append(("numbers", f"not verified{': ' + str(verification['why']) if 'why' in verification else ''}"))
+    else:
+        rows.append(("numbers", f"verified {verified_line(verification, len(states))}"))
+        rows += (
+            [("accuracy", line.removeprefix("accuracy "))] if (line := accuracy_line(verification)) is not None else []
+        )
+    rows.append(("certificate", "none" if certificate is None else _certified(bundle, certificate)))
+    yield f"### {as_markdown(manifest.model.get('name', 'bundle'))} for {as_markdown(manifest.device)}"
+    yield from _table(("", ""), rows)
+    shapes = [
+        (str(one), one.state, f"{one.buckets}", f"{manifest.blobs[one.blob] / 1e6:,.2f} MB")
+        for one in manifest.executables[:MAX_ROWS]
+    ]
+    yield from _table(("graph", "state", "buckets", "size"), shapes)
+    if len(states) > MAX_ROWS:
+        yield f"\n{len(states) - MAX_ROWS} graphs more."
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    from llmc.deploy.quoting import as_markdown
+
+    yield ""
+    for row in (header, ["---"] * len(header), *([as_markdown(cell) for cell in row] for row in rows)):
+        yield f"| {' | '.join(row)} |"
+
+
+def _made(file: Path) -> str:
+    """What an outcome of a compile says. Raises InputError for what is none."""
+    from llmc.buckets.fields import Fields
+    from llmc.buckets.files import read_text
+
+    fields = Fields.parse(read_text(file, "outcome"), str(file))
+    return f"{fields.integer('built')} built, {fields.integer('reused')} reused, in {fields.number('seconds'):,.1f} s"
+
+
+def _waste(bundle: Bundle, file: Path) -> str:
+    from llmc.buckets.replay import replay
+    from llmc.buckets.traffic.source import Traffic
+
+    found = replay(bundle.plan, Traffic(str(file)))
+    phases = {"prompt": found.prompt, "decode": found.decode}
+    told = [f"{name} {'–' if one.waste is None else f'{one.waste:.1%}'}" for name, one in phases.items()]
+    uncovered = found.prompt.uncovered + found.decode.uncovered
+    return f"{', '.join(told)} on {found.prompt.requests:,} recorded requests; {uncovered} uncovered"
+
+
+def _certified(bundle: Bundle, file: Path) -> str:
+    """What a certificate says. Raises ArtifactError for one of another bundle; who vouches for it is not asked here."""
+    from llmc.cli.certifying import certificate_lines
+    from llmc.runtime.certificate.document import read_file
+
+    made, _, signature = read_file(file)
+    if made.bundle != bundle.manifest.digest:
+        raise ArtifactError(f"{file}: it is of bundle {made.bundle}, not of {bundle.path}; certify this one again")
+    signed = "not signed" if signature is None else "signed"
+    told = [line for line in certificate_lines(made) if not line.startswith(" ")]
+    return f"{'; '.join(told)}; {signed}, made {made.made}"

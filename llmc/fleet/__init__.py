@@ -1,0 +1,1 @@
+"""Capacity on paper: what a fleet of models, devices and replicas costs, and how long its nodes take to be ready."""

@@ -1,0 +1,143 @@
+"""What an entry of a fleet costs: read from its bundle, or estimated as for `llmc plan`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llmc.errors import CheckpointError, InputError, LlmcError
+from llmc.fleet.description import Asked
+
+if TYPE_CHECKING:
+    from llmc.buckets.bucket import Bucket
+    from llmc.compiler.estimates.footprint import Footprint
+    from llmc.deploy.facts import Facts
+    from llmc.settings import Settings
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one entry; times in seconds, sizes in bytes.
+
+    `blobs`: by identity, so that equal ones count once; of a bundle their digests, else what they are made of.
+    `layers`: of the image that nodes pull, the largest first. `source` says where the time of the compile is from,
+    `measured` which of its parts were measured.
+    """
+
+    name: str
+    device: str
+    replicas: int
+    exists: bool
+    compile_s: float
+    source: str
+    measured: Mapping[str, bool]
+    executables: int
+    blobs: Mapping[str, int]
+    layers: Sequence[int]
+    start_s: float
+    host_bytes: int
+    device_bytes: int
+
+    @property
+    def label(self) -> str:
+        """What a report calls it."""
+        return self.name if self.exists else f"{self.name} {self.device}"
+
+    @property
+    def size(self) -> int:
+        """What a node pulls."""
+        return sum(self.layers)
+
+    @property
+    def basis(self) -> str:
+        """ "measured", "estimated", or "in part": the time of the compile."""
+        known = set(self.measured.values())
+        return "in part" if len(known) == 2 else "measured" if known == {True} else "estimated"
+
+
+def cost_of(asked: Asked, settings: Settings) -> Cost:
+    """The costs of an entry. Nothing is compiled.
+
+    Raises LlmcError as `llmc plan` and `llmc deploy` do, the entry named: an unknown device, a bundle or plan that is
+    missing, a model whose plan fails.
+    """
+    try:
+        return _of_bundle(asked, settings) if asked.bundle is not None else _of_model(asked, settings)
+    except LlmcError as error:
+        error.args = (f"{asked.name}: {error}",)
+        raise
+
+
+def _of_bundle(asked: Asked, settings: Settings) -> Cost:
+    from llmc.artifacts.local.references import resolve
+    from llmc.artifacts.oci.layers import split
+    from llmc.deploy.facts import Facts
+    from llmc.runtime.bundle import Bundle
+
+    bundle = Bundle.open(resolve(str(asked.bundle), settings), settings)
+    if bundle.task != "generate":
+        raise InputError(f"a bundle to {bundle.task}; a fleet is planned of models that generate")
+    facts = Facts.of(bundle)
+    manifest, server = facts.manifest, facts.server
+    return Cost(
+        asked.name, manifest.device, asked.replicas, True, **_compile(_footprint(facts), bundle.plan.buckets),
+        executables=len(manifest.executables), blobs=manifest.blobs,
+        layers=[*(layer.size for layer in split(manifest.blobs)), len(manifest.to_bytes())],
+        start_s=server.start_seconds, host_bytes=server.host_bytes, device_bytes=server.device_bytes,
+    )  # fmt: skip
+
+
+def _footprint(facts: Facts) -> Footprint:
+    """Of the model that a bundle was compiled from; where that is not on this host, of its weights alone."""
+    from llmc.artifacts.store.store import Store
+    from llmc.compiler.architectures.shared.size import Weights
+    from llmc.compiler.checkpoint import DEMO
+    from llmc.compiler.estimates.footprint import Footprint
+    from llmc.compiler.pipeline.provenance import find_model
+
+    manifest, plan, settings = facts.manifest, facts.bundle.plan, facts.bundle.settings
+    options = facts.target.compiled_with(manifest.device, manifest.options)
+    store, known = Store(settings.cache_dir), manifest.provenance
+    model = find_model(store, str(known.get("checkpoint", "")), str(known.get("model", "")))
+    if model == DEMO or Path(model).expanduser().exists():
+        with suppress(CheckpointError):
+            return Footprint.open(
+                model, plan.limits, manifest.device, settings, None, facts.bundle.path, options, plan.provenance.facts
+            )
+    weights = [Weights(facts.server.parameters)]
+    return Footprint(None, facts.target, options, plan.limits, store, None, facts.bundle.files, weights)
+
+
+def _of_model(asked: Asked, settings: Settings) -> Cost:
+    from llmc.buckets.plan import Plan
+    from llmc.compiler.estimates.footprint import Footprint
+    from llmc.compiler.options import CompileOptions
+    from llmc.compiler.pipeline.planning import plan_for
+
+    options = CompileOptions.of(asked.device, **asked.options)
+    if asked.plan is not None:
+        plan = Plan.load(asked.plan)
+    else:
+        plan = plan_for(asked.model, device=asked.device, options=options, settings=settings, **asked.planning)
+    footprint = Footprint.open(
+        str(asked.model), plan.limits, asked.device, settings, options=options, facts=plan.provenance.facts
+    )
+    server = footprint.server(plan.buckets)
+    alike = f"{asked.model} {asked.device} {sorted(asked.options.items())}"
+    blobs = {
+        f"weights {alike}": server.weight_bytes,
+        f"executables {alike} {plan.digest()}": server.size - server.weight_bytes,
+    }
+    return Cost(
+        asked.name, asked.device, asked.replicas, False, **_compile(footprint, plan.buckets),
+        executables=server.executables, blobs=blobs, layers=list(blobs.values()),
+        start_s=server.start_seconds, host_bytes=server.host_bytes, device_bytes=server.device_bytes,
+    )  # fmt: skip
+
+
+def _compile(footprint: Footprint, buckets: Sequence[Bucket]) -> dict[str, Any]:
+    time = footprint.compile_time(buckets)
+    return {"compile_s": time.value, "source": time.source, "measured": footprint.measured(buckets)}

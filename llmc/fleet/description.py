@@ -1,0 +1,106 @@
+"""The file of `llmc plan --fleet`, YAML or JSON, as fleet.schema.json says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from llmc.buckets.files import read_text
+from llmc.errors import InputError
+from llmc.fleet.network import BackOff, Network, Nodes, Peers, Registry
+from llmc.platforms import missing
+from llmc.strict_json import loads
+
+
+@dataclass(frozen=True)
+class Asked:
+    """`replicas` nodes, each with a server of `bundle`, or of what `model` would be compiled to for `device`: by the
+    plan in the file `plan` or as `planning` says (arguments of `plan_for`), with `options` of a compile by name.
+    `name`: of the bundle or model as it was written."""
+
+    name: str
+    replicas: int
+    bundle: str | None = None
+    model: str | None = None
+    device: str = "cpu"
+    plan: str | None = None
+    planning: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Description:
+    """A fleet as its file has it; times in seconds. `max_cold_start_s`: None for no bound."""
+
+    models: tuple[Asked, ...]
+    network: Network
+    max_cold_start_s: float | None = None
+
+
+def read(path: str) -> Description:
+    """The fleet that the file describes; paths in it are relative to its folder.
+
+    Raises InputError, naming the file, the place and what is allowed there; DeviceError without jsonschema.
+    """
+    import yaml
+
+    try:
+        document = loads(json.dumps(yaml.safe_load(read_text(path, "fleet"))))
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
+        raise InputError(f"{path}: neither YAML nor JSON: {' '.join(str(error).split())}") from None
+    _check(document, path)
+    network = Network(
+        Registry(**document.get("registry", {})), Nodes(**document.get("nodes", {})),
+        BackOff(**document.get("back_off", {})), Peers(**document.get("peers", {})), document.get("seed", 0),
+    )  # fmt: skip
+    models = [one for at, entry in enumerate(document["models"]) for one in _asked(entry, path, at)]
+    return Description(tuple(models), network, document.get("max_cold_start_s"))
+
+
+def _asked(entry: Mapping[str, Any], path: str, at: int) -> list[Asked]:
+    """An entry, one for each of its devices."""
+    place, given = f"{path}: models[{at}]", dict(entry)
+    if ("bundle" in given) == ("model" in given):
+        raise InputError(f"{place}: name a bundle, or a model and its device: one of the two")
+    more = [name for name in ("device", "plan", "planning", "options") if name in given]
+    if "bundle" in given and more:
+        raise InputError(f"{place}: a bundle was compiled already; leave out {', '.join(more)}")
+    if "plan" in given and "planning" in given:
+        raise InputError(f"{place}: plan and planning were both given; give one of them")
+    folder, name = Path(path).parent, given.get("bundle") or given["model"]
+    for file in ("bundle", "model", "plan"):
+        if file in given and (file == "plan" or (folder / given[file]).exists()):
+            given[file] = str(folder / given[file])
+    devices = given.pop("device", "cpu")
+    return [Asked(name, **given, device=one) for one in ([devices] if isinstance(devices, str) else devices)]
+
+
+def _check(document: object, path: str) -> None:
+    try:
+        from jsonschema import Draft202012Validator
+        from jsonschema.exceptions import best_match
+    except ImportError:
+        raise missing("jsonschema") from None
+    error: Any = best_match(Draft202012Validator(_schema()).iter_errors(document))
+    if error is None:
+        return
+    place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error.absolute_path).lstrip(".")
+    said = error.message if len(error.message) <= 200 else f"{error.message[:200]}…"
+    if error.validator == "additionalProperties":
+        known = error.schema["properties"]
+        name = next(name for name in map(str, error.instance) if name not in known)
+        near = get_close_matches(name, known, n=1, cutoff=0.7)
+        said = f"unknown key {name!r}; known: {', '.join(known)}" + (f"; did you mean {near[0]!r}?" if near else "")
+    raise InputError(f"{path}: {place + ': ' if place else ''}{said}")
+
+
+@cache
+def _schema() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((files("llmc.fleet") / "fleet.schema.json").read_text())
+    return found

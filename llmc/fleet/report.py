@@ -1,0 +1,143 @@
+"""The plan of a fleet: as values, and as a report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from llmc.buckets.text_table import table
+from llmc.fleet.cold_starts import PRE_PULLED, WAYS, ColdStart, Scale, scale, together
+from llmc.fleet.costs import Cost
+from llmc.fleet.network import Network
+
+POINTS = (10, 100, 1_000, 10_000)
+"""Nodes that pull one bundle, if no others are asked for."""
+
+
+@dataclass(frozen=True)
+class FleetPlan:
+    """`together`: each way, the entries started at once; `scales`: each entry alone, each way, at `points` nodes."""
+
+    costs: tuple[Cost, ...]
+    network: Network
+    bound_s: float | None
+    points: tuple[int, ...]
+    together: Mapping[str, Sequence[ColdStart]]
+    scales: Sequence[Sequence[Scale]]
+
+    @property
+    def compile_s(self) -> float:
+        """Seconds to compile all, one after another on a host like this."""
+        return sum(one.compile_s for one in self.costs)
+
+    @property
+    def blobs(self) -> Mapping[str, int]:
+        """What is stored, each blob once."""
+        return {blob: size for one in self.costs for blob, size in one.blobs.items()}
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON holds it; seconds and bytes."""
+        return {
+            "entries": [
+                {**asdict(cost), "basis": cost.basis, "size": cost.size, "blobs": len(cost.blobs),
+                 "scales": [asdict(one) for one in scales]}
+                for cost, scales in zip(self.costs, self.scales, strict=True)
+            ],
+            "compile_s": self.compile_s,
+            "artifact_bytes": sum(self.blobs.values()),
+            "artifact_bytes_unshared": sum(sum(one.blobs.values()) for one in self.costs),
+            "together": {way: [asdict(one) for one in starts] for way, starts in self.together.items()},
+            "max_cold_start_s": self.bound_s,
+            "network": asdict(self.network),
+        }  # fmt: skip
+
+    def text(self) -> str:
+        """The report, ending in a newline."""
+        return "\n".join(self._lines()) + "\n"
+
+    def _lines(self) -> Iterator[str]:
+        yield from table([_COSTS, *map(_cost_row, self.costs)], right=range(2, 10))
+        yield ""
+        whole, alone = sum(self.blobs.values()), sum(sum(one.blobs.values()) for one in self.costs)
+        yield f"compile time: {_hours(self.compile_s)} in all, one after another on a host like this"
+        yield f"artifacts: {_size(whole)}; {_size(alone - whole)} more if entries shared no blob"
+        for cost in self.costs:
+            yield f"{cost.label}: compile time {cost.source}"
+            for word, known in (("measured", True), ("estimated", False)):
+                names = [name for name, is_known in cost.measured.items() if is_known is known]
+                if names:
+                    yield f"  {word}: {', '.join(names)}"
+        yield ""
+        yield f"{sum(one.replicas for one in self.costs):,} nodes at once, from exec to ready:"
+        rows: list[tuple[str, ...]] = [("entry", "nodes", "way", "p50", "p95", "p99", "last", "pulled before")]
+        for way, starts in self.together.items():
+            for cost, start in zip(self.costs, starts, strict=True):
+                before = _time(start.before_s) if way == PRE_PULLED else ""
+                times = (start.p50_s, start.p95_s, start.p99_s, start.last_s)
+                rows.append((cost.label, f"{start.nodes:,}", way, *map(_time, times), before))
+        yield from table(rows, right=(1, 3, 4, 5, 6, 7))
+        for cost, scales in zip(self.costs, self.scales, strict=True):
+            yield ""
+            yield f"{cost.label}, {_size(cost.size)}, pulled by so many nodes at once: p99 from exec to ready"
+            yield from table(list(self._scale_rows(scales)), right=range(1, 9))
+        yield ""
+        registry, nodes = self.network.registry, self.network.nodes
+        yield (
+            f"simulated: a registry of {registry.gbit_per_s:g} Gbit/s and {registry.connections:,} connections, nodes "
+            f"of {nodes.gbit_per_s:g} Gbit/s that begin within {nodes.spread_s:g} s, seed {self.network.seed}"
+        )
+
+    def _scale_rows(self, scales: Sequence[Scale]) -> Iterator[tuple[str, ...]]:
+        bound = () if self.bound_s is None else (f"above {_time(self.bound_s)} at",)
+        yield "way", "1", *(f"{nodes:,}" for nodes in self.points), "doubles at", *bound
+        for one in scales:
+            limits = [one.doubles_at] if self.bound_s is None else [one.doubles_at, one.beyond_at]
+            times = (_time(one.at(nodes).p99_s) for nodes in (1, *self.points))
+            most = f"over {max(self.points):,}"
+            yield one.way, *times, *(most if nodes is None else f"{nodes:,} nodes" for nodes in limits)
+
+
+_COSTS = ("entry", "device", "nodes", "graphs", "compile", "", "to pull", "host memory", "its own", "open and probe")
+
+
+def plan_fleet(
+    costs: Sequence[Cost], network: Network, bound_s: float | None, points: Sequence[int],
+    done: Callable[[str, int, int], None],
+) -> FleetPlan:  # fmt: skip
+    """Simulate the entries at once, and each alone at `points`; `done(what, step, steps)` is told of each step."""
+    steps = len(WAYS) * (1 + len(costs))
+    at_once, scales, step = {}, [], 0
+    for way in WAYS:
+        at_once[way] = together(costs, way, network)
+        done(f"all at once, {way}", step := step + 1, steps)
+    for cost in costs:
+        found = []
+        for way in WAYS:
+            found.append(scale(cost, way, network, points, bound_s))
+            done(f"{cost.label}, {way}", step := step + 1, steps)
+        scales.append(found)
+    return FleetPlan(tuple(costs), network, bound_s, tuple(sorted({*points} - {1})), at_once, scales)
+
+
+def _cost_row(cost: Cost) -> tuple[str, ...]:
+    return (
+        cost.name, cost.device, f"{cost.replicas:,}", f"{cost.executables:,}", _hours(cost.compile_s), cost.basis,
+        _size(cost.size), _size(cost.host_bytes), _size(cost.device_bytes) if cost.device_bytes else "",
+        _time(cost.start_s),
+    )  # fmt: skip
+
+
+def _hours(seconds: float) -> str:
+    return f"{seconds / 3600:,.2f} h"
+
+
+def _size(count: float) -> str:
+    return f"{count / 1e9:,.2f} GB" if count >= 1e9 else f"{count / 1e6:,.1f} MB"
+
+
+def _time(seconds: float) -> str:
+    for unit, name in ((3600.0, "h"), (60.0, "min")):
+        if seconds >= 2 * unit:
+            return f"{seconds / unit:,.1f} {name}"
+    return f"{seconds:.1f} s"

@@ -1,0 +1,173 @@
+"""Nodes that pull bundles at the same time, simulated event by event; between two events, bytes flow at constant rates.
+
+The model, exact but for the last rule:
+
+- Streams share. A registry that sends B bytes a second to E pulls gives each min(b, B / E), b being a node's link.
+- A registry takes so many connections at once. A node that it refuses backs off and tries again, or stands in a queue.
+- A node serves others once it has a unit of the bundle, a chunk or the largest layer, and sends b bytes a second.
+- A pull that finds a peer with a free upload takes it; only others go to the registry.
+- Peers' uploads of a bundle are shared by all of its pulls alike: k pulls that H nodes and the registry serve get
+  min(b, (H b + the registry's part) / k) each; and until one node has all, no more than the registry's part, since
+  what nobody has cannot be passed on. So N nodes take as long as the best possible schedule (Kumar and Ross,
+  Peer-assisted file distribution: the minimum distribution time, 2006), and the time until all have a chunk.
+
+All pulls of a bundle have one rate, so they end in the order in which they began: one clock of bytes for each bundle
+replaces the remaining bytes of each node, and an event costs O(log nodes).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heapreplace
+from random import Random
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmc.fleet.network import GBIT, Network
+
+Seconds = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Pull:
+    """`nodes` pull one bundle of `size` bytes in so many `layers`.
+
+    A node that has `unit` bytes serves `uploads` others at once; None: none does. At most `sources` pull from the
+    registry at once, and as many do, whatever peers have, until one has all; None: as many as find no peer. `queued`:
+    who finds no room is served in order as soon as there is some, and does not back off.
+    """
+
+    nodes: int
+    size: int
+    layers: int = 1
+    unit: int | None = None
+    uploads: float = math.inf
+    sources: int | None = None
+    queued: bool = False
+
+
+@dataclass
+class _Bundle:
+    """Pulls of one bundle: `clock` is what a pull from the very beginning would have by now, in bytes."""
+
+    pull: Pull
+    connections: int
+    begin: Seconds
+    end: Seconds
+    clock: float = 0.0
+    rate: float = 0.0
+    holders: int = 0
+    complete: bool = False
+    waiting: deque[int] = field(default_factory=deque)
+    """Nodes in the queue."""
+    ends: deque[tuple[float, int]] = field(default_factory=deque)
+    """Clock at the end, and node, of pulls under way, ascending."""
+    holds: deque[float] = field(default_factory=deque)
+    """Clock at which each of them becomes a holder."""
+
+    def at_registry(self, more: int = 0) -> int:
+        """Pulls that the registry serves, with so many more."""
+        pulls, unit = len(self.ends) + more, self.pull.unit
+        beyond = pulls - self.pull.uploads * self.holders if self.holders else pulls
+        kept = 0 if self.complete or unit is None else min(pulls, self.pull.sources or 1)
+        return int(max(beyond, kept, 0))
+
+    def next(self) -> float:
+        """Seconds until one of its pulls has a unit or all."""
+        if not self.ends:
+            return math.inf
+        clock = min(self.ends[0][0], self.holds[0] if self.holds else math.inf)
+        return max(0.0, clock - self.clock) / self.rate
+
+
+def simulate(pulls: Sequence[Pull], network: Network) -> list[Seconds]:
+    """Seconds of each pull from its node's begin to its end, in order of nodes, for each of `pulls`."""
+    return _Run(pulls, network).run()
+
+
+class _Run:
+    def __init__(self, pulls: Sequence[Pull], network: Network) -> None:
+        self._network, self._random = network, Random(network.seed)  # noqa: S311 - a simulation
+        self._link = network.nodes.gbit_per_s * GBIT
+        self._registry = network.registry.gbit_per_s * GBIT
+        held = min(network.nodes.downloads, network.registry.connections)
+        self._bundles = [
+            _Bundle(pull, min(held, pull.layers), np.zeros(pull.nodes), np.zeros(pull.nodes)) for pull in pulls
+        ]
+        self._now = 0.0
+        order = [(at, node) for at, pull in enumerate(pulls) for node in range(pull.nodes)]
+        self._random.shuffle(order)
+        every = network.nodes.spread_s / max(1, len(order))
+        self._tries = [(place * every, 0, at, node) for place, (at, node) in enumerate(order)]
+        heapify(self._tries)
+        for when, _, at, node in self._tries:
+            self._bundles[at].begin[node] = when
+
+    def run(self) -> list[Seconds]:
+        left = len(self._tries)
+        while left:
+            one = min(self._bundles, key=_Bundle.next)
+            when = self._now + one.next()
+            if self._tries and self._tries[0][0] <= when:
+                self._try()
+                continue
+            self._advance(when)
+            if one.holds and one.holds[0] <= one.ends[0][0]:
+                one.clock = one.holds.popleft()
+                one.holders += 1
+            else:
+                one.clock, node = one.ends.popleft()
+                one.complete, one.end[node] = True, self._now
+                left -= 1
+            self._admit()
+        return [one.end - one.begin for one in self._bundles]
+
+    def _advance(self, now: float) -> None:
+        for one in self._bundles:
+            one.clock += one.rate * (now - self._now)
+        self._now = now
+
+    def _try(self) -> None:
+        when, tries, at, node = self._tries[0]
+        one, back_off = self._bundles[at], self._network.back_off
+        if one.pull.queued or self._room(one):
+            heappop(self._tries)
+            self._advance(when)
+            one.waiting.append(node)
+            self._admit()
+        else:
+            pause = min(back_off.longest_s, back_off.first_s * 2.0 ** min(tries, 60))
+            pause *= 1 - back_off.jitter * self._random.random()
+            heapreplace(self._tries, (when + pause, tries + 1, at, node))
+
+    def _admit(self) -> None:
+        """Those in queues, as far as there is room."""
+        for one in self._bundles:
+            while one.waiting and self._room(one):
+                one.ends.append((one.clock + one.pull.size, one.waiting.popleft()))
+                if one.pull.unit is not None:
+                    one.holds.append(one.clock + min(one.pull.unit, one.pull.size))
+        self._rates()
+
+    def _room(self, asked: _Bundle) -> bool:
+        """Whether one more pull of a bundle finds a peer, or the registry has room for it."""
+        after = asked.at_registry(1)
+        if after <= asked.at_registry():
+            return True
+        held = sum(one.at_registry() * one.connections for one in self._bundles) + asked.connections
+        return held <= self._network.registry.connections and after <= (asked.pull.sources or math.inf)
+
+    def _rates(self) -> None:
+        streams = [one.at_registry() for one in self._bundles]
+        each = min(self._link, self._registry / max(1, sum(streams)))
+        for one, served in zip(self._bundles, streams, strict=True):
+            one.rate = 0.0
+            if one.ends:
+                part = served * each
+                one.rate = min(self._link, (part + one.holders * self._link) / len(one.ends))
+                if one.pull.unit is not None and not one.complete:
+                    one.rate = min(one.rate, part)
