@@ -117,7 +117,6 @@ def test_the_gate_has_the_bound_as_its_limit(device: str) -> None:
     [
         ({"head_bits": 5}, "--head-bits 5 must be 4 or 8"),
         ({"head_bits": 4, "quantize": "int8"}, "--head-bits is for --quantize int4, and this is int8; leave it out"),
-        ({"head_bits": 4, "max_kl": 0.05}, "--head-bits 4 leaves nothing of --max-kl to divide.*leave one of them out"),
     ],
 )
 def test_bits_of_a_head_that_are_not_offered_are_refused(given: dict[str, Any], why: str) -> None:
