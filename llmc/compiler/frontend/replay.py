@@ -104,12 +104,13 @@ class ReplayedModel:
             named[_HIDDEN] = hidden
         else:
             arguments = (hidden, *arguments[1:])
-        with _replaced(weights or {}):
+        with replaced(weights or {}):
             made = layer.forward(*arguments, **named)
         way.hidden = made[0] if isinstance(made, tuple) else made
 
     def tail(self, tokens: Sequence[int], way: Way) -> Tensor:
-        """Logits [n, V] of a way that went through all layers, once `run` has ended."""
+        """Logits [n, V] of a way that went through all layers, once `run` has ended; `call` is the way's."""
+        self._call.number = way.of
         for at in range(len(self.layers)):
             self._stack[at] = _Passing(self.layers[at], self._in_tuple)
         last: Any = self._stack[-1]
@@ -164,7 +165,7 @@ class _EndedError(Exception):
 
 
 @contextmanager
-def _replaced(weights: Mapping[nn.Module, Tensor]) -> Iterator[None]:
+def replaced(weights: Mapping[nn.Module, Tensor]) -> Iterator[None]:
     """While it lasts, matrices have other weights."""
     held = {module: module._parameters["weight"] for module in weights}
     for module, weight in weights.items():

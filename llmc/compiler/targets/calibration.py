@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmc.artifacts.digest import digest_bytes
 from llmc.artifacts.key import Value, canonical_json
+from llmc.compiler.architectures.shared.names import OUTER
 from llmc.compiler.code import code_digest
 from llmc.compiler.options import Option
 from llmc.compiler.stages import StageReport, toolchain
@@ -41,21 +42,23 @@ MAX_KL: Option[float | None] = Option(
 )  # fmt: skip
 HEAD_BITS: Option[int | None] = Option(
     "head_bits", int, None,
-    "Bits of the head and the embedding with --quantize int4: 4 or 8. Default: 8.", metavar="4|8",
+    "Bits of the head and the embedding with --quantize int4: 4 or 8. Default: 8, or with --max-kl what it allows.",
+    metavar="4|8",
 )  # fmt: skip
 _SHARE = 0.9
-"""Of the bound, less what the device adds, for the matrices in layers: a margin."""
+"""Of the bound, less what the device adds, for matrices in 4 bits: a margin."""
 COST, SENSE_COST = Cost(fixed=2.0, parameters=180.0), Cost(fixed=2.0, parameters=90.0)
 """Of the stages, by the processor time that they took."""
 
 
 @dataclass(frozen=True)
 class Mixed:
-    """`wide`: names of the matrices that stay in 8 bits. `facts`, for a target's analysis, empty where no bound was
-    given: {"mixed": {of how many "matrices" how many are "in_8_bits", the "bits" of a code on average, and the
-    "mean_kl" of all}}."""
+    """`wide`: names of the matrices in layers that stay in 8 bits. `head_bits`: of embedding and head. `facts`, for a
+    target's analysis, empty where no bound was given: {"mixed": {of how many "matrices" how many are "in_8_bits", the
+    "bits" of a code on average, "head_bits", and the "mean_kl" of all}}."""
 
     wide: frozenset[str] = frozenset()
+    head_bits: int = 8
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -75,11 +78,6 @@ def require_calibratable(options: CompileOptions) -> None:
         raise InputError(f"{HEAD_BITS.flag} {head} must be 4 or 8")
     if head is not None and options.quantize != "int4":
         raise InputError(f"{HEAD_BITS.flag} is for --quantize int4, and this is {options.quantize}; leave it out")
-    if head == 4 and bound is not None:
-        raise InputError(
-            f"{HEAD_BITS.flag} 4 leaves nothing of {MAX_KL.flag} to divide: what stays in 8 bits is chosen among the "
-            f"layers' matrices, beside a head in 8; leave one of them out"
-        )
     if bound is not None and not (math.isfinite(bound) and bound > 0):
         raise InputError(f"{MAX_KL.flag} {bound} must be a number of nats above 0, as in 0.05")
     if given is not None and options.quantize != "int4":
@@ -92,14 +90,16 @@ def require_calibratable(options: CompileOptions) -> None:
 
 def calibrated(stages: Stages, options: CompileOptions, added: float) -> tuple[Stages, Mixed]:
     """The same stages over the checkpoint with calibrated blocks where a text was given, and what stays in 8 bits for a
-    bound. `added`: the mean divergence that is not of the matrices in layers, but of an embedding, a head, a KV cache
-    and activations in 8 bits. Raises VerificationError for a bound that 8 bits do not keep either."""
+    bound. `added`: the mean divergence that is not of 4 bits, but of an embedding, a head, a KV cache and activations
+    in 8. Raises VerificationError for a bound that 8 bits do not keep either."""
     if options.quantize != "int4":
         return stages, Mixed()
-    given, bound = CALIBRATE.of(options), MAX_KL.of(options)
+    given, bound, head = CALIBRATE.of(options), MAX_KL.of(options), HEAD_BITS.of(options)
     if given is not None:
         stages = _with_blocks(stages, given)
-    return stages, Mixed() if bound is None else _mixed(stages, _SHARE * (bound - added))
+    if bound is None:
+        return stages, Mixed(head_bits=head or 8)
+    return stages, _mixed(stages, _SHARE * (bound - added), head)
 
 
 def _with_blocks(stages: Stages, given: str) -> Stages:
@@ -124,13 +124,18 @@ def _with_blocks(stages: Stages, given: str) -> Stages:
     return made
 
 
-def _mixed(stages: Stages, most: float) -> Mixed:
-    """What stays in 8 bits so that the matrices in layers diverge by no more than `most`."""
+def _mixed(stages: Stages, most: float, head: int | None) -> Mixed:
+    """What stays in 8 bits so that the model diverges by no more than `most`; with `head` None embedding and head are
+    one more group that may."""
     from llmc.compiler.targets.calibration_text import judged_in
 
     judged = judged_in(stages.checkpoint)
-    reached, costs = _sensed(stages, judged)
-    names = [name for cost in costs for name in cost.names]
+    reached, sensed = _sensed(stages, judged, outer=head != 8)
+    costs = [cost for cost in sensed if OUTER.isdisjoint(cost.names)]
+    outer = [cost for cost in sensed if cost not in costs]
+    names, ends = (frozenset(name for cost in each for name in cost.names) for each in (costs, outer))
+    fixed = sum(cost.divergence for cost in outer) if head else 0.0
+    chosen = costs if head else sensed
 
     def build(workspace: Workspace) -> Mapping[str, Blob]:
         from llmc.compiler.weights.mixed import widened
@@ -138,25 +143,32 @@ def _mixed(stages: Stages, most: float) -> Mixed:
 
         kl, wide = reached, frozenset[str]()
         while kl > most:
-            if wide.issuperset(names):
+            if all(wide.issuperset(cost.names) for cost in chosen):
+                beside = f" beside {HEAD_BITS.flag} 4" if head == 4 else ""
                 raise VerificationError(
-                    f"{MAX_KL.flag}: with all {len(names)} matrices in 8 bits the mean KL is {kl:.2g} nats, and the "
-                    f"bound leaves {max(most, 0):.2g} for them; give a higher one, or --quantize none"
+                    f"{MAX_KL.flag}: with all {len(names)} matrices in 8 bits{beside} the mean KL is {kl:.2g} nats, "
+                    f"and the bound leaves {max(most, 0):.2g} for them; give a higher one, or --quantize none"
                 )
-            wide = widened(costs, wide, kl, most)
-            kl, _ = divergence(stages.checkpoint, judged, wide, [], _tell(stages, "mix"))
+            wide = widened(chosen, wide, kl, most, fixed)
+            kl, _ = divergence(stages.checkpoint, judged, wide, [], _tell(stages, "mix"), outer=head != 8)
         eights = sum(cost.weights for cost in costs if wide.issuperset(cost.names))
         bits = 4 + 4 * eights / sum(cost.weights for cost in costs)
-        facts = {"matrices": len(names), "in_8_bits": len(wide), "bits": round(bits, 3), "mean_kl": round(kl, 6)}
-        return {"mix": workspace.put_bytes(canonical_json({"wide": sorted(wide), "facts": {"mixed": facts}}))}
+        facts = {
+            "matrices": len(names), "in_8_bits": len(wide - ends), "bits": round(bits, 3), "mean_kl": round(kl, 6),
+            "head_bits": head or (4 if ends - wide else 8),
+        }  # fmt: skip
+        return {"mix": workspace.put_bytes(canonical_json({"wide": sorted(wide - ends), "mixed": facts}))}
 
-    components = _components(stages, _mixed, judged=asdict(judged), costs=[asdict(cost) for cost in costs], most=most)
+    components = _components(
+        stages, _mixed, judged=asdict(judged), costs=[asdict(cost) for cost in sensed], most=most, head=head
+    )
     found = loads(stages.store.get_bytes(stages.run("mix", components, build).outputs["mix"].digest))
-    return Mixed(frozenset(found["wide"]), found["facts"])
+    facts = found["mixed"]
+    return Mixed(frozenset(found["wide"]), facts["head_bits"], {"mixed": facts})
 
 
-def _sensed(stages: Stages, judged: Judged) -> tuple[float, list[GroupCost]]:
-    """The divergence with all in 4 bits, and what each group of matrices costs."""
+def _sensed(stages: Stages, judged: Judged, *, outer: bool) -> tuple[float, list[GroupCost]]:
+    """The divergence with all in 4 bits, and what each group of matrices costs; `outer`: embedding and head, too."""
     from llmc.compiler.targets.calibration_text import OWN, sequences_in
     from llmc.compiler.weights.mixed import GroupCost
 
@@ -165,10 +177,10 @@ def _sensed(stages: Stages, judged: Judged) -> tuple[float, list[GroupCost]]:
     def build(workspace: Workspace) -> Mapping[str, Blob]:
         from llmc.compiler.weights.sensitivity import divergence
 
-        reached, costs = divergence(stages.checkpoint, judged, frozenset(), probe, _tell(stages, "sense"))
+        reached, costs = divergence(stages.checkpoint, judged, frozenset(), probe, _tell(stages, "sense"), outer=outer)
         return {"costs": workspace.put_bytes(canonical_json([reached, [asdict(cost) for cost in costs]]))}
 
-    components = _components(stages, _sensed, judged=asdict(judged), probe=probe)
+    components = _components(stages, _sensed, judged=asdict(judged), probe=probe, outer=outer)
     reached, costs = loads(stages.store.get_bytes(stages.run("sense", components, build).outputs["costs"].digest))
     return reached, [GroupCost(**{**cost, "names": tuple(cost["names"])}) for cost in costs]
 
@@ -192,5 +204,6 @@ def mixed_lines(analysis: Mapping[str, Any]) -> list[str]:
         return []
     return [
         f"of {found['matrices']} matrices in layers {found['in_8_bits']} in 8 bits, the others in 4: "
-        f"{found['bits']:.2f} bits a weight, and a mean KL of {found['mean_kl']:.2g} nats by these alone"
+        f"{found['bits']:.2f} bits a weight; embedding and head in {found['head_bits']}; a mean KL of "
+        f"{found['mean_kl']:.2g} nats by 4 bits alone"
     ]

@@ -58,6 +58,13 @@ def q4_blocks(names: Sequence[str], source: TensorSource, block: int) -> Blocks:
     return _stacked(made)
 
 
+def q4_values(names: Sequence[str], source: TensorSource, block: int) -> Array:
+    """The floats [N, K] that the matrix of family q4 stands for, whose rows are whole blocks."""
+    codes, scales, offsets = q4_blocks(names, source, block)
+    values: Array = (codes.astype(np.float32) - 8) * scales[..., None] + offsets[..., None]
+    return values.reshape(len(values), -1)
+
+
 def kept4(names: Sequence[str], source: TensorSource, block: int) -> dict[str, NDArray[Any]]:
     """The parts of family kept4. Raises CheckpointError for a source without 4-bit blocks of this size."""
     return _parts(4, kept4_blocks(names, source, block))

@@ -18,7 +18,8 @@ from llmc.compiler.checkpoint.calibrated import BLOCK
 from llmc.compiler.frontend.replay import ReplayedModel, Way
 from llmc.compiler.weights.groups import Group, Groups
 from llmc.compiler.weights.mixed import GroupCost
-from llmc.compiler.weights.nbits import q4_blocks
+from llmc.compiler.weights.nbits import q4_values
+from llmc.compiler.weights.outer import Outer
 from llmc.compiler.weights.recipes import quantise_q8
 
 if TYPE_CHECKING:
@@ -36,14 +37,16 @@ class Judged:
 
 
 def divergence(
-    checkpoint: Checkpoint, judged: Judged, wide: frozenset[str], probe: Sequence[int], tell: Tell = lambda *_: None
-) -> tuple[float, list[GroupCost]]:
-    """Mean KL(float ‖ quantised) in nats of the model whose projections are in 4-bit blocks, the checkpoint's or the
-    nearest ones, those of `wide` in 8 bits; and what each group costs over the sequence `probe`, nothing where that is
-    empty. Raises CheckpointError where there is none, and for weights that are no numbers."""
+    checkpoint: Checkpoint, judged: Judged, wide: frozenset[str], probe: Sequence[int], tell: Tell = lambda *_: None,
+    *, outer: bool = False,
+) -> tuple[float, list[GroupCost]]:  # fmt: skip
+    """Mean KL(float ‖ quantised) in nats of the model whose projections, and with `outer` embedding and head, are in
+    4-bit blocks, the checkpoint's or the nearest ones; of `wide` projections are in 8 bits, embedding and head in
+    floats. And what each group costs over the sequence `probe`, nothing where that is empty. Raises CheckpointError
+    where there is none, and for weights that are no numbers."""
     calls = [*judged.sequences, *([probe] if probe else [])]
     count = len(judged.sequences)
-    ways, alone = [Way(call) for call in range(count)], list[tuple[Group, int, Way]]()
+    alone = list[tuple[tuple[str, ...], int, Way]]()
     done = 0
 
     def leaving(layer: nn.Module) -> None:
@@ -57,7 +60,7 @@ def divergence(
             made |= own
             if probe:
                 replayed.through(layer, way := Way(count), own)
-                alone.append((group, weight.size, way))
+                alone.append((group.names, weight.size, way))
         for way in ways:
             replayed.through(layer, way, made)
         groups.watch()
@@ -66,23 +69,28 @@ def divergence(
 
     def apart(way: Way) -> Tensor:
         """KL of each token, [n]."""
-        p, q = (torch.log_softmax(x, -1) for x in (predicted[way.of], replayed.tail(calls[way.of], way)))
+        of = way.of % len(calls)
+        p, q = (torch.log_softmax(x, -1) for x in (predicted[of], replayed.tail(calls[of], way)))
         return (p.exp() * (p - q)).sum(-1)
 
     replayed = ReplayedModel(checkpoint, leaving)
     groups = Groups(checkpoint, replayed)
-    predicted = replayed.run(calls, len(calls))
+    first = 0
+    if outer:  # the same calls once more, with the embedding in 4 bits
+        rounded = Outer(checkpoint, replayed, len(calls))
+        first = 0 if wide.issuperset(rounded.names) else len(calls)
+        if first and probe:
+            alone.append((rounded.names, rounded.weights, Way(first + count)))
+    ways = [Way(first + call) for call in range(count)]
+    predicted = replayed.run(calls * 2 if first else calls, len(calls))
     groups.require_any()
-    costs = [GroupCost(group.names, weights, float(apart(way).mean())) for group, weights, way in alone]
+    costs = [GroupCost(names, weights, float(apart(way).mean())) for names, weights, way in alone]
     return float(torch.cat([apart(way)[judged.first :] for way in ways]).mean()), costs
 
 
 def _values(checkpoint: Checkpoint, group: Group, weight: Array, *, eight: bool) -> Array:
-    if eight:
-        codes, scales = quantise_q8(weight, BLOCK)
-        centre, offsets = 128, np.zeros_like(scales)
-    else:
-        codes, scales, offsets = q4_blocks(group.names, checkpoint, BLOCK)
-        centre = 8
-    values: Array = (codes.astype(np.float32) - centre) * scales[..., None] + offsets[..., None]
+    if not eight:
+        return q4_values(group.names, checkpoint, BLOCK)
+    codes, scales = quantise_q8(weight, BLOCK)
+    values: Array = (codes.astype(np.float32) - 128) * scales[..., None]
     return values.reshape(weight.shape)

@@ -8,16 +8,19 @@ from typing import Any
 import pytest
 
 from llmc.artifacts.store.store import Store
+from llmc.compiler.architectures.shared.names import OUTER
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.checkpoint.calibrated import FORM
 from llmc.compiler.options import CompileOptions
+from llmc.compiler.pipeline.compile import compile_bundle
 from llmc.compiler.stages import StageReport, Stages
 from llmc.compiler.targets import open_target
-from llmc.compiler.targets.calibration import calibrated, mixed_lines, require_calibratable
+from llmc.compiler.targets.calibration import Mixed, calibrated, mixed_lines, require_calibratable
 from llmc.compiler.targets.calibration_text import sequences_in
 from llmc.compiler.verification.passages import PASSAGES
 from llmc.compiler.weights.calibration import TOKENS
 from llmc.errors import InputError, VerificationError
+from llmc.runtime.bundle import Bundle
 from llmc.runtime.text.tokenizer import Tokenizer
 from tests.compiler import tiny
 
@@ -55,6 +58,40 @@ def test_a_bound_leaves_the_dearest_in_8_bits_and_says_so(tmp_path: Path) -> Non
     assert mixed_lines({}) == []
     parts = [event for event in told if event.total > 1]
     assert {event.name for event in parts} == {"sense", "mix"} and parts[-1].index == parts[-1].total
+
+
+def test_embedding_and_head_have_the_bits_that_the_bound_allows_or_that_were_asked_for(tmp_path: Path) -> None:
+    stages = stages_in(tmp_path)
+
+    def found(bound: float, **given: Any) -> tuple[Mixed, dict[str, Any]]:
+        _, mixed = calibrated(stages, options(max_kl=bound, **given), 0.0)
+        assert mixed.head_bits == mixed.facts["mixed"]["head_bits"]
+        assert mixed.wide.isdisjoint(OUTER)
+        return mixed, dict(mixed.facts["mixed"])
+
+    (loose, every), (_, layers) = found(10.0), found(10.0, head_bits=8)
+    assert (loose.head_bits, layers["head_bits"]) == (4, 8)
+    assert layers["mean_kl"] < every["mean_kl"]
+    assert "; embedding and head in 4; a mean KL of" in mixed_lines(loose.facts)[0]
+    tight, _ = found(layers["mean_kl"] / 20)
+    assert tight.head_bits == 8
+    ends = every["mean_kl"] - layers["mean_kl"]
+    forced, facts = found(layers["mean_kl"] / 2 + ends, head_bits=4)
+    assert forced.head_bits == 4 and forced.wide
+    assert facts["mean_kl"] <= layers["mean_kl"] / 2 + ends
+    with pytest.raises(VerificationError, match=r"with all \d+ matrices in 8 bits beside --head-bits 4 the mean KL is"):
+        found(ends / 4, head_bits=4)
+
+
+@pytest.mark.parametrize(("device", "more"), [("openvino", {}), ("onnxruntime", {"kernels": "onnxruntime"})])
+def test_a_bundle_has_the_head_that_was_chosen(device: str, more: dict[str, Any], tmp_path: Path) -> None:
+    model, store, sizes = str(tiny.write_model(tmp_path / "model", "llama")), Store(tmp_path / "store"), {}
+    for head in (8, None):
+        asked = CompileOptions.of(device, quantize="int4", max_kl=10.0, head_bits=head, verify="none", **more)
+        made = compile_bundle(model, tmp_path / f"bundle-{head}", tiny.kinds_plan(), asked, store, lambda _: None)
+        weights = Bundle.open(made.bundle).files.path("weights")
+        sizes[made.analysis["mixed"]["head_bits"]] = weights.stat().st_size
+    assert sizes.keys() == {4, 8} and sizes[4] < sizes[8]
 
 
 def test_a_text_lowers_what_stays_in_8_bits_and_is_read_once_for_all_bounds(tmp_path: Path) -> None:
@@ -117,7 +154,6 @@ def test_the_gate_has_the_bound_as_its_limit(device: str) -> None:
     [
         ({"head_bits": 5}, "--head-bits 5 must be 4 or 8"),
         ({"head_bits": 4, "quantize": "int8"}, "--head-bits is for --quantize int4, and this is int8; leave it out"),
-        ({"head_bits": 4, "max_kl": 0.05}, "--head-bits 4 leaves nothing of --max-kl to divide.*leave one of them out"),
     ],
 )
 def test_bits_of_a_head_that_are_not_offered_are_refused(given: dict[str, Any], why: str) -> None:

@@ -26,6 +26,11 @@ def test_costs_are_taken_times_what_their_sum_was_wrong_by() -> None:
     assert again == {"o", "q", "k", "v"}, "what is left costs 0.08, and was measured at 0.12"
 
 
+def test_what_stays_in_4_bits_is_counted_and_left_there() -> None:
+    assert widened(COSTS, NONE, 0.2, 0.16, fixed=0.1) == {"o", "q", "k", "v"}
+    assert widened(COSTS, NONE, 0.2, 0.09, fixed=0.1) == {name for cost in COSTS for name in cost.names}
+
+
 def test_a_bound_that_is_not_predicted_to_be_kept_widens_all() -> None:
     every = widened(COSTS, NONE, 0.1, 0.0)
     assert every == {name for cost in COSTS for name in cost.names}

@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 import torch
 
+from llmc.compiler.architectures.shared.names import EMBEDDING, HEAD
 from llmc.compiler.checkpoint import open_checkpoint
+from llmc.compiler.checkpoint.base import stored_name
 from llmc.compiler.frontend.real_model import load_real_model
-from llmc.compiler.weights.nbits import quantise_q4
+from llmc.compiler.weights import outer
+from llmc.compiler.weights.nbits import q4_values, quantise_q4
 from llmc.compiler.weights.sensitivity import Judged, divergence
 from tests.compiler import tiny
 
@@ -45,3 +48,34 @@ def test_costs_are_of_one_group_alone_and_the_divergence_of_all(tmp_path: Path) 
     wide, none = divergence(model, JUDGED, names, [])
     assert none == []
     assert wide < 0.1 * found
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2"], ids=["head of its own", "tied, embedding scaled"])
+def test_embedding_and_head_are_one_group_of_all(tmp_path: Path, family: str) -> None:
+    model = open_checkpoint(tiny.write_model(tmp_path / "model", family))
+    found, costs = divergence(model, JUDGED, NONE, PROBE, outer=True)
+    without, others = divergence(model, JUDGED, NONE, PROBE)
+    one, *layers = costs
+    assert one.names == (EMBEDDING, HEAD)[: 1 if family == "gemma2" else 2]
+    assert one.weights == sum(np.prod(model.shape(name)) for name in one.names)
+    assert [cost.names for cost in layers] == [cost.names for cost in others]
+    assert [cost.divergence for cost in layers] == pytest.approx([cost.divergence for cost in others], rel=1e-3)
+    assert found > without
+    assert divergence(model, JUDGED, frozenset(one.names), [], outer=True)[0] == pytest.approx(without, rel=1e-3)
+
+    whole = load_real_model(model)
+    wanted = torch.log_softmax(whole(torch.tensor([PROBE])).logits[0], -1).detach()
+    for name in (EMBEDDING, HEAD):
+        rounded = torch.from_numpy(q4_values([stored_name(name, model.tensor_names())], model, 32))
+        whole.get_submodule(name.removesuffix(".weight"))._parameters["weight"] = torch.nn.Parameter(rounded)
+    got = torch.log_softmax(whole(torch.tensor([PROBE])).logits[0], -1).detach()
+    assert one.divergence == pytest.approx(float((wanted.exp() * (wanted - got)).sum(-1).mean()), rel=0.01)
+
+
+def test_an_embedding_whose_rows_are_no_whole_blocks_is_no_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = open_checkpoint(tiny.write_model(tmp_path / "model", "llama"))
+    monkeypatch.setattr(outer, "BLOCK", 48)
+    with_outer, without = (divergence(model, JUDGED, NONE, PROBE, outer=asked) for asked in (True, False))
+    assert with_outer == without

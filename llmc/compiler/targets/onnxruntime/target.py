@@ -260,7 +260,7 @@ class OnnxRuntimeTarget(Target):
         own, (stages, mixed) = _ours(options), calibrated(stages, options, ADDED_KL)
         formats = replace(
             self._onnx_options(stages, str(options.quantize), mixed.wide, panels=own),
-            head_bits=HEAD_BITS.of(options) or 8, activations=ACTIVATIONS.of(options) is None,
+            head_bits=mixed.head_bits, activations=ACTIVATIONS.of(options) is None,
         )  # fmt: skip
         formats = replace(formats, fold=formats.fold and formats.activations)
         held = self.held(stages, options)

@@ -99,22 +99,22 @@ class OpenVinoBase(Target):
         return {**super().stage_costs(options, buckets), "finish": Cost(fixed=1.0, parameters=2.0)}
 
     def weight_bits(self, options: CompileOptions, weights: Weights) -> float:
-        """Codes, and float32 scales and zero points of each group."""
+        """Codes, and of each group a float32 zero point and a scale, which may have 16 bits in products (scales.py)."""
         quantize = str(options.quantize)
         if quantize == "none":
             return super().weight_bits(options, weights)
         kept = weights.stored
+        scale = 32 if kept is None or weights.outer or kept.scales == "float32" else 16
         if quantize == "keep" and kept is not None:
             bits = 4 if kept.table == "float4" else kept.bits
-            return bits + (2 if kept.bits == 4 or kept.offsets else 1) * 32 / kept.block
-        four = quantize == "int4" and (
-            not weights.outer or HEAD_BITS.of(options) == 4 or (kept is not None and kept.bits == 4)
-        )
+            return bits + (scale + (32 if kept.bits == 4 or kept.offsets else 0)) / kept.block
+        stored = kept is not None and kept.bits == 4
+        four = quantize == "int4" and (not weights.outer or HEAD_BITS.of(options) == 4 or stored)
         asked = GROUP_SIZE.of(options)
         group = self.default_group(quantize) if asked is None else asked
-        parts = 2 if four else 1
         group = PAGED_INT8[0] if group is None else group
-        return (4 if four else 8) + (parts * 32 / group if group else 0)
+        beside = (scale if stored else 32) + 32 if four else 32
+        return (4 if four else 8) + (beside / group if group else 0)
 
     def default_group(self, quantize: str) -> int | None:
         """The group that stands for none named; None: none does."""

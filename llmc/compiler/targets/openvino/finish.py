@@ -25,6 +25,7 @@ from typing import Any
 
 import openvino as ov
 
+from llmc.compiler.targets.openvino.scales import narrowed, scales_of
 from llmc.compiler.weights.recipes import Sink
 from llmc.errors import CompileError
 
@@ -32,7 +33,9 @@ _HEADER = struct.Struct("<6Q")
 _LONGEST_METADATA = 1 << 16
 _LAYER = re.compile(r'<layer id="(\d+)" name="([^"]*)" type="(\w+)"')
 _CONSTANT = re.compile(
-    r'(<layer id="\d+" name="[^"]*" type="Const".*?<data [^>]*?)offset="(\d+)" size="(\d+)"', re.DOTALL
+    r'(<layer id="(\d+)" name="[^"]*" type="Const"[^>]*>\s*<data element_type=)"(\w+)" shape="([^"]*)" '
+    r'offset="(\d+)" size="(\d+)"(.*?precision=)"(\w+)"',
+    re.DOTALL,
 )
 _NOTES = re.compile(r'\s*<attribute name="(?:fused_names|WeightlessCacheAttribute)"[^>]*/>')
 _EMPTY_NOTES = re.compile(r"\s*<rt_info>\s*</rt_info>")
@@ -80,15 +83,26 @@ def finish(model: ov.Model, properties: Mapping[str, str], weights: FinishedWeig
     data = memoryview(stream.getvalue())
     if len(exported) != 1:
         raise CompileError(f"OpenVINO {ov.__version__} exported {len(exported)} models in place of one")
-    constants = _constants(data, exported[0])
-
-    def moved(match: re.Match[str]) -> str:
-        head, offset, size = match[1], int(match[2]), int(match[3])
-        return f'{head}offset="{weights.place(constants[offset : offset + size])}" size="{size}"'
-
-    xml = _CONSTANT.sub(moved, exported[0].decode())
+    xml = _placed(exported[0].decode(), _constants(data, exported[0]), weights)
     xml = _EMPTY_NOTES.sub("", _NOTES.sub("", xml))
     return renamed(xml, frozenset(parameter.get_friendly_name() for parameter in model.get_parameters()))
+
+
+def _placed(xml: str, constants: memoryview, weights: FinishedWeights) -> str:
+    """The XML with its constants in `weights`, scales in as few bits as hold them."""
+    scales, looked_up = scales_of(xml)
+    held = {m[2]: constants[int(m[5]) : int(m[5]) + int(m[6])] for m in _CONSTANT.finditer(xml)}
+    shared = [held[layer] for layer in looked_up]  # a tied head's scales are those of the embedding, once in the file
+
+    def placed(match: re.Match[str]) -> str:
+        head, layer, kind, shape, _, _, middle, precision = match.groups()
+        data = held[layer]
+        if layer in scales and kind == "f32" and data not in shared:
+            kind, precision, data = narrowed(data)
+        at = weights.place(data)
+        return f'{head}"{kind}" shape="{shape}" offset="{at}" size="{len(data)}"{middle}"{precision}"'
+
+    return _CONSTANT.sub(placed, xml)
 
 
 def renamed(xml: str, kept: frozenset[str]) -> str:

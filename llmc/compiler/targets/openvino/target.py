@@ -9,7 +9,7 @@ are faster and hold their own packed copy of the weights in memory: as many as t
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -24,6 +24,7 @@ from llmc.compiler.targets.calibration import (
     CALIBRATE,
     HEAD_BITS,
     MAX_KL,
+    Mixed,
     calibrated,
     calibration_costs,
     mixed_lines,
@@ -219,7 +220,7 @@ class OpenVinoTarget(OpenVinoBase):
         """Fuse and lower, make the weights, and finish every model over one weights file."""
         stages, mixed = calibrated(stages, options, ADDED_KL)
         models = {_name(rows): rows for rows in (None, *self._fixed(stages.plan.buckets, options))}
-        made = self._lower(stages, programs, options, models, mixed.wide)
+        made = self._lower(stages, programs, options, models, mixed)
         plain = json.loads(stages.store.get_bytes(made.outputs[PLAIN].digest))
         self._require_fitting(stages, options, plain.get("attention", [0, ""])[1])
         finished = self._finish(stages, options, models, made).outputs
@@ -266,8 +267,9 @@ class OpenVinoTarget(OpenVinoBase):
 
     def _lower(
         self, stages: Stages, programs: Sequence[Program], options: CompileOptions, models: Mapping[str, int | None],
-        eight: Collection[str],
+        mixed: Mixed,
     ) -> Entry:  # fmt: skip
+        eight, head = mixed.wide, mixed.head_bits
         stored = stored_forms(stages.checkpoint) if options.quantize in ("int4", "keep") else {}
         stored = {name: form for name, form in stored.items() if name not in eight}
         halves: list[str] = []
@@ -281,7 +283,6 @@ class OpenVinoTarget(OpenVinoBase):
         shape = self.held(stages, options)
         kept, held, rings = shape.kv, KV_CACHE_DTYPE.of(options) or "f32", [t.ring for t in shape.kv[::2]]
         wide = held_widths(held, kept) != held_widths("f32", kept)
-        head = HEAD_BITS.of(options) or 8
         form = {
             "form": "paged", "stored": forms_in_key(stored),
             "fixed": " ".join(str(rows) for rows in models.values() if rows is not None),

@@ -62,6 +62,12 @@ WHOLE_SHAPES = {"SNIPPETS_MODE": "DISABLE"}
 with an activation between them, whose input is also added to its result."""
 
 
+PRODUCT, SCALES = "FullyConnectedCompressed", 3
+"""The CPU plugin's product with a matrix in codes, and which of its inputs are their scales."""
+_KEPT = "keep_const_precision_0"
+"""Marks constants that OpenVINO leaves in their type when it compiles (keep_const_precision.hpp)."""
+
+
 def has_device(name: str) -> bool:
     """Whether `name` ("CPU", "GPU", "GPU.1", "NPU") is here."""
     return any(name in (device, device.split(".")[0]) for device in open_core().available_devices)
@@ -99,7 +105,8 @@ class MappedWeights:
 
 
 def read_paged(xml: bytes, weights: MappedWeights, shape: CacheShape, source: str) -> ov.Model:
-    """A finished model, told the heads of each attention, which its XML does not say: by the names of its caches.
+    """A finished model, told what its XML does not say: that scales stay in their type, which else become float32 in
+    memory of their own beside what products pack; and the heads of each attention, by the names of its caches.
 
     Raises ArtifactError for XML that OpenVINO cannot read, and for caches that `shape` does not have.
     """
@@ -107,6 +114,9 @@ def read_paged(xml: bytes, weights: MappedWeights, shape: CacheShape, source: st
         model = open_core().read_model(xml, weights.tensor)
     except RuntimeError as e:
         raise ArtifactError(f"{source}: OpenVINO {version()} cannot read the model: {str(e).splitlines()[-1]}") from e
+    for node in model.get_ops():
+        if node.get_type_name() == PRODUCT:
+            node.input_value(SCALES).get_node().get_rt_info()[_KEPT] = True
     for node, caches in attentions(model):
         pair = [cache_of(cache.get_friendly_name(), shape) for cache in caches]
         if None in pair:
