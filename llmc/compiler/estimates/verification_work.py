@@ -59,17 +59,17 @@ def count(
         tokens //= 2  # rows are spread evenly from the longest to the shortest
     prompts = [min(past, limits.longest_prompt) for past in pasts]
     steps += len(pasts) + sum(pasts) - sum(prompts)  # one for each token beyond the longest prompt
-    return Work(len(opened), steps, tokens + sum(prompts)) + _texts(buckets, limits, target, padded)
+    return Work(len(opened), steps, tokens + sum(prompts)) + _texts(buckets, limits, target, padded, parameters)
 
 
-def _texts(buckets: Sequence[Bucket], limits: Limits, target: Target, padded: bool) -> Work:
+def _texts(buckets: Sequence[Bucket], limits: Limits, target: Target, padded: bool, parameters: int) -> Work:
     """Greedy texts, and the accuracy over the text, as many sequences at once as the plan allows."""
     from llmc.compiler.verification.accuracy import PORTABLE
-    from llmc.compiler.verification.probes import CONTINUATION, PROMPTS
+    from llmc.compiler.verification.probes import PROMPTS, continuations
     from llmc.compiler.verification.texts import TEXTS
-    from llmc.compiler.verification.windows import FIRST, TOKENS
+    from llmc.compiler.verification.windows import FIRST, text_tokens
 
-    share, together = TOKENS // len(TEXTS), limits.max_num_seqs
+    share, together = text_tokens(parameters) // len(TEXTS), limits.max_num_seqs
     size = min(limits.longest_prompt + 1, share)
     first, last = min(FIRST, size // 2), PORTABLE if target.state == "portable" else share
     read: list[int] = []
@@ -78,11 +78,11 @@ def _texts(buckets: Sequence[Bucket], limits: Limits, target: Target, padded: bo
             read.append(end)
     lengths = sorted(read * len(TEXTS), reverse=True)
     prompts = [max(first, length - last + 1) if padded else length // 2 for length in lengths]
-    made = sum(range(CONTINUATION, 0, -2)[: len(PROMPTS)])
+    made = continuations(parameters)
     steps = sum(length - prompt for length, prompt in zip(lengths[::together], prompts[::together], strict=True))
     prompts += [size // 3] * len(PROMPTS)
     tokens = sum(_prompt(buckets, prompt, padded) for prompt in prompts)
-    return Work(0, steps + max(CONTINUATION, made // together) + len(prompts), tokens)
+    return Work(0, steps + max(made[-1], sum(made) // together) + len(prompts), tokens)
 
 
 def _prompt(buckets: Sequence[Bucket], length: int, padded: bool) -> int:

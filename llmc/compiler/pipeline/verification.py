@@ -31,6 +31,7 @@ from llmc.compiler.verification.outcomes import readable
 from llmc.compiler.verification.parts import Once, Part, Serving, bucket_of, choose, past_length, steps_beyond
 from llmc.errors import ArtifactError, CapacityError, VerificationError
 from llmc.runtime.executors import executor_module, open_executor
+from llmc.runtime.heap import trim
 from llmc.runtime.host import cpu_features
 from llmc.settings import Settings
 
@@ -248,6 +249,7 @@ def run_parts(
     from llmc.compiler.verification.probes import turns_of
     from llmc.compiler.verification.verify import Verification
 
+    trim()  # the reference's memory is not held while the bundle runs
     executor = open_executor(bundle)
     try:
         if executor.exact:

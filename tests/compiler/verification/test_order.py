@@ -8,14 +8,16 @@ from typing import Any
 
 import pytest
 
+from llmc.buckets.bucket import Bucket
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.pipeline.verification import probes_stage, run_parts
 from llmc.compiler.stages import Stages
+from llmc.compiler.targets import open_target
 from llmc.compiler.targets.fake import FakeTarget
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.executors.fake.executor import FakeExecutor
 from llmc.runtime.step import Step
-from tests.devices import use
+from tests.devices import use, watching
 from tests.toy import Toy
 
 
@@ -42,3 +44,31 @@ def test_a_buckets_outcome_is_the_same_in_every_order(tmp_path: Path, monkeypatc
         outcomes.append({outcome["bucket"]: outcome for outcome in made})
     assert any(outcome["leak"] for outcome in outcomes[0].values()), "pad tokens do show on this device"
     assert all(found == outcomes[0] for found in outcomes)
+
+
+@pytest.mark.parametrize("device", ["fake", "fake:ragged", "fake:paged=128"])
+def test_a_past_is_computed_once_for_all_that_continue_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    """Where no step is padded, the longest prompt of the buckets is the past of decode: no prompt is run for that."""
+    toy, seen = Toy.make(tmp_path), []
+    toy.compile(verify="none", specialise=False, device=device)
+    use(monkeypatch, executor=watching(seen.append))
+    target = open_target(device)
+    stages = Stages(toy.store, open_checkpoint(toy.model), toy.plan, lambda _: None)
+    probes = probes_stage(stages, target)
+    longest = max(toy.plan.prompt, key=lambda bucket: (bucket.context == 0, bucket.tokens))
+    bundle, decode = Bundle.open(toy.bundle), [bucket for bucket in toy.plan.decode if bucket.context]
+
+    def outcomes(parts: list[Bucket]) -> list[dict[str, Any]]:
+        seen.clear()
+        return run_parts(bundle, stages, probes, parts, lambda *_: None)
+
+    def whole() -> int:
+        return sum(step.phase == "prompt" and int(step.new_lengths[0]) == toy.plan.limits.longest_prompt - 1 for step in seen)
+
+    alone = outcomes(decode)
+    assert whole() == 1
+    after = outcomes([longest, *decode])
+    assert whole() == 2, "the bucket's two runs"
+    assert after[1:] == alone

@@ -38,8 +38,8 @@ class Counting(Reference):
     def logits(self, tokens: Sequence[int], positions: Sequence[int]) -> Any:
         return np.zeros((len(positions), 2), np.float32)
 
-    def greedy(self, prompt: Sequence[int], count: int) -> list[int]:
-        return [0] * count
+    def continued(self, prompt: Sequence[int], count: int) -> Any:
+        return [0] * count, np.zeros((count, 2), np.float32)
 
 
 def long_probe(folder: Path, longest: int, **config: object) -> Probe:

@@ -97,8 +97,8 @@ def test_a_reference_that_gives_no_numbers_is_no_reference(checkpoint: Checkpoin
         def logits(self, tokens: Sequence[int], positions: Sequence[int]) -> np.ndarray:
             return np.full((len(positions), VOCAB), np.nan, np.float32)
 
-        def greedy(self, prompt: Sequence[int], count: int) -> list[int]:
-            return []
+        def continued(self, prompt: Sequence[int], count: int) -> tuple[list[int], np.ndarray]:
+            raise NotImplementedError
 
     with pytest.raises(VerificationError, match="the reference model's logits are no numbers"):
         make_windows(checkpoint, Broken(), 64, VOCAB)
