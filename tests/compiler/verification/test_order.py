@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from llmc.buckets.bucket import Bucket
+from llmc.buckets.limits import Limits
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.pipeline.verification import probes_stage, run_parts
 from llmc.compiler.stages import Stages
@@ -18,7 +19,7 @@ from llmc.runtime.bundle import Bundle
 from llmc.runtime.executors.fake.executor import FakeExecutor
 from llmc.runtime.step import Step
 from tests.devices import use, watching
-from tests.toy import Toy
+from tests.toy import Toy, toy_plan
 
 
 def test_a_buckets_outcome_is_the_same_in_every_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,23 +53,23 @@ def test_a_past_is_computed_once_for_all_that_continue_it(
 ) -> None:
     """Where no step is padded, the longest prompt of the buckets is the past of decode: no prompt is run for that."""
     toy, seen = Toy.make(tmp_path), []
-    toy.compile(verify="none", specialise=False, device=device)
+    plan = toy_plan([(2, 16, 0), (2, 64, 0)], [(1, 32), (2, 64)], Limits(64, 2, 128, 8))
+    toy.compile(plan, verify="none", specialise=False, device=device)
     use(monkeypatch, executor=watching(seen.append))
     target = open_target(device)
-    stages = Stages(toy.store, open_checkpoint(toy.model), toy.plan, lambda _: None)
+    stages = Stages(toy.store, open_checkpoint(toy.model), plan, lambda _: None)
     probes = probes_stage(stages, target)
-    longest = max(toy.plan.prompt, key=lambda bucket: (bucket.context == 0, bucket.tokens))
-    bundle, decode = Bundle.open(toy.bundle), [bucket for bucket in toy.plan.decode if bucket.context]
+    bundle = Bundle.open(toy.bundle)
 
-    def outcomes(parts: list[Bucket]) -> list[dict[str, Any]]:
+    def outcomes(*parts: Bucket) -> list[dict[str, Any]]:
         seen.clear()
         return run_parts(bundle, stages, probes, parts, lambda *_: None)
 
     def whole() -> int:
-        return sum(step.phase == "prompt" and int(step.new_lengths[0]) == toy.plan.limits.longest_prompt - 1 for step in seen)
+        return sum(step.phase == "prompt" and int(step.new_lengths[0]) == 63 for step in seen)
 
-    alone = outcomes(decode)
+    alone = outcomes(*plan.decode)
     assert whole() == 1
-    after = outcomes([longest, *decode])
-    assert whole() == 2, "the bucket's two runs"
+    after = outcomes(plan.prompt[-1], *plan.decode)
+    assert whole() == 2, "the runs of the bucket under two poisons"
     assert after[1:] == alone
