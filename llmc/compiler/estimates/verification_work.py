@@ -44,7 +44,7 @@ def count(
     serving, padded = Serving(target, shapes), bool(target.static_dims(options))
     chosen = choose(buckets, limits, options.verify == "all", target, shapes, parameters)
     beyond, reach = steps_beyond(limits, parameters), reach_of(parameters, turns)
-    opened, steps, tokens, pasts = set(), 0, 0, set()
+    opened, steps, tokens, pasts, longest = set(), 0, 0, set(), 0
     for part in chosen.parts:
         if isinstance(part, str):
             continue
@@ -53,13 +53,16 @@ def count(
         steps += runs
         if bucket.phase == "prompt":
             tokens += runs * bucket.tokens
+            longest = max(longest, 0 if bucket.context else bucket.query)
         if bucket.context:
             pasts.add(min(past_length(bucket, limits, beyond), reach))
     if not padded:
         tokens //= 2  # rows are spread evenly from the longest to the shortest
     prompts = [min(past, limits.longest_prompt) for past in pasts]
     steps += len(pasts) + sum(pasts) - sum(prompts)  # one for each token beyond the longest prompt
-    return Work(len(opened), steps, tokens + sum(prompts)) + _texts(buckets, limits, target, padded, parameters)
+    run = 0 if padded else min(longest, limits.max_num_batched_tokens)  # of a bucket, which decode then continues
+    tokens += sum(past for past in prompts if past > run)
+    return Work(len(opened), steps, tokens) + _texts(buckets, limits, target, padded, parameters)
 
 
 def _texts(buckets: Sequence[Bucket], limits: Limits, target: Target, padded: bool, parameters: int) -> Work:

@@ -116,6 +116,7 @@ def verify_stage(
     """
     from llmc.compiler.pipeline.token_verification import gives_tokens, tokens_stage
     from llmc.compiler.verification.verify import summarise
+    from llmc.compiler.verification.windows import shortened
 
     settings = stages.settings
     origins = origins_of(stages, settings)
@@ -159,6 +160,7 @@ def verify_stage(
         "limits": asdict(limits),
         **result.to_json(),
         **chosen.to_json(),
+        "shortened": shortened(stages.checkpoint),
         **elsewhere(joint([predicted, found.get(key.digest, HERE)]) for _, key in keys),
     }
 
