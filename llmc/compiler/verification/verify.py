@@ -1,10 +1,12 @@
 """Prove an assembled bundle: right numbers of every executable, and padding that cannot leak.
 
 Each executable is run, at a bucket that it serves, over ragged rows whose unused cache is poisoned with NaN, with
-random pad tokens, and must agree with the reference. Where requests choose from adapters, each row has another one and
-must agree with the model that this one is merged into; each bucket runs with all of them. Sampled buckets run again,
-the cache poisoned with large numbers and with other pad tokens; both runs must agree. The probes are generated greedily
-in ragged batches through the engine that serves, and accuracy.py reads a text, with no adapter.
+random pad tokens, and must agree with the reference. What a row continues is cut from one past, which the longest
+prompt makes: alone in its step where steps are not padded, so that a bucket's own run of it serves, too. Where requests
+choose from adapters, each row has another one and must agree with the model that this one is merged into; each bucket
+runs with all of them. Sampled buckets run again, the cache poisoned with large numbers and with other pad tokens; both
+runs must agree. The probes are generated greedily in ragged batches through the engine that serves, and accuracy.py
+reads a text, with no adapter.
 """
 
 from __future__ import annotations
