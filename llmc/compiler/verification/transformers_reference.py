@@ -57,7 +57,7 @@ class TransformersReference(Reference):
                 out: Any = self._model(step, use_cache=True, logits_to_keep=1, **{name: past})
                 past = getattr(out, name)
                 rows[len(made)] = out.logits[0, -1].float().numpy()
-                made.append(int(out.logits[0, -1].argmax()))
+                made.append(int(rows[len(made)].argmax()))
                 step = torch.tensor([[made[-1]]])
         return made, rows
 

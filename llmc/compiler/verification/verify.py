@@ -230,7 +230,7 @@ class Verification:
             live = [rows[slot] for slot in step.slots]
             outcome["executables"].append(self.executor.executable_of(step))
             first = self._replay(step, live, prefixes, NAN)
-            if step.phase == "prompt" and self._makes_past(live):
+            if self._makes_past(step.phase, live):
                 self._keep_past(step.slots[0], self._whole, self.probes[live[0].probe].adapter)
             ends = [(slot, row.past, row.position + 1) for slot, row in zip(step.slots, live, strict=True)]
             outcome["beyond"] += beyond_in(self.executor, ends)
@@ -293,11 +293,10 @@ class Verification:
         one = self.executor.exact and self._cuts and length <= prompt_chunk(self.plan, self.executor)
         return length if one else 0
 
-    def _makes_past(self, rows: Sequence[Row]) -> bool:
-        """Whether a prompt step of these rows is that step."""
-        return [(row.position + 1, row.past) for row in rows] == [(self._whole, 0)] and (
-            rows[0].probe in self._long.values()
-        )
+    def _makes_past(self, phase: str, rows: Sequence[Row]) -> bool:
+        """Whether a step of these rows is that step."""
+        alone = phase == "prompt" and [(row.position + 1, row.past) for row in rows] == [(self._whole, 0)]
+        return alone and rows[0].probe in self._long.values()
 
     def _prefill(self, length: int, adapter: int) -> None:
         """Put so many tokens of the long sequence into slot 0, as the bundle's own prompt graphs do, and, token by
@@ -345,7 +344,9 @@ class Verification:
         if not self.executor.exact:
             yield pad(bucket, range(len(rows)), tokens, past)
         elif self.executor.ragged:
-            whole = int(len(rows) > 1 and self._makes_past(rows[:1]))  # by itself, for decode to continue it
+            whole = int(
+                len(rows) > 1 and self._makes_past(bucket.phase, rows[:1])
+            )  # by itself, for decode to continue it
             if whole:
                 yield exact("prompt", [0], tokens[:1], [0])
             yield ragged(bucket.phase, range(whole, len(rows)), tokens[whole:], past[whole:])

@@ -11,6 +11,7 @@ import pytest
 from llmc.buckets.bucket import Bucket
 from llmc.buckets.limits import Limits
 from llmc.compiler.checkpoint import open_checkpoint
+from llmc.compiler.pipeline import verification
 from llmc.compiler.pipeline.verification import probes_stage, run_parts
 from llmc.compiler.stages import Stages
 from llmc.compiler.targets import open_target
@@ -45,6 +46,23 @@ def test_a_buckets_outcome_is_the_same_in_every_order(tmp_path: Path, monkeypatc
         outcomes.append({outcome["bucket"]: outcome for outcome in made})
     assert any(outcome["leak"] for outcome in outcomes[0].values()), "pad tokens do show on this device"
     assert all(found == outcomes[0] for found in outcomes)
+
+
+def test_what_the_reference_held_is_given_back_before_the_bundle_is_opened(
+    toy: Toy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As far as the C library allows: what was freed is in its heap, and the bundle's weights come beside it."""
+    order: list[str] = []
+    for name in ("probes_stage", "trim", "open_executor"):
+        called = getattr(verification, name)
+
+        def noted(*args: Any, called: Any = called, name: str = name, **named: Any) -> Any:
+            order.append(name)
+            return called(*args, **named)
+
+        monkeypatch.setattr(verification, name, noted)
+    toy.compile()
+    assert order == ["probes_stage", "trim", "open_executor"]
 
 
 @pytest.mark.parametrize("device", ["fake", "fake:ragged", "fake:paged=128"])
