@@ -344,9 +344,8 @@ class Verification:
         if not self.executor.exact:
             yield pad(bucket, range(len(rows)), tokens, past)
         elif self.executor.ragged:
-            whole = int(
-                len(rows) > 1 and self._makes_past(bucket.phase, rows[:1])
-            )  # by itself, for decode to continue it
+            # what makes a past is by itself, for decode to continue it
+            whole = int(len(rows) > 1 and self._makes_past(bucket.phase, rows[:1]))
             if whole:
                 yield exact("prompt", [0], tokens[:1], [0])
             yield ragged(bucket.phase, range(whole, len(rows)), tokens[whole:], past[whole:])
