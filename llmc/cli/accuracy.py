@@ -39,12 +39,14 @@ def verified_line(verification: Mapping[str, Any], executables: int) -> str:
         poisons += f", {len(not_run)} not run to keep within it, others run their executables: {', '.join(not_run)}"
     far = v.get("unreached", [])
     more = f" and {len(far) - SHOWN} more" if len(far) > SHOWN else ""
+    shorter = [f"{a['tokens']} of {a['of']} tokens of {name}" for name, a in v.get("shortened", {}).items()]
+    cut = f"; to keep within the budget {' and '.join(shorter)}" if shorter else ""
     beyond = f"; not run to the longest sequences that they take: {', '.join(far[:SHOWN])}{more}" if far else ""
     return (
         f"against {v['reference']}: {run} executable{'s' * (executables > 1)} run, {buckets}{of} buckets ({poisons}), "
         f"{v['rows']} rows of up to {v['longest']} tokens: mean KL {v['mean_kl']:.2g} (limit "
         f"{v['limits']['mean_kl']:.2g}), equal tokens {v['top1']:.1%}, greedy texts equal "
-        f"{v['greedy_equal']}/{v['greedy_sequences']}, padding leak {v['leak']:.2g}{beyond}"
+        f"{v['greedy_equal']}/{v['greedy_sequences']}, padding leak {v['leak']:.2g}{cut}{beyond}"
     )
 
 

@@ -44,7 +44,7 @@ def count(
     serving, padded = Serving(target, shapes), bool(target.static_dims(options))
     chosen = choose(buckets, limits, options.verify == "all", target, shapes, parameters)
     beyond, reach = steps_beyond(limits, parameters), reach_of(parameters, turns)
-    opened, steps, tokens, pasts = set(), 0, 0, set()
+    opened, steps, tokens, pasts, longest = set(), 0, 0, set(), 0
     for part in chosen.parts:
         if isinstance(part, str):
             continue
@@ -53,23 +53,26 @@ def count(
         steps += runs
         if bucket.phase == "prompt":
             tokens += runs * bucket.tokens
+            longest = max(longest, 0 if bucket.context else bucket.query)
         if bucket.context:
             pasts.add(min(past_length(bucket, limits, beyond), reach))
     if not padded:
         tokens //= 2  # rows are spread evenly from the longest to the shortest
     prompts = [min(past, limits.longest_prompt) for past in pasts]
     steps += len(pasts) + sum(pasts) - sum(prompts)  # one for each token beyond the longest prompt
-    return Work(len(opened), steps, tokens + sum(prompts)) + _texts(buckets, limits, target, padded)
+    run = 0 if padded else min(longest, limits.max_num_batched_tokens)  # of a bucket, which decode then continues
+    tokens += sum(past for past in prompts if past > run)
+    return Work(len(opened), steps, tokens) + _texts(buckets, limits, target, padded, parameters)
 
 
-def _texts(buckets: Sequence[Bucket], limits: Limits, target: Target, padded: bool) -> Work:
+def _texts(buckets: Sequence[Bucket], limits: Limits, target: Target, padded: bool, parameters: int) -> Work:
     """Greedy texts, and the accuracy over the text, as many sequences at once as the plan allows."""
     from llmc.compiler.verification.accuracy import PORTABLE
-    from llmc.compiler.verification.probes import CONTINUATION, PROMPTS
+    from llmc.compiler.verification.probes import PROMPTS, continuations
     from llmc.compiler.verification.texts import TEXTS
-    from llmc.compiler.verification.windows import FIRST, TOKENS
+    from llmc.compiler.verification.windows import FIRST, text_tokens
 
-    share, together = TOKENS // len(TEXTS), limits.max_num_seqs
+    share, together = text_tokens(parameters) // len(TEXTS), limits.max_num_seqs
     size = min(limits.longest_prompt + 1, share)
     first, last = min(FIRST, size // 2), PORTABLE if target.state == "portable" else share
     read: list[int] = []
@@ -78,11 +81,11 @@ def _texts(buckets: Sequence[Bucket], limits: Limits, target: Target, padded: bo
             read.append(end)
     lengths = sorted(read * len(TEXTS), reverse=True)
     prompts = [max(first, length - last + 1) if padded else length // 2 for length in lengths]
-    made = sum(range(CONTINUATION, 0, -2)[: len(PROMPTS)])
+    made = continuations(parameters)
     steps = sum(length - prompt for length, prompt in zip(lengths[::together], prompts[::together], strict=True))
     prompts += [size // 3] * len(PROMPTS)
     tokens = sum(_prompt(buckets, prompt, padded) for prompt in prompts)
-    return Work(0, steps + max(CONTINUATION, made // together) + len(prompts), tokens)
+    return Work(0, steps + max(made[-1], sum(made) // together) + len(prompts), tokens)
 
 
 def _prompt(buckets: Sequence[Bucket], length: int, padded: bool) -> int:

@@ -31,6 +31,7 @@ from llmc.compiler.verification.outcomes import readable
 from llmc.compiler.verification.parts import Once, Part, Serving, bucket_of, choose, past_length, steps_beyond
 from llmc.errors import ArtifactError, CapacityError, VerificationError
 from llmc.runtime.executors import executor_module, open_executor
+from llmc.runtime.heap import trim
 from llmc.runtime.host import cpu_features
 from llmc.settings import Settings
 
@@ -115,6 +116,7 @@ def verify_stage(
     """
     from llmc.compiler.pipeline.token_verification import gives_tokens, tokens_stage
     from llmc.compiler.verification.verify import summarise
+    from llmc.compiler.verification.windows import shortened
 
     settings = stages.settings
     origins = origins_of(stages, settings)
@@ -158,6 +160,7 @@ def verify_stage(
         "limits": asdict(limits),
         **result.to_json(),
         **chosen.to_json(),
+        "shortened": shortened(stages.checkpoint),
         **elsewhere(joint([predicted, found.get(key.digest, HERE)]) for _, key in keys),
     }
 
@@ -248,6 +251,7 @@ def run_parts(
     from llmc.compiler.verification.probes import turns_of
     from llmc.compiler.verification.verify import Verification
 
+    trim()  # the reference's memory is not held while the bundle runs
     executor = open_executor(bundle)
     try:
         if executor.exact:

@@ -195,13 +195,12 @@ def steps_beyond(limits: Limits, parameters: int) -> int:
 
 
 def past_length(bucket: Bucket, limits: Limits, beyond: int) -> int:
-    """Tokens of the past that rows of a bucket are cut from: a power of two, so that buckets share it, or the end.
-
-    The end is the longest prompt, or for decode of longer contexts what so many steps `beyond` it make.
-    """
-    if bucket.phase == "decode" and bucket.context > limits.longest_prompt:
-        return limits.longest_prompt + beyond
-    return min(1 << (bucket.context - 1).bit_length(), limits.longest_prompt) if bucket.context else 0
+    """Tokens of the past that rows of a bucket are cut from, so that buckets share it: the longest prompt, or for
+    decode of longer contexts what so many steps `beyond` it make."""
+    if not bucket.context:
+        return 0
+    far = bucket.phase == "decode" and bucket.context > limits.longest_prompt
+    return limits.longest_prompt + far * beyond
 
 
 def bucket_of(part: Bucket | Once) -> Bucket:

@@ -20,12 +20,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmc.compiler.checkpoint.base import Checkpoint
+from llmc.compiler.verification.parts import LEAST
 from llmc.compiler.verification.passages import long_text
 from llmc.errors import CheckpointError
 
 T = TypeVar("T")
 
-CONTINUATION = 16
+CONTINUATIONS = (range(6, 17, 2), range(3, 9))
+"""Tokens that each of PROMPTS is continued by, and those where the reference would go beyond GREEDY_WORK for them: each
+token reads all weights, of a large model from its files."""
+
+GREEDY_WORK = 1e12
+"""Floating-point operations that the reference may take for continuations, each token counted as LEAST of them."""
+
 LONGEST = 2048
 """Tokens of the long sequence where the plan allows as many, and the reference runs them within LONGEST_WORK; more
 where they cost little or the model turns later."""
@@ -64,8 +71,13 @@ class Reference(Protocol):
     def logits(self, tokens: Sequence[int], positions: Sequence[int]) -> NDArray[np.float32]:
         """Logits after each of `positions` of one unpadded sequence, [len(positions), V]."""
 
+    def continued(self, prompt: Sequence[int], count: int) -> tuple[list[int], NDArray[np.float32]]:
+        """The `count` tokens that greedy decoding produces, stopping at no end token, and the logits [count, V] that
+        each was taken from."""
+
     def greedy(self, prompt: Sequence[int], count: int) -> list[int]:
-        """The `count` tokens that greedy decoding produces, stopping at no end token."""
+        """The tokens alone."""
+        return self.continued(prompt, count)[0]
 
 
 @dataclass(frozen=True)
@@ -91,27 +103,30 @@ def make_probes(
     """Run the reference, which is the model with `adapter`, over all probe sequences of at most `longest` tokens, the
     long one, which comes last, of at most `farthest`: decode goes beyond the longest prompt. Of the short ones an
     adapter gets one."""
-    turns = turns_of(checkpoint.config)
-    prompts = _prompts(checkpoint, longest, vocab_size, _reach(checkpoint.config, turns), farthest)
-    *short, long = prompts
-    counts = [
-        max(0, min(CONTINUATION - 2 * left, longest - len(prompt)))
-        for left, prompt in zip(range(len(short) - 1, -1, -1), short, strict=True)
-    ]
+    turns, parameters = turns_of(checkpoint.config), parameters_of(checkpoint.config)
+    *short, long = _prompts(checkpoint, longest, vocab_size, reach_of(parameters, turns), farthest)
+    counts = list(continuations(parameters))
     if adapter:
         at = adapter % len(short)
-        short, counts = [short[at]], [max(0, min(CONTINUATION, longest - len(short[at])))]
-    made = reference.together([partial(reference.greedy, *asked) for asked in zip(short, counts, strict=True)])
-    sequences = [
-        ([*prompt, *tokens], len(prompt), range(len(prompt) - 1, len(prompt) + len(tokens) - 1))
-        for prompt, tokens in zip(short, made, strict=True)
-    ]
-    everything = [*sequences, (long, len(long), positions_of(len(long), turns))]
-    logits = reference.together([partial(reference.logits, tokens, list(at)) for tokens, _, at in everything])
-    return [
-        Probe(np.array(tokens, np.int64), length, np.array(at, np.int64), found, adapter)
-        for (tokens, length, at), found in zip(everything, logits, strict=True)
-    ]
+        short, counts = [short[at]], counts[-1:]
+    positions = positions_of(len(long), turns)
+
+    def continued(prompt: list[int], count: int) -> Probe:
+        tokens, logits = reference.continued(prompt, max(0, min(count, longest - len(prompt))))
+        at = np.arange(len(prompt) - 1, len(prompt) + len(tokens) - 1)
+        return Probe(np.array([*prompt, *tokens], np.int64), len(prompt), at, logits, adapter)
+
+    def whole() -> Probe:
+        logits = reference.logits(long, positions)
+        return Probe(np.array(long, np.int64), len(long), np.array(positions, np.int64), logits, adapter)
+
+    return reference.together([*(partial(continued, *asked) for asked in zip(short, counts, strict=True)), whole])
+
+
+def continuations(parameters: int) -> range:
+    """Tokens that each of PROMPTS is continued by, ascending, for a model of so many parameters."""
+    usual, fewer = CONTINUATIONS
+    return usual if sum(usual) * 2.0 * parameters * LEAST <= GREEDY_WORK else fewer
 
 
 def turns_of(config: Mapping[str, Any]) -> list[int]:
@@ -123,17 +138,15 @@ def turns_of(config: Mapping[str, Any]) -> list[int]:
     return sorted({turn for turn in found if type(turn) is int and 0 < turn <= FARTHEST - BEYOND})
 
 
-def _reach(config: Mapping[str, Any], turns: Sequence[int]) -> int:
-    """Tokens of the long sequence where the plan allows them."""
+def parameters_of(config: Mapping[str, Any]) -> int:
+    """About as many as a token is multiplied with: those of experts that are not asked are none of them."""
     hidden, layers = int(config["hidden_size"]), int(config["num_hidden_layers"])
-    parameters = hidden * (
-        int(config["vocab_size"]) + layers * (4 * hidden + 3 * int(config.get("intermediate_size", 0)))
-    )
-    return reach_of(parameters, turns)
+    layer = 4 * hidden + 3 * int(config.get("intermediate_size", 0))
+    return hidden * (int(config["vocab_size"]) + layers * layer)
 
 
 def reach_of(parameters: int, turns: Sequence[int]) -> int:
-    """The same, for a model of so many parameters that turns there."""
+    """Tokens of the long sequence where the plan allows them, for a model of so many parameters that turns there."""
     token = 2 * max(1, parameters)
     long = max(LEAST_LONG, min(LONGEST, int(LONGEST_WORK / token)), int(REFERENCE_WORK / token))
     return min(FARTHEST, max([long, *(turn + BEYOND for turn in turns)]))
@@ -171,7 +184,7 @@ def _prompts(checkpoint: Checkpoint, longest: int, vocab_size: int, reach: int, 
         long = random.integers(0, vocab_size, reach).tolist()
     if len(long) < reach:  # a tokenizer that gives few tokens for any text
         long = np.random.default_rng(0).integers(0, vocab_size, reach).tolist()
-    room = max(longest // 2, longest - CONTINUATION)
+    room = max(longest // 2, longest - CONTINUATIONS[0][-1])
     return [*(t[: max(1, room - i)] for i, t in enumerate(texts)), long[: max(1, farthest)]]
 
 

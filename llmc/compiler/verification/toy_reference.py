@@ -30,13 +30,16 @@ class ToyReference(Reference):
         states = list(self._states(tokens))
         return np.array([self._head @ states[position] for position in positions], np.float32)
 
-    def greedy(self, prompt: Sequence[int], count: int) -> list[int]:
+    def continued(self, prompt: Sequence[int], count: int) -> tuple[list[int], NDArray[np.float32]]:
         """The most likely token, `count` times; of equal ones the first."""
         tokens = list(prompt)
-        for _ in range(count):
+        rows = np.empty((count, len(self._head)), np.float32)
+        for row in rows:
             *_, state = self._states(tokens)
-            tokens.append(int((self._head @ state).argmax()))
-        return tokens[len(prompt) :]
+            logits = self._head @ state
+            row[:] = logits
+            tokens.append(int(logits.argmax()))
+        return tokens[len(prompt) :], rows
 
     def _states(self, tokens: Sequence[int]) -> Iterator[list[float]]:
         """What is remembered after each token: fade what was there, add the token."""

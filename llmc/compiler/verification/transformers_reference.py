@@ -47,17 +47,19 @@ class TransformersReference(Reference):
         rows: NDArray[np.float32] = out.logits[0].float().numpy()
         return rows
 
-    def greedy(self, prompt: Sequence[int], count: int) -> list[int]:
+    def continued(self, prompt: Sequence[int], count: int) -> tuple[list[int], NDArray[np.float32]]:
         """Token by token over transformers' own cache."""
         made: list[int] = []
+        rows = np.empty((count, int(self._model.config.vocab_size)), np.float32)
         step, past, name = torch.tensor([list(prompt)]), None, cache_argument(self._model)
         with torch.inference_mode(), _no_warnings():
             while len(made) < count:
                 out: Any = self._model(step, use_cache=True, logits_to_keep=1, **{name: past})
                 past = getattr(out, name)
-                made.append(int(out.logits[0, -1].argmax()))
+                rows[len(made)] = out.logits[0, -1].float().numpy()
+                made.append(int(rows[len(made)].argmax()))
                 step = torch.tensor([[made[-1]]])
-        return made
+        return made, rows
 
 
 @contextmanager

@@ -1,10 +1,12 @@
 """Prove an assembled bundle: right numbers of every executable, and padding that cannot leak.
 
 Each executable is run, at a bucket that it serves, over ragged rows whose unused cache is poisoned with NaN, with
-random pad tokens, and must agree with the reference. Where requests choose from adapters, each row has another one and
-must agree with the model that this one is merged into; each bucket runs with all of them. Sampled buckets run again,
-the cache poisoned with large numbers and with other pad tokens; both runs must agree. The probes are generated greedily
-in ragged batches through the engine that serves, and accuracy.py reads a text, with no adapter.
+random pad tokens, and must agree with the reference. What a row continues is cut from one past, which the longest
+prompt makes: alone in its step where steps are not padded, so that a bucket's own run of it serves, too. Where requests
+choose from adapters, each row has another one and must agree with the model that this one is merged into; each bucket
+runs with all of them. Sampled buckets run again, the cache poisoned with large numbers and with other pad tokens; both
+runs must agree. The probes are generated greedily in ragged batches through the engine that serves, and accuracy.py
+reads a text, with no adapter.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from llmc.compiler.verification.divergence import kl_divergence, tied
 from llmc.compiler.verification.limits import Limits
 from llmc.compiler.verification.parts import past_length
 from llmc.compiler.verification.probes import Probe, around
-from llmc.compiler.verification.steps import decode_step, empty, fitting, prompt_steps
+from llmc.compiler.verification.steps import decode_step, empty, fitting, prompt_chunk, prompt_steps
 from llmc.compiler.verification.windows import Window
 from llmc.errors import VerificationError
 from llmc.runtime.bundle import Bundle
@@ -228,6 +230,8 @@ class Verification:
             live = [rows[slot] for slot in step.slots]
             outcome["executables"].append(self.executor.executable_of(step))
             first = self._replay(step, live, prefixes, NAN)
+            if self._makes_past(step.phase, live):
+                self._keep_past(step.slots[0], self._whole, self.probes[live[0].probe].adapter)
             ends = [(slot, row.past, row.position + 1) for slot, row in zip(step.slots, live, strict=True)]
             outcome["beyond"] += beyond_in(self.executor, ends)
             if self.executor.top_k:
@@ -272,9 +276,27 @@ class Verification:
         if key not in self._prefixes:
             empty(self.executor)
             self._prefill(length, adapter)
-            self._prefixes[key] = self.executor.export_prefix(0, length) if self._cuts else []
-            self._prefixes_beyond[key] = beyond_in(self.executor, [(0, 0, length)])
+            self._keep_past(0, length, adapter)
         return self._prefixes[key]
+
+    def _keep_past(self, slot: int, length: int, adapter: int) -> None:
+        """Take what a slot holds for the prefix."""
+        key = length, adapter
+        self._prefixes[key] = self.executor.export_prefix(slot, length) if self._cuts else []
+        self._prefixes_beyond[key] = beyond_in(self.executor, [(slot, 0, length)])
+
+    @property
+    def _whole(self) -> int:
+        """Tokens of the longest past that one prompt step makes, the same step whoever asks for it; 0: none does."""
+        long = len(self.probes[-1].tokens)
+        length = min(long, self.plan.limits.longest_prompt, self.executor.cache_tokens or long)
+        one = self.executor.exact and self._cuts and length <= prompt_chunk(self.plan, self.executor)
+        return length if one else 0
+
+    def _makes_past(self, phase: str, rows: Sequence[Row]) -> bool:
+        """Whether a step of these rows is that step."""
+        alone = phase == "prompt" and [(row.position + 1, row.past) for row in rows] == [(self._whole, 0)]
+        return alone and rows[0].probe in self._long.values()
 
     def _prefill(self, length: int, adapter: int) -> None:
         """Put so many tokens of the long sequence into slot 0, as the bundle's own prompt graphs do, and, token by
@@ -322,7 +344,11 @@ class Verification:
         if not self.executor.exact:
             yield pad(bucket, range(len(rows)), tokens, past)
         elif self.executor.ragged:
-            yield ragged(bucket.phase, range(len(rows)), tokens, past)
+            # what makes a past is by itself, for decode to continue it
+            whole = int(len(rows) > 1 and self._makes_past(bucket.phase, rows[:1]))
+            if whole:
+                yield exact("prompt", [0], tokens[:1], [0])
+            yield ragged(bucket.phase, range(whole, len(rows)), tokens[whole:], past[whole:])
         elif bucket.phase == "decode":
             yield exact("decode", range(len(rows)), tokens, past)
         else:

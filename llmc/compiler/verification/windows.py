@@ -1,11 +1,11 @@
 """Windows of the text of texts.py, and what the reference predicts after their tokens.
 
-A window is one sequence of a part of the text, as long as the plan allows and at most an equal share of TOKENS; its
-positions are those from the FIRST-th token on. A prediction [V] is kept as gaps: how far each logit lies below the
-largest, in steps of STEP nats, 16 bits a token. Rounding to a step has variance STEP² / 12; that adds half as much
-to a divergence, about 1e-8 nats, and moves a larger one by a thousandth. Large vocabularies keep every second or third
-position, so that all gaps take about 2 · GAPS bytes at most. A checkpoint without a tokenizer, or with one that hardly
-knows the text, gets pseudo-random ids.
+A window is one sequence of a part of the text, as long as the plan allows and at most an equal share of TOKENS, of
+fewer for a large model (`text_tokens`); its positions are those from the FIRST-th token on. A prediction [V] is kept as
+gaps: how far each logit lies below the largest, in steps of STEP nats, 16 bits a token. Rounding to a step has variance
+STEP² / 12; that adds half as much to a divergence, about 1e-8 nats, and moves a larger one by a thousandth. Large
+vocabularies keep every second or third position, so that all gaps take about 2 · GAPS bytes at most. A checkpoint
+without a tokenizer, or with one that hardly knows the text, gets pseudo-random ids.
 """
 
 from __future__ import annotations
@@ -23,11 +23,15 @@ from numpy.typing import NDArray
 from llmc.artifacts.digest import digest_bytes
 from llmc.artifacts.key import canonical_json
 from llmc.compiler.checkpoint.base import Checkpoint
-from llmc.compiler.verification.probes import Reference
+from llmc.compiler.verification.probes import CONTINUATIONS, Reference, continuations, parameters_of
 from llmc.compiler.verification.texts import TEXTS
 from llmc.errors import CheckpointError, VerificationError
 
 TOKENS = 512
+LEAST_TOKENS = 256
+"""Tokens of the text for a model of any size."""
+TEXT_WORK = 5e11
+"""Floating-point operations of one run over more tokens than these: some five seconds on two cores."""
 FIRST = 8
 GAPS = 1 << 25
 STEP = 2.0**-11
@@ -58,13 +62,12 @@ def make_windows(checkpoint: Checkpoint, reference: Reference, longest: int, voc
 
     Raises VerificationError where the reference's logits are no numbers.
     """
-    size = min(longest, TOKENS // len(TEXTS))
-    first = min(FIRST, size // 2)
+    first = min(FIRST, longest // 2)
     cut = [
-        (part, tokens[start : start + size])
+        (part, tokens[start : start + longest])
         for part, tokens in parts_of(checkpoint, vocab_size)
-        for start in range(0, len(tokens), size)
-        if len(tokens[start : start + size]) > first
+        for start in range(0, len(tokens), longest)
+        if len(tokens[start : start + longest]) > first
     ]
     stride = -(-sum(len(tokens) - first + 1 for _, tokens in cut) * vocab_size // GAPS)
     positions = [range(first - 1, len(tokens), stride) for _, tokens in cut]
@@ -75,9 +78,23 @@ def make_windows(checkpoint: Checkpoint, reference: Reference, longest: int, voc
     ]
 
 
+def text_tokens(parameters: int) -> int:
+    """Tokens of the text for a model of so many parameters."""
+    return max(LEAST_TOKENS, min(TOKENS, int(TEXT_WORK / (2 * max(1, parameters)))))
+
+
+def shortened(checkpoint: Checkpoint) -> dict[str, dict[str, int]]:
+    """For the manifest of a model that is too large for all tokens: those of "text" and of "greedy" texts, at most, and
+    "of" how many; nothing for others."""
+    parameters = parameters_of(checkpoint.config)
+    usual, made = sum(CONTINUATIONS[0]), sum(continuations(parameters))
+    found = {"text": (text_tokens(parameters), TOKENS), "greedy": (made, usual)}
+    return {name: {"tokens": tokens, "of": every} for name, (tokens, every) in found.items() if tokens < every}
+
+
 def parts_of(checkpoint: Checkpoint, vocab_size: int) -> list[tuple[str, list[int]]]:
     """Each part of the text with its tokens, more than FIRST."""
-    share = TOKENS // len(TEXTS)
+    share = text_tokens(parameters_of(checkpoint.config)) // len(TEXTS)
     try:
         from llmc.runtime.text.tokenizer import Tokenizer
 

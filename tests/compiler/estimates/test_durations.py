@@ -75,6 +75,10 @@ def test_it_costs_what_is_counted() -> None:
 KINDS: dict[str, tuple[dict[str, Any], Plan]] = {
     "static": ({}, toy_plan()),
     "exact": ({"specialise": False}, toy_plan()),
+    "exact, a past that a bucket made": (
+        {"specialise": False},
+        toy_plan([(2, 16, 0), (2, 64, 0)], [(1, 32), (2, 64)], Limits(64, 2, 128, 8)),
+    ),
     "all": ({"verify": "all"}, toy_plan()),
     "one sequence": ({}, toy_plan([(1, 16, 0)], [(1, 15)], Limits(16, 1, 16, 8))),
     "portable": ({}, toy_plan([(1, 16, 0)], [(1, 15)], Limits(16, 1, 16, 8))),

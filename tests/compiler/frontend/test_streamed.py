@@ -55,6 +55,9 @@ def test_predictions_are_those_of_the_whole_model(
     for one, other in zip(found[1], whole[1], strict=True):
         np.testing.assert_array_equal(one, other)
     np.testing.assert_allclose(reference.logits(PROMPTS[0], [3]), whole[1][0][3:], atol=1e-5)  # one call, by itself
+    tokens, logits = reference.continued(PROMPTS[0], 3)
+    forward = reference.logits([*PROMPTS[0], *tokens], [3, 4, 5])
+    np.testing.assert_allclose(logits, forward, atol=1e-5, err_msg="over a cache as without one")
 
 
 @pytest.mark.usefixtures("streaming")

@@ -163,7 +163,7 @@ def test_steps_are_those_to_the_end_or_as_many_as_the_bound_has_room_for(
 @pytest.mark.parametrize(
     ("bucket", "tokens"),
     [
-        (Bucket("decode", 1, 1, 8), 8), (Bucket("decode", 1, 1, 12), 12), (Bucket("decode", 1, 1, 13), 30),
+        (Bucket("decode", 1, 1, 8), 12), (Bucket("decode", 1, 1, 12), 12), (Bucket("decode", 1, 1, 13), 30),
         (Bucket("decode", 1, 1, 32), 30), (Bucket("prompt", 1, 8, 24), 12), (Bucket("prompt", 1, 8, 0), 0),
     ],
 )  # fmt: skip

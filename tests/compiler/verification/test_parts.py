@@ -182,6 +182,9 @@ def test_the_manifest_and_the_words_say_what_was_run_and_what_was_left_out(
     names = ", ".join(cut["left_out"])
     words = f"(2 under two poisons, {len(cut['left_out'])} sampled ones under one to keep within the budget: {names}), "
     assert words in verified_line(cut, 11)
+    short = {**cut, "shortened": {"text": {"tokens": 256, "of": 512}}}
+    assert verified_line(short, 11).endswith("; to keep within the budget 256 of 512 tokens of text")
+    assert cut["shortened"] == {} and verified_line(cut, 11).endswith("padding leak 0")
     everything = toy.compile(verify="all").verification
     assert everything["left_out"] == [] and everything["twice"] == buckets
 

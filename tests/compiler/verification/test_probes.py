@@ -22,6 +22,7 @@ from llmc.compiler.verification.probes import (
     make_probes,
     turns_of,
 )
+from llmc.compiler.verification.toy_reference import ToyReference
 from llmc.runtime.text.tokenizer import Tokenizer
 from llmc.testing.toy import tokenizer_json, write_toy
 
@@ -38,15 +39,20 @@ class Counting(Reference):
     def logits(self, tokens: Sequence[int], positions: Sequence[int]) -> Any:
         return np.zeros((len(positions), 2), np.float32)
 
-    def greedy(self, prompt: Sequence[int], count: int) -> list[int]:
-        return [0] * count
+    def continued(self, prompt: Sequence[int], count: int) -> Any:
+        return [0] * count, np.zeros((count, 2), np.float32)
+
+
+def probes_of(folder: Path, longest: int, **config: object) -> list[Probe]:
+    """Those for a model of that configuration, where a plan allows `longest` tokens."""
+    checkpoint = open_checkpoint(write_toy(folder / "toy"))
+    wrapped: Any = SimpleNamespace(config={**checkpoint.config, **config}, tokenizer_json=checkpoint.tokenizer_json)
+    return make_probes(wrapped, Counting(), longest, 2, longest - 1)
 
 
 def long_probe(folder: Path, longest: int, **config: object) -> Probe:
-    """The long sequence for a model of that configuration, where a plan allows `longest` tokens."""
-    checkpoint = open_checkpoint(write_toy(folder / "toy"))
-    wrapped: Any = SimpleNamespace(config={**checkpoint.config, **config}, tokenizer_json=checkpoint.tokenizer_json)
-    return make_probes(wrapped, Counting(), longest, 2, longest - 1)[-1]
+    """The long sequence."""
+    return probes_of(folder, longest, **config)[-1]
 
 
 def test_no_stretch_of_the_long_text_comes_twice() -> None:
@@ -102,6 +108,22 @@ def test_the_ends_of_buckets_are_compared_as_a_prompts_and_as_a_pasts(tmp_path: 
 @pytest.mark.parametrize(("config", "tokens"), [(SMALL, FARTHEST), (MEDIUM, LONGEST), (LARGE, LEAST_LONG)])
 def test_how_far_it_goes_is_what_the_reference_can_do(tmp_path: Path, config: dict[str, Any], tokens: int) -> None:
     assert len(long_probe(tmp_path, 100_000, **config).tokens) == tokens
+
+
+@pytest.mark.parametrize(("config", "counts"), [(SMALL, [6, 8, 10, 12, 14, 16]), (MEDIUM, [3, 4, 5, 6, 7, 8])])
+def test_prompts_are_continued_raggedly_and_by_fewer_tokens_of_a_large_model(
+    tmp_path: Path, config: dict[str, Any], counts: list[int]
+) -> None:
+    assert [len(probe.continuation) for probe in probes_of(tmp_path, 300, **config)[:-1]] == counts
+
+
+def test_a_continuations_logits_are_those_that_the_reference_gives_of_the_whole(tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(write_toy(tmp_path / "toy"))
+    reference = ToyReference(checkpoint)
+    for probe in make_probes(checkpoint, reference, 100, int(checkpoint.config["vocab_size"]), 100):
+        wanted = reference.logits(probe.tokens.tolist(), probe.positions.tolist())
+        np.testing.assert_array_equal(probe.logits, wanted)
+        assert probe.continuation == wanted[: len(probe.continuation)].argmax(-1).tolist()
 
 
 def test_nothing_turns_without_a_window_or_scaling() -> None:

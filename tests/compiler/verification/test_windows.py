@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +19,15 @@ from llmc.compiler.verification.divergence import kl_divergence
 from llmc.compiler.verification.limits import EXACT, KV_CACHE, NUMBERS, WEIGHTS, Limits, limits
 from llmc.compiler.verification.probes import Reference
 from llmc.compiler.verification.texts import TEXTS
-from llmc.compiler.verification.windows import Window, load_windows, make_windows, save_windows, text_digest
+from llmc.compiler.verification.windows import (
+    Window,
+    load_windows,
+    make_windows,
+    parts_of,
+    save_windows,
+    shortened,
+    text_digest,
+)
 from llmc.errors import UnknownNameError, VerificationError
 from llmc.testing.toy import VOCAB, write_toy
 from tests.toy import reference
@@ -69,6 +79,19 @@ def test_a_large_vocabulary_keeps_fewer_positions_spread_over_the_text(
     assert some[0].gaps_after(at + 1) is None and some[0].gaps_after(10**6) is None
 
 
+@pytest.mark.parametrize(("layers", "text", "greedy"), [(30, 512, 66), (200, 476, 33), (900, 256, 33), (9000, 256, 33)])
+def test_a_large_model_reads_less_text_and_the_manifest_says_so(
+    checkpoint: Checkpoint, layers: int, text: int, greedy: int
+) -> None:
+    sized: Any = SimpleNamespace(
+        config={"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": layers, "vocab_size": VOCAB},
+        tokenizer_json=checkpoint.tokenizer_json,
+    )
+    assert {len(tokens) for _, tokens in parts_of(sized, VOCAB)} == {text // len(TEXTS)}
+    wanted = {"text": (text, 512), "greedy": (greedy, 66)}
+    assert shortened(sized) == {name: {"tokens": n, "of": of} for name, (n, of) in wanted.items() if n < of}
+
+
 def test_without_a_tokenizer_the_ids_are_pseudo_random(tmp_path: Path) -> None:
     bare = open_checkpoint(str(write_toy(tmp_path / "bare", tokenizer=False)))
     found = cut(bare, 4096)
@@ -97,8 +120,8 @@ def test_a_reference_that_gives_no_numbers_is_no_reference(checkpoint: Checkpoin
         def logits(self, tokens: Sequence[int], positions: Sequence[int]) -> np.ndarray:
             return np.full((len(positions), VOCAB), np.nan, np.float32)
 
-        def greedy(self, prompt: Sequence[int], count: int) -> list[int]:
-            return []
+        def continued(self, prompt: Sequence[int], count: int) -> tuple[list[int], np.ndarray]:
+            raise NotImplementedError
 
     with pytest.raises(VerificationError, match="the reference model's logits are no numbers"):
         make_windows(checkpoint, Broken(), 64, VOCAB)
