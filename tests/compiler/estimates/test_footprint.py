@@ -204,6 +204,14 @@ def test_weights_take_what_was_measured(monkeypatch, device, quantize, measured)
     assert found.weight_bytes == pytest.approx(measured, rel=0.01)
 
 
+def test_calibrated_scales_are_float16_for_openvino():
+    """SmolLM2-135M on no grid of 4 bits, compiled."""
+    weights = [replace(part, stored=None) for part in DEMO]
+    options = CompileOptions.of("openvino", quantize="int4", calibrate="own")
+    found = Footprint(None, open_target("openvino"), options, Limits(256, 2), weights=weights)
+    assert found.weight_bytes == pytest.approx(105_736_448, rel=0.01)
+
+
 @pytest.mark.parametrize(
     ("kind", "openvino", "kernels", "runtimes"),
     [

@@ -13,7 +13,7 @@ from llmc.compiler.options import CompileOptions, Option
 from llmc.compiler.program.stage import traced_graph
 from llmc.compiler.stages import Stages, toolchain, version_of
 from llmc.compiler.targets.base import Lowered, Target
-from llmc.compiler.targets.calibration import HEAD_BITS
+from llmc.compiler.targets.calibration import CALIBRATE, HEAD_BITS
 from llmc.compiler.targets.costs import Cost
 from llmc.compiler.targets.hosting import Hosting
 from llmc.compiler.targets.openvino.precision import PAGED_INT8, group_of
@@ -113,7 +113,8 @@ class OpenVinoBase(Target):
         asked = GROUP_SIZE.of(options)
         group = self.default_group(quantize) if asked is None else asked
         group = PAGED_INT8[0] if group is None else group
-        beside = (scale if stored else 32) + 32 if four else 32
+        made = 32 if CALIBRATE.of(options) is None or weights.outer else 16
+        beside = (scale if stored else made) + 32 if four else 32
         return (4 if four else 8) + (beside / group if group else 0)
 
     def default_group(self, quantize: str) -> int | None:
