@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from llmc.artifacts.bundle.trust import UntrustedError
+from llmc.artifacts.remotes.base import RemoteError
 from llmc.errors import LlmcError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.engine.requests import Request
@@ -79,7 +80,8 @@ class Swapper:
         """Serve the bundle `named` (None: as the server was started) from now on; returns when new requests go to it.
 
         Raises ApiError, and reports and counts it: 409 while another swap is under way, 503 while the server loads or
-        drains, 507 without room for two, 422 for a bundle that is not taken or does not work.
+        drains, 502 where the registry or remote fails, 507 without room for two, 422 for a bundle that is not taken or
+        does not work.
         """
         try:
             swapped = await self._swap(named, allow_older)
@@ -154,6 +156,8 @@ class Swapper:
             raise
         except UntrustedError as error:
             raise refused(str(error), "untrusted_bundle") from error
+        except RemoteError as error:
+            raise refused(str(error), "unreachable_bundle", 502) from error
         except LlmcError as error:
             raise refused(str(error), "broken_bundle") from error
         except Exception as error:  # a library's own, of a bundle that it does not take
