@@ -35,7 +35,7 @@ class Pace:
 
 @contextmanager
 def low_priority() -> Iterator[None]:
-    """The calling thread, which is to end behind it, works at a niceness of LOWER more: what serves meanwhile goes first.
+    """The calling thread, which is to end behind it, is nicer by LOWER: what serves meanwhile goes first.
 
     Threads and child processes that it starts have that too, and go on serving, so they get the usual one back in the
     end. Where the system allows this to nobody (RLIMIT_NICE, CAP_SYS_NICE), or niceness is not a thread's own, nothing

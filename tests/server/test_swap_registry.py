@@ -1,4 +1,4 @@
-"""A swap to what a tag of a registry names by now, and a registry that fails in the middle: the old bundle serves on."""
+"""A swap to what a tag of a registry names by now, and a registry that fails midway: the old bundle serves on."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ _WHITESPACE = r"[\x20\x0A\x0D\x09]{1,32}"
 def open_tokenizer(tokenizer_json: str, eos_token_ids: tuple[int, ...]) -> Any:
     """llguidance's tokenizer. Raises InputError where it is not installed, ArtifactError for a file it cannot take.
 
-    Each of its two parts holds the interpreter: 0.2 s and 0.1 s for 49,152 tokens. So two bundles of one model share it.
+    Each of its two parts holds the interpreter: 0.2 s and 0.1 s for 49,152 tokens. So bundles of one model share it.
     """
     try:
         from llguidance import LLTokenizer
