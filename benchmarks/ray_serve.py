@@ -1,15 +1,20 @@
 """Ray Serve against the plain server, by turns: one replica and the same threads, then two replicas on the same CPUs.
 
-    python benchmarks/ray_serve.py BUNDLE --work FOLDER [--threads 2] [--requests 64] [--rounds 3] [-o result.json]
+    llmc compile smollm2-demo --device cpu --max-model-len 512 --max-num-seqs 8 -o bundle
+    python benchmarks/ray_serve.py bundle --work FOLDER [--threads 2] [--requests 64] [--rounds 3] [-o result.json]
 
-Load is a closed loop of --concurrency requests, of --prompt tokens in and --output tokens out, streamed.
+One replica is behind HAProxy, as `llmc serve --executor ray` starts it, and behind Ray's own proxy, which is there if
+Serve was started before. Goal: one replica loses at most 10% of the plain server's tokens a second. Load is a closed
+loop of --concurrency requests, of --prompt tokens in and --output tokens out, streamed.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
+import subprocess
 import sys
 from pathlib import Path
 
@@ -20,8 +25,12 @@ from llmc.bench.loadtest.run import LoadTest, run
 from llmc.bench.loadtest.workload import Workload
 
 
-def over_ray(bundle: str, address: str, replicas: int, threads: int, log: Path) -> ServerProcess:
+def over_ray(bundle: str, address: str, replicas: int, threads: int, log: Path, own: bool = False) -> ServerProcess:
+    """`own`: behind Ray's own proxy."""
     port = free_port()
+    if own:
+        start = [str(Path(sys.executable).with_name("serve")), "start", "--address", address, "--http-port", str(port)]
+        subprocess.run([*start, "--proxy-location", "HeadOnly"], check=True, stdout=subprocess.DEVNULL)
     command = [
         sys.executable, "-m", "llmc", "serve", bundle, "--executor", "ray", "--address", address, "--replicas",
         str(replicas), "--threads", str(threads), "--port", str(port), "--json",
@@ -42,11 +51,13 @@ def main() -> None:
     workload = Workload(
         asked.requests, prompt_len=(asked.prompt,) * 2, output_len=(asked.output,) * 2, concurrency=asked.concurrency
     )
+    os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - the plain server's, so that other work takes as much from both
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": asked.threads, "include_dashboard": False})
     log, address = asked.work / "server.log", cluster.address
     kinds = {
         "plain": lambda: llmc_server(asked.bundle, asked.threads, log),
         "ray x 1": lambda: over_ray(asked.bundle, address, 1, asked.threads, log),
+        "ray x 1, its own proxy": lambda: over_ray(asked.bundle, address, 1, asked.threads, log, own=True),
         "ray x 2": lambda: over_ray(asked.bundle, address, 2, max(1, asked.threads // 2), log),
     }
     found: dict[str, list[dict]] = {name: [] for name in kinds}

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from llmc.server.backend import Backend
 from llmc.server.lifecycle import ENGINE_STOP_S
+from llmc.server.telemetry.replicas import labelled, together
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from prometheus_client import Metric
 
@@ -58,26 +59,18 @@ class Replica:
         served = self._backend.state.served
         return {"tokens": 0.0 if served is None or served.pooler else served.engine.stats.kv_cache_usage}
 
-    def metrics(self) -> list[Metric]:
+    def metrics(self) -> Sequence[Metric]:
         """This replica's, each sample with its name as the label `replica`."""
-        families = self._backend.state.metrics.families(ready=self._backend.state.phase == "ready")
-        for family in families:
-            family.samples = [s._replace(labels={**s.labels, "replica": self._name}) for s in family.samples]
-        return families
+        state = self._backend.state
+        return labelled(state.metrics.families(ready=state.phase == "ready"), self._name)
 
-    async def _all_metrics(self) -> list[Metric]:
-        """Of all replicas that answer within SCRAPE_S; a family of several is one."""
+    async def _all_metrics(self) -> Sequence[Metric]:
+        """Of all replicas that answer within SCRAPE_S."""
         from ray import serve
 
         told = serve.get_deployment_handle(NAME, NAME).broadcast("metrics")
-        found: dict[str, Metric] = {}
-        for families in await told.results_async(timeout_s=SCRAPE_S, return_exceptions=True):
-            for family in [] if isinstance(families, BaseException) else families:
-                if family.name in found:
-                    found[family.name].samples += family.samples
-                else:
-                    found[family.name] = family
-        return list(found.values())
+        answers = await told.results_async(timeout_s=SCRAPE_S, return_exceptions=True)
+        return together(answer for answer in answers if not isinstance(answer, BaseException))
 
     def __del__(self) -> None:
         served = self._backend.state.served

@@ -60,7 +60,8 @@ def serve(
 
     SIGHUP opens the bundle again and replaces replica by replica. The old bundle serves on where the new one cannot be
     opened, or where the only replica would have to go first. Raises DeviceError where the cluster cannot be reached or
-    the replicas do not start, InputError for a port that is none, and for an admin token.
+    the replicas do not start, InputError for a port that is none or not the one that Serve has there, and for an admin
+    token.
     """
     if not config.port:
         raise InputError("--port 0: a cluster listens on a port that is named; give one")
@@ -113,6 +114,7 @@ class _Deployment:
             http_options={"host": config.host, "port": config.port}, proxy_location="HeadOnly",
             logging_config=self._logging,
         )  # fmt: skip
+        self._check_place(config)
         scaling: dict[str, Any] = {"num_replicas": fleet.most}
         if fleet.least < fleet.most:
             scaling = {
@@ -132,6 +134,17 @@ class _Deployment:
         # every client of a replica is the proxy
         alone = replace(config, max_connections=0, max_connections_per_client=0, max_requests_per_client=0)
         self._arguments = (alone, open_bundle, options, warm_up)
+
+    def _check_place(self, config: ServerConfig) -> None:
+        """Raise InputError where Serve ran in the cluster before, and listens elsewhere: it listens at one place."""
+        from ray.serve.context import _get_global_client
+
+        there = _get_global_client().http_config
+        if (there.host, there.port) != (config.host, config.port):
+            raise InputError(
+                f"Serve runs in this cluster already, and listens at {there.host}:{there.port}, not at "
+                f"{config.host}:{config.port}; give its --host and --port, or end it with `serve shutdown`"
+            )
 
     def run(self) -> None:
         """Have replicas of this generation, all warm. Raises DeviceError."""
