@@ -20,7 +20,7 @@ from llmc.cluster import AUTO, connected
 from llmc.errors import DeviceError, InputError, LlmcError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.startup.opening import EngineOptions
-from llmc.server.events import Draining, Listening, Ready, Report, Stopped
+from llmc.server.events import Draining, Event, Listening, Ready, Report, Stopped
 from llmc.server.loading import OpenBundle, model_name
 from llmc.server.ray_ingress import LOCAL, environment
 from llmc.server.ray_replica import NAME, Replica, by_load
@@ -73,24 +73,30 @@ def serve(
         del frame
         signals.put(signum)
 
-    began = time.monotonic()
+    said, began = sys.stdout, time.monotonic()
+
+    def tell(event: Event) -> None:
+        with contextlib.redirect_stdout(said):
+            report(event)
+
     with connected(fleet.address or AUTO) as ray:
         nodes = {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
-    with connected(fleet.address or AUTO, environment(config.host, nodes)):
+    # Ray prints of replicas that die, and of its controller that ends
+    with contextlib.redirect_stdout(sys.stderr), connected(fleet.address or AUTO, environment(config.host, nodes)):
         watched = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
         before = {signum: signal.signal(signum, note) for signum in watched}
         try:
             name, device = _named(open_bundle)
             deployment = _Deployment(config, open_bundle, fleet, options or EngineOptions(), warm_up)
             deployment.run()
-            report(Listening(f"http://{config.host}:{config.port}", not (config.api_keys or config.host in LOCAL)))
-            report(Ready(name, device, time.monotonic() - began, 0, 0))
+            tell(Listening(f"http://{config.host}:{config.port}", not (config.api_keys or config.host in LOCAL)))
+            tell(Ready(name, device, time.monotonic() - began, 0, 0))
             while (signum := signals.get()) == signal.SIGHUP:
                 deployment.swap()
             ended = time.monotonic()
-            report(Draining(signal.Signals(signum).name, 0, 0, config.shutdown_timeout_s))
+            tell(Draining(signal.Signals(signum).name, 0, 0, config.shutdown_timeout_s))
             deployment.stop()
-            report(Stopped(0, time.monotonic() - ended))
+            tell(Stopped(0, time.monotonic() - ended))
         finally:
             for signum, handler in before.items():
                 signal.signal(signum, handler)
@@ -165,12 +171,12 @@ class _Deployment:
                     f"one replica serves, and no node has {self._cpus} CPUs free for the next beside it; add a node, "
                     "or serve with 2 replicas"
                 )
+            self._generation += 1
+            self.run()
         except (LlmcError, OSError) as e:
             _log.error("the bundle is not swapped, and the old one serves on: %s", e)
-            return
-        self._generation += 1
-        self.run()
-        _log.warning("the bundle is swapped: generation %d", self._generation)
+        else:
+            _log.warning("the bundle is swapped: generation %d", self._generation)
 
     @property
     def _room(self) -> bool:
@@ -187,9 +193,8 @@ class _Deployment:
 
     def stop(self) -> None:
         """Let running requests end, and take the application away."""
-        with contextlib.redirect_stdout(sys.stderr):  # Ray prints of the controller that ends
-            self._serve.delete(NAME)
-            self._serve.shutdown()
+        self._serve.delete(NAME)
+        self._serve.shutdown()
 
 
 def _named(open_bundle: OpenBundle) -> tuple[str, str]:
