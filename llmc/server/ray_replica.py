@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from llmc.server.backend import Backend
@@ -64,12 +65,20 @@ class Replica:
         state = self._backend.state
         return labelled(state.metrics.families(ready=state.phase == "ready"), self._name)
 
-    async def _all_metrics(self) -> Sequence[Metric]:
-        """Of all replicas that answer within SCRAPE_S."""
+    @cached_property
+    def _replicas(self) -> Any:
+        """A handle, which follows them as they come and go."""
         from ray import serve
 
-        told = serve.get_deployment_handle(NAME, NAME).broadcast("metrics")
-        answers = await told.results_async(timeout_s=SCRAPE_S, return_exceptions=True)
+        return serve.get_deployment_handle(NAME, NAME)
+
+    async def _all_metrics(self) -> Sequence[Metric]:
+        """Of all replicas; where one takes longer than SCRAPE_S, of this one alone."""
+        try:
+            told = self._replicas.broadcast("metrics")
+            answers = await told.results_async(timeout_s=SCRAPE_S, return_exceptions=True)
+        except TimeoutError:
+            return self.metrics()
         return together(answer for answer in answers if not isinstance(answer, BaseException))
 
     def __del__(self) -> None:
