@@ -21,8 +21,7 @@ _WHITESPACE = r"[\x20\x0A\x0D\x09]{1,32}"
 """JSON's white space, bounded: a weak model must not fill its tokens with blanks."""
 
 
-@lru_cache(maxsize=1)
-def open_tokenizer(tokenizer_json: str, eos_token_ids: tuple[int, ...]) -> Any:
+def open_tokenizer(tokenizer_json: str, eos_token_ids: Sequence[int]) -> Any:
     """llguidance's tokenizer. Raises InputError where it is not installed, ArtifactError for a file it cannot take.
 
     Each of its two parts holds the interpreter: 0.2 s and 0.1 s for 49,152 tokens. So bundles of one model share it.
@@ -37,10 +36,14 @@ def open_tokenizer(tokenizer_json: str, eos_token_ids: tuple[int, ...]) -> Any:
     if not text.startswith("{"):  # llguidance would read it as a file name
         raise ArtifactError("tokenizer.json holds no JSON object; compile the bundle again")
     try:
-        plain = LLTokenizer(text, eos_token=list(eos_token_ids) or None, slices=[])
-        return plain.with_slices(LLTokenizer.general_slices())
+        return _opened(LLTokenizer, text, tuple(eos_token_ids))
     except ValueError as error:
         raise ArtifactError(f"structured outputs cannot use this tokenizer.json: {first_line(str(error))}") from error
+
+
+@lru_cache(maxsize=1)
+def _opened(kind: Any, text: str, eos_token_ids: tuple[int, ...]) -> Any:
+    return kind(text, eos_token=list(eos_token_ids) or None, slices=[]).with_slices(kind.general_slices())
 
 
 def build(tokenizer: Any, kind: str, form: Any) -> Any:
@@ -82,7 +85,7 @@ def _source(kind: str, form: Any) -> str:
 
 def trial(tokenizer_json: str, eos_token_ids: Sequence[int]) -> Callable[[Mapping[str, Any]], None]:
     """Work for a child: build what {"kind", "form"} names, and throw it away."""
-    tokenizer = open_tokenizer(tokenizer_json, tuple(eos_token_ids))
+    tokenizer = open_tokenizer(tokenizer_json, eos_token_ids)
 
     def tried(job: Mapping[str, Any]) -> None:
         try:

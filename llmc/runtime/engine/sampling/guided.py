@@ -70,7 +70,7 @@ class ConstraintFactory:
         self._pool = Pool(f"{grammars.__name__}:trial", options, self._limits, niceness=5)
         if at_once:
             self._pool.start()
-        self._tokenizer = grammars.open_tokenizer(tokenizer_json, tuple(eos_token_ids))
+        self._tokenizer = grammars.open_tokenizer(tokenizer_json, eos_token_ids)
         self._vocab_size = vocab_size
         self._end_ids = tuple(index for index in eos_token_ids if index < vocab_size)
         # llguidance needs an end token; without one, the id used in its place is never allowed
