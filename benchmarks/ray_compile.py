@@ -1,10 +1,12 @@
 """Compiles over a local Ray cluster against local jobs, at equal workers; and what more workers would gain.
 
-    python benchmarks/ray_compile.py --work FOLDER [--workers 1,2,4] [--rounds 3] [-o result.json]
+    python benchmarks/ray_compile.py --work FOLDER [--workers 1,2,4] [--rounds 1] [--model MODEL] [-o result.json]
 
-The plan is the Gaudi guide's (72 buckets) for xla, unless --max-model-len gives a smaller one. Trace and weights are in
-the store before; each round compiles all executables anew, local and Ray one after the other. Seconds are of the
-executables alone, from the end of lowering to the last report.
+The plan is the Gaudi guide's (72 buckets) for xla, unless --max-model-len gives a smaller one. The model is a random
+Llama of two layers, unless --model names another: what is measured is what the cluster adds, and with SmolLM2-135M one
+compile of all buckets takes half an hour. Trace and weights are in the store before; each round compiles all
+executables anew, local and Ray one after the other. Seconds are of the executables alone, from the end of lowering to
+the last report.
 
 Beyond this host's workers the model is: n tasks with the measured times t, taken in order by the first free of w
 workers (list scheduling), each `overhead` longer: the difference of Ray and local in worker seconds a task, measured at
@@ -23,17 +25,21 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from models import GUIDE, LLMC
+from random_llama import write
 from ray.cluster_utils import Cluster
 
 from llmc.artifacts.store.store import Store
 from llmc.buckets.plan import Plan
-from llmc.compiler.checkpoint import DEMO
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.compile import Event, ExecutableReport, compile_bundle
 from llmc.compiler.stages import StageReport
 from llmc.settings import Settings
 
 SIMULATED = (8, 16, 32, 64)
+TINY = {
+    "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16,
+}  # fmt: skip
 
 
 def makespan(seconds: Sequence[float], workers: int) -> float:
@@ -44,7 +50,7 @@ def makespan(seconds: Sequence[float], workers: int) -> float:
     return max(free)
 
 
-def executables(store: Store, work: Path, plan: Plan, **options: object) -> dict:
+def executables(model: str, store: Store, work: Path, plan: Plan, **options: object) -> dict:
     """Seconds that all executables took together, and each by its worker; they are removed from the store before."""
     for entry in store.entries("executable"):
         store.layout.entry(entry.key.kind, entry.key.hex).unlink()
@@ -59,7 +65,7 @@ def executables(store: Store, work: Path, plan: Plan, **options: object) -> dict
             lowered = time.perf_counter()
 
     asked = CompileOptions.of("xla", verify="none", **options)
-    compile_bundle(DEMO, work / "bundle", plan, asked, store, report, Settings.from_environment({}))
+    compile_bundle(model, work / "bundle", plan, asked, store, report, Settings.from_environment({}))
     return {"seconds": last - lowered, "each": each}
 
 
@@ -67,14 +73,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--workers", default="1,2,4")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--model")
     parser.add_argument("--max-model-len", type=int)
     parser.add_argument("-o", "--output", type=Path)
     asked = parser.parse_args()
     flags = ["--max-model-len", str(asked.max_model_len), "--max-num-seqs", "2"] if asked.max_model_len else GUIDE
     file = asked.work / "plan.json"
     asked.work.mkdir(parents=True, exist_ok=True)
-    subprocess.run([LLMC, "plan", DEMO, "--device", "xla", *flags, "-o", str(file), "-q"], check=True)
+    model = asked.model or str(asked.work / "tiny")
+    if asked.model is None:
+        write(Path(model), 0, TINY)
+    subprocess.run([LLMC, "plan", model, "--device", "xla", *flags, "-o", str(file), "-q"], check=True)
     plan = Plan.load(file)
     store, found = Store(asked.work / "store"), []
     for workers in map(int, asked.workers.split(",")):
@@ -83,8 +93,8 @@ def main() -> None:
             ray = {"executor": "ray", "address": cluster.address}
             runs: dict[str, list[dict]] = {"local": [], "ray": []}
             for _ in range(asked.rounds):
-                runs["local"].append(executables(store, asked.work, plan, jobs=workers))
-                runs["ray"].append(executables(store, asked.work, plan, **ray))
+                runs["local"].append(executables(model, store, asked.work, plan, jobs=workers))
+                runs["ray"].append(executables(model, store, asked.work, plan, **ray))
         finally:
             cluster.shutdown()
         local, far = (statistics.median(run["seconds"] for run in runs[name]) for name in ("local", "ray"))

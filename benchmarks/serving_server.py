@@ -12,6 +12,7 @@ import urllib.request
 from pathlib import Path
 
 PATIENCE_S = 180.0
+"""Without a word of progress: a server that compiles first, or shares its cores, takes longer in all."""
 
 
 class ServerProcess:
@@ -21,19 +22,24 @@ class ServerProcess:
         self.name, self.url = name, f"http://127.0.0.1:{port}"
         self._log = log.open("w")
         self.process = subprocess.Popen(command, stdout=self._log, stderr=subprocess.STDOUT)
-        deadline = time.monotonic() + PATIENCE_S
-        while not self._answers(ready):
+        deadline, said = time.monotonic() + PATIENCE_S, ""
+        while (says := self._says(ready)) is not None:
+            if says != said:
+                deadline, said = time.monotonic() + PATIENCE_S, says
             if self.process.poll() is not None or time.monotonic() > deadline:
                 self.close()
-                raise SystemExit(f"{name} did not come up; see {log}")
+                raise SystemExit(f"{name} did not come up ({said or 'no answer'}): {log.read_text()[-1000:]}")
             time.sleep(0.1)
 
-    def _answers(self, path: str) -> bool:
+    def _says(self, path: str) -> str | None:
+        """What it answers while it is not ready; None once it is."""
         try:
             with urllib.request.urlopen(self.url + path, timeout=5) as answer:
-                return bool(answer.status == 200)
-        except (OSError, urllib.error.URLError):
-            return False
+                return None if answer.status == 200 else str(answer.status)
+        except urllib.error.HTTPError as error:
+            return error.read().decode(errors="replace")
+        except OSError:
+            return ""
 
     def close(self) -> int:
         """SIGTERM, then a minute; returns the exit code."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,10 +18,11 @@ CONNECT_S = 5.0
 
 
 @contextmanager
-def connected(address: str) -> Iterator[Any]:
+def connected(address: str, environment: Mapping[str, str] | None = None) -> Iterator[Any]:
     """Ray, connected to the cluster at HOST:PORT, or AUTO; left as it was, if it was connected before.
 
-    Raises DeviceError where it cannot be reached, or Ray is not installed, and InputError for what is no address.
+    `environment` is what the workers have that this process has started there. Raises DeviceError where the cluster
+    cannot be reached, or Ray is not installed, and InputError for what is no address.
     """
     try:
         import ray
@@ -34,7 +35,10 @@ def connected(address: str) -> Iterator[Any]:
     main = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGTERM)
     try:
-        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+        ray.init(
+            address=address, log_to_driver=False, logging_level="ERROR",
+            runtime_env={"env_vars": dict(environment)} if environment else None,
+        )  # fmt: skip
     except (ConnectionError, RuntimeError, ValueError) as e:
         raise _away(address, str(e).partition("\n")[0]) from e
     finally:

@@ -147,6 +147,12 @@ def serve_command(
     target_requests: Annotated[
         int | None, option("--target-requests", "N", "Requests a replica is to have. Default: 8.", min=1)
     ] = None,
+    scale_up_after: Annotated[
+        str | None, option("--scale-up-after", "T", "Load asks for that long before a replica comes. Default: 30s.")
+    ] = None,
+    scale_down_after: Annotated[
+        str | None, option("--scale-down-after", "T", "And so before one goes. Default: 10m.")
+    ] = None,
     device: Annotated[str | None, option("--device", "D", "What to compile for.", rich_help_panel=_COMPILE)] = None,
     max_model_len: Annotated[
         int | None, option("--max-model-len", "N", "Tokens of one sequence.", rich_help_panel=_COMPILE)
@@ -203,7 +209,9 @@ def serve_command(
     chosen |= {"prefill": prefill, "enforce_eager": enforce_eager}
     chosen["speculative_config"] = asked(speculate, prompt_lookup_max, prompt_lookup_min, speculative_config)
     run = EngineOptions(**{name: value for name, value in chosen.items() if value is not None})
-    cluster = {"--address": address, "--replicas": replicas, "--target-requests": target_requests}
+    scaling = {"--target-requests": target_requests, "--scale-up-after": scale_up_after}
+    scaling["--scale-down-after"] = scale_down_after
+    cluster = {"--address": address, "--replicas": replicas, **scaling}
     alone = {"--uds": uds, "--record-traffic": record_traffic, "--profile": profile, "--access-log": access_log or None}
     _require_executor(executor, cluster, alone)
     serve = _server()
@@ -218,7 +226,7 @@ def serve_command(
         if executor != LOCAL:
             from llmc.server.ray_serve import serve as serve_over_ray
 
-            fleet = _fleet(address or settings.ray_address, replicas, target_requests, threads or settings.threads)
+            fleet = _fleet(address or settings.ray_address, replicas, threads or settings.threads, scaling)
             raise typer.Exit(serve_over_ray(config, opener, fleet, options=run, warm_up=warming, report=report))
         code = serve(
             config,
@@ -243,15 +251,20 @@ def _require_executor(executor: str, cluster: dict[str, Any], alone: dict[str, A
         raise InputError(f"{', '.join(given)}: not for --executor {executor}; leave it out")
 
 
-def _fleet(address: str | None, replicas: str | None, target: int | None, cpus: int) -> Fleet:
+def _fleet(address: str | None, replicas: str | None, cpus: int, scaling: dict[str, Any]) -> Fleet:
     """Raises InputError."""
     from llmc.server.ray_serve import Fleet
 
     least, _, most = (replicas or "1").partition("-")
     if not (least.isdecimal() and (most or least).isdecimal()):
         raise InputError(f"--replicas {replicas}: write it as N or MIN-MAX")
-    wanted = {} if target is None else {"target_requests": target}
-    return Fleet(address, int(least), int(most or least), cpus, **wanted)
+    wanted = {
+        "target_requests": scaling["--target-requests"],
+        "up_after_s": duration("--scale-up-after", scaling["--scale-up-after"]),
+        "down_after_s": duration("--scale-down-after", scaling["--scale-down-after"]),
+    }
+    given = {name: value for name, value in wanted.items() if value is not None}
+    return Fleet(address, int(least), int(most or least), cpus, **given)
 
 
 def _vllm_profile(settings: Settings) -> Path | None:

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import queue
 import signal
 import sys
-import threading
 import time
 from dataclasses import dataclass, replace
 from types import FrameType
@@ -22,82 +20,36 @@ from llmc.cluster import AUTO, connected
 from llmc.errors import DeviceError, InputError, LlmcError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.startup.opening import EngineOptions
-from llmc.server.backend import Backend
-from llmc.server.events import Draining, Listening, Ready, Report, Stopped
-from llmc.server.lifecycle import ENGINE_STOP_S
+from llmc.server.events import Draining, Event, Listening, Ready, Report, Stopped
 from llmc.server.loading import OpenBundle, model_name
+from llmc.server.ray_ingress import LOCAL, environment
+from llmc.server.ray_replica import NAME, Replica, by_load
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from llmc.server.state import ServerConfig
     from llmc.server.warming import WarmUp
 
-NAME = "llmc"
-"""Of the application in the cluster, and of its one deployment."""
-FULL = 0.8
-"""Share of the cache's tokens from which more replicas are wanted."""
 _ROUTER = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
-_LOCAL = ("127.0.0.1", "::1", "localhost")
 _log = logging.getLogger("llmc")
 
 
 @dataclass(frozen=True)
 class Fleet:
-    """The cluster's `address` (None: on this host), how few and many replicas, the CPUs of each, and how many requests
-    each is to have: more wait for another."""
+    """The cluster's `address` (None: on this host), how few and many replicas, the CPUs of each, how many requests each
+    is to have, more wait for another, and for how many seconds load has to ask for more, or fewer, before they come or
+    go."""
 
     address: str | None = None
     least: int = 1
     most: int = 1
     cpus: int = 1
     target_requests: int = 8
+    up_after_s: float = 30.0
+    down_after_s: float = 600.0
 
     def __post_init__(self) -> None:
         if not 1 <= self.least <= self.most:
             raise InputError(f"--replicas {self.least}-{self.most}: write it as N or MIN-MAX, 1 at least")
-
-
-class Replica:
-    """One copy of the bundle, opened and warm. Raises what loading raises."""
-
-    def __init__(
-        self, config: ServerConfig, open_bundle: OpenBundle, options: EngineOptions, warm_up: WarmUp | None,
-        generation: int,
-    ) -> None:  # fmt: skip
-        del generation  # a further one makes Serve replace the replicas
-        self._backend = Backend(config, open_bundle, options, warm_up=warm_up)
-        self._backend.load()
-        if self._backend.state.load_error is not None:
-            raise self._backend.state.load_error
-        threading.Thread(target=self._backend.prepare, daemon=True).start()
-
-    def __serve_build_asgi_app__(self) -> Any:
-        """What Serve runs."""
-        return self._backend.app
-
-    def check_health(self) -> None:
-        """Raises where the engine died: Serve replaces the replica."""
-        if self._backend.state.phase == "dead":
-            raise RuntimeError("the engine stopped on an error")
-
-    def record_autoscaling_stats(self) -> Mapping[str, float]:
-        """The share of the cache's tokens in use."""
-        served = self._backend.state.served
-        return {"tokens": 0.0 if served is None or served.pooler else served.engine.stats.kv_cache_usage}
-
-    def __del__(self) -> None:
-        served = self._backend.state.served
-        if served is not None:
-            served.close(ENGINE_STOP_S)
-
-
-def by_load(context: Any) -> tuple[int, dict[str, Any]]:
-    """How many replicas there are to be: as many as the requests, running and queued, and the tokens ask for."""
-    tokens = context.aggregated_metrics.get("tokens", {}).values()
-    requests = context.total_num_requests / context.config.target_ongoing_requests
-    wanted = math.ceil(max(requests, sum(tokens) / FULL))
-    return min(max(wanted, context.capacity_adjusted_min_replicas), context.capacity_adjusted_max_replicas), {}
 
 
 def serve(
@@ -106,9 +58,10 @@ def serve(
 ) -> int:  # fmt: skip
     """Serve at `config.host`:`config.port` of the cluster's head until SIGTERM or SIGINT; the exit code.
 
-    SIGHUP opens the bundle again and replaces replica by replica; a bundle that cannot be opened is refused, and the
-    old one serves on. Raises DeviceError where the cluster cannot be reached or the replicas do not start, InputError
-    for a port that is none, and for an admin token.
+    SIGHUP opens the bundle again and replaces replica by replica. The old bundle serves on where the new one cannot be
+    opened, or where the only replica would have to go first. Raises DeviceError where the cluster cannot be reached or
+    the replicas do not start, InputError for a port that is none or not the one that Serve has there, and for an admin
+    token.
     """
     if not config.port:
         raise InputError("--port 0: a cluster listens on a port that is named; give one")
@@ -120,22 +73,30 @@ def serve(
         del frame
         signals.put(signum)
 
-    began = time.monotonic()
-    with connected(fleet.address or AUTO):
+    said, began = sys.stdout, time.monotonic()
+
+    def tell(event: Event) -> None:
+        with contextlib.redirect_stdout(said):
+            report(event)
+
+    with connected(fleet.address or AUTO) as ray:
+        nodes = {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
+    # Ray prints of replicas that die, and of its controller that ends
+    with contextlib.redirect_stdout(sys.stderr), connected(fleet.address or AUTO, environment(config.host, nodes)):
         watched = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
         before = {signum: signal.signal(signum, note) for signum in watched}
         try:
             name, device = _named(open_bundle)
             deployment = _Deployment(config, open_bundle, fleet, options or EngineOptions(), warm_up)
             deployment.run()
-            report(Listening(f"http://{config.host}:{config.port}", not (config.api_keys or config.host in _LOCAL)))
-            report(Ready(name, device, time.monotonic() - began, 0, 0))
+            tell(Listening(f"http://{config.host}:{config.port}", not (config.api_keys or config.host in LOCAL)))
+            tell(Ready(name, device, time.monotonic() - began, 0, 0))
             while (signum := signals.get()) == signal.SIGHUP:
                 deployment.swap()
             ended = time.monotonic()
-            report(Draining(signal.Signals(signum).name, 0, 0, config.shutdown_timeout_s))
+            tell(Draining(signal.Signals(signum).name, 0, 0, config.shutdown_timeout_s))
             deployment.stop()
-            report(Stopped(0, time.monotonic() - ended))
+            tell(Stopped(0, time.monotonic() - ended))
         finally:
             for signum, handler in before.items():
                 signal.signal(signum, handler)
@@ -159,14 +120,17 @@ class _Deployment:
             http_options={"host": config.host, "port": config.port}, proxy_location="HeadOnly",
             logging_config=self._logging,
         )  # fmt: skip
+        self._check_place(config)
         scaling: dict[str, Any] = {"num_replicas": fleet.most}
         if fleet.least < fleet.most:
             scaling = {
                 "autoscaling_config": AutoscalingConfig(
                     min_replicas=fleet.least, max_replicas=fleet.most,
                     target_ongoing_requests=fleet.target_requests, policy=AutoscalingPolicy(policy_function=by_load),
+                    upscale_delay_s=fleet.up_after_s, downscale_delay_s=fleet.down_after_s,
                 )
             }  # fmt: skip
+        self._cpus = fleet.cpus
         self._options = ray_serve.deployment(ray_serve.ingress()(Replica)).options(
             name=NAME, **scaling, max_ongoing_requests=max(config.max_queued_requests, fleet.target_requests),
             max_queued_requests=config.max_queued_requests, ray_actor_options={"num_cpus": fleet.cpus},
@@ -177,32 +141,60 @@ class _Deployment:
         alone = replace(config, max_connections=0, max_connections_per_client=0, max_requests_per_client=0)
         self._arguments = (alone, open_bundle, options, warm_up)
 
+    def _check_place(self, config: ServerConfig) -> None:
+        """Raise InputError where Serve ran in the cluster before, and listens elsewhere: it listens at one place."""
+        from ray.serve.context import _get_global_client
+
+        there = _get_global_client().http_config
+        if (there.host, there.port) != (config.host, config.port):
+            raise InputError(
+                f"Serve runs in this cluster already, and listens at {there.host}:{there.port}, not at "
+                f"{config.host}:{config.port}; give its --host and --port, or end it with `serve shutdown`"
+            )
+
     def run(self) -> None:
         """Have replicas of this generation, all warm. Raises DeviceError."""
         try:
             self._serve.run(
-                self._options.bind(*self._arguments, self._generation), name=NAME, route_prefix="/",
-                logging_config=self._logging,
+                self._options.options(max_surge_percent=int(self._room)).bind(*self._arguments, self._generation),
+                name=NAME, route_prefix="/", logging_config=self._logging,
             )  # fmt: skip
         except RuntimeError as e:
             raise DeviceError(f"the replicas did not start: {e}; `serve status` tells more") from e
 
     def swap(self) -> None:
-        """Replace replica by replica, if the bundle can be opened."""
+        """Replace replica by replica, if the bundle can be opened; where a node has room, the new one comes first."""
         try:
             _named(self._open_bundle)
+            if self._replicas < 2 and not self._room:
+                raise InputError(
+                    f"one replica serves, and no node has {self._cpus} CPUs free for the next beside it; add a node, "
+                    "or serve with 2 replicas"
+                )
+            self._generation += 1
+            self.run()
         except (LlmcError, OSError) as e:
             _log.error("the bundle is not swapped, and the old one serves on: %s", e)
-            return
-        self._generation += 1
-        self.run()
-        _log.warning("the bundle is swapped: generation %d", self._generation)
+        else:
+            _log.warning("the bundle is swapped: generation %d", self._generation)
+
+    @property
+    def _room(self) -> bool:
+        """Whether a node has room for one more replica."""
+        from ray._private.state import available_resources_per_node
+
+        return any(free.get("CPU", 0) >= self._cpus for free in available_resources_per_node().values())
+
+    @property
+    def _replicas(self) -> int:
+        """Those that run."""
+        states = self._serve.status().applications[NAME].deployments[NAME].replica_states
+        return sum(count for state, count in states.items() if state == "RUNNING")
 
     def stop(self) -> None:
         """Let running requests end, and take the application away."""
-        with contextlib.redirect_stdout(sys.stderr):  # Ray prints of the controller that ends
-            self._serve.delete(NAME)
-            self._serve.shutdown()
+        self._serve.delete(NAME)
+        self._serve.shutdown()
 
 
 def _named(open_bundle: OpenBundle) -> tuple[str, str]:

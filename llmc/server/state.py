@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,6 +16,8 @@ from llmc.server.errors import bad_request
 from llmc.server.shared import Shared
 
 if TYPE_CHECKING:
+    from prometheus_client import Metric
+
     from llmc.buckets.limits import Limits
     from llmc.runtime.bundle import Bundle
     from llmc.runtime.engine.async_engine import AsyncEngine
@@ -166,6 +168,8 @@ class ServerState:
     draining: bool = False
     swap: Callable[[str | None, bool], Awaitable[Any]] | None = None
     """Serves another bundle: `Swapper.swap`, once the server runs."""
+    all_metrics: Callable[[], Awaitable[Sequence[Metric]]] | None = None
+    """Those of all replicas, where this is one of several."""
     clients: Clients = field(init=False)
     rendered: tuple[Shared, Shared] = field(default_factory=lambda: (Shared(), Shared()))
     """Metrics, plain and as OpenMetrics, for all who ask at once."""

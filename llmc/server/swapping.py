@@ -3,7 +3,7 @@
     opened and checked beside it → loaded and warm → probed → new requests run on it → the old one's end → it is closed
 
 Whatever fails before new requests run on it leaves the old one serving. One swap is done at a time: it is over when the
-old bundle is closed.
+old bundle is closed. Opening and warming up rest between their parts while requests run (pacing.py).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from llmc.artifacts.bundle.trust import UntrustedError
+from llmc.artifacts.remotes.base import RemoteError
 from llmc.errors import LlmcError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.engine.requests import Request
@@ -26,6 +27,7 @@ from llmc.server.admission import check_age, check_model, check_room, refused
 from llmc.server.errors import ApiError, unavailable
 from llmc.server.events import Report, Retired, Swapped, SwapRefused
 from llmc.server.loading import StoppedLoadingError, as_bundle
+from llmc.server.pacing import Pace, low_priority
 
 if TYPE_CHECKING:
     from llmc.runtime.engine.observer import EngineStats
@@ -78,7 +80,8 @@ class Swapper:
         """Serve the bundle `named` (None: as the server was started) from now on; returns when new requests go to it.
 
         Raises ApiError, and reports and counts it: 409 while another swap is under way, 503 while the server loads or
-        drains, 507 without room for two, 422 for a bundle that is not taken or does not work.
+        drains, 502 where the registry or remote fails, 507 without room for two, 422 for a bundle that is not taken or
+        does not work.
         """
         try:
             swapped = await self._swap(named, allow_older)
@@ -117,23 +120,34 @@ class Swapper:
         self._retirement = asyncio.create_task(self._retire(old))
         return Swapped(loaded.served.model_name, now, before, seconds, old.users.count)
 
+    @low_priority()
     def _found(self, named: str | None, allow_older: bool, old: Served) -> Loaded | None:
         """In a thread: the bundle, checked, open and warm; None where it is the one that is served."""
-        running = old.bundle
+        running, state = old.bundle, self._state
+        pace = Pace(lambda: old.engine.stats.running > 0 and not state.draining)
+
+        def tell(progress: Progress) -> None:
+            del progress
+            pace.rest()
+            if state.draining:
+                raise StoppedLoadingError
+
         try:
-            bundle = as_bundle(self._reopen(named, self._tell))
+            bundle = as_bundle(self._reopen(named, tell))
             if bundle.manifest.digest == running.manifest.digest and old.engine.error is None:
                 bundle.files.close()
                 return None
-            if not self._state.config.allow_model_change:
+            if not state.config.allow_model_change:
                 check_model(bundle, running)
             if not allow_older:
                 check_age(bundle, running, self._replaced)
             check_room(bundle)
             for digest in bundle.manifest.blobs:
                 bundle.files.path(digest)
-            loaded = self._load(bundle, self._tell)
-            if self._state.draining:
+                pace.rest()
+            loaded = self._load(bundle, tell)
+            pace.rest()
+            if state.draining:
                 loaded.served.close()
                 raise StoppedLoadingError
         except StoppedLoadingError:
@@ -142,16 +156,13 @@ class Swapper:
             raise
         except UntrustedError as error:
             raise refused(str(error), "untrusted_bundle") from error
+        except RemoteError as error:
+            raise refused(str(error), "unreachable_bundle", 502) from error
         except LlmcError as error:
             raise refused(str(error), "broken_bundle") from error
         except Exception as error:  # a library's own, of a bundle that it does not take
             raise refused(f"it does not open: {type(error).__name__}: {error}", "broken_bundle") from error
         return loaded
-
-    def _tell(self, progress: Progress) -> None:
-        del progress
-        if self._state.draining:
-            raise StoppedLoadingError
 
     async def _probe(self, served: Served) -> None:
         """Let it generate a few tokens, which nothing counts; what fails is closed. Of a model that generates nothing

@@ -16,6 +16,8 @@ from tests.cli.helpers import Llmc
         (("--executor", "ray", "--replicas", "many"), "--replicas many: write it as N or MIN-MAX"),
         (("--executor", "ray", "--replicas", "3-2"), "--replicas 3-2"),
         (("--executor", "ray", "--port", "0"), "--port 0"),
+        (("--scale-down-after", "1h"), "--scale-down-after: not for --executor local"),
+        (("--executor", "ray", "--scale-up-after", "soon"), "--scale-up-after"),
         (("--executor", "ray", "--address", "127.0.0.1:1"), "no Ray cluster at 127.0.0.1:1"),
     ],
 )

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import httpx
 import pytest
+from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from llmc.server.state import Progress
+from llmc.server.telemetry.replicas import labelled, together
 from tests.server.pages import MadeUp
 
 
@@ -101,3 +104,21 @@ def test_the_page_may_only_run_its_own_script() -> None:
     assert "{{" not in first.text
     assert first.headers["x-content-type-options"] == "nosniff"
     assert "frame-ancestors 'none'" in policy
+
+
+def test_of_several_replicas_each_family_is_told_once_with_every_replica() -> None:
+    made, other = MadeUp(), MadeUp()
+    for replica, tokens in ((made, 3), (other, 1)):
+        replica.serve("toy")
+        replica.load(tokens)
+
+    async def of_all() -> Sequence[Metric]:
+        told = {"one": made, "two": other}
+        return together(labelled(one.state.metrics.families(ready=True), name) for name, one in told.items())
+
+    made.state.all_metrics = of_all
+    answer = ask(made, "/metrics")
+    assert value(answer, "llmc:generation_tokens_total", replica="one") == 21
+    assert value(answer, "llmc:generation_tokens_total", replica="two") == 7
+    types = [line for line in answer.text.splitlines() if line.startswith("# TYPE")]
+    assert len(types) == len(set(types))

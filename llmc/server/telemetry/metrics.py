@@ -9,7 +9,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, get_args
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, get_args
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -92,6 +93,17 @@ POOLED = {
 """Counters of a model that embeds or scores, behind "pooling_"."""
 
 
+def text_of(families: Sequence[Metric], accept: str = "") -> tuple[bytes, str]:
+    """Metrics as text, and its content type: OpenMetrics where the Accept header asks for it."""
+    found: Any = SimpleNamespace(collect=lambda: families)  # all that both ask a registry for
+    # asked to escape names, prometheus_client 0.26 turns the colon of samples, though not of families, into "_";
+    # these names need no escaping
+    if "application/openmetrics-text" in accept:
+        text: bytes = openmetrics.generate_latest(found, openmetrics.ALLOWUTF8)  # type: ignore[no-untyped-call]
+        return text, openmetrics.CONTENT_TYPE_LATEST
+    return generate_latest(found, openmetrics.ALLOWUTF8), CONTENT_TYPE_PLAIN_0_0_4
+
+
 class Metrics(Observer, Collector):
     """All that /metrics tells; `registry` holds it, and the process's CPU and memory.
 
@@ -145,15 +157,14 @@ class Metrics(Observer, Collector):
         """Say what counts the rows of a model that embeds or scores; called at every scrape."""
         self._pooled = statistics
 
-    def render(self, accept: str = "", *, ready: bool = False) -> tuple[bytes, str]:
-        """Everything as text, and its content type: OpenMetrics where the Accept header asks for it."""
+    def families(self, *, ready: bool = False) -> list[Metric]:
+        """Everything that is there now."""
         self._ready = ready
-        # asked to escape names, prometheus_client 0.26 turns the colon of samples, though not of families, into "_";
-        # these names need no escaping
-        if "application/openmetrics-text" in accept:
-            text: bytes = openmetrics.generate_latest(self.registry, openmetrics.ALLOWUTF8)  # type: ignore[no-untyped-call]
-            return text, openmetrics.CONTENT_TYPE_LATEST
-        return generate_latest(self.registry, openmetrics.ALLOWUTF8), CONTENT_TYPE_PLAIN_0_0_4
+        return list(self.registry.collect())
+
+    def render(self, accept: str = "", *, ready: bool = False) -> tuple[bytes, str]:
+        """Everything as text, and its content type; see `text_of`."""
+        return text_of(self.families(ready=ready), accept)
 
     def swapped(self, seconds: float) -> None:
         """Count a swap, which took so long until new requests ran on the new bundle."""

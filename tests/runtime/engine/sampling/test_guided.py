@@ -397,3 +397,10 @@ def test_the_characters_of_a_long_expression_are_not_counted_one_by_one():
 
     assert guided._length(Whole("abc")) == 3
     assert guided._length(["ab", Whole("c")]) == 3
+
+
+def test_factories_of_one_model_share_what_is_read_of_its_tokenizer() -> None:
+    """Reading it holds up the interpreter, and a server that swaps bundles serves meanwhile."""
+    one, other = (ConstraintFactory(tokenizer_json(), VOCAB, [EOS]) for _ in range(2))
+    assert one._tokenizer is other._tokenizer
+    assert ConstraintFactory(tokenizer_json(), VOCAB, [])._tokenizer is not one._tokenizer
