@@ -64,6 +64,8 @@ CASES: dict[str, dict[str, Any]] = {
     "onnxruntime": {"device": "onnxruntime"},
     "onnxruntime, a graph a bucket": {"device": "onnxruntime", "specialise": True},
     "openvino": {"device": "openvino"},
+    "xla": {"device": "xla"},
+    "xla, one body for all layers": {"device": "xla", "roll_layers": True},
     "openvino, fixed decode steps": {"device": "openvino", "specialise": True},
 }
 
@@ -104,8 +106,8 @@ def test_from_the_command_line(tmp_path: Path, model: str, capsys: pytest.Captur
 
 
 def test_devices_whose_graphs_take_none(model: str) -> None:
-    for device in ("xla", "neuron:trn2", "hpu", "openvino:NPU"):
-        with pytest.raises(InputError, match=r"no graphs whose rows choose an adapter.*--lora merges it"):
+    for device in ("inductor", "neuron:trn2", "hpu", "openvino:NPU"):
+        with pytest.raises(InputError, match=r"choose an adapter, as those of onnxruntime, .*tpu.* have.*--lora merges it"):
             Job.of(model, PLAN, CompileOptions.of(device))
 
 
