@@ -91,8 +91,9 @@ _NBITS = "llmc.compiler.weights.nbits"
 _OPENVINO = "llmc.compiler.targets.openvino.compression"
 _PANELS = "llmc.compiler.targets.onnxruntime.kernels.panels"
 _EXPERT_PANELS = "llmc.compiler.targets.onnxruntime.kernels.expert_panels"
+_ADAPTERS = "llmc.compiler.targets.onnxruntime.kernels.adapters"
 FAMILIES = {
-    "q8": f"{__name__}:q8", "experts": "llmc.compiler.weights.experts:experts",
+    "lora": f"{_ADAPTERS}:lora", "q8": f"{__name__}:q8", "experts": "llmc.compiler.weights.experts:experts",
     "q4": f"{_NBITS}:q4", "kept4": f"{_NBITS}:kept4", "kept8": f"{_NBITS}:kept8",
     **{family: f"{_PANELS}:{family}" for family in ("pq8", "pq4", "pkept4", "pkept8")},
     **{family: f"{_EXPERT_PANELS}:{family}" for family in ("eachpq8", "eachpq4", "eachpkept4", "eachpkept8")},

@@ -24,6 +24,7 @@ from llmc.compiler.targets.onnxruntime.attention import MICROSOFT, emit_attentio
 from llmc.compiler.targets.onnxruntime.emitter import LOGIT_ROWS, ONNX_TYPES, OWN, ROWS, Emitter
 from llmc.compiler.targets.onnxruntime.experts import emit_expert_linear, emit_experts
 from llmc.compiler.targets.onnxruntime.formats import FOLDED_BLOCK, MatrixFormat, OnnxOptions
+from llmc.compiler.targets.onnxruntime.kernels.adapters import line
 from llmc.compiler.targets.onnxruntime.kernels.limits import require_heads
 from llmc.compiler.targets.onnxruntime.kernels.panels import panel_bytes, part_of
 from llmc.compiler.targets.onnxruntime.onnx_model import shorten
@@ -301,12 +302,30 @@ class _Model(Emitter):
             softcap=float(attrs["softcap"]),
         )  # fmt: skip
 
+    def _adapted(self, node: Node) -> None:
+        base, x, adapters, *factors = node.inputs
+        low, *high = (v for v in factors if v is not None)
+        sources = tuple(self.graph.weights[v] for v in (low, *high))
+        ranks, width = (int(d) for d in low.shape)
+        sizes = {"low": line(width), "high": line(sum(int(v.shape[0]) for v in high))}
+        parts = [
+            self.external(Recipe(f"{'+'.join(sources)}.{part}", f"lora_{part}", sources), TensorProto.UINT8, (ranks, size))
+            for part, size in sizes.items()
+        ]
+        scales = Recipe(f"{'+'.join(sources)}.scales", "lora_scales", sources)
+        self.add(
+            "Adapted",
+            [*map(self.name, (base, x, adapters)), *parts, self.external(scales, TensorProto.FLOAT, (ranks,)),
+             self.const(node.attrs["ends"])],
+            [node.out.name, f"{node.out.name}_scratch"], OWN,
+        )  # fmt: skip
+
     def _last_rows(self, node: Node) -> None:
         self.shared["last_rows"] = LOGIT_ROWS
         hidden = node.inputs[0]
         assert hidden is not None
         flat = f"{node.out.name}_flat"
-        self.add("Reshape", [self.name(hidden), self.const([-1, int(hidden.shape[-1])])], [flat])
+        self.add("Reshape", [self.name(hidden), self.const([-1, *hidden.shape[2:]])], [flat])
         self.add("Gather", [flat, LOGIT_ROWS], [node.out.name], axis=0)
 
     def _split(self, node: Node) -> None:
@@ -329,7 +348,7 @@ _FUSED = {
     "experts": emit_experts, "expert_linear": emit_expert_linear, "scaled_dot_product_attention": emit_whole_attention,
     "embedding": _Model._embedding, "linear": _Model._linear, "gated_linear": _Model._linear,
     "rms_norm": _Model._rms_norm, "skip_rms_norm": _Model._skip_rms_norm, "gqa": _Model._gqa,
-    "last_rows": _Model._last_rows, "split": _Model._split, "reshape": _Model._reshape, "view": _Model._reshape,
+    "adapted": _Model._adapted, "last_rows": _Model._last_rows, "split": _Model._split, "reshape": _Model._reshape, "view": _Model._reshape,
     "flatten": _Model._reshape, "unflatten": _Model._reshape, "squeeze": _Model._reshape,
 }  # fmt: skip
 
