@@ -6,8 +6,8 @@ skip_rms_norm(x, residual, weight; eps)       (rms_norm(x + residual), x + resid
 linear(x, w₀ … wₙ, b₀ … bₙ; parts)            x · concat(w)ᵀ + concat(b); `parts` are the widths of the pieces
 split(x; parts)                               pieces of the last axis
 gated_linear(x, w₀, w₁; parts) silu(x · w₀ᵀ) · (x · w₁ᵀ)
-adapted(base, x, adapters, A, B₀ … Bₙ; ends)   base + (mask ⊙ (x · Aᵀ)) · concat(B)ᵀ, the mask of each token 1 at the ranks
-                                              ends[a − 1] … ends[a] − 1 of its adapter a > 0, else 0
+adapted(base, x, adapters, A, B₀ … Bₙ; ends)  base + (mask ⊙ (x · Aᵀ)) · concat(B)ᵀ, the mask of a token 1 at the
+                                              ranks ends[a − 1] … ends[a] − 1 of its adapter a > 0, else 0
 gqa(q, k, v, past k, past v, past_lengths, cos, sin; …)   rotary embedding, cache append and attention in one;
                                               k and v are None when q is the packed [B, Q, (Hq + 2·Hkv)·D]; cos and
                                               sin turn the first values of a head, both None where nothing turns; a

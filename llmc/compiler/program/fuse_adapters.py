@@ -16,10 +16,11 @@ def fuse_adapters(graph: Graph) -> None:
         if node.op != "add" or (sides := either(node, lambda v: _product(m, v))) is None:
             continue
         added, base = sides
-        high, low, mask = _product(m, added) or ()
-        ranks = graph.tables[mask].sum(1).astype(np.int64)
-        ends = {"ends": np.cumsum(ranks).tolist()}
-        node.op, node.attrs = "adapted", ends
+        if (product := _product(m, added)) is None:
+            continue
+        high, low, masks = product
+        ends = np.cumsum(graph.tables[masks].sum(1).astype(np.int64))
+        node.op, node.attrs = "adapted", {"ends": ends.tolist()}
         node.inputs = [base, low.inputs[0], graph.inputs[ADAPTERS], low.inputs[1], *high.inputs[1:]]
 
 

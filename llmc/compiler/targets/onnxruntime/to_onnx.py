@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
 from llmc.compiler.program.ir import Graph, Node, Value
+from llmc.compiler.targets.onnxruntime.adapted import emit_adapted
 from llmc.compiler.targets.onnxruntime.attention import MICROSOFT, emit_attention
 from llmc.compiler.targets.onnxruntime.emitter import LOGIT_ROWS, ONNX_TYPES, OWN, ROWS, Emitter
 from llmc.compiler.targets.onnxruntime.experts import emit_expert_linear, emit_experts
 from llmc.compiler.targets.onnxruntime.formats import FOLDED_BLOCK, MatrixFormat, OnnxOptions
-from llmc.compiler.targets.onnxruntime.kernels.adapters import line
 from llmc.compiler.targets.onnxruntime.kernels.limits import require_heads
 from llmc.compiler.targets.onnxruntime.kernels.panels import panel_bytes, part_of
 from llmc.compiler.targets.onnxruntime.onnx_model import shorten
@@ -302,24 +302,6 @@ class _Model(Emitter):
             softcap=float(attrs["softcap"]),
         )  # fmt: skip
 
-    def _adapted(self, node: Node) -> None:
-        base, x, adapters, *factors = node.inputs
-        low, *high = (v for v in factors if v is not None)
-        sources = tuple(self.graph.weights[v] for v in (low, *high))
-        ranks, width = (int(d) for d in low.shape)
-        sizes = {"low": line(width), "high": line(sum(int(v.shape[0]) for v in high))}
-        parts = [
-            self.external(Recipe(f"{'+'.join(sources)}.{part}", f"lora_{part}", sources), TensorProto.UINT8, (ranks, size))
-            for part, size in sizes.items()
-        ]
-        scales = Recipe(f"{'+'.join(sources)}.scales", "lora_scales", sources)
-        self.add(
-            "Adapted",
-            [*map(self.name, (base, x, adapters)), *parts, self.external(scales, TensorProto.FLOAT, (ranks,)),
-             self.const(node.attrs["ends"])],
-            [node.out.name, f"{node.out.name}_scratch"], OWN,
-        )  # fmt: skip
-
     def _last_rows(self, node: Node) -> None:
         self.shared["last_rows"] = LOGIT_ROWS
         hidden = node.inputs[0]
@@ -346,9 +328,10 @@ _INT8, _FLOAT32 = 4, 1
 """What MatMulNBits computes in (its accuracy_level)."""
 _FUSED = {
     "experts": emit_experts, "expert_linear": emit_expert_linear, "scaled_dot_product_attention": emit_whole_attention,
+    "adapted": emit_adapted,
     "embedding": _Model._embedding, "linear": _Model._linear, "gated_linear": _Model._linear,
     "rms_norm": _Model._rms_norm, "skip_rms_norm": _Model._skip_rms_norm, "gqa": _Model._gqa,
-    "adapted": _Model._adapted, "last_rows": _Model._last_rows, "split": _Model._split, "reshape": _Model._reshape, "view": _Model._reshape,
+    "last_rows": _Model._last_rows, "split": _Model._split, "reshape": _Model._reshape, "view": _Model._reshape,
     "flatten": _Model._reshape, "unflatten": _Model._reshape, "squeeze": _Model._reshape,
 }  # fmt: skip
 

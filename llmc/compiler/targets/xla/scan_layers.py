@@ -49,8 +49,8 @@ class RolledCore:
         choices = {name: tuple(dict.fromkeys(names)) for name, names in folded.varying.items()}
         stacks = {name: _stack([values[n] for n in names], names) for name, names in choices.items()}
 
-        def layer(carried: tuple[Array, ...], of_layer: tuple[Any, ...]) -> tuple[tuple[Array, ...], tuple[Array, Array]]:
-            index, own, chosen = of_layer
+        def layer(carried: tuple[Array, ...], each: tuple[Any, ...]) -> tuple[tuple[Array, ...], tuple[Array, Array]]:
+            index, own, chosen = each
             inside = values | own | {c.inside: v for c, v in zip(folded.carries, carried, strict=True)}
             for name, stack in stacks.items():
                 inside[name] = lax.dynamic_index_in_dim(stack, chosen[name], keepdims=False)

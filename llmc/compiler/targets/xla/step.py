@@ -102,11 +102,14 @@ def step_function(
     """
 
     def step(
-        token_ids: Array, past_lengths: Array, new_lengths: Array, slots: Array, *arrays: Array
+        token_ids: Array, past_lengths: Array, new_lengths: Array, slots: Array, *rest: Array
     ) -> tuple[Array, ...]:
-        chosen, cache, weights = arrays[:adapted], arrays[adapted : adapted + len(kinds)], arrays[adapted + len(kinds) :]
         given = {"token_ids": token_ids, "past_lengths": past_lengths, "new_lengths": new_lengths}
-        given |= {ADAPTERS: jnp.broadcast_to(rows[:, None], token_ids.shape) for rows in chosen}
+        arrays = list(rest)
+        if adapted:
+            chosen = arrays.pop(0)
+            given[ADAPTERS] = jnp.broadcast_to(chosen[:, None], token_ids.shape)
+        cache, weights = arrays[: len(kinds)], arrays[len(kinds) :]
 
         def read(group: int, place: Any) -> Any:
             if kinds[group] == "state":

@@ -149,9 +149,11 @@ class SlotExecutor(StaticExecutor):
     def _run(self, step: Step) -> None:
         self._check_step(step, self._held, first_slots=True)
         program, weights = self._open(self._executable(step))
-        slots = np.full(step.batch, -1, np.int32)
+        slots = np.full(step.batch, -1)
         slots[: len(step.slots)] = step.slots
-        rows = (step.token_ids, step.past_lengths, step.new_lengths, slots, *([step.row_adapters] * self._adapted))
+        rows = [step.token_ids, step.past_lengths, step.new_lengths, slots]
+        if self._adapted:
+            rows.append(step.row_adapters)
         given = self._arrays.put(*(a.astype(np.int32) for a in rows))
         with told(self.compilations.record):
             made = program.run([*given, *self._cache, *weights])

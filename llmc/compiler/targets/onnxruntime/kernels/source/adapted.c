@@ -114,8 +114,8 @@ static Status *compute(void *kernel, Context *context) {
       .width = x.dims[x.rank - 1],
   };
   const int64_t ranks = scales.dims[0];
-  adapters.dims[adapters.rank] = s.width;
-  adapters.rank++;
+  if (adapters.rank >= MAX_RANK) return fail(op->api, "llmc.Adapted: adapters have too many dimensions");
+  adapters.dims[adapters.rank++] = s.width;
   if (!is_beside(&x, &base, s.width) || !is_beside(&x, &adapters, s.width) || !s.rows || !s.width || !ends.dims[0] ||
       low.dims[0] != ranks || high.dims[0] != ranks || low.dims[1] != aligned(s.width) || high.dims[1] != aligned(s.rows))
     return fail(op->api, "llmc.Adapted: inputs of shapes that do not belong together");
