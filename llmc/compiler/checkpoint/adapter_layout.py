@@ -105,3 +105,8 @@ class AdapterLayout:
         group = self.group(module) if name.endswith(LOW) else None
         members = () if group is None else group.members
         return next((low for m in members if (low := beside(module, m) + LOW) in names), name)
+
+
+def step_inputs(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """What programs of a model take before its cache, by name: [B, Q], [B], [B], and [B, Q]."""
+    return ("token_ids", "past_lengths", "new_lengths", *([ADAPTERS] if SELECTABLE in config else []))

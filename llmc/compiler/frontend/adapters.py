@@ -32,7 +32,7 @@ class AdaptedLinear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         """[.., in] → [.., out], of as many tokens as the step has."""
         low = self.lora_A(x)
-        mask = MASKS.get()[self.group].reshape(low.shape)
+        mask = MASKS.get()[self.group].reshape(low.shape).to(low.dtype)
         product: Tensor = functional.linear(x, self.weight, self.bias) + self.lora_B(low * mask)
         return product
 

@@ -34,7 +34,7 @@ from torch.export import Dim, ExportedProgram
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from llmc.compiler.architectures.shared.caches import cache_of
-from llmc.compiler.checkpoint.adapter_layout import ADAPTERS, AdapterLayout
+from llmc.compiler.checkpoint.adapter_layout import ADAPTERS, AdapterLayout, step_inputs
 from llmc.compiler.frontend.adapters import MASKS
 from llmc.compiler.frontend.attention import STATE, Dialect, TraceCache, TraceState, attention_name
 from llmc.compiler.frontend.in_place import without_writes
@@ -126,21 +126,17 @@ def _trace(config: Mapping[str, Any], dialect: Dialect, few: bool) -> ExportedPr
     traced = shape.only(plan.traced) if plan else shape
     mode = FakeTensorMode(shape_env=ShapeEnv(), static_shapes=False, allow_non_fake_inputs=True)
     as_fake(model, mode)
-    adapted = AdapterLayout.of(config) is not None
-    step = (AdaptedStep if adapted else Step)(model, dialect, traced)
+    fixed = _fixed(config)
+    step = (AdaptedStep if ADAPTERS in fixed else Step)(model, dialect, traced)
     tensors = step.state_dict(keep_vars=True)
     if plan is not None:
         plan.apply(model)
     with mode:
-        *args, cache = _example(traced, batch=2, query=4, capacity=8)
-        args += [args[0].clone()] if adapted else []
-    more = [_FIXED[0]] if adapted else []
-    exported = _export(step, (*args, cache), (*_FIXED, *more, _dims(traced)), config)
+        args = *_fixed_example(fixed), _cache_example(traced, 8)
+    exported = _export(step, args, (*fixed.values(), _dims(traced)), config)
     if plan is None:
         return exported
-    inputs = _inputs(traced)
-    inputs[len(_FIXED) : len(_FIXED)] = [ADAPTERS] if adapted else []
-    return repeat(exported, plan, traced, inputs, (*(0 for _ in args), [0] * len(shape)), tensors)
+    return repeat(exported, plan, traced, _inputs(fixed, traced), (*(0 for _ in fixed), [0] * len(shape)), tensors)
 
 
 def _few_layers_first(make: Callable[[bool], T]) -> T:
@@ -150,13 +146,20 @@ def _few_layers_first(make: Callable[[bool], T]) -> T:
     return make(False)
 
 
-_FIXED: Sequence[dict[int, Any]] = ({0: Dim.DYNAMIC, 1: Dim.DYNAMIC}, {0: Dim.DYNAMIC}, {0: Dim.DYNAMIC})
-"""Symbolic sizes of token_ids, past_lengths and new_lengths."""
+def _fixed(config: Mapping[str, Any]) -> dict[str, dict[int, Any]]:
+    """The inputs before the cache, and which of their sizes are symbolic."""
+    token, row = {0: Dim.DYNAMIC, 1: Dim.DYNAMIC}, {0: Dim.DYNAMIC}
+    sizes = {"token_ids": token, "past_lengths": row, "new_lengths": row, ADAPTERS: token}
+    return {name: sizes[name] for name in step_inputs(config)}
 
 
-def _inputs(cache: Sized, weights: Iterable[str] = ()) -> list[str]:
+def _fixed_example(fixed: Mapping[str, Sized]) -> list[Tensor]:
+    return [torch.ones((2, 4)[: len(sizes)], dtype=torch.long) for sizes in fixed.values()]
+
+
+def _inputs(fixed: Iterable[str], cache: Sized, weights: Iterable[str] = ()) -> list[str]:
     """Names of a step's inputs, in order."""
-    return ["token_ids", "past_lengths", "new_lengths", *(f"cache.{i}" for i in range(len(cache))), *weights]
+    return [*fixed, *(f"cache.{i}" for i in range(len(cache))), *weights]
 
 
 def _dims(shape: CacheShape) -> list[dict[int, Any]]:
@@ -168,23 +171,37 @@ def _dims(shape: CacheShape) -> list[dict[int, Any]]:
 class WeightlessStep(nn.Module):
     """A `Step` whose parameters and buffers are one more input, {name: tensor}: the program holds no tensor at all.
 
-    The step is kept out of nn.Module's registration, so that torch.export finds nothing to lift.
+    `held`: which of these each tensor of the model is. The step is kept out of nn.Module's registration, so that
+    torch.export finds nothing to lift.
     """
 
-    def __init__(self, step: Step) -> None:
+    def __init__(self, step: Step, held: Mapping[str, str]) -> None:
         super().__init__()
         self.__dict__["_step"] = step
+        self._held = held
 
     def forward(
         self, token_ids: Tensor, past_lengths: Tensor, new_lengths: Tensor, cache: Sequence[Tensor],
         weights: Mapping[str, Tensor],
     ) -> tuple[Tensor, ...]:  # fmt: skip
-        """Run the step with `weights`, named as the model names them."""
-        named = {f"model.{name}": tensor for name, tensor in weights.items()}
-        out: tuple[Tensor, ...] = torch.func.functional_call(
-            self.__dict__["_step"], named, (token_ids, past_lengths, new_lengths, cache)
-        )
+        """Run the step with `weights`."""
+        return self._call((token_ids, past_lengths, new_lengths, cache), weights)
+
+    def _call(self, given: tuple[Any, ...], weights: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+        named = {f"model.{name}": weights[held] for name, held in self._held.items()}
+        out: tuple[Tensor, ...] = torch.func.functional_call(self.__dict__["_step"], named, given)
         return out
+
+
+class AdaptedWeightlessStep(WeightlessStep):
+    """The same of an `AdaptedStep`."""
+
+    def forward(  # type: ignore[override]
+        self, token_ids: Tensor, past_lengths: Tensor, new_lengths: Tensor, adapters: Tensor, cache: Sequence[Tensor],
+        weights: Mapping[str, Tensor],
+    ) -> tuple[Tensor, ...]:  # fmt: skip
+        """Run the step with `weights`."""
+        return self._call((token_ids, past_lengths, new_lengths, adapters, cache), weights)
 
 
 @dataclass(frozen=True)
@@ -217,33 +234,41 @@ def _trace_weightless(
     plan = LayerPlan.of(model) if few else None
     shape = cache_of(config)
     traced = shape.only(plan.traced) if plan else shape
-    parameters, buffers = _shapes(model), dict(model.named_buffers())
+    held = _held(model, config)
+    parameters, buffers = _shapes(model, held), dict(model.named_buffers())
     if plan is not None:
         plan.apply(model)
+    held = _held(model, config)
     mode = FakeTensorMode(shape_env=ShapeEnv(), static_shapes=False, allow_non_fake_inputs=True)
+    fixed = _fixed(config)
     with mode:
-        weights = {name: torch.empty(size, dtype=dtype) for name, size in _shapes(model).items()}
+        weights = {name: torch.empty(size, dtype=dtype) for name, size in _shapes(model, held).items()}
         weights |= {name: torch.empty(b.shape, dtype=b.dtype) for name, b in buffers.items()}
-        args = (*_example(traced, batch=2, query=4, capacity=8 if cached else 0, dtype=dtype), weights)
-    dims = (*_FIXED, _dims(traced) if cached else [], dict.fromkeys(weights))
-    exported = _export(WeightlessStep(Step(model, dialect, traced, top_k)), args, dims, config)
+        args = (*_fixed_example(fixed), _cache_example(traced, 8 if cached else 0, dtype), weights)
+    dims = (*fixed.values(), _dims(traced) if cached else [], dict.fromkeys(weights))
+    weightless, whole = (AdaptedWeightlessStep, AdaptedStep) if ADAPTERS in fixed else (WeightlessStep, Step)
+    step = weightless(whole(model, dialect, traced, top_k), held | dict(zip(buffers, buffers, strict=True)))
+    exported = _export(step, args, dims, config)
     if plan is not None:
         cache = len(shape) if cached else 0
-        example = (0, 0, 0, [0] * cache, dict.fromkeys([*parameters, *buffers], 0))
-        exported = repeat(exported, plan, traced, _inputs(traced if cached else (), weights), example, {})
+        example = (*(0 for _ in fixed), [0] * cache, dict.fromkeys([*parameters, *buffers], 0))
+        inputs = _inputs(fixed, traced if cached else (), weights)
+        exported = repeat(exported, plan, traced, inputs, example, {})
     return WeightlessProgram(exported, parameters, buffers)
 
 
-def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(p.shape) for name, p in model.named_parameters()}
+def _held(model: nn.Module, config: Mapping[str, Any]) -> dict[str, str]:
+    """The name of each parameter, or of one that is equal."""
+    layout, names = AdapterLayout.of(config), dict(model.named_parameters())
+    return {name: name if layout is None else layout.held_as(name, names) for name in names}
 
 
-def _example(
-    shape: CacheShape, batch: int, query: int, capacity: int, dtype: torch.dtype = torch.float32
-) -> tuple[Any, ...]:
-    cache = [torch.empty(t.size(batch, capacity), dtype=_dtype(t, dtype)) for t in shape] if capacity else []
-    ones = torch.ones(batch, dtype=torch.long)
-    return torch.ones(batch, query, dtype=torch.long), ones.clone(), ones, cache
+def _shapes(model: nn.Module, held: Mapping[str, str]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(p.shape) for name, p in model.named_parameters() if held[name] == name}
+
+
+def _cache_example(shape: CacheShape, capacity: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    return [torch.empty(t.size(2, capacity), dtype=_dtype(t, dtype)) for t in shape] if capacity else []
 
 
 def _dtype(tensor: CacheTensor, dtype: torch.dtype) -> torch.dtype:

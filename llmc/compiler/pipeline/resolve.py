@@ -10,6 +10,7 @@ from llmc.compiler.checkpoint import Checkpoint, open_checkpoint
 from llmc.compiler.model_size import weights_of
 from llmc.compiler.targets import open_target
 from llmc.compiler.targets.base import Deployment
+from llmc.compiler.targets.declared import selecting_adapters
 from llmc.errors import InputError
 
 if TYPE_CHECKING:
@@ -46,8 +47,9 @@ class Job:
         settled = target.configure(asked)
         if checkpoint.choices and not target.selects_adapters:
             raise InputError(
-                f"device {options.device} has no graphs whose rows choose an adapter: leave --lora-modules out, and "
-                "compile a bundle for each adapter (--lora merges it)"
+                f"device {options.device} has no graphs whose rows choose an adapter, as those of "
+                f"{', '.join(selecting_adapters())} have: leave --lora-modules out, and compile a bundle for each "
+                "adapter (--lora merges it)"
             )
         target.require_supported(checkpoint.config)
         target.require_consumed(checkpoint)

@@ -6,6 +6,8 @@ skip_rms_norm(x, residual, weight; eps)       (rms_norm(x + residual), x + resid
 linear(x, w₀ … wₙ, b₀ … bₙ; parts)            x · concat(w)ᵀ + concat(b); `parts` are the widths of the pieces
 split(x; parts)                               pieces of the last axis
 gated_linear(x, w₀, w₁; parts) silu(x · w₀ᵀ) · (x · w₁ᵀ)
+adapted(base, x, adapters, A, B₀ … Bₙ; ends)  base + (mask ⊙ (x · Aᵀ)) · concat(B)ᵀ, the mask of a token 1 at the
+                                              ranks ends[a − 1] … ends[a] − 1 of its adapter a > 0, else 0
 gqa(q, k, v, past k, past v, past_lengths, cos, sin; …)   rotary embedding, cache append and attention in one;
                                               k and v are None when q is the packed [B, Q, (Hq + 2·Hkv)·D]; cos and
                                               sin turn the first values of a head, both None where nothing turns; a
@@ -19,6 +21,7 @@ from __future__ import annotations
 from functools import partial
 
 from llmc.compiler.checkpoint.adapter_layout import ADAPTERS
+from llmc.compiler.program.fuse_adapters import fuse_adapters
 from llmc.compiler.program.fuse_attention import fuse_attention
 from llmc.compiler.program.fuse_equal import merge_equal
 from llmc.compiler.program.fuse_experts import fuse_experts
@@ -27,10 +30,11 @@ from llmc.compiler.program.fuse_norms import fuse_residual, fuse_rms_norm, norm_
 from llmc.compiler.program.ir import Graph, Node, Value
 
 
-def fuse(graph: Graph, gate_width: int = 0) -> Graph:
+def fuse(graph: Graph, gate_width: int = 0, *, adapted: bool = False) -> Graph:
     """Apply every rule in place and return the graph.
 
-    `gate_width`: gated_linear is for gates whose width is a multiple of it; 0 for none.
+    `gate_width`: gated_linear is for gates whose width is a multiple of it; 0 for none. `adapted`: products of adapters
+    are fused, too.
     """
     gate = partial(fuse_gated, gate_width=gate_width)
     for rule in (
@@ -42,6 +46,7 @@ def fuse(graph: Graph, gate_width: int = 0) -> Graph:
         fuse_qkv,
         fuse_gate_up,
         gate,
+        *((fuse_adapters,) if adapted and ADAPTERS in graph.inputs else ()),
         fuse_residual,
         narrow_last_rows,
     ):
@@ -52,7 +57,7 @@ def fuse(graph: Graph, gate_width: int = 0) -> Graph:
 
 _ROW_WISE = frozenset({
     "rms_norm", "skip_rms_norm", "layer_norm", "linear", "gated_linear", "split", "silu", "gelu", "relu", "tanh", "mul",
-    "div", "add",
+    "div", "add", "adapted",
 })  # fmt: skip
 
 

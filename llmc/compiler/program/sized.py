@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from llmc.compiler.checkpoint.adapter_layout import ADAPTERS
 from llmc.errors import CompileError
 from llmc.runtime.portable_program import FIXED_INPUTS, INFINITE, Fields, output_names, weight_names
 
@@ -77,13 +78,14 @@ class Operation:
 
 @dataclass(frozen=True)
 class BoundProgram:
-    """A program at one bucket's sizes. Inputs are FIXED_INPUTS, `cache` and `weights`, all by name.
+    """A program at one bucket's sizes. Inputs are `takes`, `cache` and `weights`, all by name.
 
     `weights` maps the program's names to the checkpoint's; `cache` has key and value of each layer in turn and is empty
     without context; `outputs` are logits, with `top` the largest and their ids, then key and value of each layer.
     """
 
     operations: tuple[Operation, ...]
+    takes: tuple[str, ...]
     weights: Mapping[str, str]
     cache: tuple[str, ...]
     outputs: tuple[str, ...]
@@ -98,7 +100,7 @@ class BoundProgram:
 
     def text(self) -> str:
         """Inputs, operations and outputs, one a line."""
-        inputs = [f"input %{name}" for name in (*FIXED_INPUTS, *self.cache)]
+        inputs = [f"input %{name}" for name in (*self.takes, *self.cache)]
         weights = [f"weight %{name} = {stored}" for name, stored in self.weights.items()]
         nodes = [f"{', '.join(f'%{o}' for o in n.outputs)} = {n}" for n in self.operations]
         return "\n".join([*inputs, *weights, *nodes, *(f"output %{name}" for name in self.outputs)]) + "\n"
@@ -109,14 +111,15 @@ class TracedProgram:
     """A traced program with symbolic sizes."""
 
     graph: Fields
+    takes: tuple[str, ...]
     weights: Mapping[str, str]
     cache: tuple[str, ...]
     top: bool
 
     @classmethod
-    def parse(cls, data: bytes, takes: Sequence[str] = FIXED_INPUTS) -> TracedProgram:
+    def parse(cls, data: bytes, takes: Sequence[str] = ()) -> TracedProgram:
         """Read the file that tracing leaves (program/to_export.py, `serialise`), of a program that `takes` these inputs
-        before cache and weights; raises ValueError for another."""
+        before cache and weights, by default those of a step; raises ValueError for another."""
         try:
             fields: Fields = json.loads(data)
             graph = fields["graph_module"]["graph"]
@@ -124,12 +127,14 @@ class TracedProgram:
             names = weight_names(fields)
         except (KeyError, TypeError, IndexError) as e:
             raise ValueError(f"a malformed program ({type(e).__name__}: {e})") from e
+        if not takes:
+            takes = (*FIXED_INPUTS, ADAPTERS) if inputs[len(FIXED_INPUTS) :][:1] == [ADAPTERS] else FIXED_INPUTS
         fixed = len(takes)
         if inputs[:fixed] != list(takes) or len(inputs) < fixed + len(names):
             raise ValueError(f"the program takes {inputs[:4]} …, not {', '.join(takes)}")
         first = len(inputs) - len(names)
         return cls(
-            graph, dict(zip(inputs[first:], names, strict=True)), tuple(inputs[fixed:first]),
+            graph, tuple(takes), dict(zip(inputs[first:], names, strict=True)), tuple(inputs[fixed:first]),
             _returns_top(graph),
         )  # fmt: skip
 
@@ -161,7 +166,9 @@ class TracedProgram:
         operations = [o for node in self.graph["nodes"] if (o := binding.operation(node)) is not None]
         outputs = tuple(o["as_tensor"]["name"] for o in self.graph["outputs"])
         dtypes = {name: meta["dtype"] for name, meta in self.graph["tensor_values"].items()}
-        return BoundProgram(_needed(operations, outputs), self.weights, self.cache, outputs, dtypes, self.top)
+        return BoundProgram(
+            _needed(operations, outputs), self.takes, self.weights, self.cache, outputs, dtypes, self.top
+        )
 
 
 def places_of(inputs: Sequence[str], context: int, cache: CacheShape | None) -> dict[str, int]:

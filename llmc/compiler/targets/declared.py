@@ -59,6 +59,11 @@ def other_names() -> dict[str, str]:
     return {called: device for device, target in _importable() for called in target.also_called}
 
 
+def selecting_adapters() -> list[str]:
+    """Devices whose graphs take adapters that rows choose, for people."""
+    return [device for device, target in _importable() if target.selects_adapters and not target.hidden]
+
+
 def declared() -> dict[str, Declared]:
     """The options that targets declare, by name; another package's target that cannot be imported has none.
 

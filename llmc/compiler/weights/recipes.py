@@ -91,9 +91,10 @@ _NBITS = "llmc.compiler.weights.nbits"
 _OPENVINO = "llmc.compiler.targets.openvino.compression"
 _PANELS = "llmc.compiler.targets.onnxruntime.kernels.panels"
 _EXPERT_PANELS = "llmc.compiler.targets.onnxruntime.kernels.expert_panels"
+_ADAPTERS = "llmc.compiler.targets.onnxruntime.kernels.adapters"
 PANEL_FAMILIES = ("pq8", "pq4", "pkept4", "pkept6", "pkept8", "pkeptiq4", "pkeptfloat4")
 FAMILIES = {
-    "q8": f"{__name__}:q8", "experts": "llmc.compiler.weights.experts:experts",
+    "lora": f"{_ADAPTERS}:lora", "q8": f"{__name__}:q8", "experts": "llmc.compiler.weights.experts:experts",
     "q4": f"{_NBITS}:q4", "kept4": f"{_NBITS}:kept4", "kept8": f"{_NBITS}:kept8",
     **{family: f"{_PANELS}:{family}" for family in PANEL_FAMILIES},
     **{f"each{family}": f"{_EXPERT_PANELS}:each{family}" for family in PANEL_FAMILIES},

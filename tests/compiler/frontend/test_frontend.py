@@ -144,7 +144,8 @@ def _static_trace(case: str, batch: int, query: int, context: int) -> Fields:
     weights = {n: torch.empty(p.shape) for n, p in [*model.named_parameters(), *model.named_buffers()]}
     args = (torch.ones(batch, query, dtype=torch.long), lengths, lengths.clone(), kept, weights)
     with torch.no_grad():
-        return serialise(torch.export.export(WeightlessStep(Step(model, "two_part", shape)), args, strict=False))
+        step = WeightlessStep(Step(model, "two_part", shape), {name: name for name in weights})
+        return serialise(torch.export.export(step, args, strict=False))
 
 
 def _canonical(program: Fields) -> list[object]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 import torch
 
@@ -19,12 +20,14 @@ from llmc.compiler.pipeline.compile import compile_bundle
 from llmc.compiler.pipeline.hybrid import compile_hybrid
 from llmc.compiler.pipeline.resolve import Job
 from llmc.errors import CheckpointError, InputError
+from llmc.runtime.bundle import Bundle
 from llmc.runtime.engine.sampling import SamplingParams
 from llmc.runtime.llm import BundleLLM
 from llmc.settings import Settings
 from llmc.testing.toy import toy_plan
 from tests.adapters import with_choices, write_lora
 from tests.compiler import tiny
+from tests.compiler.targets.onnxruntime.kernels.host import own_set
 
 ATTENTION = [f"model.layers.{i}.self_attn.{name}_proj" for i in (0, 1) for name in "qv"]
 MLP = ["model.layers.0.mlp.gate_proj", "model.layers.1.mlp.down_proj", "model.layers.1.self_attn.o_proj"]
@@ -65,6 +68,7 @@ CASES: dict[str, dict[str, Any]] = {
     "onnxruntime, a graph a bucket": {"device": "onnxruntime", "specialise": True},
     "openvino": {"device": "openvino"},
     "openvino, fixed decode steps": {"device": "openvino", "specialise": True},
+    "xla": {"device": "xla"},
 }
 
 
@@ -81,6 +85,20 @@ def test_each_request_has_its_adapter(
         params = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
         outputs = llm.generate(PROMPTS, params, use_tqdm=False, lora=CHOSEN)
     assert [list(output.outputs[0].token_ids) for output in outputs] == wanted
+
+
+def test_in_8_bits_by_llmcs_kernels(tmp_path: Path, model: str, store: Store) -> None:
+    """Which read the chosen adapters' matrices alone."""
+    own_set()
+    asked = CompileOptions.of("onnxruntime", quantize="int8", verify="all", kernels="llmc")
+    made = compile_bundle(model, tmp_path / "bundle", PLAN, asked, store, lambda _: None)
+    bundle = Bundle.open(tmp_path / "bundle")
+    (executable,) = bundle.manifest.executables
+    nodes = onnx.load_from_string(bytes(bundle.files.read(executable.blob))).graph.node
+    groups = "q, k and v; o; gate and up; down"
+    assert [node.op_type for node in nodes].count("Adapted") == 2 * len(groups.split(";"))
+    assert made.verification["rows"] >= 3 * 3
+    assert made.verification["mean_kl"] < 0.005
 
 
 def test_from_the_command_line(tmp_path: Path, model: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -104,8 +122,9 @@ def test_from_the_command_line(tmp_path: Path, model: str, capsys: pytest.Captur
 
 
 def test_devices_whose_graphs_take_none(model: str) -> None:
-    for device in ("xla", "neuron:trn2", "hpu", "openvino:NPU"):
-        with pytest.raises(InputError, match=r"no graphs whose rows choose an adapter.*--lora merges it"):
+    for device in ("inductor", "neuron:trn2", "hpu", "openvino:NPU"):
+        words = r"choose an adapter, as those of .*onnxruntime, .*tpu, xla have.*--lora merges it"
+        with pytest.raises(InputError, match=words):
             Job.of(model, PLAN, CompileOptions.of(device))
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from llmc.compiler.targets.xla.build import Job, Machine, first_lines, jitted
 from llmc.compiler.targets.xla.hlo_ids import changed, renumbered
-from llmc.compiler.targets.xla.step import Array, Core, Outcome, Read
+from llmc.compiler.targets.xla.step import Array, Core, Given, Outcome, Read
 from llmc.errors import ArtifactError, CompileError
 from llmc.runtime.executors.neuron.files import NeuronFile, write_portable
 from llmc.runtime.executors.xla import wire
@@ -47,11 +47,9 @@ class TopCore:
         self._core = core
         self._top_k = top_k
 
-    def run(
-        self, token_ids: Array, past_lengths: Array, new_lengths: Array, read: Read, weights: Sequence[Array]
-    ) -> Outcome:
+    def run(self, given: Given, read: Read, weights: Sequence[Array]) -> Outcome:
         """See `Core.run`."""
-        out = self._core.run(token_ids, past_lengths, new_lengths, read, weights)
+        out = self._core.run(given, read, weights)
         logits = out.logits.astype("float32")  # once, so that both results are rounded alike
         return out._replace(logits=logits, top=top_of_pieces(logits, self._top_k))
 

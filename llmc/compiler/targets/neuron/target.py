@@ -57,6 +57,7 @@ class NeuronTarget(XlaTarget):
     why_static: ClassVar[str] = "neuronx-cc compiles fixed shapes"
     quantisations: ClassVar[tuple[str, ...]] = ("none",)
     options: ClassVar[tuple[Option[Any], ...]] = (TENSOR_PARALLEL, CACHE_SLOTS, COMPILER_SECONDS, NEURON_CONFIG)
+    selects_adapters: ClassVar[bool] = False
     loops: ClassVar[bool] = False
     hardware: ClassVar[Hardware] = contract_tested("the modules were run and verified on CPU")
     guide: ClassVar[str] = "docs/neuron.md"

@@ -383,7 +383,8 @@ class OnnxRuntimeTarget(Target):
             from llmc.compiler.targets.onnxruntime.to_onnx import to_onnx
             from llmc.compiler.weights.recipes import written
 
-            made = to_onnx(fuse(program.graph(), LANES if options.panels else 0), options)
+            fused = fuse(program.graph(), LANES if options.panels else 0, adapted=options.panels)
+            made = to_onnx(fused, options)
             files = {
                 "model": made.model.SerializeToString(deterministic=True),
                 "folded": json.dumps(made.folded, sort_keys=True).encode(),

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
 from llmc.compiler.program.ir import Graph, Node, Value
+from llmc.compiler.targets.onnxruntime.adapted import emit_adapted
 from llmc.compiler.targets.onnxruntime.attention import MICROSOFT, emit_attention
 from llmc.compiler.targets.onnxruntime.emitter import LOGIT_ROWS, ONNX_TYPES, OWN, ROWS, Emitter
 from llmc.compiler.targets.onnxruntime.experts import emit_expert_linear, emit_experts
@@ -334,7 +335,7 @@ class _Model(Emitter):
         hidden = node.inputs[0]
         assert hidden is not None
         flat = f"{node.out.name}_flat"
-        self.add("Reshape", [self.name(hidden), self.const([-1, int(hidden.shape[-1])])], [flat])
+        self.add("Reshape", [self.name(hidden), self.const([-1, *hidden.shape[2:]])], [flat])
         self.add("Gather", [flat, LOGIT_ROWS], [node.out.name], axis=0)
 
     def _split(self, node: Node) -> None:
@@ -355,6 +356,7 @@ _INT8, _FLOAT32 = 4, 1
 """What MatMulNBits computes in (its accuracy_level)."""
 _FUSED = {
     "experts": emit_experts, "expert_linear": emit_expert_linear, "scaled_dot_product_attention": emit_whole_attention,
+    "adapted": emit_adapted,
     "embedding": _Model._embedding, "linear": _Model._linear, "gated_linear": _Model._linear,
     "rms_norm": _Model._rms_norm, "skip_rms_norm": _Model._skip_rms_norm, "gqa": _Model._gqa,
     "last_rows": _Model._last_rows, "split": _Model._split, "reshape": _Model._reshape, "view": _Model._reshape,

@@ -7,7 +7,7 @@ from typing import Any
 
 from llmc.compiler.targets.xla.formats import SCALE
 from llmc.compiler.targets.xla.quantised import Quantised
-from llmc.compiler.targets.xla.step import Array, Core, Outcome, Read
+from llmc.compiler.targets.xla.step import Array, Core, Given, Outcome, Read
 
 
 class Parts:
@@ -37,8 +37,6 @@ class QuantisedCore:
         self._parts = Parts(core.weights, weights)
         self.weights = self._parts.names
 
-    def run(
-        self, token_ids: Array, past_lengths: Array, new_lengths: Array, read: Read, weights: Sequence[Array]
-    ) -> Outcome:
+    def run(self, given: Given, read: Read, weights: Sequence[Array]) -> Outcome:
         """See `Core.run`."""
-        return self._core.run(token_ids, past_lengths, new_lengths, read, self._parts.joined(weights))
+        return self._core.run(given, read, self._parts.joined(weights))

@@ -17,7 +17,7 @@ from llmc.compiler.program.sized import BoundProgram
 from llmc.compiler.targets.xla.evaluate import evaluate
 from llmc.compiler.targets.xla.scan_match import RolledProgram, fold
 from llmc.compiler.targets.xla.scan_names import NotRollableError, grouped, stacked_names
-from llmc.compiler.targets.xla.step import Array, Outcome, Read
+from llmc.compiler.targets.xla.step import Array, Given, Outcome, Read
 from llmc.errors import CompileError
 
 __all__ = ["NotRollableError", "RolledCore", "roll", "stacked_names"]
@@ -36,23 +36,21 @@ class RolledCore:
         self._folded = folded
         self.weights = list(grouped(program.weights.values()))
 
-    def run(
-        self, token_ids: Array, past_lengths: Array, new_lengths: Array, read: Read, weights: Sequence[Array]
-    ) -> Outcome:
+    def run(self, given: Given, read: Read, weights: Sequence[Array]) -> Outcome:
         """See `Core.run`; `read` is given the layer's index as a traced number.
 
         Raises CompileError, also where layers read values of the prelude that differ in shape.
         """
         program, folded = self._program, self._folded
         arguments = dict(zip(self.weights, weights, strict=True))
-        values = {"token_ids": token_ids, "past_lengths": past_lengths, "new_lengths": new_lengths}
+        values = dict(given)
         values |= {name: arguments[n] for name, n in program.weights.items() if n in arguments}
         evaluate(program, folded.prelude, values)
         choices = {name: tuple(dict.fromkeys(names)) for name, names in folded.varying.items()}
         stacks = {name: _stack([values[n] for n in names], names) for name, names in choices.items()}
 
-        def layer(carried: tuple[Array, ...], given: tuple[Any, ...]) -> tuple[tuple[Array, ...], tuple[Array, Array]]:
-            index, own, chosen = given
+        def layer(carried: tuple[Array, ...], each: tuple[Any, ...]) -> tuple[tuple[Array, ...], tuple[Array, Array]]:
+            index, own, chosen = each
             inside = values | own | {c.inside: v for c, v in zip(folded.carries, carried, strict=True)}
             for name, stack in stacks.items():
                 inside[name] = lax.dynamic_index_in_dim(stack, chosen[name], keepdims=False)
@@ -62,12 +60,12 @@ class RolledCore:
             key, value = folded.new_entries
             return tuple(inside[c.after] for c in folded.carries), (inside[key], inside[value])
 
-        given = (
+        layers = (
             jnp.arange(folded.layers, dtype=jnp.int32),
             {name: arguments[stack] for name, stack in folded.weights.items()},
             {n: jnp.array([choices[n].index(c) for c in names], jnp.int32) for n, names in folded.varying.items()},
         )
-        carried, (keys, news) = lax.scan(layer, tuple(values[c.before] for c in folded.carries), given)
+        carried, (keys, news) = lax.scan(layer, tuple(values[c.before] for c in folded.carries), layers)
         values |= {c.last: v for c, v in zip(folded.carries, carried, strict=True) if c.last is not None}
         evaluate(program, folded.epilogue, values)
         logits, *top = (values[name] for name in program.outputs[: 3 if program.top else 1])

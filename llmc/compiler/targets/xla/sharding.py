@@ -6,7 +6,8 @@ rule names is an error, so that a new architecture is noticed and not silently r
 
 Names are the checkpoint's ("model.layers.3.self_attn.q_proj.weight", [out, in]); with `*` for the layer's index the
 weight is a stack over layers ([layers, out, in]), whose first dimension is never split. Scales of a quantised weight
-(formats.py), one for each row, are split as its rows are.
+(formats.py), one for each row, are split as its rows are. Of adapters that requests choose B is split as the rows of
+its module's weight are, and A as the columns; else they are replicated.
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from llmc.compiler.architectures.shared.families import family_or_plain
+from llmc.compiler.checkpoint.adapter_layout import HIGH, LOW
 from llmc.compiler.targets.xla.formats import SCALE
 from llmc.errors import CompileError, InputError
 from llmc.runtime.executors.xla.envelope import AXIS
 
 if TYPE_CHECKING:
     from llmc.compiler.architectures.shared.sharding import Count, Rule
-    from llmc.compiler.targets.xla.step import Array, Core, Outcome, Read
+    from llmc.compiler.targets.xla.step import Array, Core, Given, Outcome, Read
     from llmc.runtime.cache_shape import CacheShape, CacheTensor
 
 Dims = tuple[str | None, ...]
@@ -101,9 +103,7 @@ class ShardedCore:
         self._entries = entries
         self._logits = logits_dims(config, degree)
 
-    def run(
-        self, token_ids: Array, past_lengths: Array, new_lengths: Array, read: Read, weights: Sequence[Array]
-    ) -> Outcome:
+    def run(self, given: Given, read: Read, weights: Sequence[Array]) -> Outcome:
         """See `Core.run`."""
         from jax import lax
         from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec, use_abstract_mesh
@@ -114,7 +114,7 @@ class ShardedCore:
             return lax.with_sharding_constraint(array, NamedSharding(mesh, PartitionSpec(*dims)))
 
         with use_abstract_mesh(mesh):  # attention/attend.py looks for it
-            out = self._core.run(token_ids, past_lengths, new_lengths, read, weights)
+            out = self._core.run(given, read, weights)
         return out._replace(
             logits=lies(lies(out.logits, self._logits), (None, None)),
             entries=tuple(lies(new, dims) for new, dims in zip(out.entries, self._entries, strict=True)),
@@ -135,7 +135,7 @@ def describe(
     """
     unit = "elements" if item_bytes is None else "bytes"
     share = f"{unit}_per_device"
-    split_by = {rule.name: "rows" if rule.dim == 0 else "columns" for rule in family_or_plain(config).sharding}
+    split_by = {rule.name: "rows" if rule.dim == 0 else "columns" for rule in _rules(config)}
     decided: dict[str, dict[str, Any]] = {}
     for name, sharding in shardings.items():
         split = AXIS in sharding.dims
@@ -179,8 +179,10 @@ def require_degree(degree: int, devices: int, config: Mapping[str, Any], topolog
 
 
 def _sharding(name: str, shape: tuple[int, ...], config: Mapping[str, Any], degree: int) -> Sharding:
-    rules = family_or_plain(config).sharding
-    names = (name, name.removesuffix(SCALE))  # Gemmas have a table of such a name
+    rules = _rules(config)
+    unscaled = name.removesuffix(SCALE)
+    factor = next((end for end in (LOW, HIGH) if unscaled.endswith(end)), "")
+    names = (name, unscaled, f"{unscaled.removesuffix(factor)}.weight")  # Gemmas have a table of a name like scales
     rule = next((r for r in rules if any(re.fullmatch(r.pattern, n) for n in names)), None)
     dims: list[str | None] = [None] * len(shape)
     if degree == 1:
@@ -191,7 +193,7 @@ def _sharding(name: str, shape: tuple[int, ...], config: Mapping[str, Any], degr
             f"llmc/compiler/architectures has those of {', '.join(r.name for r in rules)} (shared/sharding.py): "
             "add one there, or compile with --tensor-parallel 1"
         )
-    if rule.dim is None or rule.parts is None:
+    if rule.dim is None or rule.parts is None or factor == (HIGH, LOW)[rule.dim == 0]:
         return Sharding(tuple(dims), rule.name, shape=shape)
     dim = rule.dim + ("*" in name)
     if name.endswith(SCALE) and dim == len(shape):  # of a weight that is split by columns
@@ -206,6 +208,13 @@ def _sharding(name: str, shape: tuple[int, ...], config: Mapping[str, Any], degr
         return Sharding(tuple(dims), rule.name, _note(parts, rule, degree), shape)
     dims[dim] = AXIS
     return Sharding(tuple(dims), rule.name, shape=shape)
+
+
+def _rules(config: Mapping[str, Any]) -> Sequence[Rule]:
+    """The family's, and that of what is no family's."""
+    from llmc.compiler.architectures.shared.sharding import Rule
+
+    return *family_or_plain(config).sharding, Rule("adapters' masks", r"adapter_masks\.\w+", None)
 
 
 def _axis(config: Mapping[str, Any], field: str, degree: int) -> str | None:

@@ -1,23 +1,25 @@
 """One bucket's step as a JAX function: the program over a cache that stays on the device, updated in place.
 
-    step(token_ids [B, Q], past_lengths [B], new_lengths [B], slots [B], *cache, *weights)
+    step(token_ids [B, Q], past_lengths [B], new_lengths [B], slots [B], *adapters, *cache, *weights)
         → logits [B, V] float32, with `top` the largest of them and their ids, *cache
 
 `cache` has an array for each of `CacheShape.groups`: keys and values [layers, slots, kv_heads, places, head_dim], with
 a place for each token or in a ring, states [layers, slots, …]. The arrays are donated: what comes back lies where they
 lay, and holds, beside what it held, the live tokens and the states of the live rows. Integers are int32. Row b belongs
 to slot slots[b]; −1 marks a dummy row, which writes nothing. A decode step's row b is slot b, so that its cache is a
-slice and no gather.
+slice and no gather. Of a model with adapters to choose from there is one more input, adapters [B], which of them each
+row gets.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import jax.numpy as jnp
 from jax import lax
 
+from llmc.compiler.checkpoint.adapter_layout import ADAPTERS
 from llmc.compiler.program.sized import BoundProgram
 from llmc.compiler.targets.xla.attention.cache_view import CacheView
 from llmc.compiler.targets.xla.evaluate import evaluate
@@ -29,6 +31,8 @@ Array = Any
 Read = Callable[[int, Any], Any]
 """From a group and a place in it (a number, or traced) to what the rows have of that tensor, as programs take it (keys
 and values [B, kv_heads, S, head_dim], states [B, …]), or to a view."""
+Given = Mapping[str, Any]
+"""A program's inputs before its cache, by name (BoundProgram.takes)."""
 Places = Sequence[tuple[int, int]]
 """Group, and place in it, of each of a program's cache tensors, in its order."""
 
@@ -49,9 +53,7 @@ class Core(Protocol):
     def weights(self) -> Sequence[str]:
         """Names of the weights that `run` takes, in order."""
 
-    def run(
-        self, token_ids: Array, past_lengths: Array, new_lengths: Array, read: Read, weights: Sequence[Array]
-    ) -> Outcome:
+    def run(self, given: Given, read: Read, weights: Sequence[Array]) -> Outcome:
         """Logits and new cache entries."""
 
 
@@ -63,12 +65,10 @@ class FlatCore:
         self._places = in_turn(len(program.new_entries)) if places is None else places
         self.weights = list(program.weights.values())
 
-    def run(
-        self, token_ids: Array, past_lengths: Array, new_lengths: Array, read: Read, weights: Sequence[Array]
-    ) -> Outcome:
+    def run(self, given: Given, read: Read, weights: Sequence[Array]) -> Outcome:
         """See `Core.run`."""
         program = self._program
-        values = {"token_ids": token_ids, "past_lengths": past_lengths, "new_lengths": new_lengths}
+        values = dict(given)
         values |= dict(zip(program.weights, weights, strict=True))
         if program.cache:
             values |= {name: read(*at) for name, at in zip(program.cache, self._places, strict=True)}
@@ -92,17 +92,23 @@ def stacked(entries: Sequence[Array], places: Places) -> tuple[Array, ...]:
 
 def step_function(
     core: Core, phase: str, context: int, loops: bool = True, views: bool = False, dtype: str | None = None,
-    kinds: Sequence[ArrayKind] = ("kv", "kv"),
+    kinds: Sequence[ArrayKind] = ("kv", "kv"), adapted: bool = False,
 ) -> Callable[..., tuple[Array, ...]]:  # fmt: skip
     """The step of a bucket; see the module's docstring. Without `loops`, rows are written one after the other by
     operations of their own, for compilers that know no loops. With `views` the core's operators read the cache where it
     lies (a program of dialect `read_only`). `dtype`: what the core computes in, where keys and values are held in
-    another; states are held as the core takes them. `kinds` are those of the cache's arrays.
+    another; states are held as the core takes them. `kinds` are those of the cache's arrays. `adapted`: the step takes
+    adapters.
     """
 
     def step(
-        token_ids: Array, past_lengths: Array, new_lengths: Array, slots: Array, *arrays: Array
+        token_ids: Array, past_lengths: Array, new_lengths: Array, slots: Array, *rest: Array
     ) -> tuple[Array, ...]:
+        given = {"token_ids": token_ids, "past_lengths": past_lengths, "new_lengths": new_lengths}
+        arrays = list(rest)
+        if adapted:
+            chosen = arrays.pop(0)
+            given[ADAPTERS] = jnp.broadcast_to(chosen[:, None], token_ids.shape)
         cache, weights = arrays[: len(kinds)], arrays[len(kinds) :]
 
         def read(group: int, place: Any) -> Any:
@@ -114,7 +120,7 @@ def step_function(
                 return view
             return view.rows() if dtype is None else view.rows().astype(dtype)
 
-        out = core.run(token_ids, past_lengths, new_lengths, read, weights)
+        out = core.run(given, read, weights)
         live = jnp.where(slots >= 0, new_lengths, 0)
         # adds 0, computed from the logits: so all reads of the cache come before the writes, and XLA copies nothing
         after = (out.logits.ravel()[0] > jnp.inf).astype(jnp.int32)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from llmc.artifacts.digest import digest_bytes
 from llmc.artifacts.key import canonical_json
 from llmc.artifacts.log import logger
+from llmc.compiler.checkpoint.adapter_layout import ADAPTERS, SELECTABLE
 from llmc.compiler.code import code_digest
 from llmc.compiler.options import CompileOptions, Option
 from llmc.compiler.program.program import PROGRAM, Program
@@ -89,6 +90,7 @@ class XlaTarget(XlaFormats):
     reads_files: ClassVar[bool] = False
     options: ClassVar[tuple[Option[Any], ...]] = (TENSOR_PARALLEL, LOWERING, ROLL_LAYERS, CACHE_SLOTS, KV_CACHE_DTYPE)
     splits_weights: ClassVar[tuple[str, ...]] = (TENSOR_PARALLEL.flag,)
+    selects_adapters: ClassVar[bool] = True
     config_only: ClassVar[bool] = True
     compile_needs: ClassVar[tuple[str, ...]] = ("torch", "transformers", "safetensors", "jax")
     run_needs: ClassVar[tuple[str, ...]] = ("jax",)
@@ -163,11 +165,16 @@ class XlaTarget(XlaFormats):
         return both_weightless(stages, self._traced(options), self.dialect(options))
 
     def cache_shape(self, config: Mapping[str, Any], options: CompileOptions) -> CacheShape:
-        """The shape of the model's cache. Raises CheckpointError for one that cannot be held, before anything is
-        traced."""
+        """The shape of the model's cache. Raises CheckpointError for one that cannot be held, and InputError for
+        adapters that another lowering has no input for, before anything is traced."""
         from llmc.compiler.architectures.shared.caches import cache_of, uniform_cache_of
 
         if LOWERING.of(options) != "jax":
+            if SELECTABLE in config:
+                raise InputError(
+                    "adapters that requests choose work with --lowering jax; leave one of the two out, or merge the "
+                    "adapter (--lora)"
+                )
             uniform_cache_of(config, f"{self.name} with {LOWERING.flag} {LOWERING.of(options)}")
         return cache_of(config)
 
@@ -358,10 +365,12 @@ class XlaTarget(XlaFormats):
         core = self._sharded(QuantisedCore(core, weights), lowered.config, options, entries)
         rows = [Tensor(name, (batch,), "int32", (None,)) for name in _STEP_INPUTS]
         rows[0] = Tensor("token_ids", (batch, query), "int32", (None, None))
+        adapted = SELECTABLE in lowered.config
+        rows += [Tensor(ADAPTERS, (batch,), "int32", (None,))] * adapted
         inputs = (*rows, *tensors(layout["cache"]), *(weights[name] for name in core.weights))
         views = self.dialect(options) == "read_only"
         kinds = kinds_of(layout["cache"])
-        step = step_function(core, shape.phase, context, self.loops, views, DTYPES[options.dtype], kinds)
+        step = step_function(core, shape.phase, context, self.loops, views, DTYPES[options.dtype], kinds, adapted)
         donated = tuple(range(len(rows), len(rows) + len(kinds)))
         return Job("step", step, inputs, donated, str(shape), self._native(step, options))
 

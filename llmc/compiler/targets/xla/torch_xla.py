@@ -27,7 +27,7 @@ from jax.interpreters import mlir
 
 from llmc.compiler.targets.xla import torch_xla_worker as worker
 from llmc.compiler.targets.xla.evaluate import narrowed
-from llmc.compiler.targets.xla.step import Array, Outcome, Read, in_turn, stacked
+from llmc.compiler.targets.xla.step import Array, Given, Outcome, Read, in_turn, stacked
 from llmc.errors import CompileError, DeviceError
 from llmc.paths import expanded
 from llmc.runtime import portable_program
@@ -154,17 +154,15 @@ class TorchXlaCore:
         taken = [(inputs[i], metas[inputs[i]]) for i in made.arguments]
         self._module = _Module(made.module, taken, [(name, metas[name]) for name in outputs])
 
-    def run(
-        self, token_ids: Array, past_lengths: Array, new_lengths: Array, read: Read, weights: Sequence[Array]
-    ) -> Outcome:
+    def run(self, given: Given, read: Read, weights: Sequence[Array]) -> Outcome:
         """See `Core.run`; raises CompileError, naming it, for an input of another shape or dtype than the bucket's."""
         cache = [read(*at) for at in in_turn(self._cache)]
-        given = [token_ids, past_lengths, new_lengths, *cache, *weights]
-        for name, expected, found in zip(self._inputs, self._expected, given, strict=True):
+        arrays = [*(given[name] for name in FIXED_INPUTS), *cache, *weights]
+        for name, expected, found in zip(self._inputs, self._expected, arrays, strict=True):
             if (expected.shape, expected.dtype) != (found.shape, found.dtype):
                 took = f"{found.dtype}{list(found.shape)}"
                 raise CompileError(f"torch-xla's module takes {name} as {expected.str_short()}, not {took}")
-        logits, *rest = _CALL.bind(*(given[i] for i in self._arguments), module=self._module)
+        logits, *rest = _CALL.bind(*(arrays[i] for i in self._arguments), module=self._module)
         top, new = (rest[:2], rest[2:]) if self._top else ([], rest)
         return Outcome(logits, tuple(top), stacked(new, in_turn(len(new))))
 

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from llmc.errors import InputError
+from llmc.errors import ArtifactError, InputError
 from llmc.runtime.executors.held import Held
 from llmc.runtime.executors.places import windows
 from llmc.runtime.executors.static import StaticExecutor
 from llmc.runtime.executors.xla.compile_events import told
+from llmc.runtime.step import ADAPTERS
 from llmc.runtime.top_logits import TopLogits
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.float32]
 STEP_INPUTS = 4
-"""Of a step before the cache: token ids, past lengths, new lengths and slots."""
+"""Of a step before the cache: token ids, past lengths, new lengths and slots; adapters are behind them."""
 SLOT_PROGRAMS = ("slot_copy", "slot_fill", "slot_read", "slot_write")
 
 
@@ -104,6 +105,7 @@ class SlotExecutor(StaticExecutor):
         with told(self.compilations.opened):
             self._cache = [arrays.zeros(t) for t in cache]
         self._bound: dict[str, list[Any]] = {}
+        self._adapted = bool(self.bundle.adapters)
         self._held = Held(self.slots, self._shape.rewind)
         self._outputs: list[Any] = []
 
@@ -147,11 +149,14 @@ class SlotExecutor(StaticExecutor):
     def _run(self, step: Step) -> None:
         self._check_step(step, self._held, first_slots=True)
         program, weights = self._open(self._executable(step))
-        slots = np.full(step.batch, -1, np.int32)
+        slots = np.full(step.batch, -1)
         slots[: len(step.slots)] = step.slots
-        given = [a.astype(np.int32) for a in (step.token_ids, step.past_lengths, step.new_lengths)]
+        rows = [step.token_ids, step.past_lengths, step.new_lengths, slots]
+        if self._adapted:
+            rows.append(step.row_adapters)
+        given = self._arrays.put(*(a.astype(np.int32) for a in rows))
         with told(self.compilations.record):
-            made = program.run([*self._arrays.put(*given, slots), *self._cache, *weights])
+            made = program.run([*given, *self._cache, *weights])
         first = len(made) - len(self._cache)
         self._outputs, self._cache = made[:first], made[first:]
         for row, slot in enumerate(step.slots):
@@ -211,9 +216,15 @@ class SlotExecutor(StaticExecutor):
         """An executable's program, and the weights that it takes."""
         if executable.blob not in self._bound:
             program = self._programs[executable.blob] = self._load(executable.blob, str(executable))
-            first = STEP_INPUTS + len(self._cache)
+            inputs = program.header.inputs
+            if self._adapted != (inputs[STEP_INPUTS].name == ADAPTERS):
+                raise ArtifactError(
+                    f"{self.bundle.path}: {executable} and the manifest differ on whether requests choose an adapter; "
+                    "compile it again"
+                )
+            first = STEP_INPUTS + self._adapted + len(self._cache)
             with told(self.compilations.opened):
-                self._bound[executable.blob] = [self._arrays.weight(t) for t in program.header.inputs[first:]]
+                self._bound[executable.blob] = [self._arrays.weight(t) for t in inputs[first:]]
         return self._programs[executable.blob], self._bound[executable.blob]
 
     def _change(self, program: str, *arguments: Any) -> None:

@@ -33,7 +33,8 @@ def xla_run(case: str) -> Run:
         core = FlatCore(traced.at(batch, query, context, shape))
 
         def step(ids: Any, past: Any, new: Any, kept: Any, weights: Any) -> Any:
-            return core.run(ids, past, new, lambda group, layer: kept[2 * layer + group], weights)
+            given = {"token_ids": ids, "past_lengths": past, "new_lengths": new}
+            return core.run(given, lambda group, layer: kept[2 * layer + group], weights)
 
         return jax.jit(step), [tensors[name].numpy() for name in core.weights]
 

@@ -36,12 +36,13 @@ class EchoCore:
 
     weights = ()
 
-    def run(self, token_ids: Any, past_lengths: Any, new_lengths: Any, read: Any, weights: Any) -> Any:
+    def run(self, given: Any, read: Any, weights: Any) -> Any:
         import jax.numpy as jnp
 
         from llmc.compiler.targets.xla.step import Outcome
 
         ring, whole = read(0, 0), read(1, 0)
+        token_ids = given["token_ids"]
         batch, query = token_ids.shape
         new = jnp.broadcast_to(token_ids[:, None, :, None], (batch, HEADS, query, WIDTH)).astype(jnp.float32)
         return Outcome(

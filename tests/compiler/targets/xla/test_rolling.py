@@ -89,7 +89,7 @@ def run(core: Any, arrays: Mapping[str, Any], case: str, bucket: str, dtype: str
         def read(group: int, layer: Any) -> Any:
             return lax.dynamic_index_in_dim(held[group], layer, keepdims=False)
 
-        return core.run(ids, past, new, read, arguments)
+        return core.run({"token_ids": ids, "past_lengths": past, "new_lengths": new}, read, arguments)
 
     ids = rng.integers(0, VOCAB, (batch, query))
     new = np.array([query, max(query - 2, 1), 1])

@@ -30,12 +30,12 @@ class CountCore:
 
     weights = ()
 
-    def run(self, token_ids: Any, past_lengths: Any, new_lengths: Any, read: Any, weights: Any) -> Any:
+    def run(self, given: Any, read: Any, weights: Any) -> Any:
         import jax.numpy as jnp
 
         from llmc.compiler.targets.xla.step import Outcome
 
-        state = read(1, 0)
+        token_ids, state = given["token_ids"], read(1, 0)
         tokens = jnp.broadcast_to(token_ids[:, None, :, None], (len(token_ids), 1, token_ids.shape[1], 2))
         new = state + token_ids[:, :1]
         return Outcome(state, (), (tokens[None].astype(jnp.float32), new[None]))

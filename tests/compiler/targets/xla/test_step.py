@@ -22,11 +22,12 @@ class EchoCore:
 
     weights = ("w",)
 
-    def run(self, token_ids: Any, past_lengths: Any, new_lengths: Any, read: Any, weights: Any) -> Any:
+    def run(self, given: Any, read: Any, weights: Any) -> Any:
         import jax.numpy as jnp
 
         from llmc.compiler.targets.xla.step import Outcome
 
+        token_ids = given["token_ids"]
         batch, query = token_ids.shape
         rows = [(read(0, layer), read(1, layer)) for layer in range(LAYERS)]
         logits = sum(k.sum((1, 2, 3)) + v.sum((1, 2, 3)) for k, v in rows)

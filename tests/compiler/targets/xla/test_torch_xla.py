@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from llmc.errors import CompileError, DeviceError
-from llmc.runtime.portable_program import write_archive
+from llmc.runtime.portable_program import FIXED_INPUTS, write_archive
 from llmc.settings import Settings
 from tests.compiler.targets.xla.bucket_steps import (
     BUCKETS,
@@ -55,7 +55,8 @@ def jax_module(bucket: str, order: list[int]) -> bytes:
         values = dict(zip(order, arguments, strict=True))
         ids, past, new, *rest = (values[i] for i in range(len(order)))
         numbers = (a.astype(jnp.int32) for a in (ids, past, new))
-        out = core.run(*numbers, lambda group, layer: rest[2 * layer + group], rest[len(cache) :])
+        given = dict(zip(FIXED_INPUTS, numbers, strict=True))
+        out = core.run(given, lambda group, layer: rest[2 * layer + group], rest[len(cache) :])
         pairs = [entry for pair in zip(*out.entries, strict=True) for entry in pair]
         return (out.logits, *(t.astype(jnp.int64) if i else t for i, t in enumerate(out.top)), *pairs)
 

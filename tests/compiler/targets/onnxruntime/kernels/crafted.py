@@ -55,6 +55,11 @@ _INPUTS: dict[str, dict[str, Any]] = {
     "Linear": {"x": _zeros(2, 64), "w": np.zeros(2 * (64 + 1024), np.uint8), "b": None},
     "Embedding": {"ids": np.zeros((1, 2), np.int64), "w": np.zeros(2 * (64 + 1024), np.uint8)},
     "AddNorm": {"x": _zeros(2, 16), "r": _zeros(2, 16), "w": _zeros(16)},
+    "Adapted": {
+        "base": _zeros(1, 3, 20), "x": _zeros(1, 3, 40), "adapters": np.array([[0, 2, 1]]),
+        "low": np.zeros((8, 48), np.uint8), "high": np.zeros((8, 32), np.uint8), "scales": _zeros(8),
+        "ends": np.array([0, 3, 8]),
+    },
     "Experts": {
         "x": _zeros(2, 64), "ids": np.array([[0, 2], [1, 2]]), "shares": _zeros(2, 2),
         "gate_up": np.zeros(3 * 4 * (64 + 1024), np.uint8), "down": np.zeros(3 * 4 * (64 + 512), np.uint8),
@@ -89,6 +94,7 @@ _ATTRIBUTES: dict[str, dict[str, Any]] = {
     "Linear": {**_MATRIX, "gated": 0},
     "Embedding": _MATRIX,
     "AddNorm": {"eps": 1e-5},
+    "Adapted": {},
     "Experts": {
         "experts": 3,
         "hidden": 64,
@@ -105,7 +111,7 @@ _ATTRIBUTES: dict[str, dict[str, Any]] = {
     "StateScan": {},
 }
 _OUTPUTS = {"Attention": ["y", "k2", "v2", "-s"], "Linear": ["y", "-s"], "Embedding": ["y"], "AddNorm": ["y", "s"],
-            "Experts": ["y"], "ExpertLinear": ["y"],
+            "Adapted": ["y", "-s"], "Experts": ["y"], "ExpertLinear": ["y"],
             **{op: ["y", "after"] for op in ("CausalConv", "GatedDelta", "StateScan")}}  # fmt: skip
 
 _HEADS = "heads of this number or size are not supported"
@@ -124,6 +130,7 @@ _OTHERS = "panels of other matrices"
 _STATES = ("CausalConv", "GatedDelta", "StateScan")
 _FILTERS = "weights of shapes that do not belong to the channels"
 _ORDER = "a row begins before the one before it ends"
+_RANKS = "the ranks of an adapter are not among those of the matrices"
 _PAIRS = "ids and shares are not of the tokens of x"
 _OF_TOKENS = "ids are not of the tokens of x"
 _EACH_ROW = "a bias has a number for each expert's rows"
@@ -217,6 +224,22 @@ GRAPHS = [
     Graph("AddNorm", {"r": _zeros(1, 16)}, _SHAPES),
     Graph("AddNorm", {"r": _zeros(32)}, _SHAPES),
     *(Graph("AddNorm", {name: None}, _MISSING) for name in ("x", "r", "w")),
+    *(Graph("Adapted", {"adapters": np.array([[0, n, 1]])}, "is no adapter of this number") for n in (3, -1, BIG)),
+    *(Graph("Adapted", {"ends": np.array(ends)}, _RANKS) for ends in ((0, 3, 9), (-1, 3, 8), (0, 4, 3), (0, -4, BIG))),
+    *(
+        Graph("Adapted", {name: array}, _SHAPES)
+        for name, array in (
+            ("x", _zeros(1, 2, 40)), ("x", _zeros(1, 3, 0)), ("base", _zeros(1, 3, 0)), ("scales", _zeros(7)),
+            ("adapters", np.zeros((1, 2), np.int64)), ("adapters", np.zeros(3, np.int64)),
+            ("ends", np.zeros(0, np.int64)), ("low", np.zeros((7, 48), np.uint8)), ("low", np.zeros((8, 40), np.uint8)),
+            ("high", np.zeros((8, 20), np.uint8)), ("high", np.zeros((9, 32), np.uint8)),
+        )
+    ),
+    Graph("Adapted", {"base": np.float32(0), "x": np.float32(0)}, _RANK),
+    Graph("Adapted", {"adapters": np.zeros((1,) * 6, np.int64)}, "adapters have too many dimensions"),
+    *(Graph("Adapted", {name: None}, _MISSING) for name in _INPUTS["Adapted"]),
+    Graph("Adapted", {"base": _zeros(1, 0, 20), "x": _zeros(1, 0, 40), "adapters": np.zeros((1, 0), np.int64)}, ""),
+    Graph("Adapted", {"adapters": np.zeros((1, 3), np.int64)}, ""),
     *(Graph("Experts", {"experts": n}, _EXPERTS) for n in (0, -1, 1 << 17, BIG)),
     *(Graph("Experts", {"features": n}, _EXPERTS) for n in (0, -16, 24, 1 << 28, BIG)),
     *(Graph("Experts", {"hidden": n}, _WHAT) for n in (0, -1, 1 << 29, BIG)),

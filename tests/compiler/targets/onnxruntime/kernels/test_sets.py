@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from llmc.compiler.targets.onnxruntime.formats import TABLES
 from llmc.compiler.targets.onnxruntime.kernels.panels import VALUES
+from tests.compiler.targets.onnxruntime.kernels import test_adapted
 from tests.compiler.targets.onnxruntime.kernels.single import Library, run
 from tests.compiler.targets.onnxruntime.kernels.test_attention import CASES
 from tests.compiler.targets.onnxruntime.kernels.test_experts import Layer, step
@@ -99,3 +100,8 @@ def test_experts_norms_and_embeddings(library: Path, others: dict[str, Library],
     ]  # fmt: skip
     attrs = attributes(20, 96, 32, 4, int(offsets))
     same_everywhere(library, others, lambda built: run(built, "Embedding", asked, ["y"], **attrs))
+
+
+def test_adapters(library: Path, others: dict[str, Library]) -> None:
+    inputs = test_adapted.given(11, 83, 90)
+    same_everywhere(library, others, lambda built: {"y": test_adapted.made(built, inputs)})

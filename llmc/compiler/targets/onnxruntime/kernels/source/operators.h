@@ -6,7 +6,7 @@
 #include "panels.h"
 
 extern const Operator linear_operator, embedding_operator, attention_operator, norm_operator, experts_operator,
-    expert_linear_operator, causal_conv_operator, gated_delta_operator, state_scan_operator;
+    expert_linear_operator, causal_conv_operator, gated_delta_operator, state_scan_operator, adapted_operator;
 
 /* Keep a kernel's attributes, `bytes` from `made` on, until `release`. */
 Status *keep(Api api, const void *made, size_t bytes, void **kernel);

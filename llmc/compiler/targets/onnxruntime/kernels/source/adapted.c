@@ -1,0 +1,157 @@
+/* Adapted(base float [.., N], x float [.., K], adapters int64 [..], low uint8 [R, K'], high uint8 [R, N'],
+scales float [R], ends int64 [A + 1]) → (y float [.., N], scratch): base, and what each token's LoRA adapter adds to it.
+
+Of R ranks adapter a has ends[a − 1] … ends[a] − 1, and adapter 0 none: y = base + Σ (low_r · x) · scales_r · high_r over
+these; no others are read. `low` and `high` are signed codes; K' and N' are K and N up to whole vectors, with codes of 0.
+The second output is memory for (low_r · x) · scales_r. */
+#include "operators.h"
+#include "strips.h"
+
+enum { FEW = 4 /* ranks, or vectors of y, whose sums registers hold */, WORK = 4 /* of a code here, in bytes of panels */ };
+
+typedef int8_t Codes __attribute__((vector_size(16), aligned(1), may_alias));
+
+typedef struct {
+  Api api;
+} Adapted;
+
+typedef struct {
+  const float *base, *x, *scales;
+  const int64_t *adapters, *ends;
+  const uint8_t *low, *high;
+  float *y, *products; /* products [tokens, most] */
+  int64_t tokens, rows, width, most, shares;
+} Step;
+
+static inline int64_t aligned(int64_t width) { return (width + LANES - 1) / LANES * LANES; }
+static inline int64_t pieces(int64_t count, int64_t each) { return (count + each - 1) / each; }
+static inline Floats codes_at(const uint8_t *at) { return __builtin_convertvector(*(const Codes *)at, Floats); }
+static inline int64_t first_of(const Step *s, int64_t token) {
+  return s->adapters[token] ? s->ends[s->adapters[token] - 1] : 0;
+}
+static inline int64_t count_of(const Step *s, int64_t token) {
+  return s->adapters[token] ? s->ends[s->adapters[token]] - first_of(s, token) : 0;
+}
+
+/* Products of FEW ranks from `rank` on, of the token's own. */
+static void multiply_low(const Step *s, int64_t token, int64_t rank) {
+  const int64_t line = aligned(s->width), left = count_of(s, token) - rank, first = first_of(s, token) + rank;
+  if (left <= 0) return;
+  const float *x = s->x + token * s->width;
+  const uint8_t *codes[FEW];
+  Floats sums[FEW];
+  UNROLL
+  for (int i = 0; i < FEW; i++) codes[i] = s->low + (first + (i < left ? i : 0)) * line, sums[i] = filled(0.0f);
+  for (int64_t k = 0; k < s->width; k += LANES) {
+    const Floats here = load_lanes(first_lanes(s->width - k), x + k);
+    UNROLL
+    for (int i = 0; i < FEW; i++) sums[i] = fused(codes_at(codes[i] + k), here, sums[i]);
+  }
+  for (int i = 0; i < FEW && i < left; i++)
+    s->products[token * s->most + rank + i] = sum_of(sums[i]) * s->scales[first + i];
+}
+
+/* FEW vectors of y from column `column` on. */
+static void multiply_high(const Step *s, int64_t token, int64_t column) {
+  const int64_t line = aligned(s->rows), count = count_of(s, token), at = token * s->rows + column;
+  const int64_t there = pieces(s->rows - column, LANES);
+  const uint8_t *codes = s->high + first_of(s, token) * line + column;
+  const float *products = s->products + token * s->most;
+  Floats sums[FEW];
+  UNROLL
+  for (int i = 0; i < FEW; i++)
+    if (i < there) sums[i] = load_lanes(first_lanes(s->rows - column - i * LANES), s->base + at + i * LANES);
+  for (int64_t r = 0; r < count; r++, codes += line) {
+    const Floats product = filled(products[r]);
+    UNROLL
+    for (int i = 0; i < FEW; i++)
+      if (i < there) sums[i] = fused(codes_at(codes + i * LANES), product, sums[i]);
+  }
+  UNROLL
+  for (int i = 0; i < FEW; i++)
+    if (i < there) store_lanes(s->y + at + i * LANES, first_lanes(s->rows - column - i * LANES), sums[i]);
+}
+
+static void low_share(void *data, size_t share) {
+  const Step *s = data;
+  const int64_t each = pieces(s->most, FEW), all = s->tokens * each;
+  const int64_t end = all * (int64_t)(share + 1) / s->shares;
+  for (int64_t i = all * (int64_t)share / s->shares; i < end; i++) multiply_low(s, i / each, i % each * FEW);
+}
+
+static void high_share(void *data, size_t share) {
+  const Step *s = data;
+  const int64_t each = pieces(s->rows, FEW * LANES), all = s->tokens * each;
+  const int64_t end = all * (int64_t)(share + 1) / s->shares;
+  for (int64_t i = all * (int64_t)share / s->shares; i < end; i++) multiply_high(s, i / each, i % each * FEW * LANES);
+}
+
+/* Whether tokens choose from adapters that lie within the ranks; the most ranks that one of them has. */
+static Status *check(const Adapted *op, Step *s, int64_t adapters, int64_t ranks) {
+  for (int64_t a = 0; a < adapters; a++)
+    if (s->ends[a] < 0 || s->ends[a + 1] < s->ends[a] || s->ends[a + 1] > ranks)
+      return fail(op->api, "llmc.Adapted: the ranks of an adapter are not among those of the matrices");
+  for (int64_t t = 0; t < s->tokens; t++) {
+    if (s->adapters[t] < 0 || s->adapters[t] > adapters) return fail(op->api, "llmc.Adapted: there is no adapter of this number");
+    if (count_of(s, t) > s->most) s->most = count_of(s, t);
+  }
+  return NULL;
+}
+
+static Status *compute(void *kernel, Context *context) {
+  const Adapted *op = kernel;
+  Tensor base, x, adapters, low, high, scales, ends;
+  TRY(input(op->api, context, 0, 0, &base));
+  TRY(input(op->api, context, 1, base.rank, &x));
+  TRY(optional_input(op->api, context, 2, &adapters));
+  TRY(input(op->api, context, 3, 2, &low));
+  TRY(input(op->api, context, 4, 2, &high));
+  TRY(input(op->api, context, 5, 1, &scales));
+  TRY(input(op->api, context, 6, 1, &ends));
+  Step s = {
+      .base = base.data, .x = x.data, .scales = scales.data, .adapters = adapters.data, .ends = ends.data,
+      .low = low.data, .high = high.data, .tokens = lines_of(&x), .rows = base.dims[base.rank - 1],
+      .width = x.dims[x.rank - 1],
+  };
+  const int64_t ranks = scales.dims[0];
+  if (adapters.rank >= MAX_RANK) return fail(op->api, "llmc.Adapted: adapters have too many dimensions");
+  adapters.dims[adapters.rank++] = s.width;
+  if (!is_beside(&x, &base, s.width) || !is_beside(&x, &adapters, s.width) || !s.rows || !s.width || !ends.dims[0] ||
+      low.dims[0] != ranks || high.dims[0] != ranks || low.dims[1] != aligned(s.width) || high.dims[1] != aligned(s.rows))
+    return fail(op->api, "llmc.Adapted: inputs of shapes that do not belong together");
+  TRY(check(op, &s, ends.dims[0] - 1, ranks));
+  void *y, *scratch;
+  const int64_t bytes = s.tokens * s.most * 4;
+  TRY(output(op->api, context, 0, base.dims, base.rank, &y));
+  TRY(output(op->api, context, 1, &bytes, 1, &scratch));
+  if (!s.tokens) return NULL;
+  s.y = y, s.products = scratch;
+  if (s.most) {
+    s.shares = shares_of(s.tokens * s.most * s.width * WORK, s.tokens * pieces(s.most, FEW));
+    TRY(parallel(op->api, context, (size_t)s.shares, low_share, &s));
+  }
+  s.shares = shares_of(s.tokens * s.most * s.rows * WORK, s.tokens * pieces(s.rows, FEW * LANES));
+  return parallel(op->api, context, (size_t)s.shares, high_share, &s);
+}
+
+static Status *create(const Operator *self, Api api, const void *info, void **kernel) {
+  (void)self, (void)info;
+  Adapted op = {.api = api};
+  return keep(api, &op, sizeof op, kernel);
+}
+
+static const char *name(const Operator *self) { return (void)self, "Adapted"; }
+static size_t inputs(const Operator *self) { return (void)self, 7; }
+static size_t outputs(const Operator *self) { return (void)self, 2; }
+static int input_type(const Operator *self, size_t at) {
+  static const int types[] = {FLOAT32, FLOAT32, INT64, UINT8, UINT8, FLOAT32, INT64};
+  return (void)self, types[at];
+}
+static int output_type(const Operator *self, size_t at) { return (void)self, at ? UINT8 : FLOAT32; }
+
+const Operator adapted_operator = {
+    .version = ABI_VERSION, .create_or_fail = create, .name = name, .provider = any_provider, .inputs = inputs,
+    .input_type = input_type, .input_kind = required, .input_memory = default_memory, .outputs = outputs,
+    .output_type = output_type, .output_kind = required, .compute_or_fail = compute, .destroy = release,
+    .first_version = version_one, .last_version = any_version,
+};
