@@ -13,20 +13,20 @@ def fuse_adapters(graph: Graph) -> None:
     """base + linear(mask[adapters] · linear(x, A), B …) → adapted(base, x, adapters, A, B …; ends)."""
     m = Matcher(graph)
     for node in graph.nodes:
-        if node.op != "add" or (sides := either(node, lambda v: _product(m, v))) is None:
+        if node.op != "add":
             continue
-        added, base = sides
-        if (product := _product(m, added)) is None:
-            continue
-        high, low, masks = product
-        ends = np.cumsum(graph.tables[masks].sum(1).astype(np.int64))
-        node.op, node.attrs = "adapted", {"ends": ends.tolist()}
-        node.inputs = [base, low.inputs[0], graph.inputs[ADAPTERS], low.inputs[1], *high.inputs[1:]]
+        for added, base in zip(node.inputs, reversed(node.inputs), strict=True):
+            if product := _product(m, added):
+                high, low, masks = product
+                ends = np.cumsum(graph.tables[masks].sum(1).astype(np.int64))
+                node.op, node.attrs = "adapted", {"ends": ends.tolist()}
+                node.inputs = [base, low.inputs[0], graph.inputs[ADAPTERS], low.inputs[1], *high.inputs[1:]]
+                break
 
 
-def _product(m: Matcher, value: Value) -> tuple[Node, Node, Value] | None:
+def _product(m: Matcher, value: Value | None) -> tuple[Node, Node, Value] | None:
     """The products with B and with A, and the table of masks, that make a value which nothing else reads."""
-    high = m.made_by(value, "linear") if m.sole(value) else None
+    high = m.made_by(value, "linear") if value is not None and m.sole(value) else None
     masked = m.made_by(high.inputs[0], "mul") if high else None
     sides = either(masked, lambda v: m.made_by(v, "index")) if masked else None
     chosen = m.made_by(sides[0], "index") if sides else None

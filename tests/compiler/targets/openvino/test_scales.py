@@ -72,7 +72,8 @@ def test_scales_stay_in_the_type_that_holds_them_on_disk_and_in_memory(
     size = ROWS * WIDTH // GROUP * (4 if wanted == "f32" else 2)
     assert xml.count(f'element_type="{wanted}" shape="{ROWS}, {WIDTH // GROUP}" ') == 1 + looked_up
     assert xml.count(f' size="{size}"') == 1 + looked_up
-    read = read_paged(xml.encode(), MappedWeights(tmp_path / "weights"), CacheShape.plain(1, 1, 16), "here")
+    weights = MappedWeights(tmp_path / "weights")
+    read = read_paged(xml.encode(), weights, CacheShape.plain(1, 1, 16), "here")
     again = open_core().compile_model(read, "CPU", EXACT)
     np.testing.assert_array_equal(product_of(again), expected)
     assert held(again) == wanted
