@@ -210,14 +210,15 @@ def test_matrices_are_kept_with_their_inputs_in_the_order_of_groups(
 
 
 @pytest.mark.parametrize("runtime", list(RUNTIMES))
-def test_matrices_side_by_side_that_want_different_orders_are_rounded(
+def test_matrices_side_by_side_that_want_different_orders_are_rounded_where_they_are_one_product(
     runtime: str, store: Store, tmp_path: Path
 ) -> None:
     pack = {name: packers.gptq(act_order=True, seed=name == "k_proj") for name in packers.PROJECTIONS}
     packers.write(tmp_path / "model", packers.gptq_config(desc_act=True), pack)
     options = CompileOptions.of(**{"quantize": "keep", "verify": "all", **RUNTIMES[runtime]})
     result = compile_bundle(str(tmp_path / "model"), tmp_path / "bundle", PLAN, options, store, lambda event: None)
-    assert summary(result) == "4 kept exactly, 3 rounded again (3 gptq with act-order)"
+    rounded = "4 kept exactly, 3 rounded again (3 gptq with act-order)"
+    assert summary(result) == {"onnxruntime": "7 kept exactly", "openvino": rounded}[runtime]
     assert result.verification["mean_kl"] < 2e-3
 
 
@@ -229,6 +230,8 @@ def test_mixtures_of_gguf_s_types_are_kept(case: str, runtime: str, store: Store
     write_blocks(tmp_path / "m.gguf", kinds)
     options = CompileOptions.of(**{"quantize": "keep", "verify": "all", **RUNTIMES[runtime]})
     result = compile_bundle(str(tmp_path / "m.gguf"), tmp_path / "bundle", PLAN, options, store, lambda event: None)
+    if runtime == "onnxruntime":  # q and k, and v of other bits, are two products there
+        wider = wider.replace("5 in more bits than stored: 2 Q4_K in 8, ", "3 in more bits than stored: ")
     assert summary(result) == f"8 kept exactly ({wider})"
     assert result.verification["mean_kl"] < 5e-4
 

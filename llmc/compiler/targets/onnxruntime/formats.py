@@ -96,9 +96,10 @@ class OnnxOptions:
         return MatrixFormat(f"kept{kept}", kept, block, offsets, offsets and zeros, order, reordered=reordered)
 
     def runs(self, sources: Sequence[str], width: int, normed: bool = False, head: bool = False) -> list[int]:
-        """How many neighbours of `sources` have one matrix: those that alone would have codes of as many bits."""
+        """How many neighbours of `sources` have one matrix: those that alone would have codes of as many bits, and
+        their inputs in one order."""
         alone = [self.format([name], width, normed, head) for name in sources]
-        return [len(list(alike)) for _, alike in groupby(alone, lambda held: (held.bits, held.table))]
+        return [len(list(alike)) for _, alike in groupby(alone, lambda held: (held.bits, held.table, held.order))]
 
     def expert_formats(self, into: str, out: str, width: int, features: int) -> tuple[MatrixFormat, MatrixFormat]:
         """Formats of experts' two matrices, with `width` inputs that are normed and with `features`.
