@@ -279,6 +279,9 @@ def _dtype(tensor: CacheTensor, dtype: torch.dtype) -> torch.dtype:
 @contextmanager
 def _no_stack_traces() -> Iterator[None]:
     """torch keeps with each operator the Python lines that made it, which nobody reads here: an eighth of the time."""
+    if not hasattr(torch.fx.config, "do_not_emit_stack_traces"):  # torch 2.11, which the road inductor takes, too
+        yield
+        return
     before = torch.fx.config.do_not_emit_stack_traces
     torch.fx.config.do_not_emit_stack_traces = True
     try:
