@@ -25,21 +25,16 @@ typedef struct {
   int64_t pieces;
 } Step;
 
-static int64_t piece(const Step *s, int64_t all, size_t at) { return all * (int64_t)at / s->pieces; }
-
 static void quantise(void *data, size_t at) {
   const Step *s = data;
-  const Matrix *m = s->product.matrix;
-  for (int64_t row = piece(s, s->turns.rows, at), end = piece(s, s->turns.rows, at + 1); row < end; row++)
-    if (s->turns.pairs[row] >= 0)
-      quantise_row(m, s->x + s->turns.pairs[row] / s->share * m->width, &s->product.activations, row);
+  quantise_pairs(&s->turns, &s->product, s->x, s->share, s->pieces, at);
 }
 
 /* A share of the panels of every chosen expert: they are added to the biases, or to zeros. */
 static void multiply_share(void *data, size_t at) {
   const Step *s = data;
   const Matrix *m = s->product.matrix;
-  const int64_t first = piece(s, panels_of(m), at), end = piece(s, panels_of(m), at + 1);
+  const int64_t first = piece(panels_of(m), s->pieces, at), end = piece(panels_of(m), s->pieces, at + 1);
   const int64_t stop = end * LANES < m->rows ? end * LANES : m->rows;
   for (int64_t pair = 0; pair < s->pairs; pair++)
     for (int64_t column = first * LANES; column < stop; column++)

@@ -31,27 +31,21 @@ typedef struct {
   float *features;   /* [rows, I] */
 } Step;
 
-static int64_t piece(const Step *s, int64_t all, size_t at) { return all * (int64_t)at / s->pieces; }
-
 static void quantise_tokens(void *data, size_t at) {
   const Step *s = data;
-  for (int64_t row = piece(s, s->turns.rows, at), end = piece(s, s->turns.rows, at + 1); row < end; row++)
-    if (s->lines[row] >= 0)
-      quantise_row(s->into.matrix, s->x + s->lines[row] * s->into.matrix->width, &s->into.activations, row);
+  quantise_pairs(&s->turns, &s->into, s->x, s->chosen, s->pieces, at);
 }
 
 static void quantise_features(void *data, size_t at) {
   const Step *s = data;
-  for (int64_t row = piece(s, s->turns.rows, at), end = piece(s, s->turns.rows, at + 1); row < end; row++)
-    if (s->lines[row] >= 0)
-      quantise_row(s->out.matrix, s->features + row * s->out.matrix->width, &s->out.activations, row);
+  quantise_pairs(&s->turns, &s->out, s->features, 0, s->pieces, at);
 }
 
 /* A share of the pairs of panels of all chosen experts, end to end. */
 static void multiply_into(void *data, size_t at) {
   const Step *s = data;
   const int64_t each = panels_of(s->into.matrix) / 2;
-  int64_t first = piece(s, s->turns.count * each, at), end = piece(s, s->turns.count * each, at + 1);
+  int64_t first = piece(s->turns.count * each, s->pieces, at), end = piece(s->turns.count * each, s->pieces, at + 1);
   while (first < end) {
     const Turn *turn = s->turns.each + first / each;
     const int64_t from = first % each, to = from + end - first < each ? from + end - first : each;
@@ -65,7 +59,7 @@ static void multiply_into(void *data, size_t at) {
 static void multiply_out(void *data, size_t at) {
   const Step *s = data;
   const Matrix *m = s->out.matrix;
-  const int64_t first = piece(s, panels_of(m), at), end = piece(s, panels_of(m), at + 1);
+  const int64_t first = piece(panels_of(m), s->pieces, at), end = piece(panels_of(m), s->pieces, at + 1);
   const int64_t stop = end * LANES < m->rows ? end * LANES : m->rows;
   for (int64_t token = 0; token < s->tokens; token++)
     for (int64_t column = first * LANES; column < stop; column++) s->out.y[token * m->rows + column] = 0;
