@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llmc.compiler.checkpoint.gguf_types.blocks import IQ4_CODES
+from llmc.compiler.checkpoint.quantised.small_floats import E2M1_CODES
 from llmc.compiler.targets.unfit import unfit_for_kernels
 from llmc.compiler.weights import nbits
 from llmc.compiler.weights.recipes import TensorSource, quantise_q8
@@ -36,11 +38,8 @@ SCALE_UNIT = 256
 
 _ALIGNMENT = 64
 _NONE = 255
-VALUES = {
-    "iq4": np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8),
-    "float4": np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8),
-}
-"""Those of TABLES (source/panels.h): IQ4_NL's (ggml), and twice those of float4 e2m1."""
+CODES = {"iq4": IQ4_CODES, "float4": E2M1_CODES}
+"""128 and each value of TABLES (source/panels.h), by BlockForm.table."""
 PARTS = ("panels", "gated", "panels+offsets", "gated+offsets", "panels+zeros", "gated+zeros")
 
 
@@ -145,7 +144,7 @@ def _tabled(table: str, names: Sequence[str], source: TensorSource, block: int) 
     """The parts of a family of blocks with a table; raises CheckpointError for a source that has another."""
     codes, scales, offsets = nbits.kept8_blocks(names, source, block)
     numbers = np.full(256, _NONE, np.uint8)
-    numbers[VALUES[table][::-1].view(np.uint8) ^ np.uint8(128)] = np.arange(15, -1, -1, dtype=np.uint8)
+    numbers[CODES[table]] = np.arange(16)
     found = numbers[codes]
     if offsets.any() or (found == _NONE).any():
         raise nbits.changed("+".join(names), f"blocks of {table}", block)

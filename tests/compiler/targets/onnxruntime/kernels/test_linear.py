@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 
 from llmc.compiler.targets.onnxruntime.formats import TABLES
-from llmc.compiler.targets.onnxruntime.kernels.panels import LANES, VALUES, Panels, panel_bytes, to_float16
+from llmc.compiler.targets.onnxruntime.kernels.panels import CODES, LANES, Panels, panel_bytes, to_float16
 from tests.compiler.targets.onnxruntime.kernels.single import quantised, run
 
 Array = NDArray[np.float32]
@@ -55,7 +55,7 @@ def formats(sizes: list[tuple[int, int, int]]) -> list[tuple[tuple[int, int, int
 def tabled(rows: int, width: int, group: int, table: str) -> tuple[Panels, Array]:
     """Panels of random codes with a table, and the weights that they stand for."""
     held, _ = matrix(rows, width, group, 4, offsets=False)
-    values = VALUES[table][held.codes].reshape(rows, -1)[:, :width].astype(np.float32)
+    values = CODES[table][held.codes].reshape(rows, -1)[:, :width].astype(np.float32) - 128
     return held, values * np.repeat(held.scales, group, axis=1)[:, :width]
 
 
@@ -98,7 +98,7 @@ def test_a_gate_lets_through_what_it_should(library: Path, bits: int, half: int)
         assert close(made, wanted.astype(np.float32)), count
 
 
-@pytest.mark.parametrize("table", list(VALUES))
+@pytest.mark.parametrize("table", list(CODES))
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_codes_with_a_table(library: Path, size: tuple[int, int, int], table: str) -> None:
     held, weights = tabled(*size, table)

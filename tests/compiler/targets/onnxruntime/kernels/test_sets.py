@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from llmc.compiler.targets.onnxruntime.formats import TABLES
-from llmc.compiler.targets.onnxruntime.kernels.panels import VALUES
+from llmc.compiler.targets.onnxruntime.kernels.panels import CODES
 from tests.compiler.targets.onnxruntime.kernels import test_adapted
 from tests.compiler.targets.onnxruntime.kernels.single import Library, run
 from tests.compiler.targets.onnxruntime.kernels.test_attention import CASES
@@ -61,7 +61,7 @@ def test_codes_that_are_the_furthest_from_zero(library: Path, others: dict[str, 
         )
 
 
-@pytest.mark.parametrize("table", list(VALUES))
+@pytest.mark.parametrize("table", list(CODES))
 def test_codes_with_a_table(library: Path, others: dict[str, Library], table: str) -> None:
     held, _ = tabled(100, 96, 16, table)
     attrs = attributes(100, 96, 16, 4, 0, TABLES.index(table))
