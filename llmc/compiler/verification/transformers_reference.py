@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from llmc.compiler.architectures.shared.caches import cache_of
 from llmc.compiler.checkpoint.base import Checkpoint
 from llmc.compiler.frontend.real_model import load_real_model
-from llmc.compiler.frontend.skeleton import cache_argument
 from llmc.compiler.verification.probes import Reference, T
 from llmc.settings import Settings
 
@@ -30,6 +30,7 @@ class TransformersReference(Reference):
             torch.set_num_threads(threads)  # torch does not know about CPU quotas
         self._model = load_real_model(checkpoint)
         self._streamed: StreamedWeights | None = getattr(self._model, "streamed", None)
+        self._keeps_states = bool(cache_of(checkpoint.config).states)
 
     def together(self, calls: Sequence[Callable[[], T]]) -> list[T]:
         """Side by side where weights are read as the model runs."""
@@ -48,18 +49,31 @@ class TransformersReference(Reference):
         return rows
 
     def continued(self, prompt: Sequence[int], count: int) -> tuple[list[int], NDArray[np.float32]]:
-        """Token by token over transformers' own cache."""
+        """Token by token, over transformers' own cache where it is one of keys and values.
+
+        States are made anew with each token: transformers' single steps leave out what whole sequences are held to
+        (Mamba-2's time_step_limit; transformers 5.23, modeling_mamba2.py, `mamba2_selective_state_update`).
+        """
+        if self._keeps_states:
+            return self._made_anew(prompt, count)
         made: list[int] = []
         rows = np.empty((count, int(self._model.config.vocab_size)), np.float32)
-        step, past, name = torch.tensor([list(prompt)]), None, cache_argument(self._model)
+        step, past = torch.tensor([list(prompt)]), None
         with torch.inference_mode(), _no_warnings():
             while len(made) < count:
-                out: Any = self._model(step, use_cache=True, logits_to_keep=1, **{name: past})
-                past = getattr(out, name)
+                out: Any = self._model(step, use_cache=True, logits_to_keep=1, past_key_values=past)
+                past = out.past_key_values
                 rows[len(made)] = out.logits[0, -1].float().numpy()
                 made.append(int(rows[len(made)].argmax()))
                 step = torch.tensor([[made[-1]]])
         return made, rows
+
+    def _made_anew(self, prompt: Sequence[int], count: int) -> tuple[list[int], NDArray[np.float32]]:
+        tokens, rows = list(prompt), np.empty((count, int(self._model.config.vocab_size)), np.float32)
+        for at in range(count):
+            rows[at] = self.logits(tokens, [len(tokens) - 1])[0]
+            tokens.append(int(rows[at].argmax()))
+        return tokens[len(prompt) :], rows
 
 
 @contextmanager
