@@ -74,16 +74,14 @@ static void multiply_high(const Step *s, int64_t token, int64_t column) {
 
 static void low_share(void *data, size_t share) {
   const Step *s = data;
-  const int64_t each = pieces(s->most, FEW), all = s->tokens * each;
-  const int64_t end = all * (int64_t)(share + 1) / s->shares;
-  for (int64_t i = all * (int64_t)share / s->shares; i < end; i++) multiply_low(s, i / each, i % each * FEW);
+  const int64_t each = pieces(s->most, FEW), all = s->tokens * each, end = share_at(all, s->shares, share + 1);
+  for (int64_t i = share_at(all, s->shares, share); i < end; i++) multiply_low(s, i / each, i % each * FEW);
 }
 
 static void high_share(void *data, size_t share) {
   const Step *s = data;
-  const int64_t each = pieces(s->rows, FEW * LANES), all = s->tokens * each;
-  const int64_t end = all * (int64_t)(share + 1) / s->shares;
-  for (int64_t i = all * (int64_t)share / s->shares; i < end; i++) multiply_high(s, i / each, i % each * FEW * LANES);
+  const int64_t each = pieces(s->rows, FEW * LANES), all = s->tokens * each, end = share_at(all, s->shares, share + 1);
+  for (int64_t i = share_at(all, s->shares, share); i < end; i++) multiply_high(s, i / each, i % each * FEW * LANES);
 }
 
 /* Whether tokens choose from adapters that lie within the ranks; the most ranks that one of them has. */

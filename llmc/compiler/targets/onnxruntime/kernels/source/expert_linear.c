@@ -34,7 +34,7 @@ static void quantise(void *data, size_t at) {
 static void multiply_share(void *data, size_t at) {
   const Step *s = data;
   const Matrix *m = s->product.matrix;
-  const int64_t first = piece(panels_of(m), s->pieces, at), end = piece(panels_of(m), s->pieces, at + 1);
+  const int64_t first = share_at(panels_of(m), s->pieces, at), end = share_at(panels_of(m), s->pieces, at + 1);
   const int64_t stop = end * LANES < m->rows ? end * LANES : m->rows;
   for (int64_t pair = 0; pair < s->pairs; pair++)
     for (int64_t column = first * LANES; column < stop; column++)

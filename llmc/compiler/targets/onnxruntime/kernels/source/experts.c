@@ -45,7 +45,7 @@ static void quantise_features(void *data, size_t at) {
 static void multiply_into(void *data, size_t at) {
   const Step *s = data;
   const int64_t each = panels_of(s->into.matrix) / 2;
-  int64_t first = piece(s->turns.count * each, s->pieces, at), end = piece(s->turns.count * each, s->pieces, at + 1);
+  int64_t first = share_at(s->turns.count * each, s->pieces, at), end = share_at(s->turns.count * each, s->pieces, at + 1);
   while (first < end) {
     const Turn *turn = s->turns.each + first / each;
     const int64_t from = first % each, to = from + end - first < each ? from + end - first : each;
@@ -59,7 +59,7 @@ static void multiply_into(void *data, size_t at) {
 static void multiply_out(void *data, size_t at) {
   const Step *s = data;
   const Matrix *m = s->out.matrix;
-  const int64_t first = piece(panels_of(m), s->pieces, at), end = piece(panels_of(m), s->pieces, at + 1);
+  const int64_t first = share_at(panels_of(m), s->pieces, at), end = share_at(panels_of(m), s->pieces, at + 1);
   const int64_t stop = end * LANES < m->rows ? end * LANES : m->rows;
   for (int64_t token = 0; token < s->tokens; token++)
     for (int64_t column = first * LANES; column < stop; column++) s->out.y[token * m->rows + column] = 0;

@@ -20,14 +20,14 @@ typedef struct {
 static void quantise_share(void *data, size_t share) {
   const Step *s = data;
   const Matrix *m = s->product.matrix;
-  int64_t first = s->rows * (int64_t)share / s->shares, end = s->rows * (int64_t)(share + 1) / s->shares;
+  int64_t first = share_at(s->rows, s->shares, share), end = share_at(s->rows, s->shares, share + 1);
   for (int64_t row = first; row < end; row++) quantise_row(m, s->x + row * m->width, &s->product.activations, row);
 }
 
 static void multiply_share(void *data, size_t share) {
   const Step *s = data;
   const int64_t unit = 1 + s->product.gated, units = panels_of(s->product.matrix) / unit;
-  const int64_t first = units * (int64_t)share / s->shares, end = units * (int64_t)(share + 1) / s->shares;
+  const int64_t first = share_at(units, s->shares, share), end = share_at(units, s->shares, share + 1);
   multiply(&s->product, first * unit, end * unit, 0, s->rows);
 }
 

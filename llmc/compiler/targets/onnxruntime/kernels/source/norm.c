@@ -1,6 +1,7 @@
 /* AddNorm(x, residual, weight [D]; eps) → (y, sum), x and residual float [.., D]: sum = x + residual, and
 y = sum / √(mean of sum² + eps) · weight. */
 #include "operators.h"
+#include "strips.h"
 
 enum { SHARE = 1 << 13 }; /* floats that are worth a thread's turn */
 
@@ -18,8 +19,8 @@ typedef struct {
 static void share_of(void *data, size_t share) {
   const Job *job = data;
   const int64_t width = job->width;
-  const int64_t end = job->rows * (int64_t)(share + 1) / job->shares;
-  for (int64_t row = job->rows * (int64_t)share / job->shares; row < end; row++) {
+  const int64_t end = share_at(job->rows, job->shares, share + 1);
+  for (int64_t row = share_at(job->rows, job->shares, share); row < end; row++) {
     const float *x = job->x + row * width, *residual = job->residual + row * width;
     float *y = job->y + row * width, *sum = job->sum + row * width;
     Floats squares = filled(0.0f);

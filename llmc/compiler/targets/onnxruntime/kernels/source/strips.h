@@ -21,5 +21,7 @@ void multiply(const Product *p, int64_t first, int64_t end, int64_t row, int64_t
 
 /* How many shares of so many bytes of work threads take turns at; 1 to `most`. */
 int64_t shares_of(int64_t bytes, int64_t most);
+/* Where share `at` of `shares` of `all` begins. */
+static inline int64_t share_at(int64_t all, int64_t shares, size_t at) { return all * (int64_t)at / shares; }
 
 #endif

@@ -50,15 +50,12 @@ static inline uint8_t *sort_pairs(Turns *t, const int64_t *ids, int64_t pairs, u
   return at + padded(8 * t->most_rows);
 }
 
-/* Where share `at` of `pieces` of `all` begins. */
-static inline int64_t piece(int64_t all, int64_t pieces, size_t at) { return all * (int64_t)at / pieces; }
-
 /* Quantise share `at` of the rows that are pairs for `product`: of x, a line of which `together` pairs have in common,
 or, with 0, each row its own. */
 static inline void quantise_pairs(const Turns *t, const Product *product, const float *x, int64_t together,
                                   int64_t pieces, size_t at) {
   const Matrix *m = product->matrix;
-  for (int64_t row = piece(t->rows, pieces, at), end = piece(t->rows, pieces, at + 1); row < end; row++) {
+  for (int64_t row = share_at(t->rows, pieces, at), end = share_at(t->rows, pieces, at + 1); row < end; row++) {
     if (t->pairs[row] < 0) continue;
     const int64_t line = together ? t->pairs[row] / together : row;
     quantise_row(m, x + line * m->width, &product->activations, row);

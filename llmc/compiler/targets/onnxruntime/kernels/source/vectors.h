@@ -63,6 +63,14 @@ INLINE Halves load_halves(const void *from) { return *(const HalvesAnywhere *)fr
 /* Steps of four inputs whose codes share bytes. */
 INLINE int sharing(int coding) { return coding == EIGHT ? 1 : coding == SIX ? 4 : 2; }
 
+/* Fetch what lies `ahead` bytes on from the bytes of step `k` and of those that share them; nothing for 0. */
+INLINE void fetch_step(const int coding, const uint8_t *from, int64_t k, int64_t ahead) {
+  const int lines = coding == SIX ? 3 : 1;
+  if (!ahead) return;
+  UNROLL
+  for (int i = 0; i < lines; i++) __builtin_prefetch(from + 64 * (lines * k + i) + ahead, 0, 2);
+}
+
 /* a · b + c, rounded once */
 INLINE Floats fused(Floats a, Floats b, Floats c) { return __builtin_elementwise_fma(a, b, c); }
 INLINE Floats magnitude(Floats x) { return (Floats)((Ints)x & filled_ints(0x7FFFFFFF)); }

@@ -99,14 +99,9 @@ INLINE void panel_dots(const int rows, const int coding, __m256i values, const i
 #define INPUTS(k, r) _mm256_set1_epi32(codes[(k)*TOGETHER + (r)])
 #define HALVES for (int half = 0; half < 2; half++)
 #define SHARED for (int i = 0; i < sharing(coding); i++)
-#define FETCH(k)                                                                                                    \
-  if (ahead)                                                                                                        \
-    UNROLL                                                                                                          \
-    for (int i = 0; i < (coding == SIX ? 3 : 1); i++)                                                               \
-      _mm_prefetch((const char *)from + 64 * (coding == SIX ? 3 * (k) + i : (k)) + ahead, _MM_HINT_T1);
 #if defined(__AVXVNNI__)
   for (int64_t k = 0; k < apart; k++) {
-    FETCH(k)
+    fetch_step(coding, from, k, ahead);
     UNROLL HALVES {
       __m256i w[4];
       unpacked(coding, values, steps, from, k, half, w);
@@ -124,7 +119,7 @@ INLINE void panel_dots(const int rows, const int coding, __m256i values, const i
         unpacked(coding, values, steps, from, k, half, w[half]);
         UNROLL SHARED size[half][i] = _mm256_abs_epi8(w[half][i]);
       }
-      FETCH(k)
+      fetch_step(coding, from, k, ahead);
       UNROLL SHARED
         UNROLL
         for (int r = 0; r < rows; r++) {
@@ -141,7 +136,7 @@ INLINE void panel_dots(const int rows, const int coding, __m256i values, const i
     for (int64_t k = 0; k < apart; k++) {
       __m256i w[2][4];
       UNROLL HALVES unpacked(coding, values, steps, from, k, half, w[half]);
-      FETCH(k)
+      fetch_step(coding, from, k, ahead);
       UNROLL
       for (int i = 0; i < 4; i += 2)
         UNROLL
@@ -165,7 +160,7 @@ INLINE void panel_dots(const int rows, const int coding, __m256i values, const i
     for (int64_t at = k; at < end; at++) {
       __m256i w[2][2];
       UNROLL HALVES unpacked(coding, values, steps, from, at, half, w[half]);
-      FETCH(at)
+      fetch_step(coding, from, at, ahead);
       UNROLL SHARED
         UNROLL
         for (int r = 0; r < rows; r++) {
@@ -199,7 +194,6 @@ INLINE void group_dots(const int rows, const int panels, const int coding, const
     for (int r = 0; r < rows; r++) UNROLL HALVES ((__m256i *)&dots[r * panels + n])[half] = own[r][half];
   }
 }
-#undef FETCH
 #undef SHARED
 #undef INPUTS
 #undef HALVES

@@ -68,9 +68,7 @@ INLINE void group_dots(const int rows, const int panels, const int coding, const
     for (int n = 0; n < panels; n++) {
       __m512i w[4];
       unpacked(coding, table, steps, from[n], k, w);
-      if (ahead)
-        for (int i = 0; i < (coding == SIX ? 3 : 1); i++)
-          _mm_prefetch((const char *)from[n] + 64 * (coding == SIX ? 3 * k + i : k) + ahead, _MM_HINT_T1);
+      fetch_step(coding, from[n], k, ahead);
       UNROLL
       for (int r = 0; r < rows; r++) {
         Ints *dot = dots + r * panels + n;

@@ -95,11 +95,7 @@ INLINE void group_dots(const int rows, const int panels, const int coding, const
       UNROLL
       for (int i = 0; i < 4; i++) own[r][i] = ((const Quarters *)&dots[r * panels + n])->each_int[i];
     for (int64_t k = 0; k < apart; k++) {
-      if (ahead) {
-        UNROLL
-        for (int i = 0; i < (coding == SIX ? 3 : 1); i++)
-          __builtin_prefetch(from[n] + 64 * (coding == SIX ? 3 * k + i : k) + ahead, 0, 2);
-      }
+      fetch_step(coding, from[n], k, ahead);
       UNROLL
       for (int quarter = 0; quarter < 4; quarter++) {
         int8x16_t w[4];
