@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from llmc.compiler.architectures.shared.experts import is_router
 from llmc.compiler.checkpoint.calibrated import BLOCK, FORM
 from llmc.errors import CheckpointError
 
@@ -64,7 +65,7 @@ class Groups:
                 if isinstance(module, nn.Linear) and module.in_features % BLOCK == 0:
                     name = self._names[module]
                     form = checkpoint.stored_form(name) or checkpoint.reordered_form(name)
-                    if form is None or form.bits != 4 or form == FORM:
+                    if not is_router(name) and (form is None or form.bits != 4 or form == FORM):
                         module.register_forward_pre_hook(self._watch)
 
     def take(self) -> list[Group]:

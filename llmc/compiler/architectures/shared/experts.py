@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -12,6 +13,17 @@ from llmc.errors import CheckpointError
 
 EXPERTS = ".experts."
 """In the name of each tensor of experts, however it is stored."""
+
+_ROUTER = re.compile(r"\.(?:gate|router)(?:\.proj)?\.weight$")
+
+
+def is_router(name: str) -> bool:
+    """Whether a tensor is the matrix that experts are chosen by.
+
+    A rounded one chooses others where two are nearly as good. So targets leave it in float32, as vLLM does, unless the
+    checkpoint itself stores it in codes.
+    """
+    return _ROUTER.search(name) is not None
 
 
 @dataclass(frozen=True)

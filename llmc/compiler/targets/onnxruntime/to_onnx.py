@@ -192,7 +192,7 @@ class _Model(Emitter):
         sources = [self.graph.weights[w] for w in weights]
         rows, width = sum(int(w.shape[0]) for w in weights), int(weights[0].shape[1])
         head = len(node.out.shape) == 2 and count == 1
-        if self.options.block:
+        if self.options.block and not self.options.in_floats(sources):
             self._quantised_linear(node, weights, biases, head and node.out is self.graph.outputs[0][1])
             return
         x, bias = self.name(node.inputs[0]), self._bias(biases, rows)

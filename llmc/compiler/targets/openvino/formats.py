@@ -15,6 +15,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ import openvino as ov
 from openvino import opset13 as ops
 
 from llmc.compiler.architectures.shared.block_form import BlockForm, common_block, common_order
+from llmc.compiler.architectures.shared.experts import is_router
 from llmc.compiler.architectures.shared.names import OUTER
 from llmc.compiler.checkpoint.adapter_layout import of_adapters
 from llmc.compiler.targets.openvino.constants import Constants
@@ -121,7 +123,12 @@ class Held:
 
 
 class Compressed(WeightFormat):
-    """Base of formats of codes and scales: w ≈ scale · (code − zero point)."""
+    """Base of formats of codes and scales: w ≈ scale · (code − zero point).
+
+    `stored`: the names of tensors that the checkpoint holds in blocks, each with its form; 4-bit blocks are kept.
+    """
+
+    stored: Mapping[str, BlockForm] = MappingProxyType({})
 
     @abstractmethod
     def held(self, sources: Sequence[str], width: int) -> Held:
@@ -139,6 +146,8 @@ class Compressed(WeightFormat):
         self, sources: Sequence[str], shapes: Sequence[Shape], looked_up: bool = False, *, reordered: bool = False
     ) -> Any:
         """As float32 [N, K]."""
+        if all(is_router(source) and source not in self.stored for source in sources):
+            return super().matrix(sources, shapes, looked_up, reordered=reordered)
         rows, width = stacked(shapes)
         held = self.held(sources, width)
         if held.order and not reordered:
@@ -175,10 +184,7 @@ class Int8(Compressed):
 
 class Int4(Compressed):
     """4-bit codes with zero points; 8-bit ones for adapters and matrices of `wide` tensors, and for the embedding and
-    the head, unless `head_bits` is 4 or `stored` has those in 4 bits.
-
-    `stored`: the names of tensors that the checkpoint holds in blocks, each with its form; 4-bit blocks are kept.
-    """
+    the head, unless `head_bits` is 4 or `stored` has those in 4 bits."""
 
     def __init__(
         self, constants: Constants, group: int, stored: Mapping[str, BlockForm], wide: Collection[str], head_bits: int

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from llmc.compiler.architectures.shared.experts import is_router
 from llmc.compiler.options import Option
 from llmc.compiler.program.stage import DTYPES
 from llmc.compiler.targets.static_shapes import StaticTarget
@@ -116,5 +117,7 @@ def _quantised(described: Sequence[Described], quantize: str) -> list[Described]
 
 
 def _is_matrix(tensor: Mapping[str, Any]) -> bool:
-    """Whether something is multiplied with it, or it is looked up by rows: neither norms nor biases nor tables."""
-    return tensor["transform"] != "table" and len(tensor["shape"]) - ("*" in tensor["name"]) == 2
+    """Whether something is multiplied with it, or it is looked up by rows: neither norms nor biases nor tables.
+    Routers stay as they are."""
+    rank = len(tensor["shape"]) - ("*" in tensor["name"])
+    return tensor["transform"] != "table" and rank == 2 and not is_router(tensor["name"])
