@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 
 import pytest
@@ -38,3 +39,8 @@ def test_a_port_that_is_taken(llmc: Llmc) -> None:
 )
 def test_what_cannot_be_is_one_clear_error(llmc: Llmc, flags: tuple[str, ...], message: str) -> None:
     assert message in llmc("serve", "bundle", *flags).failed(2)
+
+
+def test_a_system_without_fork(llmc: Llmc, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "fork")
+    assert "--replicas: this system has no fork" in llmc("serve", "bundle", "--replicas", 2).failed(2)

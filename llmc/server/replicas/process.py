@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from socket import send_fds, socket, socketpair
 
 from llmc.errors import LlmcError
-from llmc.server.events import Dead, Draining, Ready, Stopped
+from llmc.server.events import Dead, Draining, Ready
 from llmc.server.replicas.wire import HANDED, Failure, Told, told_by
 
 UNEXPECTED = 1
@@ -32,7 +32,6 @@ class Replica:
     began: float = field(default_factory=time.monotonic)
     ready: Ready | None = None
     draining: Draining | None = None
-    stopped: Stopped | None = None
     failure: Failure | None = None
     condemned: bool = False
     """Whether it is to end, because its engine died."""
@@ -74,8 +73,6 @@ class Replica:
                 self.ready = told
             case Draining():
                 self.draining = told
-            case Stopped():
-                self.stopped = told
             case Failure():
                 self.failure = told
             case Dead():

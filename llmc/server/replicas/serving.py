@@ -65,6 +65,8 @@ def serve_replicas(
 
 def _check(count: int, config: ServerConfig, options: EngineOptions) -> int | None:
     """Threads of each replica; None: as many as it has CPUs. Raises InputError."""
+    if not hasattr(os, "fork"):
+        raise InputError("--replicas: this system has no fork; start one server for each port, behind a load balancer")
     usable = usable_cpus()
     if count > usable:
         raise InputError(

@@ -11,7 +11,7 @@ import selectors
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from mmap import mmap
 from typing import TYPE_CHECKING, Any
@@ -73,8 +73,7 @@ class Supervisor:
             finally:
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, children)
-                for left in self._replicas:
-                    left.signal(signal.SIGKILL)
+                self._signal(signal.SIGKILL, self._replicas)
         if self._error is not None:
             raise self._error
         self._report(Stopped(self._cancelled, time.monotonic() - self._stopped_at))
@@ -90,8 +89,7 @@ class Supervisor:
                 key.data()
             self._reap()
             if time.monotonic() >= self._kill_at:
-                for late in self._replicas:
-                    late.signal(signal.SIGKILL)
+                self._signal(signal.SIGKILL, self._replicas)
             self._tell_draining()
 
     @property
@@ -146,9 +144,9 @@ class Supervisor:
                     self._report(told)
 
     def _ready(self, one: Replica, told: Ready) -> None:
-        first = not self._all_started
+        all_were = self._all_started
         self._started[one.number] = 1
-        if not first:
+        if all_were:
             self._report(ReplicaBack(one.number, time.monotonic() - one.began))
         elif self._all_started:
             each = [other.ready for other in self._replicas if other.ready is not None]
@@ -161,8 +159,8 @@ class Supervisor:
 
     def _rung(self) -> None:
         for signum in self._bell.recv(1 << 12):
-            if self._means_swap(signum):
-                self._signal_all(signum)
+            if self._means_swap(signum):  # one that starts opens what there is now
+                self._signal(signum, [one for one in self._replicas if one.ready])
             elif signum in SIGNALS:
                 self._stop(signum)
 
@@ -177,10 +175,10 @@ class Supervisor:
         """Each replica's own watchdog ends it by then; one that cannot even do that is killed."""
         self._due.clear()
         self._kill_at = time.monotonic() + within_s + HURRY_S
-        self._signal_all(signal.SIGTERM)
+        self._signal(signal.SIGTERM, self._replicas)
 
-    def _signal_all(self, signum: int) -> None:
-        for one in self._replicas:
+    def _signal(self, signum: int, to: Iterable[Replica]) -> None:
+        for one in to:
             one.signal(signum)
 
     def _reap(self) -> None:
