@@ -7,6 +7,7 @@ period. A group that cannot be read has no quota.
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +26,20 @@ def allowed_cpus() -> frozenset[int]:
     if hasattr(os, "sched_getaffinity"):
         return frozenset(os.sched_getaffinity(0))
     return frozenset(range(os.cpu_count() or 1))
+
+
+def shares(count: int, root: Path = _ROOT) -> list[frozenset[int]]:
+    """The CPUs allowed in `count` parts, as even as can be, which part cores and nodes as seldom as can be."""
+    allowed, devices = allowed_cpus(), root / "sys/devices/system"
+    nodes = [_listed(text) for path in sorted(devices.glob("node/node[0-9]*/cpulist")) if (text := _text(path))]
+
+    def place(cpu: int) -> tuple[int, int, int]:
+        node = next((number for number, cpus in enumerate(nodes) if cpu in cpus), 0)
+        return node, min(_listed(_siblings(cpu, devices))), cpu
+
+    ordered = sorted(allowed, key=place)
+    cuts = [len(ordered) * i // count for i in range(count + 1)]
+    return [frozenset(ordered[begin:end]) for begin, end in itertools.pairwise(cuts)]
 
 
 def quota(root: Path = _ROOT) -> int | None:
@@ -46,7 +61,12 @@ def may_pin(threads: int, root: Path = _ROOT) -> bool:
 
 def _cores(cpus: frozenset[int], devices: Path) -> int:
     """Cores that the CPUs are of; each its own where nothing is known."""
-    return len({_text(devices / f"cpu/cpu{n}/topology/thread_siblings_list") or str(n) for n in cpus})
+    return len({_siblings(n, devices) for n in cpus})
+
+
+def _siblings(cpu: int, devices: Path) -> str:
+    """The list of the CPUs of its core; itself where nothing is known."""
+    return _text(devices / f"cpu/cpu{cpu}/topology/thread_siblings_list") or str(cpu)
 
 
 def _nodes(cpus: frozenset[int], devices: Path) -> int:

@@ -208,3 +208,25 @@ def test_nobody_else_counts_cpus() -> None:
         if any(word in path.read_text() for word in ("cpu_count", "sched_getaffinity"))
     }
     assert counting == {"cpus.py"}
+
+
+# CPUs shared out among processes
+
+
+@pytest.mark.parametrize(("siblings", "nodes"), [(1, 1), (2, 2)])
+def test_each_gets_as_many_and_none_is_left(host: Host, siblings: int, nodes: int) -> None:
+    topology(host, siblings, nodes)
+    for count in (1, 2, 3, 5, 16):
+        parts = cpus.shares(count, host.root)
+        assert sorted(cpu for part in parts for cpu in part) == list(range(16))
+        assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+def test_cores_and_nodes_stay_whole(host: Host) -> None:
+    """As servers number them: CPU 8 is the other half of core 0, and even cores are of node 0."""
+    for cpu in range(16):
+        host.write(f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list", f"{cpu % 8},{cpu % 8 + 8}\n")
+    host.write("sys/devices/system/node/node0/cpulist", "0,2,4,6,8,10,12,14\n")
+    host.write("sys/devices/system/node/node1/cpulist", "1,3,5,7,9,11,13,15\n")
+    assert cpus.shares(2, host.root) == [frozenset(range(0, 16, 2)), frozenset(range(1, 16, 2))]
+    assert cpus.shares(8, host.root)[:2] == [frozenset({0, 8}), frozenset({2, 10})]

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
@@ -24,6 +26,7 @@ from llmc.compiler.pipeline.dry_run import dry_run
 from llmc.compiler.stages import Stages
 from llmc.compiler.verification.transformers_reference import TransformersReference
 from llmc.compiler.verification.verify import kl_divergence
+from llmc.cpus import usable_cpus
 from llmc.errors import CheckpointError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.engine.requests import Request
@@ -33,6 +36,7 @@ from llmc.runtime.startup.opening import EngineOptions
 from llmc.runtime.step import exact
 from llmc.server.events import Ready, Retired, SwapRefused
 from tests.server.live import Live, until
+from tests.server.process import Process
 
 pytestmark = pytest.mark.real_weights
 
@@ -371,3 +375,47 @@ def test_a_swap_loses_no_request_and_changes_no_text(exact_bundle: Path, tmp_pat
         assert "".join(chunk["choices"][0]["text"] for chunk in across.answer.chunks) == before
         assert live.complete(**asked).json["choices"][0]["text"] == before
         assert [event for event in live.events if isinstance(event, SwapRefused)] == []
+
+
+# Memory and CPUs
+
+
+def _proportional(pid: int) -> int:
+    """Bytes of a process's memory, where each page counts for its share among those that map it."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:"))
+
+
+@pytest.mark.skipif(usable_cpus() < 2, reason="replicas need a CPU each, and this host gives one")
+def test_replicas_map_the_weights_once(int8_bundle: Path, tmp_path: Path) -> None:
+    weights = Bundle.open(int8_bundle).files.path("weights").stat().st_size
+    taken = []
+    for replicas in (1, 2):
+        with Process(tmp_path, int8_bundle, "--port", 0, "--replicas", replicas, "--threads", 1).ready() as server:
+            for _ in range(replicas):
+                assert server.complete(prompt=PROMPTS[0])[0] == 200
+            children = psutil.Process(server.child.pid).children() if replicas > 1 else []
+            taken.append(sum(_proportional(one.pid) for one in (psutil.Process(server.child.pid), *children)))
+    one, two = taken
+    assert two < 2 * one - 0.8 * weights
+
+
+def test_tokens_stay_the_same_when_half_of_the_cpus_are_taken_away(int8_bundle: Path) -> None:
+    """As a control group does: of threads that run already, for each of which there was a CPU before."""
+    allowed = os.sched_getaffinity(0)
+    half = set(sorted(allowed)[: max(1, len(allowed) // 2)])
+    with BundleLLM(int8_bundle, threads=len(allowed)) as llm:
+        before = [one.outputs[0].token_ids for one in llm.generate(PROMPTS[:4], GREEDY)]
+        try:
+            _allow(half)
+            after = [one.outputs[0].token_ids for one in llm.generate(PROMPTS[:4], GREEDY)]
+        finally:
+            _allow(allowed)
+    assert after == before
+
+
+def _allow(cpus: set[int]) -> None:
+    """Let all threads of this process run on these alone."""
+    for thread in Path("/proc/self/task").iterdir():
+        with suppress(ProcessLookupError):  # it has ended
+            os.sched_setaffinity(int(thread.name), cpus)

@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,9 +18,10 @@ from llmc.cli.grouped_help import GroupedCommand
 from llmc.cli.options import EagerFlag, PrefillFlag, ThreadsFlag, WeightsFlag, option
 from llmc.cli.order import OrderFlag, uses_in
 from llmc.cli.quantities import duration, size
+from llmc.cli.replicating import fleet, local_count, require_executor
 from llmc.cli.speculation import ConfigJson, LookupMax, LookupMin, Speculate, asked
-from llmc.compiler.options import EXECUTORS, LOCAL
-from llmc.errors import InputError, UnknownNameError
+from llmc.compiler.options import LOCAL
+from llmc.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,7 +31,6 @@ if TYPE_CHECKING:
     from llmc.runtime.bundle import Bundle
     from llmc.server.events import Event
     from llmc.server.loading import OpenBundle
-    from llmc.server.ray_serve import Fleet
     from llmc.server.state import Progress
     from llmc.server.swapping import Reopen
     from llmc.settings import Settings
@@ -135,14 +136,20 @@ def serve_command(
     ] = None,
     access_log: Annotated[bool, typer.Option("--access-log", help="Log each request on stderr.")] = False,
     executor: Annotated[
-        str, option("--executor", "local|ray", "Serve in this process, or by replicas of a Ray cluster.")
+        str, option("--executor", "local|ray", "Serve on this host, or by replicas of a Ray cluster.")
     ] = LOCAL,
     address: Annotated[
         str | None,
         option("--address", "HOST:PORT", "That cluster. Default: RAY_ADDRESS, or the one that runs on this host."),
     ] = None,
     replicas: Annotated[
-        str | None, option("--replicas", "N|MIN-MAX", "Replicas there; of a range as load asks for. Default: 1.")
+        str | None,
+        option(
+            "--replicas",
+            "N|MIN-MAX",
+            "Processes that share port, CPUs and weights; with ray, replicas there, of a range as load asks for. "
+            "Default: 1.",
+        ),
     ] = None,
     target_requests: Annotated[
         int | None, option("--target-requests", "N", "Requests a replica is to have. Default: 8.", min=1)
@@ -186,6 +193,7 @@ def serve_command(
       llmc serve bundle --port 8000
       llmc serve current --admin-token "$TOKEN"    # later: ln -sfn bundle-2 current; kill -HUP PID
       llmc serve bundle --host 0.0.0.0 --api-key "$KEY" --record-traffic traffic.jsonl --json
+      llmc serve bundle --replicas 2
       llmc serve bundle --executor ray --replicas 1-4 --threads 2
       llmc serve ./SmolLM2-135M-Instruct --quantize int8 --max-model-len 2048 --max-num-seqs 4
     """
@@ -211,10 +219,10 @@ def serve_command(
     run = EngineOptions(**{name: value for name, value in chosen.items() if value is not None})
     scaling = {"--target-requests": target_requests, "--scale-up-after": scale_up_after}
     scaling["--scale-down-after"] = scale_down_after
-    cluster = {"--address": address, "--replicas": replicas, **scaling}
+    cluster = {"--address": address, **scaling}
     alone = {"--uds": uds, "--record-traffic": record_traffic, "--profile": profile, "--access-log": access_log or None}
-    _require_executor(executor, cluster, alone)
-    serve = _server()
+    require_executor(executor, cluster, alone)
+    serve = _server(local_count(replicas) if executor == LOCAL else 1)
     from llmc.artifacts.local.opening import open_store
     from llmc.server.warming import WarmUp, how_of
 
@@ -226,8 +234,8 @@ def serve_command(
         if executor != LOCAL:
             from llmc.server.ray_serve import serve as serve_over_ray
 
-            fleet = _fleet(address or settings.ray_address, replicas, threads or settings.threads, scaling)
-            raise typer.Exit(serve_over_ray(config, opener, fleet, options=run, warm_up=warming, report=report))
+            replicated = fleet(address or settings.ray_address, replicas, threads or settings.threads, scaling)
+            raise typer.Exit(serve_over_ray(config, opener, replicated, options=run, warm_up=warming, report=report))
         code = serve(
             config,
             opener,
@@ -242,31 +250,6 @@ def serve_command(
     raise typer.Exit(code)
 
 
-def _require_executor(executor: str, cluster: dict[str, Any], alone: dict[str, Any]) -> None:
-    """Raise UnknownNameError for an executor that is none, InputError for flags that mean nothing to it."""
-    if executor not in EXECUTORS:
-        raise UnknownNameError("executor", executor, EXECUTORS)
-    unused = alone if executor != LOCAL else cluster
-    if given := [flag for flag, value in unused.items() if value is not None]:
-        raise InputError(f"{', '.join(given)}: not for --executor {executor}; leave it out")
-
-
-def _fleet(address: str | None, replicas: str | None, cpus: int, scaling: dict[str, Any]) -> Fleet:
-    """Raises InputError."""
-    from llmc.server.ray_serve import Fleet
-
-    least, _, most = (replicas or "1").partition("-")
-    if not (least.isdecimal() and (most or least).isdecimal()):
-        raise InputError(f"--replicas {replicas}: write it as N or MIN-MAX")
-    wanted = {
-        "target_requests": scaling["--target-requests"],
-        "up_after_s": duration("--scale-up-after", scaling["--scale-up-after"]),
-        "down_after_s": duration("--scale-down-after", scaling["--scale-down-after"]),
-    }
-    given = {name: value for name, value in wanted.items() if value is not None}
-    return Fleet(address, int(least), int(most or least), cpus, **given)
-
-
 def _vllm_profile(settings: Settings) -> Path | None:
     """Where vLLM's high-level profile goes, if the environment asks for one; its place is logged."""
     if not settings.vllm_profiler:
@@ -278,9 +261,14 @@ def _vllm_profile(settings: Settings) -> Path | None:
     return path
 
 
-def _server() -> Callable[..., int]:
+def _server(replicas: int) -> Callable[..., int]:
     try:
         from llmc.server.serve import serve
+
+        if replicas > 1:
+            from llmc.server.replicas.serving import serve_replicas
+
+            return partial(serve_replicas, replicas)
     except ModuleNotFoundError as e:
         if (e.name or "").partition(".")[0] == "llmc":
             raise
@@ -397,6 +385,8 @@ class _Told:
             Draining,
             Listening,
             Ready,
+            ReplicaBack,
+            ReplicaLost,
             Retired,
             Stopped,
             Swapped,
@@ -440,6 +430,10 @@ class _Told:
                     f"{event.signal}: no new requests; {event.running} running and {event.waiting} waiting may take "
                     f"{event.timeout_s:g} s (again: stop now)"
                 )
+            case ReplicaLost(replica=number):
+                self._say(f"replica {number} ended: {event.reason}; another starts in {event.again_s:g} s")
+            case ReplicaBack(replica=number):
+                self._say(f"replica {number} serves, {event.seconds:.1f} s after its start")
             case Dead():
                 self._say(f"the engine stopped, /health is 503 now: {event.message}")
             case Stopped():

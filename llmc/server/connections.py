@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -43,6 +43,8 @@ class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[valid-type, misc]
     send_s = SEND_S
     head_bytes = HEAD_BYTES
     clients: Clients | None = None
+    ended: Callable[[], None] = staticmethod(lambda: None)
+    """Called when the connection is over."""
 
     _awaited: Awaited = None
     _timer: asyncio.TimerHandle | None = None
@@ -77,6 +79,7 @@ class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[valid-type, misc]
         if behind:
             behind.clear()
         super().connection_lost(exc)
+        self.ended()
 
     @property
     def _address(self) -> str | None:

@@ -86,6 +86,23 @@ class Dead:
 
 
 @dataclass(frozen=True)
+class ReplicaLost:
+    """One of several server processes ended, for `reason`; another one starts in its place after `again_s` seconds."""
+
+    replica: int
+    reason: str
+    again_s: float
+
+
+@dataclass(frozen=True)
+class ReplicaBack:
+    """The process in its place serves, `seconds` after it was started."""
+
+    replica: int
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Stopped:
     """Nothing is served any more; `cancelled` requests did not end in time, `seconds` were spent on stopping."""
 
@@ -94,7 +111,18 @@ class Stopped:
 
 
 Event: TypeAlias = (
-    Progress | Listening | Ready | WarmAside | Swapped | SwapRefused | Retired | Draining | Dead | Stopped
+    Progress
+    | Listening
+    | Ready
+    | WarmAside
+    | Swapped
+    | SwapRefused
+    | Retired
+    | Draining
+    | Dead
+    | Stopped
+    | ReplicaLost
+    | ReplicaBack
 )
 Report = Callable[[Event], None]
 """Called from the loop's thread, the loader's and the engine's; must return at once."""

@@ -11,10 +11,11 @@ import asyncio
 import contextlib
 import logging
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
@@ -63,6 +64,17 @@ class _Http(uvicorn.Server):
             ticks = (ticks + 1) % 864_000
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._told.wait(), _TICK_S)
+
+    async def take(self, connection: socket.socket, ended: Callable[[], None]) -> None:
+        """Serve a connection that was accepted elsewhere; `ended` is called when it is over."""
+        made: Any = self.config.http_protocol_class
+        protocol = made(config=self.config, server_state=self.server_state, app_state={})
+        protocol.ended = ended
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(lambda: protocol, connection)
+        except OSError:  # the client has gone
+            connection.close()
+            ended()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -137,8 +149,9 @@ class Server:
     async def run(self) -> None:
         """Serve until stopped. Raises what loading raised, once the socket is closed."""
         self._loop = asyncio.get_running_loop()
-        http = asyncio.create_task(self._http.serve([self.listener.socket]))
+        http = asyncio.create_task(self._http.serve(list(self.listener.sockets)))
         try:
+            await self.listener.begin(self._http.take, self.state)
             self._report(Listening(self.listener.url, not (self.listener.local or self.state.config.api_keys)))
             self.loader.start()
             await self._serve(http)

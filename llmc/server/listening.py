@@ -6,15 +6,23 @@ import errno
 import os
 import socket
 import stat
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
 
 from llmc.errors import InputError
 
+if TYPE_CHECKING:
+    from llmc.server.state import ServerState
+
 BACKLOG = 2048
 """Connections that the kernel may hold before they are accepted."""
+Sockets: TypeAlias = Sequence[socket.socket]
+Take: TypeAlias = Callable[[socket.socket, Callable[[], None]], Coroutine[None, None, None]]
+"""Serves an accepted connection; what it is called with is called once that has ended."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +32,14 @@ class Listener:
     socket: socket.socket
     url: str
     path: Path | None = None
+
+    @property
+    def sockets(self) -> Sockets:
+        """Those that the server accepts connections from."""
+        return (self.socket,)
+
+    async def begin(self, take: Take, state: ServerState) -> None:
+        """The server over `state` runs: give `take` the connections that come otherwise."""
 
     @property
     def local(self) -> bool:

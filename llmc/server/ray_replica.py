@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmc.server.backend import Backend
 from llmc.server.lifecycle import ENGINE_STOP_S
-from llmc.server.telemetry.replicas import labelled, together
+from llmc.server.telemetry.replicas import SCRAPE_S, together
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -25,7 +25,6 @@ NAME = "llmc"
 """Of the application in the cluster, and of its one deployment."""
 FULL = 0.8
 """Share of the cache's tokens from which more replicas are wanted."""
-SCRAPE_S = 5.0
 
 
 class Replica:
@@ -61,9 +60,8 @@ class Replica:
         return {"tokens": 0.0 if served is None or served.pooler else served.engine.stats.kv_cache_usage}
 
     def metrics(self) -> Sequence[Metric]:
-        """This replica's, each sample with its name as the label `replica`."""
-        state = self._backend.state
-        return labelled(state.metrics.families(ready=state.phase == "ready"), self._name)
+        """This replica's."""
+        return self._backend.state.metrics_as(self._name)
 
     @cached_property
     def _replicas(self) -> Any:

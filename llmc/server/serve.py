@@ -19,7 +19,7 @@ from llmc.runtime.heap import settle, share_heap
 from llmc.runtime.startup.opening import EngineOptions
 from llmc.server.events import Report
 from llmc.server.lifecycle import Server
-from llmc.server.listening import listen, listen_unix
+from llmc.server.listening import Listener, listen, listen_unix
 from llmc.server.loading import OpenBundle
 from llmc.server.state import ServerConfig
 from llmc.server.watchdog import Watchdog, end
@@ -47,15 +47,16 @@ def serve(
     config: ServerConfig, open_bundle: OpenBundle, *, options: EngineOptions | None = None,
     warm_up: WarmUp | None = None, report: Report = lambda _: None, uds: Path | None = None, access_log: bool = False,
     cache_counters: Callable[[], Mapping[str, int]] | None = None, reopen: Reopen | None = None,
+    listener: Listener | None = None,
 ) -> int:  # fmt: skip
     """Serve until a signal; the exit code: 0, or 128 + the signal where a second one cut requests short.
 
-    Listens on `config.host`:`config.port`, or the Unix socket `uds`. `cache_counters`: hits, misses and corrupt of the
-    artifact store, for the metrics. To be called in the main thread, once in a
-    process: it may end the process itself where something hangs. Raises InputError where the socket cannot be bound,
-    and what `open_bundle` or loading raises. `reopen` finds what SIGHUP or POST /admin/bundle asks for.
+    Connections come from `listener`, or else from the Unix socket `uds`, or `config.host`:`config.port`.
+    `cache_counters`: hits, misses and corrupt of the artifact store, for the metrics. To be called in the main thread,
+    once in a process: it may end the process itself where something hangs. Raises InputError where the socket cannot be
+    bound, and what `open_bundle` or loading raises. `reopen` finds what SIGHUP or POST /admin/bundle asks for.
     """
-    listener = listen(config.host, config.port) if uds is None else listen_unix(uds)
+    listener = listener or listen_at(config, uds)
     with contextlib.ExitStack() as closing:
         closing.callback(listener.close)
         share_heap()
@@ -70,18 +71,18 @@ def serve(
         )  # fmt: skip
         watchdog = Watchdog(config.shutdown_timeout_s)
         signals: list[int] = []
-        terminals = [fd for fd in range(3) if os.isatty(fd)]
+        swaps = means_swap()
 
         def stop(signum: int, frame: FrameType | None) -> None:
             del frame
-            if signum == _HANGUP and all(map(os.isatty, terminals)):
+            if swaps(signum):
                 server.reload()
                 return
             signals.append(signum)
             watchdog.signalled(signum)
             server.stop(signum)
 
-        closing.enter_context(_handled(stop))
+        closing.enter_context(handled(stop))
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         watchdog.start()
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
@@ -91,6 +92,17 @@ def serve(
         end(code)
     watchdog.dismiss()
     return code
+
+
+def listen_at(config: ServerConfig, uds: Path | None) -> Listener:
+    """Listen where `serve` does. Raises InputError where the socket cannot be bound."""
+    return listen(config.host, config.port) if uds is None else listen_unix(uds)
+
+
+def means_swap() -> Callable[[int], bool]:
+    """Whether a signal asks for the bundle that there is by then: SIGHUP, unless a terminal of now is gone."""
+    terminals = [fd for fd in range(3) if os.isatty(fd)]
+    return lambda signum: signum == _HANGUP and all(map(os.isatty, terminals))
 
 
 def _recorders(config: ServerConfig) -> Iterator[TrafficRecorder | ChromeTrace | VllmTrace]:
@@ -109,7 +121,7 @@ def _recorders(config: ServerConfig) -> Iterator[TrafficRecorder | ChromeTrace |
 
 
 @contextlib.contextmanager
-def _handled(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+def handled(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
     """`handler` gets SIGNALS, and IGNORED do nothing, until the end."""
     wanted = [s for s in SIGNALS if s != _HANGUP or signal.getsignal(s) is not signal.SIG_IGN]
     before = {signum: signal.signal(signum, handler) for signum in wanted}

@@ -14,6 +14,7 @@ from llmc.runtime.text.confined_chat import LIMITS as TEMPLATE_LIMITS
 from llmc.server.clients import Clients
 from llmc.server.errors import bad_request
 from llmc.server.shared import Shared
+from llmc.server.telemetry.replicas import labelled
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -170,12 +171,18 @@ class ServerState:
     """Serves another bundle: `Swapper.swap`, once the server runs."""
     all_metrics: Callable[[], Awaitable[Sequence[Metric]]] | None = None
     """Those of all replicas, where this is one of several."""
+    awaits: Callable[[], Progress | None] = lambda: None
+    """What it is not ready without, once it is so itself: other replicas that have yet to start."""
     clients: Clients = field(init=False)
     rendered: tuple[Shared, Shared] = field(default_factory=lambda: (Shared(), Shared()))
     """Metrics, plain and as OpenMetrics, for all who ask at once."""
     held_bytes: int = 0
     """Of long bodies that are being read; see body.py."""
     started_at: float = field(default_factory=time.time)
+
+    def metrics_as(self, replica: str) -> Sequence[Metric]:
+        """This server's metrics as those of a replica of that name."""
+        return labelled(self.metrics.families(ready=self.phase == "ready"), replica)
 
     def __post_init__(self) -> None:
         self.clients = Clients(

@@ -11,7 +11,6 @@ from tests.cli.helpers import Llmc
     ("flags", "message"),
     [
         (("--executor", "cloud"), "unknown executor 'cloud'"),
-        (("--replicas", "2"), "--replicas: not for --executor local"),
         (("--executor", "ray", "--uds", "socket"), "--uds: not for --executor ray"),
         (("--executor", "ray", "--replicas", "many"), "--replicas many: write it as N or MIN-MAX"),
         (("--executor", "ray", "--replicas", "3-2"), "--replicas 3-2"),

@@ -3,6 +3,7 @@ finished bundle is for, and the device in whose place the CPU runs it."""
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from llmc.artifacts.bundle.kernel_sets import best_set, sets_in
@@ -13,6 +14,7 @@ from llmc.runtime.host import cpu_features
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from llmc.artifacts.bundle.kernel_sets import KernelSet
     from llmc.runtime.bundle import Bundle
@@ -39,6 +41,16 @@ def kernels_here(bundle: Bundle) -> KernelSet:
         f"{bundle.path}: its kernels are for {wanted or 'no CPU that this llmc knows'}. Compile it here, or "
         f"elsewhere with --cpu, for this one: {bundle.recompile_hint}"
     )
+
+
+def require_mappable(bundle: Bundle, library: Path) -> None:
+    """Raise ArtifactError where the library's file system is mounted noexec: none of its code can be mapped."""
+    if hasattr(os, "statvfs") and os.statvfs(library).f_flag & os.ST_NOEXEC:
+        raise ArtifactError(
+            f"{bundle.path}: its kernels are a library, and {library} is on a file system that is mounted noexec; "
+            f"copy the bundle to another one (cp -rL), mount this one with exec, or compile without kernels: "
+            f"{bundle.recompile_hint} --kernels onnxruntime"
+        )
 
 
 def require_features(bundle: Bundle, called: str) -> None:

@@ -46,16 +46,17 @@ async def ready(request: Request) -> Response:
     """
     state = _state(request)
     phase = state.phase
-    if phase == "ready":
+    progress = state.awaits() if phase == "ready" else state.progress
+    if phase == "ready" and progress is None:
         body: dict[str, Any] = {"status": "ready", "phase": phase}
         if state.aside is not None:
             body["warming"] = _told(state.aside)
         return JSONResponse(body)
-    if phase != "loading":
+    if progress is None or phase not in ("loading", "ready"):
         message = _dead(state) if phase == "dead" else "the server is shutting down"
         return JSONResponse({"status": "unavailable", "phase": phase, "message": message}, 503)
-    body = {"status": "loading", "phase": phase, **_told(state.progress)}
-    return JSONResponse(body, 503, {"Retry-After": str(retry_after_s(state.progress.eta_s))})
+    body = {"status": "loading", "phase": "loading", **_told(progress)}
+    return JSONResponse(body, 503, {"Retry-After": str(retry_after_s(progress.eta_s))})
 
 
 @router.get("/v1/health_check", responses=_RESPONSES)

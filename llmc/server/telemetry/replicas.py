@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from prometheus_client import Metric
 
+SCRAPE_S = 5.0
+"""Seconds that a replica gets to tell its metrics."""
+
 
 def labelled(families: Sequence[Metric], replica: str) -> Sequence[Metric]:
     """The same families, each sample with the label."""

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from llmc.artifacts.bundle.kernel_sets import KERNEL_SETS, sets_in
 from llmc.errors import ArtifactError
 from llmc.runtime.executors.base import EXECUTABLES, Content
-from llmc.runtime.executors.compatibility import kernels_here
+from llmc.runtime.executors.compatibility import kernels_here, require_mappable
 from llmc.runtime.executors.onnxruntime.session import open_session, session_witness
 from llmc.runtime.executors.slot_cache import SlotCacheExecutor
 from llmc.runtime.heap import trim
@@ -115,7 +115,9 @@ class Executables:
         if sets_in(self._bundle.manifest.files):
             file = kernels_here(self._bundle).file
             self._bundle.files.require_native(file)
-            library = str(self._bundle.files.path(file))
+            found = self._bundle.files.path(file)
+            require_mappable(self._bundle, found)
+            library = str(found)
         if executable.state != "native":
             self._compilations.record(str(executable))
         else:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -101,3 +103,15 @@ def test_a_cpu_without_any_is_told_what_there_is(bundle: Path, monkeypatch: pyte
     monkeypatch.setattr(compatibility, "cpu_features", lambda: ("aarch64", "asimd"))
     with pytest.raises(ArtifactError, match=r"are for avx512-vnni \(without .*\) or avx-vnni .* or avx2 .*--cpu"):
         open_executor(Bundle.open(bundle), 2, 2)
+
+
+def test_a_file_system_that_maps_no_code_is_named_with_what_to_do(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mounted noexec: the system's own words are "failed to map segment from shared object"."""
+    real = os.statvfs
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_flag=real(path).f_flag | os.ST_NOEXEC))
+    executor = open_executor(Bundle.open(bundle), 2, 2)
+    with pytest.raises(ArtifactError, match=r"mounted noexec; copy the bundle to another one .* --kernels onnxruntime"):
+        executor.warm([("decode", 1, 1, 47)])
+    executor.close()

@@ -1,0 +1,122 @@
+"""Where a replica's connections come from: its supervisor accepts them, and hands each over with the right to use it.
+
+Each replica also has a Unix socket, in a folder that only this user can enter, where it tells the others its metrics.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import threading
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from llmc.server.listening import Listener
+from llmc.server.replicas import wire
+from llmc.server.state import Progress
+from llmc.server.telemetry.metrics import text_of
+from llmc.server.telemetry.replicas import SCRAPE_S, together
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from mmap import mmap
+    from pathlib import Path
+
+    from prometheus_client import Metric
+
+    from llmc.server.events import Event
+    from llmc.server.listening import Sockets, Take
+    from llmc.server.state import ServerState
+
+_AT_ONCE = 16
+
+
+@dataclass(frozen=True)
+class Handed(Listener):
+    """The replica `number`'s end of its supervisor's `socket`. `folder` has the replicas' own sockets; `started` is
+    memory that all share, a byte for each replica: 1 once it was ready."""
+
+    number: int = 0
+    folder: Path = field(kw_only=True)
+    started: mmap = field(kw_only=True)
+    _sending: threading.Lock = field(default_factory=threading.Lock, compare=False)
+    _kept: set[object] = field(default_factory=set, compare=False)
+    """What runs, and nobody else refers to."""
+
+    @property
+    def sockets(self) -> Sockets:
+        """None: connections come accepted."""
+        return ()
+
+    @property
+    def local(self) -> bool:
+        """The supervisor tells who can connect."""
+        return True
+
+    def close(self) -> None:
+        """Nothing: the supervisor hears of how the process ends."""
+
+    def tell(self, told: Event | wire.Failure) -> None:
+        """Tell the supervisor; from any thread."""
+        self._send(wire.line_of(told))
+
+    def _send(self, line: bytes) -> None:
+        with self._sending, suppress(OSError):  # it is gone: `_receive` ends this process
+            self.socket.sendall(line)
+
+    async def begin(self, take: Take, state: ServerState) -> None:
+        """Give connections to `take` from now on, until the supervisor ends: that stops the server."""
+        state.awaits, state.all_metrics = self._awaits, self._all_metrics
+
+        async def tell_metrics(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            del reader
+            text, _ = await asyncio.to_thread(lambda: text_of(state.metrics_as(str(self.number))))
+            with suppress(OSError):
+                writer.write(text)
+                await writer.drain()
+            writer.close()
+
+        path = self.folder / str(self.number)
+        path.unlink(missing_ok=True)  # of the one before, which was killed
+        self._kept.add(await asyncio.start_unix_server(tell_metrics, path))
+        asyncio.get_running_loop().add_reader(self.socket, self._receive, take)
+
+    def _receive(self, take: Take) -> None:
+        try:
+            data, fds, _, _ = socket.recv_fds(self.socket, _AT_ONCE, _AT_ONCE, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return
+        except OSError:
+            data, fds = b"", []
+        loop = asyncio.get_running_loop()
+        if not data:
+            loop.remove_reader(self.socket)
+            os.kill(os.getpid(), signal.SIGTERM)
+        for fd in fds:
+            os.set_inheritable(fd, False)
+            task = loop.create_task(take(socket.socket(fileno=fd), lambda: self._send(wire.ENDED)))
+            self._kept.add(task)
+            task.add_done_callback(self._kept.discard)
+
+    def _awaits(self) -> Progress | None:
+        """Replicas that have yet to be ready for the first time."""
+        done, total = sum(self.started[:]), len(self.started)
+        return Progress("replicas", done, total) if done < total else None
+
+    async def _all_metrics(self) -> Sequence[Metric]:
+        """Of all replicas that answer within SCRAPE_S."""
+        asked = (self._metrics_of(number) for number in range(len(self.started)))
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        return together(answer for answer in answers if not isinstance(answer, BaseException))
+
+    async def _metrics_of(self, number: int) -> Sequence[Metric]:
+        async with asyncio.timeout(SCRAPE_S):
+            reader, writer = await asyncio.open_unix_connection(self.folder / str(number))
+            text = (await reader.read()).decode()
+            writer.close()
+        return list(text_string_to_metric_families(text))

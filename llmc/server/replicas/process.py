@@ -1,0 +1,134 @@
+"""A replica as its supervisor sees it: a forked process, how it stands, and the connections that it was given."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from socket import send_fds, socket, socketpair
+
+from llmc.errors import LlmcError
+from llmc.server.events import Dead, Draining, Ready
+from llmc.server.replicas.wire import HANDED, Failure, Told, told_by
+
+UNEXPECTED = 1
+"""Exit code of a process that ended on an error that llmc does not raise on purpose."""
+Run = Callable[[socket], int]
+"""What a replica does, given its end of the socket; its exit code."""
+
+
+@dataclass(eq=False)
+class Replica:
+    """Number `number`, in the process `pid`; `end` is the supervisor's end of the socket between them."""
+
+    number: int
+    pid: int
+    end: socket
+    began: float = field(default_factory=time.monotonic)
+    ready: Ready | None = None
+    draining: Draining | None = None
+    failure: Failure | None = None
+    condemned: bool = False
+    """Whether it is to end, because its engine died."""
+    connections: int = 0
+    given: int = 0
+    _rest: bytes = b""
+    _code: int = 0
+
+    @property
+    def burden(self) -> tuple[bool, int, int]:
+        """The least goes first: of those that are ready, with the fewest open connections, given the fewest so far."""
+        return self.ready is None or self.condemned, self.connections, self.given
+
+    def give(self, connection: socket) -> bool:
+        """Hand over a connection; False where it takes none now."""
+        try:
+            send_fds(self.end, [HANDED], [connection.fileno()])
+        except OSError:  # it is gone, or has not read for long
+            return False
+        self.connections += 1
+        self.given += 1
+        return True
+
+    def news(self) -> Iterator[Told]:
+        """What it told since the last call."""
+        with suppress(OSError):
+            while data := self.end.recv(1 << 16):
+                self._rest += data
+        *lines, self._rest = self._rest.split(b"\n")
+        for told in map(told_by, lines):
+            self._note(told)
+            yield told
+
+    def _note(self, told: Told) -> None:
+        match told:
+            case None:
+                self.connections -= 1
+            case Ready():
+                self.ready = told
+            case Draining():
+                self.draining = told
+            case Failure():
+                self.failure = told
+            case Dead():
+                self.condemned = True
+                self.signal(signal.SIGTERM)
+
+    def signal(self, signum: int) -> None:
+        """Send a signal; one that has ended gets none."""
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signum)
+
+    def ended(self) -> bool:
+        """Whether it has; to be asked until then, and no more."""
+        pid, status = os.waitpid(self.pid, os.WNOHANG)
+        if pid:
+            self._code = os.waitstatus_to_exitcode(status)
+        return bool(pid)
+
+    @property
+    def why(self) -> str:
+        """Why it ended."""
+        if self.failure is not None:
+            return self.failure.message
+        if self.condemned:
+            return "its engine stopped on an error"
+        return f"exit code {self._code}" if self._code >= 0 else f"ended by {signal.Signals(-self._code).name}"
+
+
+def start(number: int, run: Run, forget: Callable[[], None]) -> Replica:
+    """Fork a process that does `run`, in a session of its own: what a terminal sends goes to the supervisor alone.
+
+    `forget` is called in it first, to give up what is the supervisor's. To be called while there is one thread.
+    """
+    ours, theirs = socketpair()
+    pid = os.fork()
+    if pid:
+        theirs.close()
+        ours.setblocking(False)
+        return Replica(number, pid, ours)
+    code = UNEXPECTED
+    try:
+        ours.close()
+        os.setsid()
+        forget()
+        code = run(theirs)
+    except BaseException:  # noqa: BLE001 - nothing of this process returns to the supervisor's code
+        traceback.print_exc()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError):
+                stream.flush()
+        os._exit(code)
+
+
+def failure_of(error: Exception) -> Failure:
+    """What the supervisor is told of an error."""
+    if isinstance(error, LlmcError):
+        return Failure(str(error), error.exit_code)
+    return Failure(f"unexpected {type(error).__name__}: {error}", UNEXPECTED)
