@@ -422,6 +422,10 @@ class Target(ABC):
         """Bytes of one value in the KV cache."""
         return 2 if options.dtype in ("bf16", "f16") else 4
 
+    def cache_scale_bytes(self, options: CompileOptions) -> int:
+        """Bytes beside these of each head's key or value of a token: its scale, where the cache has any."""
+        return 0
+
     def devices(self, options: CompileOptions) -> int:
         """How many devices one graph is sharded over."""
         return 1
