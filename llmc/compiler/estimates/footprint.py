@@ -239,7 +239,7 @@ class Footprint:
             source = f"{limits.max_num_seqs} sequences × {said} × {value_bytes} bytes"
             if beside := self._target.cache_scale_bytes(self._options):
                 half = 2 * values * limits.max_num_seqs // each
-                source += f", and {beside} of each scale; in 16 bits, {half} fit where here {limits.max_num_seqs}"
+                source += f" and {beside} bytes of each scale; {half} fit where 16 bits hold {limits.max_num_seqs}"
             found.append(Estimate("KV cache", limits.max_num_seqs * each, "bytes", source))
         if each := self.state_bytes:
             source = f"{limits.max_num_seqs} sequences × {each:,} bytes, for any number of tokens"
@@ -255,7 +255,8 @@ class Footprint:
         """Numbers that a sequence of full length has in the cache, the heads that they are of, and how they are
         counted."""
         longest = self._limits.max_model_len
-        plain = longest * model.cache_values, longest * model.cache_heads, f"{longest} tokens × {model.cache_values:,} values"
+        said = f"{longest} tokens × {model.cache_values:,} values"
+        plain = longest * model.cache_values, longest * model.cache_heads, said
         if model.cache is None:
             return plain
         cache = self._target.held_cache(model.cache, self._limits, self._options)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from llmc.compiler.options import CompileOptions, Option, Value
 from llmc.compiler.targets.costs import LOWER, TRACE, WEIGHTS, Cost, Verifying
-from llmc.compiler.targets.declared import refuse_foreign
+from llmc.compiler.targets.declared import check_own, refuse_foreign
 from llmc.compiler.targets.hardware import NEVER, Hardware
 from llmc.compiler.targets.hosting import Hosting
 from llmc.compiler.targets.reference import TRANSFORMERS, ReferenceModel
@@ -263,7 +263,7 @@ class Target(ABC):
         known = {option.name: option for option in self.options}
         for name, value in options.own.items():
             if name in known:
-                known[name].check(value)
+                check_own(known[name], value, self.name)
             else:
                 refuse_foreign(name, value, self.name)
         return {n: value for n, value in options.own.items() if n in known and value != known[n].default}

@@ -57,8 +57,8 @@ class SlotCache:
         return self.decode.nbytes + sum(map(self.home.nbytes_of, self._touched)) + states
 
     def read(self, slot: int, length: int) -> list[Array]:
-        """Copies of the first `length` tokens of a slot, each part [tensors, heads, length, width] in float32; of a ring
-        with zeros before the last window."""
+        """Copies in float32 of the first `length` tokens of a slot, each part [tensors, heads, length, width]; of a
+        ring with zeros before the last window."""
         self.held.require(slot, length)
         self._bring_home(slot, length)
         found = []
@@ -81,7 +81,8 @@ class SlotCache:
         self.home.make_room(slot, start, end)
         for part, array, tokens in zip(self.home.parts, self.home.arrays, new, strict=True):
             first = max(start, self.home.first(part, slot, end))
-            array[:, slot][:, :, self.home.places(part, slot, first, end)] = self.home.held(tokens[:, :, first - start :])
+            places = self.home.places(part, slot, first, end)
+            array[:, slot][:, :, places] = self.home.held(tokens[:, :, first - start :])
         self._wrote_home(slot, start, end)
 
     def copy(self, source: int, target: int, length: int) -> None:

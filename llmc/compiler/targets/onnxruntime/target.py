@@ -90,6 +90,8 @@ PANEL_BITS = {"q8": 8.5, "q4": 5}
 
 ADDED_KL = 0.005
 """What activations, an embedding and a head in 8 bits add to the divergence of int4 (verification/limits.py, keep)."""
+
+
 @dataclass(frozen=True)
 class OnnxLowered(Lowered):
     """And the ring of each key and value that has one, by its entry ("k3")."""
@@ -147,8 +149,8 @@ class OnnxRuntimeTarget(Target):
             )
         if coded(options) and kernels != LLMC:
             raise InputError(
-                f"{KV_CACHE_DTYPE.flag} {INT8} is for llmc's kernels, which run quantised models of any shape on CPUs with "
-                f"{NEEDED_CPUS}: leave out --quantize none, --specialise and --kernels onnxruntime, or {KV_CACHE_DTYPE.flag}"
+                f"{KV_CACHE_DTYPE.flag} {INT8} is for llmc's kernels: quantise, without --specialise and --kernels "
+                f"onnxruntime, on a CPU that they run on ({self.guide}), or leave it out"
             )
         options = options.changed(kernels=kernels)
         check_activations(options)
@@ -203,7 +205,9 @@ class OnnxRuntimeTarget(Target):
         """llmc's kernel reads rings of whole blocks of keys, which hold a window and what a step adds. ONNX Runtime's
         reads tokens end to end: its executor moves them down."""
         if coded(options) and not cache.kv:
-            raise InputError(f"{KV_CACHE_DTYPE.flag} {INT8}: the model has no keys and values, but states; leave it out")
+            raise InputError(
+                f"{KV_CACHE_DTYPE.flag} {INT8}: the model keeps states and no keys or values; leave it out"
+            )
         if not ours(options):
             return cache.in_rings(PROMPT_CHUNK, limits.max_model_len - ROLLING_ROOM)
         step = min(self.step_tokens(limits.max_num_batched_tokens, options), limits.max_model_len)

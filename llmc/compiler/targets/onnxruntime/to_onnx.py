@@ -8,7 +8,7 @@ layers have a state it takes new_lengths, too.
 
 With llmc's own operators (onnxruntime/kernels) a graph takes `rows` [N, 4] int64 instead of past_lengths: rows of any
 lengths lie end to end in token_ids, and each is (slot, tokens in the cache, first token, tokens). Caches of keys and
-values are float16, or lines of codes and a scale (kernels/source/cache_lines.h), and states, replaced in place, float32.
+values are float16, or codes with their scales (kernels/source/cache_lines.h), and states, replaced in place, float32.
 """
 
 from __future__ import annotations
@@ -100,8 +100,9 @@ class _Model(Emitter):
                     dims = info.type.tensor_type.shape.dim
                     dims[0].dim_param = "P"
                     if any(dim.dim_param for dim in dims[1:]):  # a state has no dimension of tokens
-                        info.type.tensor_type.elem_type = self._cache_type()
-                        dims[3].dim_value += SCALE_BYTES if self.options.coded else 0
+                        coded = self.options.coded
+                        info.type.tensor_type.elem_type = TensorProto.UINT8 if coded else TensorProto.FLOAT16
+                        dims[3].dim_value += SCALE_BYTES if coded else 0
         if "last_rows" in self.shared:
             read = any("new_lengths" in node.input for node in self.nodes)
             at = next(i for i, info in enumerate(inputs) if info.name == "new_lengths")
@@ -123,9 +124,6 @@ class _Model(Emitter):
 
     def _logit_rows(self) -> ValueInfoProto:
         return helper.make_tensor_value_info(LOGIT_ROWS, TensorProto.INT64, ["R"])
-
-    def _cache_type(self) -> int:
-        return TensorProto.UINT8 if self.options.coded else TensorProto.FLOAT16
 
     def _rows(self) -> ValueInfoProto:
         return helper.make_tensor_value_info(ROWS, TensorProto.INT64, ["N", 4])

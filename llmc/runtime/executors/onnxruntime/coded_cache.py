@@ -56,8 +56,7 @@ def decoded(lines: NDArray[np.uint8]) -> NDArray[np.float32]:
     """The numbers [.., width] of lines."""
     codes = np.ascontiguousarray(lines[..., :-SCALE_BYTES]).view(np.int8)
     bits = np.ascontiguousarray(lines[..., -SCALE_BYTES:]).view("<u2").astype(np.uint32) << 16
-    found: NDArray[np.float32] = codes * bits.view(np.float32)
-    return found
+    return codes.astype(np.float32) * bits.view(np.float32)
 
 
 class CodedTensors(Tensors):

@@ -1,9 +1,10 @@
 """ONNX Runtime on CPU with llmc's own operators (onnxruntime/kernels): one executable for every shape of step.
 
 A step's rows are laid end to end, so that nothing is padded and prompts and decode share steps (`ragged`). Attention is
-told of each row's slot, past and tokens, and appends in place to the cache, [slots, kv_heads, capacity, head_dim] in
-float16 for each layer's keys and values, or in lines of 8-bit codes (coded_cache.py), of layers with a window in rings. A row of more new tokens than rings have
-room for beside a window takes several steps. States are replaced in place, [slots, *shape] in float32.
+told of each row's slot, past and tokens, and appends in place to the cache, [slots, kv_heads, capacity, head_dim] for
+each layer's keys and values, in float16 or in 8 bits (coded_cache.py), of layers with a window in rings. A row of more
+new tokens than rings have room for beside a window takes several steps. States are replaced in place, [slots, *shape]
+in float32.
 """
 
 from __future__ import annotations

@@ -36,21 +36,28 @@ BACK = SPARE + 1
 FAMILIES = {"mistral": 2, "gemma3_text": 1}
 """How many of their two layers have a window."""
 
+CACHES = {"mistral": "auto", "gemma3_text": "auto", "mistral in 8 bits": "int8"}
+"""The precision of the cache."""
+
 Pair = tuple[Path, Path]
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=CACHES)
 def bundles(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     """A bundle with rings, every bucket verified and poisoned to the plan's last token, and one that holds all."""
-    folder = tmp_path_factory.mktemp(request.param)
+    family = request.param.partition(" ")[0]
+    folder = tmp_path_factory.mktemp(family)
     store = Store(folder / "store")
-    far = {**tiny.config(request.param), "sliding_window": WINDOW, "max_position_embeddings": 512}
+    far = {**tiny.config(family), "sliding_window": WINDOW, "max_position_embeddings": 512}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(tiny.ARCHITECTURES, f"{request.param}-far", far)
-        model = str(tiny.write_model(folder / "model", f"{request.param}-far"))
+        patch.setitem(tiny.ARCHITECTURES, f"{family}-far", far)
+        model = str(tiny.write_model(folder / "model", f"{family}-far"))
 
         def compiled(name: str, verify: str) -> object:
-            options = CompileOptions.of("onnxruntime", quantize="int8", kernels="llmc", verify=verify, sample_top_k=4)
+            options = CompileOptions.of(
+                "onnxruntime", quantize="int8", kernels="llmc", verify=verify, sample_top_k=4,
+                kv_cache_dtype=CACHES[request.param],
+            )  # fmt: skip
             return compile_bundle(model, folder / name, PLAN, options, store, lambda _: None).verification
 
         verified = compiled("rings", "all")
@@ -152,5 +159,5 @@ def test_a_bundle_says_its_rings_and_memory_is_theirs(bundles: Pair, request: py
     both = Both(bundles)
     both.run([0], [LONGEST], [0])
     held, all_tokens = (executor.memory()["cache"] for executor in (both.rings, both.whole))
-    layers = FAMILIES[request.node.callspec.params["bundles"]]
+    layers = FAMILIES[request.node.callspec.params["bundles"].partition(" ")[0]]
     assert held * 2 * LONGEST == all_tokens * (layers * RING + (2 - layers) * LONGEST)
