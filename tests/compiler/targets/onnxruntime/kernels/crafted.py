@@ -174,7 +174,7 @@ GRAPHS = [
     Graph("Attention", {"past_v": _cache(0, 2, 8, 16)}, _CACHES),
     Graph("Attention", {"past_k": _cache(0, 2, 8, 16), "past_v": _cache(0, 2, 8, 16)}, _ROW),
     Graph("Attention", {"past_k": _cache(2, 2, 128)}, _RANK),
-    *(Graph("CodedAttention", {n: _lines(2, 2, 8, w)}, _CACHES) for n in ("past_k", "past_v") for w in (14, 15, 17, 30)),
+    *(Graph("CodedAttention", {n: _lines(2, 2, 8, w)}, _CACHES) for n in ("past_k", "past_v") for w in (14, 17, 30)),
     *(Graph("CodedAttention", {n: _lines(2, h, 8, 16)}, _CACHES) for n in ("past_k", "past_v") for h in (1, 3)),
     Graph("CodedAttention", {"past_k": _lines(0, 2, 8, 16), "past_v": _lines(0, 2, 8, 16)}, _ROW),
     Graph("CodedAttention", {"rows": _rows((0, 6, 0, 3))}, _ROW),

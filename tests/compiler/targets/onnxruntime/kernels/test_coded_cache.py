@@ -1,4 +1,4 @@
-"""Attention over a cache in 8 bits: what it reads and writes are the lines of runtime/executors/onnxruntime/coded_cache.py."""
+"""Attention over a cache in 8 bits, whose lines runtime/executors/onnxruntime/coded_cache.py reads and writes too."""
 
 from __future__ import annotations
 
