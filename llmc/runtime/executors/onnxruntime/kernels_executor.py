@@ -48,9 +48,8 @@ class KernelExecutor(RaggedExecutor, OnnxExecutor):
 
     def __init__(self, bundle: Bundle, slots: int, capacity: int, threads: int) -> None:
         super().__init__(bundle, slots, capacity, threads)
-        coded, shape = is_coded(bundle), lines_of(bundle)
-        dtype, kind = (np.uint8, CodedTensors) if coded else (np.float16, Tensors)
-        self._cache = SlotCache(shape, slots, capacity, dtype=dtype, home_kind=kind)
+        dtype, kind = (np.uint8, CodedTensors) if is_coded(bundle) else (np.float16, Tensors)
+        self._cache = SlotCache(lines_of(bundle), slots, capacity, dtype=dtype, home_kind=kind)
         self._request: _Request | None = None
         spare = bundle.cache_shape.rewind.spare
         self._most_new = None if spare is None else spare + 1
