@@ -12,6 +12,7 @@ import typer
 from llmc.artifacts.digest import parse
 from llmc.buckets.files import write_text
 from llmc.cli.accuracy import accuracy_line, elsewhere_line, verified_line
+from llmc.compiler.estimates.estimate import Estimate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -41,6 +42,9 @@ def print_estimate(found: dict[str, Any], as_json: bool) -> None:
         f"{'time not measured here yet' if seconds is None else f'about {seconds:.0f} s'} "
         f"and {found['estimated_bytes'] / 1e6:,.0f} MB"
     )
+    for estimate in (Estimate(**one) for one in found.get("estimates", ())):
+        if estimate.name == "KV cache":
+            typer.echo(f"KV cache {estimate.shown}: {estimate.source}")
     for warning in found["warnings"]:
         typer.echo(f"warning: {warning}")
 

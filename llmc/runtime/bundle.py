@@ -186,7 +186,8 @@ class Bundle:
             return 0
         limits, dtype = self.plan.limits, self.manifest.options.get("dtype")
         held: Any = dtype if dtype in ("f16", "bf16") else "f32"
-        return limits.max_num_seqs * self.cache_shape.nbytes(limits.max_model_len, held)
+        kept = str(self.manifest.options.get("kv_cache_dtype", ""))
+        return limits.max_num_seqs * self.cache_shape.nbytes(limits.max_model_len, held, kept)
 
     def uniform_cache(self, executor: str) -> Uniform:
         """The same for an executor that holds keys and values of one size only; raises ArtifactError for others."""

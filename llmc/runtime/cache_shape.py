@@ -34,6 +34,10 @@ from typing import Any, Literal, get_args
 Kind = Literal["kv", "state"]
 Dtype = Literal["f32", "f16", "bf16"]
 _BYTES = {"f32": 4, "f16": 2, "bf16": 2}
+SCALE_BYTES = 2
+"""Of the scale that each head's key or value of a token has in a cache in int8."""
+_LINES = {**{dtype: (size, 0) for dtype, size in _BYTES.items()}, "int8": (1, SCALE_BYTES)}
+"""By the precision of a cache: bytes of a number, and of what a head's key or value of a token has beside them."""
 _LARGEST = 1 << 40
 """Values of one token's row or one sequence's state, at most."""
 _MEMBERS = {"layer", "name", "kind", "shape", "window", "dtype", "ring"}
@@ -250,9 +254,13 @@ class CacheShape:
         """Bytes of one sequence's states, with `value_bytes` a number unless a tensor has a dtype of its own."""
         return sum(t.values * (value_bytes if t.dtype is None else _BYTES[t.dtype]) for t in self.states)
 
-    def nbytes(self, tokens: int, dtype: Dtype) -> int:
-        """Bytes of one sequence of `tokens` tokens, in `dtype` unless a tensor has one of its own."""
-        grown = sum(t.places(tokens) * t.values * _BYTES[t.dtype or dtype] for t in self.kv)
+    def nbytes(self, tokens: int, dtype: Dtype, kv_cache: str = "") -> int:
+        """Bytes of one sequence of `tokens` tokens, in `dtype` unless a tensor has one of its own; keys and values in
+        `kv_cache` ("f16", "int8"…), where that is known."""
+        grown = 0
+        for t in self.kv:
+            number, beside = _LINES[t.dtype or (kv_cache if kv_cache in _LINES else dtype)]
+            grown += t.places(tokens) * (t.values * number + t.shape[0] * beside)
         return grown + self.state_bytes(_BYTES[dtype])
 
     def to_json(self) -> list[dict[str, Any]]:

@@ -27,6 +27,7 @@ from llmc.compiler.estimates.server import Server
 from llmc.compiler.estimates.verification_work import count
 from llmc.compiler.model_size import weights_of
 from llmc.compiler.options import CompileOptions
+from llmc.compiler.targets.base import DTYPE_BITS
 from llmc.errors import CheckpointError, InputError
 
 if TYPE_CHECKING:
@@ -141,18 +142,20 @@ class Footprint:
     @property
     def cache_token_bytes(self) -> int:
         """Bytes of one token in the KV cache, all layers. Raises CheckpointError for a model of unknown sizes."""
-        return self._cached().cache_values * self._target.cache_bytes(self._options)
+        model = self._cached()
+        return self._cache_bytes(model.cache_values, model.cache_heads)
 
     @property
     def state_bytes(self) -> int:
         """Bytes of the states of one sequence, all layers; 0 for most models. Raises CheckpointError as above."""
-        return self._cached().state_bytes(self._target.cache_bytes(self._options))
+        return self._cached().state_bytes(DTYPE_BITS[self._options.dtype] // 8)
 
     @property
     def sequence_bytes(self) -> int:
         """Bytes that a sequence of full length has in the cache, as the device holds it: rings and states, too. Raises
         CheckpointError as above."""
-        return self._held(self._cached())[0] * self._target.cache_bytes(self._options) + self.state_bytes
+        values, heads, _ = self._held(self._cached())
+        return self._cache_bytes(values, heads) + self.state_bytes
 
     def compile_seconds(self, buckets: Sequence[Bucket]) -> float:
         """Seconds to compile all executables of the buckets, one after another or as many at once as jobs."""
@@ -231,22 +234,29 @@ class Footprint:
         limits, value_bytes = self._limits, self._target.cache_bytes(self._options)
         found = []
         if model.cache_values:
-            values, said = self._held(model)
-            found.append(
-                Estimate(
-                    "KV cache", limits.max_num_seqs * values * value_bytes, "bytes",
-                    f"{limits.max_num_seqs} sequences × {said} × {value_bytes} bytes",
-                )
-            )  # fmt: skip
+            values, heads, said = self._held(model)
+            each = self._cache_bytes(values, heads)
+            source = f"{limits.max_num_seqs} sequences × {said} × {value_bytes} bytes"
+            if beside := self._target.cache_scale_bytes(self._options):
+                half = 2 * values * limits.max_num_seqs // each
+                source += f" and {beside} bytes of each scale; {half} fit where 16 bits hold {limits.max_num_seqs}"
+            found.append(Estimate("KV cache", limits.max_num_seqs * each, "bytes", source))
         if each := self.state_bytes:
             source = f"{limits.max_num_seqs} sequences × {each:,} bytes, for any number of tokens"
             found.append(Estimate("states", limits.max_num_seqs * each, "bytes", source))
         return found
 
-    def _held(self, model: ModelSize) -> tuple[int, str]:
-        """Numbers that a sequence of full length has in the cache, and how they are counted."""
+    def _cache_bytes(self, values: int, heads: int) -> int:
+        """Bytes of so many numbers of keys and values, of so many heads."""
+        target, options = self._target, self._options
+        return values * target.cache_bytes(options) + heads * target.cache_scale_bytes(options)
+
+    def _held(self, model: ModelSize) -> tuple[int, int, str]:
+        """Numbers that a sequence of full length has in the cache, the heads that they are of, and how they are
+        counted."""
         longest = self._limits.max_model_len
-        plain = longest * model.cache_values, f"{longest} tokens × {model.cache_values:,} values"
+        said = f"{longest} tokens × {model.cache_values:,} values"
+        plain = longest * model.cache_values, longest * model.cache_heads, said
         if model.cache is None:
             return plain
         cache = self._target.held_cache(model.cache, self._limits, self._options)
@@ -258,7 +268,8 @@ class Footprint:
         whole = model.cache_values - rings.total()
         parts = [f"{longest} tokens × {whole:,} values"] if whole else []
         parts += [f"rings of {ring} tokens × {values:,} values" for ring, values in sorted(rings.items())]
-        return cache.kv_values(longest), f"({' + '.join(parts)})"
+        heads = sum(t.places(longest) * t.shape[0] for t in cache.kv)
+        return cache.kv_values(longest), heads, f"({' + '.join(parts)})"
 
     def text(self, buckets: Sequence[Bucket]) -> str:
         """The estimates as a table, each with its source; ends in a newline."""

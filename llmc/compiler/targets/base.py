@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from llmc.compiler.options import CompileOptions, Option, Value
 from llmc.compiler.targets.costs import LOWER, TRACE, WEIGHTS, Cost, Verifying
-from llmc.compiler.targets.declared import refuse_foreign
+from llmc.compiler.targets.declared import check_own, refuse_foreign
 from llmc.compiler.targets.hardware import NEVER, Hardware
 from llmc.compiler.targets.hosting import Hosting
 from llmc.compiler.targets.reference import TRANSFORMERS, ReferenceModel
@@ -263,7 +263,7 @@ class Target(ABC):
         known = {option.name: option for option in self.options}
         for name, value in options.own.items():
             if name in known:
-                known[name].check(value)
+                check_own(known[name], value, self.name)
             else:
                 refuse_foreign(name, value, self.name)
         return {n: value for n, value in options.own.items() if n in known and value != known[n].default}
@@ -421,6 +421,10 @@ class Target(ABC):
     def cache_bytes(self, options: CompileOptions) -> int:
         """Bytes of one value in the KV cache."""
         return 2 if options.dtype in ("bf16", "f16") else 4
+
+    def cache_scale_bytes(self, options: CompileOptions) -> int:
+        """Bytes beside these of each head's key or value of a token: its scale, where the cache has any."""
+        return 0
 
     def devices(self, options: CompileOptions) -> int:
         """How many devices one graph is sharded over."""

@@ -93,6 +93,21 @@ def _merged(one: Option[Any], other: Option[Any], device: str) -> Option[Any]:
     )
 
 
+def check_own(option: Option[Any], value: Value, device: str) -> None:
+    """Raise InputError for a value that the option of a device never has; it names the devices that take it."""
+    if option.choices and value not in option.choices:
+        takers = [name for name, target in _importable() if not target.hidden and _takes(target, option.name, value)]
+        if takers:
+            raise InputError(
+                f"{option.flag} {value} is for {', '.join(takers)}; {device} takes {', '.join(option.choices)}"
+            )
+    option.check(value)
+
+
+def _takes(target: type[Any], name: str, value: Value) -> bool:
+    return any(option.name == name and value in option.choices for option in target.options)
+
+
 def refuse_foreign(name: str, value: Value, device: str) -> None:
     """Raise InputError for an option that a device does not take, unless `value` means "not given".
 

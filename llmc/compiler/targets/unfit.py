@@ -19,4 +19,6 @@ class UnfitError(CompileError):
 
 def unfit_for_kernels(why: str) -> UnfitError:
     """The error that says why ONNX Runtime's own kernels have to do instead of llmc's."""
-    return UnfitError(why, "use --kernels onnxruntime", kernels="onnxruntime")
+    return UnfitError(
+        why, "use --kernels onnxruntime, without --kv-cache-dtype", kernels="onnxruntime", kv_cache_dtype=None
+    )

@@ -39,6 +39,6 @@ def require_held(outcome: Mapping[str, Any]) -> None:
     if outcome.get("beyond"):
         raise VerificationError(
             f"{outcome['beyond']} keys and values of {outcome['bucket']} are beyond what the KV cache's precision "
-            "holds: compile for one of more range, with --kv-cache-dtype bf16 or f32, --kernels onnxruntime, or "
+            "holds: compile for one of more range, with --kv-cache-dtype bf16, f32 or int8, --kernels onnxruntime, or "
             "--dtype f32, as the device has it"
         )

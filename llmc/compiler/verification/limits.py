@@ -75,6 +75,7 @@ NUMBERS: Mapping[str, Allowance | None] = {
 KV_CACHE: Mapping[str, Allowance | None] = {
     **NUMBERS,
     "fp8": Allowance(0.03, 0.15, "float8 e4m3, scale 1: 0.0070, 94.9%"),
+    "int8": Allowance(0.005, 0.04, "a scale for each token and head: 0.00094, 98.9%"),
     "u8": Allowance(0.005, 0.04, "a scale and a minimum for each token and head: 0.00068, 98.9%"),
 }
 

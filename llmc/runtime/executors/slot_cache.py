@@ -57,14 +57,14 @@ class SlotCache:
         return self.decode.nbytes + sum(map(self.home.nbytes_of, self._touched)) + states
 
     def read(self, slot: int, length: int) -> list[Array]:
-        """The first `length` tokens of a slot, each part [tensors, heads, length, width]: views of the home. Of a ring
-        copies, with zeros before the last window."""
+        """Copies in float32 of the first `length` tokens of a slot, each part [tensors, heads, length, width]; of a
+        ring with zeros before the last window."""
         self.held.require(slot, length)
         self._bring_home(slot, length)
         found = []
         for part, array in zip(self.home.parts, self.home.arrays, strict=True):
             places = self.home.places(part, slot, part.like.seen(length).start, length)
-            found.append(windows(part.like, array[:, slot], length, places))
+            found.append(self.home.numbers(windows(part.like, array[:, slot], length, places)))
         return found
 
     def lay_out(self, slot: int, length: int, to: Tensors, row: int) -> None:
@@ -81,7 +81,8 @@ class SlotCache:
         self.home.make_room(slot, start, end)
         for part, array, tokens in zip(self.home.parts, self.home.arrays, new, strict=True):
             first = max(start, self.home.first(part, slot, end))
-            array[:, slot][:, :, self.home.places(part, slot, first, end)] = tokens[:, :, first - start :]
+            places = self.home.places(part, slot, first, end)
+            array[:, slot][:, :, places] = self.home.held(tokens[:, :, first - start :])
         self._wrote_home(slot, start, end)
 
     def copy(self, source: int, target: int, length: int) -> None:
@@ -139,7 +140,7 @@ class SlotCache:
         kept, used = min(start, self.held.used[slot]), self.held.used[slot]
         self._bring_home(slot, kept)
         for part, array in zip(self.home.parts, self.home.arrays, strict=True):
-            array[:, slot][:, :, self.home.free(part, slot, start, used)] = value
+            array[:, slot][:, :, self.home.free(part, slot, start, used)] = self.home.filling(part, value)
         if start == 0:
             for state in self.states:
                 state[slot] = value
@@ -204,7 +205,7 @@ class SlotCacheExecutor(Executor):
 
     def export_prefix(self, slot: int, length: int) -> list[Array]:
         """Copies out of the slot's home, states behind each other where the cache's shape has them."""
-        kv = iter([tensor for part in self._cache.read(slot, length) for tensor in part.astype(np.float32)])
+        kv = iter([tensor for part in self._cache.read(slot, length) for tensor in part])
         states = iter([state[slot].copy() for state in self._cache.states])
         return [next(kv if t.kind == "kv" else states) for t in self.bundle.cache_shape]
 

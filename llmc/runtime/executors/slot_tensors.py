@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -108,6 +108,18 @@ class Tensors:
             part.token_values * part.like.places(tokens) * array.itemsize
             for part, array in zip(self.parts, self.arrays, strict=True)
         )
+
+    def numbers(self, held: NDArray[Any]) -> Array:
+        """Copies in float32 of what arrays hold, [.., width]."""
+        return held.astype(np.float32)
+
+    def held(self, numbers: Array) -> NDArray[Any]:
+        """Numbers [.., width] as arrays take them."""
+        return numbers
+
+    def filling(self, part: TensorPart, value: float) -> NDArray[Any]:
+        """What fills a place of a part with one number."""
+        return np.array(value, np.float32)
 
     def starts(self, window: int) -> NDArray[np.int64]:
         """The token at the first place of each row's rings of that window."""

@@ -99,6 +99,11 @@ class ModelSize:
         return 2 * self.layers * self.kv_heads * self.head_dim if self.cache is None else self.cache.token_values
 
     @property
+    def cache_heads(self) -> int:
+        """Heads that these are of, each a key or a value."""
+        return 2 * self.layers * self.kv_heads if self.cache is None else sum(t.shape[0] for t in self.cache.kv)
+
+    @property
     def active_parameters(self) -> int:
         """Weights that one token's step reads: all, where there are no experts."""
         return self.parameters

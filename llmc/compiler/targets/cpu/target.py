@@ -30,12 +30,18 @@ class CpuTarget(OnnxRuntimeTarget):
         from llmc.compiler.targets.declared import refuse_foreign
 
         engines = {engine: open_target(engine, self.settings) for engine in ENGINES}
-        takers = {o.name: (engine, o) for engine, target in engines.items() for o in target.options}
+        takers = {
+            o.name: (engine, o)
+            for engine, target in engines.items()
+            for o in target.options
+            if not o.choices or options.own.get(o.name, o.default) in (o.default, *o.choices)
+        }
         for name, value in options.own.items():
             if name not in takers and all(name != option.name for option in self.options):
                 refuse_foreign(name, value, self.name)
         memory, start = MAX_MEMORY.of(options), MAX_START.of(options)
-        plain = options.changed(max_memory=None, max_start=None)
+        unset = {option.name: None for option in self.options if option.of(options) == option.default}
+        plain = options.changed(**unset | {MAX_MEMORY.name: None, MAX_START.name: None})
         for engine, option in takers.values():
             if option.of(plain) != option.default:
                 return engines[engine], plain, f"only {engine} takes {option.flag}"

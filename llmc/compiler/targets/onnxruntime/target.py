@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from llmc.artifacts.bundle.kernel_sets import KERNEL_SETS, KernelSet, best_set, common_isa, sets_in
+from llmc.artifacts.bundle.kernel_sets import KernelSet, best_set, common_isa, sets_in
 from llmc.compiler.architectures.shared.block_form import BlockForm, forms_in_key
 from llmc.compiler.architectures.shared.names import OUTER
 from llmc.compiler.checkpoint.base import stored_forms
@@ -46,8 +46,21 @@ from llmc.compiler.targets.costs import Cost
 from llmc.compiler.targets.hardware import Hardware
 from llmc.compiler.targets.onnxruntime.kernels.limits import KEYS
 from llmc.compiler.targets.onnxruntime.memory import arena_bytes, kernels_arena_bytes, session_bytes
+from llmc.compiler.targets.onnxruntime.options import (
+    ACTIVATIONS,
+    CPU_OPTION,
+    INT8,
+    KERNELS_OPTION,
+    KV_CACHE_DTYPE,
+    LLMC,
+    NEEDED_CPUS,
+    check_activations,
+    coded,
+    ours,
+)
 from llmc.compiler.weights.stage import weights_stage
 from llmc.errors import CompileError, InputError
+from llmc.runtime.cache_shape import SCALE_BYTES
 from llmc.runtime.host import (
     KERNELS_PROMPT_CHUNK,
     PROMPT_CHUNK,
@@ -77,26 +90,6 @@ PANEL_BITS = {"q8": 8.5, "q4": 5}
 
 ADDED_KL = 0.005
 """What activations, an embedding and a head in 8 bits add to the divergence of int4 (verification/limits.py, keep)."""
-LLMC, OWN = "llmc", "onnxruntime"
-KERNELS_OPTION: Option[str | None] = Option(
-    "kernels", str, None, "Whose products of quantised matrices run. Default: llmc's where the CPU runs them.",
-    metavar=f"{LLMC}|{OWN}", choices=(LLMC, OWN),
-)  # fmt: skip
-CPU_OPTION: Option[str | None] = Option(
-    "cpu", str, None,
-    "CPUs that llmc's kernels are for, with commas: a compiler's names of them (znver4, x86-64-v3, neoverse-n1), a "
-    f"set of kernels ({', '.join(s.name for s in KERNEL_SETS)}), native or all. Default: native.",
-    metavar="NAME[,…]",
-)  # fmt: skip
-
-
-_NEEDED = " or ".join(f"{s.name} ({' '.join(s.features)})" for s in KERNEL_SETS)
-
-ACTIVATIONS: Option[int | None] = Option(
-    "activation_group_size", int, None,
-    "0: activations stay float32 in products of quantised matrices, with --kernels onnxruntime. Default: they are "
-    "quantised to 8 bits in the groups of the weights.", metavar="0", least=0,
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -120,7 +113,7 @@ class OnnxRuntimeTarget(Target):
     guide: ClassVar[str] = "docs/kernels.md"
     selects_adapters: ClassVar[bool] = True
     options: ClassVar[tuple[Option[Any], ...]] = (
-        KERNELS_OPTION, CPU_OPTION, ACTIVATIONS, CALIBRATE, MAX_KL, HEAD_BITS,
+        KERNELS_OPTION, CPU_OPTION, KV_CACHE_DTYPE, ACTIVATIONS, CALIBRATE, MAX_KL, HEAD_BITS,
     )  # fmt: skip
     graph_bytes_source: ClassVar[str] = "graph objects of each session, and the arena of the largest step, as measured"
 
@@ -142,7 +135,7 @@ class OnnxRuntimeTarget(Target):
             raise InputError("--kernels llmc runs any shape as it is; leave out --specialise, or --kernels")
         if asked == LLMC and not fits:
             raise InputError(
-                f"--kernels llmc needs Linux and a CPU with {_NEEDED}; this one has "
+                f"--kernels llmc needs Linux and a CPU with {NEEDED_CPUS}; this one has "
                 f"{', '.join(self.isa())}; use --kernels onnxruntime, or name the CPU that it is for with --cpu"
             )
         default = LLMC if fits and not options.specialise and options.quantize != "none" else None
@@ -154,21 +147,34 @@ class OnnxRuntimeTarget(Target):
                 f"--cpu {cpus}: no kernels for this host's CPU are among these, so nothing could be verified here; "
                 "name native too, or use --verify none"
             )
+        if coded(options) and kernels != LLMC:
+            raise InputError(
+                f"{KV_CACHE_DTYPE.flag} {INT8} is for llmc's kernels: quantise, without --specialise and --kernels "
+                f"onnxruntime, on a CPU that they run on ({self.guide}), or leave it out"
+            )
         options = options.changed(kernels=kernels)
-        _check_activations(options)
+        check_activations(options)
         return options
 
     def executor_of(self, options: CompileOptions) -> str:
         """With llmc's kernels rows lie end to end."""
-        return "onnxruntime-llmc" if _ours(options) else self.executor
+        return "onnxruntime-llmc" if ours(options) else self.executor
 
     def manifest_options(self, options: CompileOptions) -> dict[str, Any]:
         """What llmc's kernels keep keys and values in."""
-        return {"kv_cache_dtype": "f16"} if _ours(options) else {}
+        return {KV_CACHE_DTYPE.name: "f16"} if ours(options) and not coded(options) else {}
+
+    def cache_dtype(self, options: CompileOptions) -> str:
+        """int8 where it was asked for."""
+        return INT8 if coded(options) else super().cache_dtype(options)
 
     def cache_bytes(self, options: CompileOptions) -> int:
-        """llmc's kernels keep float16."""
-        return 2 if _ours(options) else super().cache_bytes(options)
+        """llmc's kernels keep float16, or codes."""
+        return 1 if coded(options) else 2 if ours(options) else super().cache_bytes(options)
+
+    def cache_scale_bytes(self, options: CompileOptions) -> int:
+        """Those of codes."""
+        return SCALE_BYTES if coded(options) else 0
 
     @property
     def specialises_by_default(self) -> bool:
@@ -181,7 +187,7 @@ class OnnxRuntimeTarget(Target):
 
     def choice(self, options: CompileOptions) -> str:
         """The measurement behind the default."""
-        if _ours(options):
+        if ours(options):
             return "one executable for all buckets, its rows laid end to end: nothing is padded"
         if options.specialise:
             return "one executable per bucket, as asked for with --specialise; this target measured no gain from it"
@@ -198,14 +204,18 @@ class OnnxRuntimeTarget(Target):
     def held_cache(self, cache: CacheShape, limits: Limits, options: CompileOptions) -> CacheShape:
         """llmc's kernel reads rings of whole blocks of keys, which hold a window and what a step adds. ONNX Runtime's
         reads tokens end to end: its executor moves them down."""
-        if not _ours(options):
+        if coded(options) and not cache.kv:
+            raise InputError(
+                f"{KV_CACHE_DTYPE.flag} {INT8}: the model keeps states and no keys or values; leave it out"
+            )
+        if not ours(options):
             return cache.in_rings(PROMPT_CHUNK, limits.max_model_len - ROLLING_ROOM)
         step = min(self.step_tokens(limits.max_num_batched_tokens, options), limits.max_model_len)
         return cache.in_rings(step, limits.max_model_len, KEYS)
 
     def needed_features(self, options: CompileOptions) -> tuple[str, ...]:
         """With llmc's kernels what these are written in: the library is built for no more on any host."""
-        return common_isa(self._sets(CPU_OPTION.of(options))) if _ours(options) else self.isa()
+        return common_isa(self._sets(CPU_OPTION.of(options))) if ours(options) else self.isa()
 
     def shape_of(self, bucket: Bucket) -> tuple[int, int, int]:
         """A prompt chunk over a past runs row by row: the attention kernel takes one row there."""
@@ -214,15 +224,15 @@ class OnnxRuntimeTarget(Target):
 
     def weight_bits(self, options: CompileOptions, weights: Weights) -> float:
         """For the runtime's kernels, quantised weights are there twice; its experts stay in float32."""
-        if options.quantize == "none" or (weights.experts and not _ours(options)):
+        if options.quantize == "none" or (weights.experts and not ours(options)):
             return super().weight_bits(options, weights)
         kept = weights.stored
         if kept is None or not _keeps(str(options.quantize), kept, weights.outer):
             four = options.quantize == "int4" and not (weights.outer and HEAD_BITS.of(options) != 4)
             family = "q4" if four else "q8"
-            return (PANEL_BITS if _ours(options) else TWICE_BITS)[family]
+            return (PANEL_BITS if ours(options) else TWICE_BITS)[family]
         beside, block = 2 if kept.offsets else 1, min(kept.block, BLOCK)
-        if _ours(options):
+        if ours(options):
             from llmc.compiler.targets.onnxruntime.formats import panel_bits
 
             return panel_bits(kept) + 16 * beside / block
@@ -231,7 +241,7 @@ class OnnxRuntimeTarget(Target):
     def stage_costs(self, options: CompileOptions, buckets: Sequence[Bucket]) -> Mapping[str, Cost]:
         """llmc's kernels are built once for all models; for the runtime's, weights are packed."""
         more = calibration_costs(options)
-        if _ours(options):
+        if ours(options):
             more["kernels"] = Cost(fixed=20.0)
         elif options.specialise or options.quantize != "none":
             more["pack"] = Cost(parameters=3.0)
@@ -239,7 +249,7 @@ class OnnxRuntimeTarget(Target):
 
     def step_tokens(self, largest: int, options: CompileOptions) -> int:
         """Where any shape runs, long prompts run in chunks."""
-        return min(largest, KERNELS_PROMPT_CHUNK if _ours(options) else PROMPT_CHUNK)
+        return min(largest, KERNELS_PROMPT_CHUNK if ours(options) else PROMPT_CHUNK)
 
     def graph_bytes(self, model: ModelSize, bucket: Bucket, options: CompileOptions) -> int:
         """ONNX Runtime's graph objects, and the matrices that it packs when it opens what was not packed before."""
@@ -249,7 +259,7 @@ class OnnxRuntimeTarget(Target):
 
     def workspace_bytes(self, model: ModelSize, bucket: Bucket, options: CompileOptions) -> int:
         """The arena that all sessions share."""
-        return (kernels_arena_bytes if _ours(options) else arena_bytes)(model, bucket.tokens)
+        return (kernels_arena_bytes if ours(options) else arena_bytes)(model, bucket.tokens)
 
     def trace(self, stages: Stages, options: CompileOptions) -> Sequence[Program]:
         """Once, for every shape and quantisation."""
@@ -257,10 +267,10 @@ class OnnxRuntimeTarget(Target):
 
     def lower(self, stages: Stages, programs: Sequence[Program], options: CompileOptions) -> Lowered:
         """Fuse and lower, make the weights file, and pack it where that pays."""
-        own, (stages, mixed) = _ours(options), calibrated(stages, options, ADDED_KL)
+        own, (stages, mixed) = ours(options), calibrated(stages, options, ADDED_KL)
         formats = replace(
             self._onnx_options(stages, str(options.quantize), mixed.wide, panels=own),
-            head_bits=mixed.head_bits, activations=ACTIVATIONS.of(options) is None,
+            head_bits=mixed.head_bits, activations=ACTIVATIONS.of(options) is None, coded=coded(options),
         )  # fmt: skip
         formats = replace(formats, fold=formats.fold and formats.activations)
         held = self.held(stages, options)
@@ -436,34 +446,11 @@ class OnnxRuntimeTarget(Target):
         bound = bind(add_top(model, options.sample_top_k), {k: v for k, v in sizes.items() if v is not None})
         placements = json.loads(lowered.inputs["placements"].read_bytes())
         data: bytes = place(bound, parse(lowered.files["weights"]), placements).SerializeToString(deterministic=True)
-        if not _ours(options):
+        if not ours(options):
             try_opening(data, lowered.folder, str(shape))
         elif here := best_set(self.isa(), [s.name for s in sets_in(lowered.files)]):
             try_opening(data, lowered.folder, str(shape), str(lowered.folder / parse(lowered.files[here.file])))
         return Executable(data, "native")
-
-
-def _ours(options: CompileOptions) -> bool:
-    """Whether llmc's kernels run."""
-    return KERNELS_OPTION.of(options) == LLMC
-
-
-def _check_activations(options: CompileOptions) -> None:
-    """Raise InputError for activations that these kernels cannot have."""
-    activations = ACTIVATIONS.of(options)
-    if activations is None:
-        return
-    if activations:
-        raise InputError(
-            f"{ACTIVATIONS.flag} {activations}: ONNX Runtime quantises activations in the groups of the weights, "
-            "or with 0 not at all"
-        )
-    if options.quantize == "none":
-        raise InputError(f"{ACTIVATIONS.flag} is for quantised matrices; --quantize none leaves none")
-    if _ours(options):
-        raise InputError(
-            f"{ACTIVATIONS.flag} 0: llmc's kernels multiply whole numbers; use --kernels onnxruntime beside it"
-        )
 
 
 def _keeps(quantize: str, form: BlockForm, outer: bool) -> bool:
@@ -482,7 +469,7 @@ def _components(options: OnnxOptions) -> dict[str, Any]:
         found["wide"] = " ".join(sorted(options.wide))
     if not options.activations:
         found["activations"] = False
-    return found | {name: True for name in ("fold", "panels", "rolls") if getattr(options, name)}
+    return found | {name: True for name in ("fold", "panels", "rolls", "coded") if getattr(options, name)}
 
 
 def try_opening(data: bytes, folder: Path, what: str, library: str | None = None) -> None:

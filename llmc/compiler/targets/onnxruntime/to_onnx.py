@@ -8,7 +8,7 @@ layers have a state it takes new_lengths, too.
 
 With llmc's own operators (onnxruntime/kernels) a graph takes `rows` [N, 4] int64 instead of past_lengths: rows of any
 lengths lie end to end in token_ids, and each is (slot, tokens in the cache, first token, tokens). Caches of keys and
-values are float16, and states, replaced in place, float32.
+values are float16, or codes with their scales (kernels/source/cache_lines.h), and states, replaced in place, float32.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from llmc.compiler.targets.onnxruntime.recurrent_kernels import RECURRENT_KERNEL
 from llmc.compiler.targets.onnxruntime.whole_attention import emit_whole_attention
 from llmc.compiler.weights.recipes import Recipe
 from llmc.errors import CompileError
+from llmc.runtime.cache_shape import SCALE_BYTES
 
 OPSET, IR_VERSION = 21, 10
 
@@ -99,7 +100,9 @@ class _Model(Emitter):
                     dims = info.type.tensor_type.shape.dim
                     dims[0].dim_param = "P"
                     if any(dim.dim_param for dim in dims[1:]):  # a state has no dimension of tokens
-                        info.type.tensor_type.elem_type = TensorProto.FLOAT16
+                        coded = self.options.coded
+                        info.type.tensor_type.elem_type = TensorProto.UINT8 if coded else TensorProto.FLOAT16
+                        dims[3].dim_value += SCALE_BYTES if coded else 0
         if "last_rows" in self.shared:
             read = any("new_lengths" in node.input for node in self.nodes)
             at = next(i for i, info in enumerate(inputs) if info.name == "new_lengths")
@@ -323,7 +326,7 @@ class _Model(Emitter):
         while more and not more[-1]:
             more.pop()
         self.add(
-            "Attention", [q, k, v, past_k, past_v, ROWS, *more],
+            "CodedAttention" if self.options.coded else "Attention", [q, k, v, past_k, past_v, ROWS, *more],
             [*(o.name for o in node.outputs), f"{node.out.name}_scratch"], OWN,
             heads=attrs["heads"], kv_heads=attrs["kv_heads"], head_dim=attrs["head_dim"],
             value_dim=attrs.get("value_dim", attrs["head_dim"]), window=max(0, attrs["window"]), scale=attrs["scale"],

@@ -17,6 +17,7 @@ from llmc.artifacts.bundle.kernel_sets import KERNEL_SETS, sets_in
 from llmc.errors import ArtifactError
 from llmc.runtime.executors.base import EXECUTABLES, Content
 from llmc.runtime.executors.compatibility import kernels_here, require_mappable
+from llmc.runtime.executors.onnxruntime.coded_cache import lines_of
 from llmc.runtime.executors.onnxruntime.session import open_session, session_witness
 from llmc.runtime.executors.slot_cache import SlotCacheExecutor
 from llmc.runtime.heap import trim
@@ -140,7 +141,7 @@ class Executables:
         given = {i.name.removeprefix("past_"): i.shape for i in session.get_inputs() if i.name.startswith("past_")}
         given.pop("lengths", None)
         logits = [made.shape[-1] for made in session.get_outputs() if made.name == "logits"]
-        tensors = {t.entry: t for t in bundle.cache_shape}
+        tensors = {t.entry: t for t in lines_of(bundle)}
         agrees = given.keys() == tensors.keys() and all(
             (_heads_and_width if tensors[entry].kind == "kv" else _of_a_row)(shape) == tensors[entry].shape
             for entry, shape in given.items()

@@ -201,11 +201,14 @@ class TestOptions:
     def test_the_flag_has_the_choices_and_the_help_of_all_devices_that_take_it(self) -> None:
         one = declared()["kv_cache_dtype"]
         assert {"cuda", "openvino", "tpu", "xla"} <= set(one.devices)
-        assert {"f32", "bf16", "fp8", "u8"} == set(one.option.choices) == set(one.option.metavar.split("|"))
+        choices = {"auto", "int8", "f32", "bf16", "fp8", "u8"}
+        assert choices == set(one.option.choices) == set(one.option.metavar.split("|"))
         assert "openvino: Precision of the KV cache. Default: u8" in one.option.help
 
     def test_unknown_names_list_the_known_ones(self) -> None:
         with pytest.raises(UnknownNameError, match="bf16, f32, fp8"):
+            open_target("xla").configure(CompileOptions.of("xla", kv_cache_dtype="fp7"))
+        with pytest.raises(InputError, match="--kv-cache-dtype u8 is for openvino; xla takes f32, bf16, fp8"):
             open_target("xla").configure(CompileOptions.of("xla", kv_cache_dtype="u8"))
         with pytest.raises(UnknownNameError, match="fp8"):
             CompileOptions.of("xla", quantize="fp7")

@@ -42,6 +42,10 @@ def _cache(*shape: int) -> NDArray[np.float16]:
     return np.zeros(shape, np.float16)
 
 
+def _lines(slots: int, heads: int, places: int, width: int) -> NDArray[np.uint8]:
+    return np.zeros((slots, heads, places, width + 2), np.uint8)
+
+
 def _rows(*rows: tuple[int, ...]) -> NDArray[np.int64]:
     return np.array(rows, np.int64).reshape(len(rows), -1)
 
@@ -51,6 +55,10 @@ _INPUTS: dict[str, dict[str, Any]] = {
     "Attention": {
         "q": _zeros(1, 3, 128), "k": None, "v": None, "past_k": _cache(2, 2, 8, 16), "past_v": _cache(2, 2, 8, 16),
         "rows": _rows((0, 0, 0, 3)), "cos": _zeros(8, 8), "sin": _zeros(8, 8), "sinks": _zeros(4), "slopes": _zeros(4),
+    },
+    "CodedAttention": {
+        "q": _zeros(1, 3, 128), "k": None, "v": None, "past_k": _lines(2, 2, 8, 16), "past_v": _lines(2, 2, 8, 16),
+        "rows": _rows((0, 0, 0, 3)), "cos": _zeros(8, 8), "sin": _zeros(8, 8),
     },
     "Linear": {"x": _zeros(2, 64), "w": np.zeros(2 * (64 + 1024), np.uint8), "b": None},
     "Embedding": {"ids": np.zeros((1, 2), np.int64), "w": np.zeros(2 * (64 + 1024), np.uint8)},
@@ -81,16 +89,12 @@ _INPUTS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 _MATRIX = {"rows": 32, "width": 64, "group": 32, "bits": 8, "offsets": 0, "table": 0}
+_ATTENTION = {
+    "heads": 4, "kv_heads": 2, "head_dim": 16, "value_dim": 16, "window": 0, "scale": 0.25, "softcap": 0.0
+}  # fmt: skip
 _ATTRIBUTES: dict[str, dict[str, Any]] = {
-    "Attention": {
-        "heads": 4,
-        "kv_heads": 2,
-        "head_dim": 16,
-        "value_dim": 16,
-        "window": 0,
-        "scale": 0.25,
-        "softcap": 0.0,
-    },
+    "Attention": _ATTENTION,
+    "CodedAttention": _ATTENTION,
     "Linear": {**_MATRIX, "gated": 0},
     "Embedding": _MATRIX,
     "AddNorm": {"eps": 1e-5},
@@ -110,7 +114,8 @@ _ATTRIBUTES: dict[str, dict[str, Any]] = {
     "GatedDelta": {"normalise": 1, "eps": 1e-6},
     "StateScan": {},
 }
-_OUTPUTS = {"Attention": ["y", "k2", "v2", "-s"], "Linear": ["y", "-s"], "Embedding": ["y"], "AddNorm": ["y", "s"],
+_OUTPUTS = {"Attention": ["y", "k2", "v2", "-s"],
+            "CodedAttention": ["y", "k8", "v8", "-s"], "Linear": ["y", "-s"], "Embedding": ["y"], "AddNorm": ["y", "s"],
             "Adapted": ["y", "-s"], "Experts": ["y"], "ExpertLinear": ["y"],
             **{op: ["y", "after"] for op in ("CausalConv", "GatedDelta", "StateScan")}}  # fmt: skip
 
@@ -169,6 +174,10 @@ GRAPHS = [
     Graph("Attention", {"past_v": _cache(0, 2, 8, 16)}, _CACHES),
     Graph("Attention", {"past_k": _cache(0, 2, 8, 16), "past_v": _cache(0, 2, 8, 16)}, _ROW),
     Graph("Attention", {"past_k": _cache(2, 2, 128)}, _RANK),
+    *(Graph("CodedAttention", {n: _lines(2, 2, 8, w)}, _CACHES) for n in ("past_k", "past_v") for w in (14, 17, 30)),
+    *(Graph("CodedAttention", {n: _lines(2, h, 8, 16)}, _CACHES) for n in ("past_k", "past_v") for h in (1, 3)),
+    Graph("CodedAttention", {"past_k": _lines(0, 2, 8, 16), "past_v": _lines(0, 2, 8, 16)}, _ROW),
+    Graph("CodedAttention", {"rows": _rows((0, 6, 0, 3))}, _ROW),
     Graph("Attention", {"rows": _rows((0, 0, 0))}, "a row has not four numbers"),
     Graph("Attention", {"rows": np.zeros(4, np.int64)}, _RANK),
     *(

@@ -14,6 +14,8 @@ from llmc.runtime.executors.onnxruntime.session import open_session
 Arrays = dict[str, NDArray[Any]]
 _TYPES = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "int64": TensorProto.INT64,
           "uint8": TensorProto.UINT8}  # fmt: skip
+KINDS = {"k2": "float16", "v2": "float16", "k8": "uint8", "v8": "uint8"}
+"""The types of outputs that are not float32, by name."""
 
 
 class Runs(Protocol):
@@ -39,10 +41,9 @@ def run(
     inputs = [name if array is not None else "" for name, array in given]
     types = [helper.make_tensor_value_info(n, _TYPES[str(a.dtype)], a.shape) for n, a in named.items()]
     wanted = [name for name in outputs if not name.startswith("-")]
-    kinds = {"k2": TensorProto.FLOAT16, "v2": TensorProto.FLOAT16}
     graph = helper.make_graph(
         [helper.make_node(op, inputs, outputs, domain="llmc", **attrs)], "single", types,
-        [helper.make_tensor_value_info(name, kinds.get(name, TensorProto.FLOAT), None) for name in wanted],
+        [helper.make_tensor_value_info(name, _TYPES[KINDS.get(name, "float32")], None) for name in wanted],
     )  # fmt: skip
     opsets = [helper.make_opsetid("", 21), helper.make_opsetid("llmc", 1)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=10).SerializeToString()

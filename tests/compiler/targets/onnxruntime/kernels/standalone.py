@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from llmc.artifacts.bundle.kernel_sets import KernelSet
 from llmc.compiler.targets.onnxruntime.kernels import build
-from tests.compiler.targets.onnxruntime.kernels.single import Arrays
+from tests.compiler.targets.onnxruntime.kernels.single import KINDS, Arrays
 
 HOST = Path(__file__).parent / "host_program" / "host.c"
 CPUS = {"aarch64": "neoverse-n1"}
@@ -83,7 +83,7 @@ def _read(told: bytes, outputs: list[str]) -> Arrays:
         dims = [number() for _ in range(rank)]
         size = number()
         if not output.startswith("-"):
-            kind: Any = np.float16 if output in ("k2", "v2") else np.float32
+            kind = KINDS.get(output, "float32")
             found[output] = np.frombuffer(told[at : at + size], kind).reshape(dims)
         at += size
     return found

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 
-from tests.compiler.targets.onnxruntime.kernels.single import Arrays, run
+from tests.compiler.targets.onnxruntime.kernels.single import Arrays, Library, run
 
 Array = NDArray[np.float32]
 CAPACITY = 1100
@@ -70,15 +71,25 @@ class Case:
     def widths(self) -> tuple[int, int, int]:
         return self.heads * self.dim, self.kv_heads * self.dim, self.kv_heads * self.values
 
-    def run(self, library: Path, given: Arrays) -> Arrays:
+    @property
+    def attributes(self) -> dict[str, int | float]:
+        return {
+            "heads": self.heads, "kv_heads": self.kv_heads, "head_dim": self.dim, "value_dim": self.values,
+            "window": self.window, "scale": self.dim**-0.5, "softcap": self.softcap,
+        }  # fmt: skip
+
+    def listed(self, given: Arrays) -> list[tuple[str, NDArray[Any] | None]]:
         names = ["q", "k", "v", "past_k", "past_v", "rows", "cos", "sin", "sinks", "slopes"]
         while names[-1] not in given:
             names.pop()
-        return run(
-            library, "Attention", [(name, given.get(name)) for name in names], ["y", "k2", "v2", "-s"],
-            heads=self.heads, kv_heads=self.kv_heads, head_dim=self.dim, value_dim=self.values, window=self.window,
-            scale=self.dim**-0.5, softcap=self.softcap,
-        )  # fmt: skip
+        return [(name, given.get(name)) for name in names]
+
+    def run(self, library: Library, given: Arrays) -> Arrays:
+        return run(library, "Attention", self.listed(given), ["y", "k2", "v2", "-s"], **self.attributes)
+
+    def kept(self, x: NDArray[np.floating]) -> NDArray[np.float32]:
+        """As the cache holds it, but for float16's rounding."""
+        return x.astype(np.float32)
 
     def wanted(self, given: Arrays) -> Arrays:
         if self.packed:
@@ -91,8 +102,8 @@ class Case:
         y = np.zeros((len(q), self.heads, self.values))
         for slot, past, first, count in [row for row in given["rows"].tolist() if row[3]]:
             at = np.arange(past, past + count)
-            keys[slot, :, at] = self._turn(k[first : first + count], at, given).astype(np.float32)
-            values[slot, :, at] = v[first : first + count]
+            keys[slot, :, at] = self.kept(self._turn(k[first : first + count], at, given))
+            values[slot, :, at] = self.kept(v[first : first + count])
             queries = self._turn(q[first : first + count], at, given)
             for h in range(self.heads):
                 own = slot, h // (self.heads // self.kv_heads)

@@ -211,6 +211,8 @@ def test_the_runtime_s_kernels_take_what_llmc_s_do_not(
     assert (again.built, again.choice) == (0, result.choice)
     with pytest.raises(UnfitError, match=f"{re.escape(why)}.*; use --kernels onnxruntime"):
         compile_with(model, tmp_path, quantize="int8", kernels="llmc", **checked)
+    with pytest.raises(UnfitError, match=f"{re.escape(why)}.*; use --kernels onnxruntime, without --kv-cache-dtype"):
+        compile_with(model, tmp_path, quantize="int8", kv_cache_dtype="int8", **checked)
 
 
 # A bundle

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from llmc.buckets.limits import Limits
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.compile import compile_bundle
 from llmc.compiler.targets.onnxruntime.target import OnnxRuntimeTarget
-from llmc.errors import InputError
+from llmc.errors import ArtifactError, InputError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.engine.sampling import SamplingParams
 from llmc.runtime.executors import open_executor
@@ -23,6 +24,7 @@ from llmc.runtime.llm import BundleLLM
 from llmc.runtime.step import ragged
 from llmc.testing.toy import toy_plan
 from tests.compiler import tiny
+from tests.manifests import edit_manifest
 
 LONGEST, STEP, WINDOW, SLOTS = 320, 16, 70, 4
 RING = 128
@@ -36,21 +38,28 @@ BACK = SPARE + 1
 FAMILIES = {"mistral": 2, "gemma3_text": 1}
 """How many of their two layers have a window."""
 
+CACHES = {"mistral": "auto", "gemma3_text": "auto", "mistral in 8 bits": "int8"}
+"""The precision of the cache."""
+
 Pair = tuple[Path, Path]
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=CACHES)
 def bundles(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     """A bundle with rings, every bucket verified and poisoned to the plan's last token, and one that holds all."""
-    folder = tmp_path_factory.mktemp(request.param)
+    family = request.param.partition(" ")[0]
+    folder = tmp_path_factory.mktemp(family)
     store = Store(folder / "store")
-    far = {**tiny.config(request.param), "sliding_window": WINDOW, "max_position_embeddings": 512}
+    far = {**tiny.config(family), "sliding_window": WINDOW, "max_position_embeddings": 512}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(tiny.ARCHITECTURES, f"{request.param}-far", far)
-        model = str(tiny.write_model(folder / "model", f"{request.param}-far"))
+        patch.setitem(tiny.ARCHITECTURES, f"{family}-far", far)
+        model = str(tiny.write_model(folder / "model", f"{family}-far"))
 
         def compiled(name: str, verify: str) -> object:
-            options = CompileOptions.of("onnxruntime", quantize="int8", kernels="llmc", verify=verify, sample_top_k=4)
+            options = CompileOptions.of(
+                "onnxruntime", quantize="int8", kernels="llmc", verify=verify, sample_top_k=4,
+                kv_cache_dtype=CACHES[request.param],
+            )  # fmt: skip
             return compile_bundle(model, folder / name, PLAN, options, store, lambda _: None).verification
 
         verified = compiled("rings", "all")
@@ -146,11 +155,25 @@ def test_the_largest_logits_of_a_row_in_parts_are_those_of_its_last_token(bundle
         assert ids.tolist() == np.argsort(-logits, kind="stable")[:4].tolist()
 
 
+def test_a_cache_that_the_graphs_do_not_hold_is_refused(bundles: Pair, tmp_path: Path) -> None:
+    path = tmp_path / "other"
+    shutil.copytree(bundles[0], path)
+    other = {"f16": "int8", "int8": "f16"}
+    edit_manifest(path, lambda m: m["options"].update(kv_cache_dtype=other[m["options"]["kv_cache_dtype"]]))
+    executor = open_executor(Bundle.open(path), SLOTS, 1)
+    with pytest.raises(ArtifactError, match="is not a graph of the sizes that the manifest states"):
+        executor.run(ragged("prompt", [0], [[1]], [0]))
+
+
 def test_a_bundle_says_its_rings_and_memory_is_theirs(bundles: Pair, request: pytest.FixtureRequest) -> None:
     windows = [t.ring for t in Bundle.open(bundles[0]).cache_shape.kv if t.window]
     assert set(windows) == {RING}
     both = Both(bundles)
     both.run([0], [LONGEST], [0])
     held, all_tokens = (executor.memory()["cache"] for executor in (both.rings, both.whole))
-    layers = FAMILIES[request.node.callspec.params["bundles"]]
+    bundle, seqs = both.rings.bundle, PLAN.limits.max_num_seqs
+    assert held * seqs == bundle.cache_bytes * SLOTS
+    wanted = {"auto": "f16", "int8": "int8"}[CACHES[request.node.callspec.params["bundles"]]]
+    assert bundle.manifest.options["kv_cache_dtype"] == wanted
+    layers = FAMILIES[request.node.callspec.params["bundles"].partition(" ")[0]]
     assert held * 2 * LONGEST == all_tokens * (layers * RING + (2 - layers) * LONGEST)

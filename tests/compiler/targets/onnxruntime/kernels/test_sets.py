@@ -15,6 +15,7 @@ from llmc.compiler.targets.onnxruntime.kernels.panels import CODES
 from tests.compiler.targets.onnxruntime.kernels import test_adapted
 from tests.compiler.targets.onnxruntime.kernels.single import Library, run
 from tests.compiler.targets.onnxruntime.kernels.test_attention import CASES
+from tests.compiler.targets.onnxruntime.kernels.test_coded_cache import CACHES, CODED, UNLIKE, Coded, unlike
 from tests.compiler.targets.onnxruntime.kernels.test_experts import Layer, step
 from tests.compiler.targets.onnxruntime.kernels.test_linear import ONCE, attributes, formats, matrix, tabled
 from tests.compiler.targets.onnxruntime.kernels.test_states import ALL, computed, ends_met, named
@@ -77,6 +78,20 @@ def test_codes_with_a_table(library: Path, others: dict[str, Library], table: st
 def test_attention(library: Path, others: dict[str, Library], case: Any) -> None:
     given = case.inputs()
     same_everywhere(library, others, lambda built: case.run(built, given))
+
+
+@pytest.mark.parametrize("name", UNLIKE)
+def test_attention_to_a_cache_in_8_bits(library: Path, others: dict[str, Library], name: str) -> None:
+    case = CODED[name]
+    given = case.inputs()
+    same_everywhere(library, others, lambda built: case.run(built, given))
+
+
+def test_lines_of_a_cache_in_8_bits(library: Path, others: dict[str, Library]) -> None:
+    x = unlike(37)[None]
+    case = Coded(1, 1, 37, [(0, 3, x.shape[1])], packed=False, turned=0)
+    given = case.inputs() | {"k": x, "v": x}
+    same_everywhere(library, others, lambda built: {name: case.run(built, given)[name] for name in CACHES.values()})
 
 
 @pytest.mark.parametrize("name", ALL)

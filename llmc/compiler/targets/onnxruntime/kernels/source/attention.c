@@ -1,10 +1,11 @@
-/* Attention(q, k?, v?, past k, past v, rows int64 [N, 4], cos?, sin?, sinks?, slopes?) → (y, present k, present v,
-scratch).
+/* Attention, CodedAttention(q, k?, v?, past k, past v, rows int64 [N, 4], cos?, sin?, sinks?, slopes?) → (y, present k,
+present v, scratch).
 
 Rotary embedding, appending to the cache, and causal attention in groups of query heads, for rows of any lengths that
 lie end to end. q is [.., heads · D], T tokens in all, with k [.., kv_heads · D] and v [.., kv_heads · V], or all three
 in one, [.., heads · D + kv_heads · (D + V)], without k and v. The cache is float16, [slots, kv_heads, S, D] of keys
-and [slots, kv_heads, S, V] of values; present is past where both are one buffer, and else becomes a copy first. With a
+and [slots, kv_heads, S, V] of values, and CodedAttention's uint8, of D + SCALE_BYTES and V + SCALE_BYTES
+(cache_lines.h); present is past where both are one buffer, and else becomes a copy first. With a
 window it is a ring: token p lies at place p mod S, and what a row may see of its past and its new tokens have to fit
 together. A row is (slot, tokens in the cache, its first token of T, how many it has); y [.., heads · V] is zero for
 tokens of no row. cos and sin are [positions, D' / 2] for the first D' values of a head, which turn in halves. A score
@@ -19,6 +20,7 @@ together in order; where few heads have many keys, threads share the parts (Dao 
 
 Blocks and parts begin at multiples of KEYS and PART, and all sums have one order: what a token gets does not depend on
 which tokens, and how many, it is computed with. */
+#include "cache_lines.h"
 #include "operators.h"
 #include "rows.h"
 #include "tiles.h"
@@ -36,7 +38,9 @@ enum {
 typedef struct {
   Api api;
   int64_t heads, kv_heads, dim, value_dim, window;
+  int64_t key_bytes, value_bytes; /* of a line of the cache */
   float scale, softcap;
+  int coded;
 } Attention;
 
 typedef struct {
@@ -48,7 +52,7 @@ typedef struct {
   const float *q, *k, *v, *cos, *sin, *sinks, *slopes;
   int64_t q_stride, k_stride, v_stride, turned; /* floats from token to token; half of the values that turn */
   int64_t places;                               /* that slopes have each a number for, or 0 */
-  uint16_t *keys, *values;
+  uint8_t *keys, *values;
   float *y, *partial;
   const Row *rows;
   const Unit *units;
@@ -90,15 +94,17 @@ static void turn(const Run *run, const float *from, int64_t position, float *to)
 /* Append the new keys and values of one row and head. */
 static void append(void *data, size_t job) {
   const Run *run = data;
-  const int64_t dim = run->op->dim, value_dim = run->op->value_dim, h = (int64_t)job % run->op->kv_heads;
-  const Row *row = run->rows + (int64_t)job / run->op->kv_heads;
+  const Attention *op = run->op;
+  const int64_t h = (int64_t)job % op->kv_heads;
+  const Row *row = run->rows + (int64_t)job / op->kv_heads;
   float turned[MOST_DIM] __attribute__((aligned(64)));
   for (int64_t i = 0; i < row->count; i++) {
     const int64_t token = row->first + i, position = row->past + i;
-    const int64_t place = (row->slot * run->op->kv_heads + h) * run->capacity + position % run->capacity;
-    turn(run, run->k + token * run->k_stride + h * dim, position, turned);
-    narrow(turned, run->keys + place * dim, dim);
-    narrow(run->v + token * run->v_stride + h * value_dim, run->values + place * value_dim, value_dim);
+    const int64_t place = (row->slot * op->kv_heads + h) * run->capacity + position % run->capacity;
+    const float *value = run->v + token * run->v_stride + h * op->value_dim;
+    turn(run, run->k + token * run->k_stride + h * op->dim, position, turned);
+    write_line(op->coded, turned, run->keys + place * op->key_bytes, op->dim);
+    write_line(op->coded, value, run->values + place * op->value_bytes, op->value_dim);
   }
 }
 
@@ -192,22 +198,22 @@ static void attend(void *data, size_t job) {
   const int64_t base = (row.slot * op->kv_heads + piece.kv_head) * run->capacity;
   for (int64_t at = from; at < end; at += KEYS) {
     const int64_t count = least(end - at, KEYS), place = base + at % run->capacity;
-    fetch(run->values + place * value_dim, count * value_dim);
-    widen(run->keys + place * dim, keys, count, dim);
+    fetch(run->values + place * op->value_bytes, count * op->value_bytes);
+    read_lines(op->coded, run->keys + place * op->key_bytes, keys, count, dim);
     /* tokens before this block's first key see none of it */
     const int64_t blind = at > past ? (at - past) * group : 0;
     for (int64_t k = 0; k < KEYS; k += LANES)
       for (int64_t d = 0; d < wide; d += LANES) transpose(keys + k * wide + d, wide, count - k, turned + d * KEYS + k, KEYS);
     EACH_TILE(score, rows - blind, q + (blind + r) * wide, turned, wide, op->scale, scores + (blind + r) * KEYS)
     if (at + KEYS < end)
-      fetch(run->keys + (base + (at + KEYS) % run->capacity) * dim, least(end - at - KEYS, KEYS) * dim);
+      fetch(run->keys + (base + (at + KEYS) % run->capacity) * op->key_bytes, least(end - at - KEYS, KEYS) * op->key_bytes);
     for (int64_t r = blind; r < rows; r++) {
       const int64_t last = past + r / group + 1, oldest = op->window ? last - op->window : 0;
       if (op->softcap != 0.0f) cap_scores(scores + r * KEYS, op->softcap);
       if (run->slopes) lean(run, scores + r * KEYS, piece.first + r % group, at, count);
       shrink[r] = weigh(scores + r * KEYS, oldest - at, least(last - at, count), most + r, total + r);
     }
-    widen(run->values + place * value_dim, values, count, value_dim);
+    read_lines(op->coded, run->values + place * op->value_bytes, values, count, value_dim);
     /* a ring's place before the window may hold a later token, or nobody's: 0 times what is no number is none */
     const int64_t gone = least(seen - at, count);
     for (int64_t i = 0; i < gone * value_wide; i++) values[i] = 0.0f;
@@ -260,8 +266,8 @@ static int64_t share_out(Run *run, Unit *units) {
   return made;
 }
 
-static void copy(const uint16_t *from, uint16_t *to, int64_t count) {
-  for (int64_t i = 0; i < count; i++) to[i] = from[i];
+static void copy(const uint8_t *from, uint8_t *to, int64_t bytes) {
+  for (int64_t i = 0; i < bytes; i++) to[i] = from[i];
 }
 
 static Status *compute(void *kernel, Context *context) {
@@ -284,7 +290,8 @@ static Status *compute(void *kernel, Context *context) {
     return fail(api, "llmc.Attention: q has not the width of its heads");
   if (!packed && (!is_beside(&k, &q, k_width) || !is_beside(&v, &q, v_width)))
     return fail(api, "llmc.Attention: k and v have not the tokens of q, or not the width of their heads");
-  if (past_k.dims[1] != op->kv_heads || past_k.dims[3] != dim || !is_beside(&past_v, &past_k, value_dim))
+  const int64_t beside = op->coded ? SCALE_BYTES : 0;
+  if (past_k.dims[1] != op->kv_heads || past_k.dims[3] != dim + beside || !is_beside(&past_v, &past_k, value_dim + beside))
     return fail(api, "llmc.Attention: the caches have not the heads of k and v, or differ");
   if (turns && (cos.rank != 2 || 2 * cos.dims[1] > dim || !is_beside(&sin, &cos, cos.dims[1])))
     return fail(api, "llmc.Attention: rotary tables are wider than a head, or differ");
@@ -326,8 +333,8 @@ static Status *compute(void *kernel, Context *context) {
   TRY(output(api, context, 2, past_v.dims, 4, &values));
   TRY(output(api, context, 3, &room, 1, &scratch));
   const int64_t places = past_k.dims[0] * op->kv_heads * run.capacity;
-  if (keys != past_k.data) copy(past_k.data, keys, places * dim);
-  if (values != past_v.data) copy(past_v.data, values, places * value_dim);
+  if (keys != past_k.data) copy(past_k.data, keys, places * op->key_bytes);
+  if (values != past_v.data) copy(past_v.data, values, places * op->value_bytes);
   share_out(&run, scratch);
   run.y = y, run.keys = keys, run.values = values, run.units = scratch, run.partial = (float *)scratch + listed;
   if (rows.taken < tokens)
@@ -343,9 +350,10 @@ static Status *compute(void *kernel, Context *context) {
   return NULL;
 }
 
+static int is_coded(const Operator *self) { return self == &coded_attention_operator; }
+
 static Status *create(const Operator *self, Api api, const void *info, void **kernel) {
-  (void)self;
-  Attention op = {.api = api};
+  Attention op = {.api = api, .coded = is_coded(self)};
   TRY(int_attribute(api, info, "heads", &op.heads));
   TRY(int_attribute(api, info, "kv_heads", &op.kv_heads));
   TRY(int_attribute(api, info, "head_dim", &op.dim));
@@ -357,23 +365,27 @@ static Status *create(const Operator *self, Api api, const void *info, void **ke
       op.dim < 1 || op.dim > MOST_DIM || op.value_dim < 1 || op.value_dim > MOST_DIM || op.window < 0 ||
       !(op.softcap >= 0.0f && op.softcap <= 3.4028235e38f))
     return fail(api, "llmc.Attention: heads of this number or size are not supported");
+  op.key_bytes = line_bytes(op.coded, op.dim), op.value_bytes = line_bytes(op.coded, op.value_dim);
   return keep(api, &op, sizeof op, kernel);
 }
 
-static const char *name(const Operator *self) { return (void)self, "Attention"; }
+static const char *name(const Operator *self) { return is_coded(self) ? "CodedAttention" : "Attention"; }
 static size_t inputs(const Operator *self) { return (void)self, 10; }
 static size_t outputs(const Operator *self) { return (void)self, 4; }
+static int cache_type(const Operator *self) { return is_coded(self) ? UINT8 : FLOAT16; }
 static int input_type(const Operator *self, size_t at) {
-  return (void)self, at == 5 ? INT64 : at == 3 || at == 4 ? FLOAT16 : FLOAT32;
+  return at == 5 ? INT64 : at == 3 || at == 4 ? cache_type(self) : FLOAT32;
 }
 static int input_kind(const Operator *self, size_t at) {
   return (void)self, at == 1 || at == 2 || at > 5 ? OPTIONAL : REQUIRED;
 }
-static int output_type(const Operator *self, size_t at) { return (void)self, at == 1 || at == 2 ? FLOAT16 : FLOAT32; }
+static int output_type(const Operator *self, size_t at) { return at == 1 || at == 2 ? cache_type(self) : FLOAT32; }
 
-const Operator attention_operator = {
-    .version = ABI_VERSION, .create_or_fail = create, .name = name, .provider = any_provider, .inputs = inputs,
-    .input_type = input_type, .input_kind = input_kind, .input_memory = default_memory, .outputs = outputs,
-    .output_type = output_type, .output_kind = required, .compute_or_fail = compute, .destroy = release,
-    .first_version = version_one, .last_version = any_version,
-};
+#define ATTENTION                                                                                                   \
+  {                                                                                                                 \
+      .version = ABI_VERSION, .create_or_fail = create, .name = name, .provider = any_provider, .inputs = inputs,    \
+      .input_type = input_type, .input_kind = input_kind, .input_memory = default_memory, .outputs = outputs,        \
+      .output_type = output_type, .output_kind = required, .compute_or_fail = compute, .destroy = release,           \
+      .first_version = version_one, .last_version = any_version,                                                    \
+  }
+const Operator attention_operator = ATTENTION, coded_attention_operator = ATTENTION;

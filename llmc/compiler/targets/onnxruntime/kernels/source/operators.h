@@ -5,8 +5,9 @@
 #include "ort_abi.h"
 #include "panels.h"
 
-extern const Operator linear_operator, embedding_operator, attention_operator, norm_operator, experts_operator,
-    expert_linear_operator, causal_conv_operator, gated_delta_operator, state_scan_operator, adapted_operator;
+extern const Operator linear_operator, embedding_operator, attention_operator, coded_attention_operator, norm_operator,
+    experts_operator, expert_linear_operator, causal_conv_operator, gated_delta_operator, state_scan_operator,
+    adapted_operator;
 
 /* Keep a kernel's attributes, `bytes` from `made` on, until `release`. */
 Status *keep(Api api, const void *made, size_t bytes, void **kernel);

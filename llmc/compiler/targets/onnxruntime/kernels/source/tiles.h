@@ -5,28 +5,10 @@
 #include "panels.h"
 #include "vector_math.h"
 
-enum { KEYS = 64, NO_NUMBER = 0x7FC00000 };
+enum { KEYS = 64 };
 
 /* `count` rounded up to whole registers. */
 INLINE int64_t whole(int64_t count) { return (count + LANES - 1) / LANES * LANES; }
-
-/* To float16, in which what is beyond its range is no number: an infinite key could pass for one that nobody sees. */
-INLINE void narrow(const float *from, uint16_t *to, int64_t count) {
-  for (int64_t i = 0; i < count; i += LANES) {
-    const Lanes here = first_lanes(count - i);
-    Floats x = load_lanes(here, from + i);
-    const Ints within = magnitude(x) < filled(65520.0f);
-    store_half_lanes(to + i, here, to_half((Floats)((Ints)x | (~within & filled_ints(NO_NUMBER)))));
-  }
-}
-
-/* [count, width] in float16 → [count, width rounded up to LANES], zeros behind. */
-INLINE void widen(const uint16_t *from, float *to, int64_t count, int64_t width) {
-  if (width % LANES == 0) width *= count, count = 1;
-  for (; count; count--, from += width)
-    for (int64_t i = 0; i < width; i += LANES, to += LANES)
-      store_aligned(to, from_half(load_half_lanes(first_lanes(width - i), from + i)));
-}
 
 /* Scores [rows, KEYS] of `rows` queries [rows, dim] with turned keys [dim, KEYS]. */
 INLINE void score(const int rows, const float *q, const float *keys, int64_t dim, float scale, float *to) {
@@ -91,11 +73,6 @@ INLINE void gather(const int rows, const float *weights, const float *values, in
   for (; d + SCORED * LANES <= dim; d += SCORED * LANES)
     gather_lines(rows, SCORED, weights, values + d, count, dim, shrink, sums + d);
   for (; d < dim; d += LANES) gather_lines(rows, 1, weights, values + d, count, dim, shrink, sums + d);
-}
-
-/* Have memory brought into the cache that `count` float16 lie in. */
-INLINE void fetch(const uint16_t *from, int64_t count) {
-  for (int64_t i = 0; i < count; i += 2 * LANES) __builtin_prefetch(from + i);
 }
 
 /* Functions of their own for each number of rows: inlined into one caller, their sums would not stay in registers. */

@@ -1,0 +1,93 @@
+/* Keys and values as the cache holds them, a line for each token and head: float16, or coded, 8-bit codes with their
+scale behind them. A scale is the first half of a float32 (bfloat16): code · scale is exact in float32, and the largest
+code of a line is always 127, so that coding what was read gives the same line. */
+#ifndef LLMC_CACHE_LINES_H
+#define LLMC_CACHE_LINES_H
+
+#include "vectors.h"
+
+enum { SCALE_BYTES = 2, NO_NUMBER = 0x7FC00000 };
+
+typedef int8_t BytesAnywhere __attribute__((vector_size(16), aligned(1), may_alias));
+
+typedef union {
+  float value;
+  uint32_t bits;
+} Word;
+
+INLINE int64_t line_bytes(int coded, int64_t width) { return coded ? width + SCALE_BYTES : 2 * width; }
+
+/* To float16, in which what is beyond its range is no number: an infinite key could pass for one that nobody sees. */
+INLINE void narrow(const float *from, uint16_t *to, int64_t width) {
+  for (int64_t i = 0; i < width; i += LANES) {
+    const Lanes here = first_lanes(width - i);
+    Floats x = load_lanes(here, from + i);
+    const Ints within = magnitude(x) < filled(65520.0f);
+    store_half_lanes(to + i, here, to_half((Floats)((Ints)x | (~within & filled_ints(NO_NUMBER)))));
+  }
+}
+
+/* To codes from −127 to 127 and the scale that the largest needs; no number where one is infinite or none. */
+INLINE void encode(const float *from, uint8_t *to, int64_t width) {
+  Floats most = filled(0.0f);
+  Ints within = filled_ints(-1);
+  for (int64_t i = 0; i < width; i += LANES) {
+    const Floats x = magnitude(load_lanes(first_lanes(width - i), from + i));
+    within &= x <= filled(3.4028235e38f);
+    most = higher(most, x);
+  }
+  Word scale = {.value = greatest(most) / 127.0f};
+  scale.bits = (scale.bits + 0x7FFF + (scale.bits >> 16 & 1)) & 0xFFFF0000;
+  if (scale.value < 1e-30f) scale.bits = 0; /* its inverse would have no room */
+  const int none = !__builtin_reduce_and(within);
+  const float inverse = none || scale.value == 0.0f ? 0.0f : 1.0f / scale.value;
+  if (none) scale.bits = NO_NUMBER;
+  for (int64_t i = 0; i < width; i += LANES) {
+    const Floats x = load_lanes(first_lanes(width - i), from + i);
+    int32_t codes[4];
+    to_bytes(codes, none ? filled_ints(0) : to_ints(x * filled(inverse)));
+    for (int64_t n = 0; n < LANES && i + n < width; n++) to[i + n] = ((const uint8_t *)codes)[n];
+  }
+  to[width] = (uint8_t)(scale.bits >> 16), to[width + 1] = (uint8_t)(scale.bits >> 24);
+}
+
+/* [count, width] in float16 → [count, width rounded up to LANES], zeros behind. */
+INLINE void widen(const uint16_t *from, float *to, int64_t count, int64_t width) {
+  if (width % LANES == 0) width *= count, count = 1;
+  for (; count; count--, from += width)
+    for (int64_t i = 0; i < width; i += LANES, to += LANES)
+      store_aligned(to, from_half(load_half_lanes(first_lanes(width - i), from + i)));
+}
+
+/* The same of coded lines. */
+INLINE void decode(const uint8_t *from, float *to, int64_t count, int64_t width) {
+  for (; count; count--, from += width + SCALE_BYTES) {
+    const Word scale = {.bits = (uint32_t)from[width] << 16 | (uint32_t)from[width + 1] << 24};
+    for (int64_t i = 0; i < width; i += LANES, to += LANES) {
+      int8_t last[LANES] = {0};
+      const int8_t *codes = (const int8_t *)from + i;
+      if (width - i < LANES) {
+        for (int64_t n = 0; n < width - i; n++) last[n] = codes[n];
+        codes = last;
+      }
+      store_aligned(to, __builtin_convertvector(*(const BytesAnywhere *)codes, Floats) * filled(scale.value));
+    }
+  }
+}
+
+INLINE void write_line(int coded, const float *from, uint8_t *to, int64_t width) {
+  if (coded) encode(from, to, width);
+  else narrow(from, (uint16_t *)to, width);
+}
+
+INLINE void read_lines(int coded, const uint8_t *from, float *to, int64_t count, int64_t width) {
+  if (coded) decode(from, to, count, width);
+  else widen((const uint16_t *)from, to, count, width);
+}
+
+/* Have lines brought into the processor's cache. */
+INLINE void fetch(const uint8_t *from, int64_t bytes) {
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(from + i);
+}
+
+#endif

@@ -1,0 +1,61 @@
+"""The options that this target alone has: whose kernels run, for which CPUs, and in what they keep numbers."""
+
+from __future__ import annotations
+
+from llmc.artifacts.bundle.kernel_sets import KERNEL_SETS
+from llmc.compiler.options import CompileOptions, Option
+from llmc.errors import InputError
+
+LLMC, OWN = "llmc", "onnxruntime"
+AUTO, INT8 = "auto", "int8"
+NEEDED_CPUS = " or ".join(f"{s.name} ({' '.join(s.features)})" for s in KERNEL_SETS)
+
+KERNELS_OPTION: Option[str | None] = Option(
+    "kernels", str, None, "Whose products of quantised matrices run. Default: llmc's where the CPU runs them.",
+    metavar=f"{LLMC}|{OWN}", choices=(LLMC, OWN),
+)  # fmt: skip
+CPU_OPTION: Option[str | None] = Option(
+    "cpu", str, None,
+    "CPUs that llmc's kernels are for, with commas: a compiler's names of them (znver4, x86-64-v3, neoverse-n1), a "
+    f"set of kernels ({', '.join(s.name for s in KERNEL_SETS)}), native or all. Default: native.",
+    metavar="NAME[,…]",
+)  # fmt: skip
+ACTIVATIONS: Option[int | None] = Option(
+    "activation_group_size", int, None,
+    "0: activations stay float32 in products of quantised matrices, with --kernels onnxruntime. Default: they are "
+    "quantised to 8 bits in the groups of the weights.", metavar="0", least=0,
+)  # fmt: skip
+KV_CACHE_DTYPE: Option[str] = Option(
+    "kv_cache_dtype", str, AUTO,
+    "Precision of the KV cache: int8, with a scale for each token and head, is for llmc's kernels. Default: f16 with "
+    "these, else f32.",
+    metavar=f"{AUTO}|{INT8}", choices=(AUTO, INT8), what="KV cache dtype",
+)  # fmt: skip
+
+
+def ours(options: CompileOptions) -> bool:
+    """Whether llmc's kernels run."""
+    return KERNELS_OPTION.of(options) == LLMC
+
+
+def coded(options: CompileOptions) -> bool:
+    """Whether keys and values are kept in 8 bits."""
+    return KV_CACHE_DTYPE.of(options) == INT8
+
+
+def check_activations(options: CompileOptions) -> None:
+    """Raise InputError for activations that these kernels cannot have."""
+    activations = ACTIVATIONS.of(options)
+    if activations is None:
+        return
+    if activations:
+        raise InputError(
+            f"{ACTIVATIONS.flag} {activations}: ONNX Runtime quantises activations in the groups of the weights, "
+            "or with 0 not at all"
+        )
+    if options.quantize == "none":
+        raise InputError(f"{ACTIVATIONS.flag} is for quantised matrices; --quantize none leaves none")
+    if ours(options):
+        raise InputError(
+            f"{ACTIVATIONS.flag} 0: llmc's kernels multiply whole numbers; use --kernels onnxruntime beside it"
+        )
