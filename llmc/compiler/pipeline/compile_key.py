@@ -37,7 +37,7 @@ def compile_key(
     packages = {*BASE, *EXTRAS}
     versions = {name: version for name in packages if (version := _version(name)) is not None}
     return Key(
-        "compile",
+        "local-compile",  # of no entry: none may come from elsewhere either
         {
             "checkpoint": stages.checkpoint_digest(),
             "buckets": digest_bytes(canonical_json([[b.phase, b.batch, b.query, b.context] for b in plan.buckets])),
