@@ -28,7 +28,8 @@ class Registry:
 @dataclass(frozen=True)
 class Nodes:
     """Each receives `gbit_per_s`, and can send as much at the same time. A pull holds `downloads` connections, one a
-    layer: 3 is containerd's max_concurrent_downloads (docs/cri/config.md). The nodes begin evenly within `spread_s` seconds."""
+    layer: 3 is containerd's max_concurrent_downloads (docs/cri/config.md). The nodes begin evenly within `spread_s`
+    seconds."""
 
     gbit_per_s: float = 10.0
     downloads: int = 3
