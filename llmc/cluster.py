@@ -22,8 +22,8 @@ def connected(address: str, environment: Mapping[str, Any] | None = None) -> Ite
     """Ray, connected to the cluster at HOST:PORT, or AUTO; left as it was, if it was connected before.
 
     `environment` is the runtime environment, as Ray calls it, of the workers that this process has started there.
-    Raises DeviceError where the cluster cannot be reached, or Ray is not installed, and InputError for what is no
-    address.
+    Raises DeviceError where the cluster cannot be reached or has other versions of Ray or Python, or Ray is not
+    installed, and InputError for what is no address.
     """
     try:
         import ray
@@ -41,6 +41,9 @@ def connected(address: str, environment: Mapping[str, Any] | None = None) -> Ite
             runtime_env=dict(environment) if environment else None,
         )  # fmt: skip
     except (ConnectionError, RuntimeError, ValueError) as e:
+        if str(e).startswith("Version mismatch"):
+            said = " ".join(str(e).split())
+            raise DeviceError(f"{said} Install the same Ray and Python on all nodes, and where llmc runs") from e
         raise _away(address, str(e).partition("\n")[0]) from e
     finally:
         if main:
