@@ -14,12 +14,13 @@ import socket
 import struct
 import subprocess
 import sys
-import termios
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
 
 MESSAGE_BYTES = 4096
+_UNSENT = 0x894B
+"""Linux's SIOCOUTQNSD: bytes of a TCP connection that were written and not sent yet."""
 
 
 class Keeper:
@@ -66,7 +67,7 @@ def _keep() -> None:
             os.close(watched.pop(number))
     for connection in watched.values():
         with suppress(OSError):
-            (unsent,) = struct.unpack("i", fcntl.ioctl(connection, termios.TIOCOUTQ, b"1234"))
+            (unsent,) = struct.unpack("i", fcntl.ioctl(connection, _UNSENT, bytes(4)))
             if not unsent:  # else the client is slow, and what was written last may have been cut
                 os.write(connection, last_words)
 
