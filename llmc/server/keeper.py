@@ -39,7 +39,7 @@ class Keeper:
     def watching(self, connection: int) -> Iterator[None]:
         """Watch the connection with this descriptor; between what is written to it, last words may be."""
         number = str(next(self._numbers)).encode()
-        with suppress(OSError):  # the keeper is gone: a death is told by the connection's end alone
+        with suppress(OSError):  # the keeper or the client is gone: a death is told by the connection's end alone
             socket.send_fds(self._pipe, [number], [connection])
         try:
             yield
@@ -57,13 +57,11 @@ def _keep() -> None:
     pipe = socket.socket(fileno=0)
     last_words = pipe.recv(MESSAGE_BYTES)
     watched: dict[bytes, int] = {}
-    while received := socket.recv_fds(pipe, MESSAGE_BYTES, 1):
+    while (received := socket.recv_fds(pipe, MESSAGE_BYTES, 1))[0]:
         number, connections, _, _ = received
-        if not number:
-            break
         if connections:
             watched[number] = connections[0]
-        else:
+        elif number in watched:
             os.close(watched.pop(number))
     for connection in watched.values():
         with suppress(OSError):
