@@ -18,11 +18,12 @@ CONNECT_S = 5.0
 
 
 @contextmanager
-def connected(address: str, environment: Mapping[str, str] | None = None) -> Iterator[Any]:
+def connected(address: str, environment: Mapping[str, Any] | None = None) -> Iterator[Any]:
     """Ray, connected to the cluster at HOST:PORT, or AUTO; left as it was, if it was connected before.
 
-    `environment` is what the workers have that this process has started there. Raises DeviceError where the cluster
-    cannot be reached, or Ray is not installed, and InputError for what is no address.
+    `environment` is the runtime environment, as Ray calls it, of the workers that this process has started there.
+    Raises DeviceError where the cluster cannot be reached or has other versions of Ray or Python, or Ray is not
+    installed, and InputError for what is no address.
     """
     try:
         import ray
@@ -37,9 +38,12 @@ def connected(address: str, environment: Mapping[str, str] | None = None) -> Ite
     try:
         ray.init(
             address=address, log_to_driver=False, logging_level="ERROR",
-            runtime_env={"env_vars": dict(environment)} if environment else None,
+            runtime_env=dict(environment) if environment else None,
         )  # fmt: skip
     except (ConnectionError, RuntimeError, ValueError) as e:
+        if str(e).startswith("Version mismatch"):
+            said = " ".join(str(e).split())
+            raise DeviceError(f"{said} Install the same Ray and Python on all nodes, and where llmc runs") from e
         raise _away(address, str(e).partition("\n")[0]) from e
     finally:
         if main:

@@ -15,8 +15,10 @@ GBIT = 1e9 / 8
 class Registry:
     """Sends `gbit_per_s` in all, over at most `connections`; it refuses more.
 
-    1,024 connections: worker_connections in the configuration that nginx ships. A hosted registry states its own:
-    Azure's premium tier has 100 Mbit/s and 10,000 reads a minute (learn.microsoft.com, container-registry-skus).
+    1,024 connections: worker_connections in the configuration that nginx ships (conf/nginx.conf), of each of its
+    processes; where nginx stands before a registry, its connections to that count too. A hosted registry may state its
+    own: Azure's premium tier had 100 Mbit/s and 10,000 reads a minute (container-registry-skus; newer editions of this
+    page state none).
     """
 
     gbit_per_s: float = 10.0
@@ -26,7 +28,8 @@ class Registry:
 @dataclass(frozen=True)
 class Nodes:
     """Each receives `gbit_per_s`, and can send as much at the same time. A pull holds `downloads` connections, one a
-    layer: 3 is containerd's max_concurrent_downloads. The nodes begin evenly within `spread_s` seconds."""
+    layer: 3 is containerd's max_concurrent_downloads (docs/cri/config.md). The nodes begin evenly within `spread_s`
+    seconds."""
 
     gbit_per_s: float = 10.0
     downloads: int = 3
@@ -51,8 +54,9 @@ class Peers:
     """Nodes that serve what they have, in chunks of `chunk_mib`. `seeds` of them pull from the registry until one has
     all; each serves `uploads` others at once.
 
-    As Dragonfly: pieces of 4 MiB, 3 peers of a task that go back to the source (backToSourceCount in its chart), 50
-    uploads (DefaultPeerConcurrentUploadLimit in scheduler/config/constants.go).
+    As Dragonfly: pieces of 4 MiB, for layers of up to 2 GB (MIN_PIECE_LENGTH and MAX_PIECE_COUNT, 500, of its client);
+    3 seed peers (replicas in its chart), which pull before others may (backToSourceCount: 3 once, 200 in newer charts);
+    50 uploads (DefaultPeerConcurrentUploadLimit in scheduler/config/constants.go; 200 in newer releases).
     """
 
     chunk_mib: float = 4.0

@@ -53,8 +53,8 @@ def check_age(new: Bundle, running: Bundle, replaced: Collection[str]) -> None:
         why = "this server served it before, and replaced it"
     if why is not None:
         raise refused(
-            f'{new.path}: older than the running bundle: {why}; send {{"allow_older": true}} to POST /admin/bundle to '
-            "go back to it",
+            f'{new.path}: older than the running bundle: {why}; to go back to it, send {{"allow_older": true}} to POST '
+            "/admin/bundle, or start the server with it",
             "older_bundle",
         )
 

