@@ -24,7 +24,6 @@ typedef struct {
 } Step;
 
 static inline int64_t aligned(int64_t width) { return (width + LANES - 1) / LANES * LANES; }
-static inline int64_t pieces(int64_t count, int64_t each) { return (count + each - 1) / each; }
 static inline Floats codes_at(const uint8_t *at) { return __builtin_convertvector(*(const Codes *)at, Floats); }
 static inline int64_t first_of(const Step *s, int64_t token) {
   return s->adapters[token] ? s->ends[s->adapters[token] - 1] : 0;

@@ -26,9 +26,10 @@ static void quantise_share(void *data, size_t share) {
 
 static void multiply_share(void *data, size_t share) {
   const Step *s = data;
-  const int64_t unit = 1 + s->product.gated, units = panels_of(s->product.matrix) / unit;
-  const int64_t first = share_at(units, s->shares, share), end = share_at(units, s->shares, share + 1);
-  multiply(&s->product, first * unit, end * unit, 0, s->rows);
+  const int64_t panels = panels_of(s->product.matrix), unit = panels_at_once(&s->product, s->rows);
+  const int64_t first = share_at(pieces(panels, unit), s->shares, share) * unit;
+  const int64_t end = share_at(pieces(panels, unit), s->shares, share + 1) * unit;
+  multiply(&s->product, first, end < panels ? end : panels, 0, s->rows);
 }
 
 static Status *compute(void *kernel, Context *context) {
@@ -54,7 +55,7 @@ static Status *compute(void *kernel, Context *context) {
   s.product.activations = place(m, s.rows, scratch);
   s.shares = shares_of(s.rows * m->width / 4, s.rows);
   TRY(parallel(op->api, context, (size_t)s.shares, quantise_share, &s));
-  s.shares = shares_of(panels_of(m) * panel_bytes(m), panels_of(m) / (op->gated ? 2 : 1));
+  s.shares = shares_of(panels_of(m) * panel_bytes(m), pieces(panels_of(m), panels_at_once(&s.product, s.rows)));
   return parallel(op->api, context, (size_t)s.shares, multiply_share, &s);
 }
 

@@ -102,17 +102,19 @@ static const Strips formats[EIGHT + 1][3] = {
     OF_FORMAT(EIGHT, 2), OF_FORMAT(SIX, 0), OF_FORMAT(SIX, 1), OF_FORMAT(TABLED, 0),
 };
 
-/* Panels first … end − 1 for activations row … last − 1: as many at once as registers hold. */
+/* Panels first … end − 1 for activations row … last − 1: as many at once as registers hold. What comes next is fetched
+beyond `end`, too: the next share is mostly the same thread's. */
 static void block(const Product *p, int64_t first, int64_t end, int64_t row, int64_t last) {
   const Strips *of = &formats[coding_of(p->matrix)][p->matrix->offsets];
   const int64_t unit = 1 + p->gated, rows = last - row, size = panel_bytes(p->matrix);
+  const int64_t at_once = panels_at_once(p, rows);
   int64_t panel = first;
   if (rows < 3)
-    for (; panel + 4 <= end; panel += 4) of->four[rows](p, panel, row, panel + 8 <= end ? 4 * size : 0);
+    for (; panel + at_once <= end; panel += at_once) of->four[rows](p, panel, row, at_once * size);
   else if (rows < 5)
-    for (; panel + 2 <= end; panel += 2) of->two[rows](p, panel, row, panel + 4 <= end ? 2 * size : 0);
+    for (; panel + at_once <= end; panel += at_once) of->two[rows](p, panel, row, at_once * size);
   for (; panel < end; panel += unit) {
-    int64_t r = row, ahead = panel + unit < end ? unit * size : 0;
+    int64_t r = row, ahead = unit * size;
     for (; r + STRIP_ROWS <= last; r += STRIP_ROWS, ahead = 0) of->one[STRIP_ROWS](p, panel, r, ahead);
     if (r < last) of->one[last - r](p, panel, r, ahead);
   }

@@ -19,6 +19,14 @@ typedef struct {
 of TOGETHER, and there is at least one. A row's results are the same whatever other rows there are. */
 void multiply(const Product *p, int64_t first, int64_t end, int64_t row, int64_t last);
 
+/* In how many pieces of `each` or fewer `count` is. */
+static inline int64_t pieces(int64_t count, int64_t each) { return (count + each - 1) / each; }
+
+/* How many neighbouring panels are multiplied at once, where there are as many: shares that end between such are fast. */
+static inline int64_t panels_at_once(const Product *p, int64_t rows) {
+  return rows < 3 ? 4 : rows < 5 ? 2 : 1 + p->gated;
+}
+
 /* How many shares of so many bytes of work threads take turns at; 1 to `most`. */
 int64_t shares_of(int64_t bytes, int64_t most);
 /* Where share `at` of `shares` of `all` begins. */
