@@ -7,10 +7,12 @@ listen at the same host as it. So it needs replicas on its own host, or a host t
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping
 from importlib.util import find_spec
 from typing import Any
 
+_log = logging.getLogger("llmc")
 LOCAL = ("127.0.0.1", "::1", "localhost")
 DEREGISTERED_S = 3
 """From when a replica is to go until it takes no more connections; HAProxy is told within a second."""
@@ -41,5 +43,8 @@ def keep_statistics_local() -> None:
     from ray.serve._private import haproxy
 
     for everywhere in ("bind :{{ config.metrics_port }}", "bind *:{{ config.stats_port }}"):
+        if everywhere not in haproxy.HAPROXY_CONFIG_TEMPLATE:
+            _log.warning("this Ray's HAProxy may tell its metrics and statistics to other hosts: block 9101 and 8404")
+            return
         here = f"bind 127.0.0.1:{everywhere.partition(':')[2]}"
         haproxy.HAPROXY_CONFIG_TEMPLATE = haproxy.HAPROXY_CONFIG_TEMPLATE.replace(everywhere, here)
