@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import logging
 
+from typing import Any
+
 import pytest
-from ray.serve._private import haproxy
 
 from llmc.server.ray_ingress import keep_statistics_local
 
 
-def test_both_listen_at_loopback(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.fixture
+def haproxy(monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder) -> Any:
+    """Ray's module, which is as it was afterwards."""
+    from ray.serve._private import haproxy
+
     monkeypatch.setattr(haproxy, "HAPROXY_CONFIG_TEMPLATE", haproxy.HAPROXY_CONFIG_TEMPLATE)
+    return haproxy
+
+
+def test_both_listen_at_loopback(haproxy: Any, caplog: pytest.LogCaptureFixture) -> None:
     keep_statistics_local()
     binds = [line.split() for line in haproxy.HAPROXY_CONFIG_TEMPLATE.splitlines() if line.strip().startswith("bind")]
     own = [words[1] for words in binds if "config.metrics_port" in " ".join(words) or "stats_port" in " ".join(words)]
@@ -20,8 +29,8 @@ def test_both_listen_at_loopback(monkeypatch: pytest.MonkeyPatch, caplog: pytest
     assert not caplog.records
 
 
-def test_a_template_that_changed_is_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(haproxy, "HAPROXY_CONFIG_TEMPLATE", "bind [::]:{{ config.metrics_port }}")
+def test_a_template_that_changed_is_told(haproxy: Any, caplog: pytest.LogCaptureFixture) -> None:
+    haproxy.HAPROXY_CONFIG_TEMPLATE = "bind [::]:{{ config.metrics_port }}"
     with caplog.at_level(logging.WARNING):
         keep_statistics_local()
     (record,) = caplog.records
