@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from llmc.artifacts.archives.writer import bundle_contents, entry_contents, write_archive
+from llmc.artifacts.bundle.kernel_sets import best_set
 from llmc.artifacts.bundle.manifest import Manifest
 from llmc.artifacts.bundle.reader import BundleFiles
 from llmc.artifacts.bundle.stored import publish_bundle
@@ -27,6 +28,7 @@ from llmc.artifacts.store.entries import Entry
 from llmc.artifacts.store.store import Store
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.compile import compile_bundle
+from llmc.runtime.host import cpu_features
 from tests.artifacts.helpers import files_below, key
 from tests.cli.helpers import Llmc
 from tests.compiler import tiny
@@ -42,6 +44,9 @@ __attribute__((constructor)) static void ran(void) {
 void *RegisterCustomOps(void *options, const void *base) { return 0; }
 """
 PROMPT = ("--prompt", "a", "--max-tokens", 1)
+KERNELS = best_set(cpu_features())
+assert KERNELS is not None, "llmc has kernels for the CPUs that its tests run on"
+KERNELS_FILE = KERNELS.file
 Disguise = Callable[[Store, BundleFiles, bytes], Entry]
 
 
@@ -88,12 +93,12 @@ def publish(store: Store, sound: BundleFiles, blobs: Mapping[str, bytes], **chan
 
 
 def beside_a_portable_executable(store: Store, sound: BundleFiles, code: bytes) -> Entry:
-    return publish(store, sound, {"kernels": code})
+    return publish(store, sound, {KERNELS_FILE: code})
 
 
 def in_the_starter_alone(store: Store, sound: BundleFiles, code: bytes) -> Entry:
     """The outer manifest names the library by its digest only, and as a file that nothing opens."""
-    inner = read(store, publish(store, sound, {"kernels": code}))
+    inner = read(store, publish(store, sound, {KERNELS_FILE: code}))
     from importlib.metadata import version
 
     toolchain = {**sound.manifest.toolchain, "openvino": version("openvino").split("-")[0]}
@@ -197,7 +202,7 @@ def test_a_loader_refuses_code_in_a_bundle_that_counts_as_data(
     command = by_archive(theirs, beside_a_portable_executable(theirs, sound, library), tmp_path / "far")
     monkeypatch.setenv("LLMC_ALLOW_UNSIGNED", "1")
     monkeypatch.setattr(bundle, "code_of_bundle", lambda _: None)
-    assert "kernels is native code in a bundle that counts as portable" in llmc(*command).failed(5)
+    assert f"{KERNELS_FILE} is native code in a bundle that counts as portable" in llmc(*command).failed(5)
     assert not marker.exists()
     assert native.code_of_bundle(sound.manifest) is not None
 

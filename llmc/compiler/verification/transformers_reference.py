@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from llmc.compiler.architectures.shared.caches import cache_of
 from llmc.compiler.checkpoint.base import Checkpoint
 from llmc.compiler.frontend.real_model import load_real_model
 from llmc.compiler.verification.probes import Reference, T
@@ -30,7 +29,7 @@ class TransformersReference(Reference):
             torch.set_num_threads(threads)  # torch does not know about CPU quotas
         self._model = load_real_model(checkpoint)
         self._streamed: StreamedWeights | None = getattr(self._model, "streamed", None)
-        self._keeps_states = bool(cache_of(checkpoint.config).states)
+        self._keeps_states = bool(getattr(self._model, "_is_stateful", False))
 
     def together(self, calls: Sequence[Callable[[], T]]) -> list[T]:
         """Side by side where weights are read as the model runs."""

@@ -7,7 +7,7 @@ from llmc.compiler.options import CompileOptions, Option
 from llmc.errors import InputError
 
 LLMC, OWN = "llmc", "onnxruntime"
-AUTO, INT8 = "auto", "int8"
+AUTO, F16, INT8 = "auto", "f16", "int8"
 NEEDED_CPUS = " or ".join(f"{s.name} ({' '.join(s.features)})" for s in KERNEL_SETS)
 
 KERNELS_OPTION: Option[str | None] = Option(
@@ -27,9 +27,9 @@ ACTIVATIONS: Option[int | None] = Option(
 )  # fmt: skip
 KV_CACHE_DTYPE: Option[str] = Option(
     "kv_cache_dtype", str, AUTO,
-    "Precision of the KV cache: int8, with a scale for each token and head, is for llmc's kernels. Default: f16 with "
-    "these, else f32.",
-    metavar=f"{AUTO}|{INT8}", choices=(AUTO, INT8), what="KV cache dtype",
+    "Precision of the KV cache: f16 and int8, with a scale for each token and head, are for llmc's kernels. Default: "
+    "f16 with these, else f32.",
+    metavar=f"{AUTO}|{F16}|{INT8}", choices=(AUTO, F16, INT8), what="KV cache dtype",
 )  # fmt: skip
 
 

@@ -48,7 +48,9 @@ from llmc.compiler.targets.onnxruntime.kernels.limits import KEYS
 from llmc.compiler.targets.onnxruntime.memory import arena_bytes, kernels_arena_bytes, session_bytes
 from llmc.compiler.targets.onnxruntime.options import (
     ACTIVATIONS,
+    AUTO,
     CPU_OPTION,
+    F16,
     INT8,
     KERNELS_OPTION,
     KV_CACHE_DTYPE,
@@ -147,12 +149,13 @@ class OnnxRuntimeTarget(Target):
                 f"--cpu {cpus}: no kernels for this host's CPU are among these, so nothing could be verified here; "
                 "name native too, or use --verify none"
             )
-        if coded(options) and kernels != LLMC:
+        cache = KV_CACHE_DTYPE.of(options)
+        if cache != AUTO and kernels != LLMC:
             raise InputError(
-                f"{KV_CACHE_DTYPE.flag} {INT8} is for llmc's kernels: quantise, without --specialise and --kernels "
+                f"{KV_CACHE_DTYPE.flag} {cache} is for llmc's kernels: quantise, without --specialise and --kernels "
                 f"onnxruntime, on a CPU that they run on ({self.guide}), or leave it out"
             )
-        options = options.changed(kernels=kernels)
+        options = options.changed(kernels=kernels, kv_cache_dtype=AUTO if cache == F16 else cache)
         check_activations(options)
         return options
 
@@ -162,7 +165,7 @@ class OnnxRuntimeTarget(Target):
 
     def manifest_options(self, options: CompileOptions) -> dict[str, Any]:
         """What llmc's kernels keep keys and values in."""
-        return {KV_CACHE_DTYPE.name: "f16"} if ours(options) and not coded(options) else {}
+        return {KV_CACHE_DTYPE.name: F16} if ours(options) and not coded(options) else {}
 
     def cache_dtype(self, options: CompileOptions) -> str:
         """int8 where it was asked for."""
