@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import queue
 import signal
+import socket
 import sys
 import time
 from dataclasses import dataclass, replace
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from llmc.cluster import AUTO, connected
@@ -26,12 +25,15 @@ from llmc.server.ray_ingress import LOCAL, environment
 from llmc.server.ray_replica import NAME, Replica, by_load
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from llmc.runtime.bundle import Bundle
     from llmc.server.state import ServerConfig
     from llmc.server.warming import WarmUp
 
 _ROUTER = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
 _log = logging.getLogger("llmc")
+_WATCHED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 @dataclass(frozen=True)
@@ -68,12 +70,6 @@ def serve(
         raise InputError("--port 0: a cluster listens on a port that is named; give one")
     if config.admin_tokens:
         raise InputError("--admin-token: a request would reach one replica of several; with --executor ray send SIGHUP")
-    signals: queue.SimpleQueue[int] = queue.SimpleQueue()
-
-    def note(signum: int, frame: FrameType | None) -> None:
-        del frame
-        signals.put(signum)
-
     said, began = sys.stdout, time.monotonic()
 
     def tell(event: Event) -> None:
@@ -83,25 +79,42 @@ def serve(
     with connected(fleet.address or AUTO) as ray:
         nodes = {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
     # Ray prints of replicas that die, and of its controller that ends
-    with contextlib.redirect_stdout(sys.stderr), connected(fleet.address or AUTO, environment(config.host, nodes)):
-        watched = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-        before = {signum: signal.signal(signum, note) for signum in watched}
+    with (
+        contextlib.redirect_stdout(sys.stderr), connected(fleet.address or AUTO, environment(config.host, nodes)),
+        _signals() as signals,
+    ):  # fmt: skip
+        bundle = _opened(open_bundle)
+        deployment = _Deployment(bundle, config, open_bundle, fleet, options or EngineOptions(), warm_up)
+        deployment.run()
+        tell(Listening(f"http://{config.host}:{config.port}", not (config.api_keys or config.host in LOCAL)))
+        tell(Ready(model_name(bundle), bundle.manifest.device, time.monotonic() - began, 0, 0))
+        while (signum := next(signals)) == signal.SIGHUP:
+            deployment.swap()
+        ended = time.monotonic()
+        tell(Draining(signal.Signals(signum).name, 0, 0, config.shutdown_timeout_s))
+        deployment.stop()
+        tell(Stopped(0, time.monotonic() - ended))
+    return 0
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[Iterator[int]]:
+    """Those of _WATCHED as they come, in the main thread.
+
+    The C handler writes each to a socket. A thread that waits for a lock instead would miss one that comes as the wait
+    begins, until the next.
+    """
+    bell, ring = socket.socketpair()
+    with bell, ring:
+        ring.setblocking(False)
+        woken = signal.set_wakeup_fd(ring.fileno(), warn_on_full_buffer=False)
+        before = {signum: signal.signal(signum, lambda *_: None) for signum in _WATCHED}
         try:
-            bundle = _opened(open_bundle)
-            deployment = _Deployment(bundle, config, open_bundle, fleet, options or EngineOptions(), warm_up)
-            deployment.run()
-            tell(Listening(f"http://{config.host}:{config.port}", not (config.api_keys or config.host in LOCAL)))
-            tell(Ready(model_name(bundle), bundle.manifest.device, time.monotonic() - began, 0, 0))
-            while (signum := signals.get()) == signal.SIGHUP:
-                deployment.swap()
-            ended = time.monotonic()
-            tell(Draining(signal.Signals(signum).name, 0, 0, config.shutdown_timeout_s))
-            deployment.stop()
-            tell(Stopped(0, time.monotonic() - ended))
+            yield (signum for signum in iter(lambda: bell.recv(1)[0], None) if signum in _WATCHED)
         finally:
             for signum, handler in before.items():
                 signal.signal(signum, handler)
-    return 0
+            signal.set_wakeup_fd(woken)
 
 
 class _Deployment:

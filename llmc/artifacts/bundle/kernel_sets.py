@@ -4,11 +4,10 @@ CPU runs the fastest that it has the features of."""
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class KernelSet:
+class KernelSet(NamedTuple):
     """One: its name, the machine it is for, and what a CPU needs for it, as /proc/cpuinfo names features."""
 
     name: str

@@ -1,5 +1,4 @@
-"""The store: blobs by digest, and entries that say which blobs a key was built into. See layout.py for the
-files.
+"""The store: blobs by digest, and entries that say which blobs a key was built into. See layout.py for files.
 
 Any number of processes and threads may use one root at once. A damaged file counts as a miss, goes into quarantine, and
 is built again. A result that cannot be written is used uncached.

@@ -8,7 +8,6 @@ more.
 
 from __future__ import annotations
 
-import pickle
 import statistics
 import time
 from collections import deque
@@ -165,7 +164,7 @@ class _Farm:
 
     def _submit(self, task: Task, apart: Sequence[str]) -> None:
         where = {"label_selector": {"ray.io/node-id": f"!in({','.join(apart)})"}} if apart else {}
-        sent = self._function.options(**where).remote(__version__, pickle.dumps(task))
+        sent = self._function.options(**where).remote(__version__, [self._ray.put(task)])
         self._running[sent] = _Attempt(task)
 
     def _try_again(self, apart: Sequence[str]) -> None:
@@ -221,15 +220,14 @@ class _Farm:
         return Made(entry, False, told.seconds)
 
 
-def _on_node() -> Callable[[str, bytes], tuple[str, float, str]]:
-    """What runs in a worker: the pickled task, for this version of llmc. The members of what it told.
+def _on_node() -> Callable[[str, list[Any]], tuple[str, float, str]]:
+    """What runs in a worker: the task, by a reference that Ray does not follow itself, for this version of llmc. The
+    members of what it told.
 
     A function in a function is sent as it is, so that also a node without llmc can say so.
     """
 
-    def run(version: str, task: bytes) -> tuple[str, float, str]:
-        import pickle
-
+    def run(version: str, task: list[Any]) -> tuple[str, float, str]:
         import ray
 
         context = ray.get_runtime_context()
@@ -241,8 +239,8 @@ def _on_node() -> Callable[[str, bytes], tuple[str, float, str]]:
                 return node, 0.0, f"its llmc is {mine}, and {version} is asked for"
             from llmc.compiler.pipeline.executors.ray_worker import compile_task
 
-            read = pickle.loads(task)  # noqa: S301 - of the driver, as the function itself
-        except (ImportError, AttributeError) as e:
+            read = ray.get(task[0])
+        except (ImportError, AttributeError, ray.exceptions.RaySystemError) as e:
             return node, 0.0, f"it has not the llmc {version} that is asked for: {e}"
         told = compile_task(read, node, context.get_node_labels())
         return told.node, told.seconds, told.refused

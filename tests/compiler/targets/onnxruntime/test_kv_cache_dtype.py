@@ -47,7 +47,11 @@ def test_int8_is_kept_and_auto_is_as_if_it_were_not_given() -> None:
         ("onnxruntime", {"quantize": "none"}, "--kv-cache-dtype int8 is for llmc's kernels: quantise"),
         ("onnxruntime", {"specialise": True}, "--kv-cache-dtype int8 is for llmc's kernels: quantise"),
         ("onnxruntime", {"kv_cache_dtype": "int9"}, "unknown KV cache dtype 'int9'; known: auto, f16, int8"),
-        ("onnxruntime", {"kv_cache_dtype": "u8"}, "--kv-cache-dtype u8 is for openvino; onnxruntime takes auto, f16, int8"),
+        (
+            "onnxruntime",
+            {"kv_cache_dtype": "u8"},
+            "--kv-cache-dtype u8 is for openvino; onnxruntime takes auto, f16, int8",
+        ),
         ("openvino", {}, "--kv-cache-dtype int8 is for cpu, onnxruntime; openvino takes u8, f32, bf16"),
         ("xla", {}, "--kv-cache-dtype int8 is for cpu, onnxruntime; xla takes f32, bf16, fp8"),
         ("neuron", {}, "--kv-cache-dtype is for .*onnxruntime.*; leave it out for neuron"),
