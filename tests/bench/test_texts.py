@@ -31,12 +31,12 @@ def bundle(folder: Path, task: str = "embed") -> Bundle:
 
 
 def interrupting(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
-    """The encoder is interrupted in its batch number `at`, warm-up included."""
+    """The encoder is interrupted in its batch number `at`, warm-up included, and no other batch runs after it."""
     run, seen = FakeEncoder.encode, []
 
     def encode(self: FakeEncoder, inputs: Any, stream: int = 0) -> Any:
         seen.append(inputs)
-        if len(seen) == at:
+        if len(seen) >= at:
             raise KeyboardInterrupt
         return run(self, inputs, stream)
 
