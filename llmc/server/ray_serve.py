@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import signal
-import socket
 import sys
 import time
 from dataclasses import dataclass, replace
@@ -19,14 +18,13 @@ from llmc.cluster import AUTO, connected
 from llmc.errors import DeviceError, InputError, LlmcError
 from llmc.runtime.startup.opening import EngineOptions
 from llmc.server.admission import check_age, check_model
+from llmc.server.bell import bell
 from llmc.server.events import Draining, Event, Listening, Ready, Report, Stopped
 from llmc.server.loading import OpenBundle, as_bundle, model_name
 from llmc.server.ray_ingress import LOCAL, environment
 from llmc.server.ray_replica import NAME, Replica, by_load
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from llmc.runtime.bundle import Bundle
     from llmc.server.state import ServerConfig
     from llmc.server.warming import WarmUp
@@ -81,13 +79,14 @@ def serve(
     # Ray prints of replicas that die, and of its controller that ends
     with (
         contextlib.redirect_stdout(sys.stderr), connected(fleet.address or AUTO, environment(config.host, nodes)),
-        _signals() as signals,
+        bell(_WATCHED) as rung,
     ):  # fmt: skip
         bundle = _opened(open_bundle)
         deployment = _Deployment(bundle, config, open_bundle, fleet, options or EngineOptions(), warm_up)
         deployment.run()
         tell(Listening(f"http://{config.host}:{config.port}", not (config.api_keys or config.host in LOCAL)))
         tell(Ready(model_name(bundle), bundle.manifest.device, time.monotonic() - began, 0, 0))
+        signals = (signum for signum in iter(lambda: rung.recv(1)[0], None) if signum in _WATCHED)
         while (signum := next(signals)) == signal.SIGHUP:
             deployment.swap()
         ended = time.monotonic()
@@ -95,26 +94,6 @@ def serve(
         deployment.stop()
         tell(Stopped(0, time.monotonic() - ended))
     return 0
-
-
-@contextlib.contextmanager
-def _signals() -> Iterator[Iterator[int]]:
-    """Those of _WATCHED as they come, in the main thread.
-
-    The C handler writes each to a socket. A thread that waits for a lock instead would miss one that comes as the wait
-    begins, until the next.
-    """
-    bell, ring = socket.socketpair()
-    with bell, ring:
-        ring.setblocking(False)
-        woken = signal.set_wakeup_fd(ring.fileno(), warn_on_full_buffer=False)
-        before = {signum: signal.signal(signum, lambda *_: None) for signum in _WATCHED}
-        try:
-            yield (signum for signum in iter(lambda: bell.recv(1)[0], None) if signum in _WATCHED)
-        finally:
-            for signum, handler in before.items():
-                signal.signal(signum, handler)
-            signal.set_wakeup_fd(woken)
 
 
 class _Deployment:

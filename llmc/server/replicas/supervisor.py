@@ -17,6 +17,7 @@ from mmap import mmap
 from typing import TYPE_CHECKING, Any
 
 from llmc.errors import LlmcError
+from llmc.server.bell import bell, nothing
 from llmc.server.events import Draining, Ready, ReplicaBack, ReplicaLost, Report, Stopped
 from llmc.server.replicas.process import Replica, Run, start
 from llmc.server.replicas.wire import Failure
@@ -59,20 +60,14 @@ class Supervisor:
 
     def run(self) -> int:
         """Until all have ended; the exit code, as `serve`'s. Raises what ended a replica before it was ever ready."""
-        self._bell, ring = socket.socketpair()
-        self._bell.setblocking(False)
-        ring.setblocking(False)
         self._listener.socket.setblocking(False)
         self._means_swap = means_swap()
-        with self._bell, ring, selectors.DefaultSelector() as self._selector, handled(_nothing):
-            children = signal.signal(signal.SIGCHLD, _nothing)
-            signal.set_wakeup_fd(ring.fileno(), warn_on_full_buffer=False)
+        with bell((signal.SIGCHLD,)) as self._bell, selectors.DefaultSelector() as self._selector, handled(nothing):
+            self._bell.setblocking(False)
             try:
                 self._selector.register(self._bell, selectors.EVENT_READ, self._rung)
                 self._keep()
             finally:
-                signal.set_wakeup_fd(-1)
-                signal.signal(signal.SIGCHLD, children)
                 self._signal(signal.SIGKILL, self._replicas)
         if self._error is not None:
             raise self._error
@@ -108,7 +103,7 @@ class Supervisor:
         """In a replica: what is the supervisor's."""
         signal.set_wakeup_fd(-1)
         for signum in (*SIGNALS, signal.SIGCHLD):
-            if signal.getsignal(signum) is _nothing:
+            if signal.getsignal(signum) is nothing:
                 signal.signal(signum, signal.SIG_DFL)
         self._selector.close()
         for owned in (self._bell, self._listener.socket, *(other.end for other in self._replicas)):
@@ -214,7 +209,3 @@ class Supervisor:
         if told:
             running, waiting = (sum(getattr(each, name) for each in told) for name in ("running", "waiting"))
             self._report(Draining(signal.Signals(self._signals[0]).name, running, waiting, self._timeout_s))
-
-
-def _nothing(signum: int, frame: Any) -> None:
-    """Let the signal wake `select`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,12 +18,16 @@ _ROUTER = re.compile(r"\.(?:gate|router)(?:\.proj)?\.weight$")
 
 
 def is_router(name: str) -> bool:
-    """Whether a tensor is the matrix that experts are chosen by.
-
-    A rounded one chooses others where two are nearly as good. So targets leave it in float32, as vLLM does, unless the
-    checkpoint itself stores it in codes.
-    """
+    """Whether a tensor is the matrix that experts are chosen by."""
     return _ROUTER.search(name) is not None
+
+
+def stay_floats(names: Iterable[str], stored: Container[str]) -> bool:
+    """Whether matrices one above the other are routers, none of which is in codes in the checkpoint (`stored`).
+
+    A rounded router chooses other experts where two are nearly as good. So targets leave it in float32, as vLLM does.
+    """
+    return all(is_router(name) and name not in stored for name in names)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 from llmc.compiler.architectures.shared.block_form import BlockForm, common_block, common_order
-from llmc.compiler.architectures.shared.experts import is_router
 from llmc.compiler.checkpoint.adapter_layout import of_adapters
 
 NORMED_BLOCK = 32
@@ -97,10 +96,6 @@ class OnnxOptions:
                 return MatrixFormat(f"kept{table}", 4, block, order=order, table=table, reordered=reordered)
             kept = 6 if not four and all(map(_in_six, held)) else kept
         return MatrixFormat(f"kept{kept}", kept, block, offsets, offsets and zeros, order, reordered=reordered)
-
-    def in_floats(self, sources: Sequence[str]) -> bool:
-        """Whether a matrix is one of those that are never rounded."""
-        return all(is_router(name) and name not in self.stored for name in sources)
 
     def runs(self, sources: Sequence[str], width: int, normed: bool = False, head: bool = False) -> list[int]:
         """How many neighbours of `sources` have one matrix: those that alone would have codes of as many bits, and

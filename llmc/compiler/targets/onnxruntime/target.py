@@ -155,7 +155,7 @@ class OnnxRuntimeTarget(Target):
                 f"{KV_CACHE_DTYPE.flag} {cache} is for llmc's kernels: quantise, without --specialise and --kernels "
                 f"onnxruntime, on a CPU that they run on ({self.guide}), or leave it out"
             )
-        options = options.changed(kernels=kernels, kv_cache_dtype=AUTO if cache == F16 else cache)
+        options = options.changed(kernels=kernels, kv_cache_dtype=INT8 if coded(options) else None)
         check_activations(options)
         return options
 

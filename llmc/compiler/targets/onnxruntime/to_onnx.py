@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
+from llmc.compiler.architectures.shared.experts import stay_floats
 from llmc.compiler.program.ir import Graph, Node, Value
 from llmc.compiler.targets.onnxruntime.adapted import emit_adapted
 from llmc.compiler.targets.onnxruntime.attention import MICROSOFT, emit_attention
@@ -195,7 +196,7 @@ class _Model(Emitter):
         sources = [self.graph.weights[w] for w in weights]
         rows, width = sum(int(w.shape[0]) for w in weights), int(weights[0].shape[1])
         head = len(node.out.shape) == 2 and count == 1
-        if self.options.block and not self.options.in_floats(sources):
+        if self.options.block and not stay_floats(sources, self.options.stored):
             self._quantised_linear(node, weights, biases, head and node.out is self.graph.outputs[0][1])
             return
         x, bias = self.name(node.inputs[0]), self._bias(biases, rows)

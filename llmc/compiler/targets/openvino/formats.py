@@ -23,7 +23,7 @@ import openvino as ov
 from openvino import opset13 as ops
 
 from llmc.compiler.architectures.shared.block_form import BlockForm, common_block, common_order
-from llmc.compiler.architectures.shared.experts import is_router
+from llmc.compiler.architectures.shared.experts import stay_floats
 from llmc.compiler.architectures.shared.names import OUTER
 from llmc.compiler.checkpoint.adapter_layout import of_adapters
 from llmc.compiler.targets.openvino.constants import Constants
@@ -146,7 +146,7 @@ class Compressed(WeightFormat):
         self, sources: Sequence[str], shapes: Sequence[Shape], looked_up: bool = False, *, reordered: bool = False
     ) -> Any:
         """As float32 [N, K]."""
-        if all(is_router(source) and source not in self.stored for source in sources):
+        if stay_floats(sources, self.stored):
             return super().matrix(sources, shapes, looked_up, reordered=reordered)
         rows, width = stacked(shapes)
         held = self.held(sources, width)

@@ -34,7 +34,8 @@ def configured(device: str = "onnxruntime", **options: Any) -> CompileOptions:
 def test_int8_is_kept_and_auto_is_as_if_it_were_not_given() -> None:
     target = open_target("onnxruntime")
     coded, plain = configured(kv_cache_dtype="int8"), configured()
-    assert configured(kv_cache_dtype="auto") == plain
+    assert configured(kv_cache_dtype="auto") == configured(kv_cache_dtype="f16") == plain
+    assert "kv_cache_dtype" not in plain.extensions, "a manifest and a key would name it"
     assert target.shaping(coded) == {**target.shaping(plain), "kv_cache_dtype": "int8"}
     assert target.limits(coded).quality == "int8 + int8 KV cache"  # type: ignore[union-attr]
     assert target.limits(plain).quality == "int8"  # type: ignore[union-attr]

@@ -201,7 +201,7 @@ class TestOptions:
     def test_the_flag_has_the_choices_and_the_help_of_all_devices_that_take_it(self) -> None:
         one = declared()["kv_cache_dtype"]
         assert {"cuda", "openvino", "tpu", "xla"} <= set(one.devices)
-        choices = {"auto", "int8", "f32", "bf16", "fp8", "u8"}
+        choices = {"auto", "f16", "int8", "f32", "bf16", "fp8", "u8"}
         assert choices == set(one.option.choices) == set(one.option.metavar.split("|"))
         assert "openvino: Precision of the KV cache. Default: u8" in one.option.help
 

@@ -27,8 +27,8 @@ static void quantise_share(void *data, size_t share) {
 static void multiply_share(void *data, size_t share) {
   const Step *s = data;
   const int64_t panels = panels_of(s->product.matrix), unit = panels_at_once(&s->product, s->rows);
-  const int64_t first = share_at(pieces(panels, unit), s->shares, share) * unit;
-  const int64_t end = share_at(pieces(panels, unit), s->shares, share + 1) * unit;
+  const int64_t units = pieces(panels, unit);
+  const int64_t first = share_at(units, s->shares, share) * unit, end = share_at(units, s->shares, share + 1) * unit;
   multiply(&s->product, first, end < panels ? end : panels, 0, s->rows);
 }
 

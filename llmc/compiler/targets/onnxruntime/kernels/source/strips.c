@@ -109,10 +109,9 @@ static void block(const Product *p, int64_t first, int64_t end, int64_t row, int
   const int64_t unit = 1 + p->gated, rows = last - row, size = panel_bytes(p->matrix);
   const int64_t at_once = panels_at_once(p, rows);
   int64_t panel = first;
-  if (rows < 3)
-    for (; panel + at_once <= end; panel += at_once) of->four[rows](p, panel, row, at_once * size);
-  else if (rows < 5)
-    for (; panel + at_once <= end; panel += at_once) of->two[rows](p, panel, row, at_once * size);
+  Strip *const many = rows < 3 ? of->four[rows] : rows < 5 ? of->two[rows] : NULL;
+  if (many)
+    for (; panel + at_once <= end; panel += at_once) many(p, panel, row, at_once * size);
   for (; panel < end; panel += unit) {
     int64_t r = row, ahead = unit * size;
     for (; r + STRIP_ROWS <= last; r += STRIP_ROWS, ahead = 0) of->one[STRIP_ROWS](p, panel, r, ahead);
