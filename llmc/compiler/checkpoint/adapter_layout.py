@@ -27,7 +27,7 @@ SELECTABLE = "selectable_adapters"
 ADAPTERS = "adapters"
 """The programs' input that says which adapter each token gets, [B, Q] int64, 0 for none."""
 LOW, HIGH = ".lora_A.weight", ".lora_B.weight"
-ALIGNED = 32
+ALIGNED = 64
 """Columns of a group are a multiple of so many, so that blocks of quantised weights are full."""
 SHARING = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Names of modules beside each other that read one input, in transformers' decoders."""

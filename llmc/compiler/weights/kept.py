@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from llmc.compiler.checkpoint.base import coded_names, stored_name
+from llmc.compiler.checkpoint.base import coded_names
 from llmc.errors import InputError
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def kept_in(recipes: bytes, checkpoint: Checkpoint) -> dict[str, Any]:
     {"kept": {"exact": how many are held exactly, "wider": {in what: how many of these are in more bits than stored},
     "floats": as float32 (exact, too), "rounded": {reason: how many}}}; empty where none is stored so.
     """
-    from llmc.compiler.weights.recipes import read_recipes
+    from llmc.compiler.weights.recipes import read_recipes, stored_names
 
     names, coded = set(checkpoint.tensor_names()), set(coded_names(checkpoint))
     if not coded:
@@ -44,7 +45,7 @@ def kept_in(recipes: bytes, checkpoint: Checkpoint) -> dict[str, Any]:
     held: dict[str, set[str]] = {}
     wider: dict[str, str] = {}
     for recipe in read_recipes(recipes):
-        for name in coded.intersection(stored_name(source, names) for source in recipe.sources):
+        for name in coded.intersection(chain.from_iterable(stored_names(source, names) for source in recipe.sources)):
             held.setdefault(name, set()).add(_held(recipe, name, checkpoint))
             wider |= _wider(recipe, name, checkpoint)
     least = {name: min(found, key=_rank) for name, found in held.items()}

@@ -27,8 +27,9 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from importlib import import_module
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
     from llmc.compiler.checkpoint.base import QuantisedBlocks
 
 ALIGNMENT = 4096
+BESIDE = "|"
+"""Between the names of two tensors [N, K] and [N, R], in the name of the source [N, K + R] that both make."""
 
 
 class Sink(Protocol):
@@ -85,6 +88,39 @@ class _Reordered:
         return self.source.reordered_blocks(name)
 
     reordered_blocks = quantised_blocks
+
+
+def stored_names(source: str, names: Container[str]) -> list[str]:
+    """The tensors of a checkpoint with tensors `names` that make a source. Raises CheckpointError."""
+    return [stored_name(part, names) for part in source.split(BESIDE)]
+
+
+@dataclass(frozen=True)
+class _Sources:
+    """A checkpoint, and sources that two of its tensors make. Raises CheckpointError for those that are not there."""
+
+    checkpoint: TensorSource
+
+    @cached_property
+    def _names(self) -> frozenset[str]:
+        return frozenset(self.checkpoint.tensor_names())
+
+    def stored(self, name: str) -> str:
+        """The name by which the checkpoint has a source."""
+        return BESIDE.join(stored_names(name, self._names))
+
+    def tensor_names(self) -> Sequence[str]:
+        return self.checkpoint.tensor_names()
+
+    def tensor(self, name: str) -> NDArray[np.float32]:
+        parts = [self.checkpoint.tensor(part) for part in name.split(BESIDE)]
+        return parts[0] if len(parts) == 1 else np.hstack(parts)
+
+    def quantised_blocks(self, name: str) -> QuantisedBlocks | None:
+        return None if BESIDE in name else self.checkpoint.quantised_blocks(name)
+
+    def reordered_blocks(self, name: str) -> QuantisedBlocks | None:
+        return None if BESIDE in name else self.checkpoint.reordered_blocks(name)
 
 
 _NBITS = "llmc.compiler.weights.nbits"
@@ -236,15 +272,16 @@ def _is_concatenated(recipe: Recipe) -> bool:
 
 
 def _tensors(
-    recipes: Sequence[Recipe], source: TensorSource, tables: Mapping[str, NDArray[np.float32]]
+    recipes: Sequence[Recipe], checkpoint: TensorSource, tables: Mapping[str, NDArray[np.float32]]
 ) -> Iterator[tuple[Recipe, Iterator[memoryview]]]:
     """The bytes of each tensor, in one or more parts."""
-    known = set(source.tensor_names())
+    source = _Sources(checkpoint)
     last: tuple[tuple[str, tuple[str, ...], int, bool], Mapping[str, NDArray[Any]]] | None = None
     for recipe in recipes:
+        names = [source.stored(n) for n in recipe.sources]
         if _is_concatenated(recipe):
             convert = _ROW_WISE[recipe.transform]
-            yield recipe, (_bytes(convert(_tensor(name, source, known))) for name in recipe.sources)
+            yield recipe, (_bytes(convert(source.tensor(name))) for name in names)
             continue
         if recipe.transform == "table":
             array: NDArray[Any] = tables[recipe.name]
@@ -252,23 +289,14 @@ def _tensors(
             family, part = split
             key = (family, recipe.sources, recipe.block, recipe.reordered)
             if last is None or last[0] != key:
-                names = [stored_name(n, known) for n in recipe.sources]
                 read = _Reordered(source) if recipe.reordered else source
                 last = (key, _function(FAMILIES[family])(names, read, recipe.block))
             array = last[1][part]
         else:
-            array = _gather(recipe.sources, source, known)
+            array = np.concatenate([source.tensor(name) for name in names])
             array = array.T if recipe.transform == "transposed" else _ROW_WISE[recipe.transform](array)
         yield recipe, iter([_bytes(array)])
 
 
 def _bytes(array: NDArray[Any]) -> memoryview:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data if array.size else memoryview(b"")
-
-
-def _gather(names: Sequence[str], source: TensorSource, known: set[str]) -> NDArray[np.float32]:
-    return np.concatenate([_tensor(n, source, known) for n in names])
-
-
-def _tensor(name: str, source: TensorSource, known: set[str]) -> NDArray[np.float32]:
-    return source.tensor(stored_name(name, known))

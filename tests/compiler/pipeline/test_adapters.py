@@ -3,6 +3,7 @@ each request's tokens those of transformers over the model that its adapter is m
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,27 @@ def test_in_8_bits_by_llmcs_kernels(tmp_path: Path, model: str, store: Store) ->
     assert [node.op_type for node in nodes].count("Adapted") == 2 * len(groups.split(";"))
     assert made.verification["rows"] >= 3 * 3
     assert made.verification["mean_kl"] < 0.005
+
+
+@pytest.mark.parametrize(
+    ("asked", "products"),
+    [({"quantize": "none"}, 8), ({"quantize": "int8", "group_size": 32}, 8), ({"quantize": "int8"}, 9),
+     ({"quantize": "int4", "verify": "none"}, 12)],
+)  # fmt: skip
+def test_openvino_multiplies_by_the_second_matrix_with_the_weights(
+    tmp_path: Path, model: str, store: Store, asked: dict[str, Any], products: int
+) -> None:
+    """Of q, k and v, of o, of gate and up and of down; by itself where one form does not hold both: 4 bits, and groups
+    of 64 of a width that these do not divide, which is down's."""
+    options = CompileOptions.of("openvino", **{"verify": "all", **asked})
+    made = compile_bundle(model, tmp_path / "bundle", PLAN, options, store, lambda _: None)
+    bundle = Bundle.open(tmp_path / "bundle")
+    xml = bytes(bundle.files.read(bundle.executable("any", None, None, None).blob)).decode()
+    head = 1
+    assert len(re.findall('type="FullyConnected(?:Compressed)?"', xml)) == head + 2 * products
+    if options.verify == "all":
+        assert made.verification["rows"] >= 3 * 3
+        assert made.verification["mean_kl"] < (1e-9 if options.quantize == "none" else 0.005)
 
 
 def test_from_the_command_line(tmp_path: Path, model: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -70,6 +70,10 @@ class WeightFormat:
         """What `x` [..., width] is multiplied by the matrix of `sources` as: its last axis in the matrix's order."""
         return x
 
+    def holds_beside(self, width: int, more: int) -> bool:
+        """Whether a matrix of `width` inputs and one of `more` beside it are held as each alone would be."""
+        return True
+
     def matrix(
         self, sources: Sequence[str], shapes: Sequence[Shape], looked_up: bool = False, *, reordered: bool = False
     ) -> Any:
@@ -130,6 +134,10 @@ class Compressed(WeightFormat):
 
     stored: Mapping[str, BlockForm] = MappingProxyType({})
 
+    def holds_beside(self, width: int, more: int) -> bool:
+        """Not in general: one may be held in other codes."""
+        return False
+
     @abstractmethod
     def held(self, sources: Sequence[str], width: int) -> Held:
         """How the matrix of `sources`, one above the other, of `width` inputs is held."""
@@ -176,6 +184,10 @@ class Int8(Compressed):
     def __init__(self, constants: Constants, group: int = 0) -> None:
         super().__init__(constants)
         self.group = group
+
+    def holds_beside(self, width: int, more: int) -> bool:
+        """In whole groups."""
+        return bool(self.group) and not width % self.group and not more % self.group
 
     def held(self, sources: Sequence[str], width: int) -> Held:
         """Where the group does not divide the inputs, the largest common divisor, or the row if that is small."""

@@ -17,8 +17,10 @@ from openvino import opset13 as ops
 from openvino import opset15
 
 from llmc.compiler.program.ir import Graph, Node, Value
+from llmc.compiler.targets.openvino.adapted import emit_adapted, widened
 from llmc.compiler.targets.openvino.formats import WeightFormat
 from llmc.compiler.targets.openvino.plain import PLAIN
+from llmc.compiler.weights.recipes import BESIDE
 from llmc.errors import CompileError
 
 _INT32_MAX = 2**31 - 1
@@ -35,6 +37,8 @@ class GraphModel:
         self.caches: list[Any] = []
         self._made: dict[Value, Any] = {}
         self._rotary: dict[Value, Any] = {}
+        self.masks: dict[tuple[Value, str], Any] = {}
+        self._widened: Mapping[Node, Node] = {}
 
     def lower(self, inputs: Mapping[str, Any], top_k: int, there: Mapping[Value, Any] | None = None) -> dict[str, Any]:
         """Nodes for the whole graph: "logits"; with `top_k` also "top_values" and "top_ids".
@@ -51,7 +55,10 @@ class GraphModel:
         """Make the graph's values but those that are `there`; `inputs` as `lower` takes them. Raises CompileError."""
         self.inputs = inputs
         self._made.update(there)
+        self._widened = widened(self.graph, self.weights)
         for node in self.graph.nodes:
+            if node in self._widened.values():
+                continue
             if own := getattr(self, f"_op_{node.op}", None):
                 made = own(node)
             elif plain := PLAIN.get(node.op):
@@ -138,16 +145,29 @@ class GraphModel:
 
     def _op_linear(self, node: Node) -> Any:
         count = len(node.attrs.get("parts", [0]))
-        matrices = [v for v in node.inputs[1 : 1 + count] if v is not None]
-        biases = [v for v in node.inputs[1 + count :] if v is not None]
-        sources, shapes = [self.graph.weights[w] for w in matrices], [_shape(w) for w in matrices]
-        x = self.weights.inputs(self.get(node.inputs[0]), sources, shapes[0][1])
+        return self.product(self.get(node.inputs[0]), node.inputs[1 : 1 + count], node.inputs[1 + count :])
+
+    def _op_adapted(self, node: Node) -> Any:
+        return emit_adapted(self, node, self._widened.get(node))
+
+    def product(
+        self, x: Any, matrices: Sequence[Value | None], biases: Sequence[Value | None] = (),
+        beside: Sequence[Value | None] = (),
+    ) -> Any:  # fmt: skip
+        """As adapted.py asks for it."""
+        sources, shapes = self._held(matrices)
+        if beside:
+            more, columns = self._held(beside)
+            sources = [BESIDE.join(pair) for pair in zip(sources, more, strict=True)]
+            shapes = [(rows, width + wide[1]) for (rows, width), wide in zip(shapes, columns, strict=True)]
+        x = self.weights.inputs(x, sources, shapes[0][1])
         out = ops.matmul(x, self.weights.matrix(sources, shapes, reordered=True), False, True)
-        if biases:
-            out = ops.add(
-                out, self.weights.concatenated([self.graph.weights[b] for b in biases], [_shape(b) for b in biases])
-            )
-        return out
+        return ops.add(out, self.weights.concatenated(*self._held(biases))) if biases else out
+
+    def _held(self, values: Sequence[Value | None]) -> tuple[list[str], list[tuple[int, ...]]]:
+        """Names and shapes of weights."""
+        there = [v for v in values if v is not None]
+        return [self.graph.weights[v] for v in there], [_shape(v) for v in there]
 
     def _op_rms_norm(self, node: Node) -> Any:
         return self._norm(self.get(node.inputs[0]), node.inputs[1], node.attrs["eps"])

@@ -299,7 +299,7 @@ class OpenVinoTarget(OpenVinoBase):
             from llmc.compiler.targets.openvino.formats import format_for
             from llmc.compiler.targets.openvino.paged import PagedModel
 
-            graph = fuse(program.graph())
+            graph = fuse(program.graph(), adapted=True)
             constants = Constants()
             made = {}
             for name, rows in models.items():
