@@ -43,6 +43,8 @@ Blocks = tuple[NDArray[np.uint8], Floats, Floats]
 """Codes [N, K/group, group], scales and zero points [N, K/group]."""
 
 _SIGN = 128
+_AT_ONCE = 1 << 19
+"""Bytes of a matrix that are quantised at once, so that what is made on the way stays in a core's cache."""
 _FLOAT4 = np.zeros(256, np.uint8)
 """128 and twice a value of float4 e2m1 → its code."""
 _FLOAT4[E2M1_CODES] = np.arange(16)
@@ -51,7 +53,8 @@ _Q4_ZERO = np.float32(8)
 
 def i8(names: Sequence[str], source: TensorSource, group: int) -> Parts:
     """The parts of family i8."""
-    data, scales = quantise_i8(np.concatenate([_matrix(n, source) for n in names]), group)
+    parts = zip(*(quantise_i8(_matrix(name, source), group) for name in names), strict=True)
+    data, scales = (held[0] if len(held) == 1 else np.concatenate(held) for held in parts)
     return {"data": data, "scales": scales}
 
 
@@ -110,8 +113,13 @@ def quantise_i8(weight: Floats, group: int) -> tuple[NDArray[np.int8], Floats]:
     """Symmetric 8 bits: [N, K] → codes [N, K/group, group] and scales [N, K/group, 1]; group 0: [N, K] and [N, 1]."""
     height, width = weight.shape
     grouped = weight.reshape(height, width // group, group) if group else weight
-    scale = rows.scales(grouped, "int8")
-    return rows.codes(grouped, scale, "int8"), scale[..., None]
+    codes, scale = np.empty(grouped.shape, np.int8), np.empty((*grouped.shape[:-1], 1), np.float32)
+    some = max(1, _AT_ONCE // (4 * max(1, width)))
+    for first in range(0, height, some):
+        at = slice(first, first + some)
+        scale[at, ..., 0] = rows.scales(grouped[at], "int8")
+        codes[at] = rows.codes(grouped[at], scale[at, ..., 0], "int8")
+    return codes, scale
 
 
 def with_zeros(codes: NDArray[np.uint8], scale: Floats, minimum: Floats) -> Blocks:
