@@ -17,7 +17,6 @@ from llmc.errors import InputError, LlmcError
 
 if TYPE_CHECKING:
     from llmc.artifacts.store.store import Store
-    from llmc.buckets.evaluation import Evaluation
     from llmc.buckets.plan import Plan
     from llmc.compiler.checkpoint.base import Checkpoint
     from llmc.compiler.options import CompileOptions
@@ -114,6 +113,7 @@ def run_round(
 def _do(
     asked: Asked, store: Store, settings: Settings, report: Callable[[Event], None], done: Round, metrics: str | None
 ) -> Round:
+    from llmc.buckets.replanning import gains
     from llmc.buckets.replay import replay
     from llmc.buckets.traffic.source import Traffic
     from llmc.compiler.pipeline.dry_run import dry_run
@@ -160,15 +160,6 @@ def _do(
     folder.point(output)
     folder.trim(output, running.path)
     return done.ended("swapped" if client else "ready")
-
-
-def gains(old: Evaluation, new: Evaluation) -> dict[str, float]:
-    """What a plan saves of each phase's padded tokens, 0 … 1; negative where it pads more."""
-    pairs = {"prompt": (old.prompt, new.prompt), "decode": (old.decode, new.decode)}
-    return {
-        phase: 1 - after.padded_tokens / before.padded_tokens if before.padded_tokens else 0.0
-        for phase, (before, after) in pairs.items()
-    }
 
 
 def worth(gain: dict[str, float], least: float) -> bool:

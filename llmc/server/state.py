@@ -13,6 +13,7 @@ from llmc.runtime.confined.limits import Limits as ChildLimits
 from llmc.runtime.text.confined_chat import LIMITS as TEMPLATE_LIMITS
 from llmc.server.clients import Clients
 from llmc.server.errors import bad_request
+from llmc.server.replanning import Replanner
 from llmc.server.shared import Shared
 from llmc.server.telemetry.replicas import labelled
 
@@ -176,6 +177,7 @@ class ServerState:
     clients: Clients = field(init=False)
     rendered: tuple[Shared, Shared] = field(default_factory=lambda: (Shared(), Shared()))
     """Metrics, plain and as OpenMetrics, for all who ask at once."""
+    replanner: Replanner = field(default_factory=Replanner)
     held_bytes: int = 0
     """Of long bodies that are being read; see body.py."""
     started_at: float = field(default_factory=time.time)

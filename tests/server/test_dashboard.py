@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Error, Page, expect, sync_playwright
 
+from llmc.server import replanning
 from llmc.server.state import Progress
 from tests.server.live import Live, toy_bundle
 from tests.server.pages import MadeUp, Site
@@ -66,7 +67,9 @@ def open_page(browser: Browser, site: Site) -> Iterator[Callable[..., Page]]:
     for context in contexts:
         context.close()
     assert wrong == []
-    assert {url.removeprefix(site.url) for url in asked} <= {"/dashboard", "/dashboard/data", "data:,"}
+    assert {url.removeprefix(site.url) for url in asked} <= {
+        "/dashboard", "/dashboard/data", "/dashboard/replan", "data:,"
+    }  # fmt: skip
 
 
 def test_the_grid_shows_what_ran(made: MadeUp, open_page: Callable[..., Page]) -> None:
@@ -177,6 +180,34 @@ def test_it_fits_narrow_and_wide_light_and_dark(
         text, ground = (_color(page, of, what) for what in ("color", "backgroundColor"))
         assert (_luminance(text) > _luminance(ground)) == (scheme == "dark")
         assert _contrast(text, ground) >= 4.5, (of, text, ground)
+
+
+def test_what_another_plan_would_save(made: MadeUp, open_page: Callable[..., Page]) -> None:
+    """Prompts of 9 tokens in buckets of 16."""
+    made.serve("toy")
+    page = open_page()
+    expect(page.locator("#replan")).to_be_hidden()
+    made.load(20)
+    page.get_by_role("button", name="Compute").click()
+    expect(page.locator("#replan-text")).to_contain_text("Of 20 requests", timeout=30_000)
+    cells = page.locator("#replan-table tbody tr").first.locator("td").all_text_contents()
+    assert int(cells[0].removesuffix("%")) > int(cells[1].removesuffix("%"))
+    assert cells[3] == "6"
+
+
+def test_a_plan_that_cannot_be_made_says_why(
+    made: MadeUp, open_page: Callable[..., Page], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made.serve("toy")
+    made.load(2)
+    page = open_page()
+    monkeypatch.setattr(replanning, "TIMEOUT_S", 0.0)
+    page.get_by_role("button", name="Compute").click()
+    expect(page.locator("#replan-text")).to_contain_text(re.compile("planning took more than"), timeout=30_000)
+    monkeypatch.undo()
+    monkeypatch.setattr(replanning, "_MODULE", "llmc.no_such_module")
+    page.get_by_role("button", name="Compute").click()
+    expect(page.locator("#replan-text")).to_contain_text("planning ended with 1", timeout=30_000)
 
 
 def test_cells_are_reached_by_keyboard(made: MadeUp, open_page: Callable[..., Page]) -> None:

@@ -1,4 +1,5 @@
-"""GET /dashboard: the server at a glance, one page with nothing from elsewhere. GET /dashboard/data: its numbers."""
+"""GET /dashboard: the server at a glance, one page with nothing from elsewhere. GET /dashboard/data: its numbers. GET
+/dashboard/replan: what another plan would save on the traffic so far."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, JSONResponse
 
+from llmc.server.routes.metrics import metrics_text
 from llmc.version import __version__
 
 if TYPE_CHECKING:
@@ -44,6 +46,17 @@ def dashboard() -> HTMLResponse:
 def data(request: Request) -> JSONResponse:
     """The numbers of now, the last minute and since the start; `model` and `plan` are None while loading."""
     return JSONResponse(_data(request.app.state.llmc), headers={"Cache-Control": "no-store"})
+
+
+@router.get("/dashboard/replan", include_in_schema=False)
+async def replan(request: Request) -> JSONResponse:
+    """By phase the padding of the plan that is served and of the best one with no more graphs; see replanning.Offer."""
+    state: ServerState = request.app.state.llmc
+    if state.served is None or state.served.bundle.task != "generate":
+        return JSONResponse({"offer": None})
+    text, _ = await metrics_text(state)
+    found = await state.replanner.offer(state.served.bundle.plan, text.decode())
+    return JSONResponse(found, headers={"Cache-Control": "no-store"})
 
 
 @cache

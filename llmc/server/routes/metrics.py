@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from llmc.server.telemetry.metrics import text_of
+
+if TYPE_CHECKING:
+    from llmc.server.state import ServerState
 
 router = APIRouter()
 
@@ -19,11 +24,13 @@ async def metrics(request: Request) -> Response:
     Of all replicas, where this is one of several.
     """
     state = request.app.state.llmc
-    accept = OPENMETRICS if OPENMETRICS in request.headers.get("accept", "") else ""
-    if state.all_metrics is not None:
-        text, content_type = text_of(await state.all_metrics(), accept)
-    else:
-        text, content_type = await state.rendered[bool(accept)].get(
-            lambda: state.metrics.render(accept, ready=state.phase == "ready")
-        )
+    text, content_type = await metrics_text(state, request.headers.get("accept", ""))
     return Response(text, media_type=content_type, headers={"Cache-Control": "no-store"})
+
+
+async def metrics_text(state: ServerState, asked: str = "") -> tuple[bytes, str]:
+    """The text and its content type, for an Accept header."""
+    accept = OPENMETRICS if OPENMETRICS in asked else ""
+    if state.all_metrics is not None:
+        return text_of(await state.all_metrics(), accept)
+    return await state.rendered[bool(accept)].get(lambda: state.metrics.render(accept, ready=state.phase == "ready"))
