@@ -21,7 +21,7 @@ import uvicorn
 
 from llmc.runtime.engine.observer import Observer
 from llmc.server.backend import Backend
-from llmc.server.connections import bounded_by
+from llmc.server.connections import UVICORN, bounded_by
 from llmc.server.errors import ApiError
 from llmc.server.events import Dead, Draining, Listening, Report, Stopped
 from llmc.server.loading import OpenBundle
@@ -110,9 +110,9 @@ class Server:
         self.engine_stopped = True
         app = self.backend.app
         how = uvicorn.Config(
-            app, http=bounded_by(self.state.clients), ws="none", lifespan="off", interface="asgi3", log_config=None,
-            log_level="error", access_log=access_log, server_header=False, proxy_headers=False,
-            timeout_keep_alive=KEEP_ALIVE_S, timeout_graceful_shutdown=CLOSING_S,
+            app, http=bounded_by(self.state.clients), lifespan="off", interface="asgi3", log_config=None,
+            log_level="error", access_log=access_log, timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=CLOSING_S, **UVICORN,
         )  # fmt: skip
         if access_log:  # after uvicorn set the level of both its loggers
             logging.getLogger("uvicorn.access").setLevel(logging.INFO)
