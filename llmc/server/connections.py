@@ -29,6 +29,8 @@ BODY_S = 60.0
 SEND_S = 60.0
 HEAD_BYTES = 64 << 10
 PIPELINED = 16
+KEEP_ALIVE_S = 75
+"""Seconds that an idle connection is kept: longer than usual proxies keep theirs, so that they close first."""
 UVICORN: Mapping[str, Any] = {"ws": "none", "server_header": False, "proxy_headers": False}
 """uvicorn's options wherever it speaks for llmc: no WebSocket, no word of itself, no belief in what proxies say."""
 

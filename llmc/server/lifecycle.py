@@ -21,7 +21,7 @@ import uvicorn
 
 from llmc.runtime.engine.observer import Observer
 from llmc.server.backend import Backend
-from llmc.server.connections import UVICORN, bounded_by
+from llmc.server.connections import KEEP_ALIVE_S, UVICORN, bounded_by
 from llmc.server.errors import ApiError
 from llmc.server.events import Dead, Draining, Listening, Report, Stopped
 from llmc.server.loading import OpenBundle
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from llmc.server.listening import Listener
     from llmc.server.state import Served
 
-KEEP_ALIVE_S = 75
-"""Seconds that an idle connection is kept: longer than usual proxies keep theirs, so that they close first."""
 CLOSING_S = 2
 """Seconds that answers may take to reach slow clients when all requests are over."""
 ENGINE_STOP_S = 1.0

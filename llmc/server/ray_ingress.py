@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping
 from importlib.util import find_spec
 from typing import Any
 
-from llmc.server.connections import BODY_S, HEAD_BYTES, HEAD_S
+from llmc.server.connections import HEAD_BYTES, HEAD_S, KEEP_ALIVE_S
 from llmc.server.errors import ApiError, unavailable
 
 _log = logging.getLogger("llmc")
@@ -29,9 +29,9 @@ _HAPROXY = {
     "RAY_SERVE_ENABLE_HA_PROXY": "1",
     # one conversation, one replica; what has no such header goes round
     "RAY_SERVE_HAPROXY_BALANCE_ALGORITHM": "hdr(x-session-id)\n    hash-type consistent",
-    # has to hold a head: the replica refuses what is too large, in JSON, and HAProxy only what is twice as large
-    "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": str(2 * HEAD_BYTES),
-    "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": f"{BODY_S:.0f}",  # while the client is to send or to read, not while it waits
+    # room for heads that are too large, which the replica says; short lines take more of it than they have bytes
+    "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": str(4 * HEAD_BYTES),
+    "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": str(KEEP_ALIVE_S),  # while it is to send or to read, not while it waits
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": str(DEREGISTERED_S),
 }
 _NO_REPLICA = unavailable(

@@ -19,8 +19,8 @@ from llmc.errors import DeviceError, InputError, LlmcError
 from llmc.runtime.startup.opening import EngineOptions
 from llmc.server.admission import check_age, check_model
 from llmc.server.bell import bell
+from llmc.server.connections import KEEP_ALIVE_S
 from llmc.server.events import Draining, Event, Listening, Ready, Report, Stopped
-from llmc.server.lifecycle import KEEP_ALIVE_S
 from llmc.server.loading import OpenBundle, as_bundle, model_name
 from llmc.server.ray_ingress import LOCAL, environment
 from llmc.server.ray_replica import NAME, Replica, by_load

@@ -24,6 +24,7 @@ WAYS = ("process", "replicas", "ray")
 KEYS = ("first-key", "clé-ñ-鍵")
 MODEL = "org/toy"
 PATIENCE_S = 60.0
+SILENCE_S = 1.0
 
 
 class Served(Asks):
@@ -31,8 +32,10 @@ class Served(Asks):
 
     def __init__(self, port: int, key: str | None = KEYS[0]) -> None:
         self.port = port
-        self.headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-        self._client = httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=self.headers, timeout=PATIENCE_S)
+        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        self._client = httpx.Client(
+            base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=PATIENCE_S, limits=httpx.Limits()
+        )
 
     def ask(self, method: str, path: str, **options: Any) -> httpx.Response:
         return self._client.request(method, path, **options)
@@ -58,15 +61,18 @@ class Served(Asks):
         return sum(float(line.rpartition(" ")[2]) for line in lines if all(one in line for one in wanted))
 
     def say(self, sent: bytes) -> bytes:
-        """What is answered to bytes on a connection of their own, until the server closes it."""
+        """What is answered to bytes on a connection of their own, until the server closes it, or waits for more."""
         said = b""
         with socket.create_connection(("127.0.0.1", self.port), PATIENCE_S) as connection:
             try:
                 connection.sendall(sent)
                 while part := connection.recv(1 << 16):
                     said += part
+                    connection.settimeout(SILENCE_S)
             except (BrokenPipeError, ConnectionResetError):
                 pass  # it was refused before all was sent
+            except TimeoutError:
+                assert said
         return said
 
     def close(self) -> None:
