@@ -9,17 +9,19 @@ import uvicorn
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from llmc.errors import EngineDeadError
 from llmc.server.connections import UVICORN, BoundedProtocol
-from llmc.server.errors import INVALID, SERVER, ApiError, api_error
+from llmc.server.errors import ApiError, unavailable
 from llmc.server.keeper import Keeper
 from llmc.server.ray_stream import LOST, EndsStreams
 
+NO_ROUTE = ApiError(404, "no such route; /openapi.json lists them", code="unknown_url")
+NO_REPLICA = unavailable(
+    "no replica answers, or the one that was asked died; send the request again", 1.0, "no_replica"
+)
 _OBEYED = frozenset(
     {b"x_request_id", b"x_request_timeout_seconds", b"x_request_disconnect_disabled", b"serve_multiplexed_model_id"}
 )
 _READ = frozenset({b"x_session_id", b"traceparent", b"tracestate"})
-_UNANSWERED = api_error(EngineDeadError("the replica died before it answered; send the request again"))
 
 
 class AsAlone:
@@ -39,45 +41,32 @@ class AsAlone:
 
         async def as_alone(message: Message) -> None:
             nonlocal begun, replaced
-            if message["type"] != "http.response.start":
-                if not replaced:
-                    await send(message)
-                return
-            begun, headers = True, dict(message["headers"])
-            replaced = message["status"] >= 400 and headers.get(b"content-type", b"").startswith(b"text/plain")
-            if replaced:
-                await _error(message["status"], headers).response(scope, receive, send)
-            else:
-                kept = [header for header in message["headers"] if header[0].lower() != b"x-request-id"]
-                await send({**message, "headers": kept})
+            if message["type"] == "http.response.start":
+                begun, status = True, message["status"]
+                replaced = status >= 400 and _is_plain(message)
+                if replaced:
+                    await (NO_ROUTE if status == 404 else NO_REPLICA).response(scope, receive, send)
+                message["headers"] = [header for header in message["headers"] if header[0].lower() != b"x-request-id"]
+            if not replaced:
+                await send(message)
 
         await self._app(scope, receive, as_alone)
         if not begun:
-            await _UNANSWERED.response(scope, receive, send)
+            await NO_REPLICA.response(scope, receive, send)
 
 
 def _may_pass(name: bytes, value: bytes) -> bool:
     name = name.lower().replace(b"-", b"_")
-    return name not in _OBEYED and (name not in _READ or _is_text(value))
+    return name not in _OBEYED and (name not in _READ or value.isascii())
 
 
-def _is_text(value: bytes) -> bool:
-    try:
-        value.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
-def _error(status: int, headers: dict[bytes, bytes]) -> ApiError:
-    kind, message = (INVALID, "there is no such route") if status < 500 else (SERVER, "no replica can answer now")
-    retry = {"Retry-After": headers.get(b"retry-after", b"1").decode()} if status == 503 else {}
-    return ApiError(status, message, kind=kind, code="unknown_url" if status == 404 else None, headers=retry)
+def _is_plain(head: Message) -> bool:
+    return bool(dict(head["headers"]).get(b"content-type", b"").startswith(b"text/plain"))
 
 
 def middlewares() -> Sequence[Middleware]:
     """For Ray's RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH: Ray asks for them right before it starts uvicorn, whose
-    options are set here too, since Ray leaves none of them to others."""
+    options are set here too, since Ray lets nobody set them."""
     uvicorn.Config = partial(uvicorn.Config, http=BoundedProtocol, **UVICORN)  # type: ignore[assignment, misc]
     chunk = b"%x\r\n%s\r\n" % (len(LOST), LOST)
     return [Middleware(AsAlone), Middleware(EndsStreams, Keeper(chunk + b"0\r\n\r\n"))]

@@ -14,7 +14,8 @@ from importlib.util import find_spec
 from typing import Any
 
 from llmc.server.connections import HEAD_BYTES, HEAD_S, KEEP_ALIVE_S
-from llmc.server.errors import ApiError, unavailable
+from llmc.server.errors import ApiError
+from llmc.server.ray_http import NO_REPLICA, NO_ROUTE
 
 _log = logging.getLogger("llmc")
 LOCAL = ("127.0.0.1", "::1", "localhost")
@@ -34,9 +35,6 @@ _HAPROXY = {
     "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": str(KEEP_ALIVE_S),  # while it is to send or to read, not while it waits
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": str(DEREGISTERED_S),
 }
-_NO_REPLICA = unavailable(
-    "no replica answers, or the one that was asked died; send the request again", 1.0, "no_replica"
-)
 
 
 def _says(status: int, error: ApiError) -> str:
@@ -55,13 +53,13 @@ _CHANGES = (
         f"    option log-health-checks\n    option http-ignore-probes\n    timeout http-request {HEAD_S:g}s\n",
     ),
     *(
-        (f"errorfile {status} {{{{ config.error_file_path }}}}", f"http-error {_says(status, _NO_REPLICA)}")
+        (f"errorfile {status} {{{{ config.error_file_path }}}}", f"http-error {_says(status, NO_REPLICA)}")
         for status in (502, 503, 504)
     ),
     (
         "status 404 content-type text/plain lf-string "
         "\"Path '%[path]' not found. Ping http://.../-/routes for available routes.\"",
-        _says(404, ApiError(404, "no such route; /openapi.json lists them", code="unknown_url")),
+        _says(404, NO_ROUTE),
     ),
 )  # fmt: skip
 """In the configuration that Ray writes for HAProxy: what there is, and what is to be there. Its metrics (9101) and

@@ -120,10 +120,14 @@ def test_half_a_request_is_nothing_to_the_engine(served: Served) -> None:
 
 
 def test_who_leaves_in_mid_stream_leaves_nothing_to_do(served: Served) -> None:
-    """However many servers are between the client and the engine."""
-    before = served.total("request_success_total", finished_reason="length")
-    with served.stream(prompt=["abcd"] * 60, max_tokens=27):
-        pass
-    until(lambda: served.total("num_requests_running") + served.total("num_requests_waiting") == 0)
-    assert served.total("request_success_total", finished_reason="length") < before + 60
+    """However many servers are between the client and the engine; on a busy host all may be done before one hears."""
+
+    def rest_is_left_out() -> bool:
+        before = served.total("request_success_total", finished_reason="length")
+        with served.stream(prompt=["abcd"] * 60, max_tokens=27):
+            pass
+        until(lambda: served.total("num_requests_running") + served.total("num_requests_waiting") == 0)
+        return served.total("request_success_total", finished_reason="length") < before + 60
+
+    assert any(rest_is_left_out() for _ in range(5))
     assert served.complete().status_code == 200
