@@ -79,9 +79,9 @@ def test_a_stream_is_refused_before_it_begins(bundle: Path, monkeypatch: pytest.
 
 def test_whoever_refuses_says_when_to_come_back_and_health_waits_for_nobody(served: Served) -> None:
     """More than the slots and the queues of two servers take, and all that wait have work for a while."""
-    asked = completion(prompt="a", max_tokens=30)
-    with ThreadPoolExecutor(240) as pool:
-        calls = [pool.submit(served.complete, **asked) for _ in range(240)]
+    asked = completion(prompt="a", max_tokens=20)
+    with ThreadPoolExecutor(200) as pool:
+        calls = [pool.submit(served.complete, **asked) for _ in range(200)]
         until(lambda: any(call.done() for call in calls))
         assert served.get("/health").json()["phase"] == "ready"
         answers = [call.result() for call in calls]
