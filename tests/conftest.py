@@ -157,7 +157,9 @@ def _of_other_shards(items: Sequence[pytest.Item], number: int, count: int) -> d
 
 
 def _unit(item: pytest.Item) -> object:
-    """What is in one shard as a whole."""
+    """What is in one shard as a whole: a family of models, what asks servers that start once for all, or a file."""
+    if "ways" in getattr(item, "fixturenames", ()):
+        return "ways"
     parameters = getattr(item, "callspec", None)
     return parameters.id if parameters is not None and item.path.parent.name == "models" else item.path
 

@@ -58,13 +58,14 @@ def install(folder: Path) -> Path:
 class Farm:
     """A cluster; `farmed` is the folder of wishes."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, nodes: int) -> None:
         from ray.cluster_utils import Cluster
 
         self.farmed = folder
         self._cluster = Cluster()
         self.add(include_dashboard=False)
-        self.add()
+        for _ in range(nodes - 1):
+            self.add()
         self.address: str = self._cluster.address
 
     def add(self, labels: dict[str, str] | None = None, first: Path | None = None, **options: Any) -> Any:
@@ -88,10 +89,10 @@ class Farm:
 
     @classmethod
     @contextmanager
-    def running(cls, folder: Path) -> Iterator[Farm]:
-        """Two nodes of one CPU, for a while; without Ray the test is skipped."""
+    def running(cls, folder: Path, nodes: int = 2) -> Iterator[Farm]:
+        """Nodes of one CPU, for a while; without Ray the test is skipped."""
         pytest.importorskip("ray")
-        farm = cls(folder)
+        farm = cls(folder, nodes)
         try:
             yield farm
         finally:

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
+from llmc.server.errors import ApiError
+
 if TYPE_CHECKING:
     from llmc.server.clients import Clients
 
@@ -27,6 +29,10 @@ BODY_S = 60.0
 SEND_S = 60.0
 HEAD_BYTES = 64 << 10
 PIPELINED = 16
+KEEP_ALIVE_S = 75
+"""Seconds that an idle connection is kept: longer than usual proxies keep theirs, so that they close first."""
+UVICORN: Mapping[str, Any] = {"ws": "none", "server_header": False, "proxy_headers": False}
+"""uvicorn's options wherever it speaks for llmc: no WebSocket, no word of itself, no belief in what proxies say."""
 
 Awaited = Literal["head", "body"] | None
 
@@ -63,7 +69,7 @@ class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[valid-type, misc]
             self._await("head")
         else:
             self._deaf = True
-            self._say(refusal.status, refusal.body, refusal.headers)
+            self._say(refusal)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop waiting; tell the requests that are being answered or wait for their answer."""
@@ -146,7 +152,7 @@ class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[valid-type, misc]
         """Of httptools: nothing more can be read; say so, unless that is done or an answer is on its way."""
         if not self._deaf:
             self._deaf = True
-            super().send_400_response(msg)
+            self._say(ApiError(400, "the request cannot be read as HTTP/1.1"))
 
     def _await(self, what: Awaited) -> None:
         if what == self._awaited:
@@ -176,17 +182,16 @@ class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[valid-type, misc]
         else:  # no answer for an idle connection, nor for a body whose request was answered before the body ended
             owed = self._received > 0 and (cycle is None or not cycle.more_body)
         if owed:
-            error = {"message": message, "type": "invalid_request_error", "param": None, "code": None}
-            self._say(status, {"error": error})
+            self._say(ApiError(status, message))
         else:
             self.transport.close()
 
-    def _say(self, status: int, error: Any, headers: Mapping[str, str] | None = None) -> None:
+    def _say(self, error: ApiError) -> None:
         """Answer, and close."""
-        body = json.dumps(error).encode()
-        lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}", "content-type: application/json",
+        body = json.dumps(error.body).encode()
+        lines = [f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}", "content-type: application/json",
                  f"content-length: {len(body)}", "connection: close",
-                 *(f"{name.lower()}: {value}" for name, value in (headers or {}).items())]  # fmt: skip
+                 *(f"{name.lower()}: {value}" for name, value in error.headers.items())]  # fmt: skip
         self.transport.write("\r\n".join([*lines, "", ""]).encode() + body)
         self.transport.close()
 

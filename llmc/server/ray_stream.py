@@ -1,11 +1,9 @@
-"""What Ray puts around the application where HTTP is spoken: in each replica behind HAProxy, or in its own proxy."""
+"""Streams of a replica that dies, where HTTP is spoken: in each replica behind HAProxy, or in Ray's own proxy."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import ExitStack
 
-from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from llmc.errors import EngineDeadError
@@ -14,7 +12,7 @@ from llmc.server.keeper import Keeper
 from llmc.server.protocol.chunks import event
 from llmc.server.streaming import EventStream
 
-_LOST = event(api_error(EngineDeadError("the replica died in the middle of this answer; send the request again")).body)
+LOST = event(api_error(EngineDeadError("the replica died in the middle of this answer; send the request again")).body)
 
 
 class EndsStreams:
@@ -46,15 +44,9 @@ class EndsStreams:
         with ExitStack() as watch:
             await self._app(scope, receive, watched)
             if streams:
-                await watched({"type": "http.response.body", "body": _LOST})
+                await watched({"type": "http.response.body", "body": LOST})
 
 
 def _streams(head: Message) -> bool:
     kind = dict(head["headers"]).get(b"content-type", b"")
     return bool(kind.startswith(EventStream.media_type.encode()))
-
-
-def middlewares() -> Sequence[Middleware]:
-    """For Ray's RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH."""
-    chunk = b"%x\r\n%s\r\n" % (len(_LOST), _LOST)
-    return [Middleware(EndsStreams, Keeper(chunk + b"0\r\n\r\n"))]

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from llmc.runtime.bundle import Bundle
+from tests.adapters import toy_with_adapters
 from tests.server.live import toy_bundle
+from tests.server.served import WAYS, Served, Ways
 from tests.server.stub_engine import Api
 from tests.toy import Toy
 
@@ -23,6 +25,20 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What tests over a real server serve; see `toy_bundle`."""
     return toy_bundle(tmp_path_factory.mktemp("toy"))
+
+
+@pytest.fixture(scope="session")
+def ways(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ways]:
+    """The bundle with adapters, served in all ways; once for all tests that a process runs."""
+    servers = Ways(toy_with_adapters(tmp_path_factory.mktemp("adapters")), tmp_path_factory.mktemp("ways"))
+    yield servers
+    servers.close()
+
+
+@pytest.fixture(params=WAYS)
+def served(ways: Ways, request: pytest.FixtureRequest) -> Served:
+    """A server of it, in each way."""
+    return ways[request.param]
 
 
 @pytest.fixture

@@ -91,8 +91,30 @@ class ScriptedStream:
         return TokenLogprobs(token_id, -0.5, 1, tuple((65 + i, -1.0 - i) for i in range(count)))
 
 
-class Api:
-    """The application over a scripted engine. `ask` gives the answer; keywords override the body or the headers."""
+class Asks:
+    """What a server may be asked; `ask` gives the answer, and keywords override the body or the headers."""
+
+    def ask(self, method: str, path: str, **options: Any) -> httpx.Response:
+        raise NotImplementedError
+
+    def get(self, path: str, **headers: str) -> httpx.Response:
+        return self.ask("GET", path, headers=headers)
+
+    def post(self, path: str, body: Any) -> httpx.Response:
+        return self.ask("POST", path, json=body)
+
+    def raw(self, path: str, body: bytes) -> httpx.Response:
+        return self.ask("POST", path, content=body, headers={"Content-Type": "application/json"})
+
+    def complete(self, **body: Any) -> httpx.Response:
+        return self.post("/v1/completions", {"prompt": "Hi", **body})
+
+    def chat(self, messages: Any = "Hi", **body: Any) -> httpx.Response:
+        return self.post("/v1/chat/completions", {"messages": messages, **body})
+
+
+class Api(Asks):
+    """The application over a scripted engine."""
 
     def __init__(self, bundle: Bundle, template: str | None = "", phase: str = "ready", **config: Any) -> None:
         self.engine = ScriptedEngine(bundle.tokenizer)
@@ -115,21 +137,6 @@ class Api:
                 return await client.request(method, path, **options)
 
         return asyncio.run(asked())
-
-    def get(self, path: str, **headers: str) -> httpx.Response:
-        return self.ask("GET", path, headers=headers)
-
-    def post(self, path: str, body: Any) -> httpx.Response:
-        return self.ask("POST", path, json=body)
-
-    def raw(self, path: str, body: bytes) -> httpx.Response:
-        return self.ask("POST", path, content=body, headers={"Content-Type": "application/json"})
-
-    def complete(self, **body: Any) -> httpx.Response:
-        return self.post("/v1/completions", {"prompt": "Hi", **body})
-
-    def chat(self, messages: Any = "Hi", **body: Any) -> httpx.Response:
-        return self.post("/v1/chat/completions", {"messages": messages, **body})
 
 
 def joined(lists: Iterable[list[Any]]) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -11,15 +12,16 @@ from llmc.runtime.bundle import Bundle
 from llmc.runtime.startup.opening import EngineOptions
 from llmc.server.loading import load
 from llmc.server.state import ServerConfig
-from tests.adapters import NAMES, references, toy_with_adapters
-from tests.server.live import Live
+from tests.adapters import NAMES, references
+from tests.server.live import completion
+from tests.server.served import MODEL, Served, Ways
 from tests.server.stub_engine import Api, events, refusal
 from tests.toy import Toy
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Toy:
-    return toy_with_adapters(tmp_path_factory.mktemp("adapters"))
+@pytest.fixture
+def made(ways: Ways) -> Toy:
+    return ways.toy
 
 
 @pytest.fixture
@@ -27,12 +29,12 @@ def api(made: Toy) -> Api:
     return Api(Bundle.open(made.bundle))
 
 
-def test_the_model_and_its_adapters_are_listed(api: Api) -> None:
-    cards = api.get("/v1/models").json()["data"]
+def test_the_model_and_its_adapters_are_listed(served: Served) -> None:
+    cards = served.get("/v1/models").json()["data"]
     assert [(card["id"], card["root"], card["parent"]) for card in cards] == [
-        ("toy", "toy", None), *((name, name, "toy") for name in NAMES)
+        (MODEL, MODEL, None), *((name, name, MODEL) for name in NAMES)
     ]  # fmt: skip
-    assert api.get("/v1/models/quiet").json() == cards[2]
+    assert served.get("/v1/models/quiet").json()["id"] == "quiet"
 
 
 @pytest.mark.parametrize(("model", "adapter"), [(None, 0), ("toy", 0), ("loud", 1), ("wide", 3)])
@@ -44,24 +46,23 @@ def test_a_requests_model_chooses(api: Api, model: str | None, adapter: int) -> 
     assert [request.adapter for request in api.engine.requests] == [adapter] * 2
 
 
-def test_another_name_is_not_found(api: Api) -> None:
-    for answer in (api.complete(model="lout"), api.chat(model="lout"), api.get("/v1/models/lout")):
+def test_another_name_is_not_found(served: Served) -> None:
+    for answer in (served.complete(model="lout"), served.chat(model="lout"), served.get("/v1/models/lout")):
         error = refusal(answer, 404)
         assert error["code"] == "model_not_found"
         assert error["message"] == (
-            "the model 'lout' is not served here; this server has 'toy', 'loud', 'quiet', 'wide'"
+            f"the model 'lout' is not served here; this server has '{MODEL}', 'loud', 'quiet', 'wide'"
         )
-    assert api.post("/tokenize", {"prompt": "x", "model": "loud"}).status_code == 200, "its tokens are the model's"
+    assert served.post("/tokenize", {"prompt": "x", "model": "loud"}).status_code == 200, "its tokens are the model's"
 
 
-def test_a_server_answers_with_each(made: Toy) -> None:
+def test_a_server_answers_with_each(served: Served, made: Toy) -> None:
     """Over a real engine, all at once."""
     prompt = [3, 5, 9, 20]
-    asked = {"prompt": prompt, "max_tokens": 4, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
-    with Live(made.bundle) as server:
-        server.ready()
-        calls = [server.call(**asked, model=name) for name in (None, *NAMES)]
-        made_by = [call.answer.json["choices"][0]["token_ids"] for call in calls]
+    asked = completion(prompt=prompt, return_token_ids=True)
+    with ThreadPoolExecutor() as pool:
+        answers = pool.map(lambda name: served.complete(**asked, model=name), (None, *NAMES))
+        made_by = [answer.json()["choices"][0]["token_ids"] for answer in answers]
     assert made_by == [wanted.greedy(prompt, 4) for wanted in references(made.model)]
 
 

@@ -18,6 +18,7 @@ from llmc.runtime.text.tokenizer import Tokenizer
 from llmc.server import aside, body
 from llmc.server.app import BODIES
 from llmc.server.protocol import bounds, strict_json
+from tests.server.served import Served
 from tests.server.stub_engine import Api, refusal
 
 DOCS = Path(__file__).parents[2] / "docs" / "serving.md"
@@ -68,9 +69,9 @@ BEYOND = {
 
 
 @pytest.mark.parametrize("field", BEYOND)
-def test_beyond_its_bound_a_field_is_refused_with_the_bound_and_what_was_sent(api: Api, field: str) -> None:
+def test_beyond_its_bound_a_field_is_refused_with_the_bound_and_what_was_sent(served: Served, field: str) -> None:
     value, unit, most = BEYOND[field]
-    error = refusal(api.chat(**{"messages": "x", field: value}))
+    error = refusal(served.chat(**{"messages": "x", field: value}))
     assert error["message"] == f"{field} has {len(value)} {unit}; at most {most} are taken"
     assert error["param"] == field
 
@@ -87,8 +88,8 @@ INSIDE = {
 
 
 @pytest.mark.parametrize("field", INSIDE)
-def test_what_stands_inside_is_named_by_its_place(api: Api, field: str) -> None:
-    error = refusal(api.chat(**{"messages": "x", **INSIDE[field]}))
+def test_what_stands_inside_is_named_by_its_place(served: Served, field: str) -> None:
+    error = refusal(served.chat(**{"messages": "x", **INSIDE[field]}))
     assert re.fullmatch(re.escape(field) + r" has \d+ (items|characters); at most \d+ are taken", error["message"])
 
 

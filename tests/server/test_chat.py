@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.server.served import MODEL
 from tests.server.stub_engine import events, joined, refusal
 
 
@@ -219,32 +220,32 @@ def test_token_ids_are_returned_where_asked_for(api):
 
 
 class TestTokenize:
-    def test_of_a_prompt(self, api):
-        answer = api.post("/tokenize", {"prompt": "Hi", "model": "toy"}).json()
+    def test_of_a_prompt(self, served):
+        answer = served.post("/tokenize", {"prompt": "Hi", "model": MODEL}).json()
         assert answer == {"count": 2, "max_model_len": 32, "tokens": [39, 72]}
-        assert api.post("/tokenize", {"prompt": "Hi", "return_token_strs": True}).json()["token_strs"] == ["H", "i"]
-        assert api.post("/tokenize", {"prompt": ""}).json()["count"] == 0
+        assert served.post("/tokenize", {"prompt": "Hi", "return_token_strs": True}).json()["token_strs"] == ["H", "i"]
+        assert served.post("/tokenize", {"prompt": ""}).json()["count"] == 0
 
-    def test_of_a_conversation_longer_than_the_model_takes(self, api):
-        answer = api.post("/tokenize", {"messages": [{"role": "user", "content": "x" * 50}]}).json()
+    def test_of_a_conversation_longer_than_the_model_takes(self, served):
+        answer = served.post("/tokenize", {"messages": [{"role": "user", "content": "x" * 50}]}).json()
         assert answer["count"] == 67
-        text = api.post("/detokenize", {"tokens": answer["tokens"]}).json()
+        text = served.post("/detokenize", {"tokens": answer["tokens"]}).json()
         assert text == {"prompt": f"user: {'x' * 50}\nassistant:"}
 
     @pytest.mark.parametrize("body", [{}, {"prompt": "x", "messages": "y"}, {"prompt": 5}, {"messages": []}])
-    def test_needs_one_of_them(self, api, body):
-        refusal(api.post("/tokenize", body))
+    def test_needs_one_of_them(self, served, body):
+        refusal(served.post("/tokenize", body))
 
     @pytest.mark.parametrize("tokens", [[-1], ["a"], "ab", None, [1 << 40], [1.5]])
-    def test_back_takes_token_ids_only(self, api, tokens):
-        assert refusal(api.post("/detokenize", {"tokens": tokens}))["param"].startswith("tokens")
+    def test_back_takes_token_ids_only(self, served, tokens):
+        assert refusal(served.post("/detokenize", {"tokens": tokens}))["param"].startswith("tokens")
 
-    def test_ids_without_a_token_have_no_text(self, api):
-        assert api.post("/detokenize", {"tokens": [39, 1 << 30]}).json() == {"prompt": "H"}
+    def test_ids_without_a_token_have_no_text(self, served):
+        assert served.post("/detokenize", {"tokens": [39, 1 << 30]}).json() == {"prompt": "H"}
 
-    def test_answers_for_its_model_only(self, api):
-        refusal(api.post("/tokenize", {"prompt": "x", "model": "other"}), 404)
-        refusal(api.post("/detokenize", {"tokens": [], "model": "other"}), 404)
+    def test_answers_for_its_model_only(self, served):
+        refusal(served.post("/tokenize", {"prompt": "x", "model": "other"}), 404)
+        refusal(served.post("/detokenize", {"tokens": [], "model": "other"}), 404)
 
 
 def test_models_are_listed_and_found(make_api):

@@ -11,6 +11,7 @@ import pytest
 
 from llmc.server.connections import PIPELINED, BoundedProtocol
 from tests.server.live import Gate, Live, completion, until
+from tests.server.served import Served
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
 
@@ -98,15 +99,19 @@ def test_a_head_may_not_grow_for_ever(live: Live) -> None:
     assert "larger than 65536 bytes" in str(error["message"])
 
 
-@pytest.mark.parametrize("head", [b"x: " + b"y" * 70_000, b"x: y\r\n" * 14_000, b"x: y"], ids=["long", "many", "url"])
-def test_a_head_that_comes_whole_is_no_larger_for_it(live: Live, head: bytes) -> None:
+def head_of(size: int, where: str) -> bytes:
+    filled = {"long": b"x: " + b"y" * size, "many": b"x: y\r\n" * (size // 6) + b"x: y", "url": b"x: y"}[where]
+    path = b"/health" + (b"?" + b"z" * size if where == "url" else b"")
+    return b"GET " + path + b" HTTP/1.1\r\nhost: x\r\nconnection: close\r\n" + filled + b"\r\n\r\n"
+
+
+@pytest.mark.parametrize("where", ["long", "many", "url"])
+def test_a_head_that_comes_whole_is_no_larger_for_it(served: Served, where: str) -> None:
     """All in one piece, so that it was complete before its size was seen."""
-    path = b"/health" + (b"?" + b"z" * 70_000 if head == b"x: y" else b"")
-    with live.connect() as connection:
-        connection.sendall(b"GET " + path + b" HTTP/1.1\r\nhost: x\r\n" + head + b"\r\n\r\n")
-        status, error = answered(connection)
-    assert status == 431
-    assert "larger than 65536 bytes" in str(error["message"])
+    head, _, body = served.say(head_of(90_000, where)).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 431 ")
+    assert "larger than 65536 bytes" in json.loads(body)["error"]["message"]
+    assert served.say(head_of(60_000, where)).startswith(b"HTTP/1.1 200 ")
 
 
 def test_so_many_requests_wait_on_a_connection_and_it_ends_with_the_last(live: Live) -> None:
@@ -217,8 +222,19 @@ def test_what_is_sent_behind_an_answer_gets_no_second_one(live: Live) -> None:
         assert b"HTTP/1.1" not in rest(connection)
 
 
-def test_nonsense_is_a_bad_request(live: Live) -> None:
+@pytest.mark.parametrize("line", [b"\x16\x03\x01\x02\x00\x01\x00", b"GET /h\xc3\xa9 HTTP/1.1", b"BREW / HTTP/1.1"])
+def test_nonsense_is_a_bad_request(served: Served, line: bytes) -> None:
+    assert served.say(line + b"\r\nhost: x\r\n\r\n").lower().startswith(b"http/1.1 400 bad request\r\n")
+    assert served.get("/health").status_code == 200
+
+
+def test_what_cannot_be_read_is_told_as_every_error_is(live: Live) -> None:
     with live.connect() as connection:
-        connection.sendall(b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n")
-        assert rest(connection).startswith(b"HTTP/1.1 400 Bad Request\r\n")
-    assert live.get("/health").status == 200
+        connection.sendall(b"BREW / HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert answered(connection)[1]["message"] == "the request cannot be read as HTTP/1.1"
+
+
+def test_a_connection_is_not_turned_into_a_websocket(served: Served) -> None:
+    upgrade = b"upgrade: websocket\r\nsec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+    asked = b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: upgrade, close\r\n" + upgrade + b"\r\n"
+    assert served.say(asked).startswith(b"HTTP/1.1 200 OK\r\n")

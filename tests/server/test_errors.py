@@ -8,7 +8,7 @@ import logging
 import pytest
 
 from llmc.errors import EngineDeadError, InputError, OverloadedError
-from llmc.server.state import Progress
+from llmc.server.state import Progress, ServerConfig
 from tests.server.stub_engine import events, refusal
 
 POSTS = ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"]
@@ -24,19 +24,19 @@ SECRET = "/srv/secret/model.bin"
         b'{"n": ' + b"9" * 5000 + b"}", b"\x00", b'{"prompt": "a"} x', b'{"prompt": "x", "tokens": [], "messages": 1}x',
     ],
 )  # fmt: skip
-def test_a_body_that_is_no_json_object_is_a_400(api, path, body):
-    assert refusal(api.raw(path, body))["type"] == "invalid_request_error"
+def test_a_body_that_is_no_json_object_is_a_400(served, path, body):
+    assert refusal(served.raw(path, body))["type"] == "invalid_request_error"
 
 
 @pytest.mark.parametrize("path", POSTS)
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "", "multipart/form-data"])
-def test_a_body_that_is_not_declared_as_json_is_a_415(api, path, kind):
-    refusal(api.ask("POST", path, content=b'{"prompt": "x"}', headers={"Content-Type": kind}), 415)
+def test_a_body_that_is_not_declared_as_json_is_a_415(served, path, kind):
+    refusal(served.ask("POST", path, content=b'{"prompt": "x"}', headers={"Content-Type": kind}), 415)
 
 
-def test_parameters_of_the_content_type_do_not_matter(api):
+def test_parameters_of_the_content_type_do_not_matter(served):
     headers = {"Content-Type": "Application/JSON; charset=utf-8"}
-    assert api.ask("POST", "/tokenize", content=b'{"prompt": "x"}', headers=headers).status_code == 200
+    assert served.ask("POST", "/tokenize", content=b'{"prompt": "x"}', headers=headers).status_code == 200
 
 
 def body_of(size):
@@ -90,13 +90,50 @@ def test_an_endless_body_is_not_read_to_its_end(make_api):
         ("PUT", "/tokenize", 405, "method_not_allowed"),
     ],
 )  # fmt: skip
-def test_unknown_routes_and_methods(api, method, path, status, code):
-    answer = api.ask(method, path)
+def test_unknown_routes_and_methods(served, method, path, status, code):
+    answer = served.ask(method, path)
     assert refusal(answer, status)["code"] == code
     assert ("allow" in answer.headers) == (status == 405)
 
 
-def ways(api):
+@pytest.mark.parametrize("method", ["HEAD", "OPTIONS", "TRACE"])
+def test_methods_that_no_route_has_are_told_the_ones_it_has(served, method):
+    answer = served.ask(method, "/v1/models")
+    assert (answer.status_code, answer.headers["allow"]) == (405, "GET")
+    assert served.ask("HEAD", "/health").text == ""
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_body_over_the_usual_limit_is_a_413_behind_whatever_takes_it(served, chunked):
+    content = iter([body_of(ServerConfig.max_body_bytes + 1)]) if chunked else body_of(ServerConfig.max_body_bytes + 1)
+    answer = served.ask("POST", "/tokenize", content=content, headers={"Content-Type": "application/json"})
+    assert refusal(answer, 413)["code"] == "body_too_large"
+
+
+HARMLESS = {
+    "x-request-timeout-seconds": [b"0.000001", b"\xe9"], "x-request-disconnect-disabled": [b"?1", b"\xe9"],
+    "x-request-id": [b"mine", b"\xe9"], "serve-multiplexed-model-id": [b"x", b"\xe9"], "x-session-id": [b"x", b"\xe9"],
+    "traceparent": [b"\xe9"], "x-forwarded-for": [b"\xe9"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in HARMLESS.items() for value in values])
+def test_headers_that_mean_something_elsewhere_change_nothing(served, name, value):
+    body = {"prompt": "abcd", "max_tokens": 8, "ignore_eos": True}
+    answer = served.ask("POST", "/v1/completions", json=body, headers={name: value})
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["usage"]["completion_tokens"] == 8
+    assert sorted(answer.headers) == ["content-length", "content-type", "date"]
+
+
+def test_a_stream_is_whole_and_says_how_it_is_to_be_passed_on(served):
+    answer = served.complete(stream=True, ignore_eos=True)
+    assert events(answer)[-1] == "[DONE]"
+    wanted = ["cache-control", "content-type", "date", "transfer-encoding", "x-accel-buffering"]
+    assert sorted(answer.headers) == wanted
+
+
+def ways_of(api):
     yield api.complete()
     yield api.complete(stream=True)
     yield api.chat()
@@ -105,7 +142,7 @@ def ways(api):
 
 def test_an_overloaded_engine_is_a_503_that_says_when_to_come_back(api):
     api.engine.refusals = [OverloadedError("the queue is full", 2.5)] * 4
-    for answer in ways(api):
+    for answer in ways_of(api):
         error = refusal(answer, 503)
         assert (error["message"], error["type"], error["code"]) == ("the queue is full", "server_error", "overloaded")
         assert answer.headers["retry-after"] == "3"
@@ -113,16 +150,16 @@ def test_an_overloaded_engine_is_a_503_that_says_when_to_come_back(api):
 
 def test_what_the_engine_refuses_is_a_400(api):
     api.engine.refusals = [InputError("logit_bias: token id 999 is not in the vocabulary")] * 4
-    for answer in ways(api):
+    for answer in ways_of(api):
         assert refusal(answer)["param"] == "logit_bias"
 
 
 def test_a_dead_engine_is_a_503(api):
     api.engine.refusals = [EngineDeadError("the engine stopped")] * 4
-    for answer in ways(api):
+    for answer in ways_of(api):
         assert refusal(answer, 503)["code"] == "engine_dead"
     api.engine.error = RuntimeError(SECRET)
-    for answer in ways(api):
+    for answer in ways_of(api):
         assert SECRET not in refusal(answer, 503)["message"]
     assert not api.engine.requests
 
@@ -131,7 +168,7 @@ def test_while_loading_everything_that_needs_the_model_is_a_503(make_api):
     api = make_api(phase="loading")
     api.state.progress = Progress("warming up", 3, 72, 12.3)
     posts = [api.post(path, {"prompt": "x", "tokens": []}) for path in ("/tokenize", "/detokenize")]
-    for answer in [*ways(api), *posts, api.get("/v1/models"), api.get("/v1/models/toy")]:
+    for answer in [*ways_of(api), *posts, api.get("/v1/models"), api.get("/v1/models/toy")]:
         error = refusal(answer, 503)
         assert error["code"] == "loading"
         assert "3 of 72" in error["message"]
@@ -142,13 +179,13 @@ def test_while_loading_everything_that_needs_the_model_is_a_503(make_api):
 def test_a_model_that_could_not_be_loaded_is_a_503_without_details(make_api):
     api = make_api(phase="loading")
     api.state.load_error = InputError(SECRET)
-    for answer in ways(api):
+    for answer in ways_of(api):
         assert SECRET not in refusal(answer, 503)["message"]
 
 
 def test_while_draining_no_new_request_is_taken(make_api):
     api = make_api(phase="draining")
-    for answer in ways(api):
+    for answer in ways_of(api):
         assert refusal(answer, 503)["code"] == "draining"
         assert int(answer.headers["retry-after"]) > 0
         assert answer.headers["connection"] == "close"
@@ -204,7 +241,7 @@ def test_a_choice_that_failed_says_so_beside_others(api):
 
 def test_what_nobody_foresaw_is_a_500_and_is_logged(api, caplog):
     api.engine.refusals = [ValueError(SECRET)] * 4
-    for answer in ways(api):
+    for answer in ways_of(api):
         assert SECRET not in refusal(answer, 500)["message"]
     assert caplog.text.count(f"ValueError: {SECRET}\n") >= 4
 

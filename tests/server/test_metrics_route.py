@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from llmc.server.state import Progress
 from llmc.server.telemetry.replicas import labelled, together
 from tests.server.pages import MadeUp
+from tests.server.served import Served
 
 
 def ask(made: MadeUp, path: str, **headers: str) -> httpx.Response:
@@ -120,5 +121,15 @@ def test_of_several_replicas_each_family_is_told_once_with_every_replica() -> No
     answer = ask(made, "/metrics")
     assert value(answer, "llmc:generation_tokens_total", replica="one") == 21
     assert value(answer, "llmc:generation_tokens_total", replica="two") == 7
+    types = [line for line in answer.text.splitlines() if line.startswith("# TYPE")]
+    assert len(types) == len(set(types))
+
+
+def test_a_servers_answers_are_counted_however_it_is_served(served: Served) -> None:
+    before = served.total("generation_tokens_total")
+    assert served.complete(max_tokens=3, ignore_eos=True).status_code == 200
+    assert served.total("generation_tokens_total") == before + 3
+    answer = served.get("/metrics")
+    assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
     types = [line for line in answer.text.splitlines() if line.startswith("# TYPE")]
     assert len(types) == len(set(types))

@@ -1,38 +1,20 @@
-"""OpenAI's own client, sync and async, against the server on a socket, and against Ray Serve, over the toy bundle and
-the real engine."""
+"""OpenAI's own client, sync and async, against the toy bundle and the real engine, however they are served."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from contextlib import ExitStack
 
 import openai
 import pytest
 
 from llmc.server.protocol.answers import ChatResponse, CompletionResponse
-from tests.farm import Farm, install
-from tests.server.live import Live
-from tests.server.over_ray import OverRay
-
-
-@pytest.fixture(scope="module", params=["local", "ray"])
-def live(request, toy, tmp_path_factory):
-    cache = tmp_path_factory.mktemp("cache")
-    with ExitStack() as stack:
-        if request.param == "local":
-            environment = stack.enter_context(pytest.MonkeyPatch.context())
-            environment.setenv("LLMC_CACHE_DIR", str(cache))
-            server = Live(toy.path, api_keys=("k",), served_model_name="org/toy")
-        else:
-            farm = stack.enter_context(Farm.running(install(tmp_path_factory.mktemp("farmed"))))
-            server = OverRay(farm.address, cache, toy.path, "--api-key", "k", "--served-model-name", "org/toy")
-        yield stack.enter_context(server).ready()
+from tests.server.served import KEYS
 
 
 @pytest.fixture
-def client(live):
-    with openai.OpenAI(base_url=f"http://127.0.0.1:{live.port}/v1", api_key="k", max_retries=0) as client:
+def client(served):
+    with openai.OpenAI(base_url=f"http://127.0.0.1:{served.port}/v1", api_key=KEYS[0], max_retries=0) as client:
         yield client
 
 
@@ -50,7 +32,7 @@ def chat(client, **options):
 
 
 def test_lists_models_and_finds_one_with_a_slash(client):
-    (card,) = client.models.list().data
+    card = client.models.list().data[0]
     assert (card.id, card.owned_by) == ("org/toy", "llmc")
     assert client.models.retrieve("org/toy") == card
     with pytest.raises(openai.NotFoundError):
@@ -162,18 +144,18 @@ def test_errors_are_the_clients_own(client, options, error, param):
     assert caught.value.body["message"] in str(caught.value)
 
 
-def test_a_wrong_key_is_the_clients_error(live):
-    url = f"http://127.0.0.1:{live.port}/v1"
+def test_a_wrong_key_is_the_clients_error(served):
+    url = f"http://127.0.0.1:{served.port}/v1"
     wrong = openai.OpenAI(base_url=url, api_key="other", max_retries=0)
     with wrong as client, pytest.raises(openai.AuthenticationError) as caught:
         client.models.list()
     assert caught.value.code == "invalid_api_key"
 
 
-def test_many_at_once_and_async_get_their_own_answers(live):
+def test_many_at_once_and_async_get_their_own_answers(served):
     async def main():
-        base = f"http://127.0.0.1:{live.port}/v1"
-        async with openai.AsyncOpenAI(base_url=base, api_key="k", max_retries=0) as client:
+        base = f"http://127.0.0.1:{served.port}/v1"
+        async with openai.AsyncOpenAI(base_url=base, api_key=KEYS[0], max_retries=0) as client:
 
             async def whole(prompt):
                 answer = await client.completions.create(model="org/toy", prompt=prompt, max_tokens=9, temperature=0)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from tests.server.live import Gate, Live, until
+from tests.server.live import Gate, Live, completion, until
+from tests.server.served import Served
+from tests.server.stub_engine import refusal
 
 SLOTS = 4
 
@@ -72,3 +75,18 @@ def test_a_stream_is_refused_before_it_begins(bundle: Path, monkeypatch: pytest.
         assert (refused.status, refused.headers["content-type"]) == (503, "application/json")
         gate.let()
         assert {c.answer.status for c in calls} == {200}
+
+
+def test_whoever_refuses_says_when_to_come_back_and_health_waits_for_nobody(served: Served) -> None:
+    """More than the slots and the queues of two servers take, and all that wait have work for a while."""
+    asked = completion(prompt="a", max_tokens=20)
+    with ThreadPoolExecutor(200) as pool:
+        calls = [pool.submit(served.complete, **asked) for _ in range(200)]
+        until(lambda: any(call.done() for call in calls))
+        assert served.get("/health").json()["phase"] == "ready"
+        answers = [call.result() for call in calls]
+    refused = [answer for answer in answers if answer.status_code != 200]
+    assert 0 < len(refused) < len(answers)
+    for answer in refused:
+        assert refusal(answer, answer.status_code)["code"] in ("overloaded", "too_many_requests")
+        assert answer.status_code in (503, 429) and int(answer.headers["retry-after"]) >= 1

@@ -10,7 +10,6 @@ import shutil
 import signal
 import socket
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -148,12 +147,16 @@ def listening(port: int) -> set[str]:
 
 
 def told(server: OverRay, text: str) -> None:
-    """Wait until standard error says it."""
+    """Wait until standard error says it, for PATIENCE_S at most: what says nothing is killed, and so ends its lines."""
     assert server.child.stderr is not None
-    deadline = time.monotonic() + PATIENCE_S
     seen = ""
-    while text not in seen and time.monotonic() < deadline:
-        seen += server.child.stderr.readline()
+    giving_up = threading.Timer(PATIENCE_S, server.child.kill)
+    giving_up.start()
+    try:
+        while text not in seen and (line := server.child.stderr.readline()):
+            seen += line
+    finally:
+        giving_up.cancel()
     assert text in seen, seen
 
 

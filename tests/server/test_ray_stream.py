@@ -25,7 +25,7 @@ from tests.artifacts.helpers import REPO
 SERVER = """
 import asyncio, os, socket, sys
 import uvicorn
-from llmc.server.ray_stream import middlewares
+from llmc.server.ray_http import middlewares
 
 async def app(scope, receive, send):
     stream = scope["path"] != "/whole"
@@ -38,10 +38,10 @@ async def app(scope, receive, send):
         await asyncio.sleep(600)
     await send({"type": "http.response.body", "body": b"data: [DONE]\\n\\n"})
 
-(around,) = middlewares()
+plain, around = middlewares()
 listener = socket.create_server(("127.0.0.1", 0))
 print(listener.getsockname()[1], flush=True)
-app = around.cls(app, *around.args, **around.kwargs)
+app = around.cls(plain.cls(app), *around.args, **around.kwargs)
 server = uvicorn.Server(uvicorn.Config(app, http=sys.argv[1], lifespan="off", log_level="critical"))
 server.run(sockets=[listener])
 """

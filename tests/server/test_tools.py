@@ -256,10 +256,10 @@ def test_a_choice_that_cannot_be_is_refused(hermes, options, param):
     assert refusal(hermes.chat(**options))["param"] == param
 
 
-def test_a_template_without_tools_refuses_them(api):
-    assert refusal(api.chat(tools=TOOLS))["param"] == "tools"
-    assert api.chat(tools=[]).status_code == 200
-    assert api.chat(tools=TOOLS, tool_choice="none").status_code == 200
+def test_a_template_without_tools_refuses_them(served):
+    assert refusal(served.chat(tools=TOOLS))["param"] == "tools"
+    assert served.chat(tools=[]).status_code == 200
+    assert served.chat(tools=TOOLS, tool_choice="none").status_code == 200
 
 
 def test_another_notation_is_shown_tools_and_stays_text(make_api):

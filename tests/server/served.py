@@ -1,0 +1,114 @@
+"""One bundle, served in each way that there is: by one process, by two behind one port, and by a replica over Ray."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from llmc.cpus import usable_cpus
+from tests.farm import Farm, install
+from tests.server.live import completion
+from tests.server.over_ray import OverRay
+from tests.server.process import Process
+from tests.server.stub_engine import Asks
+from tests.toy import Toy
+
+WAYS = ("process", "replicas", "ray")
+KEYS = ("first-key", "clé-ñ-鍵")
+MODEL = "org/toy"
+PATIENCE_S = 60.0
+SILENCE_S = 1.0
+
+
+class Served(Asks):
+    """A running server; `key` is sent with each request."""
+
+    def __init__(self, port: int, key: str | None = KEYS[0]) -> None:
+        self.port = port
+        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        self._client = httpx.Client(
+            base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=PATIENCE_S, limits=httpx.Limits()
+        )
+
+    def ask(self, method: str, path: str, **options: Any) -> httpx.Response:
+        return self._client.request(method, path, **options)
+
+    @cached_property
+    def without_key(self) -> Served:
+        """The same, to clients that send none of their own accord."""
+        return Served(self.port, None)
+
+    @contextmanager
+    def stream(self, **body: Any) -> Iterator[httpx.Response]:
+        """The answer to a completion, of which the first event has been read."""
+        asked = completion(stream=True, **body)
+        with self._client.stream("POST", "/v1/completions", json=asked) as answer:
+            assert answer.status_code == 200
+            assert next(answer.iter_lines()).startswith("data: {")
+            yield answer
+
+    def total(self, name: str, **labels: str) -> float:
+        """The sum of a metric's samples that have the labels."""
+        wanted = [f'{label}="{value}"' for label, value in labels.items()]
+        lines = [line for line in self.get("/metrics").text.splitlines() if line.startswith(f"llmc:{name}{{")]
+        return sum(float(line.rpartition(" ")[2]) for line in lines if all(one in line for one in wanted))
+
+    def say(self, sent: bytes) -> bytes:
+        """What is answered to bytes on a connection of their own, until the server closes it, or waits for more."""
+        said = b""
+        with socket.create_connection(("127.0.0.1", self.port), PATIENCE_S) as connection:
+            try:
+                connection.sendall(sent)
+                while part := connection.recv(1 << 16):
+                    said += part
+                    connection.settimeout(SILENCE_S)
+            except (BrokenPipeError, ConnectionResetError):
+                pass  # it was refused before all was sent
+            except TimeoutError:
+                assert said
+        return said
+
+    def close(self) -> None:
+        self.without_key._client.close()
+        self._client.close()
+
+
+class Ways:
+    """Servers of `toy`'s bundle, each started when it is first asked for and kept until all are closed."""
+
+    def __init__(self, toy: Toy, folder: Path) -> None:
+        self.toy, self._folder = toy, folder
+        self._closing = ExitStack()
+        self._tried = set[str]()
+        self._served: dict[str, Served] = {}
+
+    def __getitem__(self, way: str) -> Served:
+        if way == "ray":
+            pytest.importorskip("ray")
+        if way == "replicas" and usable_cpus() < 2:
+            pytest.skip("replicas need a CPU each, and this host gives one")
+        if way not in self._tried:
+            self._tried.add(way)
+            self._served[way] = served = Served(self._start(way).ready().port)
+            self._closing.callback(served.close)
+        assert way in self._served, "it did not start; the first test that asked for it says why"
+        return self._served[way]
+
+    def _start(self, way: str) -> Process:
+        keys = [word for key in KEYS for word in ("--api-key", key)]
+        given = (self._folder / way, self.toy.bundle, *keys, "--served-model-name", MODEL)
+        if way == "ray":
+            farm = self._closing.enter_context(Farm.running(install(self._folder), nodes=1))
+            return self._closing.enter_context(OverRay(farm.address, *given))
+        replicas = ("--replicas", 2) if way == "replicas" else ()
+        return self._closing.enter_context(Process(*given, "--port", 0, *replicas))
+
+    def close(self) -> None:
+        self._closing.close()
