@@ -13,7 +13,8 @@ import typer
 from llmc.cli import ahead
 from llmc.cli import output as messages
 from llmc.cli.accuracy import origin_line
-from llmc.cli.options import BundleArgument, EagerFlag, PrefillFlag, WeightsFlag, option
+from llmc.cli.grouped_help import add
+from llmc.cli.options import ENGINE, BundleArgument, EagerFlag, PrefillFlag, WeightsFlag, option
 from llmc.cli.prompt_lines import Asked, parse
 from llmc.cli.speculation import LookupMax, LookupMin, Speculate, asked
 from llmc.errors import InputError, VerificationError
@@ -25,10 +26,12 @@ if TYPE_CHECKING:
     from llmc.runtime.engine.sampling import SamplingParams
     from llmc.runtime.llm import BundleLLM
 
+_SAMPLING = "Sampling"
+
 
 def register(app: typer.Typer) -> None:
     """Add the command to `app`."""
-    app.command("generate")(generate)
+    add(app, "generate", generate)
 
 
 def generate(
@@ -47,25 +50,34 @@ def generate(
     ] = False,
     max_tokens: Annotated[int, option("--max-tokens", "N", "Tokens to produce at most.")] = 128,
     temperature: Annotated[float, option("--temperature", "T", "0 is greedy.")] = 0.0,
-    top_p: Annotated[float, option("--top-p", "P", "Nucleus probability.")] = 1.0,
-    top_k: Annotated[int, option("--top-k", "K", "Most probable tokens kept; 0: all.")] = 0,
-    min_p: Annotated[float, option("--min-p", "P", "Least probability, relative to the best token's.")] = 0.0,
-    repetition_penalty: Annotated[float, option("--repetition-penalty", "R", "Over 1 discourages repetition.")] = 1.0,
+    top_p: Annotated[float, option("--top-p", "P", "Nucleus probability.", rich_help_panel=_SAMPLING)] = 1.0,
+    top_k: Annotated[int, option("--top-k", "K", "Most probable tokens kept; 0: all.", rich_help_panel=_SAMPLING)] = 0,
+    min_p: Annotated[
+        float, option("--min-p", "P", "Least probability, relative to the best token's.", rich_help_panel=_SAMPLING)
+    ] = 0.0,
+    repetition_penalty: Annotated[
+        float, option("--repetition-penalty", "R", "Over 1 discourages repetition.", rich_help_panel=_SAMPLING)
+    ] = 1.0,
     seed: Annotated[int | None, option("--seed", "S", "Makes sampling repeatable.")] = None,
     stop: Annotated[list[str] | None, option("--stop", "S", "End before this text; may be repeated.")] = None,
-    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after the model's end token.")] = False,
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", help="Go on after the model's end token.", rich_help_panel=_SAMPLING)
+    ] = False,
     stream: Annotated[bool, typer.Option("--stream", help="Print text as it comes.")] = False,
     weights: WeightsFlag = None,
     show_buckets: Annotated[
         bool, typer.Option("--show-buckets", help="Show each step's bucket, padding, executable and time.")
     ] = False,
-    threads: Annotated[int | None, option("--threads", "N", "Default: LLMC_THREADS or the CPUs.")] = None,
+    threads: Annotated[
+        int | None, option("--threads", "N", "Default: LLMC_THREADS or the CPUs.", rich_help_panel=ENGINE)
+    ] = None,
     speculate: Speculate = None,
     prompt_lookup_max: LookupMax = None,
     prompt_lookup_min: LookupMin = None,
     prefill: PrefillFlag = None,
     lora_name: Annotated[
-        str | None, option("--lora-name", "NAME", "Answer with this adapter of the bundle. Default: none.")
+        str | None,
+        option("--lora-name", "NAME", "Answer with this adapter of the bundle. Default: none.", rich_help_panel=ENGINE),
     ] = None,
     enforce_eager: EagerFlag = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a prompt.")] = False,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llmc.cli.options import ThreadsFlag, option
+from llmc.cli.options import ThreadsFlag, device_option, option
 from llmc.cli.output import CompileProgress
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class TryFlags:
     temperature: Annotated[float, option("", "T", "0 is greedy.")] = 0.0
     seed: Annotated[int | None, option("", "S", "Makes sampling repeatable.")] = None
     threads: ThreadsFlag = None
-    device: Annotated[str | None, option("", "D", "What to compile for.", rich_help_panel=_PANEL)] = None
+    device: Annotated[str | None, device_option("", "What to compile for.", rich_help_panel=_PANEL)] = None
     quantize: Annotated[str | None, option("", "none|int8|fp8|int4|keep", "Weights.", rich_help_panel=_PANEL)] = None
     max_model_len: Annotated[
         int | None,

@@ -45,6 +45,18 @@ def devices() -> list[str]:
     return TARGETS.names()
 
 
+def offered() -> list[str]:
+    """Those of `devices` that people are told of."""
+    hidden = {device for device, target in _importable() if target.hidden}
+    return [device for device in devices() if device not in hidden]
+
+
+def require_device(device: str) -> None:
+    """Raise UnknownNameError, which lists those offered, for what names no device in front of its colon."""
+    if device.partition(":")[0] not in devices():
+        raise UnknownNameError("device", device, offered(), other_names())
+
+
 def _importable() -> Iterator[tuple[str, type[Any]]]:
     """Devices and their targets; another package's that cannot be imported is left out."""
     for device in devices():
