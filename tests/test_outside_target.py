@@ -117,7 +117,7 @@ def test_without_the_package_its_bundle_is_refused_in_one_line(installed: Path, 
         check=False,
         env={**os.environ, "LLMC_CACHE_DIR": str(tmp_path / "cache")},
     )
-    assert ran.returncode == 5 and "unknown executor 'pocket'; known: fake," in ran.stderr, ran
+    assert ran.returncode == 5 and "unknown executor 'pocket'; known: hpu," in ran.stderr, ran
     assert len(ran.stderr.splitlines()) == 1
 
 

@@ -262,11 +262,8 @@ def compile_command(
         print_estimate(estimate_compile(checkpoint, made, options, store, settings), as_json)
         return
 
-    def expected() -> float:
-        return float(estimate_compile(checkpoint, made, options, store, settings)["estimated_seconds"])
-
     console.going_on = f"; what is done is kept: go on with `llmc compile --resume -o {output}`"
-    shown = CompileProgress(as_json and not sys.stderr.isatty(), expected)
+    shown = CompileProgress(as_json and not sys.stderr.isatty())
     with replacing(place), shown as progress, journal.running():
         done = compile_and_finish(checkpoint, output, made, options, store, progress, settings)
     print_result(write_host_files(done), as_json, result)

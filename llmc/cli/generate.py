@@ -10,14 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from llmc.buckets.limits import DEFAULT_MAX_NUM_SEQS
 from llmc.cli import ahead
 from llmc.cli import output as messages
 from llmc.cli.accuracy import origin_line
+from llmc.cli.flags import takes
 from llmc.cli.grouped_help import add
-from llmc.cli.options import ENGINE, BundleArgument, EagerFlag, PrefillFlag, WeightsFlag, option
+from llmc.cli.on_demand import OnDemandFlags
+from llmc.cli.options import ENGINE, BundleOrModelArgument, EagerFlag, PrefillFlag, WeightsFlag, option
 from llmc.cli.prompt_lines import Asked, parse
 from llmc.cli.speculation import LookupMax, LookupMin, Speculate, asked
-from llmc.errors import InputError, VerificationError
+from llmc.errors import ArtifactError, CheckpointError, InputError, VerificationError
+from llmc.paths import exists, expanded
 
 if TYPE_CHECKING:
     from llmc.runtime.engine.handover import HandOver
@@ -31,11 +35,11 @@ _SAMPLING = "Sampling"
 
 def register(app: typer.Typer) -> None:
     """Add the command to `app`."""
-    add(app, "generate", generate)
+    add(app, "generate", takes(OnDemandFlags, generate))
 
 
 def generate(
-    bundle: BundleArgument,
+    bundle: BundleOrModelArgument,
     source: Annotated[
         str | None,
         typer.Argument(metavar="[-]", help="- reads prompts from standard input.", show_default=False),
@@ -81,8 +85,12 @@ def generate(
     ] = None,
     enforce_eager: EagerFlag = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a prompt.")] = False,
+    flags: OnDemandFlags,
 ) -> None:
-    """Answer prompts by replaying the bundle's graphs. Compiles nothing, and needs neither torch nor transformers.
+    """Answer prompts by replaying a bundle's graphs, which compiles nothing and needs neither torch nor transformers.
+
+    A MODEL is compiled first, once: its bundle is kept in the store, for one sequence at a time, or with several
+    prompts for 8. `llmc compile` has more options, and `llmc run` is for one question.
 
     -v says where the bundle's verification comes from: made here, signed by a trusted key, or neither.
 
@@ -91,9 +99,7 @@ def generate(
       llmc generate bundle --prompt "The capital of France is" --max-tokens 16 --show-buckets
       llmc generate bundle --chat --prompt "Name three rivers." --stream
       llmc generate bundle --prompts prompts.jsonl --json
-      llmc generate bundle --chat --prompts questions-about-texts.jsonl --speculate 6
-      llmc generate bundle-of-config --weights ./model --prompt "Hello"
-      llmc generate decode-bundle --prefill prefill-bundle --prompts prompts.jsonl --json
+      llmc generate smollm2-demo --chat --prompt "Name three rivers."
     """
     from llmc.runtime.llm import BundleLLM
 
@@ -108,8 +114,9 @@ def generate(
     given, params = [one for one, _ in asked_for], [how for _, how in asked_for]
     keeps = show_buckets or as_json or speculation is not None
     begun = ahead.take(bundle)
+    place = bundle if begun else _bundle(bundle, flags, len(given), weights)
     options: dict[str, Any] = {"speculative_config": speculation, "prefill": prefill, "enforce_eager": enforce_eager}
-    with BundleLLM(_bound(bundle, weights), threads, keeps, starting=begun, **options) as llm:
+    with BundleLLM(place, threads, keeps, starting=begun, **options) as llm:
         if messages.verbose:
             print(f"llmc: {origin_line(bundle, llm.bundle.files)}", file=sys.stderr)
         if stream and not as_json:
@@ -140,18 +147,13 @@ def _speculated(records: list[StepRecord]) -> str:
     return f"speculation: {drafted} tokens drafted, {accepted} accepted{share}, {len(records)} steps"
 
 
-def _bound(bundle: str, weights: str | None) -> str | Path:
-    """The bundle, with the weights that were named."""
-    if weights is None:
-        return bundle
-    from llmc.artifacts.local.opening import open_store
-    from llmc.artifacts.local.references import resolve
-    from llmc.compiler.pipeline.bind import bound
-    from llmc.settings import Settings
-
-    settings = Settings.from_environment()
-    store = open_store(None, settings)
-    return bound(resolve(bundle, settings, store), weights, store)
+def _bundle(named: str, flags: OnDemandFlags, prompts: int, weights: str | None) -> Path:
+    try:
+        return flags.bundle(named, 1 if prompts == 1 else DEFAULT_MAX_NUM_SEQS, weights)
+    except CheckpointError as e:
+        if exists(expanded(named)):
+            raise
+        raise ArtifactError(str(e)) from e  # a bundle that is missing, as likely as a checkpoint
 
 
 def _prompts(

@@ -51,7 +51,7 @@ class GroupedCommand(TyperCommand):
         """What stands below the text of the help."""
         device = device_in(ctx.find_root().obj or ())
         all_of_it = ctx.meta.get(ALL) or _SHOW_ALL.name not in {param.name for param in self.params}
-        groups: dict[str, list[tuple[str, str]]] = {}
+        groups: dict[str, list[tuple[str, str]]] = {title: [] for title in _PLAIN.values()}
         brief: dict[str, list[str]] = {}
         flags: dict[str, list[str]] = {}
         for param in self.get_params(ctx):
@@ -68,7 +68,7 @@ class GroupedCommand(TyperCommand):
                 groups.setdefault(_OWN.format(device) if own else title, []).append(record)
             else:
                 brief.setdefault(title, []).append(param.opts[0])
-        for title, records in groups.items():
+        for title, records in ((title, found) for title, found in groups.items() if found):
             with formatter.section(title):
                 formatter.write_dl(records)
         if brief:

@@ -59,6 +59,14 @@ def fields_option(**more: Any) -> Any:
 BundleArgument = Annotated[
     str, typer.Argument(metavar="BUNDLE", help="A bundle folder, archive, store:KEY or oci://….", show_default=False)
 ]
+BundleOrModelArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="BUNDLE|MODEL",
+        help="A bundle folder, archive, store:KEY or oci://…; or a checkpoint, which is compiled first.",
+        show_default=False,
+    ),
+]
 StoreFlag = Annotated[
     Path | None, option("--cache-dir", "DIR", "Artifact store. Default: LLMC_CACHE_DIR or the user's.")
 ]

@@ -15,7 +15,17 @@ import typer
 from llmc.cli import output as messages
 from llmc.cli.capturing import CaptureFlags, takes_capture_flags
 from llmc.cli.grouped_help import add
-from llmc.cli.options import ENGINE, EagerFlag, PrefillFlag, ThreadsFlag, WeightsFlag, device_option, option
+from llmc.cli.openers import opener, reopener
+from llmc.cli.options import (
+    ENGINE,
+    BundleOrModelArgument,
+    EagerFlag,
+    PrefillFlag,
+    ThreadsFlag,
+    WeightsFlag,
+    device_option,
+    option,
+)
 from llmc.cli.order import OrderFlag, uses_in
 from llmc.cli.quantities import duration, size
 from llmc.cli.replicating import fleet, local_count, require_executor
@@ -27,12 +37,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
-    from llmc.artifacts.store.store import Store
-    from llmc.runtime.bundle import Bundle
     from llmc.server.events import Event
-    from llmc.server.loading import OpenBundle
     from llmc.server.state import Progress
-    from llmc.server.swapping import Reopen
     from llmc.settings import Settings
 
 _COMPILE, _OTHERS = "For a MODEL", "Other bundles"
@@ -45,14 +51,7 @@ def register(app: typer.Typer) -> None:
 
 
 def serve_command(
-    bundle: Annotated[
-        str,
-        typer.Argument(
-            metavar="BUNDLE|MODEL",
-            help="A bundle folder, archive, store:KEY or oci://…; or a checkpoint, which is compiled first.",
-            show_default=False,
-        ),
-    ],
+    bundle: BundleOrModelArgument,
     *,
     host: Annotated[str, option("--host", "H", "Address to listen on; 0.0.0.0: all.")] = "127.0.0.1",
     port: Annotated[int, option("--port", "P", "0 takes a free port and says which.")] = 8000,
@@ -257,23 +256,25 @@ def serve_command(
     store = open_store(None, settings, device)
     how = how_of(warm_up or ("open" if settings.skip_warmup else "all"))
     warming = WarmUp(how, None if traffic is None else uses_in(traffic), flags.choice(settings))
-    opener = _opener(bundle, device, options, store, weights)
+    open_bundle = opener(bundle, device, options, store, weights, as_json)
     with _JsonEvents() if as_json else _Told() as report:
         if executor != LOCAL:
             from llmc.server.ray_serve import serve as serve_over_ray
 
             replicated = fleet(address or settings.ray_address, replicas, threads or settings.threads, scaling)
-            raise typer.Exit(serve_over_ray(config, opener, replicated, options=run, warm_up=warming, report=report))
+            raise typer.Exit(
+                serve_over_ray(config, open_bundle, replicated, options=run, warm_up=warming, report=report)
+            )
         code = serve(
             config,
-            opener,
+            open_bundle,
             options=run,
             warm_up=warming,
             report=report,
             uds=uds,
             access_log=access_log,
             cache_counters=lambda: store.counters,
-            reopen=_reopener(bundle, device, options, store, weights),
+            reopen=reopener(bundle, device, options, store, weights),
         )
     raise typer.Exit(code)
 
@@ -319,60 +320,6 @@ def _plan(file: Path, options: dict[str, Any]) -> Any:
         if name in options:
             raise InputError(f"--plan has the limits already; leave out --{name.replace('_', '-')}")
     return Plan.load(file)
-
-
-def _opener(
-    model: str, device: str | None, options: dict[str, Any], store: Store, weights: str | None = None
-) -> OpenBundle:
-    def open_bundle(tell: Callable[[Progress], None]) -> Path:
-        from llmc.api import bundle_of
-
-        return bundle_of(model, device, options, _told_by(tell), store, weights)
-
-    return open_bundle
-
-
-def _reopener(model: str, device: str | None, options: dict[str, Any], store: Store, weights: str | None) -> Reopen:
-    """Finds bundles only: a server compiles nothing while it serves."""
-
-    def reopen(named: str | None, tell: Callable[[Progress], None]) -> Path | Bundle:
-        from llmc.artifacts.bundle.manifest import read_manifest
-        from llmc.artifacts.local.references import resolve
-        from llmc.settings import Settings
-
-        folder = resolve(named or model, Settings.from_environment(), store)
-        read_manifest(folder)
-        return _opener(str(folder), device, options, store, weights)(tell)
-
-    return reopen
-
-
-def _told_by(tell: Callable[[Progress], None]) -> Callable[[Any], None]:
-    """A reporter of a compile that tells its stages, with the seconds left of one from the time of its parts so far."""
-    import time
-
-    from llmc.compiler.pipeline.compile import ExecutableReport, VerifyReport
-    from llmc.server.state import Progress
-
-    first: dict[str, tuple[int, float]] = {}
-
-    def part(stage: str, done: int, total: int) -> None:
-        now = time.monotonic()
-        begun, since = first.setdefault(stage, (done, now))
-        left = (now - since) / (done - begun) * (total - done) if done > begun else None
-        tell(Progress(stage, done, total, left))
-
-    def report(event: Any) -> None:
-        if isinstance(event, ExecutableReport):
-            part("compile", event.index, event.total)
-        elif isinstance(event, VerifyReport):
-            part("verify", event.done, event.total)
-        elif event.seconds is None and event.total > 1:
-            part(event.name, event.index, event.total)
-        elif event.seconds is None:
-            tell(Progress(event.name))
-
-    return report
 
 
 class _JsonEvents:
@@ -471,7 +418,9 @@ class _Told:
                 self._progress(event)
 
     def _progress(self, at: Progress) -> None:
-        if not at.total:
+        from llmc.server.warming import STAGE
+
+        if at.stage != STAGE:  # a compile shows itself
             return
         if sys.stderr.isatty():
             if at.stage not in self._bars:
