@@ -30,8 +30,8 @@ def completion(
 
     \b
     Example:
-      eval "$(llmc completion bash)"                                          # in ~/.bashrc
-      eval "$(llmc completion zsh)"                                           # in ~/.zshrc, below compinit
+      llmc completion bash >> ~/.bashrc
+      llmc completion zsh >> ~/.zshrc           # below compinit
       llmc completion fish > ~/.config/fish/completions/llmc.fish
     """
     if shell not in SHELLS:

@@ -13,6 +13,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from llmc.compiler.targets.declared import offered
+
 ALL = "--help-all"
 _OWN = "Options of {}"
 _DEVICES = "devices: "
@@ -74,14 +76,17 @@ class GroupedCommand(TyperCommand):
         if brief:
             with formatter.section(f"More options; {ctx.command_path} {ALL} explains them"):
                 _name(formatter, brief)
-        if flags and device not in flags:
+        if flags and device in offered() and device not in flags:
+            with formatter.section(_OWN.format(device)):
+                formatter.write_text("none but those of every device")
+        elif flags and device not in flags:
             with formatter.section(f"{_OWN.format('a device')}; {ctx.command_path} --device D --help explains them"):
-                _name(formatter, dict(sorted(flags.items())) if all_of_it else {"of": sorted(flags)})
+                _name(formatter, dict(sorted(flags.items())) if all_of_it else {"": sorted(flags)})
 
 
 def _name(formatter: Any, rows: Mapping[str, Sequence[str]]) -> None:
     """A line for each row: its title, and its names, none of which is broken at a hyphen."""
-    widest = max(map(len, rows)) + 2
+    widest = max(len(title) + 2 for title in rows) if any(rows) else 0
     for title, names in rows.items():
         begin = " " * formatter.current_indent + title.ljust(widest)
         text = textwrap.fill(

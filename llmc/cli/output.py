@@ -9,6 +9,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from llmc.compiler.pipeline.compile import Event
 
 quiet = False
@@ -53,6 +55,7 @@ class CompileProgress:
         self._part_shown = 0.0
         self._stage, self._said_at, self._ends_at = "", time.monotonic(), 0.0
         self._ended = threading.Event()
+        self._expected: Callable[[], float] | None = None
 
     def __enter__(self) -> CompileProgress:
         if self._live:
@@ -89,8 +92,12 @@ class CompileProgress:
         if self._quiet:
             return
         if isinstance(event, BeginReport):
-            self._begin(event.expected())
-        elif isinstance(event, ExecutableReport):
+            self._expected = event.expected
+            return
+        if self._expected is not None:  # what is refused before the first stage takes no time
+            self._begin(self._expected())
+            self._expected = None
+        if isinstance(event, ExecutableReport):
             done = "cached" if event.cached else f"{event.seconds:.1f} s"
             size = f"{event.size / 1e6:.2f} MB"
             self._line(f"[{event.index}/{event.total}] {event.shape}: {event.state}, {size}, {done}")

@@ -72,7 +72,6 @@ def test_bash_completes_commands_options_devices_and_values() -> None:
     assert bash("llmc plan ev") == ["evaluate"]
     assert bash("llmc completion ") == list(SHELLS)
     assert bash("llmc compile mo") == [], "paths are the shell's own"
-    assert bash("llmc no-command ") == []
 
 
 def test_fish_completes_with_the_help_of_each() -> None:

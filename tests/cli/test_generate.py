@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -384,15 +385,16 @@ def test_numbers_that_make_no_sense_are_usage_errors(generate: Llmc, flag: str, 
 # Bundles that cannot be trusted
 
 
-def test_what_is_no_bundle(llmc: Llmc, toy: Path) -> None:
+def test_what_is_no_bundle(llmc: Llmc, toy: Path, tmp_path: Path) -> None:
     assert (
         llmc("generate", "nowhere", "--prompt", "x").failed(5).startswith("nowhere: no such file or folder; MODEL is")
     )
-    (toy.parent / "empty").mkdir()
-    said = llmc("generate", toy.parent / "empty", "--prompt", "x").failed(5)
+    (tmp_path / "empty").mkdir()
+    said = llmc("generate", tmp_path / "empty", "--prompt", "x").failed(5)
     assert said.endswith("not a bundle (no manifest.json in it); make one with `llmc compile`")
-    (toy / "model.safetensors").write_bytes(b"")
-    assert "model.safetensors" in llmc("generate", toy, "--prompt", "x", "--device", "fake", "-q").failed(1)
+    damaged = shutil.copytree(toy, tmp_path / "damaged")
+    (damaged / "model.safetensors").write_bytes(b"")
+    assert "the file is empty" in llmc("generate", damaged, "--prompt", "x", "--device", "fake", "-q").failed(1)
 
 
 def test_a_checkpoint_is_compiled_once_as_by_llmc_run(llmc: Llmc, toy: Path) -> None:
@@ -405,7 +407,7 @@ def test_a_checkpoint_is_compiled_once_as_by_llmc_run(llmc: Llmc, toy: Path) -> 
     assert again.out == first.out and "compilations while serving: 0" in served
     assert told and all(line.endswith(("cached", "from the store")) for line in told)
     several = llmc("generate", toy, "--prompt", "ab", "--prompt", "ba", *asked, "--show-buckets")
-    assert "decode   2 x 1 + " in several.out and first.out in several.out
+    assert "decode  2 x 1 + " in several.out and first.out in several.out
 
 
 @pytest.mark.parametrize("name", ["weights", "tokenizer.json", "prompt", "decode"])

@@ -11,17 +11,18 @@ from llmc.buckets.plan import Plan
 from llmc.cli import output as output_bars
 from llmc.cli.flags import takes_own_options
 from llmc.cli.grouped_help import add
-from llmc.cli.options import TaskFlag, device_option, option
+from llmc.cli.options import TaskFlag, device_option, one_of, option
 from llmc.cli.plan.printing import draw_to, print_for_server, print_plan
 from llmc.cli.planning import PlanningFlags, open_traffic, plan_from_flags, planning_arguments, takes_planning_flags
 from llmc.cli.pooled_planning import pooled_plan
 from llmc.compiler.options import Value
-from llmc.errors import CheckpointError, InputError
+from llmc.errors import CheckpointError, InputError, did_you_mean
 
 if TYPE_CHECKING:
     from llmc.buckets.frontier import FrontierPoint
     from llmc.compiler.options import CompileOptions
 
+VERBS = ("show", "evaluate", "export", "import", "tune", "check", "capture")
 _ESTIMATES, _SHOWN = "Estimates", "Also shown"
 
 
@@ -34,7 +35,8 @@ def plan(
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="MODEL | show | evaluate | export | import | tune | check | capture",
+            metavar=" | ".join(("MODEL", *VERBS)),
+            autocompletion=one_of(lambda: VERBS),
             help="A model folder, .gguf file or hub name; or a verb, each with a --help of its own.",
             show_default=False,
         ),
@@ -115,7 +117,8 @@ def plan(
     named = any(given is not None for given in priced.values())
     estimates = ""
     if len(arguments) > 1:
-        raise InputError(f"llmc plan takes one MODEL, not {len(arguments)}: {' '.join(arguments)}")
+        asked = f"llmc plan takes one MODEL, not {len(arguments)}: {' '.join(arguments)}"
+        raise InputError(asked + did_you_mean(arguments[0], VERBS))
     model = arguments[0] if arguments else None
     for name, given in priced.items():
         if given is not None and model is None and config is None:

@@ -52,7 +52,8 @@ def _named(name: str, device: str) -> type[EncoderTarget]:
     try:
         found: type[EncoderTarget] = TARGETS.get(name)
     except UnknownNameError:
+        offered = ", ".join([CPU, *TARGETS.told()])
         raise InputError(
-            f"--device {device} has no form for models that embed or score; take one of {', '.join([CPU, *TARGETS.told()])}"
+            f"--device {device} has no form for models that embed or score; take one of {offered}"
         ) from None
     return found
