@@ -161,22 +161,22 @@ def _bundle_of(
 
     from llmc.artifacts.store.layout import Layout
 
-    name = hashlib.sha256(repr((str(Path(model).absolute()), device, sorted(options.items()))).encode()).hexdigest()[
-        :16
-    ]
+    asked = (str(Path(model).absolute()), device, sorted(options.items()))
+    name = hashlib.sha256(repr(asked).encode()).hexdigest()[:16]
     output = Layout(settings.cache_dir_for(device)).bundles / name
     compile(model, output, device=device, **making)
     return output
 
 
 def names_bundle(model: str) -> bool:
-    """Whether `model` can only be a bundle: a folder that is none of a checkpoint, or a reference."""
+    """Whether `model` can only be a bundle: a folder that is none of a checkpoint, its manifest, or a
+    reference."""
     from llmc.artifacts.local.references import is_reference
 
     path = Path(model)
     if is_dir(path) and not is_file(path / "manifest.json"):
         return not (is_file(path / "config.json") or any(path.glob("*.gguf")))
-    return is_dir(path) or is_reference(model)
+    return is_dir(path) or path.name == "manifest.json" or is_reference(model)
 
 
 def _matching(path: Path, device: str | None, options: dict[str, Any], model: str | None = None) -> Path:

@@ -67,8 +67,8 @@ def _told_by(tell: Callable[[Progress], None]) -> Callable[[Any], None]:
 
     def report(event: Any) -> None:
         if isinstance(event, BeginReport):
-            return
-        if isinstance(event, ExecutableReport):
+            pass
+        elif isinstance(event, ExecutableReport):
             part("compile", event.index, event.total)
         elif isinstance(event, VerifyReport):
             part("verify", event.done, event.total)

@@ -19,7 +19,7 @@ COMMANDS = {
     "run": ("llmc.cli.run", "Ask a model, for a first try: compiled where it was not yet."),
     "chat": ("llmc.cli.chat", "Talk to a model, for a first try."),
     "verify": ("llmc.cli.verify", "Check a bundle against its reference model."),
-    "generate": ("llmc.cli.generate", "Answer prompts with a bundle, without compiling."),
+    "generate": ("llmc.cli.generate", "Answer prompts with a bundle, or a model, compiled first."),
     "embed": ("llmc.cli.pooling", "Vectors of texts with a bundle of an embedding model."),
     "score": ("llmc.cli.pooling", "Scores of documents with a bundle of a reranker."),
     "serve": ("llmc.cli.serve", "Serve a bundle with OpenAI's API."),
