@@ -38,13 +38,18 @@ class UnknownNameError(InputError):
     """
 
     def __init__(self, kind: str, name: str, known: Iterable[str], others: Mapping[str, str] | None = None) -> None:
-        from difflib import get_close_matches
-
         names = sorted(known)
-        called = {n.lower(): n for n in names} | dict(others or {})
-        near = get_close_matches(name.lower(), called, n=1, cutoff=0.7)
-        meant = f"; did you mean {called[near[0]]!r}?" if near else ""
+        meant = did_you_mean(name, names, others)
         super().__init__(f"unknown {kind} {name!r}; known: {', '.join(names)}{meant}")
+
+
+def did_you_mean(name: str, known: Iterable[str], others: Mapping[str, str] | None = None) -> str:
+    """The end of a message that names the nearest of the `known` names; "" where none is near. `others`: see above."""
+    from difflib import get_close_matches
+
+    called = {n.lower(): n for n in known} | dict(others or {})
+    near = get_close_matches(name.lower(), called, n=1, cutoff=0.65)
+    return f"; did you mean {called[near[0]]!r}?" if near else ""
 
 
 class CheckpointError(LlmcError):

@@ -38,14 +38,19 @@ EXTRAS: Mapping[str, str] = {
     "jaxlib": "xla",
     "libtpu": "tpu",
     "jax_cuda13_plugin": "cuda",
-    **dict.fromkeys(("torch", "transformers", "safetensors", "gguf", "onnx", "ziglang"), "compile"),
+    "pynvml": "cuda",
+    **dict.fromkeys(
+        ("torch", "sympy", "transformers", "huggingface_hub", "safetensors", "gguf", "onnx", "ml_dtypes", "ziglang"),
+        "compile",
+    ),
     "matplotlib": "plot",
     "ray": "ray",
     "jsonschema": "fleet",
     "cryptography": "sign",
     "backports": "archive",
     **dict.fromkeys(("fsspec", "s3fs", "oras", "requests", "tenacity"), "remote"),
-    **dict.fromkeys(("fastapi", "uvicorn", "httptools", "pydantic", "prometheus_client", "llguidance"), "serve"),
+    **dict.fromkeys(("fastapi", "starlette", "uvicorn", "uvloop", "httptools"), "serve"),
+    **dict.fromkeys(("pydantic", "pydantic_core", "prometheus_client", "llguidance"), "serve"),
 }
 """Modules that only an extra of llmc brings, and the name of the extra."""
 

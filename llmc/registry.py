@@ -10,7 +10,7 @@ Each is imported when it is first asked for. A name of llmc's own always means l
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cache, cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -41,10 +41,11 @@ def packages() -> frozenset[str]:
 
 
 class Registry:
-    """`what` one is, in words; `group` of entry points; `own`: name to "module:attribute"."""
+    """`what` one is, in words; `group` of entry points; `own`: name to "module:attribute". `untold`: names for tests,
+    which work and which no list for people has."""
 
-    def __init__(self, what: str, group: str, own: Mapping[str, str]) -> None:
-        self._what, self._group, self._own = what, group, own
+    def __init__(self, what: str, group: str, own: Mapping[str, str], untold: Collection[str] = ()) -> None:
+        self._what, self._group, self._own, self._untold = what, group, own, untold
 
     @cached_property
     def _others(self) -> dict[str, tuple[str, str]]:
@@ -64,13 +65,17 @@ class Registry:
         """All of them, sorted."""
         return sorted({*self._own, *self._others})
 
+    def told(self) -> list[str]:
+        """Those of `names` that people are told of."""
+        return [name for name in self.names() if name not in self._untold]
+
     def place(self, name: str) -> str:
         """The "module:attribute" of a name; raises UnknownNameError listing the known ones."""
         if name in self._own:
             return self._own[name]
         if name in self._others:
             return self._others[name][0]
-        raise UnknownNameError(self._what, name, self.names())
+        raise UnknownNameError(self._what, name, self.told())
 
     def module(self, name: str) -> str:
         """The module of a name; raises UnknownNameError listing the known ones."""

@@ -143,15 +143,12 @@ def _bundle_of(
 ) -> Path:
     options = dict(options or {})
     making = {**options, "report": report, "store": store}
-    path = Path(model)
-    if is_file(path / "manifest.json") or (is_dir(path) and not _holds_checkpoint(path)):
-        return _matching(path, device, options)
     from llmc.artifacts.local.precompiled import load, place_for
-    from llmc.artifacts.local.references import is_reference, resolve
+    from llmc.artifacts.local.references import resolve
     from llmc.settings import Settings
 
     settings = Settings.from_environment()
-    if is_reference(model):
+    if names_bundle(model):
         return _matching(resolve(model, settings, store), device, options)
     device = device or settings.device
     place = place_for(device, model, settings.neuron_artifacts)
@@ -164,10 +161,22 @@ def _bundle_of(
 
     from llmc.artifacts.store.layout import Layout
 
-    name = hashlib.sha256(repr((str(path.absolute()), device, sorted(options.items()))).encode()).hexdigest()[:16]
+    asked = (str(Path(model).absolute()), device, sorted(options.items()))
+    name = hashlib.sha256(repr(asked).encode()).hexdigest()[:16]
     output = Layout(settings.cache_dir_for(device)).bundles / name
     compile(model, output, device=device, **making)
     return output
+
+
+def names_bundle(model: str) -> bool:
+    """Whether `model` can only be a bundle: a folder that is none of a checkpoint, its manifest, or a
+    reference."""
+    from llmc.artifacts.local.references import is_reference
+
+    path = Path(model)
+    if is_dir(path) and not is_file(path / "manifest.json"):
+        return not (is_file(path / "config.json") or any(path.glob("*.gguf")))
+    return is_dir(path) or path.name == "manifest.json" or is_reference(model)
 
 
 def _matching(path: Path, device: str | None, options: dict[str, Any], model: str | None = None) -> Path:
@@ -184,7 +193,3 @@ def _matching(path: Path, device: str | None, options: dict[str, Any], model: st
     if found:
         logger().warning("%s is loaded as it was compiled, asked for otherwise: %s", path, tell_differences(found))
     return path
-
-
-def _holds_checkpoint(folder: Path) -> bool:
-    return is_file(folder / "config.json") or any(folder.glob("*.gguf"))

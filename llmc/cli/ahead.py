@@ -17,7 +17,16 @@ from llmc.paths import is_file
 if TYPE_CHECKING:
     from llmc.runtime.startup.overlapped import StartingExecutor
 
-_ELSEWHERE = ("--help", "--weights", "--speculat", "--prefill", "--enforce-eager")
+_ELSEWHERE = (
+    "--help",
+    "--device",
+    "--quantize",
+    "--max-model-len",
+    "--weights",
+    "--speculat",
+    "--prefill",
+    "--enforce-eager",
+)
 """Options with which another executor is opened, or none."""
 _started: list[StartingExecutor] = []
 

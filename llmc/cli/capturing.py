@@ -19,7 +19,7 @@ _SHARES = ("gpu_memory_utilization", "graph_reserved_mem", "graph_prompt_ratio")
 
 
 def _option(metavar: str, text: str) -> Any:
-    return option("", metavar, text, rich_help_panel="Memory of a device that captures graphs")
+    return option("", metavar, text, rich_help_panel="Memory of captured graphs")
 
 
 @dataclass(frozen=True)

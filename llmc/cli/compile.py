@@ -12,8 +12,8 @@ import typer
 
 from llmc.cli.compiled import print_estimate, print_key, print_programs, print_result
 from llmc.cli.flags import takes_own_options
-from llmc.cli.grouped_help import GroupedCommand
-from llmc.cli.options import StoreFlag, TaskFlag, option
+from llmc.cli.grouped_help import add
+from llmc.cli.options import StoreFlag, TaskFlag, device_option, option
 from llmc.cli.planning import PlanningFlags, plan_from_flags, takes_planning_flags
 from llmc.cli.pooled_planning import pooled_plan_of
 from llmc.cli.quantities import size
@@ -28,10 +28,13 @@ if TYPE_CHECKING:
     from llmc.compiler.options import CompileOptions
     from llmc.settings import Settings
 
+_NUMBERS, _ADAPTERS, _HYBRIDS = "Numbers and graphs", "LoRA adapters", "Hybrids"
+_WHERE, _OUTCOME = "Where it compiles", "Checks and outcome"
+
 
 def register(app: typer.Typer) -> None:
     """Add the command to `app`."""
-    app.command("compile", cls=GroupedCommand)(takes_own_options(takes_planning_flags(compile_command)))
+    add(app, "compile", takes_own_options(takes_planning_flags(compile_command)))
 
 
 def compile_command(
@@ -42,13 +45,8 @@ def compile_command(
     *,
     device: Annotated[
         str | None,
-        option("--device", "D", "What to compile for; see llmc devices. Default: cpu, or lpu for NUM_LPU_DEVICES."),
+        device_option("--device", "What to compile for; see llmc devices. Default: cpu, or lpu for NUM_LPU_DEVICES."),
     ] = None,
-    prefill_device: Annotated[
-        str | None,
-        option("--prefill-device", "X", "Make a hybrid: prompts on device X, handed over to --decode-device."),
-    ] = None,
-    decode_device: Annotated[str | None, option("--decode-device", "Y", "The device of a hybrid that decodes.")] = None,
     output: Annotated[
         Path | None,
         option(
@@ -57,9 +55,34 @@ def compile_command(
             "Bundle folder. Default: MODEL-DEVICE.llmc here; for neuron, NEURON_COMPILED_ARTIFACTS.",
         ),
     ] = None,
-    plan: Annotated[Path | None, option("--plan", "PLAN", "A plan file of llmc plan -o.")] = None,
     quantize: Annotated[
         str | None, option("--quantize", "none|int8|fp8|int4|keep", "Weights. Default: the device's.")
+    ] = None,
+    flags: PlanningFlags,
+    plan: Annotated[Path | None, option("--plan", "PLAN", "A plan file of llmc plan -o.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be compiled, and stop.")] = False,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="Go on with the interrupted compile of -o BUNDLE, with its flags; or finish a portable BUNDLE on its "
+            "device's own host.",
+        ),
+    ] = False,
+    cache_dir: StoreFlag = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")] = False,
+    prefill_device: Annotated[
+        str | None,
+        device_option(
+            "--prefill-device",
+            "Make a hybrid: prompts on device X, handed over to --decode-device.",
+            "X",
+            rich_help_panel=_HYBRIDS,
+        ),
+    ] = None,
+    decode_device: Annotated[
+        str | None,
+        device_option("--decode-device", "The device of a hybrid that decodes.", "Y", rich_help_panel=_HYBRIDS),
     ] = None,
     dtype: Annotated[
         str,
@@ -68,6 +91,7 @@ def compile_command(
             "auto|f32|bf16|f16",
             "Unquantised numbers. [default: auto: f32; bf16 for openvino int8 on a CPU that computes in it]",
             show_default=False,
+            rich_help_panel=_NUMBERS,
         ),
     ] = "auto",
     specialise: Annotated[
@@ -75,6 +99,7 @@ def compile_command(
         typer.Option(
             "--specialise/--no-specialise",
             help="One executable per bucket, or one that covers all. Default: what was measured best for the device.",
+            rich_help_panel=_NUMBERS,
         ),
     ] = None,
     sample_top_k: Annotated[
@@ -84,29 +109,61 @@ def compile_command(
             "K",
             "Graphs return the K (1 … 256) largest logits and their ids, too: all that most sampling needs. "
             "0: all logits only.",
+            rich_help_panel=_NUMBERS,
         ),
     ] = 0,
     config: Annotated[
-        str | None, option("--config", "FILE", "A config.json in place of MODEL: weights are bound when it is opened.")
+        str | None,
+        option(
+            "--config",
+            "FILE",
+            "A config.json in place of MODEL: weights are bound when it is opened.",
+            rich_help_panel=_NUMBERS,
+        ),
     ] = None,
     lora: Annotated[
-        list[str] | None, option("--lora", "ADAPTER", "A LoRA adapter (a PEFT folder) to merge into MODEL; repeatable.")
+        list[str] | None,
+        option(
+            "--lora",
+            "ADAPTER",
+            "A LoRA adapter (a PEFT folder) to merge into MODEL; repeatable.",
+            rich_help_panel=_ADAPTERS,
+        ),
     ] = None,
     lora_modules: Annotated[
         list[str] | None,
-        option("--lora-modules", "NAME=ADAPTER …", "LoRA adapters that requests choose by name, as in vLLM."),
+        option(
+            "--lora-modules",
+            "NAME=ADAPTER …",
+            "LoRA adapters that requests choose by name, as in vLLM.",
+            rich_help_panel=_ADAPTERS,
+        ),
     ] = None,
     task: TaskFlag = None,
-    jobs: Annotated[int | None, option("--jobs -j", "N", "Executables at once. Default: CPUs.")] = None,
+    jobs: Annotated[
+        int | None, option("--jobs -j", "N", "Executables at once. Default: CPUs.", rich_help_panel=_WHERE)
+    ] = None,
     executor: Annotated[
-        str, option("--executor", "local|ray", "Where executables are compiled: here, or one a CPU of a Ray cluster.")
+        str,
+        option(
+            "--executor",
+            "local|ray",
+            "Where executables are compiled: here, or one a CPU of a Ray cluster.",
+            rich_help_panel=_WHERE,
+        ),
     ] = LOCAL,
     address: Annotated[
         str | None,
-        option("--address", "HOST:PORT", "That cluster. Default: RAY_ADDRESS, or the one that runs on this host."),
+        option(
+            "--address",
+            "HOST:PORT",
+            "That cluster. Default: RAY_ADDRESS, or the one that runs on this host.",
+            rich_help_panel=_WHERE,
+        ),
     ] = None,
     worker_memory: Annotated[
-        str | None, option("--worker-memory", "SIZE", "Memory of the cluster that one executable takes.")
+        str | None,
+        option("--worker-memory", "SIZE", "Memory of the cluster that one executable takes.", rich_help_panel=_WHERE),
     ] = None,
     verify: Annotated[
         str,
@@ -114,31 +171,30 @@ def compile_command(
             "--verify",
             "sample|all|none",
             "Run every executable against the reference model, sampled buckets or all under two poisons.",
+            rich_help_panel=_OUTCOME,
         ),
     ] = "sample",
     require_native: Annotated[
         bool,
-        typer.Option("--require-native", help="Fail when executables would need finishing on the device's host."),
-    ] = False,
-    resume: Annotated[
-        bool,
         typer.Option(
-            "--resume",
-            help="Go on with the interrupted compile of -o BUNDLE, with its flags; or finish a portable BUNDLE on its "
-            "device's own host.",
+            "--require-native",
+            help="Fail when executables would need finishing on the device's host.",
+            rich_help_panel=_OUTCOME,
         ),
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be compiled, and stop.")] = False,
     emit: Annotated[
         str | None,
-        option("--emit", "program|lowered|key", "Show the traced or lowered programs, or one key of it all, and stop."),
+        option(
+            "--emit",
+            "program|lowered|key",
+            "Show the traced or lowered programs, or one key of it all, and stop.",
+            rich_help_panel=_OUTCOME,
+        ),
     ] = None,
     result: Annotated[
-        Path | None, option("--result", "FILE", "Also write the outcome here as JSON, for llmc report.")
+        Path | None,
+        option("--result", "FILE", "Also write the outcome here as JSON, for llmc report.", rich_help_panel=_OUTCOME),
     ] = None,
-    cache_dir: StoreFlag = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")] = False,
-    flags: PlanningFlags,
     own: dict[str, Value],
 ) -> None:
     """Compile every bucket's graph for a device into a bundle, verified against the reference model.
@@ -148,21 +204,12 @@ def compile_command(
 
     \b
     Example:
+      llmc compile smollm2-demo -o bundle
       llmc compile ./SmolLM2-135M-Instruct --max-model-len 2048 --max-num-seqs 4 -o bundle
-      llmc compile model.gguf --plan plan.json --specialise --jobs 2 -o bundle
-      llmc compile ./model --device openvino --specialise --specialise-memory 1G --max-num-seqs 8 -o bundle
-      llmc compile ./bge-small-en-v1.5 --max-num-seqs 32 -o bundle
-      llmc compile ./bge-small-en-v1.5 --device tpu:v5e-1x1 --max-num-seqs 8 -o bundle
+      llmc compile ./model --device openvino --traffic requests.csv --max-graphs 24 -o bundle
       llmc compile ./model --device hpu --max-model-len 1024 --dry-run
-      llmc compile ./model --device neuron:trn2 --tensor-parallel 2 --max-model-len 2048 -o bundle
-      llmc compile ./model --prefill-device openvino --decode-device onnxruntime --quantize int8 -o hybrid
       llmc compile ./model --lora ./my-adapter --quantize int8 -o bundle
-      llmc compile ./model --lora-modules sql=./sql-adapter french=./french-adapter -o bundle
-      llmc compile ./model --device tpu:v5e-1x1 --executor ray --address 10.0.0.1:6379 -o bundle
-      llmc compile ./model --device openvino --plan plan.json --emit key
       llmc compile --resume -o bundle
-      llmc compile --config config.json --device tpu:v5e-1x1 --max-model-len 1024 -o bundle
-      llmc compile ./model --device xla --max-model-len 256 --max-num-seqs 1 --emit lowered -o steps.mlir
     """
     from llmc.artifacts.local.opening import open_store
     from llmc.artifacts.local.precompiled import place_for, replacing
@@ -215,11 +262,8 @@ def compile_command(
         print_estimate(estimate_compile(checkpoint, made, options, store, settings), as_json)
         return
 
-    def expected() -> float:
-        return float(estimate_compile(checkpoint, made, options, store, settings)["estimated_seconds"])
-
     console.going_on = f"; what is done is kept: go on with `llmc compile --resume -o {output}`"
-    shown = CompileProgress(as_json and not sys.stderr.isatty(), expected)
+    shown = CompileProgress(as_json and not sys.stderr.isatty())
     with replacing(place), shown as progress, journal.running():
         done = compile_and_finish(checkpoint, output, made, options, store, progress, settings)
     print_result(write_host_files(done), as_json, result)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmc.cli.options import StoreFlag, option
+from llmc.cli.options import StoreFlag, device_option, option
 from llmc.errors import InputError
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def deploy(
         str | None, option("--server", "NAME", "Which server of llmc plan export.", rich_help_panel=_SERVERS)
     ] = None,
     device: Annotated[
-        str | None, option("--device", "D", "What it runs on, as llmc compile names it.", rich_help_panel=_SERVERS)
+        str | None, device_option("--device", "What it runs on, as llmc compile names it.", rich_help_panel=_SERVERS)
     ] = None,
     configuration: Annotated[
         Path | None,

@@ -22,16 +22,18 @@ Command = Callable[..., None]
 def grouped(
     command: Command, parameter: str, flags: Sequence[inspect.Parameter], join: Callable[[dict[str, Any]], Any]
 ) -> Command:
-    """`command`, whose `parameter` is what `join` makes of flags by name, as a function that takes these flags."""
-    own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != parameter]
+    """`command`, whose `parameter` is what `join` makes of flags by name, which these take the place of."""
+    own = list(inspect.signature(command, eval_str=True).parameters.values())
+    at = [p.name for p in own].index(parameter)
+    taken = [*own[:at], *flags, *own[at + 1 :]]
 
     def wrapper(*args: Any, **kwargs: Any) -> None:
         given = {flag.name: kwargs.pop(flag.name) for flag in flags}
         command(*args, **{parameter: join(given)}, **kwargs)
 
     wrapper.__name__, wrapper.__doc__ = command.__name__, command.__doc__
-    wrapper.__annotations__ = {p.name: p.annotation for p in (*own, *flags)}
-    wrapper.__signature__ = inspect.Signature([*own, *flags])  # type: ignore[attr-defined]
+    wrapper.__annotations__ = {p.name: p.annotation for p in taken}
+    wrapper.__signature__ = inspect.Signature(taken)  # type: ignore[attr-defined]
     return wrapper
 
 

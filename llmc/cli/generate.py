@@ -10,13 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from llmc.buckets.limits import DEFAULT_MAX_NUM_SEQS
 from llmc.cli import ahead
 from llmc.cli import output as messages
 from llmc.cli.accuracy import origin_line
-from llmc.cli.options import BundleArgument, EagerFlag, PrefillFlag, WeightsFlag, option
+from llmc.cli.flags import takes
+from llmc.cli.grouped_help import add
+from llmc.cli.on_demand import OnDemandFlags
+from llmc.cli.options import ENGINE, BundleOrModelArgument, EagerFlag, PrefillFlag, WeightsFlag, option
 from llmc.cli.prompt_lines import Asked, parse
 from llmc.cli.speculation import LookupMax, LookupMin, Speculate, asked
-from llmc.errors import InputError, VerificationError
+from llmc.errors import ArtifactError, CheckpointError, InputError, VerificationError
+from llmc.paths import exists, expanded
 
 if TYPE_CHECKING:
     from llmc.runtime.engine.handover import HandOver
@@ -25,14 +30,16 @@ if TYPE_CHECKING:
     from llmc.runtime.engine.sampling import SamplingParams
     from llmc.runtime.llm import BundleLLM
 
+_SAMPLING = "Sampling"
+
 
 def register(app: typer.Typer) -> None:
     """Add the command to `app`."""
-    app.command("generate")(generate)
+    add(app, "generate", takes(OnDemandFlags, generate))
 
 
 def generate(
-    bundle: BundleArgument,
+    bundle: BundleOrModelArgument,
     source: Annotated[
         str | None,
         typer.Argument(metavar="[-]", help="- reads prompts from standard input.", show_default=False),
@@ -47,30 +54,43 @@ def generate(
     ] = False,
     max_tokens: Annotated[int, option("--max-tokens", "N", "Tokens to produce at most.")] = 128,
     temperature: Annotated[float, option("--temperature", "T", "0 is greedy.")] = 0.0,
-    top_p: Annotated[float, option("--top-p", "P", "Nucleus probability.")] = 1.0,
-    top_k: Annotated[int, option("--top-k", "K", "Most probable tokens kept; 0: all.")] = 0,
-    min_p: Annotated[float, option("--min-p", "P", "Least probability, relative to the best token's.")] = 0.0,
-    repetition_penalty: Annotated[float, option("--repetition-penalty", "R", "Over 1 discourages repetition.")] = 1.0,
+    top_p: Annotated[float, option("--top-p", "P", "Nucleus probability.", rich_help_panel=_SAMPLING)] = 1.0,
+    top_k: Annotated[int, option("--top-k", "K", "Most probable tokens kept; 0: all.", rich_help_panel=_SAMPLING)] = 0,
+    min_p: Annotated[
+        float, option("--min-p", "P", "Least probability, relative to the best token's.", rich_help_panel=_SAMPLING)
+    ] = 0.0,
+    repetition_penalty: Annotated[
+        float, option("--repetition-penalty", "R", "Over 1 discourages repetition.", rich_help_panel=_SAMPLING)
+    ] = 1.0,
     seed: Annotated[int | None, option("--seed", "S", "Makes sampling repeatable.")] = None,
     stop: Annotated[list[str] | None, option("--stop", "S", "End before this text; may be repeated.")] = None,
-    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after the model's end token.")] = False,
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", help="Go on after the model's end token.", rich_help_panel=_SAMPLING)
+    ] = False,
     stream: Annotated[bool, typer.Option("--stream", help="Print text as it comes.")] = False,
     weights: WeightsFlag = None,
     show_buckets: Annotated[
         bool, typer.Option("--show-buckets", help="Show each step's bucket, padding, executable and time.")
     ] = False,
-    threads: Annotated[int | None, option("--threads", "N", "Default: LLMC_THREADS or the CPUs.")] = None,
+    threads: Annotated[
+        int | None, option("--threads", "N", "Default: LLMC_THREADS or the CPUs.", rich_help_panel=ENGINE)
+    ] = None,
     speculate: Speculate = None,
     prompt_lookup_max: LookupMax = None,
     prompt_lookup_min: LookupMin = None,
     prefill: PrefillFlag = None,
     lora_name: Annotated[
-        str | None, option("--lora-name", "NAME", "Answer with this adapter of the bundle. Default: none.")
+        str | None,
+        option("--lora-name", "NAME", "Answer with this adapter of the bundle. Default: none.", rich_help_panel=ENGINE),
     ] = None,
     enforce_eager: EagerFlag = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a prompt.")] = False,
+    flags: OnDemandFlags,
 ) -> None:
-    """Answer prompts by replaying the bundle's graphs. Compiles nothing, and needs neither torch nor transformers.
+    """Answer prompts by replaying a bundle's graphs, which compiles nothing and needs neither torch nor transformers.
+
+    A MODEL is compiled first, once: its bundle is kept in the store, for one sequence at a time, or with several
+    prompts for 8. `llmc compile` has more options, and `llmc run` is for one question.
 
     -v says where the bundle's verification comes from: made here, signed by a trusted key, or neither.
 
@@ -79,9 +99,7 @@ def generate(
       llmc generate bundle --prompt "The capital of France is" --max-tokens 16 --show-buckets
       llmc generate bundle --chat --prompt "Name three rivers." --stream
       llmc generate bundle --prompts prompts.jsonl --json
-      llmc generate bundle --chat --prompts questions-about-texts.jsonl --speculate 6
-      llmc generate bundle-of-config --weights ./model --prompt "Hello"
-      llmc generate decode-bundle --prefill prefill-bundle --prompts prompts.jsonl --json
+      llmc generate smollm2-demo --chat --prompt "Name three rivers."
     """
     from llmc.runtime.llm import BundleLLM
 
@@ -96,8 +114,9 @@ def generate(
     given, params = [one for one, _ in asked_for], [how for _, how in asked_for]
     keeps = show_buckets or as_json or speculation is not None
     begun = ahead.take(bundle)
+    place = bundle if begun else _bundle(bundle, flags, len(given), weights)
     options: dict[str, Any] = {"speculative_config": speculation, "prefill": prefill, "enforce_eager": enforce_eager}
-    with BundleLLM(_bound(bundle, weights), threads, keeps, starting=begun, **options) as llm:
+    with BundleLLM(place, threads, keeps, starting=begun, **options) as llm:
         if messages.verbose:
             print(f"llmc: {origin_line(bundle, llm.bundle.files)}", file=sys.stderr)
         if stream and not as_json:
@@ -128,18 +147,13 @@ def _speculated(records: list[StepRecord]) -> str:
     return f"speculation: {drafted} tokens drafted, {accepted} accepted{share}, {len(records)} steps"
 
 
-def _bound(bundle: str, weights: str | None) -> str | Path:
-    """The bundle, with the weights that were named."""
-    if weights is None:
-        return bundle
-    from llmc.artifacts.local.opening import open_store
-    from llmc.artifacts.local.references import resolve
-    from llmc.compiler.pipeline.bind import bound
-    from llmc.settings import Settings
-
-    settings = Settings.from_environment()
-    store = open_store(None, settings)
-    return bound(resolve(bundle, settings, store), weights, store)
+def _bundle(named: str, flags: OnDemandFlags, prompts: int, weights: str | None) -> Path:
+    try:
+        return flags.bundle(named, 1 if prompts == 1 else DEFAULT_MAX_NUM_SEQS, weights)
+    except CheckpointError as e:
+        if exists(expanded(named)):
+            raise
+        raise ArtifactError(str(e)) from e  # a bundle that is missing, as likely as a checkpoint
 
 
 def _prompts(

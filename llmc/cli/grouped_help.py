@@ -1,12 +1,21 @@
-"""Help whose flags stand in groups, those of a device only where --device names it."""
+"""Help that fits a screen: flags in groups, of which some are named alone until more is asked for.
+
+The flags of a device are explained where --device names it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import inspect
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any
 
+import typer
 from typer.core import TyperCommand
 
+from llmc.compiler.targets.declared import offered
+
+ALL = "--help-all"
 _OWN = "Options of {}"
 _DEVICES = "devices: "
 _PLAIN = {"argument": "Arguments", "option": "Options"}
@@ -17,33 +26,87 @@ def panel_of(devices: Sequence[str]) -> str:
     return _DEVICES + ",".join(devices)
 
 
+def add(app: typer.Typer, name: str, command: Callable[..., None], **more: Any) -> None:
+    """Register `command` under that name; its help explains flags of no panel, names the others, and takes ALL.
+
+    `more` is what else typer takes.
+    """
+
+    def wrapper(*args: Any, **kwargs: Any) -> None:
+        del kwargs[_SHOW_ALL.name]
+        command(*args, **kwargs)
+
+    wrapper.__name__, wrapper.__doc__ = command.__name__, command.__doc__
+    taken = [*inspect.signature(command, eval_str=True).parameters.values(), _SHOW_ALL]
+    wrapper.__annotations__ = {p.name: p.annotation for p in taken}
+    wrapper.__signature__ = inspect.Signature(taken)  # type: ignore[attr-defined]
+    app.command(name, cls=GroupedCommand, **more)(wrapper)
+
+
 class GroupedCommand(TyperCommand):
     """A command whose flags are listed by their panels, in the order in which these come.
 
-    A flag of a panel of devices is listed for the device that the arguments name (the context's object), and else by
-    name alone.
+    A flag of a panel of devices is listed for the device that the arguments name (the context's object).
     """
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """What stands below the text of the help."""
         device = device_in(ctx.find_root().obj or ())
-        groups: dict[str, list[tuple[str, str]]] = {}
+        all_of_it = ctx.meta.get(ALL) or _SHOW_ALL.name not in {param.name for param in self.params}
+        groups: dict[str, list[tuple[str, str]]] = {title: [] for title in _PLAIN.values()}
+        brief: dict[str, list[str]] = {}
         flags: dict[str, list[str]] = {}
         for param in self.get_params(ctx):
-            title = getattr(param, "rich_help_panel", None) or _PLAIN[param.param_type_name]
+            plain = _PLAIN[param.param_type_name]
+            title = getattr(param, "rich_help_panel", None) or plain
             _, own, listed = title.partition(_DEVICES)
             devices = listed.split(",") if own else []
             for name in devices:
                 flags.setdefault(name, []).append(param.opts[0])
             record = param.get_help_record(ctx)
-            if record is not None and (not own or device in devices):
+            if record is None or (own and device not in devices):
+                continue
+            if own or title == plain or all_of_it:
                 groups.setdefault(_OWN.format(device) if own else title, []).append(record)
-        for title, records in groups.items():
+            else:
+                brief.setdefault(title, []).append(param.opts[0])
+        for title, records in ((title, found) for title, found in groups.items() if found):
             with formatter.section(title):
                 formatter.write_dl(records)
-        if flags and device not in flags:
+        if brief:
+            with formatter.section(f"More options; {ctx.command_path} {ALL} explains them"):
+                _name(formatter, brief)
+        if flags and device in offered() and device not in flags:
+            with formatter.section(_OWN.format(device)):
+                formatter.write_text("none but those of every device")
+        elif flags and device not in flags:
             with formatter.section(f"{_OWN.format('a device')}; {ctx.command_path} --device D --help explains them"):
-                formatter.write_dl([(name, ", ".join(found)) for name, found in sorted(flags.items())])
+                _name(formatter, dict(sorted(flags.items())) if all_of_it else {"": sorted(flags)})
+
+
+def _name(formatter: Any, rows: Mapping[str, Sequence[str]]) -> None:
+    """A line for each row: its title, and its names, none of which is broken at a hyphen."""
+    widest = max(len(title) + 2 for title in rows) if any(rows) else 0
+    for title, names in rows.items():
+        begin = " " * formatter.current_indent + title.ljust(widest)
+        text = textwrap.fill(
+            ", ".join(names), formatter.width, initial_indent=begin, subsequent_indent=" " * len(begin),
+            break_on_hyphens=False,
+        )  # fmt: skip
+        formatter.write(f"{text}\n")
+
+
+def _show_all(ctx: typer.Context, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        ctx.meta[ALL] = True
+        typer.echo(ctx.get_help())
+        raise typer.Exit
+
+
+_SHOW_ALL = inspect.Parameter(
+    "help_all", inspect.Parameter.KEYWORD_ONLY, default=False,
+    annotation=Annotated[bool, typer.Option(ALL, is_eager=True, callback=_show_all, help="Explain every option.")],
+)  # fmt: skip
 
 
 def device_in(arguments: Sequence[str]) -> str | None:

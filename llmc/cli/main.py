@@ -1,43 +1,13 @@
-"""The `llmc` command: finds the command's module, runs it, and turns errors into one line and an exit code.
-
-Only the module of the command that was asked for is imported, so that `llmc --help` needs none.
-"""
+"""The `llmc` command: runs what was asked for, and turns errors into one line and an exit code."""
 
 from __future__ import annotations
 
 import sys
-from importlib import import_module
 from typing import Any
 
 from llmc.cli import ahead, output
 
 _SEVERAL = "--lora-modules"
-COMMANDS = {
-    "plan": ("llmc.cli.plan", "Choose the buckets to compile."),
-    "compile": ("llmc.cli.compile", "Compile a checkpoint into a bundle of precompiled graphs."),
-    "run": ("llmc.cli.run", "Ask a model, for a first try: compiled where it was not yet."),
-    "chat": ("llmc.cli.chat", "Talk to a model, for a first try."),
-    "verify": ("llmc.cli.verify", "Check a bundle against its reference model."),
-    "generate": ("llmc.cli.generate", "Answer prompts with a bundle, without compiling."),
-    "embed": ("llmc.cli.pooling", "Vectors of texts with a bundle of an embedding model."),
-    "score": ("llmc.cli.pooling", "Scores of documents with a bundle of a reranker."),
-    "serve": ("llmc.cli.serve", "Serve a bundle with OpenAI's API."),
-    "prefill": ("llmc.cli.prefill", "Compute prompts for bundles that decode elsewhere."),
-    "tune": ("llmc.cli.tune", "Time kernels on a card, for compiles on hosts without it."),
-    "warmup": ("llmc.cli.warmup", "Run every graph of a bundle twice; name those that fail."),
-    "bench": ("llmc.cli.bench", "Time every bucket of a bundle, or put a server under load."),
-    "devices": ("llmc.cli.devices", "Show what this host can compile for and run on."),
-    "deploy": ("llmc.cli.deploy", "Write files that deploy a bundle: images, pods, units, CI."),
-    "report": ("llmc.cli.report", "Tell of a bundle in Markdown, for a CI job's summary."),
-    "traffic": ("llmc.cli.traffic", "Look at recorded traffic; merge, sample and anonymise it."),
-    "loop": ("llmc.cli.loop", "Plan for a server's traffic, compile and swap, on a schedule."),
-    "cache": ("llmc.cli.cache", "Look into the artifact store and into bundles."),
-}
-OTHER_NAMES = {
-    "ask": "run", "build": "compile", "convert": "compile", "export": "compile",
-    "start": "serve", "check": "verify", "benchmark": "bench", "info": "devices", "store": "cache",
-}  # fmt: skip
-"""What commands of that kind are called elsewhere; an error names ours."""
 UNEXPECTED = 1
 USAGE = 2
 LONGEST_NAME = 200
@@ -63,14 +33,14 @@ def main(argv: list[str] | None = None) -> int:
 def _run(arguments: list[str], verbosity: int) -> int:
     import typer
 
+    from llmc.cli.root import app
     from llmc.errors import LlmcError
 
     # typer brings click or its own copy of it; the base of its errors is reached through what it exports
     click_exception: type[Any] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
     try:
-        app = _app(typer, arguments)
         try:
-            result = app(arguments, prog_name="llmc", standalone_mode=False, obj=arguments)
+            result = app()(arguments, prog_name="llmc", standalone_mode=False, obj=arguments)
         finally:
             output.close_bars()
     except LlmcError as e:
@@ -162,46 +132,6 @@ def _shown(name: object) -> str:
     """A file's name, cut in its middle where it is long."""
     text = str(name)
     return text if len(text) <= LONGEST_NAME else f"{text[:60]}…{text[-60:]}"
-
-
-def _app(typer: Any, arguments: list[str]) -> Any:
-    from llmc.errors import UnknownNameError
-    from llmc.version import __version__
-
-    chosen = next((a for a in arguments if not a.startswith("-")), None)
-    if chosen is not None and chosen not in COMMANDS:
-        raise UnknownNameError("command", chosen, COMMANDS, OTHER_NAMES)
-    app = typer.Typer(
-        name="llmc",
-        add_completion=False,
-        no_args_is_help=True,
-        rich_markup_mode=None,
-        pretty_exceptions_enable=False,
-        epilog="Every command: --help with an example, --json where it reports, -v for more and -q for less on stderr.",
-    )
-
-    def version(value: bool) -> None:
-        if value:
-            typer.echo(__version__)
-            raise typer.Exit
-
-    @app.callback()  # type: ignore[untyped-decorator]
-    def root(
-        show: bool = typer.Option(False, "--version", callback=version, is_eager=True, help="Print the version."),
-    ) -> None:
-        """Ahead-of-time compilation of LLM graphs: plan, compile before deployment, replay without compiling."""
-
-    registered = False
-    for name, (module, summary) in COMMANDS.items():
-        if name == chosen or (chosen is not None and module == COMMANDS[chosen][0]):
-            registered = registered or import_module(module).register(app) or True
-        else:
-            app.command(name, help=summary)(_elsewhere)
-    return app
-
-
-def _elsewhere() -> None:
-    """Stands for a command in the list of commands; the real one is registered when it is asked for."""
 
 
 def run() -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llmc.cli.options import ThreadsFlag, option
+from llmc.cli.options import ThreadsFlag, device_option, option
 from llmc.cli.output import CompileProgress
 
 if TYPE_CHECKING:
@@ -32,36 +32,46 @@ ModelArgument = Annotated[
 
 
 @dataclass(frozen=True)
-class TryFlags:
-    """The flags of both commands, as typed; None is one that was not given."""
+class OnDemandFlags:
+    """How a MODEL that is no bundle is compiled, as typed; None is a flag that was not given."""
 
-    system: Annotated[str | None, option("", "TEXT", "The system's message, before the first of the user.")] = None
-    max_tokens: Annotated[int | None, option("", "N", "Tokens of an answer at most. Default: what fits.")] = None
-    temperature: Annotated[float, option("", "T", "0 is greedy.")] = 0.0
-    seed: Annotated[int | None, option("", "S", "Makes sampling repeatable.")] = None
-    threads: ThreadsFlag = None
-    device: Annotated[str | None, option("", "D", "What to compile for.", rich_help_panel=_PANEL)] = None
+    device: Annotated[str | None, device_option("", "What to compile for.", rich_help_panel=_PANEL)] = None
     quantize: Annotated[str | None, option("", "none|int8|fp8|int4|keep", "Weights.", rich_help_panel=_PANEL)] = None
     max_model_len: Annotated[
         int | None,
         option("", "N", f"Tokens of one sequence. Default: the model's, {CONTEXT} at most.", rich_help_panel=_PANEL),
     ] = None
 
-    def opened(self, model: str) -> BundleLLM:
-        """The model for one sequence at a time; its compile tells what it does on standard error.
+    def bundle(self, model: str, max_num_seqs: int, weights: str | None = None) -> Path:
+        """The folder of its bundle; a compile for so many sequences tells what it does on standard error.
 
         Raises what `llmc.compile` and opening raise.
         """
-        from llmc.api import bundle_of
-        from llmc.runtime.llm import BundleLLM
+        from llmc.api import bundle_of, names_bundle
 
         asked = {"quantize": self.quantize, "max_model_len": self.max_model_len}
         options = {name: value for name, value in asked.items() if value is not None}
-        if not _is_bundle(model):
-            options = {"max_num_seqs": 1, "max_model_len": _context(model), **options}
+        if not names_bundle(model):
+            options = {"max_num_seqs": max_num_seqs, "max_model_len": _context(model), **options}
         with CompileProgress(hidden=False) as progress:
-            bundle: Path = bundle_of(model, self.device, options, progress)
-        return BundleLLM(bundle, self.threads)
+            return bundle_of(model, self.device, options, progress, weights=weights)
+
+
+@dataclass(frozen=True)
+class TryFlags(OnDemandFlags):
+    """The flags of `llmc run` and `llmc chat`."""
+
+    system: Annotated[str | None, option("", "TEXT", "The system's message, before the first of the user.")] = None
+    max_tokens: Annotated[int | None, option("", "N", "Tokens of an answer at most. Default: what fits.")] = None
+    temperature: Annotated[float, option("", "T", "0 is greedy.")] = 0.0
+    seed: Annotated[int | None, option("", "S", "Makes sampling repeatable.")] = None
+    threads: ThreadsFlag = None
+
+    def opened(self, model: str) -> BundleLLM:
+        """The model for one sequence at a time. Raises what `bundle` and opening raise."""
+        from llmc.runtime.llm import BundleLLM
+
+        return BundleLLM(self.bundle(model, 1), self.threads)
 
     def conversation(self, turns: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
         """Messages of a conversation."""
@@ -80,15 +90,6 @@ def answer(llm: BundleLLM, prompt: Prompt, flags: TryFlags) -> str:
         sys.stdout.flush()
     typer.echo()
     return "".join(parts)
-
-
-def _is_bundle(model: str) -> bool:
-    from pathlib import Path
-
-    from llmc.artifacts.local.references import is_reference
-    from llmc.paths import is_file
-
-    return is_file(Path(model, "manifest.json")) or is_reference(model)
 
 
 def _context(model: str) -> int:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
-from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from llmc.compiler.pipeline.compile import Event
 
 quiet = False
@@ -18,7 +20,12 @@ verbose = False
 going_on = ""
 """How to continue after an interrupt: main prints this for a command that can be resumed."""
 
+TOLD_FROM_S = 10.0
+"""Seconds that a compile is expected to take where it is told that it does."""
+SILENT_S = 5.0
+
 _STAGES = {
+    "read": "MB of the checkpoint read",
     "trace": "trace",
     "lower": "lower",
     "weights": "weights",
@@ -35,36 +42,61 @@ _STAGES = {
 
 
 class CompileProgress:
-    """Reports a compile's events; use as a context manager and pass it as the reporter."""
+    """Reports a compile's events; use as a context manager and pass it as the reporter.
 
-    def __init__(self, hidden: bool, expected: Callable[[], float] | None = None) -> None:
-        """`expected` says how many seconds the compile will take; it is asked on a terminal only."""
+    Elsewhere than on a terminal, a line says what goes on where nothing else was said for SILENT_S seconds.
+    """
+
+    def __init__(self, hidden: bool) -> None:
         self._quiet = hidden or quiet
-        self._expected = expected
         self._live = sys.stderr.isatty() and not self._quiet
         self._progress: Any = None
         self._tasks: dict[str, Any] = {}
         self._part_shown = 0.0
+        self._stage, self._said_at, self._ends_at = "", time.monotonic(), 0.0
+        self._ended = threading.Event()
+        self._expected: Callable[[], float] | None = None
 
     def __enter__(self) -> CompileProgress:
         if self._live:
             self._progress = _bars()
-            expected = self._expected() if self._expected else 0.0
-            if expected >= 2:
-                self._progress.add_task("in all", total=None, expected=expected)
             self._progress.start()
+        elif not self._quiet:
+            threading.Thread(target=self._say_what_goes_on, daemon=True).start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._ended.set()
         if self._progress:
             self._progress.stop()
 
+    def _say_what_goes_on(self) -> None:
+        while not self._ended.wait(1.0):
+            if self._stage and time.monotonic() - self._said_at > SILENT_S:
+                left = self._ends_at - time.monotonic()
+                self._line(f"{self._stage} …" + (f" about {left:.0f} s left in all" if left > 0 else ""))
+
+    def _begin(self, expected: float) -> None:
+        if expected < TOLD_FROM_S:
+            return
+        self._ends_at = time.monotonic() + expected
+        if self._progress:
+            self._progress.add_task("in all", total=None, expected=expected)
+        else:
+            self._line(f"this takes about {expected:.0f} s")
+
     def __call__(self, event: Event) -> None:
         """Show one event."""
-        from llmc.compiler.pipeline.compile import ExecutableReport, VerifyReport
+        from llmc.compiler.pipeline.compile import BeginReport, ExecutableReport, VerifyReport
 
         if self._quiet:
             return
+        if isinstance(event, BeginReport):
+            self._expected = event.expected
+            return
+        if self._expected is not None:  # what is refused before the first stage takes no time
+            self._begin(self._expected())
+            self._expected = None
         if isinstance(event, ExecutableReport):
             done = "cached" if event.cached else f"{event.seconds:.1f} s"
             size = f"{event.size / 1e6:.2f} MB"
@@ -77,9 +109,11 @@ class CompileProgress:
             if event.total > 1:
                 self._part(name, event.index, event.total)
             else:
+                self._stage = name
                 self._bar(name, 0, 1)
         else:
             name = _STAGES.get(event.name, event.name)
+            self._stage = "compile"
             self._bar(name, event.index, event.total)
             if name != "verify":
                 number = f"[{event.index}/{event.total}] " if event.total > 1 else ""
@@ -93,6 +127,7 @@ class CompileProgress:
             self._line(f"{name}: {done} of {total}")
 
     def _line(self, text: str) -> None:
+        self._said_at = time.monotonic()
         if self._progress:
             self._progress.console.print(text, highlight=False, markup=False)
         else:

@@ -24,86 +24,92 @@ if TYPE_CHECKING:
     from llmc.compiler.checkpoint import Checkpoint
     from llmc.compiler.options import CompileOptions
 
-_PANEL = "Planning"
+_LIMITS, _BUCKETS, _TRAFFIC, _BUDGETS = "Limits", "Buckets", "Traffic", "Budgets"
 _RANGE = "MIN,STEP,MAX"
 _RANGES = ("prompt_batch", "prompt_seq", "prompt_context", "decode_batch", "decode_seq")
 _REPLAY = ("arrival_rate", "clip", "traffic_format", "fields")
 """Flags about --traffic, which the traffic itself carries on."""
 
 
-def _option(metavar: str, text: str) -> Any:
-    return option("", metavar, text, rich_help_panel=_PANEL)
+def _option(metavar: str, text: str, panel: str | None = None) -> Any:
+    return option("", metavar, text, rich_help_panel=panel)
 
 
 @dataclass(frozen=True)
 class PlanningFlags:
     """The planning flags as typed; None is a flag that was not given. Ranges are "MIN,STEP,MAX"."""
 
-    strategy: Annotated[
-        str | None, _option("NAME", f"How to choose values: {', '.join(names())}. Default: {DEFAULT_STRATEGY}.")
-    ] = None
     max_model_len: Annotated[
         int | None, _option("N", "Tokens of one sequence, prompt and answer. Default: what the model config says.")
     ] = None
-    max_prompt_len: Annotated[int | None, _option("N", "Tokens of the longest prompt. Default: max-model-len - 1.")] = (
-        None
-    )
     max_num_seqs: Annotated[int | None, _option("N", f"Sequences in flight. Default: {DEFAULT_MAX_NUM_SEQS}.")] = None
+    traffic: Annotated[
+        str | None,
+        _option("FILE", "Recorded requests, in any format of docs/traffic.md: choose the buckets that pad them least."),
+    ] = None
+    max_graphs: Annotated[int | None, _option("N", "Buckets of each phase at most. Default with --traffic: 32.")] = None
+    max_prompt_len: Annotated[
+        int | None, _option("N", "Tokens of the longest prompt. Default: max-model-len - 1.", _LIMITS)
+    ] = None
     max_num_batched_tokens: Annotated[
-        int | None, _option("N", "Padded new tokens of one prompt step. Default: no limit.")
+        int | None, _option("N", "Padded new tokens of one prompt step. Default: no limit.", _LIMITS)
     ] = None
-    block_size: Annotated[int | None, _option("N", f"Tokens of one KV cache block. Default: {DEFAULT_BLOCK_SIZE}.")] = (
-        None
-    )
+    block_size: Annotated[
+        int | None, _option("N", f"Tokens of one KV cache block. Default: {DEFAULT_BLOCK_SIZE}.", _LIMITS)
+    ] = None
     max_seq_len_to_capture: Annotated[
-        int | None, _option("N", "Lengths above N get only the buckets that coverage needs.")
+        int | None, _option("N", "Lengths above N get only the buckets that coverage needs.", _LIMITS)
     ] = None
-    prompt_batch: Annotated[str | None, _option(_RANGE, "Prompts of one prompt step.")] = None
-    prompt_seq: Annotated[str | None, _option(_RANGE, "New tokens of each prompt in a step.")] = None
+    strategy: Annotated[
+        str | None,
+        _option("NAME", f"How to choose values: {', '.join(names())}. Default: {DEFAULT_STRATEGY}.", _BUCKETS),
+    ] = None
+    prompt_batch: Annotated[str | None, _option(_RANGE, "Prompts of one prompt step.", _BUCKETS)] = None
+    prompt_seq: Annotated[str | None, _option(_RANGE, "New tokens of each prompt in a step.", _BUCKETS)] = None
     prompt_context: Annotated[
         str | None,
         _option(
             _RANGE,
             "Cached tokens before them, for chunked prompts and reused prefixes. Default: 0 where prompts fit a step.",
+            _BUCKETS,
         ),
     ] = None
-    decode_batch: Annotated[str | None, _option(_RANGE, "Sequences of one decode step.")] = None
-    decode_seq: Annotated[str | None, _option(_RANGE, "Cached tokens of each of them.")] = None
+    decode_batch: Annotated[str | None, _option(_RANGE, "Sequences of one decode step.", _BUCKETS)] = None
+    decode_seq: Annotated[str | None, _option(_RANGE, "Cached tokens of each of them.", _BUCKETS)] = None
     context_unit: Annotated[
         str | None,
         _option(
             "tokens|blocks",
             "What contexts are counted in, in ranges and in --from-file. Default: tokens; of a file, what its numbers "
             "say (vLLM's bucket files count blocks).",
+            _BUCKETS,
         ),
     ] = None
     from_file: Annotated[
-        str | None, _option("FILE", "Buckets as lines of (batch, query, context), lists and ranges allowed.")
+        str | None, _option("FILE", "Buckets as lines of (batch, query, context), lists and ranges allowed.", _BUCKETS)
     ] = None
-    traffic: Annotated[
-        str | None,
-        _option("FILE", "Recorded requests, in any format of docs/traffic.md: choose the buckets that pad them least."),
-    ] = None
-    traffic_format: Annotated[str | None, traffic_format_option(rich_help_panel=_PANEL)] = None
-    fields: Annotated[str | None, fields_option(rich_help_panel=_PANEL)] = None
+    traffic_format: Annotated[str | None, traffic_format_option(rich_help_panel=_TRAFFIC)] = None
+    fields: Annotated[str | None, fields_option(rich_help_panel=_TRAFFIC)] = None
     arrival_rate: Annotated[
-        str | None, _option("R", "Requests per second to replay them at, or inf. Default: as recorded.")
+        str | None, _option("R", "Requests per second to replay them at, or inf. Default: as recorded.", _TRAFFIC)
     ] = None
     clip: Annotated[
         bool,
         typer.Option(
-            "--clip", help="Clip requests above the limits, in place of leaving them out.", rich_help_panel=_PANEL
+            "--clip", help="Clip requests above the limits, in place of leaving them out.", rich_help_panel=_TRAFFIC
         ),
     ] = False
     bench: Annotated[
-        str | None, _option("FILE", "Measured seconds of buckets (llmc bench -o): what steps cost, in place of tokens.")
+        str | None,
+        _option("FILE", "Measured seconds of buckets (llmc bench -o): what steps cost, in place of tokens.", _TRAFFIC),
     ] = None
-    max_graphs: Annotated[int | None, _option("N", "Buckets of each phase at most. Default with --traffic: 32.")] = None
-    max_waste: Annotated[str | None, _option("F", "As few buckets as add at most this much padding, e.g. 10%.")] = None
-    max_compile_time: Annotated[str | None, _option("T", "Estimated compile time at most, e.g. 30m.")] = None
-    max_graph_memory: Annotated[str | None, _option("SIZE", "Estimated memory of all graphs at most, e.g. 8GiB.")] = (
-        None
-    )
+    max_waste: Annotated[
+        str | None, _option("F", "As few buckets as add at most this much padding, e.g. 10%.", _BUDGETS)
+    ] = None
+    max_compile_time: Annotated[str | None, _option("T", "Estimated compile time at most, e.g. 30m.", _BUDGETS)] = None
+    max_graph_memory: Annotated[
+        str | None, _option("SIZE", "Estimated memory of all graphs at most, e.g. 8GiB.", _BUDGETS)
+    ] = None
 
     def given(self) -> list[str]:
         """The flags that were given, spelled as on the command line."""

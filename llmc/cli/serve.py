@@ -14,8 +14,18 @@ import typer
 
 from llmc.cli import output as messages
 from llmc.cli.capturing import CaptureFlags, takes_capture_flags
-from llmc.cli.grouped_help import GroupedCommand
-from llmc.cli.options import EagerFlag, PrefillFlag, ThreadsFlag, WeightsFlag, option
+from llmc.cli.grouped_help import add
+from llmc.cli.openers import opener, reopener
+from llmc.cli.options import (
+    ENGINE,
+    BundleOrModelArgument,
+    EagerFlag,
+    PrefillFlag,
+    ThreadsFlag,
+    WeightsFlag,
+    device_option,
+    option,
+)
 from llmc.cli.order import OrderFlag, uses_in
 from llmc.cli.quantities import duration, size
 from llmc.cli.replicating import fleet, local_count, require_executor
@@ -27,36 +37,24 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
-    from llmc.artifacts.store.store import Store
-    from llmc.runtime.bundle import Bundle
     from llmc.server.events import Event
-    from llmc.server.loading import OpenBundle
     from llmc.server.state import Progress
-    from llmc.server.swapping import Reopen
     from llmc.settings import Settings
 
-_COMPILE = "For a MODEL that is no bundle"
+_COMPILE, _OTHERS = "For a MODEL", "Other bundles"
+_LIMITS, _LOGS, _RAY = "Clients", "Logs", "A Ray cluster"
 
 
 def register(app: typer.Typer) -> None:
     """Add the command to `app`."""
-    app.command("serve", cls=GroupedCommand)(takes_capture_flags(serve_command))
+    add(app, "serve", takes_capture_flags(serve_command))
 
 
 def serve_command(
-    bundle: Annotated[
-        str,
-        typer.Argument(
-            metavar="BUNDLE|MODEL",
-            help="A bundle folder, archive, store:KEY or oci://…; or a checkpoint, which is compiled first.",
-            show_default=False,
-        ),
-    ],
+    bundle: BundleOrModelArgument,
     *,
-    flags: CaptureFlags,
     host: Annotated[str, option("--host", "H", "Address to listen on; 0.0.0.0: all.")] = "127.0.0.1",
     port: Annotated[int, option("--port", "P", "0 takes a free port and says which.")] = 8000,
-    uds: Annotated[Path | None, option("--uds", "PATH", "Listen on a Unix socket in place of host and port.")] = None,
     api_key: Annotated[
         list[str] | None,
         option(
@@ -65,35 +63,69 @@ def serve_command(
             "Key that requests have to bring; may be repeated. Default: LLMC_API_KEY, which ps does not show.",
         ),
     ] = None,
+    served_model_name: Annotated[
+        str | None, option("--served-model-name", "NAME", "Default: the bundle's name of it.")
+    ] = None,
+    replicas: Annotated[
+        str | None,
+        option(
+            "--replicas",
+            "N|MIN-MAX",
+            "Processes that share port, CPUs and weights; with ray, replicas there, of a range as load asks for. "
+            "Default: 1.",
+        ),
+    ] = None,
+    threads: ThreadsFlag = None,
+    device: Annotated[str | None, device_option("--device", "What to compile for.")] = None,
+    max_model_len: Annotated[int | None, option("--max-model-len", "N", "Tokens of one sequence.")] = None,
+    max_num_seqs: Annotated[int | None, option("--max-num-seqs", "N", "Sequences in flight.")] = None,
+    quantize: Annotated[str | None, option("--quantize", "none|int8|fp8|int4|keep", "Weights.")] = None,
+    record_traffic: Annotated[
+        Path | None, option("--record-traffic", "FILE", "Append lengths and times of requests, for llmc plan.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON line when listening, ready, draining…")] = False,
+    flags: CaptureFlags,
+    uds: Annotated[
+        Path | None,
+        option("--uds", "PATH", "Listen on a Unix socket in place of host and port.", rich_help_panel=_LIMITS),
+    ] = None,
     admin_token: Annotated[
         list[str] | None,
         option(
             "--admin-token",
             "T",
             "Token for POST /admin/bundle, which serves another bundle; may be repeated. Default: LLMC_ADMIN_TOKEN.",
+            rich_help_panel=_OTHERS,
         ),
     ] = None,
     allow_model_change: Annotated[
-        bool, typer.Option("--allow-model-change", help="Let another bundle be of another model or tokenizer.")
+        bool,
+        typer.Option(
+            "--allow-model-change", help="Let another bundle be of another model or tokenizer.", rich_help_panel=_OTHERS
+        ),
     ] = False,
     weights: WeightsFlag = None,
-    served_model_name: Annotated[
-        str | None, option("--served-model-name", "NAME", "Default: the bundle's name of it.")
-    ] = None,
     max_queued_requests: Annotated[
-        int, option("--max-queued-requests", "N", "Waiting requests; more get a 503.", min=0)
+        int, option("--max-queued-requests", "N", "Waiting requests; more get a 503.", min=0, rich_help_panel=_LIMITS)
     ] = 64,
     shutdown_timeout: Annotated[
-        str, option("--shutdown-timeout", "T", "Time that running requests get after SIGTERM.")
+        str, option("--shutdown-timeout", "T", "Time that running requests get after SIGTERM.", rich_help_panel=_LIMITS)
     ] = "30s",
-    max_body_size: Annotated[str, option("--max-body-size", "SIZE", "Largest request body.")] = "4MiB",
+    max_body_size: Annotated[
+        str, option("--max-body-size", "SIZE", "Largest request body.", rich_help_panel=_LIMITS)
+    ] = "4MiB",
     max_connections: Annotated[
-        int, option("--max-connections", "N", "Open connections; more get a 503. 0: any.", min=0)
+        int,
+        option("--max-connections", "N", "Open connections; more get a 503. 0: any.", min=0, rich_help_panel=_LIMITS),
     ] = 1024,
     max_connections_per_client: Annotated[
         int,
         option(
-            "--max-connections-per-client", "N", "Of one address; more get a 429. 0: any, as behind a proxy.", min=0
+            "--max-connections-per-client",
+            "N",
+            "Of one address; more get a 429. 0: any, as behind a proxy.",
+            min=0,
+            rich_help_panel=_LIMITS,
         ),
     ] = 256,
     max_requests_per_client: Annotated[
@@ -103,14 +135,18 @@ def serve_command(
             "N",
             "Answered at a time for one address; more get a 429. 0: any, as behind a proxy.",
             min=0,
+            rich_help_panel=_LIMITS,
         ),
     ] = 128,
-    threads: ThreadsFlag = None,
     prefill_budget: Annotated[
-        int | None, option("--prefill-budget", "N", "Prompt tokens between two decode steps at most.", min=1)
+        int | None,
+        option(
+            "--prefill-budget", "N", "Prompt tokens between two decode steps at most.", min=1, rich_help_panel=ENGINE
+        ),
     ] = None,
     prefix_slots: Annotated[
-        int | None, option("--prefix-slots", "N", "Slots for prefixes beside a full batch.", min=0)
+        int | None,
+        option("--prefix-slots", "N", "Slots for prefixes beside a full batch.", min=0, rich_help_panel=ENGINE),
     ] = None,
     prefill: PrefillFlag = None,
     speculate: Speculate = None,
@@ -124,51 +160,46 @@ def serve_command(
             "all|open|aside",
             "Before ready: run every bucket; or open all and run two; or run two, and the others between requests. "
             "Default: all (open: VLLM_SKIP_WARMUP).",
+            rich_help_panel=ENGINE,
         ),
     ] = None,
     traffic: OrderFlag = None,
     enforce_eager: EagerFlag = False,
-    record_traffic: Annotated[
-        Path | None, option("--record-traffic", "FILE", "Append lengths and times of requests, for llmc plan.")
-    ] = None,
     profile: Annotated[
-        Path | None, option("--profile", "TRACE.json", "Write a trace of all steps, for Perfetto.")
+        Path | None,
+        option("--profile", "TRACE.json", "Write a trace of all steps, for Perfetto.", rich_help_panel=_LOGS),
     ] = None,
-    access_log: Annotated[bool, typer.Option("--access-log", help="Log each request on stderr.")] = False,
+    access_log: Annotated[
+        bool, typer.Option("--access-log", help="Log each request on stderr.", rich_help_panel=_LOGS)
+    ] = False,
     executor: Annotated[
-        str, option("--executor", "local|ray", "Serve on this host, or by replicas of a Ray cluster.")
+        str,
+        option("--executor", "local|ray", "Serve on this host, or by replicas of a Ray cluster.", rich_help_panel=_RAY),
     ] = LOCAL,
     address: Annotated[
         str | None,
-        option("--address", "HOST:PORT", "That cluster. Default: RAY_ADDRESS, or the one that runs on this host."),
-    ] = None,
-    replicas: Annotated[
-        str | None,
         option(
-            "--replicas",
-            "N|MIN-MAX",
-            "Processes that share port, CPUs and weights; with ray, replicas there, of a range as load asks for. "
-            "Default: 1.",
+            "--address",
+            "HOST:PORT",
+            "That cluster. Default: RAY_ADDRESS, or the one that runs on this host.",
+            rich_help_panel=_RAY,
         ),
     ] = None,
     target_requests: Annotated[
-        int | None, option("--target-requests", "N", "Requests a replica is to have. Default: 8.", min=1)
+        int | None,
+        option("--target-requests", "N", "Requests a replica is to have. Default: 8.", min=1, rich_help_panel=_RAY),
     ] = None,
     scale_up_after: Annotated[
-        str | None, option("--scale-up-after", "T", "Load asks for that long before a replica comes. Default: 30s.")
+        str | None,
+        option(
+            "--scale-up-after",
+            "T",
+            "Load asks for that long before a replica comes. Default: 30s.",
+            rich_help_panel=_RAY,
+        ),
     ] = None,
     scale_down_after: Annotated[
-        str | None, option("--scale-down-after", "T", "And so before one goes. Default: 10m.")
-    ] = None,
-    device: Annotated[str | None, option("--device", "D", "What to compile for.", rich_help_panel=_COMPILE)] = None,
-    max_model_len: Annotated[
-        int | None, option("--max-model-len", "N", "Tokens of one sequence.", rich_help_panel=_COMPILE)
-    ] = None,
-    max_num_seqs: Annotated[
-        int | None, option("--max-num-seqs", "N", "Sequences in flight.", rich_help_panel=_COMPILE)
-    ] = None,
-    quantize: Annotated[
-        str | None, option("--quantize", "none|int8|fp8|int4|keep", "Weights.", rich_help_panel=_COMPILE)
+        str | None, option("--scale-down-after", "T", "And so before one goes. Default: 10m.", rich_help_panel=_RAY)
     ] = None,
     dtype: Annotated[
         str | None, option("--dtype", "auto|f32|bf16|f16", "Unquantised numbers.", rich_help_panel=_COMPILE)
@@ -176,7 +207,6 @@ def serve_command(
     plan: Annotated[
         Path | None, option("--plan", "PLAN", "A plan file of llmc plan -o.", rich_help_panel=_COMPILE)
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON line when listening, ready, draining…")] = False,
 ) -> None:
     """Serve a bundle with OpenAI's API. Compiles nothing while it serves, and needs neither torch nor transformers.
 
@@ -186,15 +216,12 @@ def serve_command(
     SIGHUP serves what BUNDLE is by then, a link or a tag that moved, and POST /admin/bundle any bundle: no request is
     lost, and one that does not work is refused.
 
-    A device that captures graphs does so before /ready, in the memory that is left beside the KV cache; -v logs it.
-
     \b
     Example:
       llmc serve bundle --port 8000
       llmc serve current --admin-token "$TOKEN"    # later: ln -sfn bundle-2 current; kill -HUP PID
       llmc serve bundle --host 0.0.0.0 --api-key "$KEY" --record-traffic traffic.jsonl --json
       llmc serve bundle --replicas 2
-      llmc serve bundle --executor ray --replicas 1-4 --threads 2
       llmc serve ./SmolLM2-135M-Instruct --quantize int8 --max-model-len 2048 --max-num-seqs 4
     """
     from llmc.runtime.startup.opening import EngineOptions
@@ -229,23 +256,25 @@ def serve_command(
     store = open_store(None, settings, device)
     how = how_of(warm_up or ("open" if settings.skip_warmup else "all"))
     warming = WarmUp(how, None if traffic is None else uses_in(traffic), flags.choice(settings))
-    opener = _opener(bundle, device, options, store, weights)
+    open_bundle = opener(bundle, device, options, store, weights, as_json)
     with _JsonEvents() if as_json else _Told() as report:
         if executor != LOCAL:
             from llmc.server.ray_serve import serve as serve_over_ray
 
             replicated = fleet(address or settings.ray_address, replicas, threads or settings.threads, scaling)
-            raise typer.Exit(serve_over_ray(config, opener, replicated, options=run, warm_up=warming, report=report))
+            raise typer.Exit(
+                serve_over_ray(config, open_bundle, replicated, options=run, warm_up=warming, report=report)
+            )
         code = serve(
             config,
-            opener,
+            open_bundle,
             options=run,
             warm_up=warming,
             report=report,
             uds=uds,
             access_log=access_log,
             cache_counters=lambda: store.counters,
-            reopen=_reopener(bundle, device, options, store, weights),
+            reopen=reopener(bundle, device, options, store, weights),
         )
     raise typer.Exit(code)
 
@@ -291,60 +320,6 @@ def _plan(file: Path, options: dict[str, Any]) -> Any:
         if name in options:
             raise InputError(f"--plan has the limits already; leave out --{name.replace('_', '-')}")
     return Plan.load(file)
-
-
-def _opener(
-    model: str, device: str | None, options: dict[str, Any], store: Store, weights: str | None = None
-) -> OpenBundle:
-    def open_bundle(tell: Callable[[Progress], None]) -> Path:
-        from llmc.api import bundle_of
-
-        return bundle_of(model, device, options, _told_by(tell), store, weights)
-
-    return open_bundle
-
-
-def _reopener(model: str, device: str | None, options: dict[str, Any], store: Store, weights: str | None) -> Reopen:
-    """Finds bundles only: a server compiles nothing while it serves."""
-
-    def reopen(named: str | None, tell: Callable[[Progress], None]) -> Path | Bundle:
-        from llmc.artifacts.bundle.manifest import read_manifest
-        from llmc.artifacts.local.references import resolve
-        from llmc.settings import Settings
-
-        folder = resolve(named or model, Settings.from_environment(), store)
-        read_manifest(folder)
-        return _opener(str(folder), device, options, store, weights)(tell)
-
-    return reopen
-
-
-def _told_by(tell: Callable[[Progress], None]) -> Callable[[Any], None]:
-    """A reporter of a compile that tells its stages, with the seconds left of one from the time of its parts so far."""
-    import time
-
-    from llmc.compiler.pipeline.compile import ExecutableReport, VerifyReport
-    from llmc.server.state import Progress
-
-    first: dict[str, tuple[int, float]] = {}
-
-    def part(stage: str, done: int, total: int) -> None:
-        now = time.monotonic()
-        begun, since = first.setdefault(stage, (done, now))
-        left = (now - since) / (done - begun) * (total - done) if done > begun else None
-        tell(Progress(stage, done, total, left))
-
-    def report(event: Any) -> None:
-        if isinstance(event, ExecutableReport):
-            part("compile", event.index, event.total)
-        elif isinstance(event, VerifyReport):
-            part("verify", event.done, event.total)
-        elif event.seconds is None and event.total > 1:
-            part(event.name, event.index, event.total)
-        elif event.seconds is None:
-            tell(Progress(event.name))
-
-    return report
 
 
 class _JsonEvents:
@@ -443,7 +418,9 @@ class _Told:
                 self._progress(event)
 
     def _progress(self, at: Progress) -> None:
-        if not at.total:
+        from llmc.server.warming import STAGE
+
+        if at.stage != STAGE:  # a compile shows itself
             return
         if sys.stderr.isatty():
             if at.stage not in self._bars:

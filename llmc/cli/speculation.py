@@ -10,7 +10,7 @@ from llmc.errors import InputError
 if TYPE_CHECKING:
     from llmc.runtime.engine.speculation.config import SpeculativeConfig
 
-_PANEL = "Speculation by prompt lookup (off unless asked for)"
+_PANEL = "Speculation by prompt lookup"
 
 Speculate = Annotated[
     int | None,

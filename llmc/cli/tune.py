@@ -11,7 +11,7 @@ import typer
 
 from llmc.cli import output as messages
 from llmc.cli.interrupts import EXIT, sigterm_interrupts
-from llmc.cli.options import BundleArgument, StoreFlag, option
+from llmc.cli.options import BundleArgument, StoreFlag, device_option, option
 from llmc.errors import InputError
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def tune(
     bundle: BundleArgument,
     *,
     device: Annotated[
-        str | None, option("--device", "DEVICE", "Refuse a bundle of another device, such as cuda:h100.")
+        str | None, device_option("--device", "Refuse a bundle of another device, such as cuda:h100.")
     ] = None,
     output: Annotated[
         Path | None, option("-o --output", "FILE", "Keep the results in this file, too; one that exists is added to.")

@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 Build = Callable[["Workspace"], "Mapping[str, Blob]"]
 Report = Callable[["StageReport"], None]
 T = TypeVar("T")
+MB = 10**6
+LARGE = 500 * MB
+"""Bytes of a file whose reading takes so long that it is told."""
 
 
 @dataclass(frozen=True)
@@ -105,15 +108,28 @@ class Stages:
     def _hash_file(self, path: Path) -> str:
         seen = signature(path.stat())
         if not settled(seen):  # it may change again without changing its times
-            return digest_file(path)
+            return self._digest(path, seen.size)
         identity = {**seen._asdict()}
 
         def build(workspace: Workspace) -> Mapping[str, Blob]:
-            workspace.meta["digest"] = digest_file(path)
+            workspace.meta["digest"] = self._digest(path, seen.size)
             return {}
 
         entry, _ = self.store.get_or_build(Key(f"{LOCAL}file-digest", identity), build)
         return str(entry.meta["digest"])
+
+    def _digest(self, path: Path, size: int) -> str:
+        """The digest of a file of `size` bytes; of a large one, it is told how far it is read."""
+        if size < LARGE:
+            return digest_file(path)
+        read = 0
+
+        def tell(count: int) -> None:
+            nonlocal read
+            read += count
+            self.report(StageReport("read", False, None, read // MB, size // MB))
+
+        return digest_file(path, tell)
 
     @property
     def max_positions(self) -> int:

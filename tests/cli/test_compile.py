@@ -186,7 +186,7 @@ def test_numbers_and_plans_that_cannot_be_used_are_usage_errors(
 @pytest.mark.parametrize(
     ("flag", "value", "message"),
     [
-        ("--device", "gpu", "unknown device 'gpu'; known: cpu, cuda, fake, hpu"),
+        ("--device", "gpu", "unknown device 'gpu'; known: cpu, cuda, hpu"),
         ("--quantize", "int3", "unknown quantisation 'int3'; known: fp8, int4, int8, keep, none"),
         ("--dtype", "f8", "unknown dtype 'f8'; known: auto, bf16, f16, f32"),
         ("--verify", "some", "unknown verification mode 'some'; known: all, none, sample"),

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
+import llmc as package
+from llmc.platforms import EXTRAS
 from llmc.testing.toy import VOCAB
+from llmc.version import LEAST_PYTHON
+from tests.artifacts.helpers import REPO
 from tests.cli.helpers import Llmc
 from tests.manifests import edit_manifest
 
@@ -107,3 +114,32 @@ def test_other_commands_say_what_they_lack(
 ) -> None:
     (here / "toy").symlink_to(toy)
     told(without(packages, *arguments), extra, code)
+
+
+ELSEWHERE = {"habana_frameworks", "hyperdex", "nrtpy", "torch_xla", "pytest", "compression"}
+"""Vendors', whose targets say where they come from; a test environment's; Python's own from 3.14 on."""
+
+
+def test_every_optional_import_has_an_extra_that_its_error_names() -> None:
+    """And every extra is one of pyproject.toml's."""
+    project = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
+    core = {Requirement(line).name.replace("pyyaml", "yaml") for line in project["dependencies"]}
+    imported = set()
+    for file in Path(package.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                imported.add(node.module.partition(".")[0])
+    assert imported - set(sys.stdlib_module_names) - core - {"llmc"} - ELSEWHERE <= set(EXTRAS)
+    assert set(EXTRAS.values()) <= set(project["optional-dependencies"])
+
+
+def test_a_python_that_is_too_old_is_told_so() -> None:
+    old = "import sys; sys.version_info = (3, 10, 12, 'final', 0); sys.version = '3.10.12 (main)'; import llmc"
+    done = subprocess.run([sys.executable, "-c", old], cwd=REPO, capture_output=True, text=True, check=False)
+    said = done.stderr.splitlines()[-1]
+    assert done.returncode == 1
+    assert said.startswith("ImportError: llmc needs Python 3.11 or newer, and this is 3.10.12 (")
+    project = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
+    assert project["requires-python"] == f">={'.'.join(map(str, LEAST_PYTHON))}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -384,13 +385,29 @@ def test_numbers_that_make_no_sense_are_usage_errors(generate: Llmc, flag: str, 
 # Bundles that cannot be trusted
 
 
-def test_what_is_no_bundle(llmc: Llmc, toy: Path) -> None:
-    remedy = "make one with `llmc compile`"
+def test_what_is_no_bundle(llmc: Llmc, toy: Path, tmp_path: Path) -> None:
     assert (
-        llmc("generate", "nowhere", "--prompt", "x").failed(5)
-        == f"nowhere: not a bundle (no such file or folder); {remedy}"
+        llmc("generate", "nowhere", "--prompt", "x").failed(5).startswith("nowhere: no such file or folder; MODEL is")
     )
-    assert "no manifest.json in it" in llmc("generate", toy, "--prompt", "x").failed(5)
+    (tmp_path / "empty").mkdir()
+    said = llmc("generate", tmp_path / "empty", "--prompt", "x").failed(5)
+    assert said.endswith("not a bundle (no manifest.json in it); make one with `llmc compile`")
+    damaged = shutil.copytree(toy, tmp_path / "damaged")
+    (damaged / "model.safetensors").write_bytes(b"")
+    assert "the file is empty" in llmc("generate", damaged, "--prompt", "x", "--device", "fake", "-q").failed(1)
+
+
+def test_a_checkpoint_is_compiled_once_as_by_llmc_run(llmc: Llmc, toy: Path) -> None:
+    asked = ("--max-tokens", 4, "--device", "fake")
+    first = llmc("generate", toy, "--prompt", "ab", *asked)
+    assert first.code == 0 and "from the store" not in first.err
+    assert llmc("run", toy, "--raw", "ab", *asked).out == first.out
+    again = llmc("generate", toy, "--prompt", "ab", *asked)
+    *told, served = again.err.splitlines()
+    assert again.out == first.out and "compilations while serving: 0" in served
+    assert told and all(line.endswith(("cached", "from the store")) for line in told)
+    several = llmc("generate", toy, "--prompt", "ab", "--prompt", "ba", *asked, "--show-buckets")
+    assert "decode  2 x 1 + " in several.out and first.out in several.out
 
 
 @pytest.mark.parametrize("name", ["weights", "tokenizer.json", "prompt", "decode"])
@@ -411,7 +428,7 @@ def test_damage_is_told_with_the_file_and_the_way_out(
     ("change", "words"),
     [
         (lambda m: m.update(schema=99), "schema 99 is newer"),
-        (lambda m: m.update(executor="vulkan"), "unknown executor 'vulkan'; known: fake, "),
+        (lambda m: m.update(executor="vulkan"), "unknown executor 'vulkan'; known: hpu, "),
         (lambda m: m["toolchain"].update(fake="9"), "compiled with the fake device 9, this host has 1.0"),
         (lambda m: m.update(executables=[]), "no executable for prompt batch 1"),
         (lambda m: m.update(plan={}), "plan"),

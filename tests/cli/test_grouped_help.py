@@ -11,6 +11,8 @@ from llmc.compiler.targets.declared import declared, devices
 from tests.cli.helpers import Llmc
 
 COMMANDS = (["compile"], ["plan", "make"])
+SCREENS = {"compile": 66, "plan": 62, "serve": 72, "generate": 52, "run": 40}
+"""Lines of 80 columns that a help has at most."""
 
 
 def sections(text: str) -> dict[str, str]:
@@ -19,13 +21,31 @@ def sections(text: str) -> dict[str, str]:
     return dict(zip(found[1::2], found[2::2], strict=True))
 
 
+@pytest.mark.parametrize("command", SCREENS)
+def test_a_help_is_a_screen_or_so_and_all_of_it_is_longer(llmc: Llmc, command: str) -> None:
+    brief = llmc(command, "--help").out
+    assert len(brief.splitlines()) <= SCREENS[command]
+    if command == "run":
+        return
+    all_of_it = llmc(command, "--help-all").out
+    explained = re.findall(r"^  (?:-\w, )?(--[a-z-]+)", all_of_it, re.M)
+    assert len(explained) == len(set(explained)) and "More options" in brief and "More options" not in all_of_it
+    of_devices = {one.option.flag for one in declared().values()}
+    assert set(re.findall(r"--[a-z-]+[a-z]", brief.partition("Options:")[2])) - of_devices <= {*explained, "--executor"}
+
+
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_without_a_device_its_own_flags_are_named_alone(llmc: Llmc, command: list[str]) -> None:
+def test_flags_that_few_need_are_named_and_explained_on_demand(llmc: Llmc, command: list[str]) -> None:
     found = sections(llmc(*command, "--help").out)
-    assert list(found)[-4:-1] == ["Arguments", "Options", "Planning"] and "--device" in found["Options"]
-    assert "--max-model-len" in found["Planning"] and "--max-model-len" not in found["Options"]
-    named = found[f"Options of a device; llmc {' '.join(command)} --device D --help explains them"]
-    assert "openvino" in named and "--group-size" in named and "Inputs of a row" not in named
+    more = f"More options; llmc {' '.join(command)} --help-all explains them"
+    of_devices = f"Options of a device; llmc {' '.join(command)} --device D --help explains them"
+    assert list(found)[-4:] == ["Arguments", "Options", more, of_devices]
+    assert "--device" in found["Options"] and "--max-model-len" in found["Options"]
+    assert "--block-size" in found[more] and "--block-size" not in found["Options"]
+    assert found[of_devices].split()[0] == "cpu," and "fake" not in found[of_devices] and "--" not in found[of_devices]
+    full = sections(llmc(*command, "--help-all").out)
+    assert more not in full and "Tokens of one KV cache block" in full["Limits"]
+    assert "--group-size" in full[of_devices] and "Inputs of a row" not in full[of_devices]
 
 
 @pytest.mark.parametrize(

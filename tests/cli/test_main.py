@@ -12,7 +12,8 @@ import pytest
 
 import llmc as package
 from llmc.cli import main as main_module
-from llmc.cli.main import COMMANDS, OTHER_NAMES, run
+from llmc.cli.main import run
+from llmc.cli.root import COMMANDS, OTHER_NAMES
 from llmc.compiler.targets.declared import devices, other_names
 from tests.artifacts.helpers import REPO, child, finish
 from tests.cli.helpers import Llmc
@@ -45,7 +46,7 @@ def test_every_command_has_an_example_in_its_help(llmc: Llmc, command: str) -> N
         return
     example = ran.out.split("Example:\n")[1]
     assert example.lstrip().startswith(f"llmc {command}")
-    assert "--json" in ran.out or command in ("run", "chat", "report"), "all but what people read"
+    assert "--json" in ran.out or command in ("run", "chat", "report", "completion"), "all but what people read"
 
 
 def test_the_version(llmc: Llmc) -> None:
@@ -76,7 +77,8 @@ def test_an_unknown_command_lists_the_known_ones(llmc: Llmc) -> None:
 
 
 def test_what_is_called_otherwise_elsewhere_is_told_its_name(llmc: Llmc) -> None:
-    assert llmc("build", "model").failed(2).endswith("did you mean 'compile'?")
+    for said, name in {"build": "compile", "infer": "run", "ask": "run", "start": "serve"}.items():
+        assert llmc(said, "model").failed(2).endswith(f"did you mean {name!r}?")
     assert set(OTHER_NAMES.values()) <= set(COMMANDS) and not set(OTHER_NAMES) & set(COMMANDS)
     called = other_names()
     assert set(called.values()) <= set(devices()) and not set(called) & set(devices())
@@ -86,11 +88,41 @@ def test_what_is_called_otherwise_elsewhere_is_told_its_name(llmc: Llmc) -> None
 
 
 @pytest.mark.parametrize(
+    "command", ["compile nowhere", "plan nowhere", "run nowhere hi", "chat nowhere", "serve nowhere", "deploy docker"]
+)
+def test_a_device_that_there_is_not_is_told_before_all_else(llmc: Llmc, command: str) -> None:
+    known = ", ".join(name for name in devices() if name != "fake")
+    for given in (["--device", "gaudi"], ["--device=gaudi:x"]):
+        said = llmc(*command.split(), *given).failed(2)
+        assert said == f"unknown device {given[-1].removeprefix('--device=')!r}; known: {known}; did you mean 'hpu'?"
+
+
+@pytest.mark.parametrize(
+    ("command", "near"),
+    [
+        ("compile x --devise cpu", "--device"),
+        ("serve x --max-queued-request 4", "--max-queued-requests"),
+        ("cache lst", "'ls'"),
+        ("traffic shw", "'show'"),
+        ("plan evalute plan.json", "did you mean 'evaluate'?"),
+        ("compile {toy} --quantize int9", "did you mean 'int8'?"),
+        ("compile {toy} --executor rai", "did you mean 'ray'?"),
+        ("serve x --warm-up opne", "did you mean 'open'?"),
+        ("plan {toy} --strategy linaer", "did you mean 'linear'?"),
+        ("completion zhs", "did you mean 'zsh'?"),
+    ],
+)
+def test_what_is_misspelt_is_told_the_near_name(llmc: Llmc, toy: Path, command: str, near: str) -> None:
+    ran = llmc(*(word.format(toy=toy) for word in command.split()))
+    assert ran.code == 2 and near in ran.err, ran
+
+
+@pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["compile", "model", "--devise", "cpu"], "No such option: --devise"),
         (["compile", "model", "--jobs", "many"], "--jobs"),
-        (["generate"], "Missing argument 'BUNDLE'"),
+        (["generate"], "Missing argument 'BUNDLE|MODEL'"),
         (["generate", "bundle", "--max-tokens", "few"], "--max-tokens"),
         (["verify", "bundle", "other"], "unexpected extra argument"),
     ],
@@ -125,10 +157,10 @@ def failure(llmc: Llmc, toy: Path, patch: pytest.MonkeyPatch, code: int) -> list
 
 MESSAGES = {
     1: "nowhere: no such file or folder; MODEL is a Hugging Face folder, a .gguf file, a hub name",
-    2: "unknown device 'gpu'; known: cpu, cuda, fake, hpu",
+    2: "unknown device 'gpu'; known: cpu, cuda, hpu",
     3: "--require-native: executables for fake are only portable on this host",
     4: "compiled graphs disagree with the reference model",
-    5: "nowhere: not a bundle (no such file or folder); make one with `llmc compile`",
+    5: "nowhere: no such file or folder; MODEL is a Hugging Face folder",
 }
 
 
@@ -199,7 +231,10 @@ IMPORTED = """
     import contextlib, io, sys
     from llmc.cli.main import main
     with contextlib.redirect_stdout(io.StringIO()):
-        code = main(sys.argv[1:])
+        try:
+            code = main(sys.argv[1:])
+        except SystemExit as e:  # completing ends so
+            code = e.code
     print(code, sorted({name.partition(".")[0] for name in sys.modules}))
 """
 

@@ -79,7 +79,7 @@ def test_executors_take_their_sizes_from_the_plan(toy: Toy) -> None:
 
 def test_executors_by_name() -> None:
     assert executor_class("fake") is FakeExecutor
-    with pytest.raises(UnknownNameError, match=r"unknown executor 'tpu'; known: fake, .*onnxruntime, .*torch"):
+    with pytest.raises(UnknownNameError, match=r"unknown executor 'tpu'; known: hpu, .*onnxruntime, .*torch"):
         executor_class("tpu")
 
 

@@ -14,7 +14,7 @@ from llmc.artifacts.bundle.stored import add_bundle
 from llmc.artifacts.oci import push_image
 from llmc.artifacts.oci.registry import Registry
 from llmc.artifacts.store.store import Store
-from llmc.cli.serve import _opener, _reopener
+from llmc.cli.openers import opener, reopener
 from llmc.server.events import Retired, Swapped, SwapRefused
 from llmc.testing.toy import toy_plan
 from tests.artifacts.oci.server import QUICK, Answer, Handler, Server, half, times
@@ -44,7 +44,7 @@ class Shop:
         self.registry = Server(folder)
         store = Store(folder / "servers")
         asked = (self.registry.reference, None, {}, store, None)
-        self.live = Live(_opener(*asked), reopen=_reopener(*asked))
+        self.live = Live(opener(*asked, hidden=True), reopen=reopener(*asked))
 
     def push(self, bundle: Path) -> None:
         """Let the tag name it."""

@@ -11,7 +11,7 @@ from llmc.buckets.plan import Plan
 from llmc.cli import output
 from llmc.cli.capturing import UNCAPTURED_SHOWN, CaptureFlags, takes_capture_flags
 from llmc.cli.grouped_help import GroupedCommand
-from llmc.cli.options import option
+from llmc.cli.options import device_option, option
 from llmc.cli.quantities import size
 from llmc.errors import InputError
 from llmc.settings import Settings
@@ -36,7 +36,7 @@ def capture(
     model: Annotated[
         str | None, option("--model", "MODEL", "Estimate from this model: a folder, .gguf, hub name or config.json.")
     ] = None,
-    device: Annotated[str, option("--device", "D", "The device to estimate --model for.")] = "hpu",
+    device: Annotated[str, device_option("--device", "The device to estimate --model for.")] = "hpu",
     dtype: Annotated[str, option("--dtype", "f32|bf16|f16", "What --model's weights are held in.")] = "bf16",
     bench: Annotated[str | None, option("--bench", "FILE", "Graphs as measured by llmc bench -o.")] = None,
     weight_memory: Annotated[str | None, option("--weight-memory", "SIZE", "What weights take.")] = None,

@@ -10,59 +10,82 @@ import typer
 from llmc.buckets.plan import Plan
 from llmc.cli import output as output_bars
 from llmc.cli.flags import takes_own_options
-from llmc.cli.grouped_help import GroupedCommand
-from llmc.cli.options import TaskFlag, option
+from llmc.cli.grouped_help import add
+from llmc.cli.options import TaskFlag, device_option, one_of, option
 from llmc.cli.plan.printing import draw_to, print_for_server, print_plan
 from llmc.cli.planning import PlanningFlags, open_traffic, plan_from_flags, planning_arguments, takes_planning_flags
 from llmc.cli.pooled_planning import pooled_plan
 from llmc.compiler.options import Value
-from llmc.errors import CheckpointError, InputError
+from llmc.errors import CheckpointError, InputError, did_you_mean
 
 if TYPE_CHECKING:
     from llmc.buckets.frontier import FrontierPoint
     from llmc.compiler.options import CompileOptions
 
+VERBS = ("show", "evaluate", "export", "import", "tune", "check", "capture")
+_ESTIMATES, _SHOWN = "Estimates", "Also shown"
+
 
 def register(group: typer.Typer) -> None:
     """Add the command to `group`, as what `llmc plan` does with anything that is no verb."""
-    group.command("make", hidden=True, cls=GroupedCommand)(takes_own_options(takes_planning_flags(plan)))
+    add(group, "make", takes_own_options(takes_planning_flags(plan)), hidden=True)
 
 
 def plan(
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="MODEL | show | evaluate | export | import | tune | check | capture",
+            metavar=" | ".join(("MODEL", *VERBS)),
+            autocompletion=one_of(lambda: VERBS),
             help="A model folder, .gguf file or hub name; or a verb, each with a --help of its own.",
             show_default=False,
         ),
     ] = None,
     *,
-    config: Annotated[str | None, option("--config", "FILE", "A config.json, in place of MODEL.")] = None,
+    flags: PlanningFlags,
     device: Annotated[
         str | None,
-        option("--device", "D", "Estimate compile time and memory for this device. Default with MODEL: cpu."),
+        device_option("--device", "Estimate compile time and memory for this device. Default with MODEL: cpu."),
     ] = None,
     quantize: Annotated[
         str | None, option("--quantize", "none|int8|fp8|int4|keep", "Estimate with weights quantised so.")
     ] = None,
-    dtype: Annotated[
-        str | None, option("--dtype", "auto|f32|bf16|f16", "Estimate with unquantised numbers held so.")
-    ] = None,
-    bundle: Annotated[
-        Path | None, option("--bundle", "BUNDLE", "Estimate by the weights and builds of a bundle compiled before.")
-    ] = None,
-    frontier: Annotated[
-        bool, typer.Option("--frontier", help="Also tabulate waste against the number of graphs.")
-    ] = False,
-    plot: Annotated[Path | None, option("--plot", "OUT", "Draw the plan: a .png, or a self-contained .html.")] = None,
-    server: Annotated[
-        str | None, option("--server", "NAME", "Also print the plan in this server's form, see llmc plan export.")
-    ] = None,
+    config: Annotated[str | None, option("--config", "FILE", "A config.json, in place of MODEL.")] = None,
     output: Annotated[str | None, option("--output -o", "FILE", "Write the plan here, as JSON.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON in place of the report.")] = False,
+    dtype: Annotated[
+        str | None,
+        option(
+            "--dtype", "auto|f32|bf16|f16", "Estimate with unquantised numbers held so.", rich_help_panel=_ESTIMATES
+        ),
+    ] = None,
+    bundle: Annotated[
+        Path | None,
+        option(
+            "--bundle",
+            "BUNDLE",
+            "Estimate by the weights and builds of a bundle compiled before.",
+            rich_help_panel=_ESTIMATES,
+        ),
+    ] = None,
+    frontier: Annotated[
+        bool,
+        typer.Option("--frontier", help="Also tabulate waste against the number of graphs.", rich_help_panel=_SHOWN),
+    ] = False,
+    plot: Annotated[
+        Path | None,
+        option("--plot", "OUT", "Draw the plan: a .png, or a self-contained .html.", rich_help_panel=_SHOWN),
+    ] = None,
+    server: Annotated[
+        str | None,
+        option(
+            "--server",
+            "NAME",
+            "Also print the plan in this server's form, see llmc plan export.",
+            rich_help_panel=_SHOWN,
+        ),
+    ] = None,
     task: TaskFlag = None,
-    flags: PlanningFlags,
     own: dict[str, Value],
 ) -> None:
     """Choose the buckets to compile, and report what they are and why. Compiles nothing.
@@ -77,8 +100,6 @@ def plan(
       llmc plan ./SmolLM2-135M-Instruct --max-model-len 2048 --max-num-seqs 4 -o plan.json
       llmc plan --config config.json --prompt-batch 1,32,4 --prompt-seq 128,128,1024
       llmc plan --config config.json --traffic requests.csv --max-graphs 24 --plot plan.html -o plan.json
-      llmc plan --config config.json --traffic requests.csv --max-waste 15% --device hpu
-      llmc plan ./bge-small-en-v1.5 --max-num-seqs 32
       llmc plan show plan.json
       llmc plan evaluate plan.json other.json --traffic requests.csv
       llmc plan tune --server vllm --traffic requests.csv --max-model-len 8192 --max-num-seqs 128 -o configuration
@@ -96,7 +117,8 @@ def plan(
     named = any(given is not None for given in priced.values())
     estimates = ""
     if len(arguments) > 1:
-        raise InputError(f"llmc plan takes one MODEL, not {len(arguments)}: {' '.join(arguments)}")
+        asked = f"llmc plan takes one MODEL, not {len(arguments)}: {' '.join(arguments)}"
+        raise InputError(asked + did_you_mean(arguments[0], VERBS))
     model = arguments[0] if arguments else None
     for name, given in priced.items():
         if given is not None and model is None and config is None:

@@ -63,7 +63,14 @@ class VerifyReport:
     total: int
 
 
-Event = StageReport | ExecutableReport | VerifyReport
+@dataclass(frozen=True)
+class BeginReport:
+    """A compile begins, which `expected` seconds are estimated for; the estimate looks into the store."""
+
+    expected: Callable[[], float]
+
+
+Event = BeginReport | StageReport | ExecutableReport | VerifyReport
 Reporter = Callable[[Event], None]
 
 

@@ -34,7 +34,8 @@ from llmc.buckets.servers.export import write_texts
 from llmc.compiler.code import code_digest
 from llmc.compiler.pipeline.agree import agree
 from llmc.compiler.pipeline.bind import is_unbound
-from llmc.compiler.pipeline.compile import CompileResult, ExecutableReport, Reporter, compile_bundle
+from llmc.compiler.pipeline.compile import BeginReport, CompileResult, ExecutableReport, Reporter, compile_bundle
+from llmc.compiler.pipeline.dry_run import dry_run
 from llmc.compiler.pipeline.resolve import target_of
 from llmc.compiler.targets.base import Shape
 from llmc.compiler.targets.finishing import EachExecutable, WholeBundle
@@ -84,6 +85,7 @@ def compile_and_finish(
     settings: Settings | None = None,
 ) -> CompileResult:  # fmt: skip
     """`compile_bundle`, and on the device's own host `finish_bundle` of what it leaves portable."""
+    report(BeginReport(lambda: float(dry_run(model, plan, options, store, settings)["estimated_seconds"])))
     result = compile_bundle(model, destination, plan, options, store, report, settings)
     manifest = read_manifest(destination)
     if not result.portable or is_unbound(manifest) or finisher_here(target_of(manifest)) is None:

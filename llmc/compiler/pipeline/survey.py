@@ -9,7 +9,7 @@ from typing import Any
 
 from llmc.compiler.targets import open_target
 from llmc.compiler.targets.base import Target
-from llmc.compiler.targets.declared import devices
+from llmc.compiler.targets.declared import offered
 from llmc.cpus import usable_cpus
 from llmc.platforms import exists_here
 from llmc.runtime.accelerators import CARDS, CPU
@@ -36,10 +36,8 @@ def host() -> str:
 
 
 def _targets() -> Iterator[tuple[str, Target]]:
-    for name in devices():
+    for name in offered():
         target = open_target(name)
-        if target.hidden:
-            continue
         yield name, target
         for detail in target.listed:
             if detail:

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from llmc.compiler.targets.declared import TARGETS, devices, other_names
-from llmc.errors import UnknownNameError
+from llmc.compiler.targets.declared import TARGETS, require_device
 from llmc.settings import Settings
 
 if TYPE_CHECKING:
@@ -20,11 +19,9 @@ def open_target(device: str, settings: Settings | None = None) -> Target:
 
     Raises UnknownNameError listing the known ones, and InputError for what a device cannot be told.
     """
+    require_device(device)
     name, _, detail = device.partition(":")
-    try:
-        cls: type[Target] = TARGETS.get(name)
-    except UnknownNameError:
-        raise UnknownNameError("device", device, devices(), other_names()) from None
+    cls: type[Target] = TARGETS.get(name)
     settings = settings or Settings.from_environment()
     target = cls.of(detail, settings)
     target.settings = settings

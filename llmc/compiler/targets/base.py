@@ -191,9 +191,6 @@ class Target(ABC):
     topology_form: ClassVar[TopologyForm | None] = None
     """How its slices are named, where it has `topologies`."""
 
-    hidden: ClassVar[bool] = False
-    """Whether `llmc devices` leaves it out."""
-
     listed: ClassVar[tuple[str, ...]] = ("",)
     """What stands behind its name in the rows that `llmc devices` has for it."""
 

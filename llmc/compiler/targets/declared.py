@@ -10,7 +10,7 @@ from llmc.errors import InputError, LlmcError, UnknownNameError
 from llmc.registry import Registry
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from llmc.compiler.options import Option, Value
 
@@ -30,6 +30,7 @@ TARGETS = Registry(
         "lpu": "llmc.compiler.targets.lpu.target:LpuTarget",
         "fake": "llmc.compiler.targets.fake:FakeTarget",
     },
+    untold=("fake",),
 )
 
 
@@ -45,9 +46,20 @@ def devices() -> list[str]:
     return TARGETS.names()
 
 
-def _importable() -> Iterator[tuple[str, type[Any]]]:
+def offered() -> list[str]:
+    """Those of `devices` that people are told of."""
+    return TARGETS.told()
+
+
+def require_device(device: str) -> None:
+    """Raise UnknownNameError, which lists those offered, for what names no device in front of its colon."""
+    if device.partition(":")[0] not in devices():
+        raise UnknownNameError("device", device, offered(), other_names())
+
+
+def _importable(named: Iterable[str]) -> Iterator[tuple[str, type[Any]]]:
     """Devices and their targets; another package's that cannot be imported is left out."""
-    for device in devices():
+    for device in named:
         try:
             yield device, TARGETS.get(device)
         except (ImportError, LlmcError):
@@ -56,12 +68,12 @@ def _importable() -> Iterator[tuple[str, type[Any]]]:
 
 def other_names() -> dict[str, str]:
     """What else people call a device → its name."""
-    return {called: device for device, target in _importable() for called in target.also_called}
+    return {called: device for device, target in _importable(devices()) for called in target.also_called}
 
 
 def selecting_adapters() -> list[str]:
     """Devices whose graphs take adapters that rows choose, for people."""
-    return [device for device, target in _importable() if target.selects_adapters and not target.hidden]
+    return [device for device, target in _importable(offered()) if target.selects_adapters]
 
 
 def declared() -> dict[str, Declared]:
@@ -70,7 +82,7 @@ def declared() -> dict[str, Declared]:
     Raises InputError where two targets declare a name differently.
     """
     found: dict[str, Declared] = {}
-    for device, target in _importable():
+    for device, target in _importable(devices()):
         for option in target.options:
             before = found.get(option.name)
             if option.name in SHARED:
@@ -96,7 +108,7 @@ def _merged(one: Option[Any], other: Option[Any], device: str) -> Option[Any]:
 def check_own(option: Option[Any], value: Value, device: str) -> None:
     """Raise InputError for a value that the option of a device never has; it names the devices that take it."""
     if option.choices and value not in option.choices:
-        takers = [name for name, target in _importable() if not target.hidden and _takes(target, option.name, value)]
+        takers = [name for name, target in _importable(offered()) if _takes(target, option.name, value)]
         if takers:
             raise InputError(
                 f"{option.flag} {value} is for {', '.join(takers)}; {device} takes {', '.join(option.choices)}"

@@ -64,7 +64,6 @@ class FakeTarget(Target):
     name: ClassVar[str] = "fake"
     executor: ClassVar[str] = "fake"
     reference: ClassVar[ReferenceModel] = TOY
-    hidden: ClassVar[bool] = True
     selects_adapters: ClassVar[bool] = True
     reads_files: ClassVar[bool] = False
     verifying: ClassVar[Verifying] = Verifying(Cost(), Cost(), Cost(), Cost())

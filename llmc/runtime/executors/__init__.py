@@ -34,6 +34,7 @@ EXECUTORS = Registry(
         "lpu": "llmc.runtime.executors.lpu.executor:LpuExecutor",
         "fake": "llmc.runtime.executors.fake.executor:FakeExecutor",
     },
+    untold=("fake",),
 )
 
 

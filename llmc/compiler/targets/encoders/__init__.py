@@ -20,6 +20,7 @@ TARGETS = Registry(
         "tpu": "llmc.compiler.targets.encoders.tpu:TpuEncoderTarget",
         "xla": "llmc.compiler.targets.encoders.xla:XlaEncoderTarget",
     },
+    untold=("fake",),
 )
 CPU, ENGINES = "cpu", ("openvino", "onnxruntime")
 """What `--device cpu` stands for: the first of these that is installed."""
@@ -51,8 +52,8 @@ def _named(name: str, device: str) -> type[EncoderTarget]:
     try:
         found: type[EncoderTarget] = TARGETS.get(name)
     except UnknownNameError:
-        offered = sorted(known for known in TARGETS.names() if not TARGETS.get(known).hidden)
+        offered = ", ".join([CPU, *TARGETS.told()])
         raise InputError(
-            f"--device {device} has no form for models that embed or score; take one of {', '.join([CPU, *offered])}"
+            f"--device {device} has no form for models that embed or score; take one of {offered}"
         ) from None
     return found

@@ -79,8 +79,6 @@ class EncoderTarget(ABC):
     reference_name: ClassVar[str] = "transformers"
     reference_packages: ClassVar[tuple[str, ...]] = ("torch", "transformers")
     """The model that results are compared with, for manifests, and what its numbers depend on, for keys."""
-    hidden: ClassVar[bool] = False
-    """Whether it is for tests, and not offered."""
 
     @classmethod
     def of(cls, detail: str) -> Self:

@@ -42,7 +42,6 @@ class FakeEncoderTarget(EncoderTarget):
 
     name: ClassVar[str] = "fake"
     encoder: ClassVar[str] = "fake-encoder"
-    hidden: ClassVar[bool] = True
     reference_name: ClassVar[str] = "toy"
     reference_packages: ClassVar[tuple[str, ...]] = ()
 

@@ -1,0 +1,95 @@
+"""The commands by name; the module of a command is imported when it is asked for."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import typer
+from typer.completion import completion_init  # type: ignore[attr-defined]
+from typer.core import TyperGroup
+from typer.main import get_group
+
+from llmc.errors import UnknownNameError
+from llmc.version import __version__
+
+COMMANDS = {
+    "plan": ("llmc.cli.plan", "Choose the buckets to compile."),
+    "compile": ("llmc.cli.compile", "Compile a checkpoint into a bundle of precompiled graphs."),
+    "run": ("llmc.cli.run", "Ask a model, for a first try: compiled where it was not yet."),
+    "chat": ("llmc.cli.chat", "Talk to a model, for a first try."),
+    "verify": ("llmc.cli.verify", "Check a bundle against its reference model."),
+    "generate": ("llmc.cli.generate", "Answer prompts with a bundle, or a model, compiled first."),
+    "embed": ("llmc.cli.pooling", "Vectors of texts with a bundle of an embedding model."),
+    "score": ("llmc.cli.pooling", "Scores of documents with a bundle of a reranker."),
+    "serve": ("llmc.cli.serve", "Serve a bundle with OpenAI's API."),
+    "prefill": ("llmc.cli.prefill", "Compute prompts for bundles that decode elsewhere."),
+    "tune": ("llmc.cli.tune", "Time kernels on a card, for compiles on hosts without it."),
+    "warmup": ("llmc.cli.warmup", "Run every graph of a bundle twice; name those that fail."),
+    "bench": ("llmc.cli.bench", "Time every bucket of a bundle, or put a server under load."),
+    "devices": ("llmc.cli.devices", "Show what this host can compile for and run on."),
+    "deploy": ("llmc.cli.deploy", "Write files that deploy a bundle: images, pods, units, CI."),
+    "report": ("llmc.cli.report", "Tell of a bundle in Markdown, for a CI job's summary."),
+    "traffic": ("llmc.cli.traffic", "Look at recorded traffic; merge, sample and anonymise it."),
+    "loop": ("llmc.cli.loop", "Plan for a server's traffic, compile and swap, on a schedule."),
+    "cache": ("llmc.cli.cache", "Look into the artifact store and into bundles."),
+    "completion": ("llmc.cli.completion", "Print what lets a shell complete llmc's command lines."),
+}
+OTHER_NAMES = {
+    "ask": "run", "infer": "run", "inference": "run", "prompt": "run", "predict": "run", "build": "compile",
+    "convert": "compile", "export": "compile", "quantize": "compile", "start": "serve", "server": "serve",
+    "complete": "generate", "check": "verify", "benchmark": "bench", "info": "devices", "store": "cache",
+}  # fmt: skip
+"""What commands of that kind are called elsewhere; an error names ours."""
+
+WIDEST = 100
+"""Columns of a help, where the terminal has as many."""
+
+
+class _Commands(TyperGroup):
+    """A group that lists commands by their summaries, and imports the one that a command line names."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Raises UnknownNameError for a command that there is not."""
+        if args[0] in COMMANDS:
+            own = typer.Typer(rich_markup_mode=None)
+            import_module(COMMANDS[args[0]][0]).register(own)
+            self.commands.update(get_group(own).commands)
+        elif not ctx.resilient_parsing:
+            raise UnknownNameError("command", args[0], COMMANDS, OTHER_NAMES)
+        return super().resolve_command(ctx, args)
+
+
+def app() -> typer.Typer:
+    """The command line; it completes one where the environment asks for that, as `llmc completion` has shells do."""
+    completion_init()
+    made = typer.Typer(
+        cls=_Commands,
+        name="llmc",
+        add_completion=False,
+        no_args_is_help=True,
+        context_settings={"max_content_width": WIDEST},
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        epilog="Every command: --help with an example, --json where it reports, -v for more and -q for less on stderr.",
+    )
+    made.callback()(_root)
+    for name, (_, summary) in COMMANDS.items():
+        made.command(name, help=summary)(_listed)
+    return made
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+def _root(
+    show: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
+) -> None:
+    """Ahead-of-time compilation of LLM graphs: plan, compile before deployment, replay without compiling."""
+
+
+def _listed() -> None:
+    """Stands for a command in the list of commands."""
