@@ -13,11 +13,12 @@ import typer
 from llmc.cli.compiled import print_estimate, print_key, print_programs, print_result
 from llmc.cli.flags import takes_own_options
 from llmc.cli.grouped_help import add
-from llmc.cli.options import StoreFlag, TaskFlag, device_option, option
+from llmc.cli.options import StoreFlag, TaskFlag, device_option, one_of, option
 from llmc.cli.planning import PlanningFlags, plan_from_flags, takes_planning_flags
 from llmc.cli.pooled_planning import pooled_plan_of
 from llmc.cli.quantities import size
 from llmc.compiler.options import LOCAL, Value
+from llmc.compiler.targets.declared import offered
 from llmc.errors import InputError, LlmcError
 from llmc.paths import expanded, is_dir
 
@@ -73,10 +74,11 @@ def compile_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")] = False,
     prefill_device: Annotated[
         str | None,
-        device_option(
+        option(
             "--prefill-device",
-            "Make a hybrid: prompts on device X, handed over to --decode-device.",
             "X",
+            "Make a hybrid: prompts on device X, handed over to --decode-device.",
+            autocompletion=one_of(offered),
             rich_help_panel=_HYBRIDS,
         ),
     ] = None,
