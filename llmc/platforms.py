@@ -45,7 +45,9 @@ EXTRAS: Mapping[str, str] = {
     "cryptography": "sign",
     "backports": "archive",
     **dict.fromkeys(("fsspec", "s3fs", "oras", "requests", "tenacity"), "remote"),
-    **dict.fromkeys(("fastapi", "uvicorn", "httptools", "pydantic", "prometheus_client", "llguidance"), "serve"),
+    **dict.fromkeys(
+        ("fastapi", "starlette", "uvicorn", "httptools", "pydantic", "prometheus_client", "llguidance"), "serve"
+    ),
 }
 """Modules that only an extra of llmc brings, and the name of the extra."""
 

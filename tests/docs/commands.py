@@ -18,17 +18,19 @@ _ASSIGNMENT = re.compile(r"\w+=")
 
 @dataclass(frozen=True)
 class Shown:
-    """A command line as a shell takes it, the line of the document where it begins, and its output there."""
+    """A command line as a shell takes it, the line of the document where it begins, its output there, and what its
+    block is said to be: "sh" has commands alone, and is to be read more than to be typed."""
 
     at: int
     line: str
     said: tuple[str, ...]
+    language: str | None
 
 
 def shown(document: Path) -> Iterator[Shown]:
     """Every line after `$ ` in a block, fenced or indented, and every line of a block for a shell."""
     language: str | None = None
-    at, line, said = 0, "", []
+    at, line, said, block = 0, "", [], language
     for number, text in enumerate([*document.read_text().splitlines(), "```", ""], 1):
         if fence := _FENCE.match(text):
             language = fence[1] if language is None else None
@@ -38,12 +40,12 @@ def shown(document: Path) -> Iterator[Shown]:
         elif inside is not None and _in_quotes(line):
             line += f"\n{inside}"
         elif line and (inside is None or fence or inside.startswith("$ ") or language == "sh"):
-            yield Shown(at, line, tuple(said))
+            yield Shown(at, line, tuple(said), block)
             line = ""
         elif line:
             said.append(inside)
         if not line and inside is not None and not fence and (inside.startswith("$ ") or (language == "sh" and inside)):
-            at, line, said = number, inside.removeprefix("$ "), []
+            at, line, said, block = number, inside.removeprefix("$ "), [], language
 
 
 def _in_quotes(line: str) -> bool:

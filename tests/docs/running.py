@@ -20,7 +20,7 @@ from tests.docs.commands import ROOT, Shown, shown
 from tests.server.over_ray import free_port
 
 PROGRAMS = {"cat", "curl", "echo", "grep", "head", "llmc", "ls"}
-"""What is run; other lines, as of pip and docker, need what is not here."""
+"""What is run; other lines, as of kubectl, need what is not here. Blocks of "sh" are not run."""
 
 PORT = "8000"
 """The port of a page's server, in whose place a free one is taken."""
@@ -29,9 +29,9 @@ _PIECE = re.compile(r"(?P<number>\d[\d.,:e+-]*)(?P<unit> ?(?:[KMG]i?B|µs|ms|s|m
 
 
 class Page:
-    """A page whose commands run in `folder`, with a store of its own beside it."""
+    """A page whose commands run in `folder`/here, with the store `cache`."""
 
-    def __init__(self, document: Path, folder: Path) -> None:
+    def __init__(self, document: Path, folder: Path, cache: Path) -> None:
         self.document = document
         self.folder = folder / "here"
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -43,7 +43,7 @@ class Page:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("VLLM_", "LLMC_"))}
         self.environment = {
             **kept, "PATH": f"{programs}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "COLUMNS": "200",
-            "LLMC_CACHE_DIR": str(folder / "cache"),
+            "LLMC_CACHE_DIR": str(cache),
         }  # fmt: skip
 
     def run(self) -> Iterator[tuple[Shown, str]]:
@@ -51,10 +51,11 @@ class Page:
         with ExitStack() as running:
             for one in shown(self.document):
                 line = re.sub(rf"\b{PORT}\b", self.port, one.line)
-                program = line.split()[0]
+                if one.language == "sh":
+                    continue
                 if line.startswith("llmc serve "):
                     yield one, running.enter_context(self._served(line))
-                elif program in PROGRAMS:
+                elif line.split()[0] in PROGRAMS:
                     done = self._start(line)
                     said = done.communicate(timeout=1200)[0].replace(self.port, PORT)
                     assert done.returncode == 0, f"{self.document.name}, line {one.at}: {one.line}\n{said}"
@@ -90,6 +91,16 @@ def _is_ready(url: str) -> bool:
         return False
 
 
+def runs(page: Page) -> list[str]:
+    """The commands of a page; raises AssertionError for one that failed, or did not print what the page says."""
+    commands = []
+    for one, printed in page.run():
+        line = missing(one.said, printed)
+        assert line is None, f"{page.document}, line {one.at}: {one.line}\nsays\n{line}\nbut it printed\n{printed}"
+        commands.append(one.line)
+    return commands
+
+
 def missing(said: tuple[str, ...], printed: str) -> str | None:
     """The first line that a page says and that was not printed behind those before it; None: all were.
 
@@ -118,5 +129,5 @@ def _pattern(line: str) -> str:
 
 
 if __name__ == "__main__":
-    for command, output in Page(Path(sys.argv[1]), Path(sys.argv[2])).run():
+    for command, output in Page(Path(sys.argv[1]), folder := Path(sys.argv[2]), folder / "cache").run():
         print(f"$ {command.line}\n{output}", flush=True)

@@ -13,7 +13,6 @@ from llmc.cli.main import main
 from tests.cli.conftest import surround
 from tests.docs.commands import DOCUMENTS, ROOT, llmc_arguments, shown
 
-
 AND_SO_ON = "…"
 """As the last word: here come more."""
 OF_PACKAGES = {"half-octaves", "pocket"}
@@ -76,7 +75,7 @@ def test_what_is_no_command_is_refused(taken: Any, tmp_path: Path) -> None:
     assert calls[0][1] == ["compile", "m", "--devise", "cpu", "-o", "b"]
     assert next(shown(document)).said == ("printed",)
     said = [taken(call) for _, call in calls]
-    hints = ("No such option: --devise", "did you mean 'hpu'", "'many' is not a valid int", "serve", "kubernetes")
+    hints = ("No such option: --devise", "did you mean 'hpu'", "--max-model-len", "serve", "kubernetes")
     for hint, one in zip(hints, said, strict=True):
         assert hint in one
     assert not taken(["deploy", "kubernetes", "-o", "x"])
