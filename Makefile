@@ -8,11 +8,12 @@ TORCH_XLA := .venv-torch-xla
 PEERS := .venv-peers
 NEWEST := .venv-newest
 UV := uv==0.13.9
+PIP_AUDIT := pip-audit==2.9.0
 export ORT_DISABLE_TELEMETRY ?= 1
 # some containers set it, and then each of the thousands of processes that tests start compiles llmc's modules again
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-fast test-newest newest-env lock lint bench peers-env promises torch-xla-env clean
+.PHONY: demo test test-fast test-newest newest-env lock lint site audit bench peers-env promises torch-xla-env clean
 
 # pip of environment $(1), held to the lock $(2), and so is what it builds with (newer pips read the second variable);
 # modules are compiled when they are imported, or by all processors at once, and not one after the other
@@ -68,6 +69,16 @@ lint: $(VENV)/.ready
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# the documentation's pages in site/; a link or an anchor that leads nowhere is an error
+site: $(VENV)/.ready
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+# asks what is known against the locked versions, over the network, and so in no other target
+audit:
+	test -x .venv-audit/bin/pip-audit || $(PYTHON) -m venv .venv-audit
+	.venv-audit/bin/pip install --quiet --disable-pip-version-check $(PIP_AUDIT)
+	.venv-audit/bin/pip-audit --no-deps --disable-pip -r requirements.lock
+
 # takes each promise of docs/reliability.md out of the code, and sees its tests fail
 promises: $(VENV)/.ready
 	$(BIN)/python scripts/check_promises.py
@@ -95,4 +106,4 @@ bench: $(VENV)/.ready $(PEERS)/.ready
 	  $(if $(TRACE),--trace $(TRACE)) $(BENCH)
 
 clean:
-	rm -rf $(VENV) $(DEMO) build *.egg-info
+	rm -rf $(VENV) $(DEMO) build site *.egg-info

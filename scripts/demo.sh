@@ -8,7 +8,11 @@ export LLMC_CACHE_DIR="$DEMO/cache"
 mkdir -p "$DEMO"
 
 run() {
-  printf '\n$ llmc %s\n' "$*"
+  printf '\n$ llmc'
+  for word; do
+    case $word in *" "*) printf ' "%s"' "$word" ;; *) printf ' %s' "$word" ;; esac
+  done
+  echo
   "$LLMC" "$@"
 }
 

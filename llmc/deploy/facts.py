@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from llmc.compiler.estimates.server import Server
 from llmc.compiler.targets.hosting import Hosting
 from llmc.deploy.names import label
-from llmc.errors import ArtifactError
+from llmc.errors import ArtifactError, InputError
 
 if TYPE_CHECKING:
     from llmc.artifacts.bundle.manifest import Manifest
@@ -41,10 +41,15 @@ class Facts:
 
     @classmethod
     def of(cls, bundle: Bundle) -> Facts:
-        """Raises UnknownNameError for a device, and InputError for one that no single server has; ArtifactError for
-        sizes of its cache that are none."""
+        """Raises UnknownNameError for a device, and InputError for one that no single server has, or a bundle without
+        weights; ArtifactError for sizes of its cache that are none."""
         from llmc.compiler.targets import open_target
 
+        if bundle.is_unbound:
+            raise InputError(
+                f"{bundle.path}: compiled from a configuration alone, it holds no weights that a server could start "
+                "with; compile the checkpoint: llmc compile MODEL"
+            )
         manifest = bundle.manifest
         named = manifest.device.partition(":")[0] == manifest.target
         return cls(bundle, open_target(manifest.device if named else manifest.target, bundle.settings))

@@ -10,6 +10,7 @@ import yaml
 
 from llmc.compiler.estimates.server import BASE_BYTES
 from llmc.deploy.facts import LEAST_BUDGET_S, MARGIN
+from llmc.errors import InputError
 from tests.deploy.bundles import facts, files, on
 
 
@@ -94,3 +95,11 @@ def test_the_autoscaler_asks_for_metrics_that_the_server_has(tmp_path: Path) -> 
     rules = yaml.safe_load(found["prometheus-adapter-values.yaml"])["rules"]["custom"]
     assert {rule["name"]["as"] for rule in rules} == asked
     assert {rule["seriesQuery"].split('"')[1] for rule in rules} <= names
+
+
+def test_what_holds_no_weights_is_not_deployed(tmp_path: Path) -> None:
+    def unbound(document: dict[str, Any]) -> None:
+        document["files"]["tensors.json"] = document["files"].pop("weights")
+
+    with pytest.raises(InputError, match=r"holds no weights .* compile the checkpoint"):
+        facts(tmp_path / "bundle", unbound)

@@ -1,0 +1,86 @@
+"""What mkdocs asks when it builds the site: files outside docs/ that pages link to become pages, too.
+
+Documents link as GitHub follows links, by relative paths. A Markdown file outside docs/ is a page below repository/ as
+it is, another file a page that shows it; links are turned to where their pages are. A link to what is not there stays
+as it is, which `mkdocs build --strict` refuses.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.structure.files import Files
+    from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).resolve().parent.parent
+OUTSIDE = "repository/"
+"""Where in the site files from outside docs/ are."""
+
+_LINK = re.compile(r"(?<=\]\()(?!\w+:|[#/])([^)\s#]+)")
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add what the navigation and pages name outside docs/, and what that names in turn."""
+    from mkdocs.structure.files import File
+
+    todo = [name.removeprefix(OUTSIDE) for name in _named(config.nav) if name.startswith(OUTSIDE)]
+    for page in files.documentation_pages():
+        todo += _linked(f"docs/{page.src_uri}", page.content_string)
+    while todo:
+        path = todo.pop()
+        uri = _uri(path)
+        if not uri.startswith(OUTSIDE) or uri in files.src_uris or not (ROOT / path).is_file():
+            continue
+        text = _content(path)
+        files.append(File.generated(config, uri, content=text))
+        if path.endswith(".md"):
+            todo += _linked(path, text)
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Turn the links of a page to where in the site their pages are."""
+    here = page.file.src_uri
+    path = here.removeprefix(OUTSIDE) if here.startswith(OUTSIDE) else f"docs/{here}"
+
+    def turned(link: re.Match[str]) -> str:
+        uri = _uri(posixpath.normpath(posixpath.join(posixpath.dirname(path), link[1])))
+        return posixpath.relpath(uri, posixpath.dirname(here)) if uri in files.src_uris else link[1]
+
+    return _LINK.sub(turned, markdown)
+
+
+def _named(nav: Any) -> Iterator[str]:
+    """The files that a navigation names."""
+    if isinstance(nav, str):
+        yield nav
+    else:
+        for one in nav.values() if isinstance(nav, dict) else nav:
+            yield from _named(one)
+
+
+def _linked(path: str, text: str) -> Iterator[str]:
+    """What the document at `path` links to, from the repository's root."""
+    for link in _LINK.findall(text):
+        yield posixpath.normpath(posixpath.join(posixpath.dirname(path), link))
+
+
+def _uri(path: str) -> str:
+    """Where in the site's sources the file of the repository at `path` is."""
+    if path.startswith("docs/"):
+        return path.removeprefix("docs/")
+    return OUTSIDE + (path if path.endswith(".md") else f"{path}.md")
+
+
+def _content(path: str) -> str:
+    text = (ROOT / path).read_text(encoding="utf-8")
+    if path.endswith(".md"):
+        return text
+    language = {".py": "python", ".yml": "yaml", ".toml": "toml", ".json": "json"}.get(Path(path).suffix, "text")
+    return f"---\nsearch: {{exclude: true}}\n---\n# {Path(path).name}\n\n`{path}`\n\n````{language}\n{text}\n````\n"

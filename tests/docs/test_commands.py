@@ -1,0 +1,81 @@
+"""Every call of llmc that a document shows is one that the command line takes: its flags, their values, its names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.core
+
+from llmc.cli import ahead
+from llmc.cli.main import main
+from tests.cli.conftest import surround
+from tests.docs.commands import DOCUMENTS, ROOT, llmc_arguments, shown
+
+AND_SO_ON = "…"
+"""As the last word: here come more."""
+OF_PACKAGES = {"half-octaves", "pocket"}
+"""A strategy and a device that documents teach to write: a package of somebody's own has them."""
+
+
+def _known(ctx: Any) -> int:
+    """What a command does here: look up the names that its values are."""
+    from llmc.buckets import servers, strategies
+    from llmc.buckets.traffic import formats
+    from llmc.compiler.targets import open_target as device
+    from llmc.deploy import create as kind
+
+    look_up = {
+        "--device": device, "--prefill-device": device, "--decode-device": device, "--server": servers.create,
+        "--strategy": strategies.create, "--traffic-format": formats.create, "kind": kind,
+    }  # fmt: skip
+    for param in ctx.command.params:
+        value = ctx.params.get(param.name)
+        if isinstance(value, str) and param.opts[0] in look_up and not value.isupper():
+            look_up[param.opts[0]](value)
+    return 0
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Any:
+    """What the command line says against arguments; "" where it takes them. No command runs."""
+    surround(monkeypatch, tmp_path, tmp_path)
+    monkeypatch.setattr(typer.core.TyperCommand, "invoke", lambda _, ctx: _known(ctx), raising=False)
+    monkeypatch.setattr(ahead, "begin", lambda _: None)
+
+    def refusal(arguments: list[str]) -> str:
+        capfd.readouterr()
+        code = main(arguments)
+        return capfd.readouterr().err if code else ""
+
+    return refusal
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_every_command_is_one_that_llmc_takes(document: Path, taken: Any) -> None:
+    refused = {}
+    for one in shown(document):
+        for arguments in llmc_arguments(one.line):
+            said = taken(arguments[:-1] if (shortened := arguments[-1:] == [AND_SO_ON]) else arguments)
+            if said and not (shortened and "Error: Missing" in said) and not OF_PACKAGES & set(arguments):
+                refused[f"line {one.at}: {one.line}"] = said.splitlines()[-1]
+    assert not refused, "\n".join(f"{where}\n    {said}" for where, said in refused.items())
+
+
+def test_what_is_no_command_is_refused(taken: Any, tmp_path: Path) -> None:
+    document = tmp_path / "page.md"
+    document.write_text(
+        "```\n$ llmc compile m --devise cpu \\\n    -o b\nprinted\n$ llmc compile m --device gaudi -o b\n```\n"
+        "```sh\nllmc plan m --max-model-len many > plan.txt\nA=1 llmc serv b | head   # it is called serve\n```\n"
+        "    $ llmc deploy kubernets -o x\n"
+    )
+    calls = [(one.at, call) for one in shown(document) for call in llmc_arguments(one.line)]
+    assert [at for at, _ in calls] == [2, 5, 8, 9, 11]
+    assert calls[0][1] == ["compile", "m", "--devise", "cpu", "-o", "b"]
+    assert next(shown(document)).said == ("printed",)
+    said = [taken(call) for _, call in calls]
+    hints = ("No such option: --devise", "did you mean 'hpu'", "--max-model-len", "serve", "kubernetes")
+    for hint, one in zip(hints, said, strict=True):
+        assert hint in one
+    assert not taken(["deploy", "kubernetes", "-o", "x"])
