@@ -69,9 +69,10 @@ lint: $(VENV)/.ready
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# the documentation's pages in site/; a link or an anchor that leads nowhere is an error
+# the documentation's pages in site/; a link or an anchor that leads nowhere is an error, but would be
+# none with --quiet
 site: $(VENV)/.ready
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # asks what is known against the locked versions, over the network, and so in no other target
 audit:

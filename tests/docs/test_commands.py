@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -79,3 +80,15 @@ def test_what_is_no_command_is_refused(taken: Any, tmp_path: Path) -> None:
     for hint, one in zip(hints, said, strict=True):
         assert hint in one
     assert not taken(["deploy", "kubernetes", "-o", "x"])
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_no_sentence_names_a_command_or_flag_that_is_none(document: Path, taken: Any) -> None:
+    """What a sentence leaves out may be missing."""
+    refused = {}
+    for text in re.findall(r"(?<!`)`(llmc [a-z][^`\n]*)`", document.read_text()):
+        for arguments in llmc_arguments(text):
+            said = taken([word for word in arguments if word != AND_SO_ON])
+            if "No such" in said or "unknown command" in said:
+                refused[text] = said.splitlines()[-1]
+    assert not refused
