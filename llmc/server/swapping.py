@@ -23,7 +23,6 @@ from llmc.errors import LlmcError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.engine.requests import Request
 from llmc.runtime.engine.sampling import SamplingParams
-from llmc.runtime.engine.turns import Turns
 from llmc.server.admission import check_age, check_model, check_room, refused
 from llmc.server.errors import ApiError, unavailable
 from llmc.server.events import Report, Retired, Swapped, SwapRefused
@@ -106,7 +105,6 @@ class Swapper:
         try:
             loaded = await self._beside(lambda: self._found(named, allow_older, old))
             if loaded is not None:
-                _take_turns(Turns(), old, loaded.served)
                 await self._probe(loaded.served)
         finally:
             self._loading = False
@@ -190,8 +188,6 @@ class Swapper:
         await old.users.gone()
         await self._beside(old.close)
         self.retiring = None
-        if (served := self._state.served) is not None:
-            _take_turns(None, served)
         seconds = time.monotonic() - began
         self._state.metrics.retired(seconds)
         self._report(Retired(old.bundle.manifest.digest, seconds))
@@ -210,13 +206,6 @@ class Swapper:
         self.thread = threading.Thread(target=run, name="llmc-load", daemon=True)
         self.thread.start()
         return await asyncio.wrap_future(done)
-
-
-def _take_turns(turns: Turns | None, *all_served: Served) -> None:
-    """While both serve, a step of one waits for the other's; a model that generates nothing has no steps."""
-    for served in all_served:
-        if served.pooler is None:
-            served.generating.turns = turns
 
 
 def _probe_of(served: Served) -> Request:

@@ -132,11 +132,7 @@ def test_what_runs_on_the_old_bundle_ends_there(one: Path, two: Path, monkeypatc
         swapping.join()
         live.wait(Retired)
         assert old.users.count == 0
-        served = live.server.state.served
-        assert served is not None
-        assert served is not old
-        assert old.generating.turns is not None, "both took turns"
-        assert served.generating.turns is None
+        assert live.server.state.served is not old
 
 
 def test_a_request_that_was_given_the_old_bundle_may_still_begin_on_it(

@@ -9,7 +9,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from llmc.runtime.engine.generator import Generator, Prepared
     from llmc.runtime.engine.observer import EngineStats
     from llmc.runtime.engine.requests import Request, Update
-    from llmc.runtime.engine.turns import Turns
 
 _log = logging.getLogger("llmc")
 
@@ -101,8 +99,6 @@ class AsyncEngine:
         self._error: BaseException | None = None
         self._stats = generator.stats
         self.draining = False
-        self.turns: Turns | None = None
-        """Those that its steps take with another engine's, while there is one."""
         if generator.engine.prefiller is not None:
             generator.engine.prefiller.on_news(self._prefill_news)
         self._thread = threading.Thread(target=self._run, name="llmc-engine", daemon=True)
@@ -231,7 +227,7 @@ class AsyncEngine:
     def _run(self) -> None:
         try:
             while self._next():
-                self._deliver([] if self.generator.waits else self._step())
+                self._deliver([] if self.generator.waits else self.generator.step())
         except BaseException as e:  # noqa: BLE001 - whatever it is, requests must hear of it
             _log.error("the engine stopped on an error: %s: %s", type(e).__name__, e, exc_info=e)
             self._error = e
@@ -245,11 +241,6 @@ class AsyncEngine:
         self.generator.close()
         if self._on_close is not None:
             self._on_close()
-
-    def _step(self) -> list[Update]:
-        turns = self.turns
-        with nullcontext() if turns is None else turns.one():
-            return self.generator.step()
 
     def _next(self) -> bool:
         """Do what was asked for since the last step; false when the thread is to end."""

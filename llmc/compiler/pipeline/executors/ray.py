@@ -31,6 +31,8 @@ RETRIES = 2
 """How often a task is tried again whose worker or node died."""
 SLOW, SLOW_S = 3.0, 30.0
 """A task is tried elsewhere too when it takes so many times the median, and so many seconds at least."""
+AHEAD = 1
+"""Tasks that wait in the cluster, so that no worker waits for the driver."""
 _TICK_S = 0.5
 
 
@@ -88,7 +90,7 @@ class _Farm:
         try:
             while waiting or self._running:
                 slots, apart = self._nodes()
-                while waiting and len(self._running) < slots:
+                while waiting and len(self._running) < slots + AHEAD:
                     self._submit(waiting.popleft(), apart)
                 if not waiting and len(self._running) < slots:
                     self._try_again(apart)
