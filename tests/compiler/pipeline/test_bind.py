@@ -283,8 +283,7 @@ def test_a_bind_that_is_cut_off_leaves_nothing(
     def cut(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr("llmc.compiler.weights.recipes.to_bf16", cut)
-    monkeypatch.setattr("llmc.compiler.weights.recipes._gather", cut)
+    monkeypatch.setattr("llmc.compiler.weights.recipes._bytes", cut)
     with pytest.raises(type(error)):
         bound(case.unbound, str(case.model), store)
     assert list(store.layout.bundles.glob("*")) == []
