@@ -143,6 +143,8 @@ def _bundle_of(
 ) -> Path:
     options = dict(options or {})
     making = {**options, "report": report, "store": store}
+    if is_dir(Path(model)) and _is_bundle(Path(model)):
+        return _matching(Path(model), device, options)
     from llmc.artifacts.local.precompiled import load, place_for
     from llmc.artifacts.local.references import resolve
     from llmc.settings import Settings
@@ -174,9 +176,11 @@ def names_bundle(model: str) -> bool:
     from llmc.artifacts.local.references import is_reference
 
     path = Path(model)
-    if is_dir(path) and not is_file(path / "manifest.json"):
-        return not (is_file(path / "config.json") or any(path.glob("*.gguf")))
-    return is_dir(path) or path.name == "manifest.json" or is_reference(model)
+    return _is_bundle(path) if is_dir(path) else path.name == "manifest.json" or is_reference(model)
+
+
+def _is_bundle(folder: Path) -> bool:
+    return is_file(folder / "manifest.json") or not (is_file(folder / "config.json") or any(folder.glob("*.gguf")))
 
 
 def _matching(path: Path, device: str | None, options: dict[str, Any], model: str | None = None) -> Path:
