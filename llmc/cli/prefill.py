@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 import time
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -66,25 +67,26 @@ def prefill(
 
     began = time.perf_counter()
     stop = threading.Event()
-    for one in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(one, lambda *_: stop.set())
-    opened = Bundle.open(bundle)
-    if opened.prefill is not None:
-        opened = Bundle.open(opened.prefill, opened.settings)
-    listener = _listener(listen, opened.settings.prefill_key)
-    chosen: dict[str, Any] = {"threads": threads, "prefix_slots": prefix_slots}
-    options = EngineOptions(**{name: value for name, value in chosen.items() if value is not None})
-    try:
-        server = serve_prefill(opened, options, listener.socket, max_waiting)
+    with ExitStack() as stack:
+        for one in (signal.SIGTERM, signal.SIGINT):
+            stack.callback(signal.signal, one, signal.signal(one, lambda *_: stop.set()))
+        opened = Bundle.open(bundle)
+        if opened.prefill is not None:
+            opened = Bundle.open(opened.prefill, opened.settings)
+        listener = _listener(listen, opened.settings.prefill_key)
+        chosen: dict[str, Any] = {"threads": threads, "prefix_slots": prefix_slots}
+        options = EngineOptions(**{name: value for name, value in chosen.items() if value is not None})
         try:
-            _tell(server, listener, time.perf_counter() - began, as_json)
-            if end_with_input:
-                threading.Thread(target=_watch_input, args=(stop,), daemon=True).start()
-            stop.wait()
+            server = serve_prefill(opened, options, listener.socket, max_waiting)
+            try:
+                _tell(server, listener, time.perf_counter() - began, as_json)
+                if end_with_input:
+                    threading.Thread(target=_watch_input, args=(stop,), daemon=True).start()
+                stop.wait()
+            finally:
+                server.close()
         finally:
-            server.close()
-    finally:
-        listener.close()
+            listener.close()
     if as_json:
         typer.echo(json.dumps({"event": "stopped", "served": server.served}))
     elif not messages.quiet:

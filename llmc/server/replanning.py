@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +32,6 @@ async def _run(plan: Plan, metrics: str) -> dict[str, Any]:
     child = await asyncio.create_subprocess_exec(
         "nice", "-n", str(NICE), sys.executable, "-m", _MODULE, stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
     )  # fmt: skip
     try:
         async with asyncio.timeout(TIMEOUT_S):
