@@ -143,8 +143,9 @@ def _bundle_of(
 ) -> Path:
     options = dict(options or {})
     making = {**options, "report": report, "store": store}
-    if is_dir(Path(model)) and _is_bundle(Path(model)):
-        return _matching(Path(model), device, options)
+    path = Path(model)
+    if is_dir(path) and _is_bundle(path):
+        return _matching(path, device, options)
     from llmc.artifacts.local.precompiled import load, place_for
     from llmc.artifacts.local.references import resolve
     from llmc.settings import Settings
@@ -163,7 +164,7 @@ def _bundle_of(
 
     from llmc.artifacts.store.layout import Layout
 
-    asked = (str(Path(model).absolute()), device, sorted(options.items()))
+    asked = (str(path.absolute()), device, sorted(options.items()))
     name = hashlib.sha256(repr(asked).encode()).hexdigest()[:16]
     output = Layout(settings.cache_dir_for(device)).bundles / name
     compile(model, output, device=device, **making)

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Offer:
-    """By phase: the share of tokens run that are padding, `now` and with the `best` plan, what that saves of padded
-    tokens, and the graphs that both have. `requests` that it was planned for."""
+    """By phase: padding as a share of real tokens (0.118 is 11.8%), `now` and with the `best` plan, what that saves of
+    padded tokens, and the graphs that both have. `requests` that it was planned for."""
 
     requests: int
     now: Mapping[str, float | None]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from llmc.cli.grouped_help import panel_of
+from llmc.cli.grouped_help import panel_of, standing_for
 from llmc.cli.quantities import size
 
 if TYPE_CHECKING:
@@ -31,10 +31,7 @@ def grouped(
         given = {flag.name: kwargs.pop(flag.name) for flag in flags}
         command(*args, **{parameter: join(given)}, **kwargs)
 
-    wrapper.__name__, wrapper.__doc__ = command.__name__, command.__doc__
-    wrapper.__annotations__ = {p.name: p.annotation for p in taken}
-    wrapper.__signature__ = inspect.Signature(taken)  # type: ignore[attr-defined]
-    return wrapper
+    return standing_for(wrapper, command, taken)
 
 
 def takes(group: type[Any], command: Command) -> Command:

@@ -36,11 +36,18 @@ def add(app: typer.Typer, name: str, command: Callable[..., None], **more: Any) 
         del kwargs[_SHOW_ALL.name]
         command(*args, **kwargs)
 
-    wrapper.__name__, wrapper.__doc__ = command.__name__, command.__doc__
     taken = [*inspect.signature(command, eval_str=True).parameters.values(), _SHOW_ALL]
+    app.command(name, cls=GroupedCommand, **more)(standing_for(wrapper, command, taken))
+
+
+def standing_for(
+    wrapper: Callable[..., None], command: Callable[..., None], taken: Sequence[inspect.Parameter]
+) -> Callable[..., None]:
+    """`wrapper`, which typer reads as `command` with these parameters."""
+    wrapper.__name__, wrapper.__doc__ = command.__name__, command.__doc__
     wrapper.__annotations__ = {p.name: p.annotation for p in taken}
     wrapper.__signature__ = inspect.Signature(taken)  # type: ignore[attr-defined]
-    app.command(name, cls=GroupedCommand, **more)(wrapper)
+    return wrapper
 
 
 class GroupedCommand(TyperCommand):

@@ -60,7 +60,7 @@ def verify(
     from llmc.artifacts.local.references import resolve
     from llmc.cli.accuracy import accuracy_line, verified_line
     from llmc.cli.output import CompileProgress
-    from llmc.compiler.pipeline.bind import bound, is_unbound
+    from llmc.compiler.pipeline.bind import bound
     from llmc.compiler.pipeline.compile import VerifyReport
     from llmc.compiler.pipeline.reverify import verify_again
     from llmc.settings import Settings
@@ -77,7 +77,7 @@ def verify(
         return
     store = open_store(cache_dir, settings, read_manifest(folder).device)
     with CompileProgress(hidden=as_json and not sys.stderr.isatty()) as progress:
-        if is_unbound(read_manifest(folder)):
+        if read_manifest(folder).is_unbound:
             folder = bound(folder, _weights(bundle, reference), store, progress)
         found = verify_again(folder, reference, every, store, progress, lambda d, t: progress(VerifyReport(d, t)))
     if as_json:

@@ -45,7 +45,7 @@ class Facts:
         weights; ArtifactError for sizes of its cache that are none."""
         from llmc.compiler.targets import open_target
 
-        if bundle.is_unbound:
+        if bundle.manifest.is_unbound:
             raise InputError(
                 f"{bundle.path}: compiled from a configuration alone, it holds no weights that a server could start "
                 "with; compile the checkpoint: llmc compile MODEL"

@@ -138,11 +138,6 @@ class Bundle:
         return found
 
     @property
-    def is_unbound(self) -> bool:
-        """Whether it was compiled from a configuration alone, and holds no weights."""
-        return "tensors.json" in self.manifest.files and "weights" not in self.manifest.files
-
-    @property
     def recompile_hint(self) -> str:
         """The command that makes this bundle again."""
         name = self.manifest.provenance.get("model", "MODEL")

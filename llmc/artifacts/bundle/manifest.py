@@ -174,6 +174,11 @@ class Manifest:
         """Bytes of all blobs."""
         return sum(self.blobs.values())
 
+    @property
+    def is_unbound(self) -> bool:
+        """Whether the bundle was compiled from a configuration alone, and still needs weights."""
+        return "tensors.json" in self.files and "weights" not in self.files
+
     def use_of(self, digest: str) -> str:
         """What a blob is for, in words: the names of its files and the executables that it is."""
         uses = [name for name, found in self.files.items() if found == digest]

@@ -86,11 +86,6 @@ def why_unverified(target: Target, checkpoint: Checkpoint, options: CompileOptio
     return "no weights: verify with llmc verify BUNDLE --reference MODEL"
 
 
-def is_unbound(manifest: Manifest) -> bool:
-    """Whether a bundle still needs weights."""
-    return TENSORS in manifest.files and WEIGHTS not in manifest.files
-
-
 def bound(bundle: Path, weights: str, store: Store, report: Report | None = None) -> Path:
     """The folder, in the store, of the bundle with the weights of the checkpoint that is named; made once.
 
@@ -232,7 +227,7 @@ def _of_configuration(dependency: dict[str, Any]) -> dict[str, Any]:
 
 
 def _require_unbound(bundle: Path, manifest: Manifest) -> None:
-    if not is_unbound(manifest):
+    if not manifest.is_unbound:
         raise InputError(
             f"{bundle} has its weights; leave them out (only a bundle that was compiled with --config takes others)"
         )

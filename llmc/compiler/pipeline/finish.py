@@ -33,7 +33,6 @@ from llmc.artifacts.key import Key, Value
 from llmc.buckets.servers.export import write_texts
 from llmc.compiler.code import code_digest
 from llmc.compiler.pipeline.agree import agree
-from llmc.compiler.pipeline.bind import is_unbound
 from llmc.compiler.pipeline.compile import BeginReport, CompileResult, ExecutableReport, Reporter, compile_bundle
 from llmc.compiler.pipeline.dry_run import dry_run
 from llmc.compiler.pipeline.resolve import target_of
@@ -88,7 +87,7 @@ def compile_and_finish(
     report(BeginReport(lambda: float(dry_run(model, plan, options, store, settings)["estimated_seconds"])))
     result = compile_bundle(model, destination, plan, options, store, report, settings)
     manifest = read_manifest(destination)
-    if not result.portable or is_unbound(manifest) or finisher_here(target_of(manifest)) is None:
+    if not result.portable or manifest.is_unbound or finisher_here(target_of(manifest)) is None:
         return result
     done = finish_bundle(destination, store, report, jobs=options.jobs, verify=options.verify, settings=settings)
     return replace(
@@ -119,7 +118,7 @@ def finisher_here(target: Target) -> Finisher | None:
 
 def unfinished(bundle: Bundle) -> str:
     """In words, why a bundle still has to be finished on this host; "" where it has not to be, or has no weights."""
-    if is_unbound(bundle.manifest):
+    if bundle.manifest.is_unbound:
         return ""
     if any(item.state == "portable" for item in bundle.manifest.executables):
         return "portable"
@@ -176,7 +175,7 @@ def _require_finisher(half: Bundle, target: Target) -> Finisher:
         raise InputError(f"{half.path}: cannot be finished from its own files: {left}")
     if finisher is None or all(item.state == "native" for item in half.manifest.executables):
         raise InputError(f"{half.path}: nothing to finish: its executables are final for {half.manifest.device}")
-    if is_unbound(half.manifest):
+    if half.manifest.is_unbound:
         raise InputError(
             f"{half.path}: compiled from a configuration alone, so it cannot be run and compared; finish a "
             "bundle that was compiled from the checkpoint: MODEL in place of --config"

@@ -63,7 +63,7 @@ def open_executor(bundle: Bundle, slots: int | None = None, threads: int | None 
     `slots` (default: the plan's max_num_seqs) sequences are held at once, each up to max_model_len tokens. Raises
     ArtifactError or DeviceError when this host cannot run the bundle.
     """
-    if bundle.is_unbound:
+    if bundle.manifest.is_unbound:
         raise ArtifactError(
             f"{bundle.path}: compiled from a configuration alone, it holds no weights; name them when it is opened: "
             "--weights MODEL, or LLM(model=…, weights=…)"

@@ -25,7 +25,7 @@ from llmc.buckets.limits import Limits
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline import bind as binding
-from llmc.compiler.pipeline.bind import bind, bound, is_unbound
+from llmc.compiler.pipeline.bind import bind, bound
 from llmc.compiler.pipeline.compile import compile_bundle
 from llmc.compiler.stages import StageReport
 from llmc.errors import ArtifactError, CapacityError, CheckpointError, InputError
@@ -86,7 +86,7 @@ def test_a_bound_bundle_generates_what_the_ordinary_bundle_does(case: Case, tmp_
 def test_the_manifest_is_the_old_one_with_the_weights_and_where_they_come_from(case: Case, tmp_path: Path) -> None:
     old = read_manifest(case.unbound)
     new = read_manifest(bind(case.unbound, open_checkpoint(case.model), tmp_path / "made", case.store))
-    assert is_unbound(old) and not is_unbound(new)
+    assert old.is_unbound and not new.is_unbound
     assert set(new.files) - set(old.files) == {"weights", "weights.json"}
     assert [e.key for e in new.executables] == [e.key for e in old.executables]
     provenance = new.provenance

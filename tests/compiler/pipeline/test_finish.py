@@ -121,7 +121,7 @@ def test_a_bundle_without_weights_is_refused_and_its_compile_is_no_error(
 ) -> None:
     put_in()
     before = Bundle.open(toy.bundle).manifest
-    monkeypatch.setattr("llmc.compiler.pipeline.finish.is_unbound", lambda _: True)
+    monkeypatch.setattr("llmc.artifacts.bundle.manifest.Manifest.is_unbound", True)
     with pytest.raises(InputError, match="compiled from a configuration alone"):
         finish(toy)
     assert not unfinished(Bundle.open(toy.bundle)) and Bundle.open(toy.bundle).manifest == before
