@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -56,12 +56,12 @@ def install(folder: Path) -> Path:
 
 
 class Farm:
-    """A cluster; `farmed` is the folder of wishes."""
+    """A cluster; `farmed` is the folder of wishes, and `environment` the nodes' own."""
 
-    def __init__(self, folder: Path, nodes: int) -> None:
+    def __init__(self, folder: Path, nodes: int, environment: Mapping[str, str]) -> None:
         from ray.cluster_utils import Cluster
 
-        self.farmed = folder
+        self.farmed, self._environment = folder, environment
         self._cluster = Cluster()
         self.add(include_dashboard=False)
         for _ in range(nodes - 1):
@@ -72,7 +72,7 @@ class Farm:
         """A node of one CPU; FARMED_… are its environment's, and its modules are looked up in `first` first."""
         told = {name: options.pop(name) for name in list(options) if name.startswith("FARMED")}
         path = os.pathsep.join(map(str, filter(None, [first, self.farmed, *sys.path])))
-        environment = {"FARMED": str(self.farmed), "PYTHONPATH": path, **told}
+        environment = {"FARMED": str(self.farmed), "PYTHONPATH": path, **self._environment, **told}
         return self._cluster.add_node(
             num_cpus=1, object_store_memory=MEMORY, env_vars=environment, labels=labels or {}, **options
         )
@@ -89,10 +89,10 @@ class Farm:
 
     @classmethod
     @contextmanager
-    def running(cls, folder: Path, nodes: int = 2) -> Iterator[Farm]:
+    def running(cls, folder: Path, nodes: int = 2, **environment: str) -> Iterator[Farm]:
         """Nodes of one CPU, for a while; without Ray the test is skipped."""
         pytest.importorskip("ray")
-        farm = cls(folder, nodes)
+        farm = cls(folder, nodes, environment)
         try:
             yield farm
         finally:

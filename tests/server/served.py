@@ -15,7 +15,7 @@ import pytest
 from llmc.cpus import usable_cpus
 from tests.farm import Farm, install
 from tests.server.live import completion
-from tests.server.over_ray import OverRay
+from tests.server.over_ray import OverRay, free_port
 from tests.server.process import Process
 from tests.server.stub_engine import Asks
 from tests.toy import Toy
@@ -80,6 +80,11 @@ class Served(Asks):
         self._client.close()
 
 
+def _own_ports() -> dict[str, str]:
+    """Of Ray's HAProxy, since test_ray_serve.py runs one at the usual ports, perhaps at the same time."""
+    return {f"RAY_SERVE_HAPROXY_{what}_PORT": str(free_port()) for what in ("METRICS", "STATS")}
+
+
 class Ways:
     """Servers of `toy`'s bundle, each started when it is first asked for and kept until all are closed."""
 
@@ -105,7 +110,7 @@ class Ways:
         keys = [word for key in KEYS for word in ("--api-key", key)]
         given = (self._folder / way, self.toy.bundle, *keys, "--served-model-name", MODEL)
         if way == "ray":
-            farm = self._closing.enter_context(Farm.running(install(self._folder), nodes=1))
+            farm = self._closing.enter_context(Farm.running(install(self._folder), nodes=1, **_own_ports()))
             return self._closing.enter_context(OverRay(farm.address, *given))
         replicas = ("--replicas", 2) if way == "replicas" else ()
         return self._closing.enter_context(Process(*given, "--port", 0, *replicas))
