@@ -81,8 +81,10 @@ class Served(Asks):
 
 
 def _own_ports() -> dict[str, str]:
-    """Of Ray's HAProxy, since test_ray_serve.py runs one at the usual ports, perhaps at the same time."""
-    return {f"RAY_SERVE_HAPROXY_{what}_PORT": str(free_port()) for what in ("METRICS", "STATS")}
+    """Of Ray's HAProxy and its replica, since test_ray_serve.py has the usual ones, perhaps at the same time."""
+    own = {f"RAY_SERVE_HAPROXY_{what}_PORT": str(free_port()) for what in ("METRICS", "STATS")}
+    replicas = {"MIN_HTTP": 31100, "MAX_HTTP": 31200, "MIN_GRPC": 41100, "MAX_GRPC": 41200}
+    return own | {f"RAY_SERVE_DIRECT_INGRESS_{what}_PORT": str(port) for what, port in replicas.items()}
 
 
 class Ways:
