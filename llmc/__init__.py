@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from llmc.api.async_api import AsyncLLM as AsyncLLM
     from llmc.api.async_api import AsyncLLMEngine as AsyncLLMEngine
     from llmc.api.certificates import certify as certify
+    from llmc.api.figures import evaluate as evaluate
+    from llmc.api.figures import measure as measure
     from llmc.runtime.bundle import Bundle as Bundle
     from llmc.runtime.engine.outputs import CompletionOutput as CompletionOutput
     from llmc.runtime.engine.outputs import RequestOutput as RequestOutput
@@ -45,6 +47,8 @@ _HOMES = {
     "StructuredOutputsParams": "llmc.runtime.engine.sampling",
     "certify": "llmc.api.certificates",
     "compile": "llmc.api",
+    "evaluate": "llmc.api.figures",
+    "measure": "llmc.api.figures",
     "plan": "llmc.api",
 }
 __all__ = [
@@ -61,6 +65,8 @@ __all__ = [
     "StructuredOutputsParams",
     "certify",
     "compile",
+    "evaluate",
+    "measure",
     "plan",
 ]
 

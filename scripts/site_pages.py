@@ -2,7 +2,8 @@
 
 Documents link as GitHub follows links, by relative paths. A Markdown file outside docs/ is a page below repository/ as
 it is, another file a page that shows it; links are turned to where their pages are. A link to what is not there stays
-as it is, which `mkdocs build --strict` refuses.
+as it is, which `mkdocs build --strict` refuses. A notebook is a page of its cells and what they
+showed.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ ROOT = Path(__file__).resolve().parent.parent
 OUTSIDE = "repository/"
 """Where in the site files from outside docs/ are."""
 
+NOTEBOOK = ".ipynb"
+
 _LINK = re.compile(r"(?<=\]\()(?!\w+:|[#/])([^)\s#]+)")
 
 
@@ -32,6 +35,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     todo = [name.removeprefix(OUTSIDE) for name in _named(config.nav) if name.startswith(OUTSIDE)]
     for page in files.documentation_pages():
         todo += _linked(f"docs/{page.src_uri}", page.content_string)
+    for file in [one for one in files if one.src_uri.endswith(NOTEBOOK)]:
+        text = _notebook(ROOT / "docs" / file.src_uri)
+        files.append(File.generated(config, _uri(f"docs/{file.src_uri}"), content=text))
+        todo += _linked(f"docs/{file.src_uri}", text)
     while todo:
         path = todo.pop()
         uri = _uri(path)
@@ -74,8 +81,15 @@ def _linked(path: str, text: str) -> Iterator[str]:
 def _uri(path: str) -> str:
     """Where in the site's sources the file of the repository at `path` is."""
     if path.startswith("docs/"):
-        return path.removeprefix("docs/")
+        return re.sub(rf"{re.escape(NOTEBOOK)}$", ".md", path.removeprefix("docs/"))
     return OUTSIDE + (path if path.endswith(".md") else f"{path}.md")
+
+
+def _notebook(path: Path) -> str:
+    from nbconvert import MarkdownExporter
+
+    text: str = MarkdownExporter().from_filename(str(path))[0]
+    return text
 
 
 def _content(path: str) -> str:

@@ -49,6 +49,9 @@ MAX_SIZE = 2**31 - 1
 SECONDS = (1e-9, 1e6)
 """Least and most seconds of a measurement; a number outside is in another unit."""
 
+SHOWN = 200
+"""Measurements that a notebook shows."""
+
 
 @dataclass(frozen=True)
 class Measurement:
@@ -170,6 +173,20 @@ class Bench:
         count, error = len(self.measured(phase)), self.model_error(phase)
         points = f"{count} {phase} point{'' if count == 1 else 's'}"
         return points if error is None else f"{points} (affine model off by {error:.1%} at the median)"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the milliseconds of each bucket."""
+        from llmc.buckets.pages.render import fragment
+        from llmc.buckets.pages.tables import Table, columns, counts
+
+        rows = []
+        for one in self.measurements[:SHOWN]:
+            b, rate = one.bucket, one.bucket.tokens / one.seconds
+            rows.append((b.phase, *counts(b.batch, b.query, b.context), f"{one.seconds * 1e3:,.2f}", f"{rate:,.0f}"))
+        left = len(self.measurements) - len(rows)
+        names = ("phase", "batch", "query", "context", "ms", "tokens/s")
+        note = f"{left:,} more are left out." if left else ""
+        return fragment("Measured steps", (self.describe(),), [Table("", columns(names, 1), rows, note)])
 
     @cached_property
     def _surfaces(self) -> dict[Phase, Surface]:

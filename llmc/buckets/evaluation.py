@@ -21,10 +21,22 @@ import numpy as np
 
 from llmc.buckets.bench_file import Bench
 from llmc.buckets.bucket import Bucket, Phase
+from llmc.buckets.pages.tables import Cells, Table, columns, counts, percent
 from llmc.buckets.plan import Plan
 from llmc.buckets.traffic.events import DecodeRun, PromptGroup
 from llmc.buckets.usage import DecodeUsage, PromptUsage, Usage
 from llmc.errors import InputError
+
+RESULT = ("phase", "graphs", "requests", "steps", "waste", "ragged", "p50", "p95", "p99", "dead", "uncovered")
+"""What `PhaseEvaluation.cells` has."""
+
+RAGGED = "ragged: the part of the waste by sequences of unequal length that share a step, whatever the buckets."
+
+USE = ("batch", "query", "context", "steps", "rows", "real tokens", "padded tokens", "waste", "share")
+"""What `BucketUse.cells` has."""
+
+SHOWN = 10
+"""Buckets of a phase that a notebook shows, those with the most padded tokens."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +72,12 @@ class BucketUse:
             "waste": self.waste,
             "share": self.share,
         }
+
+    def cells(self) -> Cells:
+        """The use as a row of a table under USE."""
+        shape = (self.bucket.batch, self.bucket.query, self.bucket.context)
+        numbers = counts(*shape, self.steps, self.requests, self.real_tokens, self.padded_tokens)
+        return (*numbers, percent(self.waste), percent(self.share))
 
 
 @dataclass(frozen=True)
@@ -126,6 +144,14 @@ class PhaseEvaluation:
         }
         return fields if self.seconds is None else fields | {"seconds": self.seconds}
 
+    def cells(self) -> Cells:
+        """The phase as a row of a table under RESULT."""
+        wastes = (self.waste, self.ragged_waste, self.waste_p50, self.waste_p95, self.waste_p99)
+        return (
+            self.phase, *counts(len(self.buckets), self.requests, self.steps), *map(percent, wastes),
+            *counts(len(self.dead), self.uncovered),
+        )  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -137,6 +163,19 @@ class Evaluation:
     def to_dict(self) -> dict[str, object]:
         """The evaluation as JSON holds it."""
         return {"prompt": self.prompt.to_dict(), "decode": self.decode.to_dict()}
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the waste of each phase, and the buckets that pad most."""
+        from llmc.buckets.pages.render import fragment
+
+        phases = (self.prompt, self.decode)
+        tables = [Table("By phase", columns(RESULT, 1), [phase.cells() for phase in phases], RAGGED)]
+        for phase in phases:
+            if used := phase.hottest(SHOWN):
+                heading = f"{phase.phase.capitalize()} buckets that pad most"
+                tables.append(Table(heading, columns(USE, 0), [use.cells() for use in used]))
+        waste = ", ".join(f"{phase.phase} {percent(phase.waste)}" for phase in phases)
+        return fragment(f"Waste on the traffic: {waste}", (), tables)
 
 
 def evaluate(

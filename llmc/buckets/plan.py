@@ -118,6 +118,15 @@ class Plan:
         lines = (f"{json.dumps(name)}: {json.dumps(fields[name], sort_keys=True)}" for name in sorted(fields))
         return "{\n" + ",\n".join(lines) + "\n}\n"
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the limits, and which graphs there are."""
+        from llmc.buckets.pages.grid import grids
+        from llmc.buckets.pages.render import fragment
+
+        limits = ", ".join(f"{name} {value:,}" for name, value in self.limits.to_dict().items())
+        title = f"A plan of {len(self.buckets):,} graphs ({self.provenance.strategy})"
+        return fragment(title, (limits, f"digest {self.digest()[:12]}"), grids(self.prompt, self.decode))
+
     @classmethod
     def from_json(cls, text: str, source: str = "plan") -> Plan:
         """The plan that `text` holds; `source` names it in messages.

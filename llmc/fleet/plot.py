@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 from matplotlib.ticker import FuncFormatter
 
 from llmc.buckets.files import write_bytes
-from llmc.buckets.plots import html, page
+from llmc.buckets.pages import render
+from llmc.buckets.pages.tables import Section, Table, columns
+from llmc.buckets.plots import page
 from llmc.buckets.plots.data import printable, shortened
 from llmc.buckets.plots.style import FAINT, INK, MARK, PADDING, PHASE_COLORS
 from llmc.fleet.cold_starts import WAYS
@@ -39,10 +41,8 @@ def draw(path: Path, found: FleetPlan) -> None:
         write_bytes(path, page.png(title, plots), "plot")
         return
     drawings = [(plot.heading, page.svg(plot, f"f{at}-")) for at, plot in enumerate(plots)]
-    report = html.Table(
-        "As printed", html.columns(("report",), 1), [(line,) for line in found.text().splitlines() if line]
-    )
-    write_bytes(path, html.render(title, drawings, [html.Section("The plan", [report])]).encode(), "plot")
+    report = Table("As printed", columns(("report",), 1), [(line,) for line in found.text().splitlines() if line])
+    write_bytes(path, render.page(title, drawings, [Section("The plan", [report])]).encode(), "plot")
 
 
 def _panel(figure: FigureBase, found: FleetPlan, at: int) -> None:

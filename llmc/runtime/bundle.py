@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -142,6 +143,30 @@ class Bundle:
         """The command that makes this bundle again."""
         name = self.manifest.provenance.get("model", "MODEL")
         return f"llmc compile {name} --device {self.manifest.device} -o {self.path}"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: what it was made of, how its numbers compared, and its graphs."""
+        from llmc.buckets.pages.grid import grids
+        from llmc.buckets.pages.render import fragment
+        from llmc.buckets.pages.tables import Grid, Table, columns
+        from llmc.buckets.warmup.sizes import size_text
+
+        made = self.manifest
+        states = Counter(executable.state for executable in made.executables)
+        listed = {
+            "model": made.model.get("name", "unknown"),
+            "device": made.device,
+            "executables": ", ".join(f"{number:,} {state}" for state, number in sorted(states.items())),
+            "size": size_text(made.size),
+            **{name: value for name, value in made.options.items() if isinstance(value, str | int) and value != ""},
+            **{name: made.verification[name] for name in ("mean_kl", "top1", "leak") if name in made.verification},
+            **made.toolchain,
+        }
+        rows = [(name, f"{value:.3g}" if isinstance(value, float) else str(value)) for name, value in listed.items()]
+        parts: list[Table | Grid] = [Table("", columns(("", ""), 2), rows)]
+        if self.task == "generate":
+            parts += grids(self.plan.prompt, self.plan.decode)
+        return fragment(f"Bundle {self.path}", (), parts)
 
     @property
     def has_tokenizer(self) -> bool:

@@ -54,6 +54,17 @@ def test_a_bundle_says_what_it_is(toy: Toy) -> None:
     assert bundle.recompile_hint == f"llmc compile {toy.model.name} --device fake -o {toy.bundle}"
 
 
+def test_a_notebook_shows_what_a_bundle_is_made_of_and_its_graphs(toy: Toy, copy: Path) -> None:
+    text = Bundle.open(toy.bundle)._repr_html_()
+    number = len(read_manifest(toy.bundle).executables)
+    for said in (str(toy.bundle), "<td>fake</td>", f"<td>{number} ", "mean_kl", "batch \\ context"):
+        assert said in text, said
+    edit_manifest(copy, lambda found: found["model"].update(name="<script>"))
+    assert "<td>&lt;script&gt;</td>" in Bundle.open(copy)._repr_html_()
+    edit_manifest(copy, lambda found: found["options"].update(task="embed"))
+    assert "batch" not in Bundle.open(copy)._repr_html_(), "what generates nothing has other graphs"
+
+
 def test_opening_reads_the_manifest_alone(copy: Path) -> None:
     shutil.rmtree(copy / "blobs")
     assert Bundle.open(copy).plan.limits.max_model_len == 32

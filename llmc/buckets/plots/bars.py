@@ -12,7 +12,8 @@ from matplotlib.patches import Patch
 from llmc.buckets.bucket import PHASES, Phase
 from llmc.buckets.evaluation import PhaseEvaluation
 from llmc.buckets.evaluation_text import shape
-from llmc.buckets.plots.data import PlanView, counted, percent, shortened
+from llmc.buckets.pages.tables import percent
+from llmc.buckets.plots.data import PlanView, counted, shortened
 from llmc.buckets.plots.style import FAINT, INK, MISSING, PADDING, REAL, percents, tokens
 
 HOTTEST = 15

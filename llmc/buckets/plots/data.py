@@ -10,6 +10,7 @@ import numpy as np
 
 from llmc.buckets.bucket import PHASES, Bucket, Phase
 from llmc.buckets.evaluation import Evaluation, PhaseEvaluation
+from llmc.buckets.pages.tables import percent
 from llmc.buckets.plan import Plan
 from llmc.buckets.plots.asked import Asked, Ints
 from llmc.buckets.replay import replay
@@ -124,11 +125,6 @@ def spread(values: Sequence[Value], most: int) -> list[Value]:
     if len(values) <= most:
         return list(values)
     return [values[place * (len(values) - 1) // (most - 1)] for place in range(most)]
-
-
-def percent(fraction: float | None) -> str:
-    """0.118 as "11.8%"; "–" for None."""
-    return "–" if fraction is None else f"{fraction:,.1%}"
 
 
 def counted(number: int, noun: str) -> str:

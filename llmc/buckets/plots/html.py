@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from llmc.buckets.bucket import PHASES, Phase
-from llmc.buckets.plots.data import PlanView, percent, printable
-from llmc.buckets.plots.template import PAGE
+from llmc.buckets.evaluation import RAGGED, RESULT, USE
+from llmc.buckets.pages.render import page as rendered
+from llmc.buckets.pages.tables import Cells, Section, Table, columns, counts, percent
+from llmc.buckets.plots.data import PlanView, printable
 from llmc.buckets.report import HEADER, dimension_rows
 
 if TYPE_CHECKING:
@@ -17,33 +18,6 @@ if TYPE_CHECKING:
 MAX_ROWS = 2000
 """Buckets of one phase that the page lists."""
 
-EVALUATION = ("phase", "graphs", "requests", "steps", "waste", "ragged", "p50", "p95", "p99", "dead", "uncovered")
-USES = ("batch", "query", "context", "steps", "rows", "real tokens", "padded tokens", "waste", "share")
-
-RAGGED = "ragged: the part of the waste by sequences of unequal length that share a step, whatever the buckets."
-
-Cells = tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table of the page: (name, right-aligned) of its columns, its rows, and what is left out of them."""
-
-    heading: str
-    header: tuple[tuple[str, bool], ...]
-    rows: Sequence[Cells]
-    note: str = ""
-    sortable: bool = False
-
-
-@dataclass(frozen=True)
-class Section:
-    """Tables and notes under one heading."""
-
-    heading: str
-    tables: list[Table]
-    notes: tuple[str, ...] = ()
-
 
 def page(
     title: str,
@@ -51,25 +25,12 @@ def page(
     views: Sequence[PlanView],
     frontier: Sequence[FrontierPoint],
 ) -> str:
-    """The whole page on plans; `drawings` as in `render`."""
+    """The whole page on plans; `drawings` as in `pages.render.page`."""
     sections = [_comparison(views)] if len(views) > 1 and views[0].evaluation is not None else []
     sections += [_plan(view) for view in views]
     if frontier:
         sections.append(_frontier(frontier))
-    return render(title, drawings, sections)
-
-
-def render(title: str, drawings: Sequence[tuple[str, str]], sections: Sequence[Section]) -> str:
-    """A page; `drawings` are (heading, svg element), trusted as they are, all other text is escaped."""
-    from jinja2 import Environment, StrictUndefined
-
-    environment = Environment(autoescape=True, undefined=StrictUndefined, keep_trailing_newline=True)
-    return environment.from_string(PAGE).render(title=title, drawings=drawings, sections=sections)
-
-
-def columns(names: Sequence[str], left: int) -> tuple[tuple[str, bool], ...]:
-    """`names` as a header, the first `left` columns aligned to the left."""
-    return tuple((name, place >= left) for place, name in enumerate(names))
+    return rendered(title, drawings, sections)
 
 
 def _comparison(views: Sequence[PlanView]) -> Section:
@@ -81,23 +42,11 @@ def _evaluations(views: Sequence[PlanView]) -> tuple[tuple[tuple[str, bool], ...
     """Header and rows of what traffic does on plans; seconds where any plan has them."""
     results = [(view, result) for view in views for phase in PHASES if (result := view.result(phase)) is not None]
     timed = any(result.seconds is not None for _, result in results)
-    names = ("plan", *EVALUATION, *(("seconds",) if timed else ()))
+    names = ("plan", *RESULT, *(("seconds",) if timed else ()))
     rows = []
     for view, result in results:
-        wastes = (result.waste, result.ragged_waste, result.waste_p50, result.waste_p95, result.waste_p99)
-        counts = (len(result.buckets), result.requests, result.steps)
         seconds = () if not timed else ("–" if result.seconds is None else f"{result.seconds:,.1f}",)
-        rows.append(
-            (
-                view.name,
-                result.phase,
-                *(f"{count:,}" for count in counts),
-                *(percent(waste) for waste in wastes),
-                f"{len(result.dead):,}",
-                f"{result.uncovered:,}",
-                *seconds,
-            )
-        )
+        rows.append((view.name, *result.cells(), *seconds))
     return columns(names, 2), rows
 
 
@@ -123,19 +72,10 @@ def _buckets(view: PlanView, phase: Phase) -> Table:
     note = f"{left_out:,} more are left out; the plan file has all of them." if left_out > 0 else ""
     if result is None:
         names = ("batch", "query", "context")
-        rows = [_numbers(bucket.batch, bucket.query, bucket.context) for bucket in buckets[:MAX_ROWS]]
+        rows = [counts(bucket.batch, bucket.query, bucket.context) for bucket in buckets[:MAX_ROWS]]
         return Table(heading, columns(names, 0), rows, note, sortable=True)
     uses = sorted(result.buckets, key=lambda use: -use.padded_tokens)[:MAX_ROWS]
-    rows = [
-        (
-            *_numbers(use.bucket.batch, use.bucket.query, use.bucket.context),
-            *_numbers(use.steps, use.requests, use.real_tokens, use.padded_tokens),
-            percent(use.waste),
-            percent(use.share),
-        )
-        for use in uses
-    ]
-    return Table(heading, columns(USES, 0), rows, note, sortable=True)
+    return Table(heading, columns(USE, 0), [use.cells() for use in uses], note, sortable=True)
 
 
 def _frontier(frontier: Sequence[FrontierPoint]) -> Section:
@@ -149,10 +89,6 @@ def _frontier(frontier: Sequence[FrontierPoint]) -> Section:
         rows.append(tuple(cells))
     note = f"{RAGGED} gap: how far the cost may lie above that of the best choice of as many graphs."
     return Section("Waste against graphs", [Table("Best choices", columns(names, 0), rows, note)])
-
-
-def _numbers(*values: int) -> Cells:
-    return tuple(f"{value:,}" for value in values)
 
 
 def _printable(cells: Sequence[str]) -> Cells:

@@ -11,7 +11,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import FigureBase
 
 from llmc.buckets.files import write_bytes
-from llmc.buckets.plots import html, page
+from llmc.buckets.pages import render
+from llmc.buckets.pages.tables import Cells, Section, Table
+from llmc.buckets.plots import page
 from llmc.buckets.plots.data import printable, shortened
 from llmc.buckets.plots.page import Plot
 from llmc.buckets.plots.style import PHASE_COLORS, REAL, percents, powers_of_two, tokens
@@ -45,9 +47,9 @@ def draw(path: Path, name: str, view: View) -> None:
         content = page.png(title, found)
     else:
         drawings = [(plot.heading, page.svg(plot, f"p{place}-")) for place, plot in enumerate(found, 1)]
-        lines: list[html.Cells] = [(line,) for line in view.text.splitlines() if line]
-        table = html.Table("What llmc traffic show prints", (("", False),), lines)
-        content = html.render(title, drawings, [html.Section("In numbers", [table], view.notes)]).encode()
+        lines: list[Cells] = [(line,) for line in view.text.splitlines() if line]
+        table = Table("What llmc traffic show prints", (("", False),), lines)
+        content = render.page(title, drawings, [Section("In numbers", [table], view.notes)]).encode()
     write_bytes(path, content, "plots")
 
 

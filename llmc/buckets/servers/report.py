@@ -15,7 +15,7 @@ from llmc.buckets.servers.export import arguments_text, environment_text
 if TYPE_CHECKING:
     from matplotlib.figure import FigureBase
 
-    from llmc.buckets.plots.html import Section
+    from llmc.buckets.pages.tables import Section
 
 BAR = 0.34
 """Inches of a bar."""
@@ -35,7 +35,8 @@ class Findings:
 
 def page(found: Findings) -> str:
     """The page. Raises DeviceError where matplotlib is not installed."""
-    from llmc.buckets.plots.html import Section, Table, columns, render
+    from llmc.buckets.pages.render import page as rendered
+    from llmc.buckets.pages.tables import Section, Table, columns
     from llmc.buckets.plots.page import Plot, svg
 
     drawings = []
@@ -56,11 +57,11 @@ def page(found: Findings) -> str:
             tables.append(Table(name, columns((name,), 1), rows))
     sections.append(Section("The configuration", tables, tuple(found.notes)))
     limits = ", ".join(f"{name} {value:,}" for name, value in found.setup.limits.to_dict().items())
-    return render(f"{found.server.title}: {limits}", drawings, sections)
+    return rendered(f"{found.server.title}: {limits}", drawings, sections)
 
 
 def _start(found: Findings) -> Section:
-    from llmc.buckets.plots.html import Section, Table, columns
+    from llmc.buckets.pages.tables import Section, Table, columns
 
     starts = [
         (

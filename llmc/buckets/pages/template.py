@@ -1,6 +1,22 @@
-"""The jinja2 template of the HTML page: everything inline, nothing fetched."""
+"""The jinja2 templates of pages and of what notebooks show: everything inline, nothing fetched."""
 
-PAGE = """<!DOCTYPE html>
+_TABLE = """\
+{%- macro table(header, rows, kind="") %}
+<div class="scroll"><table{% if kind %} class="{{ kind }}"{% endif %}>
+<thead><tr>
+{%- for name, right in header %}<th{% if right %} class="n"{% endif %}>{{ name }}</th>{% endfor -%}
+</tr></thead>
+<tbody>
+{%- for row in rows %}
+<tr>{% for cell in row %}<td{% if header[loop.index0][1] %} class="n"{% endif %}>{{ cell }}</td>{% endfor %}</tr>
+{%- endfor %}
+</tbody></table></div>
+{%- endmacro -%}
+"""
+
+PAGE = (
+    _TABLE
+    + """<!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
@@ -25,17 +41,6 @@ p.note { color: #57606a; margin: .3rem 0; }
 </head>
 <body>
 <h1>{{ title }}</h1>
-{%- macro table(header, rows, kind="") %}
-<div class="scroll"><table{% if kind %} class="{{ kind }}"{% endif %}>
-<thead><tr>
-{%- for name, right in header %}<th{% if right %} class="n"{% endif %}>{{ name }}</th>{% endfor -%}
-</tr></thead>
-<tbody>
-{%- for row in rows %}
-<tr>{% for cell in row %}<td{% if header[loop.index0][1] %} class="n"{% endif %}>{{ cell }}</td>{% endfor %}</tr>
-{%- endfor %}
-</tbody></table></div>
-{%- endmacro %}
 {%- for heading, drawing in drawings %}
 <h2>{{ heading }}</h2>
 <figure>{{ drawing | safe }}</figure>
@@ -79,3 +84,46 @@ document.querySelectorAll("table.sortable").forEach(function (table) {
 </body>
 </html>
 """
+)
+
+# colours let the notebook's own show through, light or dark
+FRAGMENT = (
+    _TABLE
+    + """<div class="llmc">
+<style>
+.llmc { font-size: .9em; }
+.llmc .scroll { max-height: 24em; overflow: auto; max-width: 100%; }
+.llmc table { border-collapse: collapse; margin: .2em 0 .4em; }
+.llmc th, .llmc td { padding: .1em .6em; text-align: left; border-bottom: 1px solid rgba(128, 128, 128, .3); }
+.llmc td.n, .llmc th.n { text-align: right; font-variant-numeric: tabular-nums; }
+.llmc p { margin: .3em 0; } .llmc p.note { opacity: .7; }
+</style>
+<p><strong>{{ title }}</strong></p>
+{%- for fact in facts %}
+<p>{{ fact }}</p>
+{%- endfor %}
+{%- for part in parts %}
+{%- if part.heading %}<p>{{ part.heading }}</p>{% endif %}
+{%- if part.numbers is defined %}
+<div class="scroll"><table>
+<thead><tr><th>{{ part.corner }}</th>
+{%- for name in part.columns %}<th class="n">{{ name }}</th>{% endfor %}</tr></thead>
+<tbody>
+{%- for name in part.rows %}
+{%- set row = loop.index0 %}
+<tr><th class="n">{{ name }}</th>
+{%- for number in part.numbers[row] %}<td class="n"
+{%- if number %} style="background: rgba(76, 132, 182, {{ part.shades[row][loop.index0] | round(2) }})"{% endif %}>
+{{- number or "" }}</td>{% endfor %}</tr>
+{%- endfor %}
+</tbody></table></div>
+{%- else %}
+{{- table(part.header, part.rows) }}
+{%- endif %}
+{%- if part.note %}
+<p class="note">{{ part.note }}</p>
+{%- endif %}
+{%- endfor %}
+</div>
+"""
+)
