@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from functools import cache
@@ -16,9 +17,11 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from tests.conftest import PACKAGES
 from tests.deploy.bundles import facts, files, on
 from tests.deploy.test_golden import CASES
 
+ROOT = Path(__file__).parents[2]
 KUBERNETES = "1.35"
 """The first version whose image volumes are on."""
 FOREIGN = ("Kustomization", "ServingRuntime", "InferenceService")
@@ -89,6 +92,20 @@ def test_github_actions(tmp_path: Path) -> None:
     assert given.keys() <= yaml.safe_load(action)["inputs"].keys()
     for step in yaml.safe_load(action)["runs"]["steps"]:
         assert "${{" not in step.get("run", ""), "inputs would become text of a script"
+
+
+def test_the_projects_own_workflow_runs_every_shard_and_the_audit() -> None:
+    text = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
+    require_valid("github-workflows", text)
+    jobs = yaml.safe_load(text)["jobs"]
+    (shards,) = re.findall(r"^shards=(\d+)$", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
+    assert jobs["test"]["strategy"]["matrix"]["shard"] == [*range(1, int(shards) + 1)]
+    assert f'"${{{{ matrix.shard }}}}/{shards}"' in text
+    for package in PACKAGES:
+        assert package == "chromium" or package in text, "what tests skip without; runners bring chrome"
+    makefile = (ROOT / "Makefile").read_text()
+    for target in re.findall(r"run: make (\S+)", text):
+        assert f"\n{target}:" in makefile
 
 
 def test_gitlab(tmp_path: Path) -> None:
