@@ -30,7 +30,7 @@ HEAVY = frozenset({"jax", "jaxlib", "onnxruntime", "openvino", "torch", "torch_x
 
 FAST = (
     "api", "fleet", "artifacts/archives", "artifacts/bundle", "artifacts/foreign", "artifacts/gc", "artifacts/local",
-    "artifacts/signing", "artifacts/store", "artifacts/test_digest.py", "artifacts/test_key.py",
+    "artifacts/overview", "artifacts/signing", "artifacts/store", "artifacts/test_digest.py", "artifacts/test_key.py",
     "artifacts/test_stamps.py", "buckets", "compiler/estimates", "compiler/verification", "runtime/confined",
     "runtime/engine", "runtime/hybrid", "runtime/startup", "runtime/text", "runtime/test_bundle.py",
     "runtime/test_llm.py", "runtime/test_step.py", "server/telemetry", "test_settings.py", "test_cpus.py",

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 
 from matplotlib.ticker import FuncFormatter
 
-from llmc.buckets.files import write_bytes
-from llmc.buckets.pages import render
 from llmc.buckets.pages.tables import Section, Table, columns
 from llmc.buckets.plots import page
 from llmc.buckets.plots.data import printable, shortened
@@ -37,12 +35,8 @@ def draw(path: Path, found: FleetPlan) -> None:
         page.Plot(printable(shortened(cost.label, 60)), HEIGHT, partial(_panel, found=found, at=at))
         for at, cost in enumerate(found.costs)
     ]
-    if path.suffix.lower() == ".png":
-        write_bytes(path, page.png(title, plots), "plot")
-        return
-    drawings = [(plot.heading, page.svg(plot, f"f{at}-")) for at, plot in enumerate(plots)]
     report = Table("As printed", columns(("report",), 1), [(line,) for line in found.text().splitlines() if line])
-    write_bytes(path, render.page(title, drawings, [Section("The plan", [report])]).encode(), "plot")
+    page.write(path, title, plots, lambda: [Section("The plan", [report])])
 
 
 def _panel(figure: FigureBase, found: FleetPlan, at: int) -> None:

@@ -45,6 +45,15 @@ def test_ls_lists_what_is_stored(store: Store, monkeypatch: pytest.MonkeyPatch) 
     assert lines[-1] == f"3 entries; 1 blobs, {size_text(store.usage().total)} on disk in {store.root}"
 
 
+def test_ls_tells_shapes_first_and_digests_of_code_never(store: Store) -> None:
+    store.publish(
+        key("trace", code="sha256:919d21 compiler.code=d1ce", **{"shape.batch": 2, "option.dtype": "f32"}), {}
+    )
+    (row,) = [line for line in output(store, "ls", "--kind", "trace").splitlines() if "shape.batch" in line]
+    assert "  shape.batch=2 batch=4 phase=decode state=portable target=fake option.dtype=f32 toolchain" in row
+    assert "d1ce" not in row
+
+
 def test_ls_can_be_narrowed_to_a_kind(store: Store) -> None:
     assert [item["kind"] for item in data(store, "ls", "--kind", "weights")["entries"]] == ["weights"]
     assert "0 entries" in output(store, "ls", "--kind", "nothing")

@@ -106,6 +106,7 @@ def test_what_opens_a_bundle_says_what_it_runs_on(
         ("fsspec", ["cache", "push", "s3://bucket/folder"], "remote", 3),
         ("oras", ["cache", "push", "oci://localhost:1/name:tag", "bundle"], "remote", 3),
         ("matplotlib", ["plan", "toy", "--max-model-len", "32", "--plot", "plan.png"], "plot", 3),
+        ("matplotlib", ["cache", "ls", "--plot", "store.html"], "plot", 3),
         ("uvicorn", ["serve", "bundle"], "serve", 2),
     ],
 )

@@ -30,7 +30,8 @@ COMMANDS = [
     "bench {bundle} -o {}", "bench {bundle} --traffic {}",
     "cache show {}", "cache explain {} {}", "cache push {}", "cache push here {}", "cache pull {}", "cache export {}",
     "cache import {}", "cache trust {}", "cache keygen {}", "cache sign {}", "cache sign {bundle} --key {}",
-    "cache pin {}", "cache unpin {}", "cache ls --cache-dir {}", "cache gc --cache-dir {}", "cache verify {}",
+    "cache pin {}", "cache unpin {}", "cache ls --cache-dir {}", "cache ls --plot {}.html",
+    "cache ls --cache-dir {} --plot store.html", "cache gc --cache-dir {}", "cache verify {}",
 ]  # fmt: skip
 
 

@@ -1,38 +1,28 @@
-"""The dashboard in a browser: what it shows, what it asks for, and that no name becomes markup.
-
-Needs chromium or google-chrome on the PATH, or what `playwright install chromium` puts in its place.
-"""
+"""The dashboard in a browser: what it shows, what it asks for, and that no name becomes markup."""
 
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Error, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Error, Page, expect
 
 from llmc.server import replanning
 from llmc.server.state import Progress
+from tests.browsers import chromium
 from tests.server.live import Live, toy_bundle
 from tests.server.pages import MadeUp, Site
 
 SOONER = "{ const later = setTimeout; window.setTimeout = (work, ms) => later(work, ms / 10); }"
 """In a page: what it does each second it does each tenth, so that nobody waits for a second."""
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    found = next((path for name in BROWSERS if (path := shutil.which(name))), None)
-    with sync_playwright() as playwright:
-        path = found or playwright.chromium.executable_path
-        if not Path(path).exists():
-            pytest.skip("no browser: apt-get install chromium (or playwright install chromium)")
-        launched = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+    with chromium() as launched:
         yield launched
-        launched.close()
 
 
 @pytest.fixture

@@ -59,6 +59,14 @@ class Plan(NamedTuple):
     waiting: int
 
 
+class Stage(NamedTuple):
+    """An item, by its name, that goes after others: the bytes that go with it, and that are left in the store."""
+
+    name: str
+    freed: int
+    left: int
+
+
 class _Ledger:
     """Bytes of a set of files, each counted once."""
 
@@ -107,6 +115,14 @@ def decide(
     return _Decision(census, limits, doomed, stuck).make()
 
 
+def stages(census: Inventory, limits: Limits) -> list[Stage]:
+    """What a `max_size` that gets smaller and smaller takes, in that order; garbage and quarantine went before.
+
+    Sizes and ages of `limits` do not count. An item that step 4 would let stay is among them.
+    """
+    return _Decision(census, limits, frozenset(), NOTHING).stages()
+
+
 class _Decision:
     def __init__(self, census: Inventory, limits: Limits, doomed: Set[str], stuck: Mapping[str, str]) -> None:
         self._census = census
@@ -124,12 +140,8 @@ class _Decision:
 
     def make(self) -> Plan:
         limits, census = self._limits, self._census
-        for digest in census.blobs:
-            self._drop_blob(digest)
-        for path, files in census.quarantine.items():
-            if all(abs(limits.now - file.changed) > QUARANTINE_SECONDS for file in files):
-                self._drop_quarantined(path)
-        order = sorted(census.items, key=lambda name: (census.items[name].used, name))
+        self._drop_garbage()
+        order = self._order()
         for name in order:
             if limits.max_age is not None and limits.now - census.items[name].used > limits.max_age:
                 self._drop_item(name)
@@ -145,6 +157,30 @@ class _Decision:
             tuple(self._items), tuple(self._blobs), tuple(self._quarantine), freed, linked, self._ledger.total,
             Counter(self._kept.values()), sum(census.blobs[digest].size for digest in waiting),
         )  # fmt: skip
+
+    def stages(self) -> list[Stage]:
+        self._drop_garbage()
+        for path in self._census.quarantine:
+            self._drop_quarantined(path)
+        found = []
+        for name in self._order():
+            before = self._ledger.total
+            if self._drop_item(name):
+                found.append(Stage(name, before - self._ledger.total, self._ledger.total))
+        return found
+
+    def _drop_garbage(self) -> None:
+        """What goes whatever the limits are."""
+        for digest in self._census.blobs:
+            self._drop_blob(digest)
+        for path, files in self._census.quarantine.items():
+            if all(abs(self._limits.now - file.changed) > QUARANTINE_SECONDS for file in files):
+                self._drop_quarantined(path)
+
+    def _order(self) -> list[str]:
+        """All items, the one used least recently first."""
+        items = self._census.items
+        return sorted(items, key=lambda name: (items[name].used, name))
 
     def _trim(self, order: list[str], max_size: int) -> None:
         taken = []

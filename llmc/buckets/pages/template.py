@@ -65,9 +65,13 @@ p.note { color: #57606a; margin: .3rem 0; }
 {%- endfor %}
 <script>
 document.querySelectorAll("table.sortable").forEach(function (table) {
-  var key = function (row, column) {
-    var text = row.cells[column].textContent, number = parseFloat(text.replace(/[,%]/g, ""));
-    return isNaN(number) ? -1 : number;
+  var compare = function (a, b, column) {
+    var texts = [a, b].map(function (row) { return row.cells[column].textContent; });
+    var numbers = texts.map(function (text) {
+      return /^-?[\\d.,]+%?$/.test(text) ? parseFloat(text.replace(/,/g, "")) : NaN;
+    });
+    if (numbers.every(isNaN)) return texts[1].localeCompare(texts[0]);
+    return (isNaN(numbers[0]) ? -1 : numbers[0]) - (isNaN(numbers[1]) ? -1 : numbers[1]);
   };
   table.querySelectorAll("th").forEach(function (head, column) {
     var sign = 1;
@@ -75,7 +79,7 @@ document.querySelectorAll("table.sortable").forEach(function (table) {
       var body = table.tBodies[0];
       sign = -sign;
       Array.from(body.rows)
-        .sort(function (a, b) { return sign * (key(a, column) - key(b, column)); })
+        .sort(function (a, b) { return sign * compare(a, b, column); })
         .forEach(function (row) { body.appendChild(row); });
     });
   });

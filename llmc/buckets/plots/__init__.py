@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmc.buckets.files import write_bytes
 from llmc.errors import InputError
 from llmc.platforms import missing
 
@@ -47,11 +46,4 @@ def draw(
     from llmc.buckets.plots import data, html, page
 
     views = data.gather(plans, traffic)
-    title = page.title(views)
-    found = page.plots(views, frontier)
-    if path.suffix.lower() == ".png":
-        content = page.png(title, found)
-    else:
-        drawings = [(plot.heading, page.svg(plot, f"p{place}-")) for place, plot in enumerate(found, 1)]
-        content = html.page(title, drawings, views, frontier).encode()
-    write_bytes(path, content, "plots")
+    page.write(path, page.title(views), page.plots(views, frontier), lambda: html.sections(views, frontier))

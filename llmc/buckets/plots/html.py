@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from llmc.buckets.bucket import PHASES, Phase
 from llmc.buckets.evaluation import RAGGED, RESULT, USE
-from llmc.buckets.pages.render import page as rendered
 from llmc.buckets.pages.tables import Cells, Section, Table, columns, counts, percent
 from llmc.buckets.plots.data import PlanView, printable
 from llmc.buckets.report import HEADER, dimension_rows
@@ -19,18 +18,13 @@ MAX_ROWS = 2000
 """Buckets of one phase that the page lists."""
 
 
-def page(
-    title: str,
-    drawings: Sequence[tuple[str, str]],
-    views: Sequence[PlanView],
-    frontier: Sequence[FrontierPoint],
-) -> str:
-    """The whole page on plans; `drawings` as in `pages.render.page`."""
-    sections = [_comparison(views)] if len(views) > 1 and views[0].evaluation is not None else []
-    sections += [_plan(view) for view in views]
+def sections(views: Sequence[PlanView], frontier: Sequence[FrontierPoint]) -> list[Section]:
+    """What a page on plans has in tables."""
+    found = [_comparison(views)] if len(views) > 1 and views[0].evaluation is not None else []
+    found += [_plan(view) for view in views]
     if frontier:
-        sections.append(_frontier(frontier))
-    return rendered(title, drawings, sections)
+        found.append(_frontier(frontier))
+    return found
 
 
 def _comparison(views: Sequence[PlanView]) -> Section:

@@ -17,12 +17,17 @@ from matplotlib.figure import Figure, FigureBase
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from llmc.buckets.bucket import PHASES
+from llmc.buckets.files import write_bytes
+from llmc.buckets.pages import render
 from llmc.buckets.plots import bars, curve, maps
 from llmc.buckets.plots.data import PlanView, printable, shortened
 from llmc.buckets.plots.style import settings
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from llmc.buckets.frontier import FrontierPoint
+    from llmc.buckets.pages.tables import Section
 
 WIDTH = 12.0
 """Inches of every plot."""
@@ -108,6 +113,19 @@ def svg(plot: Plot, prefix: str) -> str:
         figure.savefig(stream, format="svg", dpi=DOTS_PER_INCH, metadata=no_metadata)
     text = stream.getvalue()
     return _with_prefix(text[text.index("<svg ") :], prefix)
+
+
+def write(path: Path, title: str, plots: Sequence[Plot], sections: Callable[[], Sequence[Section]]) -> None:
+    """Write `plots` to `path`, whole or not at all: as a .png picture, or as an .html page with `sections` below them.
+
+    Equal arguments give equal bytes. Raises InputError when the file cannot be written.
+    """
+    if path.suffix.lower() == ".png":
+        content = png(title, plots)
+    else:
+        drawings = [(plot.heading, svg(plot, f"p{place}-")) for place, plot in enumerate(plots, 1)]
+        content = render.page(title, drawings, sections()).encode()
+    write_bytes(path, content, "plots")
 
 
 def _with_prefix(text: str, prefix: str) -> str:

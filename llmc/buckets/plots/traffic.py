@@ -10,8 +10,6 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import FigureBase
 
-from llmc.buckets.files import write_bytes
-from llmc.buckets.pages import render
 from llmc.buckets.pages.tables import Cells, Section, Table
 from llmc.buckets.plots import page
 from llmc.buckets.plots.data import printable, shortened
@@ -42,15 +40,9 @@ def draw(path: Path, name: str, view: View) -> None:
     not at all. Raises InputError for another suffix or when it cannot be written, DeviceError without matplotlib.
     """
     title = f"Traffic of {shortened(printable(name), 70)}"
-    found = _plots(view.what)
-    if path.suffix.lower() == ".png":
-        content = page.png(title, found)
-    else:
-        drawings = [(plot.heading, page.svg(plot, f"p{place}-")) for place, plot in enumerate(found, 1)]
-        lines: list[Cells] = [(line,) for line in view.text.splitlines() if line]
-        table = Table("What llmc traffic show prints", (("", False),), lines)
-        content = render.page(title, drawings, [Section("In numbers", [table], view.notes)]).encode()
-    write_bytes(path, content, "plots")
+    lines: list[Cells] = [(line,) for line in view.text.splitlines() if line]
+    table = Table("What llmc traffic show prints", (("", False),), lines)
+    page.write(path, title, _plots(view.what), lambda: [Section("In numbers", [table], view.notes)])
 
 
 def _plots(what: Profile | Lengths | StepHistogram) -> list[Plot]:

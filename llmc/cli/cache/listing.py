@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,49 +20,63 @@ from llmc.cli.cache.common import (
 from llmc.cli.options import option
 
 if TYPE_CHECKING:
-    from llmc.artifacts.gc.inventory import Inventory
-    from llmc.artifacts.store.audit import Share, Usage
+    from llmc.artifacts.overview.survey import Listed
+    from llmc.artifacts.store.audit import Usage
     from llmc.artifacts.store.entries import Entry
-    from llmc.artifacts.store.store import Store
 
 SUMMARY_WIDTH = 90
-ORDER = {"cache": -3, "model": -2, "version": -1, "toolchain": 1, "isa": 2}
+ORDER = {"cache": -3, "model": -2, "version": -1, "shape": -1, "input": 1, "option": 1, "toolchain": 2, "isa": 3}
 """Groups of components that come first, and those that most entries have in common."""
 TITLES = ("KIND", "KEY", "SIZE", "OWN", "SHARED", "USED", "STATE", "COMPONENTS")
 
 
 def list_entries(
     kind: Annotated[str | None, option("--kind", "KIND", "Only entries of this kind.")] = None,
+    plot: Annotated[
+        Path | None,
+        option("--plot", "OUT", "Draw all of the store: a .png, or a self-contained .html.", show_default=False),
+    ] = None,
     cache_dir: CacheDirFlag = None,
     as_json: JsonFlag = False,
 ) -> None:
     """List what is stored: kind, key, size, time since it was used, and what it was made from.
 
     OWN is what goes with the entry, SHARED what other entries name as well. What is pinned or in use is not collected.
+    --plot draws where the bytes are; the .html lists bundles, entries, pins, and what `llmc cache gc` takes first.
 
     \b
     Example:
       llmc cache ls
+      llmc cache ls --plot store.html
       llmc cache ls --kind bundle
       llmc cache ls --kind executable --json
     """
-    from llmc.artifacts.store.audit import shares
+    from llmc.artifacts.overview.survey import take
 
-    store = open_cache(cache_dir)
-    everything = store.entries()
-    entries = [entry for entry in everything if kind in (None, entry.key.kind)]
-    found, census, usage = shares(everything), _census(store), store.usage()
+    if plot is not None:
+        from llmc.buckets.plots import check
+
+        check(plot)
+    survey = take(open_cache(cache_dir))
+    if plot is not None:
+        from llmc.artifacts.overview import draw
+        from llmc.artifacts.signing.keyring import Keyring
+        from llmc.settings import Settings
+
+        draw(plot, survey, Keyring.from_settings(Settings.from_environment()), _summary)
+        typer.echo(f"wrote {plot}", err=True)
+    listed = [one for one in survey.entries if kind in (None, one.entry.key.kind)]
     if as_json:
         print_json(
             {
-                "root": str(store.root),
-                "usage": usage._asdict() | {"total": usage.total},
-                "entries": [_as_json(entry, found[entry.key.digest], census) for entry in entries],
+                "root": str(survey.root),
+                "usage": survey.usage._asdict() | {"total": survey.usage.total},
+                "entries": [_as_json(one) for one in listed],
             }
         )
         return
-    print_table(TITLES, [_row(entry, found[entry.key.digest], census) for entry in entries])
-    typer.echo(f"{len(entries)} entries; {_usage_text(usage, store.root)}")
+    print_table(TITLES, map(_row, listed))
+    typer.echo(f"{len(listed)} entries; {_usage_text(survey.usage, survey.root)}")
 
 
 def entry_json(entry: Entry) -> dict[str, Any]:
@@ -80,35 +93,18 @@ def entry_json(entry: Entry) -> dict[str, Any]:
     }
 
 
-def _census(store: Store) -> Inventory:
-    from llmc.artifacts.gc.inventory import Counter
-    from llmc.artifacts.store.layout import Layout
-
-    return Counter(Layout(store.root, read_only=True)).take(time.time())
-
-
-def _state(entry: Entry, census: Inventory) -> tuple[bool, bool, float]:
-    """Whether an entry is pinned, whether it is in use, and when it, or a bundle folder of it, was used last."""
-    from llmc.artifacts.store.leases import entry_name
-
-    name = entry_name(entry.key)
-    item = census.items.get(name)
-    if item is None:
-        return name in census.pinned, False, entry.used
-    return name in census.pinned, not item.names.isdisjoint(census.held), item.used
-
-
-def _row(entry: Entry, share: Share, census: Inventory) -> tuple[str, ...]:
-    pinned, in_use, used = _state(entry, census)
-    marks = ", ".join(name for name, holds in (("pinned", pinned), ("in use", in_use)) if holds)
+def _row(listed: Listed) -> tuple[str, ...]:
+    key, share = listed.entry.key, listed.share
+    marks = ", ".join(name for name, holds in (("pinned", listed.pinned), ("in use", listed.in_use)) if holds)
     sizes = (size_text(share.size), size_text(share.own), size_text(share.shared))
-    return entry.key.kind, entry.key.short, *sizes, age_text(used), marks, _summary(entry)
+    return key.kind, key.short, *sizes, age_text(listed.used), marks, _summary(listed.entry)
 
 
-def _as_json(entry: Entry, share: Share, census: Inventory) -> dict[str, Any]:
-    pinned, in_use, used = _state(entry, census)
+def _as_json(listed: Listed) -> dict[str, Any]:
+    share = listed.share
     facts = {"size": share.size, "own": share.own, "shared": share.shared}
-    return {**entry_json(entry), **facts, "pinned": pinned, "in_use": in_use, "used": used}
+    state = {"pinned": listed.pinned, "in_use": listed.in_use, "used": listed.used}
+    return {**entry_json(listed.entry), **facts, **state}
 
 
 def _usage_text(usage: Usage, root: Path) -> str:
@@ -119,7 +115,7 @@ def _usage_text(usage: Usage, root: Path) -> str:
 
 
 def _summary(entry: Entry) -> str:
-    """What an entry was made from, on one line: the components that are not digests; for a bundle, what it is."""
+    """What an entry was made from, on one line: the components that are no digests; for a bundle, what it is."""
     from llmc.artifacts.bundle.stored import KIND
     from llmc.artifacts.digest import is_digest
 
@@ -128,7 +124,9 @@ def _summary(entry: Entry) -> str:
         text = f"{model or 'a model'} for {device}, {count} executables"
     else:
         items = sorted(entry.key.components.items(), key=lambda item: ORDER.get(item[0].partition(".")[0], 0))
-        text = " ".join(f"{name}={show_value(value)}" for name, value in items if not is_digest(value))
+        text = " ".join(
+            f"{name}={show_value(value)}" for name, value in items if not is_digest(value) and name != "code"
+        )
     return text if len(text) <= SUMMARY_WIDTH else text[: SUMMARY_WIDTH - 1] + "…"
 
 

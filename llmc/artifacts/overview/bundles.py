@@ -1,0 +1,100 @@
+"""The bundles of a store: what each is, what it shares with the others, and who signed it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from llmc.artifacts.bundle.manifest import Manifest
+from llmc.artifacts.bundle.manifest_schema import FILE_NAME, MAX_BYTES, SIGNATURE_NAME
+from llmc.artifacts.bundle.stored import KIND, require_agreement
+from llmc.artifacts.overview.survey import Listed, Survey
+from llmc.artifacts.signing.keys import short_id
+from llmc.artifacts.store.audit import Share, shares
+from llmc.artifacts.store.blobs import Blobs
+from llmc.errors import ArtifactError, DeviceError
+
+if TYPE_CHECKING:
+    from llmc.artifacts.digest import Blob
+    from llmc.artifacts.signing.keyring import Keyring
+
+MOST_READ = 500
+"""Bundles whose manifests are read, those used last; of others there is what their entries say."""
+
+UNKNOWN = "?"
+
+
+@dataclass(frozen=True)
+class HeldBundle:
+    """A bundle; `between` are its bytes that no other bundle has (own) and that others have too (shared).
+
+    `plan` is the digest of its plan, `signed` who signed it, in words; both are "?" where that was not read, and
+    `problem` says what is wrong with it, or "".
+    """
+
+    listed: Listed
+    between: Share
+    model: str
+    device: str
+    graphs: str
+    plan: str
+    signed: str
+    problem: str
+
+
+def bundles(survey: Survey, keyring: Keyring) -> list[HeldBundle]:
+    """The bundles, the one used last first."""
+    listed = sorted((one for one in survey.entries if one.entry.key.kind == KIND), key=lambda one: -one.used)
+    between = shares(one.entry for one in listed)
+    blobs = Blobs(survey.layout)
+    return [
+        _held(one, between[one.entry.key.digest], blobs if place < MOST_READ else None, keyring)
+        for place, one in enumerate(listed)
+    ]
+
+
+def _held(listed: Listed, between: Share, blobs: Blobs | None, keyring: Keyring) -> HeldBundle:
+    meta = listed.entry.meta
+    model, device, graphs = (str(meta.get(name, UNKNOWN)) for name in ("model", "device", "executables"))
+    plan = signed = UNKNOWN
+    problem = ""
+    if blobs is not None:
+        try:
+            manifest, signature = _read(listed, blobs)
+            model, device = str(manifest.model.get("name", model)), manifest.device
+            graphs, plan = f"{len(manifest.executables):,}", str(manifest.provenance.get("plan", UNKNOWN))[:12]
+            signed = _signed(manifest, signature, keyring)
+        except (ArtifactError, DeviceError) as error:
+            problem = str(error)
+    return HeldBundle(listed, between, model, device, graphs, plan, signed, problem)
+
+
+def _read(listed: Listed, blobs: Blobs) -> tuple[Manifest, bytes | None]:
+    """As `read_bundle`, but nothing is noted as used, and nothing that is damaged is moved."""
+    entry, source = listed.entry, f"bundle {listed.entry.key.short}"
+    if FILE_NAME not in entry.outputs:
+        raise ArtifactError(f"{source}: it names no {FILE_NAME}")
+    manifest = Manifest.from_bytes(_content(entry.outputs[FILE_NAME], blobs, f"{source}: {FILE_NAME}"), source)
+    signed = entry.outputs.get(SIGNATURE_NAME)
+    signature = None if signed is None else _content(signed, blobs, f"{source}: {SIGNATURE_NAME}")
+    require_agreement(entry, manifest, signature, source)
+    return manifest, signature
+
+
+def _content(blob: Blob, blobs: Blobs, source: str) -> bytes:
+    if blob.size > MAX_BYTES:
+        raise ArtifactError(f"{source}: larger than {MAX_BYTES} bytes")
+    if blobs.find(*blob, verify=False) is None or (data := blobs.read(blob.digest)) is None:
+        raise ArtifactError(f"{source}: missing or damaged; `llmc cache verify` tells more")
+    return data
+
+
+def _signed(manifest: Manifest, signature: bytes | None, keyring: Keyring) -> str:
+    """Who signed it. Raises ArtifactError for a signature that is not valid, DeviceError where none can be checked."""
+    if signature is None:
+        return "no"
+    verdict = keyring.check(manifest.to_bytes(), signature, manifest.source)
+    if verdict.key is not None:
+        return f"by {verdict.key.name}"
+    keys = ", ".join(short_id(claimed) or "an unnamed key" for claimed in verdict.claimed)
+    return f"by {keys}, not trusted here"

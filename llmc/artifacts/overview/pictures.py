@@ -1,0 +1,91 @@
+"""The drawings: where the bytes are, how long they were not used, and what bundles share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from matplotlib.figure import FigureBase
+
+from llmc.artifacts.overview import disk
+from llmc.artifacts.overview.bundles import HeldBundle
+from llmc.artifacts.overview.survey import Survey
+from llmc.buckets.plots.data import printable, shortened
+from llmc.buckets.plots.page import Plot
+from llmc.buckets.plots.style import FAINT, MARK, PADDING, REAL
+from llmc.buckets.warmup.sizes import UNITS, size_text
+
+BAR, AROUND = 0.26, 1.0
+"""Inches of a bar, and of what is around all bars of a plot."""
+
+MOST_BARS = 16
+LONGEST = 44
+"""Characters of a bar's name."""
+
+Bar = tuple[str, int, int]
+"""A bar: its name and its two parts in bytes."""
+
+
+def title(survey: Survey) -> str:
+    """What the page is about."""
+    place = shortened(printable(str(survey.root)), 60)
+    return f"{place}: {size_text(survey.usage.total)} on disk, {len(survey.entries):,} entries"
+
+
+def plots(survey: Survey, held: Sequence[HeldBundle]) -> list[Plot]:
+    """What is drawn of a store."""
+    found = [
+        _bars("Where the bytes are", _places(survey), ("in no bundle", "in bundles too")),
+        _bars(
+            "Blobs by the time since they were used: less than …",
+            [(age.name, age.free, age.kept) for age in disk.ages(survey)],
+            ("may be collected", "pinned or in use"),
+            (REAL, MARK),
+        ),
+    ]
+    if held:
+        largest = sorted(held, key=lambda one: -one.between.size)[:MOST_BARS]
+        bars = [(f"{one.model} for {one.device} ({one.listed.entry.key.short})", *one.between) for one in largest]
+        some = f", the {MOST_BARS} largest" if len(held) > MOST_BARS else ""
+        found.append(_bars(f"Bundles{some}", bars, ("no other bundle has", "other bundles have too")))
+    return found
+
+
+def _places(survey: Survey) -> list[Bar]:
+    kinds = [kind for kind in disk.kinds(survey) if kind.size]
+    bars: list[Bar] = [(kind.name, kind.apart, kind.bundled) for kind in kinds[:MOST_BARS]]
+    if rest := kinds[MOST_BARS:]:
+        bars.append(("other kinds", sum(kind.apart for kind in rest), sum(kind.bundled for kind in rest)))
+    others = (
+        ("blobs that no entry names", disk.unnamed(survey)),
+        ("the entries themselves", survey.usage.entry_bytes),
+        ("bundle folders alone", survey.usage.bundle_bytes),
+        ("quarantine and temporaries", survey.usage.other_bytes),
+    )
+    return bars + [(name, size, 0) for name, size in others if size]
+
+
+def _bars(heading: str, bars: Sequence[Bar], names: tuple[str, str], colors: tuple[str, str] = (REAL, PADDING)) -> Plot:
+    height = AROUND + BAR * max(1, len(bars))
+    return Plot(heading, height, partial(_draw_bars, bars=bars, names=names, colors=colors))
+
+
+def _draw_bars(figure: FigureBase, bars: Sequence[Bar], names: tuple[str, str], colors: tuple[str, str]) -> None:
+    axes = figure.subplots()
+    most = max((first + second for _, first, second in bars), default=0)
+    if not most:
+        axes.set_axis_off()
+        axes.text(0, 0.5, "there are no such bytes", color=FAINT, transform=axes.transAxes)
+        return
+    unit = min((most.bit_length() - 1) // 10, len(UNITS) - 1)
+    for place, (_, *parts) in enumerate(bars):
+        first, second = (part / (1 << 10 * unit) for part in parts)
+        axes.barh(place, first, color=colors[0], label=names[0] if not place else None)
+        axes.barh(place, second, left=first, color=colors[1], label=names[1] if not place else None)
+        end = (first + second, place)
+        axes.annotate(size_text(sum(parts)), end, (5, 0), textcoords="offset points", va="center", color=FAINT)
+    axes.set_yticks(range(len(bars)), [shortened(printable(name), LONGEST) for name, _, _ in bars])
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1.1 * most / (1 << 10 * unit))
+    axes.set_xlabel(UNITS[unit])
+    axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2)

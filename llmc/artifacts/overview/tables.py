@@ -1,0 +1,194 @@
+"""The tables of the page. Sizes are in one unit and times in days, so that a click on a column sorts it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from llmc.artifacts.overview import disk
+from llmc.artifacts.overview.bundles import MOST_READ, HeldBundle
+from llmc.artifacts.overview.freeing import by_limit, in_order
+from llmc.artifacts.overview.survey import Listed, Survey
+from llmc.artifacts.store.entries import Entry
+from llmc.artifacts.store.pins import pins
+from llmc.buckets.pages.tables import Section, Table, columns, percent
+from llmc.buckets.plots.data import printable
+from llmc.buckets.warmup.sizes import size_text
+
+MAX_ROWS = 500
+"""Rows of one table."""
+
+LONGEST = 60
+"""Characters of a cell."""
+
+PROBLEMS_SHOWN = 5
+SMALL = 16 << 20
+"""Bytes of a store below which sizes are in KiB instead of MiB."""
+
+Describe = Callable[[Entry], str]
+
+
+@dataclass(frozen=True)
+class _Form:
+    """How numbers are written: the unit of sizes, its bytes, and the time that ages are counted from."""
+
+    unit: str
+    bytes: int
+    now: float
+
+    def size(self, count: int) -> str:
+        return f"{count / self.bytes:,.2f}"
+
+    def days(self, moment: float) -> str:
+        return f"{max(0.0, self.now - moment) / disk.DAY:,.2f}"
+
+
+def sections(survey: Survey, held: Sequence[HeldBundle], describe: Describe) -> list[Section]:
+    """All tables of a store: the disk, bundles, entries, what would be collected, and pins."""
+    unit, size = ("KiB", 1 << 10) if survey.usage.total < SMALL else ("MiB", 1 << 20)
+    form = _Form(unit, size, survey.now)
+    return [
+        _disk(survey, form),
+        _bundles(held, form),
+        _entries(survey, describe, form),
+        _freeing(survey, describe, form),
+        _pins(survey, describe, form),
+    ]
+
+
+def _disk(survey: Survey, form: _Form) -> Section:
+    usage, unnamed = survey.usage, disk.unnamed(survey)
+    places = (
+        ("blobs that entries name", usage.blob_bytes - unnamed),
+        ("blobs that no entry names", unnamed),
+        ("entries", usage.entry_bytes),
+        ("bundle folders, without what are blobs too", usage.bundle_bytes),
+        ("quarantine and temporaries", usage.other_bytes),
+        ("all", usage.total),
+    )
+    tables = [
+        Table(
+            "By place",
+            columns(("what", form.unit, "share"), 1),
+            [(name, form.size(size), percent(size / usage.total if usage.total else None)) for name, size in places],
+        )
+    ]
+    for heading, what, groups in (
+        ("Blobs by kind of entry", "kind", disk.kinds(survey)),
+        ("Executables by device", "device", disk.devices(survey)),
+    ):
+        names = (what, "entries", form.unit, "in no bundle", "in bundles too", "days unused")
+        rows = [
+            _cells(
+                group.name, f"{group.entries:,}", *map(form.size, (group.size, group.apart, group.bundled)),
+                form.days(group.used),
+            )
+            for group in groups[:MAX_ROWS]
+        ]  # fmt: skip
+        tables.append(_table(heading, names, 1, rows))
+    notes = [f"{survey.usage.entries:,} entries and {usage.blobs:,} blobs; each file and each blob counts once."]
+    if survey.damaged:
+        notes.append(f"Damaged entries, left out: {survey.damaged:,}; `llmc cache verify` tells more.")
+    return Section("What is on the disk", tables, tuple(notes))
+
+
+def _bundles(held: Sequence[HeldBundle], form: _Form) -> Section:
+    names = (
+        "model", "device", "plan", "key", "signed", "state", "graphs", form.unit, "own", "shared",
+        "days unused",
+    )  # fmt: skip
+    rows = [
+        _cells(
+            one.model, one.device, one.plan, one.listed.entry.key.short, one.signed, _state(one.listed), one.graphs,
+            *map(form.size, (one.between.size, one.between.own, one.between.shared)), form.days(one.listed.used),
+        )
+        for one in held[:MAX_ROWS]
+    ]  # fmt: skip
+    notes = []
+    if held:
+        apart = sum(one.between.size for one in held)
+        together = sum({blob.digest: blob.size for one in held for blob in one.listed.entry.outputs.values()}.values())
+        notes.append(f"Apart, the bundles would take {size_text(apart)}; in the store they take {size_text(together)}.")
+    if len(held) > MOST_READ:
+        notes.append(f"The manifests of the {MOST_READ} used last were read; of the others there is what entries say.")
+    problems = [one.problem for one in held if one.problem]
+    notes += [printable(problem) for problem in problems[:PROBLEMS_SHOWN]]
+    if len(problems) > PROBLEMS_SHOWN:
+        notes.append(f"And {len(problems) - PROBLEMS_SHOWN:,} more bundles that cannot be read.")
+    note = "own: what no other bundle has; shared: what others have too."
+    return Section("Bundles", [_table(_counted("In the store", held), names, 6, rows, note)], tuple(notes))
+
+
+def _entries(survey: Survey, describe: Describe, form: _Form) -> Section:
+    names = ("kind", "key", "what", "state", form.unit, "own", "days unused")
+
+    def table(heading: str, chosen: Sequence[Listed]) -> Table:
+        rows = [
+            _cells(
+                one.entry.key.kind, one.entry.key.short, describe(one.entry), _state(one), form.size(one.share.size),
+                form.size(one.share.own), form.days(one.used),
+            )
+            for one in chosen[:MAX_ROWS]
+        ]  # fmt: skip
+        return _table(_counted(heading, chosen), names, 4, rows, "own: what no other entry has.")
+
+    largest = sorted(survey.entries, key=lambda one: -one.share.size)
+    return Section("Entries", [table("The largest", largest), table("Not used for longest", _by_use(survey.entries))])
+
+
+def _freeing(survey: Survey, describe: Describe, form: _Form) -> Section:
+    limits = [
+        _cells(
+            f"llmc cache gc {one.limit}".strip(), one.kept or "–", f"{one.items:,}", form.size(one.freed),
+            form.size(one.left),
+        )
+        for one in by_limit(survey)
+    ]  # fmt: skip
+    names = ("command", "kept in spite of it", "results", f"frees {form.unit}", f"leaves {form.unit}")
+    known = {one.name: one for one in survey.entries}
+    order, rows = in_order(survey), []
+    for place, stage in enumerate(order[:MAX_ROWS], 1):
+        one = known.get(stage.name)
+        kind, _, key = stage.name.removeprefix("entries/").partition("/")
+        what = "a bundle folder alone" if one is None else describe(one.entry)
+        sizes = map(form.size, (stage.freed, stage.left))
+        rows.append(
+            _cells(f"{place:,}", kind, key[:12], what, *sizes, form.days(survey.inventory.items[stage.name].used))
+        )
+    header = ("place", "kind", "key", "what", f"frees {form.unit}", f"leaves {form.unit}", "days unused")
+    first = _table(_counted("What --max-size takes first", order), header, 4, rows)
+    note = "What dead processes left in temporaries goes too, and is not counted here."
+    return Section("What llmc cache gc would remove", [_table("By limit", names, 2, limits, note), first])
+
+
+def _pins(survey: Survey, describe: Describe, form: _Form) -> Section:
+    known = {one.name: one for one in survey.entries}
+    found, rows = pins(survey.layout), []
+    for pin in found[:MAX_ROWS]:
+        one = known.get(pin.name)
+        what, size = ("not in the store now", 0) if one is None else (describe(one.entry), one.share.size)
+        rows.append(_cells(pin.kind, pin.hex[:12], what, form.size(size), form.days(pin.since)))
+    names = ("kind", "key", "what", form.unit, "days pinned")
+    return Section("Pins", [_table(_counted("Kept whatever the limits are", found), names, 3, rows)])
+
+
+def _by_use(entries: Iterable[Listed]) -> list[Listed]:
+    return sorted(entries, key=lambda one: one.used)
+
+
+def _state(listed: Listed) -> str:
+    marks = (("pinned", listed.pinned), ("in use", listed.in_use), ("blobs are missing", not listed.whole))
+    return ", ".join(name for name, holds in marks if holds)
+
+
+def _table(heading: str, names: Sequence[str], left: int, rows: Sequence[tuple[str, ...]], note: str = "") -> Table:
+    return Table(heading, columns(names, left), rows, note, sortable=True)
+
+
+def _counted(heading: str, of: Sequence[object]) -> str:
+    shown = f", the first {MAX_ROWS:,} of them" if len(of) > MAX_ROWS else ""
+    return f"{heading} ({len(of):,}{shown})"
+
+
+def _cells(*texts: str) -> tuple[str, ...]:
+    return tuple(printable(text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…") for text in texts)
