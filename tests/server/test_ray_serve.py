@@ -327,3 +327,19 @@ def test_an_admin_token_is_refused_where_a_request_reaches_one_of_several() -> N
     config = ServerConfig(port=8000, admin_tokens=("secret",))
     with pytest.raises(InputError, match=r"--admin-token: a request would reach one replica .* send SIGHUP"):
         serve(config, lambda tell: pytest.fail("opened"), Fleet(None, 1, 2))
+
+
+def test_a_port_that_is_taken_is_named_and_the_cluster_serves_again(farm: Farm, toy: Bundle, tmp_path: Path) -> None:
+    """HAProxy's metrics, whose port the command line does not name."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 9101))
+        taken.listen()
+        with OverRay(farm.address, tmp_path / "refused", toy.path) as server:
+            with pytest.raises(
+                AssertionError, match=r"another process has 127\.0\.0\.1:9101 already; end it, or"
+            ) as ended:
+                server.ready()
+            assert "unexpected" not in str(ended.value) and server.child.wait(60) == 3
+    with OverRay(farm.address, tmp_path / "served", toy.path) as server:
+        assert complete(server.ready()) == 200
+        stopped(server)

@@ -231,18 +231,20 @@ class OpenVinoTarget(OpenVinoBase):
     def _require_fitting(self, stages: Stages, options: CompileOptions, unpaged: str) -> None:
         """Raise UnfitError for precisions that states, or attention in plain operators, have not; `unpaged`: why it is
         in them, if so."""
-        states = bool(cache_of(stages.checkpoint.config).states)
-        if options.dtype != "f32" and (states or unpaged):
-            why = f"{unpaged} in OpenVINO, so they are" if unpaged else "layers with states are"
-            raise UnfitError(
-                f"{why} computed in float32: OpenVINO in {options.dtype} was not seen to keep their numbers",
-                "use --dtype f32", dtype="f32", **({"kv_cache_dtype": "f32"} if unpaged else {}),
-            )  # fmt: skip
+        instead = {}
         if unpaged and KV_CACHE_DTYPE.of(options) != "f32":
+            instead["kv_cache_dtype"] = "f32"
+        if options.dtype != "f32" and (unpaged or cache_of(stages.checkpoint.config).states):
+            instead["dtype"] = "f32"
+        if instead:
             raise UnfitError(
-                f"{unpaged} in OpenVINO, whose plain operators read a KV cache in f32",
-                "use --kv-cache-dtype f32", kv_cache_dtype="f32",
-            )  # fmt: skip
+                f"{unpaged} in OpenVINO, whose plain operators compute in float32 and read a KV cache in f32"
+                if unpaged
+                else f"layers with states are computed in float32: OpenVINO in {options.dtype} was not seen to keep "
+                "their numbers",
+                "use " + " ".join(f"--{name.replace('_', '-')} f32" for name in instead),
+                **instead,
+            )
 
     def analyse(
         self, stages: Stages, lowered: Lowered, files: Sequence[Path], options: CompileOptions

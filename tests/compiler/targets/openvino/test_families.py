@@ -95,8 +95,14 @@ def test_narrow_values_and_caches_of_several_sizes_may_be_in_eight_bits(compiled
         assert found["leak"] == 0.0
 
 
-def test_a_soft_cap_reads_its_cache_in_float32_and_says_so(compiled: Compile) -> None:
+@pytest.mark.parametrize("narrow", [False, True], ids=["f32", "bf16"])
+def test_a_soft_cap_reads_its_cache_in_float32_and_says_so(
+    compiled: Compile, monkeypatch: pytest.MonkeyPatch, narrow: bool
+) -> None:
+    """Whatever the CPU computes in by default."""
+    monkeypatch.setattr("llmc.compiler.targets.openvino.target.computes_in", lambda *_: narrow)
     result = compiled("gemma2", quantize="int8", verify="none")
+    assert Bundle.open(result.bundle).manifest.options["dtype"] == "f32"
     assert Bundle.open(result.bundle).manifest.options["kv_cache_dtype"] == "f32"
     assert "scores with a soft cap have no paged form in OpenVINO" in result.choice
     with pytest.raises(UnfitError, match=r"read a KV cache in f32; use --kv-cache-dtype f32"):
