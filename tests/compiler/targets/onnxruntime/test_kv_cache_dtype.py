@@ -24,7 +24,7 @@ SIZE = ModelSize(4, 256, 512, 8, 2, 64, 1000, True)
 
 @pytest.fixture(autouse=True)
 def _avx2(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(OnnxRuntimeTarget, "isa", lambda self: KERNEL_SETS[2].isa)
+    monkeypatch.setattr(OnnxRuntimeTarget, "isa", lambda self: KERNEL_SETS[3].isa)
 
 
 def configured(device: str = "onnxruntime", **options: Any) -> CompileOptions:

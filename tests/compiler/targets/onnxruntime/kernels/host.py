@@ -3,6 +3,7 @@ AVX2 over emulated/immintrin.h."""
 
 from __future__ import annotations
 
+import ctypes
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,11 @@ from llmc.runtime.host import cpu_features
 
 EMULATED = Path(__file__).parent / "emulated"
 _OVER_AVX2 = ("-target", "x86_64-linux-gnu.2.17", "-mcpu=x86_64_v3", "-I", str(EMULATED))
-EMULATIONS = {"avx512-vnni": (*_OVER_AVX2, "-D__AVX512VNNI__"), "avx-vnni": (*_OVER_AVX2, "-D__AVXVNNI__")}
+EMULATIONS = {
+    "amx-int8": (*_OVER_AVX2, "-D__AVX512VNNI__", "-D__AMX_INT8__", "-DEMULATED_TILES"),
+    "avx512-vnni": (*_OVER_AVX2, "-D__AVX512VNNI__"),
+    "avx-vnni": (*_OVER_AVX2, "-D__AVXVNNI__"),
+}
 
 
 def own_set() -> KernelSet:
@@ -31,3 +36,11 @@ def build_any(folder: Path, name: str) -> Path:
         if not next(s for s in KERNEL_SETS if s.name == name).runs_on(cpu_features()):
             patch.setitem(build.TARGETS, name, EMULATIONS[name])
         return build.build(folder, name)
+
+
+def may_tile() -> bool:
+    """Whether tiles are here, which Linux lets a process use that asks for it."""
+    if "amx_int8" not in cpu_features():
+        return False
+    arch_prctl, request_permission, tile_data = 158, 0x1023, 18
+    return ctypes.CDLL(None).syscall(arch_prctl, request_permission, tile_data) == 0

@@ -157,7 +157,7 @@ def test_kernels_are_llmc_s_where_the_cpu_runs_them(monkeypatch: pytest.MonkeyPa
     assert configured(monkeypatch, ISA, quantize=quantize).get("kernels") == "llmc"
     assert configured(monkeypatch, ISA, quantize=quantize, kernels="onnxruntime").get("kernels") == "onnxruntime"
     assert configured(monkeypatch, ISA, quantize=quantize, specialise=True).get("kernels") is None
-    assert configured(monkeypatch, KERNEL_SETS[2].isa, quantize=quantize).get("kernels") == "llmc"
+    assert configured(monkeypatch, KERNEL_SETS[3].isa, quantize=quantize).get("kernels") == "llmc"
     assert configured(monkeypatch, ("x86_64", "avx2", "fma"), quantize=quantize).get("kernels") is None
     assert configured(monkeypatch, ISA, quantize="none").get("kernels") is None
 

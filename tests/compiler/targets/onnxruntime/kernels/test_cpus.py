@@ -23,13 +23,13 @@ from tests.compiler import tiny
 from tests.compiler.targets.onnxruntime.kernels.host import own_set
 from tests.compiler.targets.onnxruntime.kernels.test_build import PLAN
 
-AVX512, AVX_VNNI, AVX2, NEON = KERNEL_SETS
+AMX, AVX512, AVX_VNNI, AVX2, NEON = KERNEL_SETS
 
 
 @pytest.mark.parametrize(
     ("asked", "wanted"),
     [("native", [AVX2]), ("all", list(KERNEL_SETS)), ("avx-vnni", [AVX_VNNI]), ("zen4", [AVX512]),
-     ("znver3", [AVX2]), ("sapphirerapids", [AVX512]), ("alderlake", [AVX_VNNI]), ("x86-64-v3", [AVX2]),
+     ("znver3", [AVX2]), ("sapphirerapids", [AMX]), ("icelake-server", [AVX512]), ("alderlake", [AVX_VNNI]), ("x86-64-v3", [AVX2]),
      ("haswell, Zen4 ,native", [AVX512, AVX2]), ("neoverse-n1", [NEON]), ("neoverse_v2,apple-m1", [NEON]),
      ("skylake,ampere1", [AVX2, NEON])],
 )  # fmt: skip
@@ -41,7 +41,7 @@ def test_cpus_are_known_by_their_names(asked: str, wanted: list[Any]) -> None:
     ("asked", "says"),
     [("sapphirerapid", r"--cpu sapphirerapid: no CPU of this name .* Near it are: .*sapphirerapids\."),
      ("cortex-a53", "--cpu cortex-a53: llmc's kernels have no set for this CPU"),
-     ("nehalem", r"--cpu nehalem: llmc's kernels have no set for this CPU \(avx512-vnni needs .*--kernels onnxruntime"),
+     ("nehalem", r"--cpu nehalem: llmc's kernels have no set for this CPU \(amx-int8 needs amx_tile, .*; avx512-vnni needs .*--kernels onnxruntime"),
      ("haswell,", r"--cpu : no CPU of this name"), ("-o", "--cpu -o: no CPU of this name")],
 )  # fmt: skip
 def test_a_cpu_that_is_not_known_or_runs_no_kernels_is_said(asked: str, says: str) -> None:
@@ -83,7 +83,7 @@ def test_a_bundle_has_a_library_for_each_and_opens_the_fastest(bundle: Path, mon
     opened = Bundle.open(bundle)
     assert sets_in(opened.manifest.files) == list(KERNEL_SETS)
     assert opened.manifest.isa == (), "they are for several machines"
-    assert common_isa([AVX512, AVX_VNNI, AVX2]) == AVX2.isa
+    assert common_isa([AMX, AVX512, AVX_VNNI, AVX2]) == AVX2.isa
     loaded: list[Any] = []
     real = executables.open_session
     monkeypatch.setattr(executables, "open_session", lambda *a, **k: loaded.append(k["library"]) or real(*a, **k))
@@ -101,7 +101,10 @@ def test_a_cpu_opens_what_it_has_the_features_of(bundle: Path, monkeypatch: pyte
 
 def test_a_cpu_without_any_is_told_what_there_is(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compatibility, "cpu_features", lambda: ("aarch64", "asimd"))
-    with pytest.raises(ArtifactError, match=r"are for avx512-vnni \(without .*\) or avx-vnni .* or avx2 .*--cpu"):
+    with pytest.raises(
+        ArtifactError,
+        match=r"are for amx-int8 \(without .*\) or avx512-vnni \(without .*\) or avx-vnni .* or avx2 .*--cpu",
+    ):
         open_executor(Bundle.open(bundle), 2, 2)
 
 

@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from llmc.compiler.targets.onnxruntime.kernels import build
 from llmc.runtime.host import cpu_features
-from tests.compiler.targets.onnxruntime.kernels.host import EMULATED, EMULATIONS
+from tests.compiler.targets.onnxruntime.kernels.host import EMULATED, EMULATIONS, may_tile
 
 Array = NDArray[Any]
 LANES, PAGE = 16, mmap.PAGESIZE
-_FLAGS = {"emulated": EMULATIONS["avx512-vnni"], "real": (*build.TARGETS["avx512-vnni"], "-mavxvnni")}
+_FLAGS = {"emulated": EMULATIONS["amx-int8"], "real": (*build.TARGETS["amx-int8"], "-mavxvnni")}
 KINDS = [kind for kind in _FLAGS if kind == "emulated" or {"avx512_vnni", "avx_vnni"} <= {*cpu_features()}]
 ODD = [0.0, -0.0, np.inf, -np.inf, np.nan, 1e-45, -1e-45, 1.17e-38, 3.4e38, -3.4e38, 0.5, 1.5, 2.5, -2.5, 65519.0,
        65520.0, 65504.0, 6e-8, 3e-8, 2.0**31, -(2.0**31), 1.0, -1.0, 126.0, -149.0, 127.5, 400.0, -400.0]  # fmt: skip
@@ -143,6 +143,8 @@ INTS: dict[str, Callable[..., Array]] = {
     "set1_epi32": lambda a, b, c: np.full(LANES, a[0]),
     "set1_epi8": lambda a, b, c: np.full(64, a.view(np.int8)[0]).view(np.int32),
     "and_si512": lambda a, b, c: a & b, "or_si512": lambda a, b, c: a | b, "xor_si512": lambda a, b, c: a ^ b,
+    "storeu_si512": lambda a, b, c: a,
+    "sub_epi8": lambda a, b, c: (a.view(np.uint8) - b.view(np.uint8)).view(np.int32),
     "setzero_si512": lambda a, b, c: np.zeros_like(a),
     "slli_epi16": lambda a, b, c: (a.view(np.uint16) << 4).astype(np.uint16).view(np.int32),
     "shuffle_epi8": lambda a, b, c: looked_up(a, b), "broadcast_i32x4": lambda a, b, c: np.tile(a[:4], 4),
@@ -177,6 +179,29 @@ def test_what_is_beyond_a_byte_is_the_largest_or_least(probe: ctypes.CDLL) -> No
     assert same(call(probe, "cvtsepi32_epi8", large, out=np.zeros(LANES, np.int8)), narrow)
 
 
+@pytest.mark.parametrize(("rows", "depth", "columns"), [(16, 64, 16), (5, 32, 16), (16, 4, 3)])
+@pytest.mark.parametrize("signed", [True, False])
+def test_tiles_multiply_bytes(
+    probe: ctypes.CDLL, request: pytest.FixtureRequest, rows: int, depth: int, columns: int, signed: bool
+) -> None:
+    if "real" in request.node.name and not may_tile():
+        pytest.skip("this CPU, or its system, has no tiles")
+    random = np.random.default_rng(rows)
+    a, b = (random.integers(0, 256, (16, 64)).astype(np.uint8) for _ in range(2))
+    shapes = np.zeros(64, np.uint8)
+    shapes[0] = 1
+    for tile, (many, wide) in enumerate([(rows, 4 * columns), (rows, depth), (depth // 4, 4 * columns)]):
+        shapes[48 + tile] = many
+        shapes[16 + 2 * tile] = wide
+    before = random.integers(-9, 9, (16, 16)).astype(np.int32)
+    found = call(probe, "tile_dots", a, b, shapes, mask=int(not signed), out=before.copy())
+    given = a[:rows, :depth].view(np.int8).astype(np.int64)
+    other = b[: depth // 4, : 4 * columns].reshape(depth // 4, columns, 4).transpose(0, 2, 1).reshape(depth, columns)
+    wanted = before.copy()
+    wanted[:rows, :columns] += (given @ (other.view(np.int8) if signed else other).astype(np.int64)).astype(np.int32)
+    assert (found == wanted).all()
+
+
 @pytest.mark.parametrize("mask", [0, 1, 0x00FF, 0x01FF, 0x7FFF, 0xFFFF], ids=hex)
 def test_memory_that_a_mask_leaves_out_is_not_touched(probe: ctypes.CDLL, mask: int) -> None:
     """Lanes end where a page does, behind which nothing may be read or written."""
@@ -201,7 +226,7 @@ def test_memory_that_a_mask_leaves_out_is_not_touched(probe: ctypes.CDLL, mask: 
 
 
 def test_each_intrinsic_of_the_sources_has_been_probed() -> None:
-    intrinsics = r"_mm512_\w+|_mm256_mask\w+|_mm256_dpbusd\w+"
+    intrinsics = r"_mm512_\w+|_mm256_mask\w+|_mm256_dpbusd\w+|_tile_[a-z]\w+"
     used = {name for path in (build.SOURCE / "isa").iterdir() for name in re.findall(intrinsics, path.read_text())}
     assert used - {"_mm256_maskload_ps", "_mm256_maskstore_ps"} <= set(
         re.findall(intrinsics, (EMULATED / "probe.c").read_text())

@@ -37,7 +37,7 @@ def same_everywhere(library: Path, others: dict[str, Library], made: Callable[[A
 def test_products(library: Path, others: dict[str, Library], size: tuple[int, int, int], bits: int, once: str) -> None:
     part, offsets = ONCE[once]
     held, _ = matrix(*size, bits, bool(offsets), zeros=once == "zeros")
-    for count in (1, 2, 3, 4, 5, 8, 13):
+    for count in (1, 2, 3, 4, 5, 8, 13, 16, 150):
         x = np.random.default_rng(count).normal(0, 1, (count, size[1])).astype(np.float32)
         given: list[tuple[str, NDArray[Any] | None]] = [("x", x), ("w", held[f"panels{part}"])]
         same_everywhere(
@@ -66,7 +66,7 @@ def test_codes_that_are_the_furthest_from_zero(library: Path, others: dict[str, 
 def test_codes_with_a_table(library: Path, others: dict[str, Library], table: str) -> None:
     held, _ = tabled(100, 96, 16, table)
     attrs = attributes(100, 96, 16, 4, 0, TABLES.index(table))
-    for count in (1, 2, 3, 8, 13):
+    for count in (1, 2, 3, 8, 13, 37):
         x = np.random.default_rng(count).normal(0, 1, (count, 96)).astype(np.float32)
         given: list[tuple[str, NDArray[Any] | None]] = [("x", x), ("w", held["panels"])]
         same_everywhere(

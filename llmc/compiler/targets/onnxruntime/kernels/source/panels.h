@@ -12,7 +12,7 @@ the offset is scale · −zero, which float16 alone would round. N and K are pad
 Scales are stored SCALE_UNIT times as large (see ../panels.py).
 
 Activations are quantised in the same groups, to 8 signed bits: x ≈ scale · q, scale = max |x| / 127. Eight rows lie
-together, four inputs of each at a time. */
+together, four inputs of each at a time; for tiles (tiled.h) 16, a group of each at a time. */
 #ifndef LLMC_PANELS_H
 #define LLMC_PANELS_H
 
@@ -49,22 +49,25 @@ static inline int32_t zero_of(int coding, int64_t offsets) {
 
 /* Quantised activations. */
 typedef struct {
-  int8_t *codes;   /* [rows / 8, groups · group / 4, 8, 4] */
+  int8_t *codes;   /* [rows / 8, groups · group / 4, 8, 4], or [rows / 16, groups, 16, group] */
   float *scales;   /* [rows / 8, groups, 8], over SCALE_UNIT */
   int32_t *starts; /* the same of (bias − zero) · sum of the group's codes, which products begin with */
   float *sums;     /* the same of scale · sum of the group's codes, which offsets are multiplied by */
+  int tiled;       /* whether codes lie in the second way */
 } Activations;
+
+enum { EVEN_ROWS = 16, MOST_TILED_GROUP = 256 };
 
 /* Bytes that `place` lays activations of so many rows out in. */
 static inline int64_t activation_bytes(const Matrix *m, int64_t rows) {
-  int64_t groups = groups_of(m), all = (rows + TOGETHER - 1) / TOGETHER * TOGETHER;
+  int64_t groups = groups_of(m), all = (rows + EVEN_ROWS - 1) / EVEN_ROWS * EVEN_ROWS;
   return padded(all * groups * m->group) + (1 + head_lines(m)) * padded(4 * all * groups) + 64;
 }
 
 static inline Activations place(const Matrix *m, int64_t rows, uint8_t *at) {
-  int64_t groups = groups_of(m), all = (rows + TOGETHER - 1) / TOGETHER * TOGETHER, each = padded(4 * all * groups);
+  int64_t groups = groups_of(m), all = (rows + EVEN_ROWS - 1) / EVEN_ROWS * EVEN_ROWS, each = padded(4 * all * groups);
   at = (uint8_t *)padded((int64_t)at);
-  Activations a = {(int8_t *)at, NULL, NULL, NULL};
+  Activations a = {.codes = (int8_t *)at};
   at += padded(all * groups * m->group);
   a.scales = (float *)at;
   a.starts = (int32_t *)(at + each);
@@ -76,8 +79,10 @@ static inline Activations place(const Matrix *m, int64_t rows, uint8_t *at) {
 static inline void quantise_row(const Matrix *m, const float *x, const Activations *a, int64_t row) {
   const int64_t groups = groups_of(m), block = row / TOGETHER, beside = row % TOGETHER;
   const int coding = coding_of(m);
-  int32_t *codes = (int32_t *)a->codes + block * TOGETHER * groups * m->group / 4 + beside;
-  for (int64_t g = 0; g < groups; g++) {
+  const int64_t apart = a->tiled ? 1 : TOGETHER, of_group = (a->tiled ? EVEN_ROWS : TOGETHER) * m->group / 4;
+  int32_t *codes = (int32_t *)a->codes;
+  codes += a->tiled ? row / EVEN_ROWS * groups * of_group + row % EVEN_ROWS * m->group / 4 : block * groups * of_group + beside;
+  for (int64_t g = 0; g < groups; g++, codes += of_group) {
     int64_t first = g * m->group, left = m->width - first < m->group ? m->width - first : m->group;
     Ints most = filled_ints(0); /* as integers, numbers of one sign have their order, and NaN is the most */
     for (int64_t k = 0; k < left; k += LANES) {
@@ -96,7 +101,7 @@ static inline void quantise_row(const Matrix *m, const float *x, const Activatio
       sum += q;
       int32_t four[4];
       to_bytes(four, q);
-      for (int64_t i = 0; i < 4 && k + 4 * i < m->group; i++) codes[((first + k) / 4 + i) * TOGETHER] = four[i];
+      for (int64_t i = 0; i < 4 && k + 4 * i < m->group; i++) codes[(k / 4 + i) * apart] = four[i];
     }
     const int32_t total = sum_of_ints(sum);
     float scale = finite ? top / 127.0f : __builtin_nanf(""); /* what is no number stays none */

@@ -1,6 +1,9 @@
 /* See strips.h. */
 #include "strips.h"
 #include "vector_math.h"
+#ifdef __AMX_INT8__
+#include "tiled.h"
+#endif
 
 enum {
   BLOCK = 3 << 17, /* bytes of quantised activations that stay in the second-level cache while panels go by */
@@ -33,19 +36,9 @@ INLINE void add_shares(const int rows, const Product *p, int64_t column, int64_t
   }
 }
 
-/* `panels` panels from `first` on, or a pair where one is gated, for activations row … row + rows − 1; see tile. */
-INLINE void strip(const int rows, const int panels, const int coding, const int offsets, const Product *p, int64_t first,
-                  int64_t row, int64_t ahead) {
+/* Write sums[rows · panels] of `panels` panels from `first` on, whole pairs with a gate, and activations from `row` on. */
+INLINE void finish(const int rows, const int panels, const Product *p, int64_t first, int64_t row, const Floats *sums) {
   const Matrix *m = p->matrix;
-  const Activations *a = &p->activations;
-  const uint8_t *at = p->panels + first * panel_bytes(m);
-  Floats sums[8], others[8];
-  tile(rows, panels, coding, offsets, m, at, a, row, ahead, sums);
-  if (p->gated && panels == 1) {
-    tile(rows, 1, coding, offsets, m, at + panel_bytes(m), a, row, ahead, others);
-    write_gated(rows, p, first / 2, row, sums, others, 1);
-    return;
-  }
   if (p->gated) {
     UNROLL
     for (int pair = 0; pair < panels / 2; pair++)
@@ -65,6 +58,22 @@ INLINE void strip(const int rows, const int panels, const int coding, const int 
     for (int r = 0; r < rows; r++)
       write(p->y + (row + r) * m->rows + column, sums[r * panels + n] + bias, left);
   }
+}
+
+/* `panels` panels from `first` on, or a pair where one is gated, for activations row … row + rows − 1; see tile. */
+INLINE void strip(const int rows, const int panels, const int coding, const int offsets, const Product *p, int64_t first,
+                  int64_t row, int64_t ahead) {
+  const Matrix *m = p->matrix;
+  const Activations *a = &p->activations;
+  const uint8_t *at = p->panels + first * panel_bytes(m);
+  Floats sums[8], others[8];
+  tile(rows, panels, coding, offsets, m, at, a, row, ahead, sums);
+  if (p->gated && panels == 1) {
+    tile(rows, 1, coding, offsets, m, at + panel_bytes(m), a, row, ahead, others);
+    write_gated(rows, p, first / 2, row, sums, others, 1);
+    return;
+  }
+  finish(rows, panels, p, first, row, sums);
 }
 
 /* Functions of their own: inlined into one caller, they would take minutes to compile. */
@@ -119,7 +128,62 @@ static void block(const Product *p, int64_t first, int64_t end, int64_t row, int
   }
 }
 
+#ifdef __AMX_INT8__
+/* Panels first … end − 1 for activations row … row + rows − 1, at most TILED_ROWS. */
+INLINE void tiled(const int coding, const int offsets, const Product *p, int64_t first, int64_t end, int64_t row,
+                  int64_t rows) {
+  const Matrix *m = p->matrix;
+  Floats sums[2 * TILED_ROWS];
+  int64_t panel = first;
+  for (; panel + 2 <= end; panel += 2) {
+    tiles(2, coding, offsets, m, p->panels + panel * panel_bytes(m), &p->activations, row, rows, sums);
+    for (int64_t r = 0; r < rows; r++) finish(1, 2, p, panel, row + r, sums + 2 * r);
+  }
+  if (panel < end) {
+    tiles(1, coding, offsets, m, p->panels + panel * panel_bytes(m), &p->activations, row, rows, sums);
+    for (int64_t r = 0; r < rows; r++) finish(1, 1, p, panel, row + r, sums + r);
+  }
+}
+
+typedef void Tiled(const Product *p, int64_t first, int64_t end, int64_t row, int64_t rows);
+#define TILED_OF(coding, offsets)                                                                                      \
+  static __attribute__((noinline)) void tiled_##coding##_##offsets(const Product *p, int64_t first, int64_t end,       \
+                                                                   int64_t row, int64_t rows) {                        \
+    tiled(coding, offsets, p, first, end, row, rows);                                                                  \
+  }
+TILED_OF(EIGHT, 2) TILED_OF(EIGHT, 1) TILED_OF(EIGHT, 0) TILED_OF(FOUR, 2) TILED_OF(FOUR, 1) TILED_OF(FOUR, 0)
+TILED_OF(SIX, 1) TILED_OF(SIX, 0) TILED_OF(TABLED, 0)
+static Tiled *const in_tiles[EIGHT + 1][3] = {
+    [EIGHT] = {tiled_EIGHT_0, tiled_EIGHT_1, tiled_EIGHT_2}, [FOUR] = {tiled_FOUR_0, tiled_FOUR_1, tiled_FOUR_2},
+    [SIX] = {tiled_SIX_0, tiled_SIX_1}, [TABLED] = {tiled_TABLED_0},
+};
+
+int takes_tiles(const Matrix *m, int64_t rows) {
+  static int may; /* 1: yes, −1: no */
+  if (rows < TILE_ROWS || m->group < TILE_DEPTH / 2 || m->group > MOST_TILED_GROUP) return 0;
+  if (m->group > TILE_DEPTH ? m->group % TILE_DEPTH : m->group % 4) return 0;
+  if (!may) may = may_tile() ? 1 : -1;
+  return may > 0;
+}
+
+static void multiply_tiles(const Product *p, int64_t first, int64_t end, int64_t row, int64_t last) {
+  Tiled *const of = in_tiles[coding_of(p->matrix)][p->matrix->offsets];
+  begin_tiles(p->matrix->group < TILE_DEPTH ? p->matrix->group : TILE_DEPTH);
+  for (; row < last; row += TILED_ROWS) of(p, first, end, row, last - row < TILED_ROWS ? last - row : TILED_ROWS);
+  end_tiles();
+}
+#else
+int takes_tiles(const Matrix *m, int64_t rows) { return (void)m, (void)rows, 0; }
+static void multiply_tiles(const Product *p, int64_t first, int64_t end, int64_t row, int64_t last) {
+  (void)p, (void)first, (void)end, (void)row, (void)last;
+}
+#endif
+
 void multiply(const Product *p, int64_t first, int64_t end, int64_t row, int64_t last) {
+  if (p->activations.tiled) {
+    multiply_tiles(p, first, end, row, last);
+    return;
+  }
   const Matrix *m = p->matrix;
   const int64_t rows = last - row, blocks = (rows * groups_of(m) * m->group + BLOCK - 1) / BLOCK;
   const int64_t each = ((rows + blocks - 1) / blocks + TOGETHER - 1) / TOGETHER * TOGETHER;

@@ -19,6 +19,9 @@ typedef struct {
 of TOGETHER, and there is at least one. A row's results are the same whatever other rows there are. */
 void multiply(const Product *p, int64_t first, int64_t end, int64_t row, int64_t last);
 
+/* Whether activations of so many rows lie as tiles have them: where the CPU multiplies such. */
+int takes_tiles(const Matrix *m, int64_t rows);
+
 /* In how many pieces of `each` or fewer `count` is. */
 static inline int64_t pieces(int64_t count, int64_t each) { return (count + each - 1) / each; }
 

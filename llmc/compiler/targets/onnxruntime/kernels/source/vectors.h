@@ -80,6 +80,9 @@ INLINE Floats roots(Floats x) { return __builtin_elementwise_sqrt(x); }
 
 #if defined(__AVX512VNNI__)
 #include "isa/avx512.h"
+#if defined(__AMX_INT8__)
+#include "isa/amx.h"
+#endif
 #elif defined(__AVX2__)
 #include "isa/avx2.h"
 #elif defined(__ARM_FEATURE_DOTPROD)

@@ -1,4 +1,4 @@
-/* Those intrinsics of AVX-512 and AVX-VNNI that the kernels use, over AVX2, FMA and F16C: what sources find before the
+/* Those intrinsics of AVX-512, AVX-VNNI and AMX that the kernels use, over AVX2, FMA and F16C: what sources find before the
 compiler's own header where tests build a set of kernels that the CPU has no instructions for.
 
 Each gives what the instruction gives, to the bit: fused products round once, minima and maxima give their second operand
@@ -67,6 +67,7 @@ EMULATED __m512 _mm512_castpd_ps(__m512d a) { return (__m512)a; }
 /* Memory */
 EMULATED __m512 _mm512_loadu_ps(const void *from) { return ((const Anywhere *)from)->all; }
 EMULATED void _mm512_storeu_ps(void *to, __m512 a) { ((Anywhere *)to)->all = a; }
+EMULATED void _mm512_storeu_si512(void *to, __m512i a) { ((AnywhereInts *)to)->all = a; }
 EMULATED __m512i _mm512_loadu_si512(const void *from) { return ((const AnywhereInts *)from)->all; }
 EMULATED __m512 _mm512_maskz_loadu_ps(__mmask16 mask, const void *from) {
   if (mask == 0xFFFF) return _mm512_loadu_ps(from);
@@ -112,6 +113,9 @@ EMULATED __m512 _mm512_max_ps(__m512 a, __m512 b) {
 EMULATED __m512i _mm512_and_si512(__m512i a, __m512i b) { return a & b; }
 EMULATED __m512i _mm512_or_si512(__m512i a, __m512i b) { return a | b; }
 EMULATED __m512i _mm512_xor_si512(__m512i a, __m512i b) { return a ^ b; }
+EMULATED __m512i _mm512_sub_epi8(__m512i a, __m512i b) {
+  return both_ints(_mm256_sub_epi8(low_ints(a), low_ints(b)), _mm256_sub_epi8(high_ints(a), high_ints(b)));
+}
 EMULATED __m512i _mm512_slli_epi16(__m512i a, unsigned count) {
   return count > 15 ? _mm512_setzero_si512() : (__m512i)((Shorts)a << (unsigned short)count);
 }
@@ -206,6 +210,44 @@ EMULATED __m512d _mm512_unpackhi_pd(__m512d a, __m512d b) {
 #define _mm512_shuffle_f32x4(a, b, which)                                                                      \
   __builtin_shufflevector((a), (b), FOUR_LANES_(((which) & 3) * 4), FOUR_LANES_(((which) >> 2 & 3) * 4),       \
                           FOUR_LANES_(((which) >> 4 & 3) * 4 + 16), FOUR_LANES_(((which) >> 6 & 3) * 4 + 16))
+
+/* Tiles: each thread has eight, of 16 rows of 64 bytes, and their shapes. */
+static __thread struct {
+  struct {
+    unsigned char palette, start, none[14];
+    unsigned short bytes[16];
+    unsigned char rows[16];
+  } shapes;
+  unsigned char values[8][16][64];
+} tiles_ __attribute__((unused));
+
+EMULATED void _tile_loadconfig(const void *from) { __builtin_memcpy(&tiles_.shapes, from, 64); }
+EMULATED void _tile_release(void) { __builtin_memset(&tiles_, 0, sizeof tiles_); }
+EMULATED void _tile_zero(int tile) { __builtin_memset(tiles_.values[tile], 0, sizeof tiles_.values[tile]); }
+EMULATED void _tile_loadd(int tile, const void *from, long stride) {
+  _tile_zero(tile);
+  for (int row = 0; row < tiles_.shapes.rows[tile]; row++)
+    __builtin_memcpy(tiles_.values[tile][row], (const char *)from + row * stride, tiles_.shapes.bytes[tile]);
+}
+EMULATED void _tile_stored(int tile, void *to, long stride) {
+  for (int row = 0; row < tiles_.shapes.rows[tile]; row++)
+    __builtin_memcpy((char *)to + row * stride, tiles_.values[tile][row], tiles_.shapes.bytes[tile]);
+}
+/* sums[m][n] grow by Σ a[m][k] · b[k / 4][4 n + k mod 4], bytes of a with a sign, of b with one or without. */
+EMULATED void tile_dots_(int sums, int a, int b, int with_sign) {
+  for (int m = 0; m < tiles_.shapes.rows[sums]; m++)
+    for (int n = 0; n < tiles_.shapes.bytes[sums] / 4; n++) {
+      unsigned sum;
+      __builtin_memcpy(&sum, tiles_.values[sums][m] + 4 * n, 4);
+      for (int k = 0; k < tiles_.shapes.bytes[a]; k++) {
+        const unsigned char other = tiles_.values[b][k / 4][4 * n + k % 4];
+        sum += (unsigned)((signed char)tiles_.values[a][m][k] * (with_sign ? (signed char)other : other));
+      }
+      __builtin_memcpy(tiles_.values[sums][m] + 4 * n, &sum, 4);
+    }
+}
+EMULATED void _tile_dpbssd(int sums, int a, int b) { tile_dots_(sums, a, b, 1); }
+EMULATED void _tile_dpbsud(int sums, int a, int b) { tile_dots_(sums, a, b, 0); }
 
 /* Over all lanes: halves of halves. */
 EMULATED float _mm512_reduce_max_ps(__m512 a) {

@@ -25,6 +25,7 @@ OF_INTS(and_si512, _mm512_and_si512(INTS(a), INTS(b)))
 OF_INTS(setzero_si512, _mm512_setzero_si512())
 OF_INTS(or_si512, _mm512_or_si512(INTS(a), INTS(b)))
 OF_INTS(xor_si512, _mm512_xor_si512(INTS(a), INTS(b)))
+OF_INTS(sub_epi8, _mm512_sub_epi8(INTS(a), INTS(b)))
 OF_INTS(slli_epi16, _mm512_slli_epi16(INTS(a), 4))
 OF_INTS(shuffle_epi8, _mm512_shuffle_epi8(INTS(a), INTS(b)))
 OF_INTS(broadcast_i32x4, _mm512_broadcast_i32x4(_mm_loadu_si128(a)))
@@ -45,6 +46,19 @@ PROBE(dpbusd_avx_epi32) {
                         _mm256_dpbusd_avx_epi32(_mm256_loadu_si256((const __m256i *)((const char *)c + half)),
                                                 _mm256_loadu_si256((const __m256i *)((const char *)a + half)),
                                                 _mm256_loadu_si256((const __m256i *)((const char *)b + half))));
+}
+PROBE(storeu_si512) { UNUSED; _mm512_storeu_si512(to, INTS(a)); }
+/* `to` grows by the product of a, rows of 64 bytes, and b, whose bytes have a sign or (mask) none, in shapes c. */
+PROBE(tile_dots) {
+  _tile_loadconfig(c);
+  _tile_zero(0);
+  _tile_loadd(0, to, 64);
+  _tile_loadd(1, a, 64);
+  _tile_loadd(2, b, 64);
+  if (mask) _tile_dpbsud(0, 1, 2);
+  else _tile_dpbssd(0, 1, 2);
+  _tile_stored(0, to, 64);
+  _tile_release();
 }
 PROBE(mask_storeu_ps) { UNUSED; _mm512_mask_storeu_ps(to, (__mmask16)mask, FLOATS(a)); }
 PROBE(mask_storeu_epi16) { UNUSED; _mm256_mask_storeu_epi16(to, (__mmask16)mask, _mm256_loadu_si256(a)); }

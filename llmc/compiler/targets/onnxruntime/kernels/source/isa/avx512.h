@@ -57,12 +57,17 @@ INLINE void unpacked(const int coding, __m512i values, int64_t steps, const uint
 #undef BYTES
 }
 
+/* The values of a table of 4 bits as unsigned codes with the zero point 128; nothing for codings without one. */
+INLINE __m512i table_of(const int coding, const int8_t *values) {
+  if (coding != TABLED) return _mm512_setzero_si512();
+  const __m512i each = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)values));
+  return _mm512_xor_si512(each, _mm512_set1_epi8(-128));
+}
+
 INLINE void group_dots(const int rows, const int panels, const int coding, const int8_t *values, int64_t steps,
                        const uint8_t *const *from, const int32_t *codes, int64_t ahead, Ints *dots) {
   const int64_t apart = steps / sharing(coding);
-  __m512i table = _mm512_setzero_si512();
-  if (coding == TABLED) /* as unsigned codes with the zero point 128 */
-    table = _mm512_xor_si512(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)values)), _mm512_set1_epi8(-128));
+  const __m512i table = table_of(coding, values);
   for (int64_t k = 0; k < apart; k++)
     UNROLL
     for (int n = 0; n < panels; n++) {

@@ -1,0 +1,49 @@
+"""Tiles of an x86-64 CPU, which a process may use that Linux allows it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from llmc.compiler.targets.onnxruntime.kernels import build
+from tests.compiler.targets.onnxruntime.kernels.host import may_tile
+from tests.compiler.targets.onnxruntime.kernels.single import run
+from tests.compiler.targets.onnxruntime.kernels.test_linear import attributes, matrix
+
+SIZE, ROWS = (96, 576, 32), 150
+TOO_SMALL = """
+import ctypes, resource
+
+class Stack(ctypes.Structure):
+    _fields_ = [("at", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t)]
+
+libc = ctypes.CDLL(None, use_errno=True)
+stack = ctypes.create_string_buffer(6000)  # for signals, which save no tiles in so few bytes: Linux refuses them
+assert libc.sigaltstack(ctypes.byref(Stack(ctypes.addressof(stack), 0, 6000)), None) == 0
+assert libc.syscall(158, 0x1023, 18) == -1, "tiles are allowed"
+"""
+"""What a process does that Linux refuses tiles."""
+
+
+def product(library: Path) -> NDArray[np.float32]:
+    """Of more rows than one tile has."""
+    held, _ = matrix(*SIZE, 8, False)
+    x = np.random.default_rng(0).normal(0, 1, (ROWS, SIZE[1])).astype(np.float32)
+    given: list[tuple[str, NDArray[np.float32] | None]] = [("x", x), ("w", held["panels"])]
+    made: NDArray[np.float32] = run(library, "Linear", given, ["y", "-s"], **attributes(*SIZE, 8, 0), gated=0)["y"]
+    return made
+
+
+def test_where_tiles_are_refused_the_same_bits_are_made_without(tmp_path: Path) -> None:
+    if not may_tile():
+        pytest.skip("this CPU, or its system, has no tiles")
+    library = build.build(tmp_path, "amx-int8")
+    code = f"{TOO_SMALL}\nfrom {__name__} import *\nproduct(Path({str(library)!r})).tofile({str(tmp_path / 'y')!r})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert (tmp_path / "y").read_bytes() == product(library).tobytes()
