@@ -110,7 +110,10 @@ class OnnxRuntimeTarget(Target):
     quantisations: ClassVar[tuple[str, ...]] = ("none", "int8", "int4", "keep")
     default_quantize: ClassVar[str] = "int8"
     hardware: ClassVar[Hardware] = Hardware(
-        "x86-64 with AVX-512 and with AVX2 (AMD EPYC)", "ONNX Runtime 1.31.1", "2026-11", "benchmarks/RESULTS.md"
+        "x86-64 with AMX (Intel Xeon), with AVX-512 and with AVX2 (AMD EPYC)",
+        "ONNX Runtime 1.31.1",
+        "2026-11",
+        "benchmarks/RESULTS.md",
     )
     guide: ClassVar[str] = "docs/kernels.md"
     selects_adapters: ClassVar[bool] = True

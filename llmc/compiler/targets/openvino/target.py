@@ -94,7 +94,10 @@ class OpenVinoTarget(OpenVinoBase):
     listed: ClassVar[tuple[str, ...]] = ("", "GPU", "NPU")
     selects_adapters: ClassVar[bool] = True
     hardware: ClassVar[Hardware] = Hardware(
-        "x86-64 with AVX-512 and with AVX2 (AMD EPYC)", "OpenVINO 2026.4.1", "2026-11", "benchmarks/RESULTS.md"
+        "x86-64 with AMX (Intel Xeon), with AVX-512 and with AVX2 (AMD EPYC)",
+        "OpenVINO 2026.4.1",
+        "2026-11",
+        "benchmarks/RESULTS.md",
     )
     graph_bytes_source: ClassVar[str] = "the packed copy of the weights, and the largest layer's activations of a step"
 
