@@ -28,6 +28,11 @@ COMP_WORDS=("$@") COMP_CWORD=$(($# - 1))
 _llmc_completion llmc
 printf '%s\\n' "${{COMPREPLY[@]}}"
 """
+MISSING = {
+    "bash": "no bash here",
+    "fish": "no shell to complete for: apt-get install fish",  # skipped
+    "zsh": "no shell to complete for: apt-get install zsh",  # skipped
+}
 BEGIN = {"bash": ["bash", "--norc", "--noprofile", "-i"], "zsh": ["zsh", "-f", "-i"]}
 SET_UP = {"bash": "", "zsh": "autoload -Uz compinit; compinit -u -D; "}
 
@@ -47,7 +52,7 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def needs(shell: str) -> None:
     if shutil.which(shell) is None:
-        pytest.skip(f"no {shell} here")
+        pytest.skip(MISSING[shell])
 
 
 def run(*command: str) -> str:

@@ -12,8 +12,6 @@ from nbclient import NotebookClient
 
 from tests.docs.commands import ROOT
 
-pytestmark = pytest.mark.real_weights
-
 TITLE = re.compile("<strong>(.*?)</strong>")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -16,7 +15,7 @@ import pytest
 from llmc.cpus import usable_cpus
 from tests.farm import Farm, install
 from tests.server.live import completion
-from tests.server.over_ray import OverRay
+from tests.server.over_ray import OverRay, own_ports
 from tests.server.process import Process
 from tests.server.stub_engine import Asks
 from tests.toy import Toy
@@ -81,19 +80,6 @@ class Served(Asks):
         self._client.close()
 
 
-def _own_ports() -> dict[str, str]:
-    """Of Ray's HAProxy and its replica: neither the usual ones, which test_ray_serve.py has, nor those of another
-    worker's servers, nor any that a system gives out by itself."""
-    first = 27000 + 300 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    haproxy = {f"HAPROXY_{what}_PORT": first + place for place, what in enumerate(("METRICS", "STATS"))}
-    replica = {
-        f"DIRECT_INGRESS_{end}_{what}_PORT": first + after + (end == "MAX") * 99
-        for after, what in ((100, "HTTP"), (200, "GRPC"))
-        for end in ("MIN", "MAX")
-    }
-    return {f"RAY_SERVE_{name}": str(port) for name, port in {**haproxy, **replica}.items()}
-
-
 class Ways:
     """Servers of `toy`'s bundle, each started when it is first asked for and kept until all are closed."""
 
@@ -119,7 +105,7 @@ class Ways:
         keys = [word for key in KEYS for word in ("--api-key", key)]
         given = (self._folder / way, self.toy.bundle, *keys, "--served-model-name", MODEL)
         if way == "ray":
-            farm = self._closing.enter_context(Farm.running(install(self._folder), nodes=1, **_own_ports()))
+            farm = self._closing.enter_context(Farm.running(install(self._folder), nodes=1, **own_ports(1)))
             return self._closing.enter_context(OverRay(farm.address, *given))
         replicas = ("--replicas", 2) if way == "replicas" else ()
         return self._closing.enter_context(Process(*given, "--port", 0, *replicas))

@@ -27,15 +27,17 @@ from llmc.server.ray_serve import Fleet, serve
 from llmc.server.state import ServerConfig
 from tests.farm import Farm, install
 from tests.server.live import completion, until
-from tests.server.over_ray import OverRay
+from tests.server.over_ray import OverRay, own_ports
 from tests.toy import Toy
 
 PATIENCE_S = 240.0
+PORTS = own_ports(0)
+METRICS, STATISTICS = (int(PORTS[f"RAY_SERVE_HAPROXY_{what}_PORT"]) for what in ("METRICS", "STATS"))
 
 
 @pytest.fixture(scope="module")
 def farm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Farm]:
-    with Farm.running(install(tmp_path_factory.mktemp("farmed"))) as made:
+    with Farm.running(install(tmp_path_factory.mktemp("farmed")), **PORTS) as made:
         yield made
 
 
@@ -187,7 +189,7 @@ class TestTwoReplicas:
         until(lambda: answers(two), PATIENCE_S)
 
     def test_haproxys_metrics_and_statistics_listen_at_loopback_alone(self, two: OverRay) -> None:
-        assert {port: listening(port) for port in (9101, 8404)} == {9101: {"127.0.0.1"}, 8404: {"127.0.0.1"}}
+        assert [listening(port) for port in (METRICS, STATISTICS)] == [{"127.0.0.1"}] * 2
 
     def test_another_place_in_the_same_cluster_is_refused(
         self, farm: Farm, two: OverRay, toy: Bundle, tmp_path: Path
@@ -203,7 +205,7 @@ def test_behind_rays_own_proxy_such_a_stream_ends_with_the_event_too(farm: Farm,
     with OverRay(farm.address, tmp_path, toy.path, before=without) as server:
         server.ready()
         (replica,) = answered(server)
-        assert not listening(9101)
+        assert not listening(METRICS)
         told = killed_in_mid_stream(server, process_of(replica), {})
         assert told.count('"engine_dead"') == 1 and told.rindex("error") > told.rfind("choices")
         stopped(server)
@@ -332,11 +334,11 @@ def test_an_admin_token_is_refused_where_a_request_reaches_one_of_several() -> N
 def test_a_port_that_is_taken_is_named_and_the_cluster_serves_again(farm: Farm, toy: Bundle, tmp_path: Path) -> None:
     """HAProxy's metrics, whose port the command line does not name."""
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 9101))
+        taken.bind(("127.0.0.1", METRICS))
         taken.listen()
         with OverRay(farm.address, tmp_path / "refused", toy.path) as server:
             with pytest.raises(
-                AssertionError, match=r"another process has 127\.0\.0\.1:9101 already; end it, or"
+                AssertionError, match=rf"another process has \S+:{METRICS} already; end it, or"
             ) as ended:
                 server.ready()
             assert "unexpected" not in str(ended.value) and server.child.wait(60) == 3
