@@ -56,16 +56,17 @@ typedef struct {
   int tiled;       /* whether codes lie in the second way */
 } Activations;
 
-enum { EVEN_ROWS = 16, MOST_TILED_GROUP = 256 };
+/* Rows that there is room for: whole tiles. */
+static inline int64_t whole_tiles(int64_t rows) { return (rows + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS; }
 
 /* Bytes that `place` lays activations of so many rows out in. */
 static inline int64_t activation_bytes(const Matrix *m, int64_t rows) {
-  int64_t groups = groups_of(m), all = (rows + EVEN_ROWS - 1) / EVEN_ROWS * EVEN_ROWS;
+  int64_t groups = groups_of(m), all = whole_tiles(rows);
   return padded(all * groups * m->group) + (1 + head_lines(m)) * padded(4 * all * groups) + 64;
 }
 
 static inline Activations place(const Matrix *m, int64_t rows, uint8_t *at) {
-  int64_t groups = groups_of(m), all = (rows + EVEN_ROWS - 1) / EVEN_ROWS * EVEN_ROWS, each = padded(4 * all * groups);
+  int64_t groups = groups_of(m), all = whole_tiles(rows), each = padded(4 * all * groups);
   at = (uint8_t *)padded((int64_t)at);
   Activations a = {.codes = (int8_t *)at};
   at += padded(all * groups * m->group);
@@ -79,9 +80,9 @@ static inline Activations place(const Matrix *m, int64_t rows, uint8_t *at) {
 static inline void quantise_row(const Matrix *m, const float *x, const Activations *a, int64_t row) {
   const int64_t groups = groups_of(m), block = row / TOGETHER, beside = row % TOGETHER;
   const int coding = coding_of(m);
-  const int64_t apart = a->tiled ? 1 : TOGETHER, of_group = (a->tiled ? EVEN_ROWS : TOGETHER) * m->group / 4;
+  const int64_t apart = a->tiled ? 1 : TOGETHER, of_group = (a->tiled ? TILE_ROWS : TOGETHER) * m->group / 4;
   int32_t *codes = (int32_t *)a->codes;
-  codes += a->tiled ? row / EVEN_ROWS * groups * of_group + row % EVEN_ROWS * m->group / 4 : block * groups * of_group + beside;
+  codes += a->tiled ? row / TILE_ROWS * groups * of_group + row % TILE_ROWS * m->group / 4 : block * groups * of_group + beside;
   for (int64_t g = 0; g < groups; g++, codes += of_group) {
     int64_t first = g * m->group, left = m->width - first < m->group ? m->width - first : m->group;
     Ints most = filled_ints(0); /* as integers, numbers of one sign have their order, and NaN is the most */

@@ -4,7 +4,7 @@
 
 #include "panels.h"
 
-enum { TILED_ROWS = 128 /* activations whose sums with two panels stay in the first-level cache */ };
+enum { MOST_TILED_GROUP = 256, TILED_ROWS = 128 /* activations whose sums with two panels stay in the first-level cache */ };
 
 /* Products of activations row … row + rows − 1, at most TILED_ROWS, `row` a multiple of TILE_ROWS, with `panels` panels
 from `at` on: sums[rows · panels]. */

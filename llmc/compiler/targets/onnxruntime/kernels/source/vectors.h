@@ -35,7 +35,7 @@ All give the same bits: products that are added are fused, sums have one order. 
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("clang loop unroll(full)") /* arrays indexed in the loop are to be registers */
 
-enum { LANES = 16, TOGETHER = 8 /* activations that lie together (panels.h) */ };
+enum { LANES = 16, TOGETHER = 8 /* activations that lie together (panels.h) */, TILE_ROWS = 16 /* and in tiles */ };
 enum { TABLED = 1, FOUR = 4, SIX = 6, EIGHT = 8 /* how codes lie (panels.h): 4 bits for values of a table, or bits */ };
 
 typedef float Floats __attribute__((vector_size(64)));

@@ -1,6 +1,6 @@
 /* Tiles of 16 rows over avx512.h, for CPUs that multiply tiles of bytes (Intel Sapphire Rapids and later). */
 
-enum { TILE_ROWS = 16, TILE_DEPTH = 64 /* bytes of a tile's row */ };
+enum { TILE_DEPTH = 64 /* bytes of a tile's row */ };
 
 /* Tiles: sums of two panels, 4 · 16 inputs of each, and activations. */
 enum { SUMS = 0, OTHERS = 1, PANEL = 2, OTHER_PANEL = 3, GIVEN = 4 };
