@@ -19,6 +19,11 @@ class KernelSet(NamedTuple):
         return {self.machine, *self.features} <= set(features)
 
     @property
+    def multiplies_bf16(self) -> bool:
+        """Whether it has tiles for bfloat16; others compute the same in float32."""
+        return "amx_bf16" in self.features
+
+    @property
     def file(self) -> str:
         """A bundle's file of it."""
         return f"{KERNELS}-{self.name}"
@@ -35,7 +40,7 @@ KERNELS = "kernels"
 _V3 = ("avx2", "f16c", "fma")
 _AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", *_V3)
 KERNEL_SETS = (
-    KernelSet("amx-int8", "x86_64", ("amx_tile", "amx_int8", *_AVX512)),
+    KernelSet("amx-int8", "x86_64", ("amx_tile", "amx_int8", "amx_bf16", "avx512_bf16", *_AVX512)),
     KernelSet("avx512-vnni", "x86_64", _AVX512),
     KernelSet("avx-vnni", "x86_64", ("avx_vnni", *_V3)),
     KernelSet("avx2", "x86_64", _V3),

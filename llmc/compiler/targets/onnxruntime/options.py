@@ -7,7 +7,7 @@ from llmc.compiler.options import CompileOptions, Option
 from llmc.errors import InputError
 
 LLMC, OWN = "llmc", "onnxruntime"
-AUTO, F16, INT8 = "auto", "f16", "int8"
+AUTO, F16, BF16, INT8 = "auto", "f16", "bf16", "int8"
 NEEDED_CPUS = " or ".join(f"{s.name} ({' '.join(s.features)})" for s in KERNEL_SETS)
 
 KERNELS_OPTION: Option[str | None] = Option(
@@ -27,9 +27,9 @@ ACTIVATIONS: Option[int | None] = Option(
 )  # fmt: skip
 KV_CACHE_DTYPE: Option[str] = Option(
     "kv_cache_dtype", str, AUTO,
-    "Precision of the KV cache: f16 and int8, with a scale for each token and head, are for llmc's kernels. Default: "
-    "f16 with these, else f32.",
-    metavar=f"{AUTO}|{F16}|{INT8}", choices=(AUTO, F16, INT8), what="KV cache dtype",
+    "Precision of the KV cache, for llmc's kernels: f16; bf16, in which attention is computed then; int8, with a scale "
+    "for each token and head. Default: bf16 for CPUs with tiles of it (AMX), else f16; f32 for other kernels.",
+    metavar=f"{AUTO}|{F16}|{BF16}|{INT8}", choices=(AUTO, F16, BF16, INT8), what="KV cache dtype",
 )  # fmt: skip
 
 
@@ -38,9 +38,10 @@ def ours(options: CompileOptions) -> bool:
     return KERNELS_OPTION.of(options) == LLMC
 
 
-def coded(options: CompileOptions) -> bool:
-    """Whether keys and values are kept in 8 bits."""
-    return KV_CACHE_DTYPE.of(options) == INT8
+def kept_in(options: CompileOptions) -> str | None:
+    """What llmc's kernels keep keys and values in; None: these are not llmc's."""
+    cache = KV_CACHE_DTYPE.of(options)
+    return (F16 if cache == AUTO else cache) if ours(options) else None
 
 
 def check_activations(options: CompileOptions) -> None:

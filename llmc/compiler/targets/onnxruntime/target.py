@@ -49,6 +49,7 @@ from llmc.compiler.targets.onnxruntime.memory import arena_bytes, kernels_arena_
 from llmc.compiler.targets.onnxruntime.options import (
     ACTIVATIONS,
     AUTO,
+    BF16,
     CPU_OPTION,
     F16,
     INT8,
@@ -57,7 +58,7 @@ from llmc.compiler.targets.onnxruntime.options import (
     LLMC,
     NEEDED_CPUS,
     check_activations,
-    coded,
+    kept_in,
     ours,
 )
 from llmc.compiler.weights.stage import weights_stage
@@ -158,7 +159,9 @@ class OnnxRuntimeTarget(Target):
                 f"{KV_CACHE_DTYPE.flag} {cache} is for llmc's kernels: quantise, without --specialise and --kernels "
                 f"onnxruntime, on a CPU that they run on ({self.guide}), or leave it out"
             )
-        options = options.changed(kernels=kernels, kv_cache_dtype=INT8 if coded(options) else None)
+        if cache == AUTO and kernels == LLMC and all(s.multiplies_bf16 for s in self._sets(cpus)):
+            cache = BF16
+        options = options.changed(kernels=kernels, kv_cache_dtype=cache if cache in (BF16, INT8) else None)
         check_activations(options)
         return options
 
@@ -168,19 +171,20 @@ class OnnxRuntimeTarget(Target):
 
     def manifest_options(self, options: CompileOptions) -> dict[str, Any]:
         """What llmc's kernels keep keys and values in."""
-        return {KV_CACHE_DTYPE.name: F16} if ours(options) and not coded(options) else {}
+        return {KV_CACHE_DTYPE.name: F16} if kept_in(options) == F16 else {}
 
     def cache_dtype(self, options: CompileOptions) -> str:
-        """int8 where it was asked for."""
-        return INT8 if coded(options) else super().cache_dtype(options)
+        """bf16 and int8; float16 is held to what float32 is."""
+        kept = kept_in(options)
+        return super().cache_dtype(options) if kept in (None, F16) else str(kept)
 
     def cache_bytes(self, options: CompileOptions) -> int:
-        """llmc's kernels keep float16, or codes."""
-        return 1 if coded(options) else 2 if ours(options) else super().cache_bytes(options)
+        """llmc's kernels keep 16 bits, or codes."""
+        return {None: super().cache_bytes(options), INT8: 1}.get(kept_in(options), 2)
 
     def cache_scale_bytes(self, options: CompileOptions) -> int:
         """Those of codes."""
-        return SCALE_BYTES if coded(options) else 0
+        return SCALE_BYTES if kept_in(options) == INT8 else 0
 
     @property
     def specialises_by_default(self) -> bool:
@@ -210,7 +214,7 @@ class OnnxRuntimeTarget(Target):
     def held_cache(self, cache: CacheShape, limits: Limits, options: CompileOptions) -> CacheShape:
         """llmc's kernel reads rings of whole blocks of keys, which hold a window and what a step adds. ONNX Runtime's
         reads tokens end to end: its executor moves them down."""
-        if coded(options) and not cache.kv:
+        if kept_in(options) == INT8 and not cache.kv:
             raise InputError(
                 f"{KV_CACHE_DTYPE.flag} {INT8}: the model keeps states and no keys or values; leave it out"
             )
@@ -276,7 +280,7 @@ class OnnxRuntimeTarget(Target):
         own, (stages, mixed) = ours(options), calibrated(stages, options, ADDED_KL)
         formats = replace(
             self._onnx_options(stages, str(options.quantize), mixed.wide, panels=own),
-            head_bits=mixed.head_bits, activations=ACTIVATIONS.of(options) is None, coded=coded(options),
+            head_bits=mixed.head_bits, activations=ACTIVATIONS.of(options) is None, cache=kept_in(options) or "f32",
         )  # fmt: skip
         formats = replace(formats, fold=formats.fold and formats.activations)
         held = self.held(stages, options)
@@ -475,7 +479,9 @@ def _components(options: OnnxOptions) -> dict[str, Any]:
         found["wide"] = " ".join(sorted(options.wide))
     if not options.activations:
         found["activations"] = False
-    return found | {name: True for name in ("fold", "panels", "rolls", "coded") if getattr(options, name)}
+    if options.cache not in ("f32", F16):
+        found["cache"] = options.cache
+    return found | {name: True for name in ("fold", "panels", "rolls") if getattr(options, name)}
 
 
 def try_opening(data: bytes, folder: Path, what: str, library: str | None = None) -> None:

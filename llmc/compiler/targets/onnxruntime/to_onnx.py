@@ -8,7 +8,8 @@ layers have a state it takes new_lengths, too.
 
 With llmc's own operators (onnxruntime/kernels) a graph takes `rows` [N, 4] int64 instead of past_lengths: rows of any
 lengths lie end to end in token_ids, and each is (slot, tokens in the cache, first token, tokens). Caches of keys and
-values are float16, or codes with their scales (kernels/source/cache_lines.h), and states, replaced in place, float32.
+values are float16, the bits of bfloat16, or codes with their scales (kernels/source/cache_lines.h), and states,
+replaced in place, float32.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from llmc.compiler.targets.onnxruntime.formats import FOLDED_BLOCK, TABLES, Matr
 from llmc.compiler.targets.onnxruntime.kernels.limits import require_heads
 from llmc.compiler.targets.onnxruntime.kernels.panels import panel_bytes, part_of
 from llmc.compiler.targets.onnxruntime.onnx_model import shorten
+from llmc.compiler.targets.onnxruntime.options import BF16, F16, INT8
 from llmc.compiler.targets.onnxruntime.plain import PLAIN
 from llmc.compiler.targets.onnxruntime.recurrent import RECURRENT
 from llmc.compiler.targets.onnxruntime.recurrent_kernels import RECURRENT_KERNELS
@@ -38,6 +40,12 @@ from llmc.errors import CompileError
 from llmc.runtime.cache_shape import SCALE_BYTES
 
 OPSET, IR_VERSION = 21, 10
+_ATTENTION = {
+    F16: ("Attention", TensorProto.FLOAT16),
+    BF16: ("RoundedAttention", TensorProto.UINT16),
+    INT8: ("CodedAttention", TensorProto.UINT8),
+}
+"""llmc's operator for each precision of the cache, and the type that it has there."""
 
 
 @dataclass
@@ -101,9 +109,8 @@ class _Model(Emitter):
                     dims = info.type.tensor_type.shape.dim
                     dims[0].dim_param = "P"
                     if any(dim.dim_param for dim in dims[1:]):  # a state has no dimension of tokens
-                        coded = self.options.coded
-                        info.type.tensor_type.elem_type = TensorProto.UINT8 if coded else TensorProto.FLOAT16
-                        dims[3].dim_value += SCALE_BYTES if coded else 0
+                        info.type.tensor_type.elem_type = _ATTENTION[self.options.cache][1]
+                        dims[3].dim_value += SCALE_BYTES if self.options.cache == INT8 else 0
         if "last_rows" in self.shared:
             read = any("new_lengths" in node.input for node in self.nodes)
             at = next(i for i, info in enumerate(inputs) if info.name == "new_lengths")
@@ -327,7 +334,7 @@ class _Model(Emitter):
         while more and not more[-1]:
             more.pop()
         self.add(
-            "CodedAttention" if self.options.coded else "Attention", [q, k, v, past_k, past_v, ROWS, *more],
+            _ATTENTION[self.options.cache][0], [q, k, v, past_k, past_v, ROWS, *more],
             [*(o.name for o in node.outputs), f"{node.out.name}_scratch"], OWN,
             heads=attrs["heads"], kv_heads=attrs["kv_heads"], head_dim=attrs["head_dim"],
             value_dim=attrs.get("value_dim", attrs["head_dim"]), window=max(0, attrs["window"]), scale=attrs["scale"],

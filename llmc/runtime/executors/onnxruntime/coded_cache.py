@@ -6,36 +6,19 @@ A line holds a head's key or value of one token: its codes, int8 [width], and th
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llmc.runtime.cache_shape import SCALE_BYTES, CacheShape
+from llmc.runtime.cache_shape import SCALE_BYTES
 from llmc.runtime.executors.slot_tensors import Tensors
 
 if TYPE_CHECKING:
-    from llmc.runtime.bundle import Bundle
     from llmc.runtime.executors.slot_tensors import TensorPart
 
-INT8 = "int8"
 _LARGEST, _LEAST = np.float32(127), np.float32(1e-30)
 _NO_NUMBER = 0x7FC00000
-
-
-def is_coded(bundle: Bundle) -> bool:
-    """Whether a bundle's graphs keep keys and values so."""
-    return bundle.manifest.options.get("kv_cache_dtype") == INT8
-
-
-def lines_of(bundle: Bundle) -> CacheShape:
-    """A bundle's cache as its graphs hold it: with keys and values as wide as lines, in bytes, where they are coded."""
-    shape = bundle.cache_shape
-    if not is_coded(bundle):
-        return shape
-    wide = (replace(t, shape=(t.shape[0], t.shape[1] + SCALE_BYTES)) if t.kind == "kv" else t for t in shape)
-    return CacheShape(shape.layers, tuple(wide))
 
 
 def encoded(numbers: NDArray[np.float32]) -> NDArray[np.uint8]:

@@ -17,7 +17,7 @@ from llmc.artifacts.bundle.kernel_sets import KERNEL_SETS, sets_in
 from llmc.errors import ArtifactError
 from llmc.runtime.executors.base import EXECUTABLES, Content
 from llmc.runtime.executors.compatibility import kernels_here, require_mappable
-from llmc.runtime.executors.onnxruntime.coded_cache import lines_of
+from llmc.runtime.executors.onnxruntime.cache_formats import FLOATS, format_of, lines_of
 from llmc.runtime.executors.onnxruntime.session import open_session, session_witness
 from llmc.runtime.executors.slot_cache import SlotCacheExecutor
 from llmc.runtime.heap import trim
@@ -136,15 +136,16 @@ class Executables:
         return session
 
     def _require_agreement(self, session: Any, name: str) -> None:
-        """Raise ArtifactError for a graph whose caches or logits are not of the manifest's sizes."""
-        bundle = self._bundle
-        given = {i.name.removeprefix("past_"): i.shape for i in session.get_inputs() if i.name.startswith("past_")}
+        """Raise ArtifactError for a graph whose caches or logits are not of the manifest's sizes and types."""
+        bundle, wanted = self._bundle, format_of(self._bundle).onnx_type
+        given = {i.name.removeprefix("past_"): i for i in session.get_inputs() if i.name.startswith("past_")}
         given.pop("lengths", None)
         logits = [made.shape[-1] for made in session.get_outputs() if made.name == "logits"]
         tensors = {t.entry: t for t in lines_of(bundle)}
         agrees = given.keys() == tensors.keys() and all(
-            (_heads_and_width if tensors[entry].kind == "kv" else _of_a_row)(shape) == tensors[entry].shape
-            for entry, shape in given.items()
+            (_heads_and_width if tensors[entry].kind == "kv" else _of_a_row)(i.shape) == tensors[entry].shape
+            and i.type == (wanted if tensors[entry].kind == "kv" else FLOATS.onnx_type)
+            for entry, i in given.items()
         )
         agrees &= (ADAPTERS in {i.name for i in session.get_inputs()}) == bool(bundle.adapters)
         if not agrees or logits != [bundle.size("vocab_size")]:

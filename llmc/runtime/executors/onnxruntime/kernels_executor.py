@@ -2,9 +2,9 @@
 
 A step's rows are laid end to end, so that nothing is padded and prompts and decode share steps (`ragged`). Attention is
 told of each row's slot, past and tokens, and appends in place to the cache, [slots, kv_heads, capacity, head_dim] for
-each layer's keys and values, in float16 or in 8 bits (coded_cache.py), of layers with a window in rings. A row of more
-new tokens than rings have room for beside a window takes several steps. States are replaced in place, [slots, *shape]
-in float32.
+each layer's keys and values: in float16, bfloat16 (rounded_cache.py) or 8 bits (coded_cache.py), of layers with a
+window in rings. A row of more new tokens than rings have room for beside a window takes several steps. States are
+replaced in place, [slots, *shape] in float32.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from numpy.typing import NDArray
 
 from llmc.runtime.executors.base import RaggedExecutor
 from llmc.runtime.executors.compatibility import kernels_here, require_version
-from llmc.runtime.executors.onnxruntime.coded_cache import CodedTensors, is_coded, lines_of
+from llmc.runtime.executors.onnxruntime.cache_formats import format_of, lines_of
 from llmc.runtime.executors.onnxruntime.executables import LOGIT_ROWS, OnnxExecutor, bind_array, bind_cache
 from llmc.runtime.executors.slot_cache import SlotCache
-from llmc.runtime.executors.slot_tensors import Tensors
 from llmc.runtime.host import KERNELS_PROMPT_CHUNK
 from llmc.runtime.step import ADAPTERS, in_pieces
 
@@ -48,8 +47,8 @@ class KernelExecutor(RaggedExecutor, OnnxExecutor):
 
     def __init__(self, bundle: Bundle, slots: int, capacity: int, threads: int) -> None:
         super().__init__(bundle, slots, capacity, threads)
-        dtype, kind = (np.uint8, CodedTensors) if is_coded(bundle) else (np.float16, Tensors)
-        self._cache = SlotCache(lines_of(bundle), slots, capacity, dtype=dtype, home_kind=kind)
+        held = format_of(bundle)
+        self._cache = SlotCache(lines_of(bundle), slots, capacity, dtype=held.dtype, home_kind=held.tensors)
         self._request: _Request | None = None
         spare = bundle.cache_shape.rewind.spare
         self._most_new = None if spare is None else spare + 1
@@ -58,7 +57,7 @@ class KernelExecutor(RaggedExecutor, OnnxExecutor):
     @property
     def cache_dtype(self) -> str:
         """As the kernels keep it; a code times its scale takes float32."""
-        return "f32" if is_coded(self.bundle) else "f16"
+        return format_of(self.bundle).exact
 
     def _require(self, step: Step) -> None:
         self._check_step(step, self._cache.held)

@@ -31,7 +31,7 @@ def configured(device: str = "onnxruntime", **options: Any) -> CompileOptions:
     return open_target(device).configure(CompileOptions.of(device, **options))
 
 
-def test_int8_is_kept_and_auto_is_as_if_it_were_not_given() -> None:
+def test_int8_is_kept_and_auto_is_as_if_it_were_not_given_without_tiles() -> None:
     target = open_target("onnxruntime")
     coded, plain = configured(kv_cache_dtype="int8"), configured()
     assert configured(kv_cache_dtype="auto") == configured(kv_cache_dtype="f16") == plain
@@ -41,17 +41,31 @@ def test_int8_is_kept_and_auto_is_as_if_it_were_not_given() -> None:
     assert target.limits(plain).quality == "int8"  # type: ignore[union-attr]
 
 
+def test_bf16_is_kept_and_is_the_default_where_every_set_of_kernels_has_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = open_target("onnxruntime")
+    asked = configured(kv_cache_dtype="bf16")
+    assert target.limits(asked).quality == "int8 + bf16 KV cache"  # type: ignore[union-attr]
+    assert (target.cache_bytes(asked), target.cache_dtype(asked)) == (2, "bf16")
+    tiled = {"quantize": "int8", "cpu": "sapphirerapids", "verify": "none"}
+    assert configured(**tiled) == configured(**tiled, kv_cache_dtype="bf16")
+    assert "kv_cache_dtype" not in configured(**tiled, kv_cache_dtype="f16").extensions
+    assert "kv_cache_dtype" not in configured(**tiled | {"cpu": "sapphirerapids,zen4"}).extensions
+    monkeypatch.setattr(OnnxRuntimeTarget, "isa", lambda self: KERNEL_SETS[0].isa)
+    assert configured().get("kv_cache_dtype") == "bf16"
+    assert configured(kernels="onnxruntime").get("kv_cache_dtype") is None
+
+
 @pytest.mark.parametrize(
     ("device", "options", "why"),
     [
         ("onnxruntime", {"kernels": "onnxruntime"}, "--kv-cache-dtype int8 is for llmc's kernels: quantise"),
         ("onnxruntime", {"quantize": "none"}, "--kv-cache-dtype int8 is for llmc's kernels: quantise"),
         ("onnxruntime", {"specialise": True}, "--kv-cache-dtype int8 is for llmc's kernels: quantise"),
-        ("onnxruntime", {"kv_cache_dtype": "int9"}, "unknown KV cache dtype 'int9'; known: auto, f16, int8"),
+        ("onnxruntime", {"kv_cache_dtype": "int9"}, "unknown KV cache dtype 'int9'; known: auto, bf16, f16, int8"),
         (
             "onnxruntime",
             {"kv_cache_dtype": "u8"},
-            "--kv-cache-dtype u8 is for openvino; onnxruntime takes auto, f16, int8",
+            "--kv-cache-dtype u8 is for openvino; onnxruntime takes auto, f16, bf16, int8",
         ),
         ("openvino", {}, "--kv-cache-dtype int8 is for cpu, onnxruntime; openvino takes u8, f32, bf16"),
         ("xla", {}, "--kv-cache-dtype int8 is for cpu, onnxruntime; xla takes f32, bf16, fp8"),

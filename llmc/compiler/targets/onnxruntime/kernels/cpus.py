@@ -17,7 +17,9 @@ NATIVE, ALL = "native", "all"
 _NAMED = {ALL: KERNEL_SETS, **{s.name: (s,) for s in KERNEL_SETS}}
 _CPU, _FEATURE = re.compile(r"^ (\w+)$", re.MULTILINE), re.compile(r"^\s+\.(\w+),$", re.MULTILINE)
 
-_COMPILER_S = {"asimddp": "dotprod", "asimdhp": "fullfp16", "amx_tile": "amx_tile", "amx_int8": "amx_int8"}
+_COMPILER_S = {
+    "asimddp": "dotprod", "asimdhp": "fullfp16", "amx_tile": "amx_tile", "amx_int8": "amx_int8", "amx_bf16": "amx_bf16",
+}  # fmt: skip
 """What the compiler calls features whose names are not those of /proc/cpuinfo without underscores."""
 
 

@@ -93,6 +93,19 @@ def looked_up(a: Array, b: Array) -> Array:
     return np.where(asked < 128, found, 0).astype(np.uint8).reshape(-1).view(np.int32)
 
 
+def shorts_unpacked(a: Array, b: Array, first: int) -> Array:
+    """Of each eight shorts of two registers the four from `first` on in turn."""
+    parts = [x.view(np.uint16).reshape(4, 8)[:, first : first + 4] for x in (a, b)]
+    return np.ascontiguousarray(np.stack(parts, -1)).reshape(-1).view(np.int32)
+
+
+def to_bf16(x: Array) -> Array:
+    """As instructions do: to the nearest, ties to even, zero below 2⁻¹²⁶, and numbers that are none as they are."""
+    bits = np.ascontiguousarray(x).view(np.uint32)
+    near = np.where(np.isnan(x), bits >> 16 | 0x40, bits.astype(np.uint64) + 0x7FFF + (bits >> 16 & 1) >> 16)
+    return np.where(bits & 0x7F800000 == 0, bits >> 16 & 0x8000, near).astype(np.uint16)
+
+
 def lower(a: Array, b: Array) -> Array:
     return np.where(a < b, a, b)
 
@@ -138,6 +151,7 @@ FLOATS: dict[str, Callable[..., Array]] = {
     "unpacklo_ps": unpacked(0, 1), "unpackhi_ps": unpacked(2, 1), "unpacklo_pd": unpacked(0, 2),
     "unpackhi_pd": unpacked(2, 2), "shuffle_88": shuffled(0), "shuffle_dd": shuffled(1),
     "reduce_max_ps": lambda a, b, c: np.array([summed(a, higher)]),
+    "cvtne2ps_pbh": lambda a, b, c: to_bf16(np.concatenate([a, b])).view(np.int32),
 }  # fmt: skip
 INTS: dict[str, Callable[..., Array]] = {
     "set1_epi32": lambda a, b, c: np.full(LANES, a[0]),
@@ -149,6 +163,9 @@ INTS: dict[str, Callable[..., Array]] = {
     "slli_epi16": lambda a, b, c: (a.view(np.uint16) << 4).astype(np.uint16).view(np.int32),
     "shuffle_epi8": lambda a, b, c: looked_up(a, b), "broadcast_i32x4": lambda a, b, c: np.tile(a[:4], 4),
     "dpbusd_epi32": of_bytes,
+    "unpacklo_epi16": lambda a, b, c: shorts_unpacked(a, b, 0),
+    "unpackhi_epi16": lambda a, b, c: shorts_unpacked(a, b, 4),
+    "permutexvar_epi16": lambda a, b, c: b.view(np.uint16)[a.view(np.uint16) & 31].view(np.int32),
     "srli_epi16": lambda a, b, c: (a.view(np.uint16) >> 4).view(np.int32),
     "dpbusd_avx_epi32": of_bytes,
 }  # fmt: skip
@@ -200,6 +217,42 @@ def test_tiles_multiply_bytes(
     wanted = before.copy()
     wanted[:rows, :columns] += (given @ (other.view(np.int8) if signed else other).astype(np.int64)).astype(np.int32)
     assert (found == wanted).all()
+
+
+@pytest.mark.parametrize(("rows", "depth"), [(16, 32), (3, 6)])
+def test_tiles_multiply_bfloat16(probe: ctypes.CDLL, request: pytest.FixtureRequest, rows: int, depth: int) -> None:
+    if "real" in request.node.name and not may_tile():
+        pytest.skip("this CPU, or its system, has no tiles")
+    random = np.random.default_rng(rows)
+    a, b = ((random.normal(0, 1, (16, 32)) * 2.0 ** random.integers(-8, 8, (16, 32))).astype(np.float32) for _ in "ab")
+    a[0, :4], b[:, 0] = [1e-30, np.inf, np.nan, 0], 1e-30  # products that are zero, infinite, or none
+    a[1], a[2] = 2.0**-100, -(2.0**-100)
+    shapes = np.zeros(64, np.uint8)
+    shapes[0] = 1
+    for tile, (many, wide) in enumerate([(rows, 64), (rows, 2 * depth), (depth // 2, 64)]):
+        shapes[48 + tile] = many
+        shapes[16 + 2 * tile] = wide
+    before = random.normal(0, 1, (16, 16)).astype(np.float32)
+    before[1:3] = 0
+    found = call(probe, "tile_bf16", to_bf16(a), to_bf16(b), shapes, out=before.copy())
+    given, other = ((to_bf16(x).astype(np.uint32) << 16).view(np.float32) for x in (a, b))
+    wanted = before.copy()
+    with np.errstate(all="ignore"):
+        for m in range(rows):
+            even, odd = np.zeros(16), np.zeros(16)
+            for k in range(depth // 2):  # float64 holds what is rounded once, but for ties that it makes: none here
+                even = np.float32(given[m, 2 * k] * other[k, ::2].astype(np.float64) + even).astype(np.float64)
+                odd = np.float32(given[m, 2 * k + 1] * other[k, 1::2].astype(np.float64) + odd).astype(np.float64)
+                even, odd = (np.where(np.abs(x) < 2.0**-126, 0, x) for x in (even, odd))
+            wanted[m] = wanted[m] + (even.astype(np.float32) + odd.astype(np.float32))
+    assert same(found, wanted)
+
+
+@pytest.mark.parametrize("count", [0, 1, 5, 17, 31])
+def test_shorts_that_are_not_loaded_are_zero(probe: ctypes.CDLL, count: int) -> None:
+    given = np.arange(1, 33, dtype=np.uint16)
+    found = call(probe, "maskz_loadu_epi16_32", given, mask=count, out=np.zeros(32, np.uint16))
+    assert (found == np.where(np.arange(32) < count, given, 0)).all()
 
 
 @pytest.mark.parametrize("mask", [0, 1, 0x00FF, 0x01FF, 0x7FFF, 0xFFFF], ids=hex)

@@ -38,7 +38,7 @@ BACK = SPARE + 1
 FAMILIES = {"mistral": 2, "gemma3_text": 1}
 """How many of their two layers have a window."""
 
-CACHES = {"mistral": "auto", "gemma3_text": "auto", "mistral in 8 bits": "int8"}
+CACHES = {"mistral": "f16", "gemma3_text": "f16", "gemma3_text in bfloat16": "bf16", "mistral in 8 bits": "int8"}
 """The precision of the cache."""
 
 Pair = tuple[Path, Path]
@@ -158,7 +158,7 @@ def test_the_largest_logits_of_a_row_in_parts_are_those_of_its_last_token(bundle
 def test_a_cache_that_the_graphs_do_not_hold_is_refused(bundles: Pair, tmp_path: Path) -> None:
     path = tmp_path / "other"
     shutil.copytree(bundles[0], path)
-    other = {"f16": "int8", "int8": "f16"}
+    other = {"f16": "bf16", "bf16": "int8", "int8": "f16"}
     edit_manifest(path, lambda m: m["options"].update(kv_cache_dtype=other[m["options"]["kv_cache_dtype"]]))
     executor = open_executor(Bundle.open(path), SLOTS, 1)
     with pytest.raises(ArtifactError, match="is not a graph of the sizes that the manifest states"):
@@ -173,7 +173,6 @@ def test_a_bundle_says_its_rings_and_memory_is_theirs(bundles: Pair, request: py
     held, all_tokens = (executor.memory()["cache"] for executor in (both.rings, both.whole))
     bundle, seqs = both.rings.bundle, PLAN.limits.max_num_seqs
     assert held * seqs == bundle.cache_bytes * SLOTS
-    wanted = {"auto": "f16", "int8": "int8"}[CACHES[request.node.callspec.params["bundles"]]]
-    assert bundle.manifest.options["kv_cache_dtype"] == wanted
+    assert bundle.manifest.options["kv_cache_dtype"] == CACHES[request.node.callspec.params["bundles"]]
     layers = FAMILIES[request.node.callspec.params["bundles"].partition(" ")[0]]
     assert held * 2 * LONGEST == all_tokens * (layers * RING + (2 - layers) * LONGEST)

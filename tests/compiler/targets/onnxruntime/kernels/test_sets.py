@@ -18,6 +18,7 @@ from tests.compiler.targets.onnxruntime.kernels.test_attention import CASES
 from tests.compiler.targets.onnxruntime.kernels.test_coded_cache import CACHES, CODED, UNLIKE, Coded, unlike
 from tests.compiler.targets.onnxruntime.kernels.test_experts import Layer, step
 from tests.compiler.targets.onnxruntime.kernels.test_linear import ONCE, attributes, formats, matrix, tabled
+from tests.compiler.targets.onnxruntime.kernels.test_rounded_cache import ROUNDED
 from tests.compiler.targets.onnxruntime.kernels.test_states import ALL, computed, ends_met, named
 
 Arrays = dict[str, NDArray[Any]]
@@ -83,6 +84,13 @@ def test_attention(library: Path, others: dict[str, Library], case: Any) -> None
 @pytest.mark.parametrize("name", UNLIKE)
 def test_attention_to_a_cache_in_8_bits(library: Path, others: dict[str, Library], name: str) -> None:
     case = CODED[name]
+    given = case.inputs()
+    same_everywhere(library, others, lambda built: case.run(built, given))
+
+
+@pytest.mark.parametrize("name", ROUNDED)
+def test_attention_to_a_cache_in_bfloat16(library: Path, others: dict[str, Library], name: str) -> None:
+    case = ROUNDED[name]
     given = case.inputs()
     same_everywhere(library, others, lambda built: case.run(built, given))
 

@@ -1,18 +1,19 @@
-/* Attention, CodedAttention(q, k?, v?, past k, past v, rows int64 [N, 4], cos?, sin?, sinks?, slopes?) → (y, present k,
+/* Attention, RoundedAttention, CodedAttention(q, k?, v?, past k, past v, rows int64 [N, 4], cos?, sin?, sinks?, slopes?) → (y, present k,
 present v, scratch).
 
 Rotary embedding, appending to the cache, and causal attention in groups of query heads, for rows of any lengths that
 lie end to end. q is [.., heads · D], T tokens in all, with k [.., kv_heads · D] and v [.., kv_heads · V], or all three
 in one, [.., heads · D + kv_heads · (D + V)], without k and v. The cache is float16, [slots, kv_heads, S, D] of keys
-and [slots, kv_heads, S, V] of values, and CodedAttention's uint8, of D + SCALE_BYTES and V + SCALE_BYTES
-(cache_lines.h); present is past where both are one buffer, and else becomes a copy first. With a
+and [slots, kv_heads, S, V] of values; RoundedAttention's is uint16, the bits of bfloat16, and CodedAttention's uint8, of
+D + SCALE_BYTES and V + SCALE_BYTES (cache_lines.h); present is past where both are one buffer, and else becomes a copy first. With a
 window it is a ring: token p lies at place p mod S, and what a row may see of its past and its new tokens have to fit
 together. A row is (slot, tokens in the cache, its first token of T, how many it has); y [.., heads · V] is zero for
 tokens of no row. cos and sin are [positions, D' / 2] for the first D' values of a head, which turn in halves. A score
 is q · k · scale, then softcap · tanh(score / softcap) unless that is 0, then more by slopes: [heads] for each place of
 its key (ALiBi), or [heads, P] for its place. sinks [heads] are scores of a key more, which has no value. A token sees
-the `window` keys that end with its own (0: all). Attributes: heads, kv_heads, head_dim D, value_dim V, window, scale,
-softcap. D and V are at most MOST_DIM.
+the `window` keys that end with its own (0: all). RoundedAttention rounds q · scale and
+weights to bfloat16, too (rounded.h). Attributes: heads, kv_heads, head_dim D, value_dim V, window, scale, softcap. D and
+V are at most MOST_DIM.
 
 Scores are taken for KEYS keys at a time, with a running maximum (Milakov and Gimelshein 2018, "Online normalizer
 calculation for softmax"; Dao et al. 2022, "FlashAttention"). Every PART keys begin anew, and results of parts are put
@@ -20,76 +21,21 @@ together in order; where few heads have many keys, threads share the parts (Dao 
 
 Blocks and parts begin at multiples of KEYS and PART, and all sums have one order: what a token gets does not depend on
 which tokens, and how many, it is computed with. */
-#include "cache_lines.h"
-#include "operators.h"
-#include "rows.h"
-#include "tiles.h"
+#include "attend_rows.h"
+#ifdef __AMX_BF16__
+#include "attend_lanes.h"
+#else
+enum { LANE_ROWS = ROWS };
+static int lanes_here(void) { return 0; }
+static void attend_lanes(const Run *run, int64_t job) { (void)run, (void)job; }
+#endif
 
 enum {
-  ROWS = 48,        /* query rows of a job: tokens times heads of a group */
-  MOST_DIM = 512,
   MOST_HEADS = 1 << 16,
   MOST_TOKENS = 1 << 30, /* of a sequence, where its keys are in a ring */
   FEW_TOKENS = 16,  /* that are appended faster than threads are told to */
-  PART = 512,       /* keys, a multiple of KEYS */
   WANTED_JOBS = 8,
 };
-
-typedef struct {
-  Api api;
-  int64_t heads, kv_heads, dim, value_dim, window;
-  int64_t key_bytes, value_bytes; /* of a line of the cache */
-  float scale, softcap;
-  int coded;
-} Attention;
-
-typedef struct {
-  int32_t row, block; /* a row's tokens are done block by block */
-} Unit;
-
-typedef struct {
-  const Attention *op;
-  const float *q, *k, *v, *cos, *sin, *sinks, *slopes;
-  int64_t q_stride, k_stride, v_stride, turned; /* floats from token to token; half of the values that turn */
-  int64_t places;                               /* that slopes have each a number for, or 0 */
-  uint8_t *keys, *values;
-  float *y, *partial;
-  const Row *rows;
-  const Unit *units;
-  int64_t count, capacity; /* rows, and places of the cache */
-  int64_t pieces, group;   /* of a kv head's query heads, and the most of them in a piece */
-  int64_t tokens, parts;   /* of a unit; of the keys if they are shared out, or 0 */
-} Run;
-
-static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-
-/* The first key that a token behind `past` others sees. */
-static int64_t oldest_key(const Attention *op, int64_t past) {
-  return op->window && past + 1 > op->window ? past + 1 - op->window : 0;
-}
-
-/* Query heads of one piece, from `first` on. */
-typedef struct {
-  int64_t kv_head, first, count;
-} Piece;
-
-static Piece piece_of(const Run *run, int64_t at) {
-  const int64_t heads = run->op->heads / run->op->kv_heads, skip = at % run->pieces * run->group;
-  return (Piece){at / run->pieces, at / run->pieces * heads + skip, least(run->group, heads - skip)};
-}
-
-/* A head with its first values turned, and zeros up to whole registers. */
-static void turn(const Run *run, const float *from, int64_t position, float *to) {
-  const int64_t half = run->turned, dim = run->op->dim;
-  const float *cos = run->cos + position * half, *sin = run->sin + position * half;
-  for (int64_t i = 0; i < half; i++) {
-    float a = from[i], b = from[i + half];
-    to[i] = a * cos[i] - b * sin[i];
-    to[i + half] = b * cos[i] + a * sin[i];
-  }
-  for (int64_t i = 2 * half; i < dim; i++) to[i] = from[i];
-  for (int64_t i = dim; i < whole(dim); i++) to[i] = 0.0f;
-}
 
 /* Append the new keys and values of one row and head. */
 static void append(void *data, size_t job) {
@@ -103,138 +49,14 @@ static void append(void *data, size_t job) {
     const int64_t place = (row->slot * op->kv_heads + h) * run->capacity + position % run->capacity;
     const float *value = run->v + token * run->v_stride + h * op->value_dim;
     turn(run, run->k + token * run->k_stride + h * op->dim, position, turned);
-    write_line(op->coded, turned, run->keys + place * op->key_bytes, op->dim);
-    write_line(op->coded, value, run->values + place * op->value_bytes, op->value_dim);
+    write_line(op->kind, turned, run->keys + place * op->key_bytes, op->dim);
+    write_line(op->kind, value, run->values + place * op->value_bytes, op->value_dim);
   }
 }
 
-/* Results over some of a row's keys: their maximum, the sum of weights, and [dim] the sum of weighted values. */
-typedef struct {
-  float *most, *total, *sums;
-} Result;
-
-/* Put the results over the keys that come next to those over the keys so far. */
-static void join(Result so_far, Result next, int64_t dim) {
-  const float higher = *so_far.most > *next.most ? *so_far.most : *next.most;
-  if (higher == -__builtin_inff()) { /* no key yet */
-    *so_far.total += *next.total;
-    return;
-  }
-  const Floats a = exp16(filled(*so_far.most - higher)), b = exp16(filled(*next.most - higher));
-  *so_far.most = higher;
-  *so_far.total = *so_far.total * a[0] + *next.total * b[0];
-  for (int64_t d = 0; d < dim; d += LANES) {
-    const Floats later = load(next.sums + d) * b;
-    store(so_far.sums + d, fused(load(so_far.sums + d), a, later));
-  }
-}
-
-static void begin(Result result, int64_t dim) {
-  *result.most = -__builtin_inff();
-  *result.total = 0.0f;
-  for (int64_t d = 0; d < dim; d += LANES) store(result.sums + d, filled(0.0f));
-}
-
-/* Begin with a head's sink, where there are sinks. */
-static void begin_head(const Run *run, Result result, int64_t head) {
-  begin(result, whole(run->op->value_dim));
-  if (run->sinks) *result.most = run->sinks[head], *result.total = 1.0f;
-}
-
-static void finish(const Run *run, Result result, int64_t token, int64_t head) {
-  const int64_t dim = run->op->value_dim;
-  const Floats over = filled(1.0f / *result.total);
-  float *y = run->y + (token * run->op->heads + head) * dim;
-  for (int64_t d = 0; d < dim; d += LANES)
-    store_lanes(y + d, first_lanes(dim - d), load(result.sums + d) * over);
-}
-
-/* Memory of one row's result over one part, where parts are shared out. */
-static Result shared(const Run *run, int64_t job, int64_t r) {
-  const int64_t size = whole(run->op->value_dim) + LANES;
-  float *at = run->partial + (job * run->group + r) * size;
-  return (Result){at, at + 1, at + LANES};
-}
-
-/* Let a head's scores of `count` keys from place `at` on grow as its slope, or its table, says. */
-static void lean(const Run *run, float *scores, int64_t head, int64_t at, int64_t count) {
-  if (run->places) raise_scores(scores, run->slopes + head * run->places + at, count);
-  else lean_scores(scores, run->slopes[head], at);
-}
-
-/* Attention of one unit and piece to its keys, or to one part of them. */
 static void attend(void *data, size_t job) {
   const Run *run = data;
-  const Attention *op = run->op;
-  const int64_t dim = op->dim, wide = whole(dim), value_dim = op->value_dim, value_wide = whole(value_dim);
-  const int64_t parts = run->parts ? run->parts : 1, part = (int64_t)job % parts;
-  const int64_t pieces = op->kv_heads * run->pieces;
-  const Piece piece = piece_of(run, (int64_t)job / parts % pieces);
-  const Unit unit = run->units[(int64_t)job / parts / pieces];
-  const Row row = run->rows[unit.row];
-  const int64_t skip = unit.block * run->tokens, tokens = least(run->tokens, row.count - skip);
-  const int64_t group = piece.count, rows = tokens * group;
-  const int64_t first = row.first + skip, past = row.past + skip; /* of the unit's first token: its place, its keys */
-  float q[ROWS * MOST_DIM] __attribute__((aligned(64))), sums[ROWS * MOST_DIM] __attribute__((aligned(64)));
-  float keys[KEYS * MOST_DIM] __attribute__((aligned(64))), turned[KEYS * MOST_DIM] __attribute__((aligned(64)));
-  float values[KEYS * MOST_DIM] __attribute__((aligned(64))), scores[ROWS * KEYS] __attribute__((aligned(64)));
-  float all[ROWS * MOST_DIM] __attribute__((aligned(64)));
-  float most[ROWS], total[ROWS], shrink[ROWS], all_most[ROWS], all_total[ROWS];
-  for (int64_t r = 0; r < rows; r++) {
-    const int64_t head = piece.first + r % group;
-    const Result so_far = {all_most + r, all_total + r, all + r * value_wide};
-    turn(run, run->q + (first + r / group) * run->q_stride + head * dim, past + r / group, q + r * wide);
-    begin((Result){most + r, total + r, sums + r * value_wide}, value_wide);
-    if (run->parts) begin(so_far, value_wide);
-    else begin_head(run, so_far, head);
-  }
-  const int64_t seen = oldest_key(op, past);
-  int64_t from = seen / KEYS * KEYS, end = past + tokens;
-  if (run->parts) {
-    const int64_t start = (seen / PART + part) * PART;
-    from = from > start ? from : start;
-    end = least(end, start + PART);
-  }
-  const int64_t base = (row.slot * op->kv_heads + piece.kv_head) * run->capacity;
-  for (int64_t at = from; at < end; at += KEYS) {
-    const int64_t count = least(end - at, KEYS), place = base + at % run->capacity;
-    fetch(run->values + place * op->value_bytes, count * op->value_bytes);
-    read_lines(op->coded, run->keys + place * op->key_bytes, keys, count, dim);
-    /* tokens before this block's first key see none of it */
-    const int64_t blind = at > past ? (at - past) * group : 0;
-    for (int64_t k = 0; k < KEYS; k += LANES)
-      for (int64_t d = 0; d < wide; d += LANES) transpose(keys + k * wide + d, wide, count - k, turned + d * KEYS + k, KEYS);
-    EACH_TILE(score, rows - blind, q + (blind + r) * wide, turned, wide, op->scale, scores + (blind + r) * KEYS)
-    if (at + KEYS < end)
-      fetch(run->keys + (base + (at + KEYS) % run->capacity) * op->key_bytes, least(end - at - KEYS, KEYS) * op->key_bytes);
-    for (int64_t r = blind; r < rows; r++) {
-      const int64_t last = past + r / group + 1, oldest = op->window ? last - op->window : 0;
-      if (op->softcap != 0.0f) cap_scores(scores + r * KEYS, op->softcap);
-      if (run->slopes) lean(run, scores + r * KEYS, piece.first + r % group, at, count);
-      shrink[r] = weigh(scores + r * KEYS, oldest - at, least(last - at, count), most + r, total + r);
-    }
-    read_lines(op->coded, run->values + place * op->value_bytes, values, count, value_dim);
-    /* a ring's place before the window may hold a later token, or nobody's: 0 times what is no number is none */
-    const int64_t gone = least(seen - at, count);
-    for (int64_t i = 0; i < gone * value_wide; i++) values[i] = 0.0f;
-    EACH_TILE(gather, rows - blind, scores + (blind + r) * KEYS, values, count, value_wide, shrink + blind + r,
-              sums + (blind + r) * value_wide)
-    if ((at + KEYS) % PART == 0 || at + KEYS >= end)
-      for (int64_t r = 0; r < rows; r++) {
-        const Result one = {most + r, total + r, sums + r * value_wide};
-        join((Result){all_most + r, all_total + r, all + r * value_wide}, one, value_wide);
-        begin(one, value_wide);
-      }
-  }
-  for (int64_t r = 0; r < rows; r++) {
-    const Result one = {all_most + r, all_total + r, all + r * value_wide};
-    if (!run->parts) {
-      finish(run, one, first + r / group, piece.first + r % group);
-    } else {
-      begin(shared(run, (int64_t)job, r), value_wide);
-      join(shared(run, (int64_t)job, r), one, value_wide);
-    }
-  }
+  (run->lanes ? attend_lanes : attend_rows)(run, (int64_t)job);
 }
 
 /* Put the parts of the keys of one piece and row, which has one token, together. */
@@ -290,7 +112,7 @@ static Status *compute(void *kernel, Context *context) {
     return fail(api, "llmc.Attention: q has not the width of its heads");
   if (!packed && (!is_beside(&k, &q, k_width) || !is_beside(&v, &q, v_width)))
     return fail(api, "llmc.Attention: k and v have not the tokens of q, or not the width of their heads");
-  const int64_t beside = op->coded ? SCALE_BYTES : 0;
+  const int64_t beside = op->kind == IN_CODES ? SCALE_BYTES : 0;
   if (past_k.dims[1] != op->kv_heads || past_k.dims[3] != dim + beside || !is_beside(&past_v, &past_k, value_dim + beside))
     return fail(api, "llmc.Attention: the caches have not the heads of k and v, or differ");
   if (turns && (cos.rank != 2 || 2 * cos.dims[1] > dim || !is_beside(&sin, &cos, cos.dims[1])))
@@ -299,7 +121,7 @@ static Status *compute(void *kernel, Context *context) {
       (slopes.there && (slopes.rank < 1 || slopes.rank > 2 || slopes.dims[0] != op->heads)))
     return fail(api, "llmc.Attention: sinks and slopes have not one number for each head");
   Run run = {
-      .op = op, .q = q.data, .k = k.data, .v = v.data, .cos = cos.data, .sin = sin.data,
+      .op = op, .lanes = is_rounded(op) && lanes_here(), .q = q.data, .k = k.data, .v = v.data, .cos = cos.data, .sin = sin.data,
       .sinks = sinks.there ? sinks.data : NULL, .slopes = slopes.there ? slopes.data : NULL,
       .q_stride = q.dims[q.rank - 1], .k_stride = k_width, .v_stride = v_width, .turned = turns ? cos.dims[1] : 0,
       .places = slopes.there && slopes.rank == 2 ? slopes.dims[1] : 0, .capacity = past_k.dims[2], .pieces = (heads + ROWS - 1) / ROWS,
@@ -322,7 +144,7 @@ static Status *compute(void *kernel, Context *context) {
   run.rows = rows.each, run.count = rows.count;
   run.group = (heads + run.pieces - 1) / run.pieces;
   run.pieces = (heads + run.group - 1) / run.group; /* none is empty */
-  run.tokens = ROWS / run.group;
+  run.tokens = (run.lanes ? LANE_ROWS : ROWS) / run.group;
   const int64_t units = share_out(&run, NULL), jobs = units * op->kv_heads * run.pieces;
   const int64_t listed = (units * (int64_t)sizeof(Unit) + 63) / 64 * 16; /* in floats */
   const int64_t room = listed + jobs * run.parts * run.group * (whole(value_dim) + LANES);
@@ -350,10 +172,12 @@ static Status *compute(void *kernel, Context *context) {
   return NULL;
 }
 
-static int is_coded(const Operator *self) { return self == &coded_attention_operator; }
+static int kind_of(const Operator *self) {
+  return self == &coded_attention_operator ? IN_CODES : self == &rounded_attention_operator ? IN_BFLOAT16 : IN_FLOAT16;
+}
 
 static Status *create(const Operator *self, Api api, const void *info, void **kernel) {
-  Attention op = {.api = api, .coded = is_coded(self)};
+  Attention op = {.api = api, .kind = kind_of(self)};
   TRY(int_attribute(api, info, "heads", &op.heads));
   TRY(int_attribute(api, info, "kv_heads", &op.kv_heads));
   TRY(int_attribute(api, info, "head_dim", &op.dim));
@@ -365,14 +189,20 @@ static Status *create(const Operator *self, Api api, const void *info, void **ke
       op.dim < 1 || op.dim > MOST_DIM || op.value_dim < 1 || op.value_dim > MOST_DIM || op.window < 0 ||
       !(op.softcap >= 0.0f && op.softcap <= 3.4028235e38f))
     return fail(api, "llmc.Attention: heads of this number or size are not supported");
-  op.key_bytes = line_bytes(op.coded, op.dim), op.value_bytes = line_bytes(op.coded, op.value_dim);
+  op.key_bytes = line_bytes(op.kind, op.dim), op.value_bytes = line_bytes(op.kind, op.value_dim);
   return keep(api, &op, sizeof op, kernel);
 }
 
-static const char *name(const Operator *self) { return is_coded(self) ? "CodedAttention" : "Attention"; }
+static const char *name(const Operator *self) {
+  static const char *const names[] = {[IN_FLOAT16] = "Attention", [IN_BFLOAT16] = "RoundedAttention", [IN_CODES] = "CodedAttention"};
+  return names[kind_of(self)];
+}
 static size_t inputs(const Operator *self) { return (void)self, 10; }
 static size_t outputs(const Operator *self) { return (void)self, 4; }
-static int cache_type(const Operator *self) { return is_coded(self) ? UINT8 : FLOAT16; }
+static int cache_type(const Operator *self) {
+  static const int types[] = {[IN_FLOAT16] = FLOAT16, [IN_BFLOAT16] = UINT16, [IN_CODES] = UINT8};
+  return types[kind_of(self)];
+}
 static int input_type(const Operator *self, size_t at) {
   return at == 5 ? INT64 : at == 3 || at == 4 ? cache_type(self) : FLOAT32;
 }
@@ -388,4 +218,4 @@ static int output_type(const Operator *self, size_t at) { return at == 1 || at =
       .output_type = output_type, .output_kind = required, .compute_or_fail = compute, .destroy = release,           \
       .first_version = version_one, .last_version = any_version,                                                    \
   }
-const Operator attention_operator = ATTENTION, coded_attention_operator = ATTENTION;
+const Operator attention_operator = ATTENTION, coded_attention_operator = ATTENTION, rounded_attention_operator = ATTENTION;

@@ -1,12 +1,13 @@
-/* Keys and values as the cache holds them, a line for each token and head: float16, or coded, 8-bit codes with their
-scale behind them. A scale is the first half of a float32 (bfloat16): code · scale is exact in float32, and the largest
-code of a line is always 127, so that coding what was read gives the same line. */
+/* Keys and values as the cache holds them, a line for each token and head: float16, bfloat16 (rounded.h), or 8-bit codes
+with their scale behind them. A scale is a bfloat16: code · scale is exact in float32, and the largest code of a line is
+always 127, so that coding what was read gives the same line. */
 #ifndef LLMC_CACHE_LINES_H
 #define LLMC_CACHE_LINES_H
 
-#include "vectors.h"
+#include "rounded.h"
 
 enum { SCALE_BYTES = 2, NO_NUMBER = 0x7FC00000 };
+enum { IN_FLOAT16, IN_BFLOAT16, IN_CODES };
 
 typedef int8_t BytesAnywhere __attribute__((vector_size(16), aligned(1), may_alias));
 
@@ -15,7 +16,7 @@ typedef union {
   uint32_t bits;
 } Word;
 
-INLINE int64_t line_bytes(int coded, int64_t width) { return coded ? width + SCALE_BYTES : 2 * width; }
+INLINE int64_t line_bytes(int kind, int64_t width) { return kind == IN_CODES ? width + SCALE_BYTES : 2 * width; }
 
 /* To float16, in which what is beyond its range is no number: an infinite key could pass for one that nobody sees. */
 INLINE void narrow(const float *from, uint16_t *to, int64_t width) {
@@ -24,6 +25,17 @@ INLINE void narrow(const float *from, uint16_t *to, int64_t width) {
     Floats x = load_lanes(here, from + i);
     const Ints within = magnitude(x) < filled(65520.0f);
     store_half_lanes(to + i, here, to_half((Floats)((Ints)x | (~within & filled_ints(NO_NUMBER)))));
+  }
+}
+
+/* To bfloat16, in the same way. */
+INLINE void narrow_rounded(const float *from, uint16_t *to, int64_t width) {
+  for (int64_t i = 0; i < width; i += LANES) {
+    const Lanes here = first_lanes(width - i);
+    const Floats x = load_lanes(here, from + i);
+    const Ints within = magnitude(x) < filled(0x1.ffp127f); /* from there on it would become infinite */
+    const Words bits = (Words)(((Ints)rounded(x) & within) | (~within & filled_ints(NO_NUMBER)));
+    store_half_lanes(to + i, here, __builtin_convertvector(bits >> 16, Halves));
   }
 }
 
@@ -59,6 +71,14 @@ INLINE void widen(const uint16_t *from, float *to, int64_t count, int64_t width)
       store_aligned(to, from_half(load_half_lanes(first_lanes(width - i), from + i)));
 }
 
+/* The same of bfloat16. */
+INLINE void widen_rounded(const uint16_t *from, float *to, int64_t count, int64_t width) {
+  if (width % LANES == 0) width *= count, count = 1;
+  for (; count; count--, from += width)
+    for (int64_t i = 0; i < width; i += LANES, to += LANES)
+      store_aligned(to, (Floats)(__builtin_convertvector(load_half_lanes(first_lanes(width - i), from + i), Words) << 16));
+}
+
 /* The same of coded lines. */
 INLINE void decode(const uint8_t *from, float *to, int64_t count, int64_t width) {
   for (; count; count--, from += width + SCALE_BYTES) {
@@ -75,13 +95,15 @@ INLINE void decode(const uint8_t *from, float *to, int64_t count, int64_t width)
   }
 }
 
-INLINE void write_line(int coded, const float *from, uint8_t *to, int64_t width) {
-  if (coded) encode(from, to, width);
+INLINE void write_line(int kind, const float *from, uint8_t *to, int64_t width) {
+  if (kind == IN_CODES) encode(from, to, width);
+  else if (kind == IN_BFLOAT16) narrow_rounded(from, (uint16_t *)to, width);
   else narrow(from, (uint16_t *)to, width);
 }
 
-INLINE void read_lines(int coded, const uint8_t *from, float *to, int64_t count, int64_t width) {
-  if (coded) decode(from, to, count, width);
+INLINE void read_lines(int kind, const uint8_t *from, float *to, int64_t count, int64_t width) {
+  if (kind == IN_CODES) decode(from, to, count, width);
+  else if (kind == IN_BFLOAT16) widen_rounded((const uint16_t *)from, to, count, width);
   else widen((const uint16_t *)from, to, count, width);
 }
 

@@ -35,7 +35,7 @@ enum {
 };
 
 enum { INVALID_ARGUMENT = 2 };
-enum { FLOAT32 = 1, UINT8 = 2, INT64 = 7, FLOAT16 = 10 };
+enum { FLOAT32 = 1, UINT8 = 2, UINT16 = 4, INT64 = 7, FLOAT16 = 10 };
 enum { REQUIRED = 0, OPTIONAL = 1 };
 
 typedef struct {

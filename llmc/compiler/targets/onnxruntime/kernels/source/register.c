@@ -44,7 +44,7 @@ int any_version(const Operator *self) { return (void)self, 0x7FFFFFFF; }
 
 __attribute__((visibility("default"))) Status *RegisterCustomOps(void *options, const ApiBase *base) {
   static const Operator *const all[] = {&linear_operator, &embedding_operator, &attention_operator,
-                                       &coded_attention_operator, &norm_operator, &experts_operator,
+                                       &coded_attention_operator, &rounded_attention_operator, &norm_operator, &experts_operator,
                                        &expert_linear_operator, &causal_conv_operator, &gated_delta_operator,
                                        &state_scan_operator, &adapted_operator};
   Api api = base->get(ABI_VERSION);

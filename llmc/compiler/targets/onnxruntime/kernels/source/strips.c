@@ -159,11 +159,9 @@ static Tiled *const in_tiles[EIGHT + 1][3] = {
 };
 
 int takes_tiles(const Matrix *m, int64_t rows) {
-  static int may; /* 1: yes, −1: no */
   if (rows < TILE_ROWS || m->group < TILE_DEPTH / 2 || m->group > MOST_TILED_GROUP) return 0;
   if (m->group > TILE_DEPTH ? m->group % TILE_DEPTH : m->group % 4) return 0;
-  if (!may) may = may_tile() ? 1 : -1;
-  return may > 0;
+  return tiles_allowed();
 }
 
 static void multiply_tiles(const Product *p, int64_t first, int64_t end, int64_t row, int64_t last) {

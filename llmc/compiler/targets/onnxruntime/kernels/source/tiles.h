@@ -126,8 +126,8 @@ INLINE void raise_scores(float *scores, const float *by, int64_t count) {
   }
 }
 
-/* One row's weights e^(score − maximum) of the keys from … end − 1 of this block; returns what older sums shrink by. */
-INLINE float weigh(float *scores, int64_t from, int64_t end, float *most, float *total) {
+/* One row's weights e^(score − maximum), with bf16 those that are to be rounded, of the keys from … end − 1 of this block; returns what older sums shrink by. */
+INLINE float weigh(const int bf16, float *scores, int64_t from, int64_t end, float *most, float *total) {
   const Floats none = filled(-__builtin_inff());
   Floats s[4], top = none;
   UNROLL
@@ -149,12 +149,12 @@ INLINE float weigh(float *scores, int64_t from, int64_t end, float *most, float 
   Floats sum = filled(0.0f);
   UNROLL
   for (int n = 0; n < 4; n++) {
-    Floats e = exp16(s[n] - maximum);
+    Floats e = bf16 ? short_exp16(s[n] - maximum) : exp16(s[n] - maximum);
     store_aligned(scores + n * LANES, e);
     sum = sum + e;
   }
   float shrink = exp16(filled(*most - highest))[0];
-  *total = *total * shrink + sum_of(sum);
+  *total = __builtin_fmaf(*total, shrink, sum_of(sum));
   *most = highest;
   return shrink;
 }

@@ -24,6 +24,7 @@ typedef float __m512 __attribute__((vector_size(64)));
 typedef double __m512d __attribute__((vector_size(64)));
 typedef long long __m512i __attribute__((vector_size(64)));
 typedef unsigned short __mmask16;
+typedef unsigned __mmask32;
 
 typedef int Ints __attribute__((vector_size(64)));
 typedef unsigned Words __attribute__((vector_size(64)));
@@ -211,6 +212,52 @@ EMULATED __m512d _mm512_unpackhi_pd(__m512d a, __m512d b) {
   __builtin_shufflevector((a), (b), FOUR_LANES_(((which) & 3) * 4), FOUR_LANES_(((which) >> 2 & 3) * 4),       \
                           FOUR_LANES_(((which) >> 4 & 3) * 4 + 16), FOUR_LANES_(((which) >> 6 & 3) * 4 + 16))
 
+#define QUARTER_(at) (at), (at) + 32, (at) + 1, (at) + 33, (at) + 2, (at) + 34, (at) + 3, (at) + 35
+#define OF_QUARTERS_(first) QUARTER_(first), QUARTER_((first) + 8), QUARTER_((first) + 16), QUARTER_((first) + 24)
+EMULATED __m512i _mm512_unpacklo_epi16(__m512i a, __m512i b) {
+  return (__m512i)__builtin_shufflevector((Shorts)a, (Shorts)b, OF_QUARTERS_(0));
+}
+EMULATED __m512i _mm512_unpackhi_epi16(__m512i a, __m512i b) {
+  return (__m512i)__builtin_shufflevector((Shorts)a, (Shorts)b, OF_QUARTERS_(4));
+}
+EMULATED __m512i _mm512_permutexvar_epi16(__m512i which, __m512i a) {
+  Shorts found;
+  for (int i = 0; i < 32; i++) found[i] = ((Shorts)a)[((Shorts)which)[i] & 31];
+  return (__m512i)found;
+}
+EMULATED __m512i _mm512_maskz_loadu_epi16(__mmask32 mask, const void *from) {
+  Shorts found = {0};
+  for (int i = 0; i < 32; i++)
+    if (mask >> i & 1) found[i] = ((const unsigned short *)from)[i];
+  return (__m512i)found;
+}
+
+/* bfloat16: the upper half of a float, to the nearest, ties to even; what is below 2⁻¹²⁶ is zero. */
+typedef union {
+  float value;
+  unsigned bits;
+} Float_;
+EMULATED unsigned short narrow_(float x) {
+  const Float_ f = {x};
+  if (x != x) return (unsigned short)(f.bits >> 16 | 0x40);
+  if (!(f.bits & 0x7F800000)) return (unsigned short)(f.bits >> 16 & 0x8000);
+  return (unsigned short)((f.bits + 0x7FFF + (f.bits >> 16 & 1)) >> 16);
+}
+EMULATED __m512i narrowed_(__m512 upper, __m512 lower) {
+  Shorts found;
+  for (int i = 0; i < 16; i++) found[i] = narrow_(lower[i]), found[i + 16] = narrow_(upper[i]);
+  return (__m512i)found;
+}
+/* the type of the real one is another: sources cast it at once */
+#define _mm512_cvtne2ps_pbh(upper, lower) narrowed_((upper), (lower))
+EMULATED float flushed_(float x) {
+  return x < 1.17549435e-38f && x > -1.17549435e-38f ? __builtin_copysignf(0.0f, x) : x;
+}
+EMULATED float widened_(const unsigned char *from) {
+  const Float_ f = {.bits = (unsigned)from[0] << 16 | (unsigned)from[1] << 24};
+  return flushed_(f.value);
+}
+
 /* Tiles: each thread has eight, of 16 rows of 64 bytes, and their shapes. */
 static __thread struct {
   struct {
@@ -243,6 +290,20 @@ EMULATED void tile_dots_(int sums, int a, int b, int with_sign) {
         const unsigned char other = tiles_.values[b][k / 4][4 * n + k % 4];
         sum += (unsigned)((signed char)tiles_.values[a][m][k] * (with_sign ? (signed char)other : other));
       }
+      __builtin_memcpy(tiles_.values[sums][m] + 4 * n, &sum, 4);
+    }
+}
+/* sums[m][n] grow by the sum of Σ a[m][2 k] · b[k][2 n] and Σ a[m][2 k + 1] · b[k][2 n + 1], each in order, of bfloat16. */
+EMULATED void _tile_dpbf16ps(int sums, int a, int b) {
+  for (int m = 0; m < tiles_.shapes.rows[sums]; m++)
+    for (int n = 0; n < tiles_.shapes.bytes[sums] / 4; n++) {
+      float each[2] = {0.0f, 0.0f}, sum;
+      for (int k = 0; k < tiles_.shapes.bytes[a] / 4; k++)
+        for (int i = 0; i < 2; i++)
+          each[i] = flushed_(__builtin_fmaf(widened_(tiles_.values[a][m] + 4 * k + 2 * i),
+                                            widened_(tiles_.values[b][k] + 4 * n + 2 * i), each[i]));
+      __builtin_memcpy(&sum, tiles_.values[sums][m] + 4 * n, 4);
+      sum = flushed_(flushed_(sum) + flushed_(each[0] + each[1]));
       __builtin_memcpy(tiles_.values[sums][m] + 4 * n, &sum, 4);
     }
 }

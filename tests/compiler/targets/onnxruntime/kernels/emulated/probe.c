@@ -29,6 +29,9 @@ OF_INTS(sub_epi8, _mm512_sub_epi8(INTS(a), INTS(b)))
 OF_INTS(slli_epi16, _mm512_slli_epi16(INTS(a), 4))
 OF_INTS(shuffle_epi8, _mm512_shuffle_epi8(INTS(a), INTS(b)))
 OF_INTS(broadcast_i32x4, _mm512_broadcast_i32x4(_mm_loadu_si128(a)))
+OF_INTS(unpacklo_epi16, _mm512_unpacklo_epi16(INTS(a), INTS(b)))
+OF_INTS(unpackhi_epi16, _mm512_unpackhi_epi16(INTS(a), INTS(b)))
+OF_INTS(permutexvar_epi16, _mm512_permutexvar_epi16(INTS(a), INTS(b)))
 OF_INTS(srli_epi16, _mm512_srli_epi16(INTS(a), 4))
 OF_INTS(dpbusd_epi32, _mm512_dpbusd_epi32(INTS(c), INTS(a), INTS(b)))
 OF_FLOATS(unpacklo_ps, _mm512_unpacklo_ps(FLOATS(a), FLOATS(b)))
@@ -47,6 +50,19 @@ PROBE(dpbusd_avx_epi32) {
                                                 _mm256_loadu_si256((const __m256i *)((const char *)a + half)),
                                                 _mm256_loadu_si256((const __m256i *)((const char *)b + half))));
 }
+OF_INTS(cvtne2ps_pbh, (__m512i)_mm512_cvtne2ps_pbh(FLOATS(b), FLOATS(a)))
+/* As tile_dots, of bfloat16. */
+PROBE(tile_bf16) {
+  (void)mask;
+  _tile_loadconfig(c);
+  _tile_zero(0);
+  _tile_loadd(0, to, 64);
+  _tile_loadd(1, a, 64);
+  _tile_loadd(2, b, 64);
+  _tile_dpbf16ps(0, 1, 2);
+  _tile_stored(0, to, 64);
+  _tile_release();
+}
 PROBE(storeu_si512) { UNUSED; _mm512_storeu_si512(to, INTS(a)); }
 /* `to` grows by the product of a, rows of 64 bytes, and b, whose bytes have a sign or (mask) none, in shapes c. */
 PROBE(tile_dots) {
@@ -63,6 +79,7 @@ PROBE(tile_dots) {
 PROBE(mask_storeu_ps) { UNUSED; _mm512_mask_storeu_ps(to, (__mmask16)mask, FLOATS(a)); }
 PROBE(mask_storeu_epi16) { UNUSED; _mm256_mask_storeu_epi16(to, (__mmask16)mask, _mm256_loadu_si256(a)); }
 PROBE(maskz_loadu_epi16) { UNUSED; _mm256_storeu_si256(to, _mm256_maskz_loadu_epi16((__mmask16)mask, a)); }
+PROBE(maskz_loadu_epi16_32) { UNUSED; _mm512_storeu_si512(to, _mm512_maskz_loadu_epi16((1u << mask) - 1, a)); }
 PROBE(cvtps_ph) { UNUSED; _mm256_storeu_si256(to, _mm512_cvtps_ph(FLOATS(a), _MM_FROUND_TO_NEAREST_INT)); }
 PROBE(cvtsepi32_epi8) { UNUSED; _mm_storeu_si128(to, _mm512_cvtsepi32_epi8(INTS(a))); }
 PROBE(cmp_nlt) { UNUSED; *(int *)to = _mm512_cmp_ps_mask(FLOATS(a), FLOATS(b), _CMP_NLT_UQ); }

@@ -64,7 +64,7 @@ static Status *float_of(const void *info, const char *name, float *out) {
 static Status *context_input(const Context *context, size_t at, const Value **out) {
   return (void)context, *out = inputs[at].there ? inputs + at : NULL, NULL;
 }
-static int64_t size_of(int type) { return type == FLOAT32 ? 4 : type == INT64 ? 8 : type == FLOAT16 ? 2 : 1; }
+static int64_t size_of(int type) { return type == FLOAT32 ? 4 : type == INT64 ? 8 : type == FLOAT16 || type == UINT16 ? 2 : 1; }
 static Status *context_output(Context *context, size_t at, const int64_t *dims, size_t rank, Value **out) {
   Held *made = outputs + at;
   made->there = 1, made->rank = (int64_t)rank, made->bytes = size_of(running->output_type(running, at));

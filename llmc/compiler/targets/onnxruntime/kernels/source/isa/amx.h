@@ -21,6 +21,11 @@ INLINE int may_tile(void) {
   return done == 0;
 #endif
 }
+INLINE int tiles_allowed(void) {
+  static int may; /* 1: yes, −1: no */
+  if (!may) may = may_tile() ? 1 : -1;
+  return may > 0;
+}
 
 /* For products of `depth` inputs at a time. */
 INLINE void begin_tiles(int64_t depth) {

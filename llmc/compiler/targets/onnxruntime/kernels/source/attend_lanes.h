@@ -1,0 +1,202 @@
+/* Attention to a cache in bfloat16, in tiles. Scores are [keys, LANES], a query row in each lane: keys are multiplied as
+they lie in the cache, and nothing is summed across a vector. The bits are those of attend_rows.h. */
+#ifndef LLMC_ATTEND_LANES_H
+#define LLMC_ATTEND_LANES_H
+
+#include "attention.h"
+#include "isa/amx_bf16.h"
+
+enum { LANE_ROWS = 96 /* query rows of a job */, GROUPS = LANE_ROWS / LANES };
+
+/* Of each row its results so far: of this part of the keys, and in all; value_dim numbers are in the order of pair_lines. */
+typedef struct {
+  float q[GROUPS][MOST_DIM / 2 * LANES], scores[GROUPS][KEYS * LANES], weights[GROUPS][KEYS / 2 * LANES];
+  float sums[LANE_ROWS * MOST_DIM], all[LANE_ROWS * MOST_DIM];
+  float keys[KEYS * MOST_DIM / 2], values[KEYS * MOST_DIM / 2];
+  float most[LANE_ROWS], total[LANE_ROWS], all_most[LANE_ROWS], all_total[LANE_ROWS], shrink[LANE_ROWS];
+  Ints first[GROUPS], end[GROUPS]; /* the keys that each row sees */
+} Held __attribute__((aligned(64)));
+
+INLINE Floats either(Ints first, Floats a, Floats b) { return (Floats)((first & (Ints)a) | (~first & (Ints)b)); }
+
+/* Over 16 vectors, as over the lanes of one: halves of halves. */
+#define HALVED_VECTORS(x, what)                                 \
+  for (int step = LANES / 2; step; step /= 2)                   \
+    for (int i = 0; i < step; i++) x[i] = what(x[i], x[i + step])
+
+/* The weights [LANES, KEYS / 2], as words, of a block's keys, of which lanes see first … end − 1, all of them with
+`all_seen`; returns what older sums shrink by. See weigh. */
+INLINE Floats weigh_lanes(const int all_seen, Ints first, Ints end, float *scores, float *most, float *total, float *weights) {
+  const Floats none = filled(-__builtin_inff()), before = load_aligned(most);
+  Floats top[LANES], sum[LANES];
+  float words[KEYS / 2 * LANES] __attribute__((aligned(64)));
+  for (int l = 0; l < LANES; l++) {
+    top[l] = none;
+    UNROLL
+    for (int n = 0; n < KEYS; n += LANES) {
+      const Ints key = filled_ints(n + l);
+      Floats s = load_aligned(scores + (n + l) * LANES);
+      if (!all_seen) store_aligned(scores + (n + l) * LANES, s = either((key >= first) & (key < end), s, none));
+      top[l] = higher(top[l], s);
+    }
+  }
+  HALVED_VECTORS(top, higher);
+  const Floats highest = either(top[0] < before, before, top[0]);
+  const Ints unseen = highest == none; /* no key yet: weights become zero, or no number */
+  const Floats maximum = either(unseen, filled(0.0f), highest);
+  for (int l = 0; l < LANES; l += 2) {
+    sum[l] = sum[l + 1] = filled(0.0f);
+    UNROLL
+    for (int n = 0; n < KEYS; n += LANES) {
+      const Floats a = short_exp16(load_aligned(scores + (n + l) * LANES) - maximum);
+      const Floats b = short_exp16(load_aligned(scores + (n + l + 1) * LANES) - maximum);
+      store_aligned(words + (n + l) / 2 * LANES, paired(a, b));
+      sum[l] = sum[l] + a, sum[l + 1] = sum[l + 1] + b;
+    }
+  }
+  HALVED_VECTORS(sum, ADDED);
+  for (int pair = 0; pair < KEYS / 2; pair += LANES) transpose(words + pair * LANES, LANES, LANES, weights + pair, KEYS / 2);
+  const Floats shrink = either(unseen, filled(1.0f), exp16(before - maximum));
+  store_aligned(total, fused(load_aligned(total), shrink, sum[0]));
+  store_aligned(most, highest);
+  return shrink;
+}
+
+/* Let scores of `count` keys from place `at` on grow as the slope of each lane's head, or its table, says. */
+static void lean_lanes(const Run *run, const Job *job, int64_t first_row, int64_t rows, int64_t at, int64_t count, float *scores) {
+  const float *of[LANES];
+  float by[LANES] __attribute__((aligned(64))) = {0.0f};
+  const int64_t each = run->places ? run->places : 1;
+  for (int64_t l = 0; l < rows; l++) {
+    of[l] = run->slopes + (job->piece.first + (first_row + l) % job->group) * each;
+    by[l] = *of[l];
+  }
+  for (int64_t k = 0; k < count; k++) {
+    const Floats s = load_aligned(scores + k * LANES);
+    if (run->places) {
+      for (int64_t l = 0; l < rows; l++) by[l] = of[l][at + k];
+      store_aligned(scores + k * LANES, s + load_aligned(by));
+    } else {
+      store_aligned(scores + k * LANES, fused(filled((float)(at + k)), load_aligned(by), s));
+    }
+  }
+}
+
+/* Query rows of group `g`, turned, as words [wide / 2, LANES]. */
+static void hold_queries(const Run *run, const Job *job, Held *b, int g) {
+  const Attention *op = run->op;
+  const int64_t line = whole(op->dim), words = deep(op->dim) / 2, wide = deep(op->value_dim);
+  const int64_t here = g * LANES, rows = least(job->rows - here, LANES);
+  float turned[MOST_DIM] __attribute__((aligned(64))), lines[LANES * MOST_DIM / 2] __attribute__((aligned(64)));
+  for (int64_t l = 0; l < LANES; l++) {
+    const int64_t r = here + l, token = r / job->group, head = job->piece.first + r % job->group;
+    const Result part = {b->most + r, b->total + r, b->sums + r * wide}, all = {b->all_most + r, b->all_total + r, b->all + r * wide};
+    begin(part, wide);
+    begin(all, wide);
+    b->first[g][l] = b->end[g][l] = 0;
+    if (l >= rows) continue;
+    turn(run, run->q + (job->first + token) * run->q_stride + head * op->dim, job->past + token, turned);
+    for (int64_t d = 0; d < line; d += LANES) store_aligned(turned + d, load_aligned(turned + d) * filled(op->scale));
+    narrow_line(turned, lines + l * words, line);
+    if (run->sinks && !run->parts) *all.most = run->sinks[head], *all.total = 1.0f;
+    b->end[g][l] = (int32_t)(job->past + token + 1);
+    b->first[g][l] = (int32_t)oldest_key(op, job->past + token);
+  }
+  for (int64_t d = 0; d < words; d += LANES) transpose(lines + d, words, rows, b->q[g] + d * LANES, LANES);
+}
+
+/* The keys of a block and how far apart they are, [KEYS, deep(dim)]: those of the cache, or copies with zeros behind them. */
+static const uint8_t *hold_keys(const Run *run, const Job *job, Held *b, int64_t at, int64_t count, int64_t *apart) {
+  const int64_t dim = run->op->dim, wide = deep(dim);
+  const uint8_t *from = lines_from(run, job, run->keys, run->op->key_bytes, at);
+  *apart = run->op->key_bytes;
+  if (count == KEYS && dim == wide) return from;
+  *apart = 2 * wide;
+  for (int64_t k = 0; k < KEYS; k++)
+    for (int64_t d = 0; d < wide; d += DEPTH)
+      store_aligned(b->keys + (k * wide + d) / 2, first_words((const uint16_t *)from + k * dim + d, k < count ? dim - d : 0));
+  return (const uint8_t *)b->keys;
+}
+
+/* A block's values as words of two keys, [KEYS / 2, deep(value_dim)], zeros for those that no row sees: see read_values. */
+static void hold_values(const Run *run, const Job *job, Held *b, int64_t at, int64_t count) {
+  const int64_t dim = run->op->value_dim, wide = deep(dim), gone = job->seen - at;
+  const uint16_t *from = (const uint16_t *)lines_from(run, job, run->values, run->op->value_bytes, at);
+  for (int64_t k = 0; k < KEYS; k += 2)
+    for (int64_t d = 0; d < wide; d += DEPTH) {
+      const uint16_t *two = from + k * dim + d;
+      const Floats first = first_words(two, k >= gone && k < count ? dim - d : 0);
+      const Floats second = first_words(two + dim, k + 1 >= gone && k + 1 < count ? dim - d : 0);
+      pair_lines(first, second, b->values + k / 2 * wide + d);
+    }
+}
+
+/* Turn the scores of group `g` into weights, and let its older sums shrink. */
+static void weigh_group(const Run *run, const Job *job, Held *b, int g, int64_t at, int64_t count) {
+  float *scores = b->scores[g];
+  const int64_t here = g * LANES, rows = least(job->rows - here, LANES), wide = deep(run->op->value_dim);
+  if (run->op->softcap != 0.0f)
+    for (int64_t i = 0; i < KEYS * LANES; i += KEYS) cap_scores(scores + i, run->op->softcap);
+  if (run->slopes) lean_lanes(run, job, here, rows, at, count, scores);
+  const Ints from = filled_ints((int32_t)at), first = b->first[g] - from, end = b->end[g] - from;
+  float *most = b->most + here, *total = b->total + here;
+  const Floats shrink = at + KEYS <= job->past + 1 && !run->op->window
+                            ? weigh_lanes(1, first, end, scores, most, total, b->weights[g])
+                            : weigh_lanes(0, first, end, scores, most, total, b->weights[g]);
+  if (__builtin_reduce_and(shrink == filled(1.0f))) return;
+  for (int64_t l = 0; l < rows; l++)
+    for (float *sum = b->sums + (here + l) * wide, *last = sum + wide; sum < last; sum += LANES)
+      store_aligned(sum, load_aligned(sum) * filled(shrink[l]));
+}
+
+/* Add a block's weighted values to the sums of group `g`. */
+static void gather_group(Held *b, int g, int64_t wide) {
+  float *sums = b->sums + g * LANES * wide;
+  int64_t d = 0;
+  for (; d + 2 * DEPTH <= wide; d += 2 * DEPTH) gather_tiles(4, b->weights[g], b->values + d, KEYS, wide, sums + d);
+  if (d < wide) gather_tiles(2, b->weights[g], b->values + d, KEYS, wide, sums + d);
+}
+
+static int lanes_here(void) { return tiles_allowed(); }
+
+/* Steps alternate so that tiles read what was written a while ago: what was just written is not at hand to them, nor
+what they write to others. */
+static void attend_lanes(const Run *run, int64_t number) {
+  const Attention *op = run->op;
+  const Job job = job_of(run, number);
+  const int64_t wide = deep(op->value_dim);
+  const int groups = (int)((job.rows + LANES - 1) / LANES);
+  Held b;
+  for (int g = 0; g < groups; g++) hold_queries(run, &job, &b, g);
+  begin_bf16_tiles();
+  for (int64_t at = job.from; at < job.end; at += KEYS) {
+    const int64_t count = least(job.end - at, KEYS);
+    /* tokens before this block's first key see none of it */
+    const int blind = at > job.past ? (int)((at - job.past) * job.group / LANES) : 0;
+    int64_t apart;
+    fetch_lines(run, &job, run->values, op->value_bytes, at);
+    const uint8_t *keys = hold_keys(run, &job, &b, at, count, &apart);
+    for (int g = blind; g < groups; g++) score_tiles(keys, apart, b.q[g], deep(op->dim), b.scores[g]);
+    fetch_lines(run, &job, run->keys, op->key_bytes, at + KEYS);
+    hold_values(run, &job, &b, at, count);
+    for (int g = blind; g < groups; g++) {
+      weigh_group(run, &job, &b, g, at, count);
+      if (g > blind) gather_group(&b, g - 1, wide);
+    }
+    gather_group(&b, groups - 1, wide);
+    if ((at + KEYS) % PART == 0 || at + KEYS >= job.end)
+      for (int64_t r = 0; r < job.rows; r++) {
+        const Result one = {b.most + r, b.total + r, b.sums + r * wide};
+        join((Result){b.all_most + r, b.all_total + r, b.all + r * wide}, one, wide);
+        begin(one, wide);
+      }
+  }
+  end_tiles();
+  for (int64_t r = 0; r < job.rows; r++) {
+    float *sums = b.sums + r * wide;
+    for (int64_t d = 0; d < wide; d += DEPTH) in_order(b.all + r * wide + d, sums + d);
+    finish_row(run, &job, number, r, (Result){b.all_most + r, b.all_total + r, sums});
+  }
+}
+
+#endif

@@ -1,0 +1,182 @@
+/* What attention over rows (attend_rows.h) and over lanes (attend_lanes.h) have in common: its work, and results. */
+#ifndef LLMC_ATTENTION_H
+#define LLMC_ATTENTION_H
+
+#include "cache_lines.h"
+#include "operators.h"
+#include "rows.h"
+#include "tiles.h"
+
+enum {
+  ROWS = 48, /* query rows of a job: tokens times heads of a group */
+  MOST_DIM = 512,
+  PART = 512, /* keys, a multiple of KEYS */
+};
+
+typedef struct {
+  Api api;
+  int64_t heads, kv_heads, dim, value_dim, window;
+  int64_t key_bytes, value_bytes; /* of a line of the cache */
+  float scale, softcap;
+  int kind; /* of lines of the cache (cache_lines.h) */
+} Attention;
+
+typedef struct {
+  int32_t row, block; /* a row's tokens are done block by block */
+} Unit;
+
+typedef struct {
+  const Attention *op;
+  const float *q, *k, *v, *cos, *sin, *sinks, *slopes;
+  int64_t q_stride, k_stride, v_stride, turned; /* floats from token to token; half of the values that turn */
+  int64_t places;                               /* that slopes have each a number for, or 0 */
+  uint8_t *keys, *values;
+  float *y, *partial;
+  const Row *rows;
+  const Unit *units;
+  int64_t count, capacity; /* rows, and places of the cache */
+  int64_t pieces, group;   /* of a kv head's query heads, and the most of them in a piece */
+  int64_t tokens, parts;   /* of a unit; of the keys if they are shared out, or 0 */
+  int lanes;               /* whether query rows are lanes (attend_lanes.h) */
+} Run;
+
+/* Whether what is multiplied is rounded to bfloat16. */
+static int is_rounded(const Attention *op) { return op->kind == IN_BFLOAT16; }
+
+static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+/* The first key that a token behind `past` others sees. */
+static int64_t oldest_key(const Attention *op, int64_t past) {
+  return op->window && past + 1 > op->window ? past + 1 - op->window : 0;
+}
+
+/* Query heads of one piece, from `first` on. */
+typedef struct {
+  int64_t kv_head, first, count;
+} Piece;
+
+static Piece piece_of(const Run *run, int64_t at) {
+  const int64_t heads = run->op->heads / run->op->kv_heads, skip = at % run->pieces * run->group;
+  return (Piece){at / run->pieces, at / run->pieces * heads + skip, least(run->group, heads - skip)};
+}
+
+/* What a job does: a piece of a unit, its query rows, token by token, and which keys they see, or share of them. */
+typedef struct {
+  Piece piece;
+  int64_t group, rows;  /* query rows of a token, and in all */
+  int64_t first, past;  /* of the unit's first token: its place among tokens, and the keys before it */
+  int64_t seen;         /* the first key that this token sees */
+  int64_t from, end;    /* keys, `from` a multiple of KEYS */
+  int64_t base;         /* the place of the cache where the sequence's keys of this head begin */
+} Job;
+
+static Job job_of(const Run *run, int64_t at) {
+  const int64_t parts = run->parts ? run->parts : 1, pieces = run->op->kv_heads * run->pieces;
+  const Piece piece = piece_of(run, at / parts % pieces);
+  const Unit unit = run->units[at / parts / pieces];
+  const Row row = run->rows[unit.row];
+  const int64_t skip = unit.block * run->tokens, tokens = least(run->tokens, row.count - skip), past = row.past + skip;
+  Job job = {
+      .piece = piece, .group = piece.count, .rows = tokens * piece.count, .first = row.first + skip, .past = past,
+      .seen = oldest_key(run->op, past), .base = (row.slot * run->op->kv_heads + piece.kv_head) * run->capacity,
+  };
+  job.from = job.seen / KEYS * KEYS, job.end = past + tokens;
+  if (run->parts) {
+    const int64_t start = (job.seen / PART + at % parts) * PART;
+    job.from = job.from > start ? job.from : start;
+    job.end = least(job.end, start + PART);
+  }
+  return job;
+}
+
+/* A head with its first values turned, and zeros up to whole registers. */
+static void turn(const Run *run, const float *from, int64_t position, float *to) {
+  const int64_t half = run->turned, dim = run->op->dim;
+  const float *cos = run->cos + position * half, *sin = run->sin + position * half;
+  for (int64_t i = 0; i < half; i++) {
+    float a = from[i], b = from[i + half];
+    to[i] = a * cos[i] - b * sin[i];
+    to[i + half] = b * cos[i] + a * sin[i];
+  }
+  for (int64_t i = 2 * half; i < dim; i++) to[i] = from[i];
+  for (int64_t i = dim; i < whole(dim); i++) to[i] = 0.0f;
+}
+
+/* Results over some of a row's keys: their maximum, the sum of weights, and [dim] the sum of weighted values. */
+typedef struct {
+  float *most, *total, *sums;
+} Result;
+
+/* Put the results over the keys that come next to those over the keys so far. */
+static void join(Result so_far, Result next, int64_t dim) {
+  const float higher = *so_far.most > *next.most ? *so_far.most : *next.most;
+  if (higher == -__builtin_inff()) { /* no key yet */
+    *so_far.total += *next.total;
+    return;
+  }
+  const Floats a = exp16(filled(*so_far.most - higher)), b = exp16(filled(*next.most - higher));
+  *so_far.most = higher;
+  *so_far.total = __builtin_fmaf(*so_far.total, a[0], *next.total * b[0]);
+  for (int64_t d = 0; d < dim; d += LANES) {
+    const Floats later = load(next.sums + d) * b;
+    store(so_far.sums + d, fused(load(so_far.sums + d), a, later));
+  }
+}
+
+static void begin(Result result, int64_t dim) {
+  *result.most = -__builtin_inff();
+  *result.total = 0.0f;
+  for (int64_t d = 0; d < dim; d += LANES) store(result.sums + d, filled(0.0f));
+}
+
+/* Begin with a head's sink, where there are sinks. */
+static void begin_head(const Run *run, Result result, int64_t head) {
+  begin(result, whole(run->op->value_dim));
+  if (run->sinks) *result.most = run->sinks[head], *result.total = 1.0f;
+}
+
+static void finish(const Run *run, Result result, int64_t token, int64_t head) {
+  const int64_t dim = run->op->value_dim;
+  const Floats over = filled(1.0f / *result.total);
+  float *y = run->y + (token * run->op->heads + head) * dim;
+  for (int64_t d = 0; d < dim; d += LANES)
+    store_lanes(y + d, first_lanes(dim - d), load(result.sums + d) * over);
+}
+
+/* Memory of one row's result over one part, where parts are shared out. */
+static Result shared(const Run *run, int64_t job, int64_t r) {
+  const int64_t size = whole(run->op->value_dim) + LANES;
+  float *at = run->partial + (job * run->group + r) * size;
+  return (Result){at, at + 1, at + LANES};
+}
+
+/* The results of a job's row over all of its keys. */
+static void finish_row(const Run *run, const Job *job, int64_t at, int64_t r, Result one) {
+  if (!run->parts) {
+    finish(run, one, job->first + r / job->group, job->piece.first + r % job->group);
+    return;
+  }
+  begin(shared(run, at, r), whole(run->op->value_dim));
+  join(shared(run, at, r), one, whole(run->op->value_dim));
+}
+
+/* Lines of a job's keys, or values, from key `at` on. */
+static const uint8_t *lines_from(const Run *run, const Job *job, const uint8_t *lines, int64_t bytes, int64_t at) {
+  return lines + (job->base + at % run->capacity) * bytes;
+}
+
+/* Read `count` values from key `at` on. A ring's place before the window may hold a later token, or nobody's: 0 times
+what is no number is none. */
+static void read_values(const Run *run, const Job *job, int64_t at, int64_t count, float *to) {
+  const Attention *op = run->op;
+  read_lines(op->kind, lines_from(run, job, run->values, op->value_bytes, at), to, count, op->value_dim);
+  const int64_t gone = least(job->seen - at, count) * whole(op->value_dim);
+  for (int64_t i = 0; i < gone; i++) to[i] = 0.0f;
+}
+
+/* Have the next block's keys, or this one's values, brought into the processor's cache. */
+static void fetch_lines(const Run *run, const Job *job, const uint8_t *lines, int64_t bytes, int64_t at) {
+  if (at < job->end) fetch(lines_from(run, job, lines, bytes, at), least(job->end - at, KEYS) * bytes);
+}
+
+#endif
