@@ -34,5 +34,5 @@ run generate "$DEMO/bundle" --chat --prompt "What is gravity?" --max-tokens 48 -
 
 echo
 echo "5. The same with kernels that are compiled for this CPU, the checkpoint's own 4-bit blocks, and one executable for every shape."
-run compile $MODEL --device onnxruntime --quantize keep --plan "$DEMO/plan.json" -o "$DEMO/fast"
+run compile $MODEL --device onnxruntime --plan "$DEMO/plan.json" -o "$DEMO/fast"
 run generate "$DEMO/fast" --chat --prompt "What is gravity?" --max-tokens 48 --show-buckets

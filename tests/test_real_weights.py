@@ -124,7 +124,7 @@ def exact_bundle(cache: Path, plan: Plan) -> Path:
 
 @pytest.fixture(scope="module")
 def int8_bundle(cache: Path, plan: Plan) -> Path:
-    llmc.compile(DEMO, cache / "int8", plan=plan, verify="none", device="onnxruntime")
+    llmc.compile(DEMO, cache / "int8", plan=plan, quantize="int8", verify="none", device="onnxruntime")
     return cache / "int8"
 
 
@@ -321,7 +321,7 @@ def test_a_flipped_bit_is_an_error_or_another_checkpoint_and_never_a_cache_hit(
     int8_bundle: Path, cache: Path, plan: Plan, copy: Path, part: float
 ) -> None:
     store = Store(cache / "cache")
-    asked = CompileOptions("onnxruntime", verify="none")
+    asked = CompileOptions("onnxruntime", "int8", verify="none")
     assert dry_run(str(copy), plan, asked, store)["cached"] == 1, "what the bit is flipped in was known"
     before = copy.stat()
     flip(copy, int(part if isinstance(part, int) else part * before.st_size))

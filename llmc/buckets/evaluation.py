@@ -21,8 +21,9 @@ import numpy as np
 
 from llmc.buckets.bench_file import Bench
 from llmc.buckets.bucket import Bucket, Phase
-from llmc.buckets.pages.tables import Cells, Table, columns, counts, percent
+from llmc.buckets.pages.tables import Cells, Table, columns, counts
 from llmc.buckets.plan import Plan
+from llmc.buckets.text_table import percent
 from llmc.buckets.traffic.events import DecodeRun, PromptGroup
 from llmc.buckets.usage import DecodeUsage, PromptUsage, Usage
 from llmc.errors import InputError

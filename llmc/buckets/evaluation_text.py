@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from llmc.buckets.bucket import Bucket
 from llmc.buckets.evaluation import Evaluation, PhaseEvaluation
-from llmc.buckets.text_table import table
+from llmc.buckets.text_table import percent, table
 
 SHOWN_DEAD = 8
 """Buckets that were never used which the text lists; of a longer list the first ones and the last."""
@@ -46,7 +46,7 @@ def range_text(name: str, evaluation: Evaluation, wastes: Mapping[str, tuple[flo
         if phase.phase in wastes:
             low, high = wastes[phase.phase]
             what = f"{name}: {phase.phase}" if name else phase.phase
-            lines.append(f"{what} waste {_percent(phase.waste)} ({_percent(low)} to {_percent(high)})")
+            lines.append(f"{what} waste {percent(phase.waste)} ({percent(low)} to {percent(high)})")
     return "\n".join([*lines, "the range: all lengths at the low or at the high end of their intervals"]) + "\n"
 
 
@@ -57,7 +57,7 @@ def _comparison_row(name: str, phase: PhaseEvaluation) -> tuple[str, ...]:
         phase.phase,
         str(len(phase.buckets)),
         str(phase.steps),
-        *(_percent(waste) for waste in wastes),
+        *(percent(waste) for waste in wastes),
         str(len(phase.dead)),
         "" if phase.seconds is None else f"{phase.seconds:.1f}",
     )
@@ -69,17 +69,17 @@ def _section(phase: PhaseEvaluation, hottest: int) -> list[str]:
         lines.append(_uncovered(phase))
     if phase.steps:
         lines.append(
-            f"waste {_percent(phase.waste)} (steps: p50 {_percent(phase.waste_p50)}, p95 {_percent(phase.waste_p95)}, "
-            f"p99 {_percent(phase.waste_p99)}), {phase.real_tokens} tokens padded to {phase.padded_tokens}"
+            f"waste {percent(phase.waste)} (steps: p50 {percent(phase.waste_p50)}, p95 {percent(phase.waste_p95)}, "
+            f"p99 {percent(phase.waste_p99)}), {phase.real_tokens} tokens padded to {phase.padded_tokens}"
         )
         if phase.ragged_waste:
-            lines.append(f"of it {_percent(phase.ragged_waste)} by unequal lengths in one step, which no bucket avoids")
+            lines.append(f"of it {percent(phase.ragged_waste)} by unequal lengths in one step, which no bucket avoids")
         if phase.seconds is not None:
             lines.append(f"{phase.seconds:.1f} s by the bench")
     used = phase.hottest(hottest)
     if used:
         rows = [
-            (shape(use.bucket), str(use.steps), str(use.requests), _percent(use.waste), _percent(use.share))
+            (shape(use.bucket), str(use.steps), str(use.requests), percent(use.waste), percent(use.share))
             for use in used
         ]
         lines += ["", *table([USE_HEADER, *rows], range(1, 5)), ""]
@@ -105,7 +105,3 @@ def _shapes(buckets: Sequence[Bucket]) -> str:
 def shape(bucket: Bucket) -> str:
     """A bucket without its phase: "4x512+0"."""
     return f"{bucket.batch}x{bucket.query}+{bucket.context}"
-
-
-def _percent(fraction: float | None) -> str:
-    return "-" if fraction is None else f"{fraction:.1%}"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from llmc.buckets.bucket import PHASES, Phase
 from llmc.buckets.selection import Chosen, PhaseProblem
-from llmc.buckets.text_table import table
+from llmc.buckets.text_table import percent, table
 
 COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 """Numbers of graphs that are tried by default."""
@@ -55,7 +55,7 @@ def text(frontier: Sequence[FrontierPoint]) -> str:
         cells = [str(point.graphs)]
         for phase in PHASES:
             choice = point.chosen[phase]
-            cells += ["–" if choice.waste is None else f"{choice.waste:.1%}", f"{choice.gap:.1%}"]
+            cells += [percent(choice.waste), percent(choice.gap)]
         rows.append(tuple(cells))
     lines = [
         *table(rows, right=range(5)),

@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 SEQUENCES, LENGTH = 16, 1024
 """What the measured bundles run: the largest batch, and room for the prompts."""
 
-QUANTISATIONS = ("int8",)
-"""What both engines offer, and is measured."""
-
 INTERRUPTED = "interrupted.json"
 """What an interrupted run measured, beside the bundles that it measured."""
 
@@ -47,7 +44,8 @@ def cpu(
 ) -> None:
     """Measure the engines that --device cpu chooses between on this host, and say what it would choose, and why.
 
-    Decode steps, a prompt, the time to the first token and memory, in turn. What is measured is kept beside what was
+    Decode steps, a prompt, the time to the first token and memory, in turn, in int8 and in what each engine would
+    compile the model with by default. What is measured is kept beside what was
     measured before, and llmc compile --device cpu chooses by it where it holds: for as many threads, models alike (by
     type and size), the same versions of the engines, and the same options. Interrupted, it shows and writes what it
     has as llmc bench --against does, and choices go on by what was measured before.
@@ -104,13 +102,12 @@ def _measure(
     scope = scope if rounds is None else replace(scope, rounds=rounds)
     work = folder / "bundles"
     bundles: dict[str, Bundle] = {}
-    total = len(engines) * len(QUANTISATIONS)
+    cases = [(engine, kind) for engine in engines for kind in _kinds(engine, checkpoint)]
     with StepProgress("compile", hidden) as compiled:
-        for kind in QUANTISATIONS:
-            for engine in engines:
-                name = f"{engine} {kind}"
-                compiled(name, len(bundles), total)
-                bundles[name] = Bundle.open(_compiled(model, engine, kind, work / f"{engine}-{kind}"))
+        for engine, kind in cases:
+            name = f"{engine} {kind}"
+            compiled(name, len(bundles), len(cases))
+            bundles[name] = Bundle.open(_compiled(model, engine, kind, work / f"{engine}-{kind}"))
     ready = make_ready(bundles, (), checkpoint, work, sys.executable, lambda _: None, quality=False)
     with StepProgress("measure", hidden) as progress, sigterm_interrupts():
         return compare.run(
@@ -119,11 +116,22 @@ def _measure(
         ), scope  # fmt: skip
 
 
+def _kinds(engine: str, checkpoint: Checkpoint) -> list[str]:
+    """What is measured of an engine: PLAIN, which all offer, and last its own default for the model."""
+    from llmc.compiler.model_size import weights_of
+    from llmc.compiler.options import CompileOptions
+    from llmc.compiler.targets.cpu.auto_engine import PLAIN, configured
+
+    default = str(configured(engine, CompileOptions(engine), weights_of(checkpoint))["quantize"])
+    return list(dict.fromkeys((PLAIN, default)))
+
+
 def _record(found: Comparison, scope: Scope, checkpoint: Checkpoint, engines: tuple[str, ...]) -> dict[str, Any]:
     """The measurements as `--device cpu` chooses by them."""
     from llmc.compiler.model_size import weights_of
     from llmc.compiler.options import CompileOptions
     from llmc.compiler.targets.cpu.auto_engine import configured, versions
+    from llmc.compiler.targets.cpu.measurements import OPTIONS
     from llmc.runtime.host import cpu_features
 
     return {
@@ -137,10 +145,12 @@ def _record(found: Comparison, scope: Scope, checkpoint: Checkpoint, engines: tu
         "engines": {
             engine: {
                 kind: {
-                    "options": configured(engine, CompileOptions(engine, kind)),
+                    "options": {
+                        n: v for n, v in configured(engine, CompileOptions(engine, kind)).items() if n in OPTIONS
+                    },
                     **_one(found, f"{engine} {kind}", scope.batches),
                 }
-                for kind in QUANTISATIONS
+                for kind in _kinds(engine, checkpoint)
             }
             for engine in engines
         },
@@ -189,7 +199,8 @@ def _text(measured: Measured) -> str:
                 (engine, kind, *steps, f"{prompt:.0f} ms", f"{start:.2f} s", f"{one['memory_bytes'] / 1e6:.0f} MB")
             )
     lines = table(rows, right=range(2, 9))
-    options = {engine: kinds["int8"]["options"] for engine, kinds in measured.engines.items()}
+    last = {engine: list(kinds.items())[-1] for engine, kinds in measured.engines.items()}
+    options = {engine: {"quantize": kind, **one["options"]} for engine, (kind, one) in last.items()}
     case = Case(
         sorted(measured.isa), measured.threads, measured.model_type, measured.parameters, measured.versions, options
     )

@@ -5,12 +5,58 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from typer.completion import get_completion_script  # type: ignore[attr-defined]
 
 from llmc.cli.options import one_of
 from llmc.errors import UnknownNameError
 
-SHELLS = ("bash", "zsh", "fish")
+SCRIPTS = {
+    "bash": r"""
+_llmc_completion() {
+    local IFS=$'\n' rest=$COMP_LINE words=() before word i
+    for ((i = 0; i <= COMP_CWORD; i++)); do  # bash splits at = and : too (COMP_WORDBREAKS), with nothing between
+        word=${COMP_WORDS[i]}
+        before=${rest%%"$word"*}
+        [[ $word ]] || before=$rest
+        rest=${rest:${#before}+${#word}}
+        if [[ $before || $i == 0 ]]; then words+=("$word"); else words[-1]+=$word; fi
+    done
+    COMPREPLY=($(env COMP_WORDS="${words[*]}" COMP_CWORD=$((${#words[@]} - 1)) _LLMC_COMPLETE=complete_bash "$1"))
+    word=${words[-1]}
+    if [[ $word == -*=* ]]; then
+        [[ $COMP_WORDBREAKS == *=* ]] || COMPREPLY=("${COMPREPLY[@]/#/${word%%=*}=}")
+        word=${word#*=}
+    fi
+    [[ $COMP_WORDBREAKS != *:* ]] || COMPREPLY=("${COMPREPLY[@]#"${word%"${word##*:}"}"}")
+}
+
+complete -o default -F _llmc_completion llmc
+""",
+    "zsh": r"""
+#compdef llmc
+
+_llmc_completion() {
+    local asked=${words[1,$CURRENT]}
+    [[ $PREFIX != -*=* ]] || compset -P 1 '*='
+    eval $(env _TYPER_COMPLETE_ARGS="$asked" _LLMC_COMPLETE=complete_zsh llmc)
+}
+
+compdef _llmc_completion llmc
+""",
+    "fish": r"""
+function _llmc_completion
+    env _LLMC_COMPLETE=complete_fish _TYPER_COMPLETE_FISH_ACTION=$argv _TYPER_COMPLETE_ARGS=(commandline -cp) llmc
+end
+
+function _llmc_arguments
+    _llmc_completion get-args | string replace -r -- '^' (string match -r '^-[^=]*=' -- (commandline -ct); or echo '')
+end
+
+complete --command llmc --no-files --arguments '(_llmc_arguments)' --condition '_llmc_completion is-args'
+""",
+}
+"""By shell. llmc is asked about the whole word `--option=value`; of that bash and zsh replace what stands behind the =,
+and fish all of it."""
+SHELLS = tuple(SCRIPTS)
 
 
 def register(app: typer.Typer) -> None:
@@ -36,4 +82,4 @@ def completion(
     """
     if shell not in SHELLS:
         raise UnknownNameError("shell", shell, SHELLS)
-    typer.echo(get_completion_script(prog_name="llmc", complete_var="_LLMC_COMPLETE", shell=shell))
+    typer.echo(SCRIPTS[shell].strip())

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from llmc.server.loading import OpenBundle
     from llmc.server.state import Progress
     from llmc.server.swapping import Reopen
+    from llmc.settings import Settings
 
 
 def opener(
@@ -35,6 +36,20 @@ def opener(
             return bundle_of(model, device, options, report, store, weights)
 
     return open_bundle
+
+
+def require_there(model: str, device: str | None, settings: Settings, store: Store) -> None:
+    """Raise what opening would of a bundle or checkpoint that is not there; nothing is compiled."""
+    from llmc.api import names_bundle
+    from llmc.artifacts.bundle.manifest import read_manifest
+    from llmc.artifacts.local.precompiled import place_for
+    from llmc.artifacts.local.references import resolve
+    from llmc.compiler.checkpoint import read_config
+
+    if names_bundle(model):
+        read_manifest(resolve(model, settings, store))
+    elif place_for(device or settings.device, model, settings.neuron_artifacts) is None:
+        read_config(model)
 
 
 def reopener(model: str, device: str | None, options: dict[str, Any], store: Store, weights: str | None) -> Reopen:

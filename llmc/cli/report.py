@@ -112,11 +112,12 @@ def _made(file: Path) -> str:
 
 def _waste(bundle: Bundle, file: Path) -> str:
     from llmc.buckets.replay import replay
+    from llmc.buckets.text_table import percent
     from llmc.buckets.traffic.source import Traffic
 
     found = replay(bundle.plan, Traffic(str(file)))
     phases = {"prompt": found.prompt, "decode": found.decode}
-    told = [f"{name} {'–' if one.waste is None else f'{one.waste:.1%}'}" for name, one in phases.items()]
+    told = [f"{name} {percent(one.waste)}" for name, one in phases.items()]
     uncovered = found.prompt.uncovered + found.decode.uncovered
     return f"{', '.join(told)} on {found.prompt.requests:,} recorded requests; {uncovered} uncovered"
 

@@ -15,7 +15,7 @@ import typer
 from llmc.cli import output as messages
 from llmc.cli.capturing import CaptureFlags, takes_capture_flags
 from llmc.cli.grouped_help import add
-from llmc.cli.openers import opener, reopener
+from llmc.cli.openers import opener, reopener, require_there
 from llmc.cli.options import (
     ENGINE,
     BundleOrModelArgument,
@@ -262,6 +262,7 @@ def serve_command(
             from llmc.server.ray_serve import serve as serve_over_ray
 
             replicated = fleet(address or settings.ray_address, replicas, threads or settings.threads, scaling)
+            require_there(bundle, device, settings, store)
             raise typer.Exit(
                 serve_over_ray(config, open_bundle, replicated, options=run, warm_up=warming, report=report)
             )

@@ -351,6 +351,8 @@ def test_a_comparison_has_a_row_for_every_plan_and_phase(guide_plan):
         "one    decode       1    112  168.4%  167.6%  222.6%  227.9%     0",
         "one: 1 decode step covered by no bucket: plan anew",
     ]
+    silent = comparison_text([("guide", evaluate(guide_plan, events[:1]))]).splitlines()
+    assert silent[2].split() == ["guide", "decode", "48", "0", "–", "–", "–", "–", "48"]
     timed = [("guide", evaluate(guide_plan, events, bench=bench("prompt")))]
     lines = comparison_text(timed).splitlines()
     assert lines[0].endswith("dead  seconds")

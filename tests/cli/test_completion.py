@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import select
 import shlex
 import shutil
@@ -23,8 +24,8 @@ from tests.cli.test_main import HEAVY, imported
 
 COMPLETED = """
 eval "$(llmc completion bash)"
-set -- {words}
-COMP_WORDS=("$@") COMP_CWORD=$(($# - 1))
+{before}
+COMP_LINE={line} COMP_WORDS=({words}) COMP_CWORD={last}
 _llmc_completion llmc
 printf '%s\\n' "${{COMPREPLY[@]}}"
 """
@@ -60,8 +61,17 @@ def run(*command: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
 
 
-def bash(words: str) -> list[str]:
-    return run("bash", "--norc", "-c", COMPLETED.format(words=shlex.join(words.split(" ")))).split()
+def bash(line: str, breaks: str = ":=", before: str = "") -> list[str]:
+    """What it completes of a line that ends at the cursor; words end at `breaks`, too, as COMP_WORDBREAKS has them."""
+    words = [part for word in line.split(" ") for part in re.split(f"([{breaks}])" if breaks else "$^", word)]
+    kept = [word for n, word in enumerate(words) if word or n == len(words) - 1]
+    if len(kept) > 1 and kept[-1] == "" and kept[-2] in breaks and not line.endswith(" "):
+        kept.pop()  # the cursor is at a break: that is the word
+    script = COMPLETED.format(
+        line=shlex.quote(line), words=shlex.join(kept), last=len(kept) - 1,
+        before=before or f"COMP_WORDBREAKS=$' \\n{breaks}'",
+    )  # fmt: skip
+    return run("bash", "--norc", "-c", script).split()
 
 
 def fish(words: str) -> list[str]:
@@ -77,12 +87,34 @@ def test_bash_completes_commands_options_devices_and_values() -> None:
     assert bash("llmc plan ev") == ["evaluate"]
     assert bash("llmc completion ") == list(SHELLS)
     assert bash("llmc compile mo") == [], "paths are the shell's own"
+    assert bash("llmc compile m --plan=mo") == []
+
+
+@pytest.mark.parametrize("breaks", ["", ":", "=", ":="])
+def test_bash_completes_a_value_behind_an_equals_sign(breaks: str) -> None:
+    """What replaces the word that the shell sees: all of it, or what stands behind its last break."""
+    option = "" if "=" in breaks else "--device="
+    assert bash("llmc compile m --device=hp", breaks) == [f"{option}hpu"]
+    assert bash("llmc compile m --device=", breaks) == [option + device for device in offered()]
+    assert bash("llmc compile m --quantize=int8 --device=hp", breaks) == [f"{option}hpu"]
+    assert bash("llmc compile m --quantize=int8 --device hp", breaks) == ["hpu"]
+
+
+@pytest.mark.parametrize(("breaks", "reply"), [("=", "tpu:v5e-2x2"), (":=", "v5e-2x2")])
+def test_bash_is_given_what_stands_behind_a_colon(breaks: str, reply: str) -> None:
+    """Of a value that llmc completes whole; here another command says it."""
+    answer = "env() { printf '%s\\n' tpu:v5e-2x2; }"
+    before = f"COMP_WORDBREAKS=$' \\n{breaks}'; {answer}"
+    assert bash("llmc compile m --device=tpu:v", breaks, before) == [reply]
+    assert bash("llmc compile m --device tpu:", breaks, before) == [reply]
 
 
 def test_fish_completes_with_the_help_of_each() -> None:
     assert fish("llmc compile m --device on") == ["onnxruntime"]
     assert fish("llmc ver") == [f"verify\t{COMMANDS['verify'][1]}"]
     assert fish("llmc compile mod") == ["model.gguf"]
+    assert fish("llmc compile m --device=hp") == ["--device=hpu"]
+    assert fish("llmc compile m --plan=mod") == ["--plan=model.gguf"]
 
 
 @pytest.mark.parametrize("shell", BEGIN)
@@ -94,9 +126,10 @@ def test_what_is_typed_at_a_terminal_is_completed_paths_too(shell: str) -> None:
         try:
             os.write(terminal, f"{SET_UP[shell]}eval \"$(llmc completion {shell})\"; echo is''ready\n".encode())
             assert "isready" in read(terminal, "isready")
-            os.write(terminal, b"llmc compi\tmod\t--device onn\t")
-            shown = read(terminal, "onnxruntime")
+            os.write(terminal, b"llmc compi\tmod\t--device onn\t--quantize=kee\t")
+            shown = read(terminal, "keep")
             assert "compile" in shown and "model.gguf" in shown and "onnxruntime" in shown, shown
+            assert "--quantize=keep " in shown, shown
         finally:
             process.kill()
             os.close(terminal)

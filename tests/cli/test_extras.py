@@ -58,19 +58,35 @@ def told(said: tuple[int, str], extra: str, code: int = 3) -> None:
     assert error.startswith("llmc: error: ") and f"pip install 'llmc[{extra}]'" in error, said
 
 
-@pytest.mark.parametrize(
-    ("packages", "device", "extra"),
-    [
-        ("torch", "onnxruntime", "compile"),
-        ("transformers", "onnxruntime", "compile"),
-        ("onnx", "onnxruntime", "compile"),
-        ("torch", "hpu", "compile"),
-        ("openvino", "openvino", "openvino"),
-        ("openvino", "openvino:GPU", "openvino"),
-        ("jax,jaxlib", "xla", "xla"),
-        ("libtpu", "tpu:v5e-1x1", "tpu"),
-    ],
+COMPILES = (
+    ("torch", "onnxruntime", "compile"),
+    ("transformers", "onnxruntime", "compile"),
+    ("onnx", "onnxruntime", "compile"),
+    ("torch", "hpu", "compile"),
+    ("openvino", "openvino", "openvino"),
+    ("openvino", "openvino:GPU", "openvino"),
+    ("jax,jaxlib", "xla", "xla"),
+    ("libtpu", "tpu:v5e-1x1", "tpu"),
+    ("jax_cuda13_plugin,jax-cuda13-plugin", "cuda:h100", "cuda"),
 )
+FOR_RAY = ("--device", "fake", "--executor", "ray", "--max-model-len", "32", "--max-num-seqs", "2")
+COMMANDS = (
+    ("cryptography", ["cache", "keygen", "key"], "sign", 3),
+    ("backports", ["cache", "export", "out.tar.zst", "bundle"], "archive", 3),
+    ("fsspec", ["cache", "push", "s3://bucket/folder"], "remote", 3),
+    ("s3fs", ["cache", "push", "s3://bucket/folder"], "remote", 3),
+    ("oras", ["cache", "push", "oci://localhost:1/name:tag", "bundle"], "remote", 3),
+    ("matplotlib", ["plan", "toy", "--max-model-len", "32", "--plot", "plan.png"], "plot", 3),
+    ("matplotlib", ["cache", "ls", "--plot", "store.html"], "plot", 3),
+    ("jsonschema", ["plan", "--fleet", "fleet.yaml"], "fleet", 3),
+    ("uvicorn", ["serve", "bundle"], "serve", 2),
+    ("prometheus_client", ["serve", "bundle"], "serve", 2),
+    ("ray", ["serve", "bundle", "--executor", "ray"], "ray", 3),
+    ("ray", ["compile", "toy", *FOR_RAY, "-o", "made"], "ray", 3),
+)
+
+
+@pytest.mark.parametrize(("packages", "device", "extra"), COMPILES)
 def test_a_compile_says_what_its_device_lacks(llmc: Llmc, toy: Path, packages: str, device: str, extra: str) -> None:
     sizes = ("hidden_size", "intermediate_size", "max_position_embeddings")
     counts = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads")
@@ -98,23 +114,30 @@ def test_what_opens_a_bundle_says_what_it_runs_on(
     told(without(packages, command, bundle, *more), extra)
 
 
-@pytest.mark.parametrize(
-    ("packages", "arguments", "extra", "code"),
-    [
-        ("cryptography", ["cache", "keygen", "key"], "sign", 3),
-        ("backports", ["cache", "export", "out.tar.zst", "bundle"], "archive", 3),
-        ("fsspec", ["cache", "push", "s3://bucket/folder"], "remote", 3),
-        ("oras", ["cache", "push", "oci://localhost:1/name:tag", "bundle"], "remote", 3),
-        ("matplotlib", ["plan", "toy", "--max-model-len", "32", "--plot", "plan.png"], "plot", 3),
-        ("matplotlib", ["cache", "ls", "--plot", "store.html"], "plot", 3),
-        ("uvicorn", ["serve", "bundle"], "serve", 2),
-    ],
-)
+@pytest.mark.parametrize(("packages", "arguments", "extra", "code"), COMMANDS)
 def test_other_commands_say_what_they_lack(
     llmc: Llmc, toy: Path, bundle: Path, here: Path, packages: str, arguments: list[str], extra: str, code: int
 ) -> None:
     (here / "toy").symlink_to(toy)
+    (here / "fleet.yaml").write_text("models: []\n")
     told(without(packages, *arguments), extra, code)
+
+
+def test_every_extra_is_missed_by_a_command_of_these_tests() -> None:
+    extras = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert {case[2] for case in (*COMPILES, *COMMANDS)} == set(extras) - {"docs", "dev"}, "which are llmc's developers'"
+
+
+def test_a_bundle_is_verified_without_the_extra_for_signatures_up_to_a_trusted_one(
+    llmc: Llmc, bundle: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files are compared with their digests; only a signature by a key that is trusted here needs more."""
+    monkeypatch.setenv("LLMC_TRUSTED_KEYS", str(here / "trusted"))
+    unsigned = without("cryptography", "cache", "verify", bundle)
+    assert llmc("cache", "keygen", "key").code == llmc("cache", "sign", bundle, "--key", "key").code == 0
+    assert unsigned[0] == without("cryptography", "cache", "verify", bundle)[0] == 0
+    assert llmc("cache", "trust", "key.pub").code == 0
+    told(without("cryptography", "cache", "verify", bundle), "sign")
 
 
 ELSEWHERE = {"habana_frameworks", "hyperdex", "nrtpy", "torch_xla", "pytest", "compression"}

@@ -11,8 +11,9 @@ from llmc.artifacts.overview.freeing import by_limit, in_order
 from llmc.artifacts.overview.survey import Listed, Survey
 from llmc.artifacts.store.entries import Entry
 from llmc.artifacts.store.pins import pins
-from llmc.buckets.pages.tables import Section, Table, columns, percent
+from llmc.buckets.pages.tables import Section, Table, columns
 from llmc.buckets.plots.data import printable
+from llmc.buckets.text_table import percent
 from llmc.buckets.warmup.sizes import size_text
 
 MAX_ROWS = 500

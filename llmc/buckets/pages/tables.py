@@ -46,11 +46,6 @@ def columns(names: Sequence[str], left: int) -> tuple[tuple[str, bool], ...]:
     return tuple((name, place >= left) for place, name in enumerate(names))
 
 
-def percent(fraction: float | None) -> str:
-    """0.118 as "11.8%"; "–" for None."""
-    return "–" if fraction is None else f"{fraction:,.1%}"
-
-
 def counts(*values: int) -> Cells:
     """Numbers as cells hold them."""
     return tuple(f"{value:,}" for value in values)

@@ -12,9 +12,9 @@ from matplotlib.patches import Patch
 from llmc.buckets.bucket import PHASES, Phase
 from llmc.buckets.evaluation import PhaseEvaluation
 from llmc.buckets.evaluation_text import shape
-from llmc.buckets.pages.tables import percent
 from llmc.buckets.plots.data import PlanView, counted, shortened
 from llmc.buckets.plots.style import FAINT, INK, MISSING, PADDING, REAL, percents, tokens
+from llmc.buckets.text_table import percent
 
 HOTTEST = 15
 """Buckets whose padding is drawn, those with the most padded tokens."""

@@ -9,9 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import FigureBase
 
 from llmc.buckets.bucket import PHASES, Phase
-from llmc.buckets.pages.tables import percent
 from llmc.buckets.plots.data import PlanView, counted, shortened, spread
 from llmc.buckets.plots.style import FAINT, INK, PHASE_COLORS, percents_of_ten, powers_of_two
+from llmc.buckets.text_table import percent
 
 if TYPE_CHECKING:
     from llmc.buckets.frontier import FrontierPoint

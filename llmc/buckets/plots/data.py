@@ -10,10 +10,10 @@ import numpy as np
 
 from llmc.buckets.bucket import PHASES, Bucket, Phase
 from llmc.buckets.evaluation import Evaluation, PhaseEvaluation
-from llmc.buckets.pages.tables import percent
 from llmc.buckets.plan import Plan
 from llmc.buckets.plots.asked import Asked, Ints
 from llmc.buckets.replay import replay
+from llmc.buckets.text_table import percent
 
 if TYPE_CHECKING:
     from llmc.buckets.traffic.source import Traffic

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 from llmc.buckets.bucket import PHASES, Phase
 from llmc.buckets.evaluation import RAGGED, RESULT, USE
-from llmc.buckets.pages.tables import Cells, Section, Table, columns, counts, percent
+from llmc.buckets.pages.tables import Cells, Section, Table, columns, counts
 from llmc.buckets.plots.data import PlanView, printable
 from llmc.buckets.report import HEADER, dimension_rows
+from llmc.buckets.text_table import percent
 
 if TYPE_CHECKING:
     from llmc.buckets.frontier import FrontierPoint

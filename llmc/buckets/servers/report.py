@@ -11,6 +11,7 @@ from llmc.buckets.servers import text
 from llmc.buckets.servers.base import Export, Server, Setup
 from llmc.buckets.servers.evaluation import ServerEvaluation
 from llmc.buckets.servers.export import arguments_text, environment_text
+from llmc.buckets.text_table import percent
 
 if TYPE_CHECKING:
     from matplotlib.figure import FigureBase
@@ -69,7 +70,7 @@ def _start(found: Findings) -> Section:
             f"{one.graphs:,}",
             text.seconds(one.warmup_seconds),
             text.size(one.graph_bytes),
-            text.percent(one.missing),
+            percent(one.missing),
         )
         for name, one in found.evaluations
     ]
@@ -81,7 +82,7 @@ def _start(found: Findings) -> Section:
             one = evaluation.family(family.name)
             counts = (len(one.shapes), one.steps, one.real, one.padded, one.missing, len(one.dead))
             wastes = (one.waste, one.waste_p50, one.waste_p95)
-            rows.append((name, *(f"{count:,}" for count in counts), *(text.percent(waste) for waste in wastes)))
+            rows.append((name, *(f"{count:,}" for count in counts), *(percent(waste) for waste in wastes)))
         header = (
             "configuration",
             "graphs",
@@ -107,7 +108,7 @@ def _bars(figure: FigureBase, found: Findings, family: str) -> None:
         one = evaluation.family(family)
         axes.barh(place, one.real, color=REAL, label="needed" if not place else None)
         axes.barh(place, one.padded - one.real, left=one.real, color=PADDING, label="padding" if not place else None)
-        axes.annotate(f"  {text.percent(one.waste)}", (one.padded, place), va="center")
+        axes.annotate(f"  {percent(one.waste)}", (one.padded, place), va="center")
     axes.set_yticks(range(len(found.evaluations)), [name for name, _ in found.evaluations])
     axes.invert_yaxis()
     axes.margins(x=0.12)

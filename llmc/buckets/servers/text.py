@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from llmc.buckets.servers.base import Accepted, Shape
 from llmc.buckets.servers.evaluation import FamilyEvaluation, ServerEvaluation
-from llmc.buckets.text_table import table
+from llmc.buckets.text_table import percent, table
 from llmc.buckets.warmup.sizes import size_text
 
 HEADER = ("configuration", "family", "graphs", "steps", "waste", "p50", "p95", "misses", "dead")
@@ -15,11 +15,6 @@ OWN = "the server's own"
 
 SHOWN = 6
 """Shapes that a line names."""
-
-
-def percent(share: float | None) -> str:
-    """0.118 as "11.8%"."""
-    return "–" if share is None else f"{share:.1%}"
 
 
 def seconds(value: float | None) -> str:

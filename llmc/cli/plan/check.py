@@ -47,6 +47,7 @@ def check(
     from llmc.buckets.servers import text
     from llmc.buckets.servers.evaluation import evaluate
     from llmc.buckets.servers.tune import ServerBudget, ends, tune
+    from llmc.buckets.text_table import percent
 
     server, limit = flags.model(), fraction("--fail-above", fail_above) or 0.0
     loaded = flags.load(server, source)
@@ -69,10 +70,8 @@ def check(
         for note in notes:
             typer.echo(note, err=True)
         typer.echo(text.comparison([(source, now), ("planned anew", new)]), nl=False)
-        said = f"padding {text.percent(now.worst)}, steps without a graph {text.percent(now.missing)}"
-        gain = f"planned anew: {text.percent(new.worst)} and {text.percent(new.missing)}"
-        typer.echo(
-            f"{'above the limit' if drifted else 'within the limit'}: {said}, limit {text.percent(limit)}; {gain}"
-        )
+        said = f"padding {percent(now.worst)}, steps without a graph {percent(now.missing)}"
+        gain = f"planned anew: {percent(new.worst)} and {percent(new.missing)}"
+        typer.echo(f"{'above the limit' if drifted else 'within the limit'}: {said}, limit {percent(limit)}; {gain}")
     if drifted:
         raise typer.Exit(DRIFTED)

@@ -58,11 +58,11 @@ class Footprint:
     ) -> None:
         """`weights` are the checkpoint's own where they are known; None: what the model's sizes say. The model `turns`
         there (verification/probes.py)."""
-        self._why, self._half = "", ""
+        self._half = ""
         self._model = model
         self._weights = list(weights if weights is not None else model.weights if model else [])
         self._target = target
-        self._options = target.configure(options)
+        self._options, self._why = target.settle(options, self._weights)
         self._limits = limits
         self._turns = turns
         self.durations = Durations(self._target, self._options, model, sum(w.count for w in self._weights), store)
@@ -107,7 +107,7 @@ class Footprint:
         size = size_of(config, model if isinstance(model, str) else model.asked)
         weights = _stored(model) or size.weights
         asked = replace(options or CompileOptions(device), jobs=settings.threads)
-        deployment = Deployment(limits, facts or {}, config, sum(one.count for one in weights))
+        deployment = Deployment(limits, facts or {}, config, weights)
         target, asked, why = open_target(asked.device, settings).resolve(asked, deployment)
         found = cls(
             size,
@@ -120,7 +120,8 @@ class Footprint:
             weights,
             turns_of(config),
         )
-        found._why, found._half = why, str(config.get("dtype") or config.get("torch_dtype"))
+        found._why = "; ".join(filter(None, (why, found._why)))
+        found._half = str(config.get("dtype") or config.get("torch_dtype"))
         return found
 
     def executables(self, buckets: Sequence[Bucket]) -> int:

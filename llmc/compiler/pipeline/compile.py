@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -135,13 +135,12 @@ def compile_bundle(
         report(event)
 
     stages = Stages(store, checkpoint, plan, on_stage, target.settings)
-    because = f"{target.executor}: {job.why}" if job.why else ""
-    made = _make(stages, target, job.asked, job.options, report, unverified, because)
+    made = _make(stages, target, job.asked, job.options, report, unverified, job.because, job.decided)
     options, choice = made.options, made.choice
     final, sources, entries = made.manifest, made.sources, list(made.entries)
     starter = target.starter(options)
     if starter is not None:
-        quick = _make(stages, starter[0], None, starter[1], report, unverified, "")
+        quick = _make(stages, starter[0], None, starter[1], report, unverified)
         entries += quick.entries
         final, sources = _with_starter(stages, made, quick)
     remember_recorded(store, final)
@@ -188,17 +187,19 @@ def lowered(
         if asked is not None and any(asked.get(name) not in (None, "auto") for name in e.instead):
             raise
         options = options.changed(**e.instead)
+        if asked is not None and asked.quantize is None:  # what the weights decided was for what does not fit
+            options = replace(options, quantize=target.configure(asked).quantize)
         return target.lower(stages, target.trace(stages, options), options), options, e.why
 
 
 def _make(
     stages: Stages, target: Target, asked: CompileOptions | None, options: CompileOptions, report: Reporter,
-    unverified: str | None, because: str,
+    unverified: str | None, because: str = "", decided: str = "",
 ) -> _Made:  # fmt: skip
     """Trace, lower, compile and verify for one target. `options` are what it makes of those that were `asked` for, None
-    for none, and `because` says why it is this target."""
+    for none, `because` says why it is this target, and `decided` why the model's defaults are these, if they fit."""
     made, options, changed = lowered(stages, target, asked, options)
-    choice = "; ".join(filter(None, (target.choice(options), because, changed)))
+    choice = "; ".join(filter(None, (target.choice(options), because, changed or decided)))
     shapes = target.shapes(stages.plan.buckets, options)
     entries = _executables(stages, target, made, shapes, options, report)
     files = [stages.store.path(made.entry.outputs["executable"]) for made in entries]

@@ -39,7 +39,7 @@ def dry_run(
     why_unverified(job.target, job.checkpoint, job.options)
     stages = Stages(store, job.checkpoint, plan, ignore, job.target.settings)
     found = _estimate(job.target, stages, job.options)
-    return found | {"choice": f"{found['choice']}; {job.target.executor}: {job.why}"} if job.why else found
+    return found | {"choice": "; ".join(filter(None, (found["choice"], job.because, job.decided)))}
 
 
 def _estimate(target: Target, stages: Stages, options: CompileOptions) -> dict[str, Any]:

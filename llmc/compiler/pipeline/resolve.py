@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Job:
     """The inputs of a compile, determined once: the open checkpoint, the target that the device stands for, the options
-    that were `asked` for, the same with the target's defaults (`options`), and the reason for that target ("" if the
-    device stands for itself)."""
+    that were `asked` for, the same with the target's defaults (`options`), the reason for that target ("" if the
+    device stands for itself), and the reason for defaults that the model `decided` ("" for none)."""
 
     checkpoint: Checkpoint
     plan: Plan
@@ -33,6 +33,7 @@ class Job:
     asked: CompileOptions
     options: CompileOptions
     why: str
+    decided: str
 
     @classmethod
     def of(cls, model: str | Checkpoint, plan: Plan, options: CompileOptions, settings: Settings | None = None) -> Job:
@@ -41,10 +42,10 @@ class Job:
         Raises CheckpointError, InputError and DeviceError, before anything is made.
         """
         checkpoint = open_checkpoint(model)
-        parameters = sum(weights.count for weights in weights_of(checkpoint))
-        deployment = Deployment(plan.limits, plan.provenance.facts, checkpoint.config, parameters)
+        weights = weights_of(checkpoint)
+        deployment = Deployment(plan.limits, plan.provenance.facts, checkpoint.config, weights)
         target, asked, why = open_target(options.device, settings).resolve(options, deployment)
-        settled = target.configure(asked)
+        settled, decided = target.settle(asked, weights)
         if checkpoint.choices and not target.selects_adapters:
             raise InputError(
                 f"device {options.device} has no graphs whose rows choose an adapter, as those of "
@@ -59,7 +60,12 @@ class Job:
                 "cached tokens; plan for this model"
             )
         settled.require_vocabulary(checkpoint.name, int(checkpoint.config["vocab_size"]))
-        return cls(checkpoint, plan, target, asked, settled, why)
+        return cls(checkpoint, plan, target, asked, settled, why, decided)
+
+    @property
+    def because(self) -> str:
+        """Why it is this target, as summaries have it."""
+        return f"{self.target.executor}: {self.why}" if self.why else ""
 
 
 def target_of(manifest: Manifest) -> Target:

@@ -82,12 +82,17 @@ class TopologyForm:
 @dataclass(frozen=True)
 class Deployment:
     """The case of a compile: a plan's limits and its facts (mean lengths of traffic), the model's configuration and its
-    number of parameters."""
+    weights."""
 
     limits: Limits
     facts: Mapping[str, Any]
     config: Mapping[str, Any]
-    parameters: int
+    weights: Sequence[Weights]
+
+    @property
+    def parameters(self) -> int:
+        """How many weights."""
+        return sum(one.count for one in self.weights)
 
 
 @dataclass(frozen=True)
@@ -254,6 +259,12 @@ class Target(ABC):
         own = self._own(options)
         specialise = self.specialises_by_default if options.specialise is None else options.specialise
         return replace(options, quantize=quantize, dtype=dtype, specialise=specialise, own=own)
+
+    def settle(self, options: CompileOptions, weights: Sequence[Weights]) -> tuple[CompileOptions, str]:
+        """`configure` for a model of such weights, and the reason for the defaults that they decide; "" where they
+        decide none."""
+        del weights
+        return self.configure(options), ""
 
     def _own(self, options: CompileOptions) -> dict[str, Value]:
         """The given values of its own options, without defaults; raises InputError for options of other targets."""

@@ -2,7 +2,8 @@
 
 Measurements (cpu/measurements.py) that are kept with the code were made by `llmc bench cpu` on the machine that they
 name; the user's own, made by the same command, come first. They count where they hold: for this host, these versions,
-as many threads, models alike, and the options that would be compiled with.
+as many threads, models alike, and the options that would be compiled with. Where no quantisation is asked for, each
+engine is compared in its own default for the model, or, if that was not measured, all in PLAIN.
 
 Rule: the candidates are the engines that are installed, offer the requested options and keep the user's limits. The one
 with the faster decode step at the plan's max_num_seqs wins; if lengths of traffic are known, the one with the faster
@@ -29,10 +30,13 @@ from llmc.runtime.host import cpu_features
 from llmc.settings import Settings
 
 if TYPE_CHECKING:
+    from llmc.compiler.architectures.shared.size import Weights
     from llmc.compiler.targets.base import Deployment
 
 ENGINES = ("onnxruntime", "openvino")
 TIE = 0.03
+PLAIN = "int8"
+"""The quantisation that every record has of every engine."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,7 @@ def choice_for(wanted: Wanted, options: CompileOptions, deployment: Deployment, 
     here = installed()
     case = Case(
         cpu_features(), settings.threads, str(deployment.config.get("model_type")), deployment.parameters,
-        versions(here), {engine: configured(engine, options) for engine in here},
+        versions(here), {engine: configured(engine, options, deployment.weights) for engine in here},
     )  # fmt: skip
     return choose(wanted, measurements(settings.cache_dir), case)
 
@@ -77,13 +81,14 @@ def versions(engines: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def configured(engine: str, options: CompileOptions) -> dict[str, Any]:
-    """The options of an engine that its figures depend on, as a compile would set them; empty if it refuses them."""
+def configured(engine: str, options: CompileOptions, weights: Sequence[Weights] = ()) -> dict[str, Any]:
+    """The options of an engine that its figures depend on, as a compile of such weights would set them, and quantize;
+    empty if it refuses them."""
     try:
-        found = open_target(engine).configure(replace(options, device=engine))
+        found, _ = open_target(engine).settle(replace(options, device=engine), weights)
     except (InputError, DeviceError):
         return {}
-    return {name: found.get(name) for name in OPTIONS}
+    return {name: found.get(name) for name in ("quantize", *OPTIONS)}
 
 
 def installed() -> tuple[str, ...]:
@@ -103,15 +108,15 @@ def choose(wanted: Wanted, measured: Sequence[Measured], case: Case) -> Choice:
         return Choice(first, f"{other} is not installed")
     if wanted.dtype not in ("auto", "f32"):
         return Choice("openvino", f"only openvino offers dtype {wanted.dtype}")
-    kind = wanted.quantize or "int8"
-    unfit = [(one.unfit(case, kind), one) for one in measured]
-    record = next((one for why, one in unfit if not why), None)
+    record, kinds, unfit = _record(wanted, measured, case)
     if record is None:
         tried = (
             "; ".join(dict.fromkeys(f"{one.model} was measured {why}" for why, one in unfit)) or "nothing was measured"
         )
-        return Choice(ENGINES[0], f"no measurement of {kind} holds here ({tried}): `llmc bench cpu MODEL` makes one")
-    found = {engine: record.engines[engine][kind] for engine in here}
+        return Choice(
+            ENGINES[0], f"no measurement of {_said(kinds)} holds here ({tried}): `llmc bench cpu MODEL` makes one"
+        )
+    found = {engine: record.engines[engine][kinds[engine]] for engine in here}
     scale = case.parameters / record.parameters
     kept = {e: one for e, one in found.items() if _keeps(one, wanted, scale)}
     if not kept:
@@ -123,7 +128,28 @@ def choose(wanted: Wanted, measured: Sequence[Measured], case: Case) -> Choice:
     over = [e for e in found if e not in kept]
     limits = f"; {', '.join(over)} would not keep the limits" if over else ""
     of = "" if scale == 1 else f", scaled from {record.model}"
-    return Choice(best, f"{what} in {kind} measured: {numbers} ({record.machine}{of}){limits}")
+    return Choice(best, f"{what} in {_said(kinds)} measured: {numbers} ({record.machine}{of}){limits}")
+
+
+def _record(
+    wanted: Wanted, measured: Sequence[Measured], case: Case
+) -> tuple[Measured | None, dict[str, str], list[tuple[str, Measured]]]:
+    """The first record that holds, the quantisation that each engine is compared in, and of each why it does not."""
+    plain = dict.fromkeys(case.options, wanted.quantize or PLAIN)
+    own = {engine: str(options.get("quantize", plain[engine])) for engine, options in case.options.items()}
+    for kinds in (own, plain):
+        unfit = [(one.unfit(case, kinds), one) for one in measured]
+        record = next((one for why, one in unfit if not why), None)
+        if record is not None:
+            break
+    return record, kinds, unfit
+
+
+def _said(kinds: Mapping[str, str]) -> str:
+    """Quantisations of engines, in words."""
+    if len(set(kinds.values())) == 1:
+        return next(iter(kinds.values()))
+    return " and ".join(f"{kind} ({engine})" for engine, kind in kinds.items())
 
 
 def _kernels(one: Mapping[str, Any]) -> str:

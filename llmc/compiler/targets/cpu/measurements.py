@@ -38,7 +38,7 @@ OPTIONS = ("kernels", "dtype", "specialise")
 class Case:
     """What a measurement is looked up for: this host, these versions, and a model.
 
-    `options`: engine → its OPTIONS as they would be compiled with.
+    `options`: engine → its OPTIONS as they would be compiled with, and "quantize" where that is known.
     """
 
     isa: Sequence[str]
@@ -74,8 +74,8 @@ class Measured:
             str(data["model_type"]), int(data["parameters"]), versions, engines,
         )  # fmt: skip
 
-    def unfit(self, case: Case, kind: str) -> str:
-        """Why the record says nothing about a case of a quantisation, in words; empty where it does."""
+    def unfit(self, case: Case, kinds: Mapping[str, str]) -> str:
+        """Why the record says nothing about a case with each engine's quantisation, in words; empty where it does."""
         if missing := sorted(self.isa - set(case.isa)):
             return f"on a CPU with {', '.join(missing)}"
         if self.threads != case.threads:
@@ -88,12 +88,12 @@ class Measured:
             if self.versions.get(name) != version:
                 return f"with {name} {self.versions.get(name, 'unknown')}, not {version}"
         for engine, options in case.options.items():
-            one = self.engines.get(engine, {}).get(kind)
+            one = self.engines.get(engine, {}).get(kinds[engine])
             if one is None:
-                return f"without {engine} {kind}"
-            for name, value in options.items():
-                if one["options"].get(name) != value:
-                    return f"for {engine} with {name} {one['options'].get(name)}, not {value}"
+                return f"without {engine} {kinds[engine]}"
+            for name in OPTIONS:
+                if name in options and one["options"].get(name) != options[name]:
+                    return f"for {engine} with {name} {one['options'].get(name)}, not {options[name]}"
         return ""
 
     @property

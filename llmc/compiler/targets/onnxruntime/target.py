@@ -165,6 +165,16 @@ class OnnxRuntimeTarget(Target):
         check_activations(options)
         return options
 
+    def settle(self, options: CompileOptions, weights: Sequence[Weights]) -> tuple[CompileOptions, str]:
+        """As the contract says; llmc's kernels keep a GGUF's own blocks."""
+        from llmc.compiler.targets.onnxruntime.gguf_default import KEPT, in_gguf_blocks  # in no key of a lowering
+
+        if options.quantize is None and in_gguf_blocks(weights):
+            kept = self.configure(replace(options, quantize="keep"))
+            if ours(kept):
+                return kept, KEPT
+        return super().settle(options, weights)
+
     def executor_of(self, options: CompileOptions) -> str:
         """With llmc's kernels rows lie end to end."""
         return "onnxruntime-llmc" if ours(options) else self.executor

@@ -24,7 +24,9 @@ from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.compile import CompileResult, compile_bundle
 from llmc.compiler.targets import open_target
 from llmc.compiler.targets.onnxruntime import target as onnxruntime
+from llmc.compiler.targets.onnxruntime.gguf_default import KEPT
 from llmc.compiler.targets.onnxruntime.kernels import build as kernels
+from llmc.compiler.targets.onnxruntime.kernels import limits
 from llmc.compiler.targets.onnxruntime.kernels.limits import require_heads
 from llmc.compiler.targets.onnxruntime.kernels.panels import PARTS, Panels, to_float16
 from llmc.compiler.targets.unfit import UnfitError
@@ -38,6 +40,7 @@ from llmc.runtime.llm import BundleLLM
 from llmc.runtime.step import exact, ragged
 from llmc.testing.toy import toy_plan
 from tests.compiler import tiny
+from tests.compiler.checkpoint.writers import write_gguf
 from tests.compiler.targets.onnxruntime.kernels.host import own_set
 from tests.manifests import edit_manifest
 
@@ -213,6 +216,30 @@ def test_the_runtime_s_kernels_take_what_llmc_s_do_not(
         compile_with(model, tmp_path, quantize="int8", kernels="llmc", **checked)
     with pytest.raises(UnfitError, match=f"{re.escape(why)}.*; use --kernels onnxruntime, without --kv-cache-dtype"):
         compile_with(model, tmp_path, quantize="int8", kv_cache_dtype="int8", **checked)
+
+
+BLOCKS = {"embed_tokens": "Q8_0", "_proj": "Q4_1"}
+
+
+def test_a_gguf_s_blocks_are_kept_as_if_asked_for_and_the_manifest_says_why(library: Path, tmp_path: Path) -> None:
+    model = write_gguf(tmp_path / "m.gguf", types=BLOCKS)
+    asked, path = compile_with(model, tmp_path, quantize="keep", verify="none")
+    keys = [one.key for one in Bundle.open(path).manifest.executables]
+    made, path = compile_with(model, tmp_path, verify="none")
+    manifest = Bundle.open(path).manifest
+    assert (made.built, [one.key for one in manifest.executables]) == (0, keys)
+    assert manifest.options["quantize"] == "keep"
+    assert manifest.options["choice"] == made.choice == f"{asked.choice}; {KEPT}"
+
+
+def test_a_gguf_that_the_kernels_do_not_take_has_int8_in_the_runtime_s_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "_MOST_DIM", 8)
+    made, path = compile_with(write_gguf(tmp_path / "m.gguf", types=BLOCKS), tmp_path, verify="none")
+    options = Bundle.open(path).manifest.options
+    assert (options["quantize"], options["kernels"]) == ("int8", "onnxruntime")
+    assert "llmc's kernels take heads of at most 8 values" in made.choice and "keep" not in made.choice
 
 
 # A bundle
