@@ -1,4 +1,4 @@
-"""The files of the slim image that `llmc deploy docker` describes: their sizes, and the time from exec to ready.
+"""The files of the slim image that `llmc deploy docker` describes: their sizes, seconds of an install and of a start.
 
     python benchmarks/slim.py BUNDLE --work FOLDER [--rounds 7] [--json]
 
@@ -31,8 +31,8 @@ from llmc.bench.peers.machine import describe
 ROOT = Path(__file__).parents[1]
 
 
-def install(bundle: Path, work: Path) -> tuple[Path, dict[str, str]]:
-    """The environment, made as the Dockerfile says, and the variables that it sets."""
+def install(bundle: Path, work: Path) -> tuple[Path, dict[str, str], float]:
+    """The environment, made as the Dockerfile says, the variables that it sets, and the seconds that it took."""
     image, home = work / "image", work / "llmc"
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
@@ -42,17 +42,20 @@ def install(bundle: Path, work: Path) -> tuple[Path, dict[str, str]]:
     text = (image / "Dockerfile").read_text()
     extras = re.search(r'AS runtime\nARG EXTRAS="(.*)"', text)
     assert extras is not None
-    subprocess.run([sys.executable, "-m", "venv", home], check=True)
     (made,) = (image / "wheels").glob("llmc-*.whl")
-    with_versions = os.environ | {"PIP_CONSTRAINT": str(image / "constraints.txt"), "PIP_NO_CACHE_DIR": "1"}
+    begun = time.perf_counter()
+    subprocess.run([sys.executable, "-m", "venv", home], check=True)
+    plain = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # what is there, pip leaves out
+    with_versions = plain | {"PIP_CONSTRAINT": str(image / "constraints.txt"), "PIP_NO_CACHE_DIR": "1"}
     pip = [home / "bin" / "pip", "-q"]
     subprocess.run([*pip, "install", f"{made}[{extras[1]}]"], check=True, env=with_versions)
     subprocess.run([*pip, "uninstall", "--yes", "setuptools", "pip"], check=True)
+    seconds = time.perf_counter() - begun
     said = dict(re.findall(r"(\w+)=(\S+)", re.search(r"^ENV PATH=.*$", text, re.MULTILINE)[0]))
     return home, {
         **said, "PATH": f"{home}/bin:{os.environ['PATH']}", "HOME": str(work / "tmp"),
         "LLMC_CACHE_DIR": str(work / "tmp" / "llmc"),
-    }  # fmt: skip
+    }, seconds  # fmt: skip
 
 
 def size(folder: Path) -> int:
@@ -105,7 +108,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
-    home, variables = install(asked.bundle, asked.work)
+    home, variables, seconds = install(asked.bundle, asked.work)
     packages = {
         path.name: size(path) for path in next(home.glob("lib/python*/site-packages")).iterdir() if path.is_dir()
     }
@@ -114,6 +117,7 @@ def main() -> None:
     rounds = [start(home, variables, asked.bundle, model) for _ in range(asked.rounds + 1)][1:]
     found = {
         "machine": describe(), "wheel": wheel.stat().st_size, "environment": size(home), "bundle": size(asked.bundle),
+        "install_s": seconds,
         "largest": dict(sorted(packages.items(), key=lambda p: -p[1])[:6]),
         **{name: median(one[name] for one in rounds) for name in rounds[0]},
     }  # fmt: skip
@@ -123,7 +127,8 @@ def main() -> None:
     largest = ", ".join(f"{name} {held / 1e6:.0f}" for name, held in found["largest"].items())
     print(
         f"wheel {found['wheel'] / 1e6:.1f} MB; environment {found['environment'] / 1e6:.0f} MB ({largest}); bundle "
-        f"{found['bundle'] / 1e6:.0f} MB\nexec to ready {found['ready_s']:.2f} s, to an answer of 8 tokens "
+        f"{found['bundle'] / 1e6:.0f} MB\n"
+        f"installed in {found['install_s']:.0f} s; exec to ready {found['ready_s']:.2f} s, to an answer of 8 tokens "
         f"{found['answered_s']:.2f} s; memory {found['rss_mb']:.0f} MB, of its own {found['uss_mb']:.0f} MB"
     )
 
