@@ -1,6 +1,6 @@
 """Instructions and bytes of a token on an emulated ARM CPU: llmc's kernels and llama.cpp's, both counted under qemu.
 
-    python benchmarks/arm_counts.py [--work FOLDER] [--tokens 64] [--steps 2] [--only NAME] [--top 8] [--json]
+    python benchmarks/arm_counts.py [--work FOLDER] [--tokens 64] [--steps 4] [--only NAME] [--top 8] [--json]
 
 Counts are no times: an emulator has neither caches nor pipelines, so no speed is claimed. The model is the demo's file,
 SmolLM2-135M in Q4_1. Contenders, each with one thread:
@@ -120,7 +120,7 @@ def main() -> None:
     names = [*(f"llmc {form}" for form in LLMC), *(f"llama.cpp {form}" for form in FILES)]
     parser.add_argument("--work", type=Path, default=Path(".bench/arm-counts"))
     parser.add_argument("--tokens", type=int, default=64, help="of the prompt, 2 to 400")
-    parser.add_argument("--steps", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--only", choices=names, action="append")
     parser.add_argument("--top", type=int, default=8, help="parts that are told of each")
     parser.add_argument("--jobs", type=int, default=2, help="of the build of llama.cpp")
