@@ -26,10 +26,11 @@ TARGETS = {
     "neon-dotprod": ("-target", "aarch64-linux-gnu.2.17", "-mcpu=generic+dotprod+fullfp16"),
 }
 """What the compiler is told of each set of kernels (artifacts/bundle/kernel_sets.py)."""
-_FLAGS = (
+FLAGS = (
     "-std=c11", "-O3", "-shared", "-fPIC", "-ffreestanding", "-nostdlib", "-fvisibility=hidden", "-s", "-Wall",
     "-Wextra", "-Werror",
 )  # fmt: skip
+"""What it is told of all of them."""
 CACHE = "ZIG_GLOBAL_CACHE_DIR"
 _SECONDS = 600
 
@@ -42,7 +43,7 @@ def build(folder: Path, name: str) -> Path:
     """
     library = folder / "kernels.so"
     sources = sorted(path.name for path in SOURCE.glob("*.c"))
-    done = zig(("cc", *TARGETS[name], *_FLAGS, *sources, "-o", str(library)), folder)
+    done = zig(("cc", *TARGETS[name], *FLAGS, *sources, "-o", str(library)), folder)
     if done.returncode or not library.is_file():
         raise CompileError(f"the kernels do not compile: {done.stderr.strip() or f'exit status {done.returncode}'}")
     return library
