@@ -39,12 +39,14 @@ KERNELS = "kernels"
 
 _V3 = ("avx2", "f16c", "fma")
 _AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", *_V3)
+_DOTPROD = ("asimddp", "asimdhp")
 KERNEL_SETS = (
     KernelSet("amx-int8", "x86_64", ("amx_tile", "amx_int8", "amx_bf16", "avx512_bf16", *_AVX512)),
     KernelSet("avx512-vnni", "x86_64", _AVX512),
     KernelSet("avx-vnni", "x86_64", ("avx_vnni", *_V3)),
     KernelSet("avx2", "x86_64", _V3),
-    KernelSet("neon-dotprod", "aarch64", ("asimddp", "asimdhp")),
+    KernelSet("neon-i8mm", "aarch64", ("i8mm", *_DOTPROD)),
+    KernelSet("neon-dotprod", "aarch64", _DOTPROD),
 )
 """Of each machine the faster ones first."""
 

@@ -17,13 +17,16 @@ from llmc.settings import variables
 
 SOURCE = Path(__file__).parent / "source"
 _X86 = ("-target", "x86_64-linux-gnu.2.17")
+_ARM = ("-target", "aarch64-linux-gnu.2.17")
+_DOTPROD = "-mcpu=generic+dotprod+fullfp16"
 _AVX512 = "-mcpu=x86_64_v3+avx512f+avx512bw+avx512dq+avx512vl+avx512vnni"
 TARGETS = {
     "amx-int8": (*_X86, f"{_AVX512}+avx512bf16+amx_tile+amx_int8+amx_bf16"),
     "avx512-vnni": (*_X86, _AVX512),
     "avx-vnni": (*_X86, "-mcpu=x86_64_v3+avxvnni"),
     "avx2": (*_X86, "-mcpu=x86_64_v3"),
-    "neon-dotprod": ("-target", "aarch64-linux-gnu.2.17", "-mcpu=generic+dotprod+fullfp16"),
+    "neon-i8mm": (*_ARM, f"{_DOTPROD}+i8mm"),
+    "neon-dotprod": (*_ARM, _DOTPROD),
 }
 """What the compiler is told of each set of kernels (artifacts/bundle/kernel_sets.py)."""
 FLAGS = (

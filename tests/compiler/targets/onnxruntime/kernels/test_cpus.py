@@ -23,7 +23,7 @@ from tests.compiler import tiny
 from tests.compiler.targets.onnxruntime.kernels.host import own_set
 from tests.compiler.targets.onnxruntime.kernels.test_build import PLAN
 
-AMX, AVX512, AVX_VNNI, AVX2, NEON = KERNEL_SETS
+AMX, AVX512, AVX_VNNI, AVX2, I8MM, NEON = KERNEL_SETS
 
 
 @pytest.mark.parametrize(
@@ -31,8 +31,8 @@ AMX, AVX512, AVX_VNNI, AVX2, NEON = KERNEL_SETS
     [("native", [AVX2]), ("all", list(KERNEL_SETS)), ("avx-vnni", [AVX_VNNI]), ("zen4", [AVX512]),
      ("znver3", [AVX2]), ("sapphirerapids", [AMX]), ("icelake-server", [AVX512]),
      ("alderlake", [AVX_VNNI]), ("x86-64-v3", [AVX2]),
-     ("haswell, Zen4 ,native", [AVX512, AVX2]), ("neoverse-n1", [NEON]), ("neoverse_v2,apple-m1", [NEON]),
-     ("skylake,ampere1", [AVX2, NEON])],
+     ("haswell, Zen4 ,native", [AVX512, AVX2]), ("neoverse-n1", [NEON]), ("neoverse_v2,apple-m1", [I8MM, NEON]),
+     ("neoverse-v1", [I8MM]), ("apple-m2", [I8MM]), ("skylake,ampere1", [AVX2, I8MM])],
 )  # fmt: skip
 def test_cpus_are_known_by_their_names(asked: str, wanted: list[Any]) -> None:
     assert list(sets_for(asked, AVX2.isa)) == wanted

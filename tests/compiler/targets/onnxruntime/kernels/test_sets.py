@@ -33,7 +33,9 @@ def same_everywhere(library: Path, others: dict[str, Library], made: Callable[[A
 
 
 @pytest.mark.parametrize(
-    ("size", "bits", "once"), formats([(96, 576, 32), (100, 96, 16), (40, 256, 128), (17, 72, 8)]), ids=str
+    ("size", "bits", "once"),
+    formats([(96, 576, 32), (100, 96, 16), (20, 96, 48), (40, 128, 64), (40, 256, 128), (17, 72, 8)]),
+    ids=str,
 )
 def test_products(library: Path, others: dict[str, Library], size: tuple[int, int, int], bits: int, once: str) -> None:
     part, offsets = ONCE[once]
@@ -50,12 +52,21 @@ def test_products(library: Path, others: dict[str, Library], size: tuple[int, in
         )
 
 
+@pytest.mark.parametrize("count", [4, 37])
+def test_products_with_a_gate(library: Path, others: dict[str, Library], count: int) -> None:
+    held, _ = matrix(96, 64, 32, 4, offsets=True)
+    x = np.random.default_rng(count).normal(0, 1, (count, 64)).astype(np.float32)
+    given: list[tuple[str, NDArray[Any] | None]] = [("x", x), ("w", held["gated+offsets"])]
+    attrs = attributes(96, 64, 32, 4, 1)
+    same_everywhere(library, others, lambda built: run(built, "Linear", given, ["y", "-s"], **attrs, gated=1))
+
+
 def test_codes_that_are_the_furthest_from_zero(library: Path, others: dict[str, Library]) -> None:
     """Products in 16 bits would overflow here, were they not kept within."""
     for bits in (4, 6, 8):
         held, _ = matrix(32, 256, 64, bits, offsets=True)
         held.codes[:16], held.codes[16:] = 0, (1 << bits) - 1
-        x = np.where(np.arange(256) % 3 == 0, -1.0, 1.0)[None].astype(np.float32) * np.ones((5, 1), np.float32)
+        x = np.where(np.arange(256) % 3 == 0, -1.0, 1.0)[None].astype(np.float32) * np.ones((21, 1), np.float32)
         given: list[tuple[str, NDArray[Any] | None]] = [("x", x), ("w", held["panels+offsets"])]
         attrs = attributes(32, 256, 64, bits, 1)
         same_everywhere(

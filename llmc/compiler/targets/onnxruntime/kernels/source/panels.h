@@ -12,7 +12,7 @@ the offset is scale · −zero, which float16 alone would round. N and K are pad
 Scales are stored SCALE_UNIT times as large (see ../panels.py).
 
 Activations are quantised in the same groups, to 8 signed bits: x ≈ scale · q, scale = max |x| / 127. Eight rows lie
-together, four inputs of each at a time; for tiles (tiled.h) 16, a group of each at a time. */
+together, four inputs of each at a time; for tiles (tiled.h) TILE_ROWS, a group of each at a time. */
 #ifndef LLMC_PANELS_H
 #define LLMC_PANELS_H
 
@@ -49,7 +49,7 @@ static inline int32_t zero_of(int coding, int64_t offsets) {
 
 /* Quantised activations. */
 typedef struct {
-  int8_t *codes;   /* [rows / 8, groups · group / 4, 8, 4], or [rows / 16, groups, 16, group] */
+  int8_t *codes;   /* [rows / 8, groups · group / 4, 8, 4], or [rows / TILE_ROWS, groups, TILE_ROWS, group] */
   float *scales;   /* [rows / 8, groups, 8], over SCALE_UNIT */
   int32_t *starts; /* the same of (bias − zero) · sum of the group's codes, which products begin with */
   float *sums;     /* the same of scale · sum of the group's codes, which offsets are multiplied by */

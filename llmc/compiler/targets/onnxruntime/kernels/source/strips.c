@@ -1,7 +1,7 @@
 /* See strips.h. */
 #include "strips.h"
 #include "vector_math.h"
-#ifdef __AMX_INT8__
+#ifdef HAS_TILES
 #include "tiled.h"
 #endif
 
@@ -128,7 +128,7 @@ static void block(const Product *p, int64_t first, int64_t end, int64_t row, int
   }
 }
 
-#ifdef __AMX_INT8__
+#ifdef HAS_TILES
 /* Panels first … end − 1 for activations row … row + rows − 1, at most TILED_ROWS. */
 INLINE void tiled(const int coding, const int offsets, const Product *p, int64_t first, int64_t end, int64_t row,
                   int64_t rows) {
@@ -159,14 +159,12 @@ static Tiled *const in_tiles[EIGHT + 1][3] = {
 };
 
 int takes_tiles(const Matrix *m, int64_t rows) {
-  if (rows < TILE_ROWS || m->group < TILE_DEPTH / 2 || m->group > MOST_TILED_GROUP) return 0;
-  if (m->group > TILE_DEPTH ? m->group % TILE_DEPTH : m->group % 4) return 0;
-  return tiles_allowed();
+  return rows >= LEAST_TILED && m->group <= MOST_TILED_GROUP && may_tile(m->group);
 }
 
 static void multiply_tiles(const Product *p, int64_t first, int64_t end, int64_t row, int64_t last) {
   Tiled *const of = in_tiles[coding_of(p->matrix)][p->matrix->offsets];
-  begin_tiles(p->matrix->group < TILE_DEPTH ? p->matrix->group : TILE_DEPTH);
+  begin_tiles(p->matrix->group);
   for (; row < last; row += TILED_ROWS) of(p, first, end, row, last - row < TILED_ROWS ? last - row : TILED_ROWS);
   end_tiles();
 }

@@ -4,7 +4,11 @@
 
 #include "panels.h"
 
-enum { MOST_TILED_GROUP = 256, TILED_ROWS = 128 /* activations whose sums with two panels stay in the first-level cache */ };
+enum {
+  MOST_TILED_GROUP = 256,
+  LEAST_TILED = 16, /* activations that are worth the codes that are made of panels */
+  TILED_ROWS = 128, /* activations whose sums with two panels stay in the first-level cache */
+};
 
 /* Products of activations row … row + rows − 1, at most TILED_ROWS, `row` a multiple of TILE_ROWS, with `panels` panels
 from `at` on: sums[rows · panels]. */
@@ -25,13 +29,12 @@ INLINE void tiles(const int panels, const int coding, const int offsets, const M
       scale[n] = from_half(load_halves(head));
       if (offsets) offset[n] = from_half(load_halves(head + 32));
       if (offsets == ZEROS) offset[n] = offset[n] * scale[n] * unit;
-      codes[n] = coding == EIGHT && offsets ? from : made[n]; /* the others less their zero have a sign */
-      if (codes[n] == made[n]) tile_codes(coding, values, zero_of(coding, offsets), m->group / 4, from, made[n]);
+      codes[n] = tile_codes(coding, values, zero_of(coding, offsets), m->group / 4, from, made[n]);
     }
     /* all tiles first: what they store is not at hand to those that read it right behind */
     const int8_t *given = a->codes + (row * groups + g * TILE_ROWS) * m->group;
     for (int64_t t = 0; t * TILE_ROWS < rows; t++)
-      tile_dots(panels, !offsets, m->group, given + t * TILE_ROWS * groups * m->group, codes, t && m->group <= TILE_DEPTH, dots[t]);
+      tile_dots(panels, !offsets, m->group, given + t * TILE_ROWS * groups * m->group, codes, t != 0, dots[t]);
     for (int64_t first = 0; first < rows; first += TOGETHER) {
       const int64_t beside = (row + first) * groups + g * TOGETHER;
       const int64_t left = rows - first < TOGETHER ? rows - first : TOGETHER;

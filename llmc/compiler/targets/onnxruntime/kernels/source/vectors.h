@@ -25,6 +25,17 @@ isa/, a file for each, with these functions:
                                         of panel n, `values` the table of those that have one, `codes` those of the
                                         activations, 4 · steps inputs; `ahead` as tile has it
 
+A CPU that multiplies tiles of bytes has another file, which defines HAS_TILES and has what tiled.h uses:
+
+  enum { TILE_ROWS }                    activations of a tile, a multiple of TOGETHER
+  int may_tile(group)                   whether it does so in groups of so many inputs, and this process may
+  void begin_tiles(group), void end_tiles()     before products in groups of so many inputs, and after them
+  const uint8_t *tile_codes(coding, values, zero, steps, from, to)    where the codes of a group of a panel are as tile_dots
+                                        takes them, less `zero`: made at `to`, 64 · steps bytes, or at `from`
+  void tile_dots(panels, with_sign, group, from, codes, again, dots)     dots[n][r · LANES + i] = activation r · row i of
+                                        panel n: `from` TILE_ROWS activations of `group` signed bytes, codes[n] what tile_codes
+                                        gave, bytes with a sign or without; `again` if codes are those of the call before
+
 All give the same bits: products that are added are fused, sums have one order. */
 #ifndef LLMC_VECTORS_H
 #define LLMC_VECTORS_H
@@ -35,7 +46,7 @@ All give the same bits: products that are added are fused, sums have one order. 
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("clang loop unroll(full)") /* arrays indexed in the loop are to be registers */
 
-enum { LANES = 16, TOGETHER = 8 /* activations that lie together (panels.h) */, TILE_ROWS = 16 /* and in tiles */ };
+enum { LANES = 16, TOGETHER = 8 /* activations that lie together (panels.h) */ };
 enum { TABLED = 1, FOUR = 4, SIX = 6, EIGHT = 8 /* how codes lie (panels.h): 4 bits for values of a table, or bits */ };
 
 typedef float Floats __attribute__((vector_size(64)));
@@ -87,8 +98,14 @@ INLINE Floats roots(Floats x) { return __builtin_elementwise_sqrt(x); }
 #include "isa/avx2.h"
 #elif defined(__ARM_FEATURE_DOTPROD)
 #include "isa/neon.h"
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+#include "isa/i8mm.h"
+#endif
 #else
 #error "no vectors for this instruction set"
+#endif
+#ifndef HAS_TILES
+enum { TILE_ROWS = 16 };
 #endif
 
 /* Over all lanes: halves of halves. */

@@ -1,6 +1,8 @@
 /* Tiles of 16 rows over avx512.h, for CPUs that multiply tiles of bytes (Intel Sapphire Rapids and later). */
 
-enum { TILE_DEPTH = 64 /* bytes of a tile's row */ };
+#define HAS_TILES
+
+enum { TILE_ROWS = 16, TILE_DEPTH = 64 /* bytes of a tile's row */ };
 
 /* Tiles: sums of two panels, 4 · 16 inputs of each, and activations. */
 enum { SUMS = 0, OTHERS = 1, PANEL = 2, OTHER_PANEL = 3, GIVEN = 4 };
@@ -11,8 +13,8 @@ typedef struct {
   uint8_t rows[16];
 } Shapes;
 
-/* Whether this process may use tiles, which Linux asks it to say beforehand (Documentation/arch/x86/xstate.rst). */
-INLINE int may_tile(void) {
+/* Whether Linux grants this process tiles, which it is to ask for (Documentation/arch/x86/xstate.rst). */
+INLINE int granted(void) {
 #ifdef EMULATED_TILES
   return 1;
 #else
@@ -21,14 +23,22 @@ INLINE int may_tile(void) {
   return done == 0;
 #endif
 }
+
+/* The same, asked once. */
 INLINE int tiles_allowed(void) {
   static int may; /* 1: yes, −1: no */
-  if (!may) may = may_tile() ? 1 : -1;
+  if (!may) may = granted() ? 1 : -1;
   return may > 0;
 }
 
-/* For products of `depth` inputs at a time. */
-INLINE void begin_tiles(int64_t depth) {
+INLINE int may_tile(int64_t group) {
+  if (group < TILE_DEPTH / 2) return 0;
+  if (group > TILE_DEPTH ? group % TILE_DEPTH : group % 4) return 0;
+  return tiles_allowed();
+}
+
+INLINE void begin_tiles(int64_t group) {
+  const int64_t depth = group < TILE_DEPTH ? group : TILE_DEPTH;
   Shapes shapes = {.palette = 1};
   for (int i = SUMS; i <= GIVEN; i++) shapes.bytes[i] = 4 * LANES, shapes.rows[i] = TILE_ROWS;
   shapes.rows[PANEL] = shapes.rows[OTHER_PANEL] = (uint8_t)(depth / 4);
@@ -37,8 +47,10 @@ INLINE void begin_tiles(int64_t depth) {
 }
 INLINE void end_tiles(void) { _tile_release(); }
 
-/* The codes of a group of a panel less `zero`, as bytes, in the order that a tile has: four inputs of each of 16 rows. */
-INLINE void tile_codes(const int coding, const int8_t *values, int zero, int64_t steps, const uint8_t *from, uint8_t *to) {
+/* As bytes, four inputs of each of 16 rows at a time. */
+INLINE const uint8_t *tile_codes(const int coding, const int8_t *values, int zero, int64_t steps, const uint8_t *from,
+                                 uint8_t *to) {
+  if (coding == EIGHT && !zero) return from;
   const int64_t apart = steps / sharing(coding);
   const __m512i table = table_of(coding, values), zeros = _mm512_set1_epi8((char)zero);
   for (int64_t k = 0; k < apart; k++) {
@@ -48,21 +60,21 @@ INLINE void tile_codes(const int coding, const int8_t *values, int zero, int64_t
     for (int i = 0; i < sharing(coding); i++)
       _mm512_storeu_si512(to + 4 * LANES * (k + i * apart), _mm512_sub_epi8(four[i], zeros));
   }
+  return to;
 }
 
-/* dots[n] = activations · panel n: `from` 16 rows of `group` signed bytes, codes[n] bytes of the panel, with a sign or
-without one, four inputs of each of 16 rows at a time. With `held` the panels are in their tiles already. */
-INLINE void tile_dots(const int panels, const int with_sign, int64_t group, const int8_t *from, const uint8_t *const *codes, int held,
-                      int32_t (*dots)[TILE_ROWS * LANES]) {
+INLINE void tile_dots(const int panels, const int with_sign, int64_t group, const int8_t *from, const uint8_t *const *codes,
+                      int again, int32_t (*dots)[TILE_ROWS * LANES]) {
+  const int fresh = !again || group > TILE_DEPTH;
   _tile_zero(SUMS);
   if (panels == 2) _tile_zero(OTHERS);
   for (int64_t at = 0; at < group; at += TILE_DEPTH) {
     _tile_loadd(GIVEN, from + at, group);
-    if (!held) _tile_loadd(PANEL, codes[0] + LANES * at, 4 * LANES);
+    if (fresh) _tile_loadd(PANEL, codes[0] + LANES * at, 4 * LANES);
     if (with_sign) _tile_dpbssd(SUMS, GIVEN, PANEL);
     else _tile_dpbsud(SUMS, GIVEN, PANEL);
     if (panels == 2) {
-      if (!held) _tile_loadd(OTHER_PANEL, codes[1] + LANES * at, 4 * LANES);
+      if (fresh) _tile_loadd(OTHER_PANEL, codes[1] + LANES * at, 4 * LANES);
       if (with_sign) _tile_dpbssd(OTHERS, GIVEN, OTHER_PANEL);
       else _tile_dpbsud(OTHERS, GIVEN, OTHER_PANEL);
     }
