@@ -209,7 +209,8 @@ def test_prompts_together_in_a_bucket_made_for_a_past_need_not_have_one(
 def test_int8_stays_close_to_float32(workshop: Workshop, specialise: bool) -> None:
     bundle, result, _ = workshop.compile(quantize="int8", specialise=specialise)
     found = result.verification
-    assert found["limits"]["mean_kl"] == 0.02
+    bf16 = Bundle.open(bundle).manifest.options.get("kv_cache_dtype") == "bf16"  # where the CPU has tiles of it
+    assert found["limits"]["mean_kl"] == (0.03 if bf16 else 0.02)
     assert 0 < found["mean_kl"] < 0.01
     if not specialise:  # beside the bundle's own verification
         assert 0 < divergence(bundle) < 0.01
