@@ -94,8 +94,12 @@ INLINE void group_dots(const int rows, const int panels, const int coding, const
     for (int r = 0; r < rows; r++)
       UNROLL
       for (int i = 0; i < 4; i++) own[r][i] = ((const Quarters *)&dots[r * panels + n])->each_int[i];
+    if (ahead) {
+      _Pragma("clang loop unroll_count(4)")
+      for (int64_t k = 0; k < apart; k++) fetch_step(coding, from[n], k, ahead);
+    }
+    _Pragma("clang loop unroll_count(4)")
     for (int64_t k = 0; k < apart; k++) {
-      fetch_step(coding, from[n], k, ahead);
       UNROLL
       for (int quarter = 0; quarter < 4; quarter++) {
         int8x16_t w[4];
