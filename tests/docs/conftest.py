@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
@@ -44,7 +45,9 @@ def rehearse(
         registry = request.getfixturevalue("registry_port") if "llmc cache push oci://" in text else None
         if "s3://" in text:
             server: Server = request.getfixturevalue("s3_server")
-            (server.folder.parent / "models").mkdir(exist_ok=True)
+            shutil.rmtree(models := server.folder.parent / "models", ignore_errors=True)
+            models.mkdir()
+            (tmp_path / "models").symlink_to(models)
             key, secret = CREDENTIALS
             options = {"endpoint_url": f"http://127.0.0.1:{server.port}", "key": key, "secret": secret}
             monkeypatch.setitem(conf, "s3", options)

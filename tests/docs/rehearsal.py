@@ -143,10 +143,13 @@ class Rehearsal:
     @contextmanager
     def _stays(self, words: list[str]) -> Iterator[tuple[int, str]]:
         """A process that serves until the document's end: 0 and what it printed, once it is ready."""
+        port = self.port
         if words[0] == "serve":
-            self.port = free_port()
-            words = [*words, "--port", str(self.port)]
-        log = self.folder.parent / f"{words[0]}.log"
+            port = free_port()
+            words = [*words, "--port", str(port)]
+            if not self.port or "--replicas" not in words:  # one server alone has all that later calls ask for
+                self.port = port
+        log = self.folder.parent / f"{words[0]}-{port}.log"
         with (
             log.open("w") as into,
             subprocess.Popen([sys.executable, "-m", "llmc", *words], stdout=into, stderr=subprocess.STDOUT) as process,
@@ -157,7 +160,8 @@ class Rehearsal:
                     break
                 time.sleep(0.05)
             try:
-                yield 0 if works else 1, log.read_text()
+                said = log.read_text()
+                yield 0 if works and "failed to record" not in said else 1, said
             finally:
                 process.send_signal(signal.SIGTERM)
                 process.wait(timeout=60)

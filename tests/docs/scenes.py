@@ -20,6 +20,7 @@ from llmc.runtime.executors.inductor import executor as inductor
 from llmc.testing.toy import write_toy
 from tests.artifacts.foreign import helpers as foreign
 from tests.docs.stand_ins import (
+    LENGTH,
     LISTS,
     REQUESTS_LOG,
     Kit,
@@ -27,6 +28,7 @@ from tests.docs.stand_ins import (
     bundle,
     encoder_bundle,
     folder_model,
+    model,
     public_key,
     written,
 )
@@ -57,8 +59,36 @@ def trust(kit: Kit, here: Path, _: pytest.MonkeyPatch) -> None:
     kit.run("cache", "trust", here / "release.pub", "--name", "us")
 
 
+def toy(_: Kit, path: Path) -> None:
+    write_toy(path, positions=LENGTH)
+
+
+def trusted(kit: Kit, path: Path) -> None:
+    kit.run("cache", "trust", path, "--name", "us")
+
+
+def own_store(kit: Kit, here: Path, patch: pytest.MonkeyPatch) -> None:
+    """One bundle is in the store; what all documents share is in `shared`."""
+    (here / "shared").symlink_to(kit.folder / "cache")
+    patch.setenv("LLMC_CACHE_DIR", str(here / "store"))
+    toy = kit.kept("toy", partial(write_toy, positions=LENGTH))
+    kit.run("compile", toy, "--device", "fake", "--max-model-len", 64, "--max-num-seqs", 2, "-o", here / "bundle")
+
+
+def another(kit: Kit, path: Path) -> None:
+    """A bundle; nothing was pushed so far."""
+    bundle(kit, path)
+    for name in (path.parents[1] / "models").iterdir():
+        shutil.rmtree(name)
+
+
 def token(_: Kit, __: Path, patch: pytest.MonkeyPatch) -> None:
     patch.setenv("LLMC_ADMIN_TOKEN", "tok")
+
+
+def no_token(patch: pytest.MonkeyPatch) -> None:
+    """One is a single server's."""
+    patch.delenv("LLMC_ADMIN_TOKEN")
 
 
 def both(*steps: Prepare) -> Prepare:
@@ -87,8 +117,11 @@ def vllm_cache(_: Kit, path: Path, dtype: str = "bfloat16", blocks: int = 2100) 
 
 
 def gone(_: Kit, path: Path) -> None:
-    """What was there is another server's."""
-    shutil.rmtree(path, ignore_errors=True)
+    """What was there is of another command, or another server's."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def outcome(kit: Kit, path: Path) -> None:
@@ -96,6 +129,11 @@ def outcome(kit: Kit, path: Path) -> None:
     toy = write_toy(path.with_name("made-of"))
     limits = ("--device", "fake", "--max-model-len", 32, "--max-num-seqs", 2)
     kit.run("compile", toy, *limits, "-o", path.with_name("made"), "--result", path)
+
+
+def measured(kit: Kit, path: Path) -> None:
+    bundle(kit, path.with_suffix(""))
+    kit.run("bench", path.with_suffix(""), "-o", path)
 
 
 def configuration(kit: Kit, path: Path) -> None:
@@ -110,6 +148,11 @@ def signed(kit: Kit, path: Path, name: str = "release") -> None:
     bundle(kit, path)
     public_key(kit, path.with_name(f"{name}.pub"))
     kit.run("cache", "sign", path, "--key", path.with_name(name))
+
+
+def demo_folder(_: Kit, here: Path, __: pytest.MonkeyPatch) -> None:
+    """As scripts/demo.sh makes it."""
+    (here / "demo").mkdir()
 
 
 def prefill_hosts(_: Kit, here: Path, patch: pytest.MonkeyPatch) -> None:
@@ -148,7 +191,11 @@ def plan(kit: Kit, path: Path) -> None:
 
 
 SMALL = {"--max-model-len": "128", "--max-num-seqs": "2"}
-LIMITS = "--max-model-len 256 --max-num-seqs 2"
+ONE_BUCKET = {**dict.fromkeys(("--prompt-batch", "--decode-batch"), "1,1,1"), "--max-num-seqs": "1"}
+ONE_BUCKET |= dict.fromkeys(("--prompt-seq", "--decode-seq"), "128,128,128")
+ONE_BUCKET |= {"--max-model-len": "128", "--max-prompt-len": "127"}
+"""Of each phase: what takes seconds a bucket."""
+LIMITS = "--max-model-len 128 --max-num-seqs 1 --prompt-seq 128,128,128 --decode-seq 128,128,128"
 ragged = partial(bundle, device="fake:ragged", name="ragged")
 capturing = partial(bundle, device="fake:graphs=20000000", name="capturing")
 portable = partial(bundle, device="fake:portable", name="portable")
@@ -156,24 +203,33 @@ embedding = partial(encoder_bundle, task="embed")
 
 SCENES: Mapping[str, Scene] = {
     "README.md": Scene(anew={"cache push": {"bundle": bundle}}),
-    "docs/certificates.md": Scene(),
     "docs/commands.md": Scene(
         both(token, trust),
         rest={
             "deploy": "--image registry.example.com/llmc:0.1.0 --bundle-image oci://registry.example.com/models/m:1",
             "plan": "--gb-per-s 3 --model MODEL --prompt-len 64 --output-len 8",
         },
-        brought={"other.json": plan, "server.log": written(REQUESTS_LOG), "done.json": outcome},
+        brought={
+            "MODEL": partial(model, positions=4096),
+            "other.json": plan,
+            "server.log": written(REQUESTS_LOG),
+            "done.json": outcome,
+            "x.json": measured,
+            "y.json": measured,
+        },
         anew={
             "--compiled": {"bundle": bundle},
             "--graph-reserved-mem": {"bundle": capturing},
             "--certify": {"bundle": bundle},
             "--texts": {"bundle": embedding},
             "cache push": {"bundle": bundle},
+            "keygen": {"release": gone, "release.pub": gone},
         },
+        host={"--replicas": no_token},
     ),
     "docs/cuda-graphs.md": Scene(brought={"bundle": of_device("inductor")}, host={"warmup": cuda_host}),
-    "docs/cuda.md": Scene(anew={"serve": {"bundle": bundle}}),
+    "docs/cuda.md": Scene(brief=ONE_BUCKET, anew={"serve": {"bundle": bundle}}),
+    "docs/demo.md": Scene(demo_folder),
     "docs/deploying.md": Scene(brought={"configuration": configuration}),
     "docs/finishing.md": Scene(
         brought={"MODEL": folder_model},
@@ -192,12 +248,24 @@ SCENES: Mapping[str, Scene] = {
     "docs/inductor.md": Scene(brief=SMALL),
     "docs/loop.md": Scene(token),
     "docs/lpu.md": Scene(host={"smollm2.gguf": lambda patch: patch.delenv("LLMC_HYPERDEX_PYTHON")}),
-    "docs/neuron.md": Scene(neuron_cache),
+    "docs/neuron.md": Scene(neuron_cache, brief={**ONE_BUCKET, "--max-tokens": "4"}),
     "docs/oci.md": Scene(both(trust, unsigned_images), brought={"m": signed}),
     "docs/serving.md": Scene(brought={"plan.json": plan}),
     "docs/servers.md": Scene(brought={"plan.json": plan}, anew={"plan tune": {"configuration": gone}}),
     "docs/signing.md": Scene(anew={"--prompt hello": {"bundle": partial(signed, name="another")}}),
+    "docs/sharing.md": Scene(
+        own_store,
+        brought={"smollm2-demo": toy, "smollm2-cpu": another},
+        rest={"compile": "--device fake --max-model-len 32 --max-num-seqs 2 -o made"},
+        anew={
+            "--kind bundle -o bundle": {"bundle": gone, "store": gone},
+            "-o ./copy": {"../trusted": gone, "store": gone},
+            "-o ./served": {"release.pub": trusted, "store": gone},
+        },
+        host={"./model": lambda patch: patch.setenv("LLMC_SHARED_CACHE", "shared")},
+    ),
     "docs/speculation.md": Scene(brought={"bundle": ragged}),
     "docs/traffic.md": Scene(brought={"server.log": written(REQUESTS_LOG)}),
-    "docs/tpu.md": Scene(rest={"compile": f"{LIMITS} -o made"}),
+    "docs/tpu.md": Scene(brief=ONE_BUCKET, rest={"compile": f"{LIMITS} -o made"}),
+    "docs/xla.md": Scene(brief={"--max-prompt-len": "128"}),
 }

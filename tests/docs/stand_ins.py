@@ -63,10 +63,14 @@ class Kit:
         assert main([str(word) for word in words]) == 0, words
 
 
-def model(_: Kit, path: Path) -> None:
-    """In codes, as the demo model is."""
-    scaled = {name: one * 0.15 if one.ndim == 2 else one for name, one in writers.weights().items()}
-    more = {"llama.context_length": LENGTH, "tokenizer.chat_template": tiny.TEMPLATE}
+def model(_: Kit, path: Path, positions: int = LENGTH) -> None:
+    """In codes, as the demo model is; sure enough of its tokens that narrow numbers give the same ones."""
+    scales = {"embed_tokens": 0.3, "_proj": 0.05}
+    scaled = {
+        name: one * next((scale for part, scale in scales.items() if part in name), 1)
+        for name, one in writers.weights().items()
+    }
+    more = {"llama.context_length": positions, "tokenizer.chat_template": tiny.TEMPLATE}
     writers.write_gguf(path, scaled, types={"norm": "F32", "": "Q8_0"}, extra=more)
 
 
@@ -84,8 +88,8 @@ def awq_model(_: Kit, path: Path) -> None:
     (path / "config.json").write_text(json.dumps(written | {"max_position_embeddings": LENGTH}))
 
 
-def encoder(_: Kit, path: Path, task: str = "embed") -> None:
-    write_encoder(path, "bert", task)
+def encoder(_: Kit, path: Path, task: str = "embed", positions: int = 64) -> None:
+    write_encoder(path, "bert", task, max_position_embeddings=positions)
 
 
 def bundle(kit: Kit, path: Path, device: str = "fake", name: str = "bundle") -> None:
@@ -101,7 +105,8 @@ def bundle(kit: Kit, path: Path, device: str = "fake", name: str = "bundle") -> 
 def encoder_bundle(kit: Kit, path: Path, task: str) -> None:
     def compiled(into: Path) -> None:
         checkpoint = kit.kept(f"{task}-model", partial(encoder, kit, task=task))
-        kit.run("compile", checkpoint, "--device", "openvino", "--max-num-seqs", 2, "--task", task, "-o", into)
+        options = ("--device", "openvino", "--dtype", "f32", "--max-num-seqs", 2, "--task", task)
+        kit.run("compile", checkpoint, *options, "-o", into)
 
     copied(kit.kept(f"{task}-bundle", compiled), path)
 
@@ -148,7 +153,7 @@ def short_traffic(_: Kit, path: Path) -> None:
 
 
 def texts(_: Kit, path: Path) -> None:
-    path.write_text("time,prompt_tokens\n" + "".join(f"{at},{5 + at % 30}\n" for at in range(100)))
+    path.write_text("time,prompt_tokens,output_tokens\n" + "".join(f"{at},{5 + at % 30},0\n" for at in range(100)))
 
 
 def written(text: str) -> Maker:
@@ -203,7 +208,8 @@ ACCESS_LOG = "".join(
 
 BROUGHT: Mapping[str, Maker] = {
     **dict.fromkeys(("MODEL", "model", "smollm2-demo", "SmolLM2-Q4_K_M.gguf", "smollm2.gguf"), model),
-    **dict.fromkeys(("bge-small-en-v1.5", "bge-small-shape", "tiny-bert"), encoder),
+    **dict.fromkeys(("bge-small-en-v1.5", "bge-small-shape"), partial(encoder, positions=512)),
+    "tiny-bert": encoder,
     **dict.fromkeys(
         ("bundle", "copied", "current", "decode-bundle", "m", "out", "prefill-bundle", "smollm2-cpu"), bundle
     ),
