@@ -25,9 +25,11 @@ def config_of(name: str, **more: Any) -> dict[str, Any]:
     }
 
 
-def write_encoder(folder: Path, name: str, task: str = "embed", *, labels: int = 1, modules: bool = True) -> Path:
+def write_encoder(
+    folder: Path, name: str, task: str = "embed", *, labels: int = 1, modules: bool = True, **more: Any
+) -> Path:
     """A checkpoint of family `name`: to embed with mean pooling and normalisation, or to score with `labels`."""
-    fields = config_of(name)
+    fields = config_of(name, **more)
     torch.manual_seed(0)
     kind = fields.pop("model_type")
     config = AutoConfig.for_model(kind, **fields, **({"num_labels": labels} if task == "score" else {}))

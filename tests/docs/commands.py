@@ -13,6 +13,11 @@ DOCUMENTS = sorted(
     [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")), *(ROOT / "docs").rglob("*.md")]
 )
 
+AND_SO_ON = "…"
+"""As the last word: here come more."""
+OF_PACKAGES = {"half-octaves", "pocket"}
+"""A strategy and a device that documents teach to write: a package of somebody's own has them."""
+
 _FENCE = re.compile(r"```(\w*)$")
 _OPERATOR = re.compile(r"[|&;<>()]+")
 _ASSIGNMENT = re.compile(r"\w+=")
@@ -20,9 +25,10 @@ _ASSIGNMENT = re.compile(r"\w+=")
 
 @dataclass(frozen=True)
 class Shown:
-    """A command line as a shell takes it, the line of the document where it begins, its output there, and what its
+    """A command line as a shell takes it, its document and the line where it begins, its output there, and what its
     block is said to be: "sh" has commands alone, and is to be read more than to be typed."""
 
+    document: Path
     at: int
     line: str
     said: tuple[str, ...]
@@ -42,7 +48,7 @@ def shown(document: Path) -> Iterator[Shown]:
         elif inside is not None and _in_quotes(line):
             line += f"\n{inside}"
         elif line and (inside is None or fence or inside.startswith("$ ") or language == "sh"):
-            yield Shown(at, line, tuple(said), block)
+            yield Shown(document, at, line, tuple(said), block)
             line = ""
         elif line:
             said.append(inside)
@@ -59,8 +65,8 @@ def _in_quotes(line: str) -> bool:
     return False
 
 
-def llmc_arguments(line: str) -> Iterator[list[str]]:
-    """The arguments of each call of llmc in a line for a shell."""
+def llmc_calls(line: str) -> Iterator[tuple[dict[str, str], list[str]]]:
+    """The variables that each call of llmc in a line for a shell is given, and its arguments."""
     words = shlex.shlex(line, posix=True, punctuation_chars=True)
     words.whitespace_split = True
     call: list[str] = []
@@ -72,8 +78,14 @@ def llmc_arguments(line: str) -> Iterator[list[str]]:
         elif "<" in word or ">" in word:
             redirected = True
         else:
+            given: dict[str, str] = {}
             while call and _ASSIGNMENT.match(call[0]):
-                call.pop(0)
+                name, _, given[name] = call.pop(0).partition("=")
             if call[:1] == ["llmc"]:
-                yield call[1:]
+                yield given, call[1:]
             call = []
+
+
+def llmc_arguments(line: str) -> Iterator[list[str]]:
+    """The arguments of each call of llmc in a line for a shell."""
+    return (arguments for _, arguments in llmc_calls(line))

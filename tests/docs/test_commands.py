@@ -12,12 +12,7 @@ import typer.core
 from llmc.cli import ahead
 from llmc.cli.main import main
 from tests.cli.conftest import surround
-from tests.docs.commands import DOCUMENTS, ROOT, llmc_arguments, shown
-
-AND_SO_ON = "…"
-"""As the last word: here come more."""
-OF_PACKAGES = {"half-octaves", "pocket"}
-"""A strategy and a device that documents teach to write: a package of somebody's own has them."""
+from tests.docs.commands import AND_SO_ON, DOCUMENTS, OF_PACKAGES, ROOT, llmc_arguments, shown
 
 
 def _known(ctx: Any) -> int:
@@ -64,6 +59,16 @@ def test_every_command_is_one_that_llmc_takes(document: Path, taken: Any) -> Non
             if said and not (shown_too or missing) and not OF_PACKAGES & set(arguments):
                 refused[f"line {one.at}: {one.line}"] = said.splitlines()[-1]
     assert not refused, "\n".join(f"{where}\n    {said}" for where, said in refused.items())
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_what_begins_with_llmc_in_a_block_is_shown_as_a_command(document: Path) -> None:
+    """Behind `$ `, or in a block for a shell: else no test sees it."""
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", document.read_text(), re.MULTILINE | re.DOTALL)
+    unseen = [
+        line for kind, text in blocks if kind != "sh" for line in text.splitlines() if re.match("llmc [a-z]", line)
+    ]
+    assert not unseen
 
 
 def test_what_is_no_command_is_refused(taken: Any, tmp_path: Path) -> None:

@@ -17,8 +17,7 @@ import typer.core
 from llmc.cli import ahead
 from llmc.cli.main import main
 from tests.cli.conftest import surround
-from tests.docs.commands import DOCUMENTS, llmc_arguments, shown
-from tests.docs.test_commands import AND_SO_ON, OF_PACKAGES
+from tests.docs.commands import AND_SO_ON, DOCUMENTS, OF_PACKAGES, llmc_arguments, shown
 
 MISSING = "./missing"
 NAMES = {"shell", "kind", "keys", "key", "prompt", "text", "query"}

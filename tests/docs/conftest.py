@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeAlias
+
+import pytest
+from fsspec.config import conf
+
+from tests.artifacts.oci.conftest import registry_port, start_registry
+from tests.artifacts.remotes.conftest import Server, s3_server
+from tests.artifacts.remotes.helpers import CREDENTIALS
+from tests.cli.conftest import surround
+from tests.docs.commands import ROOT
+from tests.docs.rehearsal import Rehearsal
+from tests.docs.stand_ins import Kit
+
+__all__ = ["registry_port", "s3_server", "start_registry"]
+
+Rehearse: TypeAlias = Callable[[Path], None]
+
+
+@pytest.fixture(scope="session")
+def kit(tmp_path_factory: pytest.TempPathFactory) -> Kit:
+    """What is made once for all documents, and their store."""
+    return Kit(tmp_path_factory.mktemp("kit"))
+
+
+@pytest.fixture
+def rehearse(
+    kit: Kit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
+    request: pytest.FixtureRequest,
+) -> Rehearse:  # fmt: skip
+    """Runs a document's commands, on a host that has a registry and an S3 server where it names some."""
+
+    def run(document: Path) -> None:
+        here = tmp_path / "here"
+        here.mkdir()
+        surround(monkeypatch, here, kit.folder / "cache")
+        monkeypatch.setenv("HOME", str(here))
+        monkeypatch.setenv("PYTHONPATH", str(ROOT))
+        monkeypatch.setenv("LLMC_TRUSTED_KEYS", str(tmp_path / "trusted"))
+        text = document.read_text()
+        registry = request.getfixturevalue("registry_port") if "llmc cache push oci://" in text else None
+        if "s3://" in text:
+            server: Server = request.getfixturevalue("s3_server")
+            shutil.rmtree(models := server.folder.parent / "models", ignore_errors=True)
+            models.mkdir()
+            (tmp_path / "models").symlink_to(models)
+            key, secret = CREDENTIALS
+            options = {"endpoint_url": f"http://127.0.0.1:{server.port}", "key": key, "secret": secret}
+            monkeypatch.setitem(conf, "s3", options)
+        failed = Rehearsal(document, here, kit, monkeypatch, capfd, registry).run()
+        assert not failed, "\n".join(f"{where}\n{said}" for where, said in failed.items())
+
+    return run

@@ -1,0 +1,15 @@
+"""Every command of the documents about devices that are not here runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.docs.conftest import Rehearse
+from tests.docs.groups import DEVICES, paths
+
+
+@pytest.mark.parametrize("document", paths(DEVICES), ids=lambda path: path.stem)
+def test_every_command_runs(document: Path, rehearse: Rehearse) -> None:
+    rehearse(document)

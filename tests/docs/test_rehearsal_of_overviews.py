@@ -1,0 +1,15 @@
+"""Every command of the documents that show all of llmc at once runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.docs.conftest import Rehearse
+from tests.docs.groups import OVERVIEWS, paths
+
+
+@pytest.mark.parametrize("document", paths(OVERVIEWS), ids=lambda path: path.stem)
+def test_every_command_runs(document: Path, rehearse: Rehearse) -> None:
+    rehearse(document)
