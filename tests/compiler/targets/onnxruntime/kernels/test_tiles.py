@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from llmc.compiler.targets.onnxruntime.kernels import build
 from tests.compiler.targets.onnxruntime.kernels.host import may_tile
 from tests.compiler.targets.onnxruntime.kernels.single import run
 from tests.compiler.targets.onnxruntime.kernels.test_linear import attributes, matrix
+from tests.compiler.targets.onnxruntime.kernels.test_rounded_cache import ROUNDED
 
 SIZE, ROWS = (96, 576, 32), 150
 TOO_SMALL = """
@@ -39,11 +41,22 @@ def product(library: Path) -> NDArray[np.float32]:
     return made
 
 
-def test_where_tiles_are_refused_the_same_bits_are_made_without(tmp_path: Path) -> None:
+def attention(library: Path) -> NDArray[np.float32]:
+    """In bfloat16, of more rows than one tile has."""
+    case = ROUNDED["rows of several tiles"]
+    made: NDArray[np.float32] = case.run(library, case.inputs())["y"]
+    return made
+
+
+@pytest.mark.parametrize("made", [product, attention], ids=["product", "attention"])
+def test_where_tiles_are_refused_the_same_bits_are_made_without(
+    tmp_path: Path, made: Callable[[Path], NDArray[np.float32]]
+) -> None:
     if not may_tile():
         pytest.skip("this CPU, or its system, has no tiles")
     library = build.build(tmp_path, "amx-int8")
-    code = f"{TOO_SMALL}\nfrom {__name__} import *\nproduct(Path({str(library)!r})).tofile({str(tmp_path / 'y')!r})"
+    call = f"{made.__name__}(Path({str(library)!r})).tofile({str(tmp_path / 'y')!r})"
+    code = f"{TOO_SMALL}\nfrom {__name__} import *\n{call}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert (tmp_path / "y").read_bytes() == product(library).tobytes()
+    assert (tmp_path / "y").read_bytes() == made(library).tobytes()

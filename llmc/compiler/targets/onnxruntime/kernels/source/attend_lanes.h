@@ -13,7 +13,7 @@ typedef struct {
   float q[GROUPS][MOST_DIM / 2 * LANES], scores[GROUPS][KEYS * LANES], weights[GROUPS][KEYS / 2 * LANES];
   float sums[LANE_ROWS * MOST_DIM], all[LANE_ROWS * MOST_DIM];
   float keys[KEYS * MOST_DIM / 2], values[KEYS * MOST_DIM / 2];
-  float most[LANE_ROWS], total[LANE_ROWS], all_most[LANE_ROWS], all_total[LANE_ROWS], shrink[LANE_ROWS];
+  float most[LANE_ROWS], total[LANE_ROWS], all_most[LANE_ROWS], all_total[LANE_ROWS];
   Ints first[GROUPS], end[GROUPS]; /* the keys that each row sees */
 } Held __attribute__((aligned(64)));
 
