@@ -54,11 +54,12 @@ def test_buckets(llmc: Llmc, bundle: Path, here: Path, monkeypatch: pytest.Monke
 
 
 def test_buckets_before_the_first(llmc: Llmc, bundle: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(bucket_times, "_times", lambda *_: signal.raise_signal(signal.SIGTERM))
     ran = llmc("bench", bundle, "--seconds", 0, "-o", "bench.json", "-q")
     assert (ran.code, ran.out, ran.err) == (130, "", "llmc: interrupted\n")
     assert not (here / "bench.json").exists()
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 @SIGNALS

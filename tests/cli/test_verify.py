@@ -29,7 +29,9 @@ def test_a_sound_bundle_is_told_in_two_lines(llmc: Llmc, bundle: Path) -> None:
 @pytest.mark.parametrize("kernels", ["llmc", "onnxruntime"])
 def test_a_bundle_is_held_to_what_its_compile_was_held_to(llmc: Llmc, tmp_path: Path, kernels: str) -> None:
     model = tiny.write_model(tmp_path / "model", "llama")
-    options = ("--device", "onnxruntime", "--quantize", "int8", "--kernels", kernels)
+    options = ["--device", "onnxruntime", "--quantize", "int8", "--kernels", kernels]
+    if kernels == "llmc":  # of this model's few rows half are near ties, which bfloat16 turns
+        options += ["--kv-cache-dtype", "f16"]
     own_set()
     made = llmc("compile", model, *options, "--max-model-len", 32, "--max-num-seqs", 2, "-o", "real", "--json").json
     again = llmc("verify", "real", "--json").json

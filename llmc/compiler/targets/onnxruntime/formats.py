@@ -54,8 +54,8 @@ class OnnxOptions:
     own blocks are kept, each with its form; blocks larger than KEPT_BLOCK are cut, which changes no value. `fold`: the
     packed form of a matrix holds its offsets (packing.py); otherwise graphs add blocksum(x) · offsetsᵀ. `panels`:
     matrices are laid out for llmc's own kernels (onnxruntime/kernels), which add offsets themselves. `rolls`: caches of
-    layers with a window begin at a later token, which an input says. `cache`: what keys and values are kept in, by
-    llmc's kernels in f16, bf16 or int8.
+    layers with a window begin at a later token, which an input says. `cache`: what llmc's kernels keep keys and
+    values in.
 
     8-bit and kept blocks of matrices that read a normalised hidden state are at most NORMED_BLOCK: kernels quantise
     activations by the same blocks, and outlier channels of the hidden state cost most there (benchmarks/RESULTS.md).
@@ -70,7 +70,7 @@ class OnnxOptions:
     panels: bool = False
     rolls: bool = False
     activations: bool = True
-    cache: str = "f32"
+    cache: str = "f16"
 
     def block_for(self, width: int, normed: bool = False) -> int:
         """Block for a matrix of `width` inputs: the largest power of two that is allowed and needs no padding."""

@@ -290,7 +290,7 @@ class OnnxRuntimeTarget(Target):
         own, (stages, mixed) = ours(options), calibrated(stages, options, ADDED_KL)
         formats = replace(
             self._onnx_options(stages, str(options.quantize), mixed.wide, panels=own),
-            head_bits=mixed.head_bits, activations=ACTIVATIONS.of(options) is None, cache=kept_in(options) or "f32",
+            head_bits=mixed.head_bits, activations=ACTIVATIONS.of(options) is None, cache=kept_in(options) or F16,
         )  # fmt: skip
         formats = replace(formats, fold=formats.fold and formats.activations)
         held = self.held(stages, options)
@@ -489,7 +489,7 @@ def _components(options: OnnxOptions) -> dict[str, Any]:
         found["wide"] = " ".join(sorted(options.wide))
     if not options.activations:
         found["activations"] = False
-    if options.cache not in ("f32", F16):
+    if options.cache != F16:
         found["cache"] = options.cache
     return found | {name: True for name in ("fold", "panels", "rolls") if getattr(options, name)}
 
