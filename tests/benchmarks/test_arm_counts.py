@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,6 @@ import pytest
 
 from llmc.compiler.targets.onnxruntime.kernels import build
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 PROGRAM = """
 static long word[2];
 static void call(long number) {
@@ -34,15 +31,6 @@ void _start(void) {
 }
 """
 """100, 200 and 400 times five instructions, 24 bytes loaded and 4 stored, with getpriority() after each."""
-
-
-@pytest.fixture(scope="module")
-def of() -> Iterator[Any]:
-    """Imports a module of the benchmarks."""
-    before = list(sys.path)
-    sys.path.insert(0, str(BENCHMARKS))
-    yield importlib.import_module
-    sys.path[:] = before
 
 
 @pytest.fixture(scope="module")

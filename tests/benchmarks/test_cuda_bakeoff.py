@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -20,18 +19,8 @@ from llmc.buckets.coverage import prove
 from llmc.compiler.checkpoint import open_checkpoint
 from tests.compiler import tiny  # noqa: F401 - which also keeps torch's trace log out of pytest's hands
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 FAKE = str(Path(__file__).parents[1] / "bench" / "peers" / "fake_engine")
 EAGER, COMPILED, COPY = "transformers eager", "transformers reduce-overhead", "memory copy"
-
-
-@pytest.fixture(scope="module")
-def of() -> Iterator[Any]:
-    """Imports a module of the benchmarks."""
-    before = list(sys.path)
-    sys.path.insert(0, str(BENCHMARKS))
-    yield importlib.import_module
-    sys.path[:] = before
 
 
 @pytest.fixture(scope="module")

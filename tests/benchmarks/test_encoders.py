@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import sys
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-
 
 @pytest.fixture(scope="module")
-def encoders() -> Iterator[Any]:
-    before = list(sys.path)
-    sys.path.insert(0, str(BENCHMARKS))
-    yield importlib.import_module("encoders")
-    sys.path[:] = before
+def encoders(of: Any) -> Any:
+    return of("encoders")
 
 
 class Engine:

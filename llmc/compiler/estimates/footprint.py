@@ -96,7 +96,7 @@ class Footprint:
         from llmc.artifacts.bundle.reader import BundleFiles
         from llmc.artifacts.store.store import Store
         from llmc.compiler.targets import open_target
-        from llmc.compiler.targets.base import Deployment
+        from llmc.compiler.targets.deployment import Deployment
         from llmc.compiler.verification.probes import turns_of
 
         files = None if bundle is None else BundleFiles.open(bundle)

@@ -9,8 +9,8 @@ from llmc.compiler.architectures.shared.caches import cache_of
 from llmc.compiler.checkpoint import Checkpoint, open_checkpoint
 from llmc.compiler.model_size import weights_of
 from llmc.compiler.targets import open_target
-from llmc.compiler.targets.base import Deployment
 from llmc.compiler.targets.declared import selecting_adapters
+from llmc.compiler.targets.deployment import Deployment
 from llmc.errors import InputError
 
 if TYPE_CHECKING:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from llmc.compiler.checkpoint.base import Checkpoint
     from llmc.compiler.program.program import Program
     from llmc.compiler.stages import Stages
+    from llmc.compiler.targets.deployment import Deployment
     from llmc.compiler.targets.finishing import Finisher
     from llmc.compiler.targets.tuning import Tuner
     from llmc.compiler.verification.limits import Limits as Bounds
@@ -77,22 +78,6 @@ class TopologyForm:
     example: str
     row: str
     column: str
-
-
-@dataclass(frozen=True)
-class Deployment:
-    """The case of a compile: a plan's limits and its facts (mean lengths of traffic), the model's configuration and its
-    weights."""
-
-    limits: Limits
-    facts: Mapping[str, Any]
-    config: Mapping[str, Any]
-    weights: Sequence[Weights]
-
-    @property
-    def parameters(self) -> int:
-        """How many weights."""
-        return sum(one.count for one in self.weights)
 
 
 @dataclass(frozen=True)

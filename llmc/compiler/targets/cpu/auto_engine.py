@@ -31,7 +31,7 @@ from llmc.settings import Settings
 
 if TYPE_CHECKING:
     from llmc.compiler.architectures.shared.size import Weights
-    from llmc.compiler.targets.base import Deployment
+    from llmc.compiler.targets.deployment import Deployment
 
 ENGINES = ("onnxruntime", "openvino")
 TIE = 0.03

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from llmc.compiler.options import CompileOptions, Option
-from llmc.compiler.targets.base import Deployment, Target
+from llmc.compiler.targets.base import Target
+from llmc.compiler.targets.deployment import Deployment
 from llmc.compiler.targets.onnxruntime.target import OnnxRuntimeTarget
 
 MAX_MEMORY: Option[int | None] = Option(

@@ -16,8 +16,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from llmc.compiler.options import CompileOptions, Option
-from llmc.compiler.targets.base import ANY_PHASE, Deployment, Executable, Lowered, Shape, State, Target
+from llmc.compiler.targets.base import ANY_PHASE, Executable, Lowered, Shape, State, Target
 from llmc.compiler.targets.costs import Cost
+from llmc.compiler.targets.deployment import Deployment
 from llmc.compiler.targets.hardware import Hardware, contract_tested
 from llmc.compiler.targets.hosting import Hosting
 from llmc.compiler.targets.lpu.build import LpuLowered, build

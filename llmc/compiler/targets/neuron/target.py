@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from llmc.compiler.options import CompileOptions
     from llmc.compiler.program.program import Program
     from llmc.compiler.stages import Stages
-    from llmc.compiler.targets.base import Deployment, Lowered, Shape, Target
+    from llmc.compiler.targets.base import Lowered, Shape, Target
+    from llmc.compiler.targets.deployment import Deployment
     from llmc.compiler.targets.finishing import Finisher
     from llmc.compiler.targets.xla.build import Job, Machine
     from llmc.compiler.targets.xla.sharding import Dims

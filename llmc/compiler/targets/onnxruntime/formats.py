@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
+from typing import Any
 
-from llmc.compiler.architectures.shared.block_form import BlockForm, common_block, common_order
+from llmc.compiler.architectures.shared.block_form import BlockForm, common_block, common_order, forms_in_key
 from llmc.compiler.checkpoint.adapter_layout import of_adapters
+from llmc.compiler.targets.onnxruntime.options import F16
 
 NORMED_BLOCK = 32
 KEPT_BLOCK = 64
@@ -70,7 +72,23 @@ class OnnxOptions:
     panels: bool = False
     rolls: bool = False
     activations: bool = True
-    cache: str = "f16"
+    cache: str = F16
+
+    @property
+    def components(self) -> dict[str, Any]:
+        """What they are for a lowering's key: blocks, and everything that differs from float32 and int8."""
+        found: dict[str, Any] = {"block": self.block}
+        if self.bits != 8:
+            found |= {"bits": self.bits, "head_bits": self.head_bits}
+        if self.stored:
+            found["stored"] = forms_in_key(self.stored)
+        if self.wide:
+            found["wide"] = " ".join(sorted(self.wide))
+        if not self.activations:
+            found["activations"] = False
+        if self.cache != F16:
+            found["cache"] = self.cache
+        return found | {name: True for name in ("fold", "panels", "rolls") if getattr(self, name)}
 
     def block_for(self, width: int, normed: bool = False) -> int:
         """Block for a matrix of `width` inputs: the largest power of two that is allowed and needs no padding."""

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmc.artifacts.bundle.kernel_sets import KernelSet, best_set, common_isa, sets_in
-from llmc.compiler.architectures.shared.block_form import BlockForm, forms_in_key
+from llmc.compiler.architectures.shared.block_form import BlockForm
 from llmc.compiler.architectures.shared.names import OUTER
 from llmc.compiler.checkpoint.base import stored_forms
 from llmc.compiler.code import code_digest
@@ -402,7 +402,7 @@ class OnnxRuntimeTarget(Target):
         assert isinstance(program, GraphProgram)
         components = {
             **program.components,
-            **_components(options),
+            **options.components,
             **toolchain("onnx", "numpy", python=True),
             "code": code_digest(self._lower),
         }
@@ -476,22 +476,6 @@ class OnnxRuntimeTarget(Target):
 def _keeps(quantize: str, form: BlockForm, outer: bool) -> bool:
     """Whether a matrix keeps the checkpoint's blocks; int4 keeps those of 4 bits, and those of embedding and head."""
     return quantize == "keep" or (quantize == "int4" and (form.bits == 4 or outer))
-
-
-def _components(options: OnnxOptions) -> dict[str, Any]:
-    """The options of a lowering for its key: blocks, and everything that differs from float32 and int8."""
-    found: dict[str, Any] = {"block": options.block}
-    if options.bits != 8:
-        found |= {"bits": options.bits, "head_bits": options.head_bits}
-    if options.stored:
-        found["stored"] = forms_in_key(options.stored)
-    if options.wide:
-        found["wide"] = " ".join(sorted(options.wide))
-    if not options.activations:
-        found["activations"] = False
-    if options.cache != F16:
-        found["cache"] = options.cache
-    return found | {name: True for name in ("fold", "panels", "rolls") if getattr(options, name)}
 
 
 def try_opening(data: bytes, folder: Path, what: str, library: str | None = None) -> None:

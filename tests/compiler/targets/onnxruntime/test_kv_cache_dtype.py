@@ -13,7 +13,7 @@ from llmc.compiler.architectures.shared.size import ModelSize
 from llmc.compiler.estimates.footprint import Footprint
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.targets import open_target
-from llmc.compiler.targets.base import Deployment
+from llmc.compiler.targets.deployment import Deployment
 from llmc.compiler.targets.onnxruntime.target import OnnxRuntimeTarget
 from llmc.errors import InputError, LlmcError
 from llmc.runtime.cache_shape import CacheShape, CacheTensor, key_value
