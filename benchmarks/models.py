@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from llmc.bench.contenders import make_ready
 from llmc.bench.peers import compare
@@ -28,15 +29,22 @@ GUIDE = [
 
 @dataclass(frozen=True)
 class Part:
-    """Measurements that share their bundles, which are compiled with `flags`."""
+    """Measurements that share their bundles, which are compiled with `flags`; `changes` are of the scope."""
 
     name: str
     kinds: tuple[str, ...]
     flags: tuple[str, ...]
+    changes: Mapping[str, Any] = field(default_factory=dict)
 
 
 PARTS = (
     Part("steps", ("quality", "decode", "prefill"), ("--max-model-len", "2304", "--max-num-seqs", "16")),
+    Part(
+        "long",
+        ("prefill",),
+        ("--max-model-len", "8192", "--max-num-seqs", "1"),
+        {"prompts": (8128,), "tune": False, "rounds": 3},
+    ),
     Part("start", ("first-token",), tuple(GUIDE)),
     Part("serving", ("memory", "streams", "trace"), ("--max-model-len", "1024", "--max-num-seqs", "8")),
 )
@@ -75,7 +83,7 @@ MODELS = (
             "llmc onnxruntime keep": ("--device", "onnxruntime", "--quantize", "keep"),
             "llmc openvino keep": ("--device", "openvino", "--quantize", "keep"),
         },
-        f"{_PEERS},llama-cpp:q4_1,onnxruntime-genai:int4",
+        f"{_PEERS},llama-cpp:q4_0,llama-cpp:q4_1,llama-cpp:q4_k_m,onnxruntime-genai:int4",
     ),
     Model("random", None, _BUNDLES, _PEERS),
 )
@@ -103,7 +111,7 @@ def run(model: Model, setting: Setting) -> Comparison:
         bundles, notes = _compiled(model, source, part, setting) if kinds else ({}, [])
         if not bundles:
             continue
-        scope = replace(setting.scope, kinds=kinds)
+        scope = replace(setting.scope, kinds=kinds, **part.changes)
         ready = make_ready(
             bundles, parse(model.peers), checkpoint, setting.work / f"peers-{model.name}", setting.peer_python,
             lambda form: setting.tell(f"make {form}"), "quality" in scope.kinds,

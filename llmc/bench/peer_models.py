@@ -3,7 +3,8 @@
 Forms, by name
     huggingface      the folder itself, or one written from the checkpoint in float32
     gguf-f16         float16, written from the checkpoint
-    gguf-q8_0, -q4_1 blocks of 32 weights at 8 and 4 bits, by llama.cpp's quantiser; a GGUF file of that type itself
+    gguf-q8_0, -q4_1, -q4_0, -q4_k_m   blocks of 8 and 4 bits, by llama.cpp's quantiser (q4_k_m: some of 5 and more); a
+                     GGUF file of that type itself
     gguf-as-is       the GGUF file itself, whatever its types are
     genai-int8, -int4   onnxruntime-genai's model builder: blocks of 32, accuracy level 4, the head quantised too
     openvino-int8, openvino-int8-sym   openvino-genai's IR of gguf-f16, 8 bits with a scale a channel
@@ -27,7 +28,7 @@ from llmc.errors import CheckpointError, CompileError
 from llmc.quiet import of_tools
 
 SCRIPTS = Path(forms.__file__).parent
-FILE_TYPES = {"Q8_0": 7, "Q4_1": 3}
+FILE_TYPES = {"Q8_0": 7, "Q4_1": 3, "Q4_0": 2, "Q4_K_M": 15}
 """general.file_type of a GGUF file that is of such blocks throughout (llama.cpp's llama_ftype)."""
 LOG_TAIL = 400
 

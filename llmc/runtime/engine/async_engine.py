@@ -1,4 +1,8 @@
-"""An engine in a thread of its own, for asyncio: requests in, updates out."""
+"""An engine in a thread of its own, for asyncio: requests in, updates out.
+
+A second thread tells what a step gave (texts, stop strings, observers, streams) while the next step's graph runs. A
+stop string is found one step late so: that step computes a token more, which nobody gets.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +14,15 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from llmc.errors import EngineDeadError, InputError, OverloadedError
 from llmc.runtime.engine.generator import LONG_WORK, work_of
+from llmc.runtime.engine.teller import Teller
 
 if TYPE_CHECKING:
-    from llmc.runtime.engine.generator import Generator, Prepared
+    from llmc.runtime.engine.generator import Generator, Prepared, Ran
     from llmc.runtime.engine.observer import EngineStats
     from llmc.runtime.engine.requests import Request, Update
 
@@ -97,6 +103,7 @@ class AsyncEngine:
         self._seconds = 0.0
         self._closing = False
         self._error: BaseException | None = None
+        self._teller = Teller("llmc-teller")
         self._stats = generator.stats
         self.draining = False
         if generator.engine.prefiller is not None:
@@ -167,7 +174,7 @@ class AsyncEngine:
     def cancel(self, request_id: str) -> None:
         """End a request, if it still runs."""
         with self._wake:
-            self._commands.append(lambda: self._deliver(self.generator.cancel(request_id)))
+            self._commands.append(lambda: self._cancel(request_id))
             self._wake.notify()
 
     @property
@@ -227,12 +234,16 @@ class AsyncEngine:
     def _run(self) -> None:
         try:
             while self._next():
-                self._deliver([] if self.generator.waits else self.generator.step())
+                ran = None if self.generator.waits else self.generator.run()
+                if ran is None:
+                    self._teller.settle()
+                    self._stats = self.generator.stats
+                else:
+                    self._teller.put(partial(self._tell, ran))
         except BaseException as e:  # noqa: BLE001 - whatever it is, requests must hear of it
-            _log.error("the engine stopped on an error: %s: %s", type(e).__name__, e, exc_info=e)
-            self._error = e
+            self._stop_on(e)
+        self._teller.close()
         with self._wake:
-            self._closing = self._closing or self._error is not None
             streams, self._streams = list(self._streams.values()), {}
             self._in_flight -= sum(choices for _, choices in streams)
         for stream, _ in streams:
@@ -241,6 +252,27 @@ class AsyncEngine:
         self.generator.close()
         if self._on_close is not None:
             self._on_close()
+
+    def _tell(self, ran: Ran) -> None:
+        try:
+            updates = self.generator.tell(ran)
+            self._stats = self.generator.stats_with(ran.stats)
+            self._deliver(updates)
+        except BaseException as e:  # noqa: BLE001 - as above
+            self._stop_on(e)
+
+    def _cancel(self, request_id: str) -> None:
+        self._teller.settle()  # nothing is told of a request behind its end
+        updates = self.generator.cancel(request_id)
+        self._stats = self.generator.stats
+        self._deliver(updates)
+
+    def _stop_on(self, error: BaseException) -> None:
+        _log.error("the engine stopped on an error: %s: %s", type(error).__name__, error, exc_info=error)
+        with self._wake:
+            self._error = self._error or error
+            self._closing = True
+            self._wake.notify()
 
     def _next(self) -> bool:
         """Do what was asked for since the last step; false when the thread is to end."""
@@ -254,15 +286,16 @@ class AsyncEngine:
         for command in commands:
             command()
         if self._between is not None and not self.generator.has_work:
+            self.generator.settle()
             self._work_between(self._between)
         return True
 
     @property
     def _can_work(self) -> bool:
         """Whether a step, or work between requests, can run now."""
-        if self.generator.has_work:
+        if self.generator.engine.has_work:
             return not self.generator.waits
-        return self._between is not None
+        return self._between is not None and not self.generator.has_work
 
     def _prefill_news(self) -> None:
         with self._wake:
@@ -275,7 +308,7 @@ class AsyncEngine:
         self.generator.engine.forget_slots()
 
     def _deliver(self, updates: list[Update]) -> None:
-        self._stats = self.generator.stats  # before anything is sent: who sees a request's end sees it counted out
+        """Send updates, when `_stats` has the requests that end with them counted out."""
         grouped: dict[str, list[Update]] = {}
         for update in updates:
             grouped.setdefault(update.request_id, []).append(update)
@@ -291,3 +324,6 @@ class AsyncEngine:
                 stream.end()
                 self._seconds += _SMOOTHING * (time.perf_counter() - stream.began_s - self._seconds)
             stream.put(news)
+        if self._between is not None and not self.generator.has_work:
+            with self._wake:
+                self._wake.notify()

@@ -10,6 +10,7 @@ import itertools
 import threading
 import time
 from array import array
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -75,8 +76,18 @@ class Prepared:
     stops: StopStrings
 
 
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """A step that ran: what it gave, when it ended (perf_counter), and the engine's gauges then."""
+
+    outcome: Outcome
+    at_s: float
+    stats: EngineStats
+
+
 class Generator:
-    """Runs requests on `engine`. Not thread-safe, except `prepare`.
+    """Runs requests on `engine`. Not thread-safe, except `prepare`, and that `tell` may be called in another thread
+    than the rest: of one step while the next one runs.
 
     `tokenizer`: None for a model without one, whose outputs are token ids only. `constraints` opens, at the first
     request with structured outputs, what makes their constraints. `observer` is told of every request and step.
@@ -95,6 +106,8 @@ class Generator:
         self._numbers = itertools.count()
         self._running: dict[str, _Running] = {}
         self._choices: dict[int, tuple[_Running, _Choice]] = {}
+        self._changing = threading.RLock()
+        self._ended: deque[int] = deque()
 
     def prepare(self, request: Request) -> Prepared:
         """Check a request, and compile its grammar, if it has one; any thread may.
@@ -166,6 +179,10 @@ class Generator:
 
         Raises InputError where another one of that request_id runs.
         """
+        with self._changing:
+            return self._add(prepared)
+
+    def _add(self, prepared: Prepared) -> list[int]:
         request = prepared.request
         if request.request_id in self._running:
             raise InputError(f"a request with id {request.request_id!r} runs already; ids must differ")
@@ -189,11 +206,13 @@ class Generator:
 
     def cancel(self, request_id: str) -> list[Update]:
         """End a request; its slots are free before the next step. An update for each choice that was open."""
-        running = self._running.get(request_id)
-        if running is None:
-            return []
-        updates = [self._end(running, choice, "abort") for choice in running.choices if choice.reason is None]
-        return self._told(running, updates)
+        with self._changing:
+            running = self._running.get(request_id)
+            if running is None:
+                return []
+            updates = [self._end(running, choice, "abort") for choice in running.choices if choice.reason is None]
+            self.settle()
+            return self._told(running, updates)
 
     @property
     def has_work(self) -> bool:
@@ -212,15 +231,38 @@ class Generator:
     @property
     def stats(self) -> EngineStats:
         """Gauges of now; running and waiting count requests, of which one of n choices is one."""
-        waiting = sum(r.admitted_s is None for r in self._running.values())
-        return replace(self.engine.stats, waiting=waiting, running=len(self._running) - waiting)
+        return self.stats_with(self.engine.stats)
+
+    def stats_with(self, engine: EngineStats) -> EngineStats:
+        """The same, where the engine has those gauges; `tell`'s thread may."""
+        with self._changing:
+            waiting = sum(r.admitted_s is None for r in self._running.values())
+            return replace(engine, waiting=waiting, running=len(self._running) - waiting)
 
     def step(self) -> list[Update]:
         """Run one step; what it added to requests. Raises whatever the executor raises."""
+        ran = self.run()
+        updates = [] if ran is None else self.tell(ran)
+        self.settle()
+        return updates
+
+    def run(self) -> Ran | None:
+        """Run one step, to be told next; None when there is nothing to do. Raises whatever the executor raises."""
+        self.settle()
         outcome = self.engine.step()
-        if outcome is None:
-            return []
-        now = time.perf_counter()
+        return None if outcome is None else Ran(outcome, time.perf_counter(), self.engine.stats)
+
+    def settle(self) -> None:
+        """End in the engine what was told to be over, at a stop string or by its caller."""
+        while self._ended:
+            self.engine.cancel(self._ended.popleft())
+
+    def tell(self, ran: Ran) -> list[Update]:
+        """What a step added to requests. A sequence that ends at a stop string is the engine's until `settle`."""
+        with self._changing:
+            return self._tell(ran.outcome, ran.at_s)
+
+    def _tell(self, outcome: Outcome, now: float) -> list[Update]:
         self._hand(outcome.handed)
         self._admit(outcome.admitted, outcome.record.started_s)
         first: list[float] = []
@@ -279,7 +321,7 @@ class Generator:
         reason, stopped = token.finish_reason, choice.text.stopped_at
         if stopped is not None:
             reason = "stop"
-            self.engine.cancel(choice.sequence)
+            self._ended.append(choice.sequence)
         stop_reason: str | int | None = stopped
         if stopped is None and token.ends and token_id in (running.request.params.stop_token_ids or ()):
             stop_reason = token_id
@@ -294,7 +336,7 @@ class Generator:
         )  # fmt: skip
 
     def _end(self, running: _Running, choice: _Choice, reason: FinishReason, text: str = "") -> Update:
-        self.engine.cancel(choice.sequence)
+        self._ended.append(choice.sequence)
         self._close(running, choice, reason)
         return Update(
             running.request.request_id, choice.index, text, finish_reason=reason, cached_tokens=running.cached

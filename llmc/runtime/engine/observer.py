@@ -99,7 +99,7 @@ class EngineStats:
 
 
 class Observer:
-    """All methods are called in the engine's thread, must return at once, and do nothing here."""
+    """All methods are called by the engine's threads, one call at a time, must return at once, and do nothing here."""
 
     def arrived(self, request_id: str, prompt_tokens: int) -> None:
         """A request was queued."""

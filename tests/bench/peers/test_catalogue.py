@@ -25,7 +25,7 @@ def test_a_name_alone_is_the_first_variant() -> None:
     ("text", "said"),
     [
         ("vllm", "unknown peer 'vllm'; known: llama-cpp, onnxruntime-genai, openvino-genai, transformers"),
-        ("llama-cpp:q2", "unknown variant of llama-cpp 'q2'; known: as-is, q4_1, q8_0"),
+        ("llama-cpp:q2", "unknown variant of llama-cpp 'q2'; known: as-is, q4_0, q4_1, q4_k_m, q8_0"),
     ],
 )
 def test_unknown_names_list_the_known_ones(text: str, said: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import threading
 import tracemalloc
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
@@ -18,7 +19,7 @@ from llmc.runtime.async_llm import BundleAsyncLLM
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.engine import generator
 from llmc.runtime.engine.async_engine import AsyncEngine, Stream
-from llmc.runtime.engine.observer import Observer, RequestSummary
+from llmc.runtime.engine.observer import Observer, RequestSummary, StepRecord
 from llmc.runtime.engine.requests import Request, Update
 from llmc.runtime.engine.sampling import RequestOutputKind, SamplingParams
 from llmc.runtime.startup.opening import EngineOptions, open_executor, open_generator
@@ -333,6 +334,80 @@ def test_memory_stays_flat_however_many_requests_come_and_go(toy: Toy) -> None:
         run(test())
     finally:
         tracemalloc.stop()
+
+
+class Blocking(Observer):
+    """Holds up what is told of the first step until `free` is set, or fails at it."""
+
+    def __init__(self, free: threading.Event, failing: BaseException | None = None) -> None:
+        self.free, self.failing, self.told = free, failing, 0
+
+    def stepped(self, record: StepRecord) -> None:
+        self.told += 1
+        assert self.free.wait(20)
+        if self.failing is not None:
+            raise self.failing
+
+
+def test_a_step_is_told_while_the_next_one_runs(
+    toy: Toy, trusted: ToyReference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, second = itertools.count(1), threading.Event()
+    use(monkeypatch, executor=watching(lambda step: second.set() if next(begun) == 2 else None))
+    observer = Blocking(second)
+
+    async def test() -> None:
+        async with running(toy, observer=observer) as engine:
+            assert await tokens_of(engine.submit(asked("a"))) == trusted.greedy([1, 2, 3], 4)
+
+    run(test())
+    assert observer.told == 4
+
+
+def test_at_most_one_step_runs_ahead_of_what_is_told(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[object] = []
+    use(monkeypatch, executor=watching(begun.append))
+    free = threading.Event()
+
+    async def test() -> None:
+        async with running(toy, observer=Blocking(free)) as engine:
+            stream = engine.submit(asked("a", None, greedy(20)))
+            await until(lambda: len(begun) == 2)
+            await asyncio.sleep(0.05)
+            assert len(begun) == 2
+            free.set()
+            assert len(await tokens_of(stream)) == 20
+
+    run(test())
+
+
+def test_a_stop_string_ends_a_sequence_though_the_next_step_runs(toy: Toy) -> None:
+    async def test() -> None:
+        async with running(toy) as engine:
+            whole = [u async for us in engine.submit(asked("a", None, greedy(8))) for u in us]
+            place, stop = next((i, u.text) for i, u in enumerate(whole[:-1]) if u.text)
+            stream = engine.submit(asked("b", None, greedy(8, stop=stop)))
+            got = [u async for updates in stream for u in updates]
+            assert [u.token_ids for u in got] == [u.token_ids for u in whole[: place + 1]]
+            assert (got[-1].finish_reason, got[-1].stop_reason) == ("stop", stop)
+            await until(lambda: engine.stats.running == 0 and engine.stats.kv_cache_usage == 0)
+            assert len(await tokens_of(engine.submit(asked("c", None, greedy(8))))) == 8
+
+    run(test())
+
+
+def test_what_fails_as_a_step_is_told_ends_the_engine(toy: Toy, caplog: pytest.LogCaptureFixture) -> None:
+    free = threading.Event()
+    free.set()
+
+    async def test() -> None:
+        async with running(toy, observer=Blocking(free, OSError("no space for the log"))) as engine:
+            with pytest.raises(EngineDeadError, match=r"stopped on an error \(OSError\)"):
+                await tokens_of(engine.submit(asked("a", None, greedy(20))))
+            assert isinstance(engine.error, OSError)
+
+    run(test())
+    assert "no space for the log" in caplog.text
 
 
 # The Python surface

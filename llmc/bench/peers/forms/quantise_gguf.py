@@ -1,6 +1,6 @@
 """Quantise a GGUF file with llama.cpp's own quantiser.
 
-PYTHON quantise_gguf.py IN.gguf OUT.gguf F16|Q8_0|Q4_1
+PYTHON quantise_gguf.py IN.gguf OUT.gguf F16|Q8_0|Q4_1|Q4_0|Q4_K_M
 """
 
 from __future__ import annotations
