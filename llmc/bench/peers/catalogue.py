@@ -121,7 +121,7 @@ PEERS = {
                 "q8_0": Variant("gguf-q8_0", 8, {}, (), _MICRO_BATCHES),
                 "q4_1": Variant("gguf-q4_1", 4, {}, (), _MICRO_BATCHES),
                 "q4_0": Variant("gguf-q4_0", 4, {}, (), _MICRO_BATCHES),
-                "q4_k_m": Variant("gguf-q4_k_m", 4, {}, (), _MICRO_BATCHES),
+                "q4_k_m": Variant("gguf-q4_k_m", None, {}, (), _MICRO_BATCHES),
                 "as-is": Variant("gguf-as-is", None, {}, (), _MICRO_BATCHES),
             },
         ),

@@ -22,7 +22,8 @@ from llmc.runtime.engine.generator import LONG_WORK, work_of
 from llmc.runtime.engine.teller import Teller
 
 if TYPE_CHECKING:
-    from llmc.runtime.engine.generator import Generator, Prepared, Ran
+    from llmc.runtime.engine.base import Outcome
+    from llmc.runtime.engine.generator import Generator, Prepared
     from llmc.runtime.engine.observer import EngineStats
     from llmc.runtime.engine.requests import Request, Update
 
@@ -234,12 +235,13 @@ class AsyncEngine:
     def _run(self) -> None:
         try:
             while self._next():
-                ran = None if self.generator.waits else self.generator.run()
-                if ran is None:
+                outcome = None if self.generator.waits else self.generator.run()
+                if outcome is None:
                     self._teller.settle()
                     self._stats = self.generator.stats
                 else:
-                    self._teller.put(partial(self._tell, ran))
+                    ended_s, gauges = time.perf_counter(), self.generator.engine.stats
+                    self._teller.put(partial(self._tell, outcome, ended_s, gauges))
         except BaseException as e:  # noqa: BLE001 - whatever it is, requests must hear of it
             self._stop_on(e)
         self._teller.close()
@@ -253,12 +255,12 @@ class AsyncEngine:
         if self._on_close is not None:
             self._on_close()
 
-    def _tell(self, ran: Ran) -> None:
+    def _tell(self, outcome: Outcome, ended_s: float, gauges: EngineStats) -> None:
         try:
-            updates = self.generator.tell(ran)
-            self._stats = self.generator.stats_with(ran.stats)
+            updates = self.generator.tell(outcome, ended_s)
+            self._stats = self.generator.stats_with(gauges)
             self._deliver(updates)
-        except BaseException as e:  # noqa: BLE001 - as above
+        except BaseException as e:  # noqa: BLE001 - whatever it is, requests must hear of it
             self._stop_on(e)
 
     def _cancel(self, request_id: str) -> None:

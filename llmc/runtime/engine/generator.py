@@ -76,15 +76,6 @@ class Prepared:
     stops: StopStrings
 
 
-@dataclass(frozen=True, slots=True)
-class Ran:
-    """A step that ran: what it gave, when it ended (perf_counter), and the engine's gauges then."""
-
-    outcome: Outcome
-    at_s: float
-    stats: EngineStats
-
-
 class Generator:
     """Runs requests on `engine`. Not thread-safe, except `prepare`, and that `tell` may be called in another thread
     than the rest: of one step while the next one runs.
@@ -241,26 +232,28 @@ class Generator:
 
     def step(self) -> list[Update]:
         """Run one step; what it added to requests. Raises whatever the executor raises."""
-        ran = self.run()
-        updates = [] if ran is None else self.tell(ran)
+        outcome = self.run()
+        updates = [] if outcome is None else self.tell(outcome, time.perf_counter())
         self.settle()
         return updates
 
-    def run(self) -> Ran | None:
+    def run(self) -> Outcome | None:
         """Run one step, to be told next; None when there is nothing to do. Raises whatever the executor raises."""
         self.settle()
-        outcome = self.engine.step()
-        return None if outcome is None else Ran(outcome, time.perf_counter(), self.engine.stats)
+        return self.engine.step()
 
     def settle(self) -> None:
         """End in the engine what was told to be over, at a stop string or by its caller."""
         while self._ended:
             self.engine.cancel(self._ended.popleft())
 
-    def tell(self, ran: Ran) -> list[Update]:
-        """What a step added to requests. A sequence that ends at a stop string is the engine's until `settle`."""
+    def tell(self, outcome: Outcome, ended_s: float) -> list[Update]:
+        """What a step that ended at `ended_s` (perf_counter) added to requests.
+
+        A sequence that ends at a stop string is the engine's until `settle`.
+        """
         with self._changing:
-            return self._tell(ran.outcome, ran.at_s)
+            return self._tell(outcome, ended_s)
 
     def _tell(self, outcome: Outcome, now: float) -> list[Update]:
         self._hand(outcome.handed)

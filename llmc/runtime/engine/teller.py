@@ -10,7 +10,8 @@ from queue import SimpleQueue
 class Teller:
     """Does jobs in their order, one at a time; none waits behind the one that runs. Jobs may raise nothing.
 
-    `put` and `settle` are called in one thread only, or while no other calls them.
+    The interpreter does not wait for it when it ends, as it does for threads of concurrent.futures. `put` and `settle`
+    are called in one thread only, or while no other calls them.
     """
 
     def __init__(self, name: str) -> None:
