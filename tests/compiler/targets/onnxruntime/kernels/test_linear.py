@@ -113,10 +113,10 @@ def test_codes_with_a_table(library: Path, size: tuple[int, int, int], table: st
 
 def test_many_rows_are_the_same_as_a_few(library: Path) -> None:
     held, _ = matrix(160, 576, 32, 8, offsets=False)
-    x = np.random.default_rng(1).normal(0, 1, (1500, 576)).astype(np.float32)
+    x = np.random.default_rng(1).normal(0, 1, (1412, 576)).astype(np.float32)  # four are left of whole blocks of 128
     attrs = attributes(160, 576, 32, 8, 0)
     whole = run(library, "Linear", [("x", x), ("w", held["panels"])], ["y", "-s"], **attrs, gated=0)["y"]
-    for first in (0, 700, 1495):
+    for first in (0, 700, 1407):
         part = x[first : first + 5]
         made = run(library, "Linear", [("x", part), ("w", held["panels"])], ["y", "-s"], **attrs, gated=0)["y"]
         assert (made == whole[first : first + 5]).all()

@@ -57,7 +57,7 @@ static Status *in_memory(Step *s, Context *context) {
   for (int64_t row = 0; row < s->turns.rows; row++) shares[row] = 1;
   s->product.lines = s->turns.pairs, s->product.shares = shares;
   s->product.activations = place(m, s->turns.rows, at + padded(4 * rows));
-  s->pieces = shares_of(s->turns.rows * m->width / 4, s->turns.rows);
+  s->pieces = shares_of(s->turns.rows * m->width * QUANTISED, s->turns.rows);
   Status *failed = parallel(s->op->api, context, (size_t)s->pieces, quantise, s);
   s->pieces = shares_of(s->turns.count * panels_of(m) * panel_bytes(m), panels_of(m));
   if (!failed) failed = parallel(s->op->api, context, (size_t)s->pieces, multiply_share, s);

@@ -76,11 +76,11 @@ static Status *in_pieces(const Step *s, Context *context, void (*job)(void *, si
 static Status *run(Step *s, Context *context) {
   const Matrix *gate_up = s->into.matrix, *down = s->out.matrix;
   const int64_t into = panels_of(gate_up) * panel_bytes(gate_up), out = panels_of(down) * panel_bytes(down);
-  s->pieces = shares_of(s->turns.rows * gate_up->width / 4, s->turns.rows);
+  s->pieces = shares_of(s->turns.rows * gate_up->width * QUANTISED, s->turns.rows);
   TRY(in_pieces(s, context, quantise_tokens));
   s->pieces = shares_of(s->turns.count * into, s->turns.count * panels_of(gate_up) / 2);
   TRY(in_pieces(s, context, multiply_into));
-  s->pieces = shares_of(s->turns.rows * down->width / 4, s->turns.rows);
+  s->pieces = shares_of(s->turns.rows * down->width * QUANTISED, s->turns.rows);
   TRY(in_pieces(s, context, quantise_features));
   s->pieces = shares_of(s->turns.count * out, panels_of(down));
   return in_pieces(s, context, multiply_out);

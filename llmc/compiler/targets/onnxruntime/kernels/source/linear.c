@@ -54,7 +54,7 @@ static Status *compute(void *kernel, Context *context) {
   s.product.y = y;
   s.product.activations = place(m, s.rows, scratch);
   s.product.activations.tiled = takes_tiles(m, s.rows);
-  s.shares = shares_of(s.rows * m->width / 4, s.rows);
+  s.shares = shares_of(s.rows * m->width * QUANTISED, s.rows);
   TRY(parallel(op->api, context, (size_t)s.shares, quantise_share, &s));
   s.shares = shares_of(panels_of(m) * panel_bytes(m), pieces(panels_of(m), panels_at_once(&s.product, s.rows)));
   return parallel(op->api, context, (size_t)s.shares, multiply_share, &s);

@@ -76,40 +76,70 @@ static inline Activations place(const Matrix *m, int64_t rows, uint8_t *at) {
   return a;
 }
 
+INLINE int64_t least_of(int64_t a, int64_t b) { return a < b ? a : b; }
+
+/* The first LANES of `count` numbers, and zeros. */
+INLINE Floats some_of(const float *x, int64_t count) {
+  return count >= LANES ? load(x) : load_lanes(first_lanes(count), x);
+}
+
+/* Quantise `count` groups of a row, at most LANES, from group `first` on. What is one number a group is in its lane. */
+INLINE void quantise_groups(const int64_t group, const int tiled, const Matrix *m, const float *x, const Activations *a,
+                            int64_t row, int64_t first, int64_t count) {
+  const int64_t groups = groups_of(m), block = row / TOGETHER, beside = row % TOGETHER;
+  const int64_t apart = tiled ? 1 : TOGETHER, of_group = (tiled ? TILE_ROWS : TOGETHER) * group / 4;
+  const int64_t left = m->width - first * group;
+  const int coding = coding_of(m);
+  int32_t *codes = (int32_t *)a->codes + first * of_group;
+  codes += tiled ? row / TILE_ROWS * groups * of_group + row % TILE_ROWS * group / 4 : block * groups * of_group + beside;
+  x += first * group;
+  Ints most[LANES]; /* as integers, numbers of one sign have their order, and NaN is the most */
+  for (int64_t g = 0; g < LANES; g++) {
+    Ints one = filled_ints(0);
+    for (int64_t k = g * group; g < count && k < (g + 1) * group; k += LANES)
+      one = __builtin_elementwise_max(one, (Ints)magnitude(some_of(x + k, least_of(left, (g + 1) * group) - k)));
+    most[g] = one;
+  }
+  EACH_LANES(most, __builtin_elementwise_max)
+  const Floats top = (Floats)most[0];
+  const Ints finite = top <= filled(3.4028235e38f);
+  _Alignas(64) float inverse[LANES], scales[LANES], sums[LANES];
+  _Alignas(64) int32_t starts[LANES];
+  store_aligned(inverse, (Floats)(finite & (top > filled(1e-30f)) & (Ints)(filled(127.0f) / top)));
+  Words total[LANES];
+  for (int64_t g = 0; g < LANES; g++) {
+    Words one = (Words)filled_ints(0);
+    for (int64_t k = 0; g < count && k < group; k += LANES) {
+      const Ints q = to_ints(some_of(x + g * group + k, least_of(left - g * group, group) - k) * filled(inverse[g]));
+      int32_t four[4], *to = codes + g * of_group + k / 4 * apart;
+      one += (Words)q;
+      to_bytes(four, q);
+      for (int64_t i = 0; i < 4 && k + 4 * i < group; i++) to[i * apart] = four[i];
+    }
+    total[g] = one;
+  }
+  EACH_LANES(total, ADDED)
+  const Floats none = filled(__builtin_nanf("")); /* what is no number stays none, and `starts` wraps there */
+  const Floats scale = (Floats)((finite & (Ints)(top / filled(127.0f))) | (~finite & (Ints)none));
+  store_aligned(scales, scale / filled(SCALE_UNIT));
+  store_aligned(sums, scale * to_floats((Ints)total[0]));
+  *(Words *)starts = total[0] * (uint32_t)(bias_of(coding) - zero_of(coding, m->offsets));
+  for (int64_t g = 0; g < count; g++) {
+    const int64_t at = (block * groups + first + g) * TOGETHER + beside;
+    a->scales[at] = scales[g];
+    a->starts[at] = starts[g];
+    if (a->sums) a->sums[at] = sums[g];
+  }
+}
+
 /* Quantise one row of `width` floats. */
 static inline void quantise_row(const Matrix *m, const float *x, const Activations *a, int64_t row) {
-  const int64_t groups = groups_of(m), block = row / TOGETHER, beside = row % TOGETHER;
-  const int coding = coding_of(m);
-  const int64_t apart = a->tiled ? 1 : TOGETHER, of_group = (a->tiled ? TILE_ROWS : TOGETHER) * m->group / 4;
-  int32_t *codes = (int32_t *)a->codes;
-  codes += a->tiled ? row / TILE_ROWS * groups * of_group + row % TILE_ROWS * m->group / 4 : block * groups * of_group + beside;
-  for (int64_t g = 0; g < groups; g++, codes += of_group) {
-    int64_t first = g * m->group, left = m->width - first < m->group ? m->width - first : m->group;
-    Ints most = filled_ints(0); /* as integers, numbers of one sign have their order, and NaN is the most */
-    for (int64_t k = 0; k < left; k += LANES) {
-      most = __builtin_elementwise_max(most, (Ints)magnitude(load_lanes(first_lanes(left - k), x + first + k)));
-    }
-    const union {
-      int32_t bits;
-      float value;
-    } greatest = {greatest_of_ints(most)};
-    const float top = greatest.value;
-    const int finite = top <= 3.4028235e38f;
-    Floats inverse = filled(finite && top > 1e-30f ? 127.0f / top : 0.0f);
-    Ints sum = filled_ints(0);
-    for (int64_t k = 0; k < m->group; k += LANES) {
-      const Ints q = to_ints(load_lanes(first_lanes(left - k), x + first + k) * inverse);
-      sum += q;
-      int32_t four[4];
-      to_bytes(four, q);
-      for (int64_t i = 0; i < 4 && k + 4 * i < m->group; i++) codes[(k / 4 + i) * apart] = four[i];
-    }
-    const int32_t total = sum_of_ints(sum);
-    float scale = finite ? top / 127.0f : __builtin_nanf(""); /* what is no number stays none */
-    const int64_t at = (block * groups + g) * TOGETHER + beside;
-    a->scales[at] = scale / SCALE_UNIT;
-    a->starts[at] = (int32_t)((uint32_t)(bias_of(coding) - zero_of(coding, m->offsets)) * (uint32_t)total); /* wraps where x is no number */
-    if (a->sums) a->sums[at] = scale * (float)total;
+  const int64_t groups = groups_of(m);
+  for (int64_t g = 0; g < groups; g += LANES) {
+    const int64_t count = least_of(groups - g, LANES);
+    if (m->group == 32 && a->tiled) quantise_groups(32, 1, m, x, a, row, g, count);
+    else if (m->group == 32) quantise_groups(32, 0, m, x, a, row, g, count);
+    else quantise_groups(m->group, a->tiled, m, x, a, row, g, count);
   }
 }
 

@@ -7,7 +7,7 @@
 
 enum {
   BLOCK = 3 << 17, /* bytes of quantised activations that stay in the second-level cache while panels go by */
-  SHARE = 1 << 16, /* bytes of panels, or of activations, that are worth a thread's turn */
+  SHARE = 1 << 16, /* bytes of panels that are worth a thread's turn */
   MOST_SHARES = 256,
 };
 
@@ -135,6 +135,17 @@ INLINE void tiled(const int coding, const int offsets, const Product *p, int64_t
   const Matrix *m = p->matrix;
   Floats sums[2 * TILED_ROWS];
   int64_t panel = first;
+  if (AS_THEY_LIE && coding == EIGHT && rows <= TILE_ROWS) {
+    for (const int64_t unit = 1 + p->gated; panel < end; panel += unit) {
+      for (int64_t n = 0; n < unit; n++)
+        one_tile(offsets, m, p->panels + (panel + n) * panel_bytes(m), &p->activations, row, sums + n * TILE_ROWS);
+      for (int64_t r = 0; r < rows; r++) {
+        if (p->gated) write_gated(1, p, panel / 2, row + r, sums + r, sums + TILE_ROWS + r, 1);
+        else finish(1, 1, p, panel, row + r, sums + r);
+      }
+    }
+    return;
+  }
   for (; panel + 2 <= end; panel += 2) {
     tiles(2, coding, offsets, m, p->panels + panel * panel_bytes(m), &p->activations, row, rows, sums);
     for (int64_t r = 0; r < rows; r++) finish(1, 2, p, panel, row + r, sums + 2 * r);

@@ -30,7 +30,8 @@ static inline int64_t panels_at_once(const Product *p, int64_t rows) {
   return rows < 3 ? 4 : rows < 5 ? 2 : 1 + p->gated;
 }
 
-/* How many shares of so many bytes of work threads take turns at; 1 to `most`. */
+enum { QUANTISED = 8 /* bytes of panels that are multiplied while a number is quantised */ };
+/* How many shares of so many bytes of panels, or what takes as long, threads take turns at; 1 to `most`. */
 int64_t shares_of(int64_t bytes, int64_t most);
 /* Where share `at` of `shares` of `all` begins. */
 static inline int64_t share_at(int64_t all, int64_t shares, size_t at) { return all * (int64_t)at / shares; }

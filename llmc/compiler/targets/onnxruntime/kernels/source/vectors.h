@@ -28,6 +28,7 @@ isa/, a file for each, with these functions:
 A CPU that multiplies tiles of bytes has another file, which defines HAS_TILES and has what tiled.h uses:
 
   enum { TILE_ROWS }                    activations of a tile, a multiple of TOGETHER
+  enum { AS_THEY_LIE }                  whether tile_dots takes codes of 8 bits as they lie in a panel
   int may_tile(group)                   whether it does so in groups of so many inputs, and this process may
   void begin_tiles(group), void end_tiles()     before products in groups of so many inputs, and after them
   const uint8_t *tile_codes(coding, values, zero, steps, from, to)    where the codes of a group of a panel are as tile_dots
@@ -119,7 +120,21 @@ enum { TILE_ROWS = 16 };
   return what(by2_[0], by2_[1]);
 #define ADDED(a, b) ((a) + (b))
 INLINE float sum_of(Floats x) { HALVED(x, ADDED) }
-INLINE int32_t sum_of_ints(Ints x) { return (int32_t)__builtin_reduce_add((Words)x); }
-INLINE int32_t greatest_of_ints(Ints x) { return __builtin_reduce_max(x); }
+
+/* Over the lanes of each of LANES vectors: lane i of x[0] becomes what is over those of x[i]. */
+#define EACH_LANES(x, what)                                                       \
+  MERGED(8, x, what, (0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23),    \
+         (8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31))          \
+  MERGED(4, x, what, (0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27),  \
+         (4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31))            \
+  MERGED(2, x, what, (0, 1, 4, 5, 8, 9, 12, 13, 16, 17, 20, 21, 24, 25, 28, 29),  \
+         (2, 3, 6, 7, 10, 11, 14, 15, 18, 19, 22, 23, 26, 27, 30, 31))            \
+  MERGED(1, x, what, (0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30), \
+         (1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31))
+#define MERGED(count, x, what, some, others)                                      \
+  UNROLL                                                                          \
+  for (int i_ = 0; i_ < count; i_++) x[i_] = what(PICKED(x, i_, LIST some), PICKED(x, i_, LIST others));
+#define LIST(...) __VA_ARGS__
+#define PICKED(x, i, ...) __builtin_shufflevector(x[2 * i], x[2 * i + 1], __VA_ARGS__)
 
 #endif

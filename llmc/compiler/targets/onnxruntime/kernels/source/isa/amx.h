@@ -2,7 +2,7 @@
 
 #define HAS_TILES
 
-enum { TILE_ROWS = 16, TILE_DEPTH = 64 /* bytes of a tile's row */ };
+enum { TILE_ROWS = 16, AS_THEY_LIE = 1, TILE_DEPTH = 64 /* bytes of a tile's row */ };
 
 /* Tiles: sums of two panels, 4 · 16 inputs of each, and activations. */
 enum { SUMS = 0, OTHERS = 1, PANEL = 2, OTHER_PANEL = 3, GIVEN = 4 };

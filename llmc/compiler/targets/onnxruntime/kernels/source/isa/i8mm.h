@@ -2,7 +2,7 @@
 
 #define HAS_TILES
 
-enum { TILE_ROWS = 8 };
+enum { TILE_ROWS = 8, AS_THEY_LIE = 0 };
 
 INLINE int may_tile(int64_t group) { return group == 16 || group % 32 == 0; } /* of which tile_codes makes pairs of steps */
 INLINE void begin_tiles(int64_t group) { (void)group; }
