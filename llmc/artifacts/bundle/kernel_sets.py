@@ -20,8 +20,14 @@ class KernelSet(NamedTuple):
 
     @property
     def multiplies_bf16(self) -> bool:
-        """Whether it has tiles for bfloat16; others compute the same in float32."""
+        """Whether it has tiles for bfloat16."""
         return "amx_bf16" in self.features
+
+    @property
+    def sums_in_turn(self) -> bool:
+        """Whether its sums of products of bfloat16 grow by two of these in turn, with the bits of the instruction for
+        that; those of all other sets have the bits of tiles."""
+        return "avx512_bf16" in self.features and not self.multiplies_bf16
 
     @property
     def file(self) -> str:
@@ -42,6 +48,7 @@ _AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", *_V3)
 _DOTPROD = ("asimddp", "asimdhp")
 KERNEL_SETS = (
     KernelSet("amx-int8", "x86_64", ("amx_tile", "amx_int8", "amx_bf16", "avx512_bf16", *_AVX512)),
+    KernelSet("avx512-bf16", "x86_64", ("avx512_bf16", *_AVX512)),
     KernelSet("avx512-vnni", "x86_64", _AVX512),
     KernelSet("avx-vnni", "x86_64", ("avx_vnni", *_V3)),
     KernelSet("avx2", "x86_64", _V3),

@@ -22,6 +22,7 @@ _DOTPROD = "-mcpu=generic+dotprod+fullfp16"
 _AVX512 = "-mcpu=x86_64_v3+avx512f+avx512bw+avx512dq+avx512vl+avx512vnni"
 TARGETS = {
     "amx-int8": (*_X86, f"{_AVX512}+avx512bf16+amx_tile+amx_int8+amx_bf16"),
+    "avx512-bf16": (*_X86, f"{_AVX512}+avx512bf16"),
     "avx512-vnni": (*_X86, _AVX512),
     "avx-vnni": (*_X86, "-mcpu=x86_64_v3+avxvnni"),
     "avx2": (*_X86, "-mcpu=x86_64_v3"),

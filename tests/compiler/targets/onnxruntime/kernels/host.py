@@ -16,6 +16,7 @@ EMULATED = Path(__file__).parent / "emulated"
 _OVER_AVX2 = ("-target", "x86_64-linux-gnu.2.17", "-mcpu=x86_64_v3", "-I", str(EMULATED))
 EMULATIONS = {
     "amx-int8": (*_OVER_AVX2, "-D__AVX512VNNI__", "-D__AMX_INT8__", "-D__AMX_BF16__", "-DEMULATED_TILES"),
+    "avx512-bf16": (*_OVER_AVX2, "-D__AVX512VNNI__", "-D__AVX512BF16__"),
     "avx512-vnni": (*_OVER_AVX2, "-D__AVX512VNNI__"),
     "avx-vnni": (*_OVER_AVX2, "-D__AVXVNNI__"),
 }

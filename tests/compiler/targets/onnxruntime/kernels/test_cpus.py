@@ -23,15 +23,15 @@ from tests.compiler import tiny
 from tests.compiler.targets.onnxruntime.kernels.host import own_set
 from tests.compiler.targets.onnxruntime.kernels.test_build import PLAN
 
-AMX, AVX512, AVX_VNNI, AVX2, I8MM, NEON = KERNEL_SETS
+AMX, AVX512_BF16, AVX512, AVX_VNNI, AVX2, I8MM, NEON = KERNEL_SETS
 
 
 @pytest.mark.parametrize(
     ("asked", "wanted"),
-    [("native", [AVX2]), ("all", list(KERNEL_SETS)), ("avx-vnni", [AVX_VNNI]), ("zen4", [AVX512]),
+    [("native", [AVX2]), ("all", list(KERNEL_SETS)), ("avx-vnni", [AVX_VNNI]), ("zen4", [AVX512_BF16]),
      ("znver3", [AVX2]), ("sapphirerapids", [AMX]), ("icelake-server", [AVX512]),
-     ("alderlake", [AVX_VNNI]), ("x86-64-v3", [AVX2]),
-     ("haswell, Zen4 ,native", [AVX512, AVX2]), ("neoverse-n1", [NEON]), ("neoverse_v2,apple-m1", [I8MM, NEON]),
+     ("alderlake", [AVX_VNNI]), ("x86-64-v3", [AVX2]), ("cooperlake", [AVX512_BF16]),
+     ("haswell, Zen4 ,native", [AVX512_BF16, AVX2]), ("neoverse-n1", [NEON]), ("neoverse_v2,apple-m1", [I8MM, NEON]),
      ("neoverse-v1", [I8MM]), ("apple-m2", [I8MM]), ("skylake,ampere1", [AVX2, I8MM])],
 )  # fmt: skip
 def test_cpus_are_known_by_their_names(asked: str, wanted: list[Any]) -> None:
@@ -42,7 +42,7 @@ def test_cpus_are_known_by_their_names(asked: str, wanted: list[Any]) -> None:
     ("asked", "says"),
     [("sapphirerapid", r"--cpu sapphirerapid: no CPU of this name .* Near it are: .*sapphirerapids\."),
      ("cortex-a53", "--cpu cortex-a53: llmc's kernels have no set for this CPU"),
-     ("nehalem", r"no set for this CPU \(amx-int8 needs amx_tile, .*; avx512-vnni needs .*--kernels onnxruntime"),
+     ("nehalem", r"no set for this CPU \(amx-int8 needs amx_tile, .*; avx512-bf16 needs .*--kernels onnxruntime"),
      ("haswell,", r"--cpu : no CPU of this name"), ("-o", "--cpu -o: no CPU of this name")],
 )  # fmt: skip
 def test_a_cpu_that_is_not_known_or_runs_no_kernels_is_said(asked: str, says: str) -> None:
@@ -104,7 +104,7 @@ def test_a_cpu_without_any_is_told_what_there_is(bundle: Path, monkeypatch: pyte
     monkeypatch.setattr(compatibility, "cpu_features", lambda: ("aarch64", "asimd"))
     with pytest.raises(
         ArtifactError,
-        match=r"are for amx-int8 \(without .*\) or avx512-vnni \(without .*\) or avx-vnni .* or avx2 .*--cpu",
+        match=r"are for amx-int8 \(without .*\) or avx512-bf16 \(without .*\) or avx512-vnni .* or avx2 .*--cpu",
     ):
         open_executor(Bundle.open(bundle), 2, 2)
 

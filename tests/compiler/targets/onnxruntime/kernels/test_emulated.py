@@ -248,6 +248,22 @@ def test_tiles_multiply_bfloat16(probe: ctypes.CDLL, request: pytest.FixtureRequ
     assert same(found, wanted)
 
 
+def test_words_of_two_bfloat16_are_multiplied_the_second_first(probe: ctypes.CDLL) -> None:
+    random = np.random.default_rng(0)
+    for i in range(50):
+        a, b = ((random.normal(0, 1, 32) * 2.0 ** random.integers(-8, 8, 32)).astype(np.float32) for _ in "ab")
+        a[:4], b[:4] = [[1e-30, 1e-30, np.inf, np.nan], [1e-30, 1, 2, 3]]
+        sums = (random.normal(0, 1, LANES) * (i > 9)).astype(np.float32)
+        found = call(probe, "dpbf16_ps", to_bf16(a), to_bf16(b), sums, out=np.zeros(LANES, np.float32))
+        given, other = ((to_bf16(x).astype(np.uint32) << 16).view(np.float32).astype(np.float64) for x in (a, b))
+        wanted = sums
+        with np.errstate(all="ignore"):
+            for half in (1, 0):
+                wanted = (given[half::2] * other[half::2] + wanted.astype(np.float64)).astype(np.float32)
+                wanted = np.where(np.abs(wanted) < 2.0**-126, 0, wanted)
+        assert same(found, wanted)
+
+
 @pytest.mark.parametrize("count", [0, 1, 5, 17, 31])
 def test_shorts_that_are_not_loaded_are_zero(probe: ctypes.CDLL, count: int) -> None:
     given = np.arange(1, 33, dtype=np.uint16)

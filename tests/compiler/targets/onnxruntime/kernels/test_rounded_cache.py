@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from llmc.runtime.bfloat16 import from_bfloat16
 from llmc.runtime.executors.onnxruntime.rounded_cache import rounded
+from tests.compiler.targets.onnxruntime.kernels.host import build_any, own_set
 from tests.compiler.targets.onnxruntime.kernels.single import Arrays, Library, run
 from tests.compiler.targets.onnxruntime.kernels.test_attention import CAPACITY, CASES, Case, in_ring
 
@@ -44,6 +45,12 @@ MORE = {
     "values of half a tile": Rounded(4, 2, 64, [(0, 70, 60)], value_dim=48),
 }
 ROUNDED = {name: Rounded.of(case) for name, case in CASES.items()} | MORE
+
+
+@pytest.fixture(scope="module", params=[None, "avx512-bf16"], ids=["own set", "sums in turn"])
+def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What this host runs, and what has another order of sums."""
+    return build_any(tmp_path_factory.mktemp("kernels"), request.param or own_set().name)
 
 
 @pytest.mark.parametrize("name", ROUNDED)

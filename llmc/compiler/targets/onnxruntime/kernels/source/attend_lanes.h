@@ -1,10 +1,30 @@
-/* Attention to a cache in bfloat16, in tiles. Scores are [keys, LANES], a query row in each lane: keys are multiplied as
-they lie in the cache, and nothing is summed across a vector. The bits are those of attend_rows.h. */
+/* Attention to a cache in bfloat16. Scores are [keys, LANES], a query row in each lane: keys are multiplied as they lie in
+the cache, and nothing is summed across a vector. In tiles the bits are those of attend_rows.h.
+
+An instruction set that multiplies bfloat16 has a file in isa/ with these, where words are two numbers each:
+
+  int words_allowed()                   whether this process may
+  void begin_words(), end_words()       before products, and after them
+  Floats first_words(from, count)       the first `count` of DEPTH numbers as words, and zeros
+  Floats paired(first, second)          words of two vectors' lanes, the first one's number below the second's, rounded
+  void narrow_line(from, to, width)     [width], a multiple of LANES, to words [deep(width) / 2], rounded, with zeros behind
+  void pair_lines(first, second, to)    words [DEPTH] of two lines of DEPTH numbers, in an order that in_order undoes
+  void in_order(from, to)               [DEPTH] sums of such words' columns
+  void score_words(keys, apart, queries, depth, scores)     scores [4 · LANES, LANES] of keys, lines of `depth` numbers
+                                        `apart` bytes apart, and queries, [depth / 2, LANES] words
+  void gather_words(columns, rows, weights, values, depth, apart, sums)     sums [LANES, columns · LANES] grow by weights
+                                        [LANES, depth / 2] times values [depth / 2, columns · LANES], words of two inner
+                                        numbers; columns is 2 or 4; lines of sums and of values are `apart` numbers apart,
+                                        and only the first `rows` of sums matter */
 #ifndef LLMC_ATTEND_LANES_H
 #define LLMC_ATTEND_LANES_H
 
 #include "attention.h"
+#if defined(__AMX_BF16__)
 #include "isa/amx_bf16.h"
+#elif defined(__AVX512BF16__)
+#include "isa/avx512_bf16.h"
+#endif
 
 enum { LANE_ROWS = 96 /* query rows of a job */, GROUPS = LANE_ROWS / LANES };
 
@@ -150,14 +170,13 @@ static void weigh_group(const Run *run, const Job *job, Held *b, int g, int64_t 
 }
 
 /* Add a block's weighted values to the sums of group `g`. */
-static void gather_group(Held *b, int g, int64_t wide) {
+static void gather_group(const Job *job, Held *b, int g, int64_t wide) {
   float *sums = b->sums + g * LANES * wide;
+  const int64_t rows = least(job->rows - g * LANES, LANES);
   int64_t d = 0;
-  for (; d + 2 * DEPTH <= wide; d += 2 * DEPTH) gather_tiles(4, b->weights[g], b->values + d, KEYS, wide, sums + d);
-  if (d < wide) gather_tiles(2, b->weights[g], b->values + d, KEYS, wide, sums + d);
+  for (; d + 2 * DEPTH <= wide; d += 2 * DEPTH) gather_words(4, rows, b->weights[g], b->values + d, KEYS, wide, sums + d);
+  if (d < wide) gather_words(2, rows, b->weights[g], b->values + d, KEYS, wide, sums + d);
 }
-
-static int lanes_here(void) { return tiles_allowed(); }
 
 /* Steps alternate so that tiles read what was written a while ago: what was just written is not at hand to them, nor
 what they write to others. */
@@ -168,7 +187,7 @@ static void attend_lanes(const Run *run, int64_t number) {
   const int groups = (int)((job.rows + LANES - 1) / LANES);
   Held b;
   for (int g = 0; g < groups; g++) hold_queries(run, &job, &b, g);
-  begin_bf16_tiles();
+  begin_words();
   for (int64_t at = job.from; at < job.end; at += KEYS) {
     const int64_t count = least(job.end - at, KEYS);
     /* tokens before this block's first key see none of it */
@@ -176,14 +195,14 @@ static void attend_lanes(const Run *run, int64_t number) {
     int64_t apart;
     fetch_lines(run, &job, run->values, op->value_bytes, at);
     const uint8_t *keys = hold_keys(run, &job, &b, at, count, &apart);
-    for (int g = blind; g < groups; g++) score_tiles(keys, apart, b.q[g], deep(op->dim), b.scores[g]);
+    for (int g = blind; g < groups; g++) score_words(keys, apart, b.q[g], deep(op->dim), b.scores[g]);
     fetch_lines(run, &job, run->keys, op->key_bytes, at + KEYS);
     hold_values(run, &job, &b, at, count);
     for (int g = blind; g < groups; g++) {
       weigh_group(run, &job, &b, g, at, count);
-      if (g > blind) gather_group(&b, g - 1, wide);
+      if (g > blind) gather_group(&job, &b, g - 1, wide);
     }
-    gather_group(&b, groups - 1, wide);
+    gather_group(&job, &b, groups - 1, wide);
     if ((at + KEYS) % PART == 0 || at + KEYS >= job.end)
       for (int64_t r = 0; r < job.rows; r++) {
         const Result one = {b.most + r, b.total + r, b.sums + r * wide};
@@ -191,7 +210,7 @@ static void attend_lanes(const Run *run, int64_t number) {
         begin(one, wide);
       }
   }
-  end_tiles();
+  end_words();
   for (int64_t r = 0; r < job.rows; r++) {
     float *sums = b.sums + r * wide;
     for (int64_t d = 0; d < wide; d += DEPTH) in_order(b.all + r * wide + d, sums + d);

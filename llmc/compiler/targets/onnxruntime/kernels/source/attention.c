@@ -22,11 +22,11 @@ together in order; where few heads have many keys, threads share the parts (Dao 
 Blocks and parts begin at multiples of KEYS and PART, and all sums have one order: what a token gets does not depend on
 which tokens, and how many, it is computed with. */
 #include "attend_rows.h"
-#ifdef __AMX_BF16__
+#if defined(__AMX_BF16__) || defined(__AVX512BF16__)
 #include "attend_lanes.h"
 #else
 enum { LANE_ROWS = ROWS };
-static int lanes_here(void) { return 0; }
+static int words_allowed(void) { return 0; }
 static void attend_lanes(const Run *run, int64_t job) { (void)run, (void)job; }
 #endif
 
@@ -35,6 +35,8 @@ enum {
   MOST_TOKENS = 1 << 30, /* of a sequence, where its keys are in a ring */
   FEW_TOKENS = 16,  /* that are appended faster than threads are told to */
   WANTED_JOBS = 8,
+  FEW_ROWS = 5,
+  FEW_KEYS = 384,
 };
 
 /* Append the new keys and values of one row and head. */
@@ -54,9 +56,12 @@ static void append(void *data, size_t job) {
   }
 }
 
-static void attend(void *data, size_t job) {
+/* Few queries fill few lanes, which pays where there are many keys alone. Either way gives the same bits. */
+static void attend(void *data, size_t number) {
   const Run *run = data;
-  (run->lanes ? attend_lanes : attend_rows)(run, (int64_t)job);
+  const Job job = job_of(run, (int64_t)number);
+  const int few = job.rows < FEW_ROWS && job.end - job.from <= FEW_KEYS;
+  (run->lanes && !few ? attend_lanes : attend_rows)(run, (int64_t)number);
 }
 
 /* Put the parts of the keys of one piece and row, which has one token, together. */
@@ -121,7 +126,7 @@ static Status *compute(void *kernel, Context *context) {
       (slopes.there && (slopes.rank < 1 || slopes.rank > 2 || slopes.dims[0] != op->heads)))
     return fail(api, "llmc.Attention: sinks and slopes have not one number for each head");
   Run run = {
-      .op = op, .lanes = is_rounded(op) && lanes_here(), .q = q.data, .k = k.data, .v = v.data, .cos = cos.data, .sin = sin.data,
+      .op = op, .lanes = is_rounded(op) && words_allowed(), .q = q.data, .k = k.data, .v = v.data, .cos = cos.data, .sin = sin.data,
       .sinks = sinks.there ? sinks.data : NULL, .slopes = slopes.there ? slopes.data : NULL,
       .q_stride = q.dims[q.rank - 1], .k_stride = k_width, .v_stride = v_width, .turned = turns ? cos.dims[1] : 0,
       .places = slopes.there && slopes.rank == 2 ? slopes.dims[1] : 0, .capacity = past_k.dims[2], .pieces = (heads + ROWS - 1) / ROWS,

@@ -1,6 +1,7 @@
-/* Products of numbers that are rounded to bfloat16, with the sums that tiles of them have (Intel 64 manual, TDPBF16PS): of
-DEPTH products, which float32 holds exactly, those in even places are summed in order, and those in odd places; both sums
-are added, and then added to the sum so far. Tiles take what is below 2⁻¹²⁶ as zero, which here it is only before products. */
+/* Products of numbers that are rounded to bfloat16, which float32 holds exactly, with the sums of instructions for them.
+Tiles (Intel 64 manual, TDPBF16PS): of DEPTH products those in even places are summed in order, and those in odd places;
+both sums are added, and then added to the sum so far. Dot products (VDPBF16PS): a sum grows by the second of two products,
+and then by the first. These instructions take what is below 2⁻¹²⁶ as zero, which here it is only before products. */
 #ifndef LLMC_ROUNDED_H
 #define LLMC_ROUNDED_H
 
@@ -26,6 +27,13 @@ INLINE void round_lines(float *x, int64_t count) {
 
 /* sums [4 · LANES] grow by Σ x[k] · lines[k], over `count` k, a multiple of DEPTH, of lines `apart` floats apart. */
 INLINE void grow(const int vectors, const float *x, const float *lines, int64_t count, int64_t apart, Floats *sums) {
+#if defined(__AVX512BF16__) && !defined(__AMX_BF16__)
+  for (int64_t k = 0; k < count; k++) {
+    UNROLL
+    for (int n = 0; n < vectors; n++)
+      sums[n] = fused(filled(x[k ^ 1]), load_aligned(lines + (k ^ 1) * apart + n * LANES), sums[n]);
+  }
+#else
   for (int64_t k = 0; k < count; k += DEPTH) {
     Floats even[4], odd[4];
     UNROLL
@@ -39,6 +47,7 @@ INLINE void grow(const int vectors, const float *x, const float *lines, int64_t 
     UNROLL
     for (int n = 0; n < vectors; n++) sums[n] = sums[n] + (even[n] + odd[n]);
   }
+#endif
 }
 
 /* Scores [KEYS] of a query [dim] with turned keys [dim, KEYS]; dim a multiple of DEPTH. */

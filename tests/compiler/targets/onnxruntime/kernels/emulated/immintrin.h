@@ -258,6 +258,19 @@ EMULATED float widened_(const unsigned char *from) {
   return flushed_(f.value);
 }
 
+/* a sum grows by the second of two products, and then by the first */
+EMULATED __m512 dot_words_(__m512 sums, __m512i a, __m512i b) {
+  for (int i = 0; i < 16; i++)
+    for (int half = 1; half >= 0; half--) {
+      const Float_ x = {.bits = (unsigned)((Shorts)a)[2 * i + half] << 16};
+      const Float_ y = {.bits = (unsigned)((Shorts)b)[2 * i + half] << 16};
+      sums[i] = flushed_(__builtin_fmaf(flushed_(x.value), flushed_(y.value), flushed_(sums[i])));
+    }
+  return sums;
+}
+typedef __m512i __m512bh;
+#define _mm512_dpbf16_ps(sums, a, b) dot_words_((sums), (a), (b))
+
 /* Tiles: each thread has eight, of 16 rows of 64 bytes, and their shapes. */
 static __thread struct {
   struct {

@@ -1,0 +1,59 @@
+/* attend_lanes.h's products by dot products of two bfloat16 each (VDPBF16PS), over avx512.h. A sum grows by the second
+product of a word and then by the first, each rounded, as that instruction has it (Intel 64 manual). */
+#ifndef LLMC_AVX512_BF16_H
+#define LLMC_AVX512_BF16_H
+
+#include "avx512_words.h"
+
+INLINE int words_allowed(void) { return 1; }
+INLINE void begin_words(void) {}
+INLINE void end_words(void) {}
+
+/* sum + the products of each lane's word with that at `word`. */
+INLINE Floats with_word(Floats sum, Floats words, const void *word) {
+  int32_t bits;
+  __builtin_memcpy(&bits, word, sizeof bits);
+  return _mm512_dpbf16_ps(sum, (__m512bh)words, (__m512bh)_mm512_set1_epi32(bits));
+}
+
+enum { KEYS_AT_ONCE = 16, ROWS_AT_ONCE = 4 }; /* whose sums registers hold */
+
+INLINE void score_words(const uint8_t *keys, int64_t apart, const float *queries, int64_t depth, float *scores) {
+  for (int k = 0; k < 4 * LANES; k += KEYS_AT_ONCE) {
+    Floats sums[KEYS_AT_ONCE];
+    UNROLL
+    for (int i = 0; i < KEYS_AT_ONCE; i++) sums[i] = filled(0.0f);
+    for (int64_t d = 0; d < depth; d += 2) {
+      const Floats words = load_aligned(queries + d / 2 * LANES);
+      UNROLL
+      for (int i = 0; i < KEYS_AT_ONCE; i++) sums[i] = with_word(sums[i], words, keys + (k + i) * apart + 2 * d);
+    }
+    UNROLL
+    for (int i = 0; i < KEYS_AT_ONCE; i++) store_aligned(scores + (k + i) * LANES, sums[i]);
+  }
+}
+
+/* The same as gather_words of `rows` rows, at most ROWS_AT_ONCE. */
+INLINE void gather_some(const int columns, const int rows, const float *weights, const float *values, int64_t depth,
+                        int64_t apart, float *sums) {
+  Floats s[ROWS_AT_ONCE * 4];
+  UNROLL
+  for (int i = 0; i < rows * columns; i++) s[i] = load_aligned(sums + i / columns * apart + i % columns * LANES);
+  for (int64_t d = 0; d < depth; d += 2) {
+    UNROLL
+    for (int i = 0; i < rows * columns; i++)
+      s[i] = with_word(s[i], load_aligned(values + d / 2 * apart + i % columns * LANES), weights + (i / columns * depth + d) / 2);
+  }
+  UNROLL
+  for (int i = 0; i < rows * columns; i++) store_aligned(sums + i / columns * apart + i % columns * LANES, s[i]);
+}
+
+INLINE void gather_words(const int columns, int64_t rows, const float *weights, const float *values, int64_t depth,
+                         int64_t apart, float *sums) {
+  int64_t r = 0;
+  for (; r + ROWS_AT_ONCE <= rows; r += ROWS_AT_ONCE)
+    gather_some(columns, ROWS_AT_ONCE, weights + r * depth / 2, values, depth, apart, sums + r * apart);
+  for (; r < rows; r++) gather_some(columns, 1, weights + r * depth / 2, values, depth, apart, sums + r * apart);
+}
+
+#endif
