@@ -24,10 +24,10 @@ class KernelSet(NamedTuple):
         return "amx_bf16" in self.features
 
     @property
-    def sums_in_turn(self) -> bool:
-        """Whether its sums of products of bfloat16 grow by two of these in turn, with the bits of the instruction for
-        that; those of all other sets have the bits of tiles."""
-        return "avx512_bf16" in self.features and not self.multiplies_bf16
+    def own_bf16_sums(self) -> bool:
+        """Whether its sums of products of bfloat16 have the bits of an instruction for two or four of these; those of
+        all other sets have the bits of tiles."""
+        return bool({"avx512_bf16", "bf16"} & {*self.features}) and not self.multiplies_bf16
 
     @property
     def file(self) -> str:
@@ -52,7 +52,7 @@ KERNEL_SETS = (
     KernelSet("avx512-vnni", "x86_64", _AVX512),
     KernelSet("avx-vnni", "x86_64", ("avx_vnni", *_V3)),
     KernelSet("avx2", "x86_64", _V3),
-    KernelSet("neon-i8mm", "aarch64", ("i8mm", *_DOTPROD)),
+    KernelSet("neon-i8mm", "aarch64", ("i8mm", "bf16", *_DOTPROD)),
     KernelSet("neon-dotprod", "aarch64", _DOTPROD),
 )
 """Of each machine the faster ones first."""

@@ -26,7 +26,7 @@ TARGETS = {
     "avx512-vnni": (*_X86, _AVX512),
     "avx-vnni": (*_X86, "-mcpu=x86_64_v3+avxvnni"),
     "avx2": (*_X86, "-mcpu=x86_64_v3"),
-    "neon-i8mm": (*_ARM, f"{_DOTPROD}+i8mm"),
+    "neon-i8mm": (*_ARM, f"{_DOTPROD}+i8mm+bf16"),
     "neon-dotprod": (*_ARM, _DOTPROD),
 }
 """What the compiler is told of each set of kernels (artifacts/bundle/kernel_sets.py)."""

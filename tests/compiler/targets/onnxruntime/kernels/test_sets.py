@@ -1,5 +1,5 @@
-"""Every set of kernels gives the same bits, of attention in bfloat16 all but one: what one is held to elsewhere holds
-for all."""
+"""Every set of kernels gives the same bits, but for attention in bfloat16 where a CPU has instructions for it: what one
+is held to elsewhere holds for all."""
 
 from __future__ import annotations
 
@@ -104,19 +104,33 @@ def test_attention_to_a_cache_in_8_bits(library: Path, others: dict[str, Library
 
 @pytest.mark.parametrize("name", ROUNDED)
 def test_attention_to_a_cache_in_bfloat16(library: Path, others: dict[str, Library], name: str) -> None:
-    """Bits are those of tiles, but where products of two numbers are summed in turn: there weights that are rounded
+    """Bits are those of tiles, but in sets with instructions for two or four products: there weights that are rounded
     to 8 bits may be the next ones."""
     case = ROUNDED[name]
     given = case.inputs()
-    in_turn = {s.name for s in KERNEL_SETS if s.sums_in_turn}
-    as_tiles = {name: other for name, other in others.items() if name not in in_turn}
-    reference = as_tiles.popitem()[1] if own_set().sums_in_turn else library
+    own = {s.name for s in KERNEL_SETS if s.own_bf16_sums}
+    as_tiles = {name: other for name, other in others.items() if name not in own}
+    reference = as_tiles.popitem()[1] if own_set().own_bf16_sums else library
     same_everywhere(reference, as_tiles, lambda built: case.run(built, given))
-    for turns in in_turn & {*others}:
-        found, wanted = (case.run(built, given) for built in (others[turns], others["avx512-vnni"]))
+    for other in own & {*others}:
+        found, wanted = (case.run(built, given) for built in (others[other], reference))
         apart = np.abs(found.pop("y") - wanted.pop("y"))
         assert apart.max() < 2e-3 and apart.mean() < 2e-5
         assert all((x == wanted[output]).all() for output, x in found.items()), "a cache holds what was given"
+
+
+def test_in_each_set_a_token_gets_the_same_whatever_it_is_computed_with(others: dict[str, Library]) -> None:
+    together = ROUNDED["rows of several tiles"]
+    given = together.inputs()
+    slot, past, first, count = (int(x) for x in given["rows"][0])
+    for name, built in others.items():
+        wanted = together.run(built, given)
+        kept = {cache: wanted[new] for cache, new in {"past_k": "k16", "past_v": "v16"}.items()}
+        for i in (0, 3, count - 1):
+            one = given | kept | {"q": given["q"][:, first + i : first + i + 1]}
+            one["rows"] = np.array([[slot, past + i, 0, 1]], np.int64)
+            made = together.run(built, one)
+            assert (made["y"][0, 0] == wanted["y"][0, first + i]).all(), (name, i)
 
 
 def test_lines_of_a_cache_in_8_bits(library: Path, others: dict[str, Library]) -> None:

@@ -1,8 +1,9 @@
 /* Attention to a cache in bfloat16. Scores are [keys, LANES], a query row in each lane: keys are multiplied as they lie in
-the cache, and nothing is summed across a vector. In tiles the bits are those of attend_rows.h.
+the cache, and nothing is summed across a vector.
 
 An instruction set that multiplies bfloat16 has a file in isa/ with these, where words are two numbers each:
 
+  enum { AS_ROWS }                      whether attend_rows.h gives the same bits
   int words_allowed()                   whether this process may
   void begin_words(), end_words()       before products, and after them
   Floats first_words(from, count)       the first `count` of DEPTH numbers as words, and zeros
@@ -24,6 +25,8 @@ An instruction set that multiplies bfloat16 has a file in isa/ with these, where
 #include "isa/amx_bf16.h"
 #elif defined(__AVX512BF16__)
 #include "isa/avx512_bf16.h"
+#else
+#include "isa/neon_bf16.h"
 #endif
 
 enum { LANE_ROWS = 96 /* query rows of a job */, GROUPS = LANE_ROWS / LANES };

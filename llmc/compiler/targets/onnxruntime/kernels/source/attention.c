@@ -22,10 +22,10 @@ together in order; where few heads have many keys, threads share the parts (Dao 
 Blocks and parts begin at multiples of KEYS and PART, and all sums have one order: what a token gets does not depend on
 which tokens, and how many, it is computed with. */
 #include "attend_rows.h"
-#if defined(__AMX_BF16__) || defined(__AVX512BF16__)
+#if defined(__AMX_BF16__) || defined(__AVX512BF16__) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
 #include "attend_lanes.h"
 #else
-enum { LANE_ROWS = ROWS };
+enum { LANE_ROWS = ROWS, AS_ROWS = 1 };
 static int words_allowed(void) { return 0; }
 static void attend_lanes(const Run *run, int64_t job) { (void)run, (void)job; }
 #endif
@@ -56,11 +56,11 @@ static void append(void *data, size_t job) {
   }
 }
 
-/* Few queries fill few lanes, which pays where there are many keys alone. Either way gives the same bits. */
+/* Few queries fill few lanes, which pays where there are many keys alone. */
 static void attend(void *data, size_t number) {
   const Run *run = data;
   const Job job = job_of(run, (int64_t)number);
-  const int few = job.rows < FEW_ROWS && job.end - job.from <= FEW_KEYS;
+  const int few = AS_ROWS && job.rows < FEW_ROWS && job.end - job.from <= FEW_KEYS;
   (run->lanes && !few ? attend_lanes : attend_rows)(run, (int64_t)number);
 }
 

@@ -56,7 +56,7 @@ static Status *compute(void *kernel, Context *context) {
   s.product.activations.tiled = takes_tiles(m, s.rows);
   s.shares = shares_of(s.rows * m->width * QUANTISED, s.rows);
   TRY(parallel(op->api, context, (size_t)s.shares, quantise_share, &s));
-  s.shares = shares_of(panels_of(m) * panel_bytes(m), pieces(panels_of(m), panels_at_once(&s.product, s.rows)));
+  s.shares = shares_of(worth(m, s.rows), pieces(panels_of(m), panels_at_once(&s.product, s.rows)));
   return parallel(op->api, context, (size_t)s.shares, multiply_share, &s);
 }
 

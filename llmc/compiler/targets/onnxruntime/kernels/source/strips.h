@@ -30,6 +30,11 @@ static inline int64_t panels_at_once(const Product *p, int64_t rows) {
   return rows < 3 ? 4 : rows < 5 ? 2 : 1 + p->gated;
 }
 
+/* Bytes of panels that take as long to read as a matrix takes with so many rows: few wait for memory, more for products. */
+static inline int64_t worth(const Matrix *m, int64_t rows) {
+  return panels_of(m) * panel_bytes(m) * (rows < 32 ? 1 : rows / 16);
+}
+
 enum { QUANTISED = 8 /* bytes of panels that are multiplied while a number is quantised */ };
 /* How many shares of so many bytes of panels, or what takes as long, threads take turns at; 1 to `most`. */
 int64_t shares_of(int64_t bytes, int64_t most);

@@ -5,7 +5,7 @@
 #include "avx512_words.h"
 
 /* Tiles: sums, what they have in common, and the others. */
-enum { GROWN = 0, SHARED = 4, OTHER = 5 };
+enum { GROWN = 0, SHARED = 4, OTHER = 5, AS_ROWS = 1 };
 
 INLINE int words_allowed(void) { return tiles_allowed(); }
 

@@ -5,6 +5,8 @@ product of a word and then by the first, each rounded, as that instruction has i
 
 #include "avx512_words.h"
 
+enum { AS_ROWS = 1 };
+
 INLINE int words_allowed(void) { return 1; }
 INLINE void begin_words(void) {}
 INLINE void end_words(void) {}
