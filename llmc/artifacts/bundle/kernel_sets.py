@@ -19,7 +19,7 @@ class KernelSet(NamedTuple):
         return {self.machine, *self.features} <= set(features)
 
     @property
-    def multiplies_bf16(self) -> bool:
+    def has_bf16_tiles(self) -> bool:
         """Whether it has tiles for bfloat16."""
         return "amx_bf16" in self.features
 
@@ -27,7 +27,7 @@ class KernelSet(NamedTuple):
     def own_bf16_sums(self) -> bool:
         """Whether its sums of products of bfloat16 have the bits of an instruction for two or four of these; those of
         all other sets have the bits of tiles."""
-        return bool({"avx512_bf16", "bf16"} & {*self.features}) and not self.multiplies_bf16
+        return bool({"avx512_bf16", "bf16"} & {*self.features}) and not self.has_bf16_tiles
 
     @property
     def file(self) -> str:

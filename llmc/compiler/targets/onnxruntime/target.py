@@ -159,7 +159,7 @@ class OnnxRuntimeTarget(Target):
                 f"{KV_CACHE_DTYPE.flag} {cache} is for llmc's kernels: quantise, without --specialise and --kernels "
                 f"onnxruntime, on a CPU that they run on ({self.guide}), or leave it out"
             )
-        if cache == AUTO and kernels == LLMC and all(s.multiplies_bf16 for s in self._sets(cpus)):
+        if cache == AUTO and kernels == LLMC and all(s.has_bf16_tiles for s in self._sets(cpus)):
             cache = BF16
         options = options.changed(kernels=kernels, kv_cache_dtype=cache if cache in (BF16, INT8) else None)
         check_activations(options)

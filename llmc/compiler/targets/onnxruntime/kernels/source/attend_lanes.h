@@ -183,9 +183,8 @@ static void gather_group(const Job *job, Held *b, int g, int64_t wide) {
 
 /* Steps alternate so that tiles read what was written a while ago: what was just written is not at hand to them, nor
 what they write to others. */
-static void attend_lanes(const Run *run, int64_t number) {
+static void attend_lanes(const Run *run, int64_t number, Job job) {
   const Attention *op = run->op;
-  const Job job = job_of(run, number);
   const int64_t wide = deep(op->value_dim);
   const int groups = (int)((job.rows + LANES - 1) / LANES);
   Held b;

@@ -36,9 +36,8 @@ INLINE void gather_rows(const Attention *op, float *weights, float *values, int6
   }
 }
 
-static void attend_rows(const Run *run, int64_t number) {
+static void attend_rows(const Run *run, int64_t number, Job job) {
   const Attention *op = run->op;
-  const Job job = job_of(run, number);
   const int64_t rows = job.rows, group = job.group;
   const int rounds = is_rounded(op);
   const int64_t line = whole(op->dim), value_line = whole(op->value_dim), wide = rounds ? deep(op->dim) : line;

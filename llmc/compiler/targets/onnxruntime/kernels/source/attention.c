@@ -27,7 +27,7 @@ which tokens, and how many, it is computed with. */
 #else
 enum { LANE_ROWS = ROWS, AS_ROWS = 1 };
 static int words_allowed(void) { return 0; }
-static void attend_lanes(const Run *run, int64_t job) { (void)run, (void)job; }
+static void attend_lanes(const Run *run, int64_t number, Job job) { (void)run, (void)number, (void)job; }
 #endif
 
 enum {
@@ -61,7 +61,7 @@ static void attend(void *data, size_t number) {
   const Run *run = data;
   const Job job = job_of(run, (int64_t)number);
   const int few = AS_ROWS && job.rows < FEW_ROWS && job.end - job.from <= FEW_KEYS;
-  (run->lanes && !few ? attend_lanes : attend_rows)(run, (int64_t)number);
+  (run->lanes && !few ? attend_lanes : attend_rows)(run, (int64_t)number, job);
 }
 
 /* Put the parts of the keys of one piece and row, which has one token, together. */

@@ -43,8 +43,6 @@ typedef struct {
 /* Whether what is multiplied is rounded to bfloat16. */
 static int is_rounded(const Attention *op) { return op->kind == IN_BFLOAT16; }
 
-static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-
 /* The first key that a token behind `past` others sees. */
 static int64_t oldest_key(const Attention *op, int64_t past) {
   return op->window && past + 1 > op->window ? past + 1 - op->window : 0;

@@ -76,8 +76,6 @@ static inline Activations place(const Matrix *m, int64_t rows, uint8_t *at) {
   return a;
 }
 
-INLINE int64_t least_of(int64_t a, int64_t b) { return a < b ? a : b; }
-
 /* The first LANES of `count` numbers, and zeros. */
 INLINE Floats some_of(const float *x, int64_t count) {
   return count >= LANES ? load(x) : load_lanes(first_lanes(count), x);
@@ -97,7 +95,7 @@ INLINE void quantise_groups(const int64_t group, const int tiled, const Matrix *
   for (int64_t g = 0; g < LANES; g++) {
     Ints one = filled_ints(0);
     for (int64_t k = g * group; g < count && k < (g + 1) * group; k += LANES)
-      one = __builtin_elementwise_max(one, (Ints)magnitude(some_of(x + k, least_of(left, (g + 1) * group) - k)));
+      one = __builtin_elementwise_max(one, (Ints)magnitude(some_of(x + k, least(left, (g + 1) * group) - k)));
     most[g] = one;
   }
   EACH_LANES(most, __builtin_elementwise_max)
@@ -110,7 +108,7 @@ INLINE void quantise_groups(const int64_t group, const int tiled, const Matrix *
   for (int64_t g = 0; g < LANES; g++) {
     Words one = (Words)filled_ints(0);
     for (int64_t k = 0; g < count && k < group; k += LANES) {
-      const Ints q = to_ints(some_of(x + g * group + k, least_of(left - g * group, group) - k) * filled(inverse[g]));
+      const Ints q = to_ints(some_of(x + g * group + k, least(left - g * group, group) - k) * filled(inverse[g]));
       int32_t four[4], *to = codes + g * of_group + k / 4 * apart;
       one += (Words)q;
       to_bytes(four, q);
@@ -136,7 +134,7 @@ INLINE void quantise_groups(const int64_t group, const int tiled, const Matrix *
 static inline void quantise_row(const Matrix *m, const float *x, const Activations *a, int64_t row) {
   const int64_t groups = groups_of(m);
   for (int64_t g = 0; g < groups; g += LANES) {
-    const int64_t count = least_of(groups - g, LANES);
+    const int64_t count = least(groups - g, LANES);
     if (m->group == 32 && a->tiled) quantise_groups(32, 1, m, x, a, row, g, count);
     else if (m->group == 32) quantise_groups(32, 0, m, x, a, row, g, count);
     else quantise_groups(m->group, a->tiled, m, x, a, row, g, count);

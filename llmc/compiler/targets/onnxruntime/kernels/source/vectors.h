@@ -59,6 +59,7 @@ typedef uint16_t HalvesAnywhere __attribute__((vector_size(32), aligned(1), may_
 
 INLINE Floats filled(float x) { return (Floats){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
 INLINE Ints filled_ints(int32_t x) { return (Ints){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
+INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 INLINE Floats load(const float *from) { return *(const FloatsAnywhere *)from; }
 INLINE void store(float *to, Floats x) { *(FloatsAnywhere *)to = x; }
 INLINE Floats load_aligned(const float *from) { return *(const Floats *)from; }

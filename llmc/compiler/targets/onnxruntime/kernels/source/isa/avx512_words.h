@@ -1,13 +1,11 @@
-/* Words of two bfloat16 each over avx512.h and AVX-512 BF16, as rounded.h has them. */
+/* Words of two bfloat16 each over avx512.h and AVX-512 BF16, as attend_lanes.h asks for them. */
 #ifndef LLMC_AVX512_WORDS_H
 #define LLMC_AVX512_WORDS_H
 
-/* The first `count` of DEPTH numbers as words, and zeros. */
 INLINE Floats first_words(const uint16_t *from, int64_t count) {
   return (Floats)_mm512_maskz_loadu_epi16(count >= DEPTH ? 0xFFFFFFFF : count > 0 ? (1u << count) - 1 : 0, from);
 }
 
-/* Words of two vectors' lanes, the first one's number below the second's, rounded. */
 INLINE Floats paired(Floats first, Floats second) {
   static const uint16_t in_turn[] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
                                      8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
@@ -15,7 +13,6 @@ INLINE Floats paired(Floats first, Floats second) {
   return (Floats)_mm512_permutexvar_epi16(_mm512_loadu_si512(in_turn), both);
 }
 
-/* [width], a multiple of LANES, to words [deep(width) / 2], rounded, with zeros behind. */
 INLINE void narrow_line(const float *from, float *to, int64_t width) {
   for (int64_t i = 0; i < width; i += DEPTH, to += LANES) {
     const Floats more = i + LANES < width ? load_aligned(from + i + LANES) : filled(0.0f);
@@ -23,7 +20,7 @@ INLINE void narrow_line(const float *from, float *to, int64_t width) {
   }
 }
 
-/* Words [DEPTH] of two lines of DEPTH numbers, in the order that `in_order` undoes: this one takes one instruction each. */
+/* An order that takes one instruction each. */
 INLINE void pair_lines(Floats first, Floats second, float *to) {
   store_aligned(to, (Floats)_mm512_unpacklo_epi16((__m512i)first, (__m512i)second));
   store_aligned(to + LANES, (Floats)_mm512_unpackhi_epi16((__m512i)first, (__m512i)second));
