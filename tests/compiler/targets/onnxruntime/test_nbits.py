@@ -18,7 +18,6 @@ from llmc.compiler.checkpoint.base import QuantisedBlocks
 from llmc.compiler.checkpoint.gguf_types import BLOCK_TYPES
 from llmc.compiler.program.ir import Graph, Node, Value
 from llmc.compiler.targets.onnxruntime import packing
-from llmc.compiler.targets.onnxruntime import target as onnxruntime
 from llmc.compiler.targets.onnxruntime.formats import MatrixFormat, OnnxOptions
 from llmc.compiler.targets.onnxruntime.onnx_model import load_model, place
 from llmc.compiler.targets.onnxruntime.packing import folds_offsets, pack_weights
@@ -220,7 +219,7 @@ def test_the_key_of_a_lowering_tells_formats_apart() -> None:
         OnnxOptions(32, stored={"a": BLOCK_TYPES["Q4_0"].form}), OnnxOptions(32, bits=4, wide=frozenset({"a"})),
         OnnxOptions(32, bits=4, wide=frozenset({"a", "b"})),
     ]  # fmt: skip
-    named = [onnxruntime._components(o) for o in options]
+    named = [o.components for o in options]
     assert all(named.count(one) == 1 for one in named)
     assert named[:2] == [{"block": 0}, {"block": 32}]
 
