@@ -299,6 +299,10 @@ class _Model(Emitter):
 
     def _rms_norm(self, node: Node) -> None:
         self.normed.add(node.out)
+        if self.options.panels:
+            x, weight = (self.name(v) for v in node.inputs)
+            self.add("AddNorm", [x, "", weight], [node.out.name], OWN, eps=node.attrs["eps"])
+            return
         self.add(
             "SimplifiedLayerNormalization", [self.name(v) for v in node.inputs], [node.out.name],
             axis=-1, epsilon=node.attrs["eps"], stash_type=1,

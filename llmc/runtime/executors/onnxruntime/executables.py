@@ -19,6 +19,7 @@ from llmc.runtime.executors.base import EXECUTABLES, Content
 from llmc.runtime.executors.compatibility import kernels_here, require_mappable
 from llmc.runtime.executors.onnxruntime.cache_formats import FLOATS, format_of, lines_of
 from llmc.runtime.executors.onnxruntime.session import open_session, session_witness
+from llmc.runtime.executors.onnxruntime.team import Team
 from llmc.runtime.executors.slot_cache import SlotCacheExecutor
 from llmc.runtime.heap import trim
 from llmc.runtime.step import ADAPTERS
@@ -48,6 +49,7 @@ class Executables:
         self._any = None if bundle.manifest.options.get("static_dims") else bundle.executable("any", None, None, None)
         self._lock = threading.Lock()
         self._sessions: dict[str, Future[Any]] = {}
+        self._team: Team | None = None
         self._background: ThreadPoolExecutor | None = None
         self._rest: list[Executable] = []
         self._closing = False
@@ -133,7 +135,14 @@ class Executables:
                 f"{self._bundle.path}: {executable} was compiled by an earlier llmc, whose graphs had other inputs; "
                 f"compile again: {self._bundle.recompile_hint}"
             )
+        if library is not None:
+            self._form_team(library)
         return session
+
+    def _form_team(self, library: str) -> None:
+        with self._lock:
+            if self._team is None and not self._closing:
+                self._team = Team(library, self._threads)
 
     def _require_agreement(self, session: Any, name: str) -> None:
         """Raise ArtifactError for a graph whose caches or logits are not of the manifest's sizes and types."""
@@ -167,6 +176,9 @@ class Executables:
         if self._background is not None:
             self._background.shutdown(wait=True, cancel_futures=True)
         self._sessions.clear()
+        if self._team is not None:
+            self._team.close()
+            self._team = None
 
 
 class OnnxExecutor(SlotCacheExecutor):

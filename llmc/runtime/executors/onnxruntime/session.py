@@ -1,8 +1,9 @@
-"""Opening ONNX Runtime sessions: options, and the one thread pool and arena that all sessions of a process share.
+"""Opening ONNX Runtime sessions: options, the pool of threads, and the one arena that all sessions of a process share.
 
-With its own pool, each open session keeps a spinning thread and an arena. One shared pool was measured to be as fast
-with one session, and twice as fast if another program keeps a core busy (benchmarks/RESULTS.md). ONNX Runtime fixes
-this choice for the whole process.
+With its own pool, each open session keeps a spinning thread. One shared pool was measured to be as fast with one
+session, and twice as fast if another program keeps a core busy (benchmarks/RESULTS.md). llmc's kernels have a team of
+threads (team.py), beside which a pool that spins would be in the way: where they come first, sessions of the process
+have pools of their own, and theirs does not spin. ONNX Runtime fixes this choice for the whole process.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from llmc.runtime.executors.witness import CallsWitness
 from llmc.settings import Settings
 
 _lock = threading.Lock()
-_pool_threads: int | None = None
+_shares_pool: bool | None = None
 
 
 def open_session(
@@ -29,20 +30,25 @@ def open_session(
 ) -> Any:
     """A CPU session over a model's path or bytes. The graph is not optimised again after the compile.
 
-    `threads` sizes the pool, and counts in the first call of a process only; `saved_as` is a path that ONNX Runtime
-    writes the model to; `library` is a path of operators beside its own; `entries` are session configuration entries,
-    with "__" for ".". Raises whatever ONNX Runtime raises.
+    `threads` sizes the pool, and counts in the first call of a process only where all share it; `saved_as` is a path
+    that ONNX Runtime writes the model to; `library` is a path of operators beside its own; `entries` are session
+    configuration entries, with "__" for ".". Raises whatever ONNX Runtime raises.
     """
-    _share_pool(threads)
+    threads = threads or Settings.from_environment().threads
     options = ort.SessionOptions()
     options.log_severity_level = 3
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.use_per_session_threads = False
+    if not _shares(threads, library is None):
+        options.use_per_session_threads = True
+        options.intra_op_num_threads = threads
+    else:
+        options.use_per_session_threads = False
     options.add_session_config_entry("session.use_env_allocators", "1")
     if saved_as is not None:
         options.optimized_model_filepath = saved_as
     if library is not None:
         options.register_custom_ops_library(library)
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         options.enable_mem_pattern = False  # it would keep a plan for each number of tokens that a step ever had
     for name, value in entries.items():
         options.add_session_config_entry(name.replace("__", "."), value)
@@ -58,12 +64,15 @@ def _session_name(model: Any, *_: Any, **__: Any) -> str:
     return f"a model of {len(model)} bytes" if isinstance(model, bytes) else Path(model).name
 
 
-def _share_pool(threads: int | None) -> None:
-    global _pool_threads  # noqa: PLW0603
+def _shares(threads: int, wants: bool) -> bool:
+    """Whether the process's sessions share a pool: what the first one wanted."""
+    global _shares_pool  # noqa: PLW0603
     with _lock:
-        if _pool_threads is None:
-            _pool_threads = threads or Settings.from_environment().threads
-            ort.set_global_thread_pool_sizes(_pool_threads, 1)
+        if _shares_pool is None:
+            _shares_pool = wants
+            if wants:
+                ort.set_global_thread_pool_sizes(threads, 1)
             info = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
             ort.disable_telemetry_events()  # for programs that imported onnxruntime before llmc.quiet
             ort.create_and_register_allocator(info, ort.OrtArenaCfg({"arena_extend_strategy": 1}))
+        return _shares_pool

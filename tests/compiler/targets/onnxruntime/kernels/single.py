@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
@@ -25,6 +26,9 @@ class Runs(Protocol):
         self, op: str, given: list[tuple[str, NDArray[Any] | None]], outputs: list[str], attrs: dict[str, Any]
     ) -> Arrays:
         """As the function of this name."""
+
+    def team(self, threads: int) -> AbstractContextManager[None]:
+        """Operators run on so many threads while it is entered."""
 
 
 Library: TypeAlias = Path | Runs

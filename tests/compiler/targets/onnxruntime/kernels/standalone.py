@@ -6,6 +6,8 @@ from __future__ import annotations
 import shutil
 import struct
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,13 @@ class Standalone:
         )
         assert made.returncode == 0, made.stderr
         self._command = [qemu, "-cpu", CPUS[kernels.name], str(program)]
+
+    @contextmanager
+    def team(self, threads: int) -> Iterator[None]:
+        """Operators run on so many threads."""
+        self._command.append(str(threads))
+        yield
+        self._command.pop()
 
     def run(
         self, op: str, given: list[tuple[str, NDArray[Any] | None]], outputs: list[str], attrs: dict[str, Any]

@@ -216,3 +216,7 @@ def test_sums_and_norms(library: Path, width: int) -> None:
         wanted = total / np.sqrt((total.astype(np.float64) ** 2).mean(-1, keepdims=True) + 1e-5) * weight
         assert (made["s"] == total).all()
         assert np.abs(made["y"] - wanted).max() < 1e-5
+        for outputs in (["y"], ["y", "s"]):
+            alone = run(library, "AddNorm", [("x", total), ("r", None), ("w", weight)], outputs, eps=1e-5)
+            assert (alone["y"] == made["y"]).all()
+            assert (alone.get("s", total) == total).all()

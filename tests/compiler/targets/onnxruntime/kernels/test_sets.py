@@ -4,6 +4,7 @@ is held to elsewhere holds for all."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from llmc.artifacts.bundle.kernel_sets import KERNEL_SETS
 from llmc.compiler.targets.onnxruntime.formats import TABLES
 from llmc.compiler.targets.onnxruntime.kernels.panels import CODES
+from llmc.runtime.executors.onnxruntime.team import Team
 from tests.compiler.targets.onnxruntime.kernels import test_adapted
 from tests.compiler.targets.onnxruntime.kernels.host import own_set
 from tests.compiler.targets.onnxruntime.kernels.single import Library, run
@@ -62,6 +64,22 @@ def test_products_with_a_gate(library: Path, others: dict[str, Library], count: 
     given: list[tuple[str, NDArray[Any] | None]] = [("x", x), ("w", held["gated+offsets"])]
     attrs = attributes(96, 64, 32, 4, 1)
     same_everywhere(library, others, lambda built: run(built, "Linear", given, ["y", "-s"], **attrs, gated=1))
+
+
+def test_products_on_a_team_of_threads(library: Path, others: dict[str, Library]) -> None:
+    rows, width, group = 1024, 512, 32
+    held, _ = matrix(rows, width, group, 8, offsets=False)
+    for count in (1, 70):
+        x = np.random.default_rng(count).normal(0, 1, (count, width)).astype(np.float32)
+        given: list[tuple[str, NDArray[Any] | None]] = [("x", x), ("w", held["panels"])]
+
+        def on_team(built: Library, given: list[tuple[str, NDArray[Any] | None]] = given) -> Arrays:
+            with closing(Team(str(built), 3)) if isinstance(built, Path) else built.team(3):
+                return run(built, "Linear", given, ["y", "-s"], **attributes(rows, width, group, 8, 0), gated=0)
+
+        alone = run(library, "Linear", given, ["y", "-s"], **attributes(rows, width, group, 8, 0), gated=0)
+        assert alone["y"].tobytes() == on_team(library)["y"].tobytes()
+        same_everywhere(library, others, on_team)
 
 
 def test_codes_that_are_the_furthest_from_zero(library: Path, others: dict[str, Library]) -> None:
@@ -153,8 +171,9 @@ def test_experts_norms_and_embeddings(library: Path, others: dict[str, Library],
     same_everywhere(library, others, lambda built: {"y": layer.run(built, *step(9))})
     random = np.random.default_rng(0)
     x, residual = random.normal(0, 1, (2, 5, 83)).astype(np.float32)
-    given: list[tuple[str, NDArray[Any] | None]] = [("x", x), ("r", residual), ("w", x[0])]
-    same_everywhere(library, others, lambda built: run(built, "AddNorm", given, ["y", "sum"], eps=1e-5))
+    for r in (residual, None):
+        given: list[tuple[str, NDArray[Any] | None]] = [("x", x), ("r", r), ("w", x[0])]
+        same_everywhere(library, others, lambda built, g=given: run(built, "AddNorm", g, ["y", "sum"], eps=1e-5))
     held, _ = matrix(20, 96, 32, 4, offsets)
     asked: list[tuple[str, NDArray[Any] | None]] = [
         ("ids", np.arange(20)), ("w", held["panels+offsets" if offsets else "panels"]),

@@ -1,5 +1,5 @@
 /* AddNorm(x, residual, weight [D]; eps) → (y, sum), x and residual float [.., D]: sum = x + residual, and
-y = sum / √(mean of sum² + eps) · weight. */
+y = sum / √(mean of sum² + eps) · weight. Without a residual x is the sum. */
 #include "operators.h"
 #include "strips.h"
 
@@ -16,27 +16,32 @@ typedef struct {
   int64_t rows, width, shares;
 } Job;
 
+/* x + residual, or x, of LANES numbers from `at` on. */
+INLINE Floats summed(const Job *job, Lanes here, int64_t at) {
+  const Floats x = load_lanes(here, job->x + at);
+  return job->residual ? x + load_lanes(here, job->residual + at) : x;
+}
+
 static void share_of(void *data, size_t share) {
   const Job *job = data;
   const int64_t width = job->width;
   const int64_t end = share_at(job->rows, job->shares, share + 1);
   for (int64_t row = share_at(job->rows, job->shares, share); row < end; row++) {
-    const float *x = job->x + row * width, *residual = job->residual + row * width;
-    float *y = job->y + row * width, *sum = job->sum + row * width;
+    const int64_t first = row * width;
     Floats squares = filled(0.0f);
     for (int64_t i = 0; i < width; i += LANES) {
       const Lanes here = first_lanes(width - i);
-      Floats s = load_lanes(here, x + i) + load_lanes(here, residual + i);
+      const Floats s = summed(job, here, first + i);
       squares = fused(s, s, squares);
-      store_lanes(sum + i, here, s);
+      if (job->sum) store_lanes(job->sum + first + i, here, s);
     }
     float mean = sum_of(squares) / (float)width + job->eps;
     if (!(mean <= 3.4028235e38f)) mean = __builtin_nanf(""); /* squares beyond float32 must not make a row of zeros */
     const Floats over = filled(1.0f) / roots(filled(mean));
     for (int64_t i = 0; i < width; i += LANES) {
       const Lanes here = first_lanes(width - i);
-      Floats s = load_lanes(here, sum + i) * over;
-      store_lanes(y + i, here, s * load_lanes(here, job->weight + i));
+      const Floats s = summed(job, here, first + i) * over;
+      store_lanes(job->y + first + i, here, s * load_lanes(here, job->weight + i));
     }
   }
 }
@@ -45,17 +50,19 @@ static Status *compute(void *kernel, Context *context) {
   const AddNorm *op = kernel;
   Tensor x, residual, weight;
   TRY(input(op->api, context, 0, 0, &x));
-  TRY(input(op->api, context, 1, 0, &residual));
+  TRY(optional_input(op->api, context, 1, &residual));
   TRY(input(op->api, context, 2, 1, &weight));
   const int64_t width = weight.dims[0];
-  if (!is_beside(&x, &residual, width) || residual.dims[residual.rank - 1] != width)
+  if (!is_beside(&x, residual.there ? &residual : &x, width) ||
+      (residual.there && residual.dims[residual.rank - 1] != width))
     return fail(op->api, "llmc.AddNorm: inputs of shapes that do not belong together");
   Job job = {
       .x = x.data, .residual = residual.data, .weight = weight.data, .eps = op->eps, .rows = lines_of(&x), .width = width,
   };
   void *y, *sum;
+  int asked;
   TRY(output(op->api, context, 0, x.dims, x.rank, &y));
-  TRY(output(op->api, context, 1, x.dims, x.rank, &sum));
+  TRY(optional_output(op->api, context, 1, x.dims, x.rank, &asked, &sum));
   job.y = y, job.sum = sum;
   job.shares = job.rows * job.width / SHARE;
   if (job.shares > job.rows) job.shares = job.rows;
@@ -73,11 +80,12 @@ static Status *create(const Operator *self, Api api, const void *info, void **ke
 static const char *name(const Operator *self) { return (void)self, "AddNorm"; }
 static size_t inputs(const Operator *self) { return (void)self, 3; }
 static size_t outputs(const Operator *self) { return (void)self, 2; }
+static int kind_of(const Operator *self, size_t at) { return (void)self, at == 1 ? OPTIONAL : REQUIRED; }
 static int any_type(const Operator *self, size_t at) { return (void)self, (void)at, FLOAT32; }
 
 const Operator norm_operator = {
     .version = ABI_VERSION, .create_or_fail = create, .name = name, .provider = any_provider, .inputs = inputs,
-    .input_type = any_type, .input_kind = required, .input_memory = default_memory, .outputs = outputs,
-    .output_type = any_type, .output_kind = required, .compute_or_fail = compute, .destroy = release,
+    .input_type = any_type, .input_kind = kind_of, .input_memory = default_memory, .outputs = outputs,
+    .output_type = any_type, .output_kind = kind_of, .compute_or_fail = compute, .destroy = release,
     .first_version = version_one, .last_version = any_version,
 };

@@ -4,6 +4,7 @@
 
 #include "ort_abi.h"
 #include "panels.h"
+#include "team.h"
 
 extern const Operator linear_operator, embedding_operator, attention_operator, coded_attention_operator, rounded_attention_operator, norm_operator,
     experts_operator, expert_linear_operator, causal_conv_operator, gated_delta_operator, state_scan_operator,

@@ -136,21 +136,27 @@ static inline int64_t lines_of(const Tensor *tensor) {
   return lines;
 }
 
-/* An output of the running node, made with the given shape. */
-static inline Status *output(Api api, Context *context, size_t at, const int64_t *dims, size_t rank, void **data) {
+/* An output of the running node, made with the given shape, if anybody asked for it. */
+static inline Status *optional_output(Api api, Context *context, size_t at, const int64_t *dims, size_t rank,
+                                      int *asked, void **data) {
   Value *value = NULL;
+  *data = NULL;
   TRY(((Status * (*)(Context *, size_t, const int64_t *, size_t, Value **)) api[CONTEXT_OUTPUT])(context, at, dims,
                                                                                                rank, &value));
-  if (!value) return fail(api, "llmc: an output has no name");
-  return ((Status * (*)(Value *, void **)) api[TENSOR_DATA])(value, data);
+  *asked = value != NULL;
+  return value ? ((Status * (*)(Value *, void **)) api[TENSOR_DATA])(value, data) : NULL;
+}
+
+/* An output that has to be asked for. */
+static inline Status *output(Api api, Context *context, size_t at, const int64_t *dims, size_t rank, void **data) {
+  int asked;
+  TRY(optional_output(api, context, at, dims, rank, &asked, data));
+  return asked ? NULL : fail(api, "llmc: an output has no name");
 }
 
 /* Run job(data, 0 … count − 1) on the session's threads. */
-static inline Status *parallel(Api api, const Context *context, size_t count, void (*job)(void *, size_t), void *data) {
-  if (count == 1) {
-    job(data, 0);
-    return NULL;
-  }
+static inline Status *session_parallel(Api api, const Context *context, size_t count, void (*job)(void *, size_t),
+                                       void *data) {
   return ((Status * (*)(const Context *, void (*)(void *, size_t), size_t, size_t, void *)) api[PARALLEL_FOR])(
       context, job, count, 0, data);
 }

@@ -1,5 +1,5 @@
 /* One operator of the kernels without ONNX Runtime, for CPUs that are emulated: what ort_abi.h asks of it, over a case
-from stdin, its outputs to stdout. Numbers are int64. A case: the operator's name; attributes, each a name, 1 for a float,
+from stdin, its outputs to stdout; on a team of as many threads as the first argument says. Numbers are int64. A case: the operator's name; attributes, each a name, 1 for a float,
 8 bytes; inputs, each 1 if it is there, the rank, dims, bytes; outputs that are wanted. Names and bytes have their length before
 them. An output: the rank, dims, bytes; of an operator that fails, −1 and why. */
 #include <stdio.h>
@@ -97,8 +97,10 @@ static Api get(uint32_t version) { return (void)version, (Api)api; }
 static const char *version(void) { return "standalone"; }
 
 Status *RegisterCustomOps(void *options, const ApiBase *base);
+uint32_t SetThreads(uint32_t threads);
 
-int main(void) {
+int main(int argc, char **argv) {
+  if (argc > 1) SetThreads((uint32_t)atoi(argv[1]));
   const ApiBase base = {get, version};
   Status *bad = RegisterCustomOps(NULL, &base);
   if (bad) failed(bad);

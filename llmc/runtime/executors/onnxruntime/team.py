@@ -1,0 +1,39 @@
+"""The threads of a library of llmc's kernels: a team of its own (kernels/source/team.c), in the place of ONNX Runtime's
+pool, for as long as anyone in this process uses the library."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections import Counter
+
+_lock = threading.Lock()
+_users: Counter[str] = Counter()
+
+
+class Team:
+    """The share that one user has in the team of the library at `path`, which ONNX Runtime has opened.
+
+    The team has the `threads` of whoever came last, the calling thread among them; it ends with its last user. Sessions
+    that run at once take turns: a job that finds the team at work runs on ONNX Runtime's pool.
+    """
+
+    def __init__(self, path: str, threads: int) -> None:
+        self._path = path
+        with _lock:
+            _users[path] += 1
+            _set_threads(path, threads)
+
+    def close(self) -> None:
+        """Give the share back."""
+        with _lock:
+            _users[self._path] -= 1
+            if not _users[self._path]:
+                del _users[self._path]
+                _set_threads(self._path, 0)
+
+
+def _set_threads(path: str, threads: int) -> None:
+    """Libraries of before there were teams have none."""
+    if (set_threads := getattr(ctypes.CDLL(path), "SetThreads", None)) is not None:
+        set_threads(ctypes.c_uint32(threads))
