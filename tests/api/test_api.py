@@ -78,7 +78,7 @@ def test_compile_takes_a_plan_and_a_store(toy: Path, tmp_path: Path) -> None:
 
 
 def test_options_of_one_device_are_keywords_too(toy: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="--group-size is for openvino; leave it out for fake"):
+    with pytest.raises(InputError, match="--group-size is for cpu, onnxruntime, openvino; leave it out for fake"):
         llmc.compile(toy, tmp_path / "bundle", **SMALL, group_size=64)
     with pytest.raises(InputError, match="--max-memory is for cpu; leave it out for fake"):
         llmc.LLM(str(toy), **SMALL, max_memory=10**9)

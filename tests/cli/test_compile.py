@@ -203,7 +203,7 @@ def test_unknown_names_list_the_known_ones(compile_: Llmc, flag: str, value: str
     [
         ("--quantize", "int8", "--quantize int8 is not offered for device fake; offered: none"),
         ("--dtype", "bf16", "--dtype bf16 is not offered for device fake; offered: f32"),
-        ("--group-size", "32", "--group-size is for openvino; leave it out for fake"),
+        ("--group-size", "32", "--group-size is for cpu, onnxruntime, openvino; leave it out for fake"),
         (
             "--activation-group-size",
             "0",

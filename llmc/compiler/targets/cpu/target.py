@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from llmc.compiler.options import CompileOptions, Option
+from llmc.compiler.options import CompileOptions, Option, flag_of
 from llmc.compiler.targets.base import Target
 from llmc.compiler.targets.deployment import Deployment
 from llmc.compiler.targets.onnxruntime.target import OnnxRuntimeTarget
+from llmc.errors import InputError
 
 MAX_MEMORY: Option[int | None] = Option(
     "max_memory", int, None, "Memory that the engine which cpu stands for may take.", metavar="SIZE", is_size=True
@@ -31,24 +32,29 @@ class CpuTarget(OnnxRuntimeTarget):
         from llmc.compiler.targets.declared import refuse_foreign
 
         engines = {engine: open_target(engine, self.settings) for engine in ENGINES}
-        takers = {
-            o.name: (engine, o)
-            for engine, target in engines.items()
-            for o in target.options
-            if not o.choices or options.own.get(o.name, o.default) in (o.default, *o.choices)
-        }
         for name, value in options.own.items():
-            if name not in takers and all(name != option.name for option in self.options):
+            if not any(name == option.name for target in (self, *engines.values()) for option in target.options):
                 refuse_foreign(name, value, self.name)
         memory, start = MAX_MEMORY.of(options), MAX_START.of(options)
         unset = {option.name: None for option in self.options if option.of(options) == option.default}
         plain = options.changed(**unset | {MAX_MEMORY.name: None, MAX_START.name: None})
-        for engine, option in takers.values():
-            if option.of(plain) != option.default:
-                return engines[engine], plain, f"only {engine} takes {option.flag}"
+        takers = [engine for engine, target in engines.items() if _takes(target, plain)]
+        if plain.own and len(takers) < len(engines):
+            flags = ", ".join(map(flag_of, plain.own))
+            engine = next(iter(takers), ENGINES[0])
+            return engines[engine], plain, f"only {engine} takes {flags}"
         wanted = Wanted(
             deployment.limits.max_num_seqs, options.quantize, options.dtype, memory, start,
             float(deployment.facts.get("mean_prompt_tokens", 0)), float(deployment.facts.get("mean_new_tokens", 0)),
         )  # fmt: skip
         choice = choice_for(wanted, plain, deployment, self.settings)
         return engines[choice.engine], plain, choice.why
+
+
+def _takes(target: Target, options: CompileOptions) -> bool:
+    """Whether a target offers all of these."""
+    try:
+        target.configure(options)
+    except InputError:
+        return False
+    return True

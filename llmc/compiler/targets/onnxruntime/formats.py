@@ -59,8 +59,8 @@ class OnnxOptions:
     layers with a window begin at a later token, which an input says. `cache`: what llmc's kernels keep keys and
     values in.
 
-    8-bit and kept blocks of matrices that read a normalised hidden state are at most NORMED_BLOCK: kernels quantise
-    activations by the same blocks, and outlier channels of the hidden state cost most there (benchmarks/RESULTS.md).
+    Blocks of matrices that read a normalised hidden state are at most `normed`: kernels quantise activations by the
+    same blocks, and outlier channels of the hidden state cost most there (benchmarks/RESULTS.md).
     """
 
     block: int
@@ -73,6 +73,7 @@ class OnnxOptions:
     rolls: bool = False
     activations: bool = True
     cache: str = F16
+    normed: int = NORMED_BLOCK
 
     @property
     def components(self) -> dict[str, Any]:
@@ -88,11 +89,13 @@ class OnnxOptions:
             found["activations"] = False
         if self.cache != F16:
             found["cache"] = self.cache
+        if self.normed != NORMED_BLOCK:
+            found["normed"] = self.normed
         return found | {name: True for name in ("fold", "panels", "rolls") if getattr(self, name)}
 
     def block_for(self, width: int, normed: bool = False) -> int:
         """Block for a matrix of `width` inputs: the largest power of two that is allowed and needs no padding."""
-        most = min(self.block, NORMED_BLOCK) if normed else self.block
+        most = min(self.block, self.normed) if normed else self.block
         return next((b for b in _BLOCKS if b <= most and width % b == 0), min(most, 32))
 
     def format(self, sources: Sequence[str], width: int, normed: bool = False, head: bool = False) -> MatrixFormat:
@@ -105,7 +108,7 @@ class OnnxOptions:
         four, order = len(held) == len(forms) and all(form.bits == 4 for form in held), common_order(forms)
         if not held or order is None or not (four or bits == 8):
             return self._own_format(bits, width, normed)
-        block = common_block(held, NORMED_BLOCK if normed else KEPT_BLOCK)
+        block = common_block(held, self.normed if normed else KEPT_BLOCK)
         offsets, zeros = any(form.offsets for form in held), all(form.offsets in ("", "zeros") for form in held)
         kept, reordered = 4 if four else 8, bool(order) or any(form.turned for form in held)
         if self.panels and len(held) == len(forms):

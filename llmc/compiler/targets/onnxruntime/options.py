@@ -25,6 +25,13 @@ ACTIVATIONS: Option[int | None] = Option(
     "0: activations stay float32 in products of quantised matrices, with --kernels onnxruntime. Default: they are "
     "quantised to 8 bits in the groups of the weights.", metavar="0", least=0,
 )  # fmt: skip
+GROUP_SIZES = (16, 32, 64, 128, 256)
+GROUP_SIZE: Option[int | None] = Option(
+    "group_size", int, None,
+    "Inputs that share a scale, of a row of int8 or int4 weights and of activations in products with them: "
+    f"{', '.join(map(str, GROUP_SIZES))}, or the next smaller that divides the row. Default: int8 64, and 32 in "
+    "products with normalised hidden states; int4 32.", metavar="N", least=0,
+)  # fmt: skip
 KV_CACHE_DTYPE: Option[str] = Option(
     "kv_cache_dtype", str, AUTO,
     "Precision of the KV cache, for llmc's kernels: f16; bf16, in which attention is computed then; int8, with a scale "
@@ -60,3 +67,14 @@ def check_activations(options: CompileOptions) -> None:
         raise InputError(
             f"{ACTIVATIONS.flag} 0: llmc's kernels multiply whole numbers; use --kernels onnxruntime beside it"
         )
+
+
+def check_group_size(options: CompileOptions) -> None:
+    """Raise InputError for groups that weights cannot have."""
+    asked = GROUP_SIZE.of(options)
+    if asked is None:
+        return
+    if asked not in GROUP_SIZES:
+        raise InputError(f"{GROUP_SIZE.flag} {asked} must be one of {', '.join(map(str, GROUP_SIZES))}")
+    if options.quantize not in ("int8", "int4"):
+        raise InputError(f"{GROUP_SIZE.flag} is for --quantize int8 and int4, not for {options.quantize}; leave it out")

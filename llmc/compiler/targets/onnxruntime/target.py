@@ -52,12 +52,14 @@ from llmc.compiler.targets.onnxruntime.options import (
     BF16,
     CPU_OPTION,
     F16,
+    GROUP_SIZE,
     INT8,
     KERNELS_OPTION,
     KV_CACHE_DTYPE,
     LLMC,
     NEEDED_CPUS,
     check_activations,
+    check_group_size,
     kept_in,
     ours,
 )
@@ -119,7 +121,7 @@ class OnnxRuntimeTarget(Target):
     guide: ClassVar[str] = "docs/kernels.md"
     selects_adapters: ClassVar[bool] = True
     options: ClassVar[tuple[Option[Any], ...]] = (
-        KERNELS_OPTION, CPU_OPTION, KV_CACHE_DTYPE, ACTIVATIONS, CALIBRATE, MAX_KL, HEAD_BITS,
+        KERNELS_OPTION, CPU_OPTION, GROUP_SIZE, KV_CACHE_DTYPE, ACTIVATIONS, CALIBRATE, MAX_KL, HEAD_BITS,
     )  # fmt: skip
     graph_bytes_source: ClassVar[str] = "graph objects of each session, and the arena of the largest step, as measured"
 
@@ -163,13 +165,14 @@ class OnnxRuntimeTarget(Target):
             cache = BF16
         options = options.changed(kernels=kernels, kv_cache_dtype=cache if cache in (BF16, INT8) else None)
         check_activations(options)
+        check_group_size(options)
         return options
 
     def settle(self, options: CompileOptions, weights: Sequence[Weights]) -> tuple[CompileOptions, str]:
         """As the contract says; llmc's kernels keep a GGUF's own blocks."""
         from llmc.compiler.targets.onnxruntime.gguf_default import KEPT, in_gguf_blocks  # in no key of a lowering
 
-        if options.quantize is None and in_gguf_blocks(weights):
+        if options.quantize is None and GROUP_SIZE.of(options) is None and in_gguf_blocks(weights):
             kept = self.configure(replace(options, quantize="keep"))
             if ours(kept):
                 return kept, KEPT
@@ -250,6 +253,9 @@ class OnnxRuntimeTarget(Target):
         if kept is None or not _keeps(str(options.quantize), kept, weights.outer):
             four = options.quantize == "int4" and not (weights.outer and HEAD_BITS.of(options) != 4)
             family = "q4" if four else "q8"
+            group, code_bits = GROUP_SIZE.of(options), 4 if four else 8
+            if ours(options) and group is not None:
+                return code_bits + 16 * (1 + four) / group
             return (PANEL_BITS if ours(options) else TWICE_BITS)[family]
         beside, block = 2 if kept.offsets else 1, min(kept.block, BLOCK)
         if ours(options):
@@ -293,6 +299,8 @@ class OnnxRuntimeTarget(Target):
             head_bits=mixed.head_bits, activations=ACTIVATIONS.of(options) is None, cache=kept_in(options) or F16,
         )  # fmt: skip
         formats = replace(formats, fold=formats.fold and formats.activations)
+        if (group := GROUP_SIZE.of(options)) is not None:
+            formats = replace(formats, block=group, normed=group)
         held = self.held(stages, options)
         made = self._lower(stages, programs, replace(formats, rolls=not own and bool(held.rewind.rings)))
         weights = weights_stage(stages, made.outputs["recipes"], made.outputs["tables"])

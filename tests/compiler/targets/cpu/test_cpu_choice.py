@@ -227,14 +227,39 @@ def test_a_bundle_for_cpu_is_for_the_engine_that_was_chosen_and_says_why(
     assert again.built == 0, "the same executables, whoever chose them"
 
 
-@pytest.mark.parametrize(("option", "engine"), [("kernels", "onnxruntime"), ("group_size", "openvino")])
-def test_an_option_of_one_engine_decides_for_it(option: str, engine: str, favours: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("option", "given", "engine"),
+    [
+        ("kernels", "onnxruntime", "onnxruntime"),
+        ("group_size", 16, "onnxruntime"),
+        ("group_size", 0, "openvino"),
+        ("activation_group_size", 32, "openvino"),
+    ],
+)
+def test_an_option_that_one_engine_offers_decides_for_it(
+    option: str, given: Any, engine: str, favours: Any, tmp_path: Path
+) -> None:
     favours("openvino" if engine == "onnxruntime" else "onnxruntime")
     checkpoint = open_checkpoint(tiny.write_model(tmp_path / "llama", "llama"))
-    given: Any = {"kernels": "onnxruntime", "group_size": 64}[option]
     job = Job.of(checkpoint, toy_plan(), CompileOptions.of("cpu", **{option: given}))
     assert job.target.executor == engine
     assert job.why == f"only {engine} takes --{option.replace('_', '-')}"
+
+
+@pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
+def test_an_option_that_both_engines_offer_leaves_the_choice(engine: str, favours: Any, tmp_path: Path) -> None:
+    favours(engine)
+    checkpoint = open_checkpoint(tiny.write_model(tmp_path / "llama", "llama"))
+    job = Job.of(checkpoint, toy_plan(), CompileOptions.of("cpu", quantize="int8", group_size=64))
+    assert job.target.executor.removesuffix("-llmc") == engine
+    assert job.why.startswith("a decode step of")
+    assert job.options.get("group_size") == 64
+
+
+def test_a_value_that_no_engine_offers_is_an_error(favours: Any, tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(tiny.write_model(tmp_path / "llama", "llama"))
+    with pytest.raises(InputError, match="--group-size 17 must be one of 16, 32, 64, 128, 256"):
+        Job.of(checkpoint, toy_plan(), CompileOptions.of("cpu", group_size=17))
 
 
 @pytest.mark.parametrize("default", [{"starter": False}, {"tensor_parallel": 1, "lowering": "jax", "starter": False}])

@@ -46,6 +46,7 @@ from tests.manifests import edit_manifest
 
 PLAN = toy_plan([(1, 32, 0), (4, 8, 40)], [(1, 47), (4, 47)], Limits(48, 4, 32, 8))
 ISA = KERNEL_SETS[0].isa
+BLOCKS = {"embed_tokens": "Q8_0", "_proj": "Q4_1"}
 X86 = [s.name for s in KERNEL_SETS if s.machine == "x86_64"]
 
 
@@ -178,6 +179,36 @@ def test_kernels_that_cannot_run_are_refused(monkeypatch: pytest.MonkeyPatch) ->
         open_target("xla").configure(CompileOptions.of("xla", kernels="llmc"))
 
 
+@pytest.mark.parametrize("quantize", ["int8", "int4"])
+@pytest.mark.parametrize("kernels", ["llmc", "onnxruntime"])
+def test_weights_are_in_groups_of_the_size_that_was_asked_for(
+    library: Path, tmp_path: Path, quantize: str, kernels: str
+) -> None:
+    model, sizes = tiny.write_model(tmp_path / "model", "llama"), []
+    for group in (16, 32):  # 4 bits are too few for a tiny model in any
+        verify = "all" if quantize == "int8" else "none"
+        given = {"quantize": quantize, "kernels": kernels, "group_size": group, "verify": verify}
+        _, path = compile_with(model, tmp_path, **given)
+        manifest = Bundle.open(path).manifest
+        assert manifest.options["group_size"] == group
+        sizes.append(blob_path(path, manifest.files["weights"]).stat().st_size)
+    assert sizes[0] > sizes[1]
+
+
+def test_a_gguf_in_groups_of_a_size_is_quantised_and_not_kept(library: Path, tmp_path: Path) -> None:
+    model = write_gguf(tmp_path / "m.gguf", types=BLOCKS)
+    _, path = compile_with(model, tmp_path, group_size=32, verify="none")
+    assert Bundle.open(path).manifest.options["quantize"] == "int8"
+
+
+def test_groups_that_weights_cannot_have_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError, match="--group-size 17 must be one of 16, 32, 64, 128, 256"):
+        configured(monkeypatch, ISA, quantize="int8", group_size=17)
+    for quantize in ("keep", "none"):
+        with pytest.raises(InputError, match=f"--group-size is for --quantize int8 and int4, not for {quantize}"):
+            configured(monkeypatch, ISA, quantize=quantize, group_size=32)
+
+
 # Models that the kernels do not take
 
 
@@ -216,9 +247,6 @@ def test_the_runtime_s_kernels_take_what_llmc_s_do_not(
         compile_with(model, tmp_path, quantize="int8", kernels="llmc", **checked)
     with pytest.raises(UnfitError, match=f"{re.escape(why)}.*; use --kernels onnxruntime, without --kv-cache-dtype"):
         compile_with(model, tmp_path, quantize="int8", kv_cache_dtype="int8", **checked)
-
-
-BLOCKS = {"embed_tokens": "Q8_0", "_proj": "Q4_1"}
 
 
 def test_a_gguf_s_blocks_are_kept_as_if_asked_for_and_the_manifest_says_why(library: Path, tmp_path: Path) -> None:
