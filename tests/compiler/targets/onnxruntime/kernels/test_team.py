@@ -133,6 +133,19 @@ def test_threads_wait_asleep_take_no_signals_and_end(probe: ctypes.CDLL) -> None
     assert others() == before
 
 
+def test_a_team_has_so_many_threads_at_most(probe: ctypes.CDLL) -> None:
+    assert probe.SetThreads(1000) == 256
+    assert (regions(probe, [300] * 20)[0] == expected([300] * 20)).all()
+    assert probe.SetThreads(0) == 1
+
+
+def test_a_library_of_before_there_were_teams_has_none() -> None:
+    before = others()
+    team = Team("libc.so.6", 3)
+    assert others() == before
+    team.close()
+
+
 def test_a_team_ends_with_its_last_user(library: Path) -> None:
     before = others()
     first, second = Team(str(library), 3), Team(str(library), 3)
