@@ -3,6 +3,7 @@ pool, for as long as anyone in this process uses the library."""
 
 from __future__ import annotations
 
+import _ctypes
 import ctypes
 import threading
 from collections import Counter
@@ -20,20 +21,21 @@ class Team:
 
     def __init__(self, path: str, threads: int) -> None:
         self._path = path
+        self._library = ctypes.CDLL(path)
         with _lock:
             _users[path] += 1
-            _set_threads(path, threads)
+            self._set_threads(threads)
 
     def close(self) -> None:
-        """Give the share back."""
+        """Give the share back, and the hold on the library."""
         with _lock:
             _users[self._path] -= 1
             if not _users[self._path]:
                 del _users[self._path]
-                _set_threads(self._path, 0)
+                self._set_threads(0)
+        _ctypes.dlclose(self._library._handle)
 
-
-def _set_threads(path: str, threads: int) -> None:
-    """Libraries of before there were teams have none."""
-    if (set_threads := getattr(ctypes.CDLL(path), "SetThreads", None)) is not None:
-        set_threads(ctypes.c_uint32(threads))
+    def _set_threads(self, threads: int) -> None:
+        """Libraries of before there were teams have none."""
+        if (set_threads := getattr(self._library, "SetThreads", None)) is not None:
+            set_threads(ctypes.c_uint32(threads))

@@ -146,11 +146,13 @@ def test_a_library_of_before_there_were_teams_has_none() -> None:
     team.close()
 
 
-def test_a_team_ends_with_its_last_user(library: Path) -> None:
-    before = others()
-    first, second = Team(str(library), 3), Team(str(library), 3)
+def test_a_team_ends_with_its_last_user_and_leaves_no_library_behind(library: Path, tmp_path: Path) -> None:
+    before, copy = others(), str(shutil.copy(library, tmp_path))
+    first, second = Team(copy, 3), Team(copy, 3)
     assert len(others() - before) == 2
     first.close()
     assert len(others() - before) == 2
+    assert copy in Path("/proc/self/maps").read_text()
     second.close()
     assert others() == before
+    assert copy not in Path("/proc/self/maps").read_text()
