@@ -32,16 +32,18 @@ class CpuTarget(OnnxRuntimeTarget):
         from llmc.compiler.targets.declared import refuse_foreign
 
         engines = {engine: open_target(engine, self.settings) for engine in ENGINES}
+        names = {engine: {option.name for option in target.options} for engine, target in engines.items()}
+        known = {option.name for option in self.options}.union(*names.values())
         for name, value in options.own.items():
-            if not any(name == option.name for target in (self, *engines.values()) for option in target.options):
+            if name not in known:
                 refuse_foreign(name, value, self.name)
         memory, start = MAX_MEMORY.of(options), MAX_START.of(options)
         unset = {option.name: None for option in self.options if option.of(options) == option.default}
         plain = options.changed(**unset | {MAX_MEMORY.name: None, MAX_START.name: None})
         takers = [engine for engine, target in engines.items() if _takes(target, plain)]
         if plain.own and len(takers) < len(engines):
-            flags = ", ".join(map(flag_of, plain.own))
-            engine = next(iter(takers), ENGINES[0])
+            flags, know_all = ", ".join(map(flag_of, plain.own)), [e for e in ENGINES if plain.own.keys() <= names[e]]
+            engine = next(iter(takers or know_all), ENGINES[0])  # one that takes none of these says why
             return engines[engine], plain, f"only {engine} takes {flags}"
         wanted = Wanted(
             deployment.limits.max_num_seqs, options.quantize, options.dtype, memory, start,

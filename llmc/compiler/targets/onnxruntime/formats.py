@@ -9,7 +9,7 @@ from typing import Any
 
 from llmc.compiler.architectures.shared.block_form import BlockForm, common_block, common_order, forms_in_key
 from llmc.compiler.checkpoint.adapter_layout import of_adapters
-from llmc.compiler.targets.onnxruntime.options import F16
+from llmc.compiler.targets.onnxruntime.options import F16, GROUP_SIZES
 
 NORMED_BLOCK = 32
 KEPT_BLOCK = 64
@@ -17,8 +17,6 @@ ZEROS = 2
 """What llmc's operators are told of blocks that have zero points beside their scales; 1 of offsets, 0 of neither."""
 FOLDED_BLOCK = 32
 """The least that offsets are folded of: smaller blocks (K-quants beside others) were not seen packed with AVX-512."""
-_BLOCKS = (256, 128, 64, 32, 16)
-
 
 TABLES = ("", "iq4", "float4")
 """By the number that llmc's operators have for a table of values (kernels/source/panels.h)."""
@@ -96,7 +94,7 @@ class OnnxOptions:
     def block_for(self, width: int, normed: bool = False) -> int:
         """Block for a matrix of `width` inputs: the largest power of two that is allowed and needs no padding."""
         most = min(self.block, self.normed) if normed else self.block
-        return next((b for b in _BLOCKS if b <= most and width % b == 0), min(most, 32))
+        return next((b for b in reversed(GROUP_SIZES) if b <= most and width % b == 0), min(most, 32))
 
     def format(self, sources: Sequence[str], width: int, normed: bool = False, head: bool = False) -> MatrixFormat:
         """Format of the matrix of `sources`, one above the other, with `width` inputs."""

@@ -89,9 +89,6 @@ INT8_BLOCK = 64
 BLOCK = 32
 TWICE_BITS = {"q8": 9 + 9.7, "q4": 6 + 7}
 """Of our own blocks (onnxruntime/formats.py), as they are and packed for the kernels (benchmarks/RESULTS.md)."""
-PANEL_BITS = {"q8": 8.5, "q4": 5}
-"""The same in panels: codes and float16 scales of blocks of 32."""
-
 
 ADDED_KL = 0.005
 """What activations, an embedding and a head in 8 bits add to the divergence of int4 (verification/limits.py, keep)."""
@@ -252,11 +249,9 @@ class OnnxRuntimeTarget(Target):
         kept = weights.stored
         if kept is None or not _keeps(str(options.quantize), kept, weights.outer):
             four = options.quantize == "int4" and not (weights.outer and HEAD_BITS.of(options) != 4)
-            family = "q4" if four else "q8"
-            group, code_bits = GROUP_SIZE.of(options), 4 if four else 8
-            if ours(options) and group is not None:
-                return code_bits + 16 * (1 + four) / group
-            return (PANEL_BITS if ours(options) else TWICE_BITS)[family]
+            if ours(options):
+                return (4 if four else 8) + 16 * (1 + four) / (GROUP_SIZE.of(options) or BLOCK)
+            return TWICE_BITS["q4" if four else "q8"]
         beside, block = 2 if kept.offsets else 1, min(kept.block, BLOCK)
         if ours(options):
             from llmc.compiler.targets.onnxruntime.formats import panel_bits

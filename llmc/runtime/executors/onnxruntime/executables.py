@@ -141,7 +141,7 @@ class Executables:
 
     def _form_team(self, library: str) -> None:
         with self._lock:
-            if self._team is None and not self._closing:
+            if self._team is None:
                 self._team = Team(library, self._threads)
 
     def _require_agreement(self, session: Any, name: str) -> None:

@@ -38,11 +38,9 @@ def open_session(
     options = ort.SessionOptions()
     options.log_severity_level = 3
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    if not _shares(threads, library is None):
-        options.use_per_session_threads = True
+    options.use_per_session_threads = not _shares(threads, library is None)
+    if options.use_per_session_threads:
         options.intra_op_num_threads = threads
-    else:
-        options.use_per_session_threads = False
     options.add_session_config_entry("session.use_env_allocators", "1")
     if saved_as is not None:
         options.optimized_model_filepath = saved_as

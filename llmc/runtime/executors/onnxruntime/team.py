@@ -9,7 +9,8 @@ import threading
 from collections import Counter
 
 _lock = threading.Lock()
-_users: Counter[str] = Counter()
+_users: Counter[int] = Counter()
+"""Of each library, by its handle: files that are links to one are one library."""
 
 
 class Team:
@@ -20,20 +21,20 @@ class Team:
     """
 
     def __init__(self, path: str, threads: int) -> None:
-        self._path = path
         self._library = ctypes.CDLL(path)
         with _lock:
-            _users[path] += 1
+            _users[self._library._handle] += 1
             self._set_threads(threads)
 
     def close(self) -> None:
         """Give the share back, and the hold on the library."""
+        handle = self._library._handle
         with _lock:
-            _users[self._path] -= 1
-            if not _users[self._path]:
-                del _users[self._path]
+            _users[handle] -= 1
+            if not _users[handle]:
+                del _users[handle]
                 self._set_threads(0)
-        _ctypes.dlclose(self._library._handle)
+            _ctypes.dlclose(handle)
 
     def _set_threads(self, threads: int) -> None:
         """Libraries of before there were teams have none."""

@@ -260,6 +260,8 @@ def test_a_value_that_no_engine_offers_is_an_error(favours: Any, tmp_path: Path)
     checkpoint = open_checkpoint(tiny.write_model(tmp_path / "llama", "llama"))
     with pytest.raises(InputError, match="--group-size 17 must be one of 16, 32, 64, 128, 256"):
         Job.of(checkpoint, toy_plan(), CompileOptions.of("cpu", group_size=17))
+    with pytest.raises(InputError, match="openvino does not offer int4 in groups of 16"):
+        Job.of(checkpoint, toy_plan(), CompileOptions.of("cpu", quantize="int4", group_size=16, starter=True))
 
 
 @pytest.mark.parametrize("default", [{"starter": False}, {"tensor_parallel": 1, "lowering": "jax", "starter": False}])

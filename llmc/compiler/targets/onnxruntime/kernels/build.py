@@ -1,7 +1,7 @@
 """The library of operators (source/), compiled by the C compiler that the package ziglang carries.
 
 That compiler is pinned, needs nothing of the host, and makes the same bytes of the same source everywhere. The library
-links to nothing: ONNX Runtime hands it its interface, and it takes malloc and free from the process.
+links to nothing: ONNX Runtime hands it its interface, and what it uses of the C library is there in the process.
 """
 
 from __future__ import annotations

@@ -47,8 +47,10 @@ class Standalone:
     def team(self, threads: int) -> Iterator[None]:
         """Operators run on so many threads."""
         self._command.append(str(threads))
-        yield
-        self._command.pop()
+        try:
+            yield
+        finally:
+            self._command.pop()
 
     def run(
         self, op: str, given: list[tuple[str, NDArray[Any] | None]], outputs: list[str], attrs: dict[str, Any]

@@ -156,3 +156,15 @@ def test_a_team_ends_with_its_last_user_and_leaves_no_library_behind(library: Pa
     second.close()
     assert others() == before
     assert copy not in Path("/proc/self/maps").read_text()
+
+
+def test_bundles_that_link_to_one_library_are_users_of_one_team(library: Path, tmp_path: Path) -> None:
+    """As after a swap: the old bundle's last user must not end the new one's team."""
+    before, old, new = others(), tmp_path / "old", tmp_path / "new"
+    shutil.copy(library, old)
+    new.hardlink_to(old)
+    first, second = Team(str(old), 3), Team(str(new), 3)
+    first.close()
+    assert len(others() - before) == 2
+    second.close()
+    assert others() == before
