@@ -24,6 +24,7 @@ from llmc.buckets.warmup.order import warm_up_order
 from llmc.buckets.warmup.predict import Predictor
 from llmc.compiler.estimates.footprint import Footprint
 from llmc.compiler.options import CompileOptions
+from llmc.compiler.targets import open_target
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.executors import executor_class, open_executor
 from llmc.runtime.executors.base import Executor
@@ -120,9 +121,10 @@ def main() -> None:
         process.join()
         bundle = Bundle.open(path)
         manifest, options = bundle.manifest, bundle.manifest.options
-        asked = CompileOptions(
-            manifest.device, str(options["quantize"]), dtype=str(options["dtype"]),
-            specialise=bool(options.get("specialise")),
+        own = {option.name: options.get(option.name) for option in open_target(manifest.device).options}
+        asked = CompileOptions.of(
+            manifest.device, quantize=str(options["quantize"]), dtype=str(options["dtype"]),
+            specialise=bool(options.get("specialise")), **own,
         )  # fmt: skip
         footprint = Footprint.open(
             args.model, bundle.plan.limits, manifest.device, Settings.from_environment(), options=asked

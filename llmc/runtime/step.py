@@ -25,8 +25,8 @@ class Step:
     new_lengths [B] int64, live tokens of the row in this step (1 … Q). A dummy row is a valid one-token row at past 0,
     since kernels refuse an empty one. `context` is the cache length, in tokens, that the bucket provides for.
     `packed`: the executor computes the live tokens one after the other and nothing else, so that what fills token_ids
-    up costs nothing. `adapters`: which of the bundle's adapters each of the first rows gets, 0 for none; all others get
-    none.
+    up costs nothing; `decode_rows` of its first rows decode where the phase is "prompt". `adapters`: which of the
+    bundle's adapters each of the first rows gets, 0 for none; all others get none.
     """
 
     phase: Phase
@@ -37,6 +37,7 @@ class Step:
     new_lengths: NDArray[np.int64]
     packed: bool = False
     adapters: tuple[int, ...] = ()
+    decode_rows: int = 0
 
     @property
     def batch(self) -> int:
@@ -59,6 +60,12 @@ class Step:
     def live_tokens(self) -> int:
         """New tokens that belong to a request."""
         return int(self.new_lengths[: len(self.slots)].sum())
+
+    @property
+    def decode_tokens(self) -> int:
+        """New tokens of rows that decode; they come first."""
+        rows = len(self.slots) if self.phase == "decode" else self.decode_rows
+        return int(self.new_lengths[:rows].sum())
 
     @property
     def padding_tokens(self) -> int:
@@ -86,9 +93,11 @@ def exact(phase: Phase, slots: Sequence[int], tokens: Sequence[Sequence[int]], p
     return Step(phase, int(past_lengths.max()), tuple(slots), token_ids, past_lengths, new_lengths)
 
 
-def ragged(phase: Phase, slots: Sequence[int], tokens: Sequence[Sequence[int]], past: Sequence[int]) -> Step:
+def ragged(
+    phase: Phase, slots: Sequence[int], tokens: Sequence[Sequence[int]], past: Sequence[int], decode_rows: int = 0
+) -> Step:
     """A step for an executor that takes rows of any lengths, of prompts and of decode together: `phase` is "prompt"
-    where any row is a prompt's. `context` is the longest past."""
+    where any row is a prompt's, and the first `decode_rows` decode there. `context` is the longest past."""
     lengths = [len(ids) for ids in tokens]
     longest = max(lengths)
     if longest == min(lengths):
@@ -99,7 +108,9 @@ def ragged(phase: Phase, slots: Sequence[int], tokens: Sequence[Sequence[int]], 
             token_ids[row, : lengths[row]] = ids
     new_lengths = np.array(lengths, np.int64)
     past_lengths = np.array(past, np.int64)
-    return Step(phase, max(past), tuple(slots), token_ids, past_lengths, new_lengths, packed=True)
+    return Step(
+        phase, max(past), tuple(slots), token_ids, past_lengths, new_lengths, packed=True, decode_rows=decode_rows
+    )
 
 
 Part: TypeAlias = "tuple[Step, NDArray[np.int64]]"
@@ -128,4 +139,7 @@ def _of_rows(step: Step, rows: NDArray[np.int64]) -> Step:
     slots = tuple(step.slots[row] for row in rows)
     ids, past, new = (array[rows] for array in (step.token_ids, step.past_lengths, step.new_lengths))
     adapters = tuple(step.adapters[row] for row in rows if row < len(step.adapters))
-    return replace(step, slots=slots, token_ids=ids, past_lengths=past, new_lengths=new, adapters=adapters)
+    return replace(
+        step, slots=slots, token_ids=ids, past_lengths=past, new_lengths=new, adapters=adapters,
+        decode_rows=int((rows < step.decode_rows).sum()),
+    )  # fmt: skip

@@ -18,7 +18,7 @@ from llmc.runtime.bundle import Bundle
 from llmc.runtime.executors import open_executor
 from llmc.runtime.executors.compilations import CompilationCounter
 from llmc.runtime.executors.fake.executor import FakeExecutor, Program
-from llmc.runtime.step import PAD_TOKEN, Step, exact, pad, ragged
+from llmc.runtime.step import PAD_TOKEN, Step, exact, in_pieces, pad, ragged, rows_apart
 from tests.toy import Toy, reference
 
 # Padding
@@ -55,6 +55,15 @@ def test_a_ragged_step_computes_nothing_but_its_tokens(tokens: list[tuple[int, .
     assert step.new_lengths.tolist() == [len(ids) for ids in tokens]
     assert (step.live_tokens, step.padding_tokens, step.packed) == (sum(map(len, tokens)), 0, True)
     assert {a.dtype for a in (step.token_ids, step.past_lengths, step.new_lengths)} == {np.dtype(np.int64)}
+
+
+def test_rows_that_decode_come_first_in_a_prompt_step_and_are_all_of_a_decode_step() -> None:
+    mixed = ragged("prompt", [4, 0, 2], [(7,), (8,), (9, 10, 11)], [5, 6, 0], decode_rows=2)
+    assert (mixed.decode_tokens, mixed.live_tokens) == (2, 5)
+    assert ragged("decode", [4, 0], [(7,), (8, 9)], [5, 6]).decode_tokens == 3, "drafts are of decode, too"
+    assert ragged("prompt", [4], [(7, 8)], [0]).decode_tokens == 0
+    assert [part.decode_tokens for part, _ in in_pieces(mixed, 2)] == [2, 0]
+    assert [part.decode_tokens for part, _ in rows_apart(mixed)] == [1, 1, 0]
 
 
 rows = st.lists(

@@ -19,6 +19,5 @@ class UnfitError(CompileError):
 
 def unfit_for_kernels(why: str) -> UnfitError:
     """The error that says why ONNX Runtime's own kernels have to do instead of llmc's."""
-    return UnfitError(
-        why, "use --kernels onnxruntime, without --kv-cache-dtype", kernels="onnxruntime", kv_cache_dtype=None
-    )
+    advice = "use --kernels onnxruntime, without --kv-cache-dtype and --prompt-dtype"
+    return UnfitError(why, advice, kernels="onnxruntime", kv_cache_dtype=None, prompt_dtype=None)

@@ -37,7 +37,7 @@ def _without_adapters(work: ScheduledBatch, takes_ragged: bool) -> Step:
     slots, tokens = [row.slot for row in work.rows], [row.tokens for row in work.rows]
     past = [row.start for row in work.rows]
     if takes_ragged:
-        return ragged(work.phase, slots, tokens, past)
+        return ragged(work.phase, slots, tokens, past, work.decode_rows)
     if work.bucket is None:
         return exact(work.phase, slots, tokens, past)
     return pad(work.bucket, slots, tokens, past)

@@ -20,6 +20,8 @@ OWN = "llmc"
 """The domain of llmc's own operators (compiler/targets/onnxruntime/kernels)."""
 LOGIT_ROWS = "logit_rows"
 ROWS = "rows"
+DECODING = "decoding"
+"""The input [1] int64: how many of the first tokens are of rows that decode; the others are of prompts."""
 STARTS = "first_token_"
 """Before a window: the input that says where caches of that window begin, as runtime/executors/onnxruntime/rolling.py
 has it."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from llmc.compiler.architectures.shared.block_form import BlockForm, common_block, common_order, forms_in_key
 from llmc.compiler.checkpoint.adapter_layout import of_adapters
-from llmc.compiler.targets.onnxruntime.options import F16, GROUP_SIZES
+from llmc.compiler.targets.onnxruntime.options import F16, GROUP_SIZES, INT8
 
 NORMED_BLOCK = 32
 KEPT_BLOCK = 64
@@ -55,7 +55,7 @@ class OnnxOptions:
     packed form of a matrix holds its offsets (packing.py); otherwise graphs add blocksum(x) · offsetsᵀ. `panels`:
     matrices are laid out for llmc's own kernels (onnxruntime/kernels), which add offsets themselves. `rolls`: caches of
     layers with a window begin at a later token, which an input says. `cache`: what llmc's kernels keep keys and
-    values in.
+    values in. `prompts`: what they compute products with the tokens of prompts in.
 
     Blocks of matrices that read a normalised hidden state are at most `normed`: kernels quantise activations by the
     same blocks, and outlier channels of the hidden state cost most there (benchmarks/RESULTS.md).
@@ -71,6 +71,7 @@ class OnnxOptions:
     rolls: bool = False
     activations: bool = True
     cache: str = F16
+    prompts: str = INT8
     normed: int = NORMED_BLOCK
 
     @property
@@ -87,6 +88,8 @@ class OnnxOptions:
             found["activations"] = False
         if self.cache != F16:
             found["cache"] = self.cache
+        if self.prompts != INT8:
+            found["prompts"] = self.prompts
         if self.normed != NORMED_BLOCK:
             found["normed"] = self.normed
         return found | {name: True for name in ("fold", "panels", "rolls") if getattr(self, name)}

@@ -38,6 +38,13 @@ KV_CACHE_DTYPE: Option[str] = Option(
     "for each token and head. Default: bf16 for CPUs with tiles of it (AMX), else f16; f32 for other kernels.",
     metavar=f"{AUTO}|{F16}|{BF16}|{INT8}", choices=(AUTO, F16, BF16, INT8), what="KV cache dtype",
 )  # fmt: skip
+PROMPT_DTYPE: Option[str] = Option(
+    "prompt_dtype", str, AUTO,
+    "What products with the tokens of prompts are computed in, by llmc's kernels: int8, in which activations are "
+    "quantised as they are in decode; bf16, to which they and the weights are rounded. Default: bf16 for CPUs with "
+    "tiles of it (AMX), else int8.",
+    metavar=f"{AUTO}|{INT8}|{BF16}", choices=(AUTO, INT8, BF16), what="prompt dtype",
+)  # fmt: skip
 
 
 def ours(options: CompileOptions) -> bool:
@@ -49,6 +56,28 @@ def kept_in(options: CompileOptions) -> str | None:
     """What llmc's kernels keep keys and values in; None: these are not llmc's."""
     cache = KV_CACHE_DTYPE.of(options)
     return (F16 if cache == AUTO else cache) if ours(options) else None
+
+
+def prompts_in(options: CompileOptions) -> str:
+    """What products with the tokens of prompts are computed in; int8 stands for the other kernels' own way, too."""
+    return BF16 if PROMPT_DTYPE.of(options) == BF16 else INT8
+
+
+def with_dtypes(options: CompileOptions, tiled: bool) -> CompileOptions:
+    """`options` with the precisions that llmc's kernels have; `tiled`: all of them have tiles of bfloat16, the default
+    then. What is as it would be without the option is in no manifest and no key. Raises InputError for those of
+    kernels that are not llmc's."""
+    found = {}
+    for option, plain in ((KV_CACHE_DTYPE, F16), (PROMPT_DTYPE, INT8)):
+        asked = option.of(options)
+        if asked != AUTO and not ours(options):
+            raise InputError(
+                f"{option.flag} {asked} is for llmc's kernels: quantise, without --specialise and --kernels "
+                "onnxruntime, on a CPU that they run on (docs/kernels.md), or leave it out"
+            )
+        chosen = (BF16 if tiled else plain) if asked == AUTO else asked
+        found[option.name] = None if chosen == plain else chosen
+    return options.changed(**found)
 
 
 def check_activations(options: CompileOptions) -> None:

@@ -48,8 +48,6 @@ from llmc.compiler.targets.onnxruntime.kernels.limits import KEYS
 from llmc.compiler.targets.onnxruntime.memory import arena_bytes, kernels_arena_bytes, session_bytes
 from llmc.compiler.targets.onnxruntime.options import (
     ACTIVATIONS,
-    AUTO,
-    BF16,
     CPU_OPTION,
     F16,
     GROUP_SIZE,
@@ -58,10 +56,13 @@ from llmc.compiler.targets.onnxruntime.options import (
     KV_CACHE_DTYPE,
     LLMC,
     NEEDED_CPUS,
+    PROMPT_DTYPE,
     check_activations,
     check_group_size,
     kept_in,
     ours,
+    prompts_in,
+    with_dtypes,
 )
 from llmc.compiler.weights.stage import weights_stage
 from llmc.errors import CompileError, InputError
@@ -118,7 +119,7 @@ class OnnxRuntimeTarget(Target):
     guide: ClassVar[str] = "docs/kernels.md"
     selects_adapters: ClassVar[bool] = True
     options: ClassVar[tuple[Option[Any], ...]] = (
-        KERNELS_OPTION, CPU_OPTION, GROUP_SIZE, KV_CACHE_DTYPE, ACTIVATIONS, CALIBRATE, MAX_KL, HEAD_BITS,
+        KERNELS_OPTION, CPU_OPTION, GROUP_SIZE, KV_CACHE_DTYPE, PROMPT_DTYPE, ACTIVATIONS, CALIBRATE, MAX_KL, HEAD_BITS,
     )  # fmt: skip
     graph_bytes_source: ClassVar[str] = "graph objects of each session, and the arena of the largest step, as measured"
 
@@ -152,15 +153,8 @@ class OnnxRuntimeTarget(Target):
                 f"--cpu {cpus}: no kernels for this host's CPU are among these, so nothing could be verified here; "
                 "name native too, or use --verify none"
             )
-        cache = KV_CACHE_DTYPE.of(options)
-        if cache != AUTO and kernels != LLMC:
-            raise InputError(
-                f"{KV_CACHE_DTYPE.flag} {cache} is for llmc's kernels: quantise, without --specialise and --kernels "
-                f"onnxruntime, on a CPU that they run on ({self.guide}), or leave it out"
-            )
-        if cache == AUTO and kernels == LLMC and all(s.has_bf16_tiles for s in self._sets(cpus)):
-            cache = BF16
-        options = options.changed(kernels=kernels, kv_cache_dtype=cache if cache in (BF16, INT8) else None)
+        tiled = kernels == LLMC and all(s.has_bf16_tiles for s in self._sets(cpus))
+        options = with_dtypes(options.changed(kernels=kernels), tiled)
         check_activations(options)
         check_group_size(options)
         return options
@@ -280,7 +274,9 @@ class OnnxRuntimeTarget(Target):
 
     def workspace_bytes(self, model: ModelSize, bucket: Bucket, options: CompileOptions) -> int:
         """The arena that all sessions share."""
-        return (kernels_arena_bytes if ours(options) else arena_bytes)(model, bucket.tokens)
+        if not ours(options):
+            return arena_bytes(model, bucket.tokens)
+        return kernels_arena_bytes(model, bucket.tokens, prompts_in(options) if bucket.phase == "prompt" else INT8)
 
     def trace(self, stages: Stages, options: CompileOptions) -> Sequence[Program]:
         """Once, for every shape and quantisation."""
@@ -292,6 +288,7 @@ class OnnxRuntimeTarget(Target):
         formats = replace(
             self._onnx_options(stages, str(options.quantize), mixed.wide, panels=own),
             head_bits=mixed.head_bits, activations=ACTIVATIONS.of(options) is None, cache=kept_in(options) or F16,
+            prompts=prompts_in(options),
         )  # fmt: skip
         formats = replace(formats, fold=formats.fold and formats.activations)
         if (group := GROUP_SIZE.of(options)) is not None:

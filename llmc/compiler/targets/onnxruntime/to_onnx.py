@@ -24,7 +24,14 @@ from llmc.compiler.architectures.shared.experts import stay_floats
 from llmc.compiler.program.ir import Graph, Node, Value
 from llmc.compiler.targets.onnxruntime.adapted import emit_adapted
 from llmc.compiler.targets.onnxruntime.attention import MICROSOFT, emit_attention
-from llmc.compiler.targets.onnxruntime.emitter import LOGIT_ROWS, ONNX_TYPES, OWN, ROWS, Emitter
+from llmc.compiler.targets.onnxruntime.emitter import (
+    DECODING,
+    LOGIT_ROWS,
+    ONNX_TYPES,
+    OWN,
+    ROWS,
+    Emitter,
+)
 from llmc.compiler.targets.onnxruntime.experts import emit_expert_linear, emit_experts
 from llmc.compiler.targets.onnxruntime.formats import FOLDED_BLOCK, TABLES, MatrixFormat, OnnxOptions
 from llmc.compiler.targets.onnxruntime.kernels.limits import require_heads
@@ -116,6 +123,8 @@ class _Model(Emitter):
             at = next(i for i, info in enumerate(inputs) if info.name == "new_lengths")
             inputs[at : at + 1] = [*(inputs[at : at + 1] if read else []), self._logit_rows()]
             outputs[0].type.tensor_type.shape.dim[0].dim_param = "R"
+        if any(DECODING in node.input for node in self.nodes):
+            inputs.append(helper.make_tensor_value_info(DECODING, TensorProto.INT64, [1]))
         model = helper.make_model(
             helper.make_graph(self.nodes, "llmc", inputs, outputs, list(self.initializers.values())),
             opset_imports=[
@@ -237,7 +246,7 @@ class _Model(Emitter):
                 x = self.add("Gather", [x, self.const(held.order)], [f"{outs[i]}_in_order"], axis=-1)
             one = Product(x, outs[i], sources[each], rows, width, self._bias(biases[each], rows), held)
             if self.options.panels:
-                self._own_product(one, gated)
+                self._own_product(one, gated, of_tokens=len(node.out.shape) == _OF_TOKENS)
             else:
                 self._nbits(one, len(node.out.shape))
         if len(runs) > 1:
@@ -259,10 +268,13 @@ class _Model(Emitter):
         size = panel_bytes(*shape, held.block, held.bits, held.offsets)
         return self.external(recipe, TensorProto.UINT8, (size,))
 
-    def _own_product(self, one: Product, gated: bool) -> None:
+    def _own_product(self, one: Product, gated: bool, of_tokens: bool) -> None:
         panels = self._panels(one.sources, (one.rows, one.width), one.held, "gated" if gated else "panels")
+        names = [one.x, panels, one.bias, DECODING if of_tokens and self.options.prompts == BF16 else ""]
+        while not names[-1]:
+            names.pop()
         self.add(
-            "Linear", [one.x, panels, *([one.bias] if one.bias else [])], [one.out, f"{one.out}_scratch"], OWN,
+            "Linear", names, [one.out, f"{one.out}_scratch"], OWN,
             **_matrix(one.rows, one.width, one.held), gated=int(gated),
         )  # fmt: skip
 
@@ -367,6 +379,8 @@ class _Model(Emitter):
         self.add("Reshape", [self.name(source), form], [node.out.name])
 
 
+_OF_TOKENS = 3
+"""Dimensions of what all tokens of a step have; what is gathered of some has two."""
 _INT8, _FLOAT32 = 4, 1
 """What MatMulNBits computes in (its accuracy_level)."""
 _FUSED = {

@@ -91,7 +91,8 @@ class ScheduledBatch:
     """One step: `copies` first, in order, then `rows` as one batch of `bucket` (None: exact shape).
 
     `admitted`: sequences that left the queue for this step, with the prompt tokens that a copied prefix saved each.
-    `handed`: nothing is computed; each row is a whole prompt that another executor computed, to be put into its slot.
+    `decode_rows`: how many of a ragged prompt step's first rows decode. `handed`: nothing is computed; each row is a
+    whole prompt that another executor computed, to be put into its slot.
     """
 
     phase: Phase
@@ -100,6 +101,7 @@ class ScheduledBatch:
     copies: tuple[Copy, ...] = ()
     admitted: tuple[tuple[int, int], ...] = ()
     handed: bool = False
+    decode_rows: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,8 +93,9 @@ class RaggedScheduler(LiveSequences[SlotPool]):
             for s, stop in parts
         ]
         self._running = ScheduledBatch(
-            "prompt" if parts else "decode", None, tuple(rows), self._slots.take_copies(), admitted
-        )
+            "prompt" if parts else "decode", None, tuple(rows), self._slots.take_copies(), admitted,
+            decode_rows=len(decoding) if parts else 0,
+        )  # fmt: skip
         self._written(rows)
         self._rows = decoding, parts
         return self._running

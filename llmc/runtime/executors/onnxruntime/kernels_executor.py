@@ -33,6 +33,10 @@ ROWS = "rows"
 """The graph's input [N, 4] int64: each row's slot, cached tokens, first token in the step, and tokens."""
 
 
+DECODING = "decoding"
+"""The input [1] int64 of graphs that compute prompts otherwise than decode: how many of the first tokens decode."""
+
+
 class KernelExecutor(RaggedExecutor, OnnxExecutor):
     """See the module's docstring."""
 
@@ -84,6 +88,8 @@ class KernelExecutor(RaggedExecutor, OnnxExecutor):
             caches = {t.entry: (view, view) for t, view in views}
             self._request = _Request(session, caches)
         inputs = {"token_ids": ids.reshape(1, -1), ROWS: rows, LOGIT_ROWS: wanted}
+        if self._request.takes(DECODING):
+            inputs[DECODING] = np.array([step.decode_tokens], np.int64)
         if self.bundle.adapters:
             inputs[ADAPTERS] = np.repeat(step.row_adapters[:live], new)[None]
         self._request.run(inputs, self._results)
@@ -114,9 +120,14 @@ class _Request:
         self._session = session
         self._binding = session.io_binding()
         self._caches = caches
+        self._names = {given.name for given in session.get_inputs()}
         self._inputs: dict[str, NDArray[np.int64]] = {}
         self._bound: dict[str, tuple[int, int]] = {}
         bind_cache(self._binding, caches)
+
+    def takes(self, name: str) -> bool:
+        """Whether the graph has an input of this name."""
+        return name in self._names
 
     def run(self, inputs: Mapping[str, NDArray[np.int64]], results: Mapping[str, NDArray[Any]]) -> None:
         """Replay; the first rows of `results` take what the graph returns for the tokens that LOGIT_ROWS names."""

@@ -298,6 +298,8 @@ class Watched:
         rows = [row for row in work.rows if self.clients[row.sequence].prefilling]
         assert {row.sequence for row in work.rows} >= self._decoding()
         assert (work.phase == "prompt") == bool(rows)
+        assert work.decode_rows == (len(work.rows) - len(rows) if rows else 0)
+        assert all(row.sequence in self._decoding() for row in work.rows[: work.decode_rows])
         assert all(row.emits for row in rows[:-1]), "only the last prompt is cut"
         started = {s for s, c in self.clients.items() if c.prefilling}
         assert self._prompt_tokens(work) <= self._most_prompt_tokens()

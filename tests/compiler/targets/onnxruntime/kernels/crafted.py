@@ -60,7 +60,7 @@ _INPUTS: dict[str, dict[str, Any]] = {
         "q": _zeros(1, 3, 128), "k": None, "v": None, "past_k": _lines(2, 2, 8, 16), "past_v": _lines(2, 2, 8, 16),
         "rows": _rows((0, 0, 0, 3)), "cos": _zeros(8, 8), "sin": _zeros(8, 8),
     },
-    "Linear": {"x": _zeros(2, 64), "w": np.zeros(2 * (64 + 1024), np.uint8), "b": None},
+    "Linear": {"x": _zeros(2, 64), "w": np.zeros(2 * (64 + 1024), np.uint8), "b": None, "d": None},
     "Embedding": {"ids": np.zeros((1, 2), np.int64), "w": np.zeros(2 * (64 + 1024), np.uint8)},
     "AddNorm": {"x": _zeros(2, 16), "r": _zeros(2, 16), "w": _zeros(16)},
     "Adapted": {
@@ -201,6 +201,13 @@ GRAPHS = [
     *(Graph("Linear", {name: n}, _WHAT) for name in ("rows", "width") for n in (0, -1, 1 << 29, BIG)),
     *(Graph("Linear", {"group": n}, _WHAT) for n in (0, -8, 12, 1 << 15, BIG)),
     *(Graph("Linear", {"bits": n}, _WHAT) for n in (0, 5, 16)),
+    *(
+        Graph("Linear", {"d": np.array(given, np.int64)}, why)
+        for given, why in (
+            ([3], "more rows decode"), ([-1], "more rows decode"), ([BIG], "more rows decode"),
+            ([], "is one number"), ([1, 1], "is one number"), (1, "is one number"),
+        )
+    ),
     *(Graph("Linear", {"offsets": n}, _WHAT) for n in (3, -1, BIG)),
     *(Graph("Linear", {"table": n}, _WHAT) for n in (1, -1, BIG)),
     *(Graph("Linear", {"bits": 4, "table": n}, _WHAT) for n in (3, -1, BIG)),

@@ -247,6 +247,8 @@ def test_the_runtime_s_kernels_take_what_llmc_s_do_not(
         compile_with(model, tmp_path, quantize="int8", kernels="llmc", **checked)
     with pytest.raises(UnfitError, match=f"{re.escape(why)}.*; use --kernels onnxruntime, without --kv-cache-dtype"):
         compile_with(model, tmp_path, quantize="int8", kv_cache_dtype="int8", **checked)
+    with pytest.raises(UnfitError, match="without --kv-cache-dtype and --prompt-dtype"):
+        compile_with(model, tmp_path, quantize="int8", prompt_dtype="bf16", **checked)
 
 
 def test_a_gguf_s_blocks_are_kept_as_if_asked_for_and_the_manifest_says_why(library: Path, tmp_path: Path) -> None:

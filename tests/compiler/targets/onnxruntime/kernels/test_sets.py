@@ -24,6 +24,7 @@ from tests.compiler.targets.onnxruntime.kernels.test_coded_cache import CACHES, 
 from tests.compiler.targets.onnxruntime.kernels.test_experts import Layer, step
 from tests.compiler.targets.onnxruntime.kernels.test_linear import ONCE, attributes, formats, matrix, tabled
 from tests.compiler.targets.onnxruntime.kernels.test_rounded_cache import ROUNDED
+from tests.compiler.targets.onnxruntime.kernels.test_rounded_product import product
 from tests.compiler.targets.onnxruntime.kernels.test_states import ALL, computed, ends_met, named
 
 Arrays = dict[str, NDArray[Any]]
@@ -64,6 +65,32 @@ def test_products_with_a_gate(library: Path, others: dict[str, Library], count: 
     given: list[tuple[str, NDArray[Any] | None]] = [("x", x), ("w", held["gated+offsets"])]
     attrs = attributes(96, 64, 32, 4, 1)
     same_everywhere(library, others, lambda built: run(built, "Linear", given, ["y", "-s"], **attrs, gated=1))
+
+
+@pytest.mark.parametrize(
+    ("size", "bits", "once"), formats([(100, 576, 32), (20, 96, 48), (17, 72, 8), (40, 2100, 64)]), ids=str
+)
+def test_products_of_prompts(
+    library: Path, others: dict[str, Library], size: tuple[int, int, int], bits: int, once: str
+) -> None:
+    part, offsets = ONCE[once]
+    held, _ = matrix(*size, bits, bool(offsets), zeros=once == "zeros")
+    for count, decoding in ((1, 0), (16, 3), (45, 17)):
+        x = np.random.default_rng(count).normal(0, 1, (count, size[1])).astype(np.float32)
+        attrs = attributes(*size, bits, offsets)
+        same_everywhere(
+            library,
+            others,
+            lambda built, x=x, d=decoding, a=attrs: {"y": product(built, x, held[f"panels{part}"], a, decoding=d)},
+        )
+
+
+@pytest.mark.parametrize("table", list(CODES))
+def test_products_of_prompts_with_a_table(library: Path, others: dict[str, Library], table: str) -> None:
+    held, _ = tabled(100, 96, 16, table)
+    attrs = attributes(100, 96, 16, 4, 0, TABLES.index(table))
+    x = np.random.default_rng(1).normal(0, 1, (37, 96)).astype(np.float32)
+    same_everywhere(library, others, lambda built: {"y": product(built, x, held["panels"], attrs)})
 
 
 def test_products_on_a_team_of_threads(library: Path, others: dict[str, Library]) -> None:

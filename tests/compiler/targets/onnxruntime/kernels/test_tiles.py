@@ -12,6 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from llmc.compiler.targets.onnxruntime.kernels import build
+from tests.compiler.targets.onnxruntime.kernels import test_rounded_product
 from tests.compiler.targets.onnxruntime.kernels.host import may_tile
 from tests.compiler.targets.onnxruntime.kernels.single import run
 from tests.compiler.targets.onnxruntime.kernels.test_linear import attributes, matrix
@@ -41,6 +42,13 @@ def product(library: Path) -> NDArray[np.float32]:
     return made
 
 
+def prompts(library: Path) -> NDArray[np.float32]:
+    """A product in bfloat16."""
+    held, _ = matrix(*SIZE, 8, False)
+    x = np.random.default_rng(0).normal(0, 1, (ROWS, SIZE[1])).astype(np.float32)
+    return test_rounded_product.product(library, x, held["panels"], attributes(*SIZE, 8, 0))
+
+
 def attention(library: Path) -> NDArray[np.float32]:
     """In bfloat16, of more rows than one tile has."""
     case = ROUNDED["rows of several tiles"]
@@ -48,7 +56,7 @@ def attention(library: Path) -> NDArray[np.float32]:
     return made
 
 
-@pytest.mark.parametrize("made", [product, attention], ids=["product", "attention"])
+@pytest.mark.parametrize("made", [product, prompts, attention], ids=lambda made: made.__name__)
 def test_where_tiles_are_refused_the_same_bits_are_made_without(
     tmp_path: Path, made: Callable[[Path], NDArray[np.float32]]
 ) -> None:

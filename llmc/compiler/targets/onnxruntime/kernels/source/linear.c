@@ -1,9 +1,12 @@
-/* Linear(x float [.., K], panels uint8, bias float [N]?) → (y float [.., N], scratch): x · Wᵀ + bias.
+/* Linear(x float [.., K], panels uint8, bias float [N]?, decoding int64 [1]?) → (y float [.., N], scratch): x · Wᵀ + bias.
+
+Of the rows of x the first `decoding` are quantised to 8 bits, all of them where it is not there; the others, tokens of
+prompts, are rounded to bfloat16 as the matrix is (rounded_product.h).
 
 Attributes: rows (N), width (K), group, bits, offsets, table, and gated: with 1 panels are those of a gate and of what it lets
-through in turn, and y [.., N / 2] is silu(gate) · other. The second output is memory for quantised activations. */
+through in turn, and y [.., N / 2] is silu(gate) · other. The second output is memory for activations. */
 #include "operators.h"
-#include "strips.h"
+#include "rounded_product.h"
 
 typedef struct {
   Api api;
@@ -12,51 +15,73 @@ typedef struct {
 } Linear;
 
 typedef struct {
-  Product product;
+  Product product, prompts; /* those of the first `decoding` rows, and of the others */
   const float *x;
-  int64_t rows, shares;
+  uint16_t *words; /* rounded activations */
+  int64_t rows, decoding, shares;
 } Step;
 
-static void quantise_share(void *data, size_t share) {
+static void prepare_share(void *data, size_t share) {
   const Step *s = data;
   const Matrix *m = s->product.matrix;
   int64_t first = share_at(s->rows, s->shares, share), end = share_at(s->rows, s->shares, share + 1);
-  for (int64_t row = first; row < end; row++) quantise_row(m, s->x + row * m->width, &s->product.activations, row);
+  for (int64_t row = first; row < end; row++) {
+    const float *x = s->x + row * m->width;
+    if (row < s->decoding) quantise_row(m, x, &s->product.activations, row);
+    else round_row(m, x, s->words, row - s->decoding);
+  }
+}
+
+/* Panels that shares end between. */
+static int64_t unit_of(const Step *s) {
+  return s->rows > s->decoding ? PANELS_AT_ONCE : panels_at_once(&s->product, s->rows);
 }
 
 static void multiply_share(void *data, size_t share) {
   const Step *s = data;
-  const int64_t panels = panels_of(s->product.matrix), unit = panels_at_once(&s->product, s->rows);
+  const int64_t panels = panels_of(s->product.matrix), unit = unit_of(s);
   const int64_t units = pieces(panels, unit);
-  const int64_t first = share_at(units, s->shares, share) * unit, end = share_at(units, s->shares, share + 1) * unit;
-  multiply(&s->product, first, end < panels ? end : panels, 0, s->rows);
+  const int64_t first = share_at(units, s->shares, share) * unit;
+  const int64_t end = least(share_at(units, s->shares, share + 1) * unit, panels);
+  if (s->decoding) multiply(&s->product, first, end, 0, s->decoding);
+  if (s->rows > s->decoding) multiply_rounded(&s->prompts, s->words, first, end, s->rows - s->decoding);
 }
 
 static Status *compute(void *kernel, Context *context) {
   const Linear *op = kernel;
   const Matrix *m = &op->matrix;
-  Tensor x, panels, bias;
+  Tensor x, panels, bias, decoding;
   TRY(input(op->api, context, 0, 0, &x));
   TRY(input(op->api, context, 1, 1, &panels));
   TRY(optional_input(op->api, context, 2, &bias));
+  TRY(optional_input(op->api, context, 3, &decoding));
   if (x.dims[x.rank - 1] != m->width) return fail(op->api, "llmc.Linear: x has not `width` inputs");
   if (panels.dims[0] != panels_of(m) * panel_bytes(m)) return fail(op->api, "llmc.Linear: panels of another matrix");
   if (bias.there && (op->gated || bias.rank != 1 || bias.dims[0] != m->rows))
     return fail(op->api, "llmc.Linear: a bias has a number for each row, and a gate has none");
+  if (decoding.there && (decoding.rank != 1 || decoding.dims[0] != 1))
+    return fail(op->api, "llmc.Linear: `decoding` is one number");
   Step s = {.x = x.data, .rows = lines_of(&x)};
+  s.decoding = decoding.there ? *(const int64_t *)decoding.data : s.rows;
+  if (s.decoding < 0 || s.decoding > s.rows) return fail(op->api, "llmc.Linear: more rows decode than there are");
   s.product = (Product){.matrix = m, .gated = op->gated, .panels = panels.data, .bias = bias.data};
   x.dims[x.rank - 1] = op->gated ? m->rows / 2 : m->rows;
   void *y, *scratch;
-  int64_t bytes = activation_bytes(m, s.rows);
+  const int64_t quantised = padded(activation_bytes(m, s.decoding));
+  int64_t bytes = quantised + rounded_bytes(m, s.rows - s.decoding) + 64;
   TRY(output(op->api, context, 0, x.dims, x.rank, &y));
   TRY(output(op->api, context, 1, &bytes, 1, &scratch));
   if (!s.rows) return NULL;
+  uint8_t *memory = (uint8_t *)padded((int64_t)scratch);
   s.product.y = y;
-  s.product.activations = place(m, s.rows, scratch);
-  s.product.activations.tiled = takes_tiles(m, s.rows);
+  s.prompts = s.product;
+  s.prompts.y += s.decoding * x.dims[x.rank - 1];
+  s.words = (uint16_t *)(memory + quantised);
+  s.product.activations = place(m, s.decoding, memory);
+  s.product.activations.tiled = takes_tiles(m, s.decoding);
   s.shares = shares_of(s.rows * m->width * QUANTISED, s.rows);
-  TRY(parallel(op->api, context, (size_t)s.shares, quantise_share, &s));
-  s.shares = shares_of(worth(m, s.rows), pieces(panels_of(m), panels_at_once(&s.product, s.rows)));
+  TRY(parallel(op->api, context, (size_t)s.shares, prepare_share, &s));
+  s.shares = shares_of(worth(m, s.rows), pieces(panels_of(m), unit_of(&s)));
   return parallel(op->api, context, (size_t)s.shares, multiply_share, &s);
 }
 
@@ -71,10 +96,10 @@ static Status *create(const Operator *self, Api api, const void *info, void **ke
 }
 
 static const char *name(const Operator *self) { return (void)self, "Linear"; }
-static size_t inputs(const Operator *self) { return (void)self, 3; }
+static size_t inputs(const Operator *self) { return (void)self, 4; }
 static size_t outputs(const Operator *self) { return (void)self, 2; }
-static int input_type(const Operator *self, size_t at) { return (void)self, at == 1 ? UINT8 : FLOAT32; }
-static int input_kind(const Operator *self, size_t at) { return (void)self, at == 2 ? OPTIONAL : REQUIRED; }
+static int input_type(const Operator *self, size_t at) { return (void)self, at == 1 ? UINT8 : at == 3 ? INT64 : FLOAT32; }
+static int input_kind(const Operator *self, size_t at) { return (void)self, at > 1 ? OPTIONAL : REQUIRED; }
 static int output_type(const Operator *self, size_t at) { return (void)self, at ? UINT8 : FLOAT32; }
 
 const Operator linear_operator = {

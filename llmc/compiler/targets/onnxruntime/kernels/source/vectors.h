@@ -17,6 +17,7 @@ isa/, a file for each, with these functions:
   void to_bytes(to, x)                  four words of four signed bytes, the nearest that these hold
   void transpose(from, stride, rows, to, apart)   16 rows of 16 floats, `stride` apart, become columns:
                                         to[d · apart + row]; those from `rows` on count as zeros
+  Words looked_up(values, x)            for each byte of x, which is below 16, the one of a table of 16 signed bytes, plus 128
   enum { SCORED }                       vectors of a query's scores that registers hold for six queries
   STRIP_ROWS                            activations whose sums with a panel registers hold, a divisor of TOGETHER
   int bias_of(coding)                   what products take off codes
@@ -55,6 +56,7 @@ typedef int32_t Ints __attribute__((vector_size(64)));
 typedef uint32_t Words __attribute__((vector_size(64)));
 typedef uint16_t Halves __attribute__((vector_size(32)));
 typedef float FloatsAnywhere __attribute__((vector_size(64), aligned(1), may_alias));
+typedef uint32_t WordsAnywhere __attribute__((vector_size(64), aligned(1), may_alias));
 typedef uint16_t HalvesAnywhere __attribute__((vector_size(32), aligned(1), may_alias));
 
 INLINE Floats filled(float x) { return (Floats){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }

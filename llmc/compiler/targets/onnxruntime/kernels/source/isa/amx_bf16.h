@@ -1,17 +1,17 @@
-/* attend_lanes.h's products in tiles of bfloat16, over amx.h: sums as rounded.h has them. */
+/* Products in tiles of bfloat16 over amx.h, attend_lanes.h's and rounded_product.c's: sums as rounded.h has them. */
 #ifndef LLMC_AMX_BF16_H
 #define LLMC_AMX_BF16_H
 
 #include "avx512_words.h"
 
-/* Tiles: sums, what they have in common, and the others. */
-enum { GROWN = 0, SHARED = 4, OTHER = 5, AS_ROWS = 1 };
+/* Tiles: sums, what they have in common, and the others; two by two are both. */
+enum { GROWN = 0, SHARED = 4, OTHER = 5, FIRST = 4, SECOND = 6, LAST = 7, AS_ROWS = 1 };
 
 INLINE int words_allowed(void) { return tiles_allowed(); }
 
 INLINE void begin_words(void) {
   Shapes shapes = {.palette = 1};
-  for (int i = GROWN; i <= OTHER; i++) shapes.bytes[i] = 4 * LANES, shapes.rows[i] = TILE_ROWS;
+  for (int i = GROWN; i <= LAST; i++) shapes.bytes[i] = 4 * LANES, shapes.rows[i] = TILE_ROWS;
   _tile_loadconfig(&shapes);
 }
 
@@ -52,6 +52,39 @@ INLINE void gather_words(const int columns, int64_t rows, const float *weights, 
 #undef BEGIN
 #undef MULTIPLY
 #undef END
+}
+
+/* `tiles` tiles of rows, `apart` numbers apart, times `panels` panels, `beside` words apart, of `depth` inputs, a multiple
+of DEPTH: sums [rows][2], which grow with `again`. */
+INLINE void multiply_words(const int tiles, const int panels, const uint16_t *x, int64_t apart, const Floats *w, int64_t beside,
+                           int64_t depth, int again, Floats *sums) {
+#define EACH(what) what(0, 0); if (panels == 2) { what(0, 1); } if (tiles == 2) { what(1, 0); if (panels == 2) { what(1, 1); } }
+#define AT(t, n) (sums + 2 * (t) * TILE_ROWS + (n))
+#define CLEAR(t, n) _tile_zero(GROWN + 2 * t + n)
+#define LOAD(t, n) _tile_loadd(GROWN + 2 * t + n, AT(t, n), 8 * LANES)
+#define KEEP(t, n) _tile_stored(GROWN + 2 * t + n, AT(t, n), 8 * LANES)
+  if (again) { EACH(LOAD) }
+  else { EACH(CLEAR) }
+  for (int64_t k = 0; k < depth; k += DEPTH, x += TILE_ROWS * DEPTH, w += DEPTH / 2) {
+    _tile_loadd(FIRST, x, 4 * LANES);
+    _tile_loadd(SECOND, w, 4 * LANES);
+    _tile_dpbf16ps(GROWN, FIRST, SECOND);
+    if (panels == 2) {
+      _tile_loadd(LAST, w + beside, 4 * LANES);
+      _tile_dpbf16ps(GROWN + 1, FIRST, LAST);
+    }
+    if (tiles == 2) {
+      _tile_loadd(FIRST + 1, x + apart, 4 * LANES);
+      _tile_dpbf16ps(GROWN + 2, FIRST + 1, SECOND);
+      if (panels == 2) _tile_dpbf16ps(GROWN + 3, FIRST + 1, LAST);
+    }
+  }
+  EACH(KEEP)
+#undef EACH
+#undef AT
+#undef CLEAR
+#undef LOAD
+#undef KEEP
 }
 
 #endif

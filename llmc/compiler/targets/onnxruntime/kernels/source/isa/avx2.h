@@ -57,6 +57,13 @@ INLINE void to_bytes(int32_t *to, Ints x) {
                    _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
 }
 
+INLINE Words looked_up(const int8_t *values, Words x) {
+  const __m256i one = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)values));
+  const __m256i table = _mm256_xor_si256(one, _mm256_set1_epi8(-128));
+  const __m256i a = (__m256i)low_half((Floats)x), b = (__m256i)high_half((Floats)x);
+  return (Words)joined((__m256)_mm256_shuffle_epi8(table, a), (__m256)_mm256_shuffle_epi8(table, b));
+}
+
 enum { SCORED = 1 };
 #define STRIP_ROWS 4
 

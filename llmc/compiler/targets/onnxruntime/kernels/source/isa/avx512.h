@@ -64,6 +64,10 @@ INLINE __m512i table_of(const int coding, const int8_t *values) {
   return _mm512_xor_si512(each, _mm512_set1_epi8(-128));
 }
 
+INLINE Words looked_up(const int8_t *values, Words x) {
+  return (Words)_mm512_shuffle_epi8(table_of(TABLED, values), (__m512i)x);
+}
+
 INLINE void group_dots(const int rows, const int panels, const int coding, const int8_t *values, int64_t steps,
                        const uint8_t *const *from, const int32_t *codes, int64_t ahead, Ints *dots) {
   const int64_t apart = steps / sharing(coding);

@@ -13,10 +13,13 @@ INLINE Floats paired(Floats first, Floats second) {
   return (Floats)_mm512_permutexvar_epi16(_mm512_loadu_si512(in_turn), both);
 }
 
+/* Two vectors' lanes, one after the other, rounded. */
+INLINE Floats narrowed(Floats first, Floats second) { return (Floats)_mm512_cvtne2ps_pbh(second, first); }
+
 INLINE void narrow_line(const float *from, float *to, int64_t width) {
   for (int64_t i = 0; i < width; i += DEPTH, to += LANES) {
     const Floats more = i + LANES < width ? load_aligned(from + i + LANES) : filled(0.0f);
-    store_aligned(to, (Floats)_mm512_cvtne2ps_pbh(more, load_aligned(from + i)));
+    store_aligned(to, narrowed(load_aligned(from + i), more));
   }
 }
 

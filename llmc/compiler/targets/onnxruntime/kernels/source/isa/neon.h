@@ -52,6 +52,14 @@ INLINE void to_bytes(int32_t *to, Ints x) {
   vst1q_s8((int8_t *)to, vcombine_s8(vqmovn_s16(words[0]), vqmovn_s16(words[1])));
 }
 
+INLINE Words looked_up(const int8_t *values, Words x) {
+  const uint8x16_t table = veorq_u8(vld1q_u8((const uint8_t *)values), vdupq_n_u8(128));
+  Quarters q = {.ints = (Ints)x};
+  UNROLL
+  for (int i = 0; i < 4; i++) q.each_int[i] = vreinterpretq_s32_u8(vqtbl1q_u8(table, vreinterpretq_u8_s32(q.each_int[i])));
+  return (Words)q.ints;
+}
+
 enum { SCORED = 1 };
 #define STRIP_ROWS 4
 

@@ -1,0 +1,108 @@
+"""--prompt-dtype: who takes it, where bf16 is the default, and that a token of a prompt is computed the same however
+its prompt is cut and whoever is beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from llmc.artifacts.bundle.kernel_sets import KERNEL_SETS
+from llmc.compiler.options import CompileOptions
+from llmc.compiler.targets import open_target
+from llmc.compiler.targets.onnxruntime.target import OnnxRuntimeTarget
+from llmc.errors import LlmcError
+from llmc.runtime.bundle import Bundle
+from llmc.runtime.executors import open_executor
+from llmc.runtime.executors.base import Executor
+from llmc.runtime.step import ragged
+from tests.compiler import tiny
+from tests.compiler.targets.onnxruntime.kernels.host import own_set
+from tests.compiler.targets.onnxruntime.kernels.test_build import compile_with
+
+
+def configured(device: str = "onnxruntime", **options: Any) -> CompileOptions:
+    return open_target(device).configure(CompileOptions.of(device, **options))
+
+
+def test_bf16_is_the_default_where_every_set_of_kernels_has_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OnnxRuntimeTarget, "isa", lambda self: KERNEL_SETS[3].isa)
+    plain = configured()
+    assert configured(prompt_dtype="int8") == configured(prompt_dtype="auto") == plain
+    assert "prompt_dtype" not in plain.extensions, "a manifest and a key would name it"
+    asked, target = configured(prompt_dtype="bf16"), open_target("onnxruntime")
+    assert target.shaping(asked) == {**target.shaping(plain), "prompt_dtype": "bf16"}
+    tiled = {"quantize": "int8", "cpu": "sapphirerapids", "verify": "none"}
+    assert configured(**tiled) == configured(**tiled, prompt_dtype="bf16")
+    assert "prompt_dtype" not in configured(**tiled, prompt_dtype="int8").extensions
+    assert "prompt_dtype" not in configured(**tiled | {"cpu": "sapphirerapids,zen4"}).extensions
+    monkeypatch.setattr(OnnxRuntimeTarget, "isa", lambda self: KERNEL_SETS[0].isa)
+    assert configured().get("prompt_dtype") == "bf16"
+    assert configured(kernels="onnxruntime").get("prompt_dtype") is None
+
+
+@pytest.mark.parametrize(
+    ("device", "options", "why"),
+    [
+        ("onnxruntime", {"kernels": "onnxruntime"}, "--prompt-dtype bf16 is for llmc's kernels: quantise"),
+        ("onnxruntime", {"quantize": "none"}, "--prompt-dtype bf16 is for llmc's kernels: quantise"),
+        ("onnxruntime", {"specialise": True}, "--prompt-dtype bf16 is for llmc's kernels: quantise"),
+        ("onnxruntime", {"prompt_dtype": "f16"}, "unknown prompt dtype 'f16'; known: auto, bf16, int8"),
+        ("openvino", {}, "--prompt-dtype is for .*onnxruntime.*; leave it out for openvino"),
+    ],
+)
+def test_who_cannot_says_who_can(device: str, options: dict[str, Any], why: str) -> None:
+    with pytest.raises(LlmcError, match=why):
+        configured(device, **{"prompt_dtype": "bf16"} | options)
+
+
+@pytest.fixture(scope="module", params=["int8", "int4"])
+def executor(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Executor]:
+    own_set()
+    folder = tmp_path_factory.mktemp(request.param)
+    model = tiny.write_model(folder / "model", "llama")
+    _, path = compile_with(model, folder, quantize=request.param, prompt_dtype="bf16", verify="none")
+    made = open_executor(Bundle.open(path), 4, threads=2)
+    yield made
+    made.close()
+
+
+PROMPT = list(range(1, 24))
+
+
+def answer(executor: Executor, cuts: list[int]) -> NDArray[np.float32]:
+    """Logits after PROMPT in slot 0, in pieces, and after two tokens more."""
+    logits, past = np.zeros(0, np.float32), 0
+    for end in [*cuts, len(PROMPT)]:
+        logits = executor.run(ragged("prompt", [0], [PROMPT[past:end]], [past]))[0].copy()
+        past = end
+    more = [executor.run(ragged("decode", [0], [[t]], [past + i]))[0].copy() for i, t in enumerate((5, 9))]
+    return np.stack([logits, *more])
+
+
+def test_a_prompt_in_pieces_beside_others_has_the_bits_that_it_has_whole(executor: Executor) -> None:
+    whole = answer(executor, [])
+    for cuts in ([1], [7, 8], [16, 22]):
+        assert answer(executor, cuts).tobytes() == whole.tobytes(), cuts
+    executor.run(ragged("prompt", [1], [[3, 4, 5]], [0]))
+    mixed = executor.run(ragged("prompt", [1, 0], [[6], PROMPT], [3, 0], decode_rows=1)).copy()
+    assert mixed[1].tobytes() == whole[0].tobytes()
+    executor.run(ragged("prompt", [1], [[3, 4, 5]], [0]))
+    assert executor.run(ragged("decode", [1], [[6]], [3]))[0].tobytes() == mixed[0].tobytes()
+
+
+def test_drafted_tokens_are_computed_as_decode_computes_them(executor: Executor) -> None:
+    whole = answer(executor, [])
+    executor.run(ragged("prompt", [0], [PROMPT], [0]))
+    drafted = executor.run_each(ragged("decode", [0], [[5, 9]], [len(PROMPT)]))
+    assert drafted[:2].tobytes() == whole[1:].tobytes()
+
+
+def test_prompts_are_computed_otherwise_than_decode(executor: Executor) -> None:
+    whole = answer(executor, [])
+    executor.run(ragged("prompt", [0], [PROMPT[:-1]], [0]))
+    decoded = executor.run(ragged("decode", [0], [PROMPT[-1:]], [len(PROMPT) - 1]))
+    assert decoded[0].tobytes() != whole[0].tobytes()
