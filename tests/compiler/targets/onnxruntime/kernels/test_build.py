@@ -342,17 +342,18 @@ def test_the_library_counts_as_native_code_which_needs_a_signature_from_elsewher
 def test_rows_of_all_lengths_share_a_step(executor: Executor) -> None:
     random = np.random.default_rng(0)
     texts = [random.integers(0, 200, n).tolist() for n in (20, 7, 30, 1)]
-    alone = []
+    alone, after = [], []
     for slot, text in enumerate(texts):
-        executor.run(ragged("prompt", [slot], [text[:-1] or text], [0]))
-        if len(text) > 1:
-            executor.run(ragged("decode", [slot], [text[-1:]], [len(text) - 1]))
-        alone.append(executor.logits()[0].copy())
+        alone.append(executor.run(ragged("prompt", [slot], [text], [0]))[0].copy())
+        after.append(executor.run(ragged("decode", [slot], [[7]], [len(text)]))[0].copy())
     executor.run(ragged("prompt", [5, 4], [texts[0][:12], texts[2][:29]], [0, 0]))
     rest = [texts[2][29:], texts[1], texts[0][12:], texts[3]]
     mixed = executor.run(ragged("prompt", [4, 1, 5, 0], rest, [29, 0, 12, 0]))
     for row, text in enumerate((2, 1, 0, 3)):
         assert (mixed[row] == alone[text]).all(), "sums have one order, whatever a token is computed with"
+    mixed = executor.run(ragged("prompt", [4, 5, 2], [[7], [7], texts[1]], [30, 20, 0], decode_rows=2))
+    for row, wanted in enumerate((after[2], after[0], alone[1])):
+        assert (mixed[row] == wanted).all()
 
 
 def test_each_token_is_scored_and_top_logits_are_the_largest(executor: Executor) -> None:
