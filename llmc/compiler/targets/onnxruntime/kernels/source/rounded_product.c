@@ -8,8 +8,9 @@
 #endif
 
 enum {
-  ROWS_AT_ONCE = 512,   /* whose sums with two panels the second-level cache holds beside the panels */
+  ROWS_AT_ONCE = 512,    /* whose sums with two panels the second-level cache holds beside the panels */
   INPUTS_AT_ONCE = 1024, /* of two panels, unpacked */
+  BOTH = 2 * WORD_ROWS,  /* rows of two tiles */
   FINISHED = 8           /* rows that are finished at once */
 };
 
@@ -50,8 +51,8 @@ INLINE Words step_codes(const int coding, const int8_t *values, int64_t steps, c
 #undef BYTES
 }
 
-/* Inputs first … first + depth − 1 of a panel, both multiples of DEPTH, as words of two: to [depth / 2]. What lies `ahead`
-bytes on is fetched, nothing for 0. */
+/* Inputs first … first + depth − 1 of a panel, both multiples of DEPTH, as words of two: to [depth / 2]. What lies
+`ahead` bytes on is fetched, nothing for 0. */
 INLINE void unpack(const int coding, const int offsets, const Matrix *m, const uint8_t *panel, int64_t first, int64_t depth,
                    int64_t ahead, Floats *to) {
   const int64_t group = m->group, groups = groups_of(m), end = first + depth, steps = group / 4;
@@ -81,7 +82,7 @@ typedef void Unpack(const Matrix *m, const uint8_t *panel, int64_t first, int64_
 #define UNPACK_OF(coding, offsets)                                                                                      \
   static __attribute__((noinline)) void unpack_##coding##_##offsets(const Matrix *m, const uint8_t *panel, int64_t first, \
                                                                     int64_t depth, int64_t ahead, Floats *to) {         \
-    unpack(coding, offsets, m, panel, first, depth, ahead, to);                                                                \
+    unpack(coding, offsets, m, panel, first, depth, ahead, to);                                                         \
   }
 UNPACK_OF(EIGHT, 2) UNPACK_OF(EIGHT, 1) UNPACK_OF(EIGHT, 0) UNPACK_OF(FOUR, 2) UNPACK_OF(FOUR, 1) UNPACK_OF(FOUR, 0)
 UNPACK_OF(SIX, 1) UNPACK_OF(SIX, 0) UNPACK_OF(TABLED, 0)
@@ -179,13 +180,14 @@ void multiply_rounded(const Product *p, const uint16_t *x, int64_t first, int64_
         const int64_t depth = least(width - k, INPUTS_AT_ONCE);
         for (int n = 0; n < panels; n++)
           unpack_panel(m, p->panels + (panel + n) * size, k, depth, row ? 0 : 2 * size, w + n * INPUTS_AT_ONCE / 2);
-        for (int64_t r = 0; r < here; r += 2 * WORD_ROWS) {
-          dots(here - r > WORD_ROWS ? 2 : 1, panels, x + (row + r) * width + k * WORD_ROWS, apart, w, depth, k > 0, sums + 2 * r);
+        for (int64_t r = 0; r < here; r += BOTH) {
+          const uint16_t *from = x + (row + r) * width + k * WORD_ROWS;
+          dots(here - r > WORD_ROWS ? 2 : 1, panels, from, apart, w, depth, k > 0, sums + 2 * r);
           /* what a tile stores is not at hand to those that read it right behind */
-          if (k + depth == width && r) finish_rows(p, panels, panel, row + r - 2 * WORD_ROWS, 2 * WORD_ROWS, sums + 2 * (r - 2 * WORD_ROWS));
+          if (k + depth == width && r) finish_rows(p, panels, panel, row + r - BOTH, BOTH, sums + 2 * (r - BOTH));
         }
       }
-      const int64_t left = (here - 1) / (2 * WORD_ROWS) * 2 * WORD_ROWS;
+      const int64_t left = (here - 1) / BOTH * BOTH;
       finish_rows(p, panels, panel, row + left, here - left, sums + 2 * left);
     }
   }

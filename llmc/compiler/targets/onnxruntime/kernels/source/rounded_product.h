@@ -6,9 +6,10 @@ have the order of tiles (rounded.h) in all sets. A row's results are the same wh
 #include "rounded.h"
 #include "strips.h"
 
-enum { WORD_ROWS = 16 /* rows that lie together: [rows / WORD_ROWS, deep(width) / DEPTH, WORD_ROWS, DEPTH] bfloat16 */ };
-
-enum { PANELS_AT_ONCE = 2 /* shares that end between so many are fast */ };
+enum {
+  WORD_ROWS = 16,    /* rows that lie together: [rows / WORD_ROWS, deep(width) / DEPTH, WORD_ROWS, DEPTH] bfloat16 */
+  PANELS_AT_ONCE = 2 /* shares that end between so many are fast */
+};
 
 /* Bytes of so many rows of rounded activations, in whole tiles. */
 static inline int64_t rounded_bytes(const Matrix *m, int64_t rows) {
