@@ -11,7 +11,6 @@ import pytest
 from numpy.typing import NDArray
 
 from llmc.artifacts.bundle.kernel_sets import KERNEL_SETS
-from llmc.compiler.options import CompileOptions
 from llmc.compiler.targets import open_target
 from llmc.compiler.targets.onnxruntime.target import OnnxRuntimeTarget
 from llmc.errors import LlmcError
@@ -22,10 +21,7 @@ from llmc.runtime.step import ragged
 from tests.compiler import tiny
 from tests.compiler.targets.onnxruntime.kernels.host import own_set
 from tests.compiler.targets.onnxruntime.kernels.test_build import compile_with
-
-
-def configured(device: str = "onnxruntime", **options: Any) -> CompileOptions:
-    return open_target(device).configure(CompileOptions.of(device, **options))
+from tests.compiler.targets.onnxruntime.test_kv_cache_dtype import configured
 
 
 def test_bf16_is_the_default_where_every_set_of_kernels_has_tiles(monkeypatch: pytest.MonkeyPatch) -> None:

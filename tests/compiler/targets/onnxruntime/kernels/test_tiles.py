@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from llmc.compiler.targets.onnxruntime.kernels import build
 from tests.compiler.targets.onnxruntime.kernels import test_rounded_product
 from tests.compiler.targets.onnxruntime.kernels.host import may_tile
-from tests.compiler.targets.onnxruntime.kernels.single import run
 from tests.compiler.targets.onnxruntime.kernels.test_linear import attributes, matrix
 from tests.compiler.targets.onnxruntime.kernels.test_rounded_cache import ROUNDED
 
@@ -33,20 +32,16 @@ assert libc.syscall(158, 0x1023, 18) == -1, "tiles are allowed"
 """What a process does that Linux refuses tiles."""
 
 
-def product(library: Path) -> NDArray[np.float32]:
+def product(library: Path, decoding: int = ROWS) -> NDArray[np.float32]:
     """Of more rows than one tile has."""
     held, _ = matrix(*SIZE, 8, False)
     x = np.random.default_rng(0).normal(0, 1, (ROWS, SIZE[1])).astype(np.float32)
-    given: list[tuple[str, NDArray[np.float32] | None]] = [("x", x), ("w", held["panels"])]
-    made: NDArray[np.float32] = run(library, "Linear", given, ["y", "-s"], **attributes(*SIZE, 8, 0), gated=0)["y"]
-    return made
+    return test_rounded_product.product(library, x, held["panels"], attributes(*SIZE, 8, 0), decoding=decoding)
 
 
 def prompts(library: Path) -> NDArray[np.float32]:
-    """A product in bfloat16."""
-    held, _ = matrix(*SIZE, 8, False)
-    x = np.random.default_rng(0).normal(0, 1, (ROWS, SIZE[1])).astype(np.float32)
-    return test_rounded_product.product(library, x, held["panels"], attributes(*SIZE, 8, 0))
+    """The same in bfloat16."""
+    return product(library, decoding=0)
 
 
 def attention(library: Path) -> NDArray[np.float32]:
