@@ -31,9 +31,10 @@ An instruction set that multiplies bfloat16 has a file in isa/ with these, where
 
 enum { LANE_ROWS = 96 /* query rows of a job */, GROUPS = LANE_ROWS / LANES };
 
-/* Of each row its results so far: of this part of the keys, and in all; value_dim numbers are in the order of pair_lines. */
+/* Of each row its results so far: of this part of the keys, and in all; value_dim numbers are in the order of pair_lines.
+Scores and weights are those of two groups, the even and the odd one, so that they stay in the first-level cache. */
 typedef struct {
-  float q[GROUPS][MOST_DIM / 2 * LANES], scores[GROUPS][KEYS * LANES], weights[GROUPS][KEYS / 2 * LANES];
+  float q[GROUPS * MOST_DIM / 2 * LANES], scores[2][KEYS * LANES], weights[2][KEYS / 2 * LANES];
   float sums[LANE_ROWS * MOST_DIM], all[LANE_ROWS * MOST_DIM];
   float keys[KEYS * MOST_DIM / 2], values[KEYS * MOST_DIM / 2];
   float most[LANE_ROWS], total[LANE_ROWS], all_most[LANE_ROWS], all_total[LANE_ROWS];
@@ -125,7 +126,7 @@ static void hold_queries(const Run *run, const Job *job, Held *b, int g) {
     b->end[g][l] = (int32_t)(job->past + token + 1);
     b->first[g][l] = (int32_t)oldest_key(op, job->past + token);
   }
-  for (int64_t d = 0; d < words; d += LANES) transpose(lines + d, words, rows, b->q[g] + d * LANES, LANES);
+  for (int64_t d = 0; d < words; d += LANES) transpose(lines + d, words, rows, b->q + (g * words + d) * LANES, LANES);
 }
 
 /* The keys of a block and how far apart they are, [KEYS, deep(dim)]: those of the cache, or copies with zeros behind them. */
@@ -156,7 +157,7 @@ static void hold_values(const Run *run, const Job *job, Held *b, int64_t at, int
 
 /* Turn the scores of group `g` into weights, and let its older sums shrink. */
 static void weigh_group(const Run *run, const Job *job, Held *b, int g, int64_t at, int64_t count) {
-  float *scores = b->scores[g];
+  float *scores = b->scores[g % 2];
   const int64_t here = g * LANES, rows = least(job->rows - here, LANES), wide = deep(run->op->value_dim);
   if (run->op->softcap != 0.0f)
     for (int64_t i = 0; i < KEYS * LANES; i += KEYS) cap_scores(scores + i, run->op->softcap);
@@ -164,8 +165,8 @@ static void weigh_group(const Run *run, const Job *job, Held *b, int g, int64_t 
   const Ints from = filled_ints((int32_t)at), first = b->first[g] - from, end = b->end[g] - from;
   float *most = b->most + here, *total = b->total + here;
   const Floats shrink = at + KEYS <= job->past + 1 && !run->op->window
-                            ? weigh_lanes(1, first, end, scores, most, total, b->weights[g])
-                            : weigh_lanes(0, first, end, scores, most, total, b->weights[g]);
+                            ? weigh_lanes(1, first, end, scores, most, total, b->weights[g % 2])
+                            : weigh_lanes(0, first, end, scores, most, total, b->weights[g % 2]);
   if (__builtin_reduce_and(shrink == filled(1.0f))) return;
   for (int64_t l = 0; l < rows; l++)
     for (float *sum = b->sums + (here + l) * wide, *last = sum + wide; sum < last; sum += LANES)
@@ -177,12 +178,12 @@ static void gather_group(const Job *job, Held *b, int g, int64_t wide) {
   float *sums = b->sums + g * LANES * wide;
   const int64_t rows = least(job->rows - g * LANES, LANES);
   int64_t d = 0;
-  for (; d + 2 * DEPTH <= wide; d += 2 * DEPTH) gather_words(4, rows, b->weights[g], b->values + d, KEYS, wide, sums + d);
-  if (d < wide) gather_words(2, rows, b->weights[g], b->values + d, KEYS, wide, sums + d);
+  for (; d + 2 * DEPTH <= wide; d += 2 * DEPTH) gather_words(4, rows, b->weights[g % 2], b->values + d, KEYS, wide, sums + d);
+  if (d < wide) gather_words(2, rows, b->weights[g % 2], b->values + d, KEYS, wide, sums + d);
 }
 
 /* Steps alternate so that tiles read what was written a while ago: what was just written is not at hand to them, nor
-what they write to others. */
+what they write to others. Where there is work for several groups it hides where keys come from, and fetching costs more. */
 static void attend_lanes(const Run *run, int64_t number, Job job) {
   const Attention *op = run->op;
   const int64_t wide = deep(op->value_dim);
@@ -195,16 +196,15 @@ static void attend_lanes(const Run *run, int64_t number, Job job) {
     /* tokens before this block's first key see none of it */
     const int blind = at > job.past ? (int)((at - job.past) * job.group / LANES) : 0;
     int64_t apart;
-    fetch_lines(run, &job, run->values, op->value_bytes, at);
+    if (groups == 1) fetch_lines(run, &job, run->values, op->value_bytes, at);
     const uint8_t *keys = hold_keys(run, &job, &b, at, count, &apart);
-    for (int g = blind; g < groups; g++) score_words(keys, apart, b.q[g], deep(op->dim), b.scores[g]);
-    fetch_lines(run, &job, run->keys, op->key_bytes, at + KEYS);
+    if (groups == 1) fetch_lines(run, &job, run->keys, op->key_bytes, at + KEYS);
     hold_values(run, &job, &b, at, count);
-    for (int g = blind; g < groups; g++) {
-      weigh_group(run, &job, &b, g, at, count);
-      if (g > blind) gather_group(&job, &b, g - 1, wide);
+    for (int g = blind; g < groups + 2; g++) {
+      if (g < groups) score_words(keys, apart, b.q + g * deep(op->dim) / 2 * LANES, deep(op->dim), b.scores[g % 2]);
+      if (g > blind && g <= groups) weigh_group(run, &job, &b, g - 1, at, count);
+      if (g > blind + 1) gather_group(&job, &b, g - 2, wide);
     }
-    gather_group(&job, &b, groups - 1, wide);
     if ((at + KEYS) % PART == 0 || at + KEYS >= job.end)
       for (int64_t r = 0; r < job.rows; r++) {
         const Result one = {b.most + r, b.total + r, b.sums + r * wide};
