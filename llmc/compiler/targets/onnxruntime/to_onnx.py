@@ -42,6 +42,7 @@ from llmc.compiler.targets.onnxruntime.plain import PLAIN
 from llmc.compiler.targets.onnxruntime.recurrent import RECURRENT
 from llmc.compiler.targets.onnxruntime.recurrent_kernels import RECURRENT_KERNELS
 from llmc.compiler.targets.onnxruntime.whole_attention import emit_whole_attention
+from llmc.compiler.targets.onnxruntime.words import hand_on_words
 from llmc.compiler.weights.recipes import Recipe
 from llmc.errors import CompileError
 from llmc.runtime.cache_shape import SCALE_BYTES
@@ -123,6 +124,7 @@ class _Model(Emitter):
             at = next(i for i, info in enumerate(inputs) if info.name == "new_lengths")
             inputs[at : at + 1] = [*(inputs[at : at + 1] if read else []), self._logit_rows()]
             outputs[0].type.tensor_type.shape.dim[0].dim_param = "R"
+        hand_on_words(self.nodes, (info.name for info in outputs))
         if any(DECODING in node.input for node in self.nodes):
             inputs.append(helper.make_tensor_value_info(DECODING, TensorProto.INT64, [1]))
         model = helper.make_model(

@@ -4,15 +4,20 @@ its prompt is cut and whoever is beside it."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from onnx import helper
 
 from llmc.artifacts.bundle.kernel_sets import KERNEL_SETS
 from llmc.compiler.targets import open_target
+from llmc.compiler.targets.onnxruntime import to_onnx
+from llmc.compiler.targets.onnxruntime.emitter import DECODING, OWN
 from llmc.compiler.targets.onnxruntime.target import OnnxRuntimeTarget
+from llmc.compiler.targets.onnxruntime.words import hand_on_words
 from llmc.errors import LlmcError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.executors import open_executor
@@ -60,13 +65,18 @@ def executor(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     own_set()
     folder = tmp_path_factory.mktemp(request.param)
     model = tiny.write_model(folder / "model", "llama")
-    _, path = compile_with(model, folder, quantize=request.param, prompt_dtype="bf16", verify="none")
-    made = open_executor(Bundle.open(path), 4, threads=2)
+    made = opened(model, folder, request.param)
     yield made
     made.close()
 
 
 PROMPT = list(range(1, 24))
+
+
+def opened(model: Path, folder: Path, quantize: str) -> Executor:
+    folder.mkdir(exist_ok=True)
+    _, path = compile_with(model, folder, quantize=quantize, prompt_dtype="bf16", verify="none")
+    return open_executor(Bundle.open(path), 4, threads=2)
 
 
 def answer(executor: Executor, cuts: list[int]) -> NDArray[np.float32]:
@@ -102,3 +112,61 @@ def test_prompts_are_computed_otherwise_than_decode(executor: Executor) -> None:
     executor.run(ragged("prompt", [0], [PROMPT[:-1]], [0]))
     decoded = executor.run(ragged("decode", [0], [PROMPT[-1:]], [len(PROMPT) - 1]))
     assert decoded[0].tobytes() != whole[0].tobytes()
+
+
+def norm(out: str) -> Any:
+    return helper.make_node("AddNorm", ["x", "", "weight"], [out], domain=OWN)
+
+
+def product(x: str, out: str, *, rows: int = 64, gated: int = 0, of_prompts: bool = True) -> Any:
+    inputs = [x, "panels", "", DECODING] if of_prompts else [x, "panels"]
+    return helper.make_node("Linear", inputs, [out, f"{out}_scratch"], domain=OWN, rows=rows, gated=gated)
+
+
+def test_norms_and_gates_hand_on_what_products_alone_read() -> None:
+    nodes = [norm("a"), product("a", "b", gated=1), product("b", "c"), norm("d"), product("d", "e"), product("d", "f")]
+    hand_on_words(nodes, ["c"])
+    assert list(nodes[0].input) == ["x", "", "weight", DECODING]
+    assert list(nodes[0].output) == ["a", "", "a_words"]
+    assert list(nodes[1].output) == ["b", "b_scratch", "b_words"]
+    assert [node.input[4] for node in nodes if len(node.input) > 4] == ["a_words", "b_words", "d_words", "d_words"]
+    assert len(nodes[2].output) == 2, "what is no gate gives floats"
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        [helper.make_node("Add", ["a", "one"], ["z"])],
+        [helper.make_node("Adapted", ["base", "a"], ["z"], domain=OWN)],
+        [product("x", "y"), helper.make_node("Linear", ["x", "a", "", DECODING], ["z"], domain=OWN, rows=64, gated=0)],
+        [product("a", "z", of_prompts=False)],
+    ],
+)
+def test_what_others_read_stays_as_it_is(others: list[Any]) -> None:
+    nodes = [norm("a"), product("a", "b", rows=96, gated=1), product("b", "c"), *others]
+    hand_on_words(nodes, [])
+    assert all(len(node.output) < 3 for node in nodes), "a gate of 48 numbers fills no words, either"
+
+
+def test_what_a_graph_gives_or_nobody_reads_stays_as_it_is() -> None:
+    nodes = [norm("a"), product("a", "b"), norm("d")]
+    hand_on_words(nodes, ["a"])
+    assert all(len(node.output) < 3 for node in nodes)
+
+
+def test_what_is_handed_on_in_bfloat16_changes_no_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own_set()
+    model = tiny.write_model(tmp_path / "model", "llama")
+    handed: list[str] = []
+
+    def watched(nodes: list[Any], outputs: Any) -> None:
+        hand_on_words(nodes, outputs)
+        handed.extend(node.op_type for node in nodes if len(node.output) == 3 and node.domain == OWN)
+
+    monkeypatch.setattr(to_onnx, "hand_on_words", watched)
+    made = opened(model, tmp_path / "with", "int8")
+    assert {"AddNorm", "Linear"} <= set(handed)
+    monkeypatch.setattr(to_onnx, "hand_on_words", lambda nodes, outputs: None)
+    plain = opened(model, tmp_path / "without", "int8")
+    for cuts in ([], [7, 8]):
+        assert answer(made, cuts).tobytes() == answer(plain, cuts).tobytes()

@@ -60,9 +60,9 @@ _INPUTS: dict[str, dict[str, Any]] = {
         "q": _zeros(1, 3, 128), "k": None, "v": None, "past_k": _lines(2, 2, 8, 16), "past_v": _lines(2, 2, 8, 16),
         "rows": _rows((0, 0, 0, 3)), "cos": _zeros(8, 8), "sin": _zeros(8, 8),
     },
-    "Linear": {"x": _zeros(2, 64), "w": np.zeros(2 * (64 + 1024), np.uint8), "b": None, "d": None},
+    "Linear": {"x": _zeros(2, 64), "w": np.zeros(2 * (64 + 1024), np.uint8), "b": None, "d": None, "words": None},
     "Embedding": {"ids": np.zeros((1, 2), np.int64), "w": np.zeros(2 * (64 + 1024), np.uint8)},
-    "AddNorm": {"x": _zeros(2, 16), "r": _zeros(2, 16), "w": _zeros(16)},
+    "AddNorm": {"x": _zeros(2, 16), "r": _zeros(2, 16), "w": _zeros(16), "d": None},
     "Adapted": {
         "base": _zeros(1, 3, 20), "x": _zeros(1, 3, 40), "adapters": np.array([[0, 2, 1]]),
         "low": np.zeros((8, 48), np.uint8), "high": np.zeros((8, 32), np.uint8), "scales": _zeros(8),
@@ -202,11 +202,17 @@ GRAPHS = [
     *(Graph("Linear", {"group": n}, _WHAT) for n in (0, -8, 12, 1 << 15, BIG)),
     *(Graph("Linear", {"bits": n}, _WHAT) for n in (0, 5, 16)),
     *(
-        Graph("Linear", {"d": np.array(given, np.int64)}, why)
+        Graph(op, {"d": np.array(given, np.int64)}, why)
+        for op in ("Linear", "AddNorm")
         for given, why in (
             ([3], "more rows decode"), ([-1], "more rows decode"), ([BIG], "more rows decode"),
             ([], "is one number"), ([1, 1], "is one number"), (1, "is one number"),
         )
+    ),
+    Graph("Linear", {"d": np.array([0]), "words": np.zeros(16 * 64, np.uint16)}, ""),
+    *(
+        Graph("Linear", {"d": np.array([decodes]), "words": np.zeros(shape, np.uint16)}, "words of other tokens")
+        for decodes, shape in ((0, 2 * 64), (0, 17 * 64), (0, 0), (2, 16 * 64), (0, (16, 64)), (0, ()))
     ),
     *(Graph("Linear", {"offsets": n}, _WHAT) for n in (3, -1, BIG)),
     *(Graph("Linear", {"table": n}, _WHAT) for n in (1, -1, BIG)),

@@ -26,6 +26,7 @@ from tests.compiler.targets.onnxruntime.kernels.test_linear import ONCE, attribu
 from tests.compiler.targets.onnxruntime.kernels.test_rounded_cache import ROUNDED
 from tests.compiler.targets.onnxruntime.kernels.test_rounded_product import product
 from tests.compiler.targets.onnxruntime.kernels.test_states import ALL, computed, ends_met, named
+from tests.compiler.targets.onnxruntime.kernels.test_words import Given, norm, rows_of
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -83,6 +84,23 @@ def test_products_of_prompts(
             others,
             lambda built, x=x, d=decoding, a=attrs: {"y": product(built, x, held[f"panels{part}"], a, decoding=d)},
         )
+
+
+@pytest.mark.parametrize(("count", "decoding"), [(1, 0), (37, 5)])
+def test_what_prompts_hand_on_in_bfloat16(library: Path, others: dict[str, Library], count: int, decoding: int) -> None:
+    held, _ = matrix(128, 64, 32, 4, offsets=True)
+    x = np.random.default_rng(count).normal(0, 1, (count, 64)).astype(np.float32)
+
+    def handed_on(built: Library) -> Arrays:
+        given: Given = [("x", x), ("w", held["gated+offsets"]), ("b", None), ("d", np.array([decoding]))]
+        gate = run(built, "Linear", given, ["y", "-s", "words"], **attributes(128, 64, 32, 4, 1), gated=1)
+        normed = norm(built, x, decoding, "y", "s", "words")
+        return {
+            "y": gate["y"][:decoding], "words": rows_of(gate["words"], count - decoding, 64), "s": normed["s"],
+            "normed": normed["y"][:decoding], "normed_words": rows_of(normed["words"], count - decoding, 64),
+        }  # fmt: skip
+
+    same_everywhere(library, others, handed_on)
 
 
 @pytest.mark.parametrize("table", list(CODES))

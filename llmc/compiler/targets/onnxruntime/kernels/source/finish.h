@@ -4,6 +4,7 @@
 
 #include "strips.h"
 #include "vector_math.h"
+#include "words.h"
 
 INLINE void write(float *y, Floats value, int64_t left) {
   if (left > 0) store_lanes(y, first_lanes(left), value);
@@ -14,8 +15,11 @@ INLINE void write_gated(const int rows, const Product *p, int64_t pair, int64_t 
                         const Floats *other, const int step) {
   const int64_t width = p->matrix->rows / 2, column = pair * LANES;
   UNROLL
-  for (int r = 0; r < rows; r++)
-    write(p->y + (row + r) * width + column, silu16(gate[r * step]) * other[r * step], width - column);
+  for (int r = 0; r < rows; r++) {
+    const Floats made = silu16(gate[r * step]) * other[r * step];
+    if (p->words) *(HalvesAnywhere *)words_at(p->words, width, row + r, column) = narrowed_half(made);
+    else write(p->y + (row + r) * width + column, made, width - column);
+  }
 }
 
 /* share · sum to each row's line; sums of neighbouring rows are `step` apart. */

@@ -1,7 +1,9 @@
-/* AddNorm(x, residual, weight [D]; eps) → (y, sum), x and residual float [.., D]: sum = x + residual, and
-y = sum / √(mean of sum² + eps) · weight. Without a residual x is the sum. */
+/* AddNorm(x, residual, weight [D], decoding int64 [1]?; eps) → (y, sum, words uint16 [..]?), x and residual float [.., D]:
+sum = x + residual, and y = sum / √(mean of sum² + eps) · weight. Without a residual x is the sum. Where words are asked for,
+rows behind the first `decoding` go there, rounded to bfloat16 (words.h), and not to y. */
 #include "operators.h"
 #include "strips.h"
+#include "words.h"
 
 enum { SHARE = 1 << 13 }; /* floats that are worth a thread's turn */
 
@@ -13,13 +15,20 @@ typedef struct {
 typedef struct {
   const float *x, *residual, *weight;
   float *y, *sum, eps;
-  int64_t rows, width, shares;
+  uint16_t *words;
+  int64_t rows, decoding, width, shares;
 } Job;
 
 /* x + residual, or x, of LANES numbers from `at` on. */
 INLINE Floats summed(const Job *job, Lanes here, int64_t at) {
   const Floats x = load_lanes(here, job->x + at);
   return job->residual ? x + load_lanes(here, job->residual + at) : x;
+}
+
+/* What a row's LANES numbers from `at` on come to. */
+INLINE Floats normed(const Job *job, Floats over, int64_t row, int64_t at) {
+  const Lanes here = first_lanes(job->width - at);
+  return summed(job, here, row * job->width + at) * over * load_lanes(here, job->weight + at);
 }
 
 static void share_of(void *data, size_t share) {
@@ -38,11 +47,12 @@ static void share_of(void *data, size_t share) {
     float mean = sum_of(squares) / (float)width + job->eps;
     if (!(mean <= 3.4028235e38f)) mean = __builtin_nanf(""); /* squares beyond float32 must not make a row of zeros */
     const Floats over = filled(1.0f) / roots(filled(mean));
-    for (int64_t i = 0; i < width; i += LANES) {
-      const Lanes here = first_lanes(width - i);
-      const Floats s = summed(job, here, first + i) * over;
-      store_lanes(job->y + first + i, here, s * load_lanes(here, job->weight + i));
-    }
+    if (row < job->decoding)
+      for (int64_t i = 0; i < width; i += LANES) store_lanes(job->y + first + i, first_lanes(width - i), normed(job, over, row, i));
+    else
+      for (int64_t i = 0; i < width; i += DEPTH)
+        store((float *)words_at(job->words, width, row - job->decoding, i),
+              narrowed(normed(job, over, row, i), normed(job, over, row, i + LANES)));
   }
 }
 
@@ -59,11 +69,15 @@ static Status *compute(void *kernel, Context *context) {
   Job job = {
       .x = x.data, .residual = residual.data, .weight = weight.data, .eps = op->eps, .rows = lines_of(&x), .width = width,
   };
-  void *y, *sum;
+  TRY(decoding_input(op->api, context, 3, job.rows, &job.decoding));
+  const int64_t numbers = rounded_numbers(width, job.rows - job.decoding);
+  void *y, *sum, *words;
   int asked;
   TRY(output(op->api, context, 0, x.dims, x.rank, &y));
   TRY(optional_output(op->api, context, 1, x.dims, x.rank, &asked, &sum));
-  job.y = y, job.sum = sum;
+  TRY(optional_output(op->api, context, 2, &numbers, 1, &asked, &words));
+  if (!asked) job.decoding = job.rows;
+  job.y = y, job.sum = sum, job.words = words;
   job.shares = job.rows * job.width / SHARE;
   if (job.shares > job.rows) job.shares = job.rows;
   if (job.shares < 1) job.shares = 1;
@@ -78,14 +92,16 @@ static Status *create(const Operator *self, Api api, const void *info, void **ke
 }
 
 static const char *name(const Operator *self) { return (void)self, "AddNorm"; }
-static size_t inputs(const Operator *self) { return (void)self, 3; }
-static size_t outputs(const Operator *self) { return (void)self, 2; }
-static int kind_of(const Operator *self, size_t at) { return (void)self, at == 1 ? OPTIONAL : REQUIRED; }
-static int any_type(const Operator *self, size_t at) { return (void)self, (void)at, FLOAT32; }
+static size_t inputs(const Operator *self) { return (void)self, 4; }
+static size_t outputs(const Operator *self) { return (void)self, 3; }
+static int input_kind(const Operator *self, size_t at) { return (void)self, at % 2 ? OPTIONAL : REQUIRED; }
+static int output_kind(const Operator *self, size_t at) { return (void)self, at ? OPTIONAL : REQUIRED; }
+static int input_type(const Operator *self, size_t at) { return (void)self, at == 3 ? INT64 : FLOAT32; }
+static int output_type(const Operator *self, size_t at) { return (void)self, at == 2 ? UINT16 : FLOAT32; }
 
 const Operator norm_operator = {
     .version = ABI_VERSION, .create_or_fail = create, .name = name, .provider = any_provider, .inputs = inputs,
-    .input_type = any_type, .input_kind = kind_of, .input_memory = default_memory, .outputs = outputs,
-    .output_type = any_type, .output_kind = kind_of, .compute_or_fail = compute, .destroy = release,
+    .input_type = input_type, .input_kind = input_kind, .input_memory = default_memory, .outputs = outputs,
+    .output_type = output_type, .output_kind = output_kind, .compute_or_fail = compute, .destroy = release,
     .first_version = version_one, .last_version = any_version,
 };

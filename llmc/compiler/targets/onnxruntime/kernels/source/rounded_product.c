@@ -3,8 +3,6 @@
 #include "finish.h"
 #if defined(__AMX_BF16__)
 #include "isa/amx_bf16.h"
-#elif defined(__AVX512BF16__)
-#include "isa/avx512_words.h"
 #endif
 
 enum {
@@ -14,29 +12,10 @@ enum {
   FINISHED = 8           /* rows that are finished at once */
 };
 
-#if !defined(__AMX_BF16__) && !defined(__AVX512BF16__)
-/* Words of two vectors' lanes, the first one's number below the second's, rounded. */
-INLINE Floats paired(Floats first, Floats second) {
-  return (Floats)((Words)rounded(first) >> 16 | ((Words)rounded(second) & 0xFFFF0000));
-}
-
-/* Two vectors' lanes, one after the other, rounded. */
-INLINE Floats narrowed(Floats first, Floats second) {
-  union {
-    Halves halves[2];
-    Floats both;
-  } made;
-  made.halves[0] = __builtin_convertvector((Words)rounded(first) >> 16, Halves);
-  made.halves[1] = __builtin_convertvector((Words)rounded(second) >> 16, Halves);
-  return made.both;
-}
-#endif
-
 void round_row(const Matrix *m, const float *x, uint16_t *to, int64_t row) {
-  const int64_t width = deep(m->width);
-  to += row / WORD_ROWS * WORD_ROWS * width + row % WORD_ROWS * DEPTH;
-  for (int64_t k = 0; k < width; k += DEPTH, to += WORD_ROWS * DEPTH)
-    store((float *)to, narrowed(some_of(x + k, m->width - k), some_of(x + k + LANES, m->width - k - LANES)));
+  const int64_t width = m->width;
+  for (int64_t k = 0; k < width; k += DEPTH)
+    store((float *)words_at(to, width, row, k), narrowed(some_of(x + k, width - k), some_of(x + k + LANES, width - k - LANES)));
 }
 
 /* The codes of one step of a group, four bytes of each of 16 rows. */

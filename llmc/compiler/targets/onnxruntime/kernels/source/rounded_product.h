@@ -3,20 +3,12 @@ have the order of tiles (rounded.h) in all sets. A row's results are the same wh
 #ifndef LLMC_ROUNDED_PRODUCT_H
 #define LLMC_ROUNDED_PRODUCT_H
 
-#include "rounded.h"
 #include "strips.h"
+#include "words.h"
 
-enum {
-  WORD_ROWS = 16,    /* rows that lie together: [rows / WORD_ROWS, deep(width) / DEPTH, WORD_ROWS, DEPTH] bfloat16 */
-  PANELS_AT_ONCE = 2 /* shares that end between so many are fast */
-};
+enum { PANELS_AT_ONCE = 2 /* shares that end between so many are fast */ };
 
-/* Bytes of so many rows of rounded activations, in whole tiles. */
-static inline int64_t rounded_bytes(const Matrix *m, int64_t rows) {
-  return (rows + WORD_ROWS - 1) / WORD_ROWS * WORD_ROWS * deep(m->width) * 2;
-}
-
-/* Round one row of `width` floats. */
+/* Round one row of `width` floats (words.h). */
 void round_row(const Matrix *m, const float *x, uint16_t *to, int64_t row);
 
 /* Panels first … end − 1, whole pairs with a gate, times `rows` rounded activations; p's own activations are not read. */

@@ -13,6 +13,7 @@ typedef struct {
   const int64_t *lines; /* none, or the line of y that each row's results are added to, in their shares */
   const float *shares;  /* with lines: of each row */
   float *y;             /* [rows or lines, matrix rows, or half of them with a gate] */
+  uint16_t *words;      /* with a gate: where to write in place of y, rounded (words.h), or none */
 } Product;
 
 /* Panels first … end − 1, an even number from an even one on with a gate, times rows row … last − 1; `row` is a multiple

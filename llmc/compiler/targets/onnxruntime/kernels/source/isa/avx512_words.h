@@ -13,6 +13,8 @@ INLINE Floats paired(Floats first, Floats second) {
   return (Floats)_mm512_permutexvar_epi16(_mm512_loadu_si512(in_turn), both);
 }
 
+INLINE Halves narrowed_half(Floats x) { return (Halves)_mm512_cvtneps_pbh(x); }
+
 /* Two vectors' lanes, one after the other, rounded. */
 INLINE Floats narrowed(Floats first, Floats second) { return (Floats)_mm512_cvtne2ps_pbh(second, first); }
 
