@@ -1,4 +1,4 @@
-"""Run a command, and what it starts, as on a CPU with nothing after AVX2: for engines that choose code by what CPUID says.
+"""Run a command, and what it starts, as on a CPU with nothing after AVX2, for engines that ask CPUID what there is.
 
     python benchmarks/only_avx2.py .venv/bin/llmc bench BUNDLE --against openvino-genai:int8 …
 
@@ -26,7 +26,7 @@ def hidden(folder: Path) -> dict[str, str]:
     library = folder / "only_avx2.so"
     done = subprocess.run(
         [sys.executable, "-m", "ziglang", "cc", "-O2", "-shared", "-fPIC", str(SOURCE), "-o", str(library)],
-        env={**os.environ, "ZIG_GLOBAL_CACHE_DIR": str(folder / "zig"), "ZIG_LOCAL_CACHE_DIR": str(folder / "zig")},
+        env={"ZIG_GLOBAL_CACHE_DIR": str(folder / "zig"), **os.environ, "ZIG_LOCAL_CACHE_DIR": str(folder / "zig")},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     if done.returncode:
@@ -35,7 +35,7 @@ def hidden(folder: Path) -> dict[str, str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the command `arguments` and return its exit status."""
+    """Run the command `arguments` and return its exit status, 128 + n where signal n ended it."""
     if not arguments or arguments[0] in ("-h", "--help"):
         print(__doc__)
         return 0 if arguments else 2
@@ -44,7 +44,8 @@ def main(arguments: list[str]) -> int:
             "only_avx2.py: this CPU, or its hypervisor, does not let CPUID fault (no cpuid_fault in /proc/cpuinfo)"
         )
     with TemporaryDirectory() as folder:
-        return subprocess.run(arguments, env=hidden(Path(folder)), check=False).returncode
+        status = subprocess.run(arguments, env=hidden(Path(folder)), check=False).returncode
+    return status if status >= 0 else 128 - status
 
 
 if __name__ == "__main__":
