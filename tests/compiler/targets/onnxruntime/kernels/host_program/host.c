@@ -27,6 +27,7 @@ static int64_t attribute_count;
 static Held inputs[MOST], outputs[MOST];
 static const Operator *operators[MOST], *running;
 static size_t operator_count;
+static int64_t wanted; /* outputs */
 
 static int64_t number(void) {
   int64_t x;
@@ -66,6 +67,7 @@ static Status *context_input(const Context *context, size_t at, const Value **ou
 }
 static int64_t size_of(int type) { return type == FLOAT32 ? 4 : type == INT64 ? 8 : type == FLOAT16 || type == UINT16 ? 2 : 1; }
 static Status *context_output(Context *context, size_t at, const int64_t *dims, size_t rank, Value **out) {
+  if ((int64_t)at >= wanted) return (void)context, *out = NULL, NULL;
   Held *made = outputs + at;
   made->there = 1, made->rank = (int64_t)rank, made->bytes = size_of(running->output_type(running, at));
   for (size_t i = 0; i < rank; i++) made->bytes *= made->dims[i] = dims[i];
@@ -122,7 +124,7 @@ int main(int argc, char **argv) {
     in->data = aligned_alloc(64, (size_t)(in->bytes + 127) / 64 * 64);
     bytes(in->data, in->bytes);
   }
-  const int64_t wanted = number();
+  wanted = number();
   for (size_t i = 0; i < operator_count; i++)
     if (!strcmp(operators[i]->name(operators[i]), name)) running = operators[i];
   if (!running) failed("no such operator");
