@@ -5,7 +5,7 @@
 Writes results.json and results.html into the folder --work, after every stage, so that an interrupted run keeps what it
 has. Stages are comparisons (models.py; goals.py says what is wanted of them) and programs of this folder, whose output
 is in WORK/STAGE.log. `--quick` has the demo model's comparison only, with few rounds: no figures to publish.
-`--only` names stages; `--kinds` measurements of the comparisons, as in `llmc bench --only`.
+`--only` names stages; `--kinds` and `--peers` what the comparisons measure and with whom, as in `llmc bench`.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Suite:
         comparing = COMPILE_MINUTES + questions(self.scope) * ENGINES * ANSWER_S / 60
         found = [
             Stage(f"compare-{model.name}", comparing, lambda model=model: self._compare(model))
-            for model in models.MODELS
+            for model in (replace(m, peers=self.args.peers or m.peers) for m in models.MODELS)
         ]
         programs = (
             ("compile-times", 6.0, ["compile_times.py", "--work", work / "compile-times"]),
@@ -188,6 +188,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--only", help="comma-separated stages")
     parser.add_argument("--kinds", help="comma-separated measurements")
+    parser.add_argument("--peers", help="comma-separated, in the place of each model's own, as in llmc bench --against")
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--trace", type=Path, default=SAMPLE, help="request lengths; default: the sample of the tests")
