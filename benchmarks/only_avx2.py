@@ -15,7 +15,9 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-SOURCE = Path(__file__).with_suffix(".c")
+from llmc.compiler.targets.onnxruntime.kernels.build import zig
+
+SOURCE = Path(__file__).resolve().with_suffix(".c")
 
 
 def hidden(folder: Path) -> dict[str, str]:
@@ -24,11 +26,7 @@ def hidden(folder: Path) -> dict[str, str]:
     The library is compiled in `folder`. Raises SystemExit where that cannot be done.
     """
     library = folder / "only_avx2.so"
-    done = subprocess.run(
-        [sys.executable, "-m", "ziglang", "cc", "-O2", "-shared", "-fPIC", str(SOURCE), "-o", str(library)],
-        env={"ZIG_GLOBAL_CACHE_DIR": str(folder / "zig"), **os.environ, "ZIG_LOCAL_CACHE_DIR": str(folder / "zig")},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    done = zig(("cc", "-O2", "-shared", "-fPIC", str(SOURCE), "-o", str(library)), folder)
     if done.returncode:
         raise SystemExit(f"only_avx2.py: {SOURCE.name} does not compile: {done.stderr.strip()}")
     return {**os.environ, "LD_PRELOAD": f"{library}:{os.environ.get('LD_PRELOAD', '')}".rstrip(":")}

@@ -36,18 +36,17 @@ def hand_on_words(nodes: list[Any], outputs: Iterable[str]) -> None:
 
 
 def _gives(node: Any) -> bool:
-    if node.domain != OWN or node.op_type not in ("AddNorm", "Linear"):
-        return False
-    if node.op_type == "AddNorm":
-        return True
+    if not _multiplies_prompts(node):
+        return bool(node.domain == OWN and node.op_type == "AddNorm")
     sizes = {a.name: a.i for a in node.attribute}
-    return bool(sizes["gated"]) and sizes["rows"] % (2 * _DEPTH) == 0 and _of_prompts(node)
+    return bool(sizes["gated"]) and sizes["rows"] % (2 * _DEPTH) == 0
 
 
 def _takes(node: Any, at: int) -> bool:
-    return at == 0 and node.domain == OWN and node.op_type == "Linear" and _of_prompts(node)
+    return at == 0 and _multiplies_prompts(node)
 
 
-def _of_prompts(node: Any) -> bool:
-    """Whether a Linear's tokens are all of a step's, of which prompts' are multiplied in bfloat16."""
-    return len(node.input) > _DECODING and node.input[_DECODING] == DECODING
+def _multiplies_prompts(node: Any) -> bool:
+    """Whether it is a product with all of a step's tokens, with those of prompts in bfloat16."""
+    ours = node.domain == OWN and node.op_type == "Linear"
+    return ours and len(node.input) > _DECODING and node.input[_DECODING] == DECODING

@@ -15,15 +15,8 @@ from llmc.runtime.executors.onnxruntime.session import open_session
 Arrays = dict[str, NDArray[Any]]
 _TYPES = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "int64": TensorProto.INT64,
           "uint8": TensorProto.UINT8, "uint16": TensorProto.UINT16}  # fmt: skip
-KINDS = {
-    "k2": "float16",
-    "v2": "float16",
-    "k8": "uint8",
-    "v8": "uint8",
-    "k16": "uint16",
-    "v16": "uint16",
-    "words": "uint16",
-}
+KINDS = {"k2": "float16", "v2": "float16", "k8": "uint8", "v8": "uint8", "k16": "uint16", "v16": "uint16",
+         "words": "uint16"}  # fmt: skip
 """The types of outputs that are not float32, by name."""
 
 
