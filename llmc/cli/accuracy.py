@@ -41,12 +41,13 @@ def verified_line(verification: Mapping[str, Any], executables: int) -> str:
     more = f" and {len(far) - SHOWN} more" if len(far) > SHOWN else ""
     shorter = [f"{a['tokens']} of {a['of']} tokens of {name}" for name, a in v.get("shortened", {}).items()]
     cut = f"; to keep within the budget {' and '.join(shorter)}" if shorter else ""
+    instead = f"; {', '.join(v['stand_ins'])} ran in place of its own, for other hosts" if v.get("stand_ins") else ""
     beyond = f"; not run to the longest sequences that they take: {', '.join(far[:SHOWN])}{more}" if far else ""
     return (
         f"against {v['reference']}: {run} executable{'s' * (executables > 1)} run, {buckets}{of} buckets ({poisons}), "
         f"{v['rows']} rows of up to {v['longest']} tokens: mean KL {v['mean_kl']:.2g} (limit "
         f"{v['limits']['mean_kl']:.2g}), equal tokens {v['top1']:.1%}, greedy texts equal "
-        f"{v['greedy_equal']}/{v['greedy_sequences']}, padding leak {v['leak']:.2g}{cut}{beyond}"
+        f"{v['greedy_equal']}/{v['greedy_sequences']}, padding leak {v['leak']:.2g}{cut}{beyond}{instead}"
     )
 
 

@@ -208,7 +208,10 @@ def _make(
     if unverified is not None:
         verification: dict[str, Any] = {"mode": "none", "why": unverified}
     elif options.verify != "none":
-        verification = verify_stage(stages, target, manifest, sources, options, lambda d, t: report(VerifyReport(d, t)))
+        draft = _with_files(stages, manifest, sources, made.stand_ins)
+        verification = verify_stage(stages, target, *draft, options, lambda d, t: report(VerifyReport(d, t)))
+        if made.stand_ins:
+            verification["stand_ins"] = sorted(made.stand_ins)
     else:
         verification = {"mode": "none"}
     final = Manifest.create(**_members(manifest) | {"verification": verification})
@@ -223,9 +226,20 @@ def _with_starter(stages: Stages, made: _Made, quick: _Made) -> tuple[Manifest, 
 
     blob = stages.run("starter", {"manifest": quick.manifest.digest}, build).outputs["manifest"]
     members = _members(made.manifest)
-    members["files"] = members["files"] | {STARTER_NAME: blob.digest}
-    members["blobs"] = members["blobs"] | dict(quick.manifest.blobs) | {blob.digest: blob.size}
-    return Manifest.create(**members), {**made.sources, **quick.sources, blob.digest: stages.store.path(blob)}
+    members["blobs"] = members["blobs"] | dict(quick.manifest.blobs)
+    both = Manifest.create(**members), {**made.sources, **quick.sources}
+    return _with_files(stages, *both, {STARTER_NAME: blob.digest})
+
+
+def _with_files(
+    stages: Stages, manifest: Manifest, sources: Mapping[str, Path], files: Mapping[str, str]
+) -> tuple[Manifest, dict[str, Path]]:  # fmt: skip
+    """And with these files: digests in the store by name."""
+    paths = {digest: stages.store.path(digest) for digest in files.values()}
+    members = _members(manifest)
+    members["files"] = members["files"] | dict(files)
+    members["blobs"] = members["blobs"] | {digest: path.stat().st_size for digest, path in paths.items()}
+    return Manifest.create(**members), {**sources, **paths}
 
 
 def require_native(target: Target, options: CompileOptions) -> None:

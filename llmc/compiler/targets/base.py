@@ -84,11 +84,12 @@ class TopologyForm:
 class Lowered:
     """Programs in the form that a device's compiler takes: what all executables of a compile share.
 
-    `files` go into the bundle by name (digests in the store), `inputs` are files that only compiling needs, `forms`
-    are those that show the lowered programs, `components` are the digests that an executable's key must name, `facts`
-    are for the target's analysis, and `folder`, which the pipeline makes, has `files` under the names they will have in
-    the bundle's blob folder. A target whose `compile` reads more has a subclass that names it. All of it can be sent to
-    a worker process.
+    `files` go into the bundle by name (digests in the store), `inputs` are files that only compiling needs, `forms` are
+    those that show the lowered programs, `components` are the digests that an executable's key must name, `facts` are
+    for the target's analysis, `stand_ins` are files that verification runs where this host does not run the bundle's
+    own (the bundle does not get them), and `folder`, which the pipeline makes, has `files` under the names they will
+    have in the bundle's blob folder. A target whose `compile` reads more has a subclass that names it. All of it can be
+    sent to a worker process.
     """
 
     files: Mapping[str, str]
@@ -96,6 +97,7 @@ class Lowered:
     inputs: Mapping[str, Path]
     forms: Mapping[str, Path] = field(default_factory=dict, kw_only=True)
     facts: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
+    stand_ins: Mapping[str, str] = field(default_factory=dict, kw_only=True)
     folder: Path = field(default=Path(), kw_only=True)
 
 

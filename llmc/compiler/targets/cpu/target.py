@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 from llmc.compiler.options import CompileOptions, Option, flag_of
 from llmc.compiler.targets.base import Target
 from llmc.compiler.targets.deployment import Deployment
+from llmc.compiler.targets.onnxruntime.for_cpus import with_cpus
 from llmc.compiler.targets.onnxruntime.target import OnnxRuntimeTarget
 from llmc.errors import InputError
 
@@ -31,6 +32,7 @@ class CpuTarget(OnnxRuntimeTarget):
         from llmc.compiler.targets.cpu.auto_engine import ENGINES, Wanted, choice_for
         from llmc.compiler.targets.declared import refuse_foreign
 
+        options = with_cpus(options, self._cpus)
         engines = {engine: open_target(engine, self.settings) for engine in ENGINES}
         names = {engine: {option.name for option in target.options} for engine, target in engines.items()}
         known = {option.name for option in self.options}.union(*names.values())

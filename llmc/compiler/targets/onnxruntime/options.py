@@ -17,7 +17,8 @@ KERNELS_OPTION: Option[str | None] = Option(
 CPU_OPTION: Option[str | None] = Option(
     "cpu", str, None,
     "CPUs that llmc's kernels are for, with commas: a compiler's names of them (znver4, x86-64-v3, neoverse-n1), a "
-    f"set of kernels ({', '.join(s.name for s in KERNEL_SETS)}), native or all. Default: native.",
+    f"set of kernels ({', '.join(s.name for s in KERNEL_SETS)}), native or all. Default: native. They may also stand "
+    "behind the device's name: onnxruntime:aarch64-neoverse-v1.",
     metavar="NAME[,…]",
 )  # fmt: skip
 ACTIVATIONS: Option[int | None] = Option(

@@ -17,13 +17,12 @@ in 4 bits already is kept by int4.
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from llmc.artifacts.bundle.kernel_sets import KernelSet, best_set, common_isa, sets_in
+from llmc.artifacts.bundle.kernel_sets import best_set, common_isa, sets_in
 from llmc.compiler.architectures.shared.block_form import BlockForm
 from llmc.compiler.architectures.shared.names import OUTER
 from llmc.compiler.checkpoint.base import stored_forms
@@ -44,6 +43,7 @@ from llmc.compiler.targets.calibration import (
 )
 from llmc.compiler.targets.costs import Cost
 from llmc.compiler.targets.hardware import Hardware
+from llmc.compiler.targets.onnxruntime.for_cpus import libraries, sets_of, verified_by, with_cpus
 from llmc.compiler.targets.onnxruntime.kernels.limits import KEYS
 from llmc.compiler.targets.onnxruntime.memory import arena_bytes, kernels_arena_bytes, session_bytes
 from llmc.compiler.targets.onnxruntime.options import (
@@ -85,6 +85,7 @@ if TYPE_CHECKING:
     from llmc.compiler.targets.onnxruntime.formats import OnnxOptions
     from llmc.runtime.accelerators import Cards
     from llmc.runtime.cache_shape import CacheShape
+    from llmc.settings import Settings
 
 INT8_BLOCK = 64
 BLOCK = 32
@@ -123,6 +124,15 @@ class OnnxRuntimeTarget(Target):
     )  # fmt: skip
     graph_bytes_source: ClassVar[str] = "graph objects of each session, and the arena of the largest step, as measured"
 
+    def __init__(self, cpus: str = "") -> None:
+        """For the CPUs that stand behind the device's name, with commas; "" for none."""
+        self._cpus = cpus
+
+    @classmethod
+    def of(cls, detail: str, settings: Settings) -> Self:
+        """Behind the name stand CPUs, as --cpu takes them."""
+        return cls(detail)
+
     def cards(self) -> tuple[Cards, ...]:
         """The CPU."""
         from llmc.runtime.accelerators import CPU
@@ -133,8 +143,9 @@ class OnnxRuntimeTarget(Target):
         """As the contract says; kernels are llmc's where the CPU runs them and anything is quantised."""
         options = super().configure(options)
         require_calibratable(options)
+        options = with_cpus(options, self._cpus)
         asked, cpus = KERNELS_OPTION.of(options), CPU_OPTION.of(options)
-        fits = best_set(self.isa()) is not None if cpus is None else bool(self._sets(cpus))
+        fits = best_set(self.isa()) is not None if cpus is None else bool(sets_of(options, self.isa()))
         if asked is not None and options.quantize == "none":
             raise InputError(f"--kernels {asked} is for quantised matrices; --quantize none leaves none")
         if asked == LLMC and options.specialise:
@@ -148,13 +159,10 @@ class OnnxRuntimeTarget(Target):
         kernels = asked or default
         if cpus is not None and kernels != LLMC:
             raise InputError("--cpu is for llmc's kernels, and none are built: quantise, without --specialise")
-        if kernels == LLMC and options.verify != "none" and not self._runs_here(cpus):
-            raise InputError(
-                f"--cpu {cpus}: no kernels for this host's CPU are among these, so nothing could be verified here; "
-                "name native too, or use --verify none"
-            )
-        tiled = kernels == LLMC and all(s.has_bf16_tiles for s in self._sets(cpus))
+        tiled = kernels == LLMC and all(s.has_bf16_tiles for s in sets_of(options, self.isa()))
         options = with_dtypes(options.changed(kernels=kernels), tiled)
+        if kernels == LLMC and options.verify != "none":
+            verified_by(options, self.isa())
         check_activations(options)
         check_group_size(options)
         return options
@@ -229,7 +237,7 @@ class OnnxRuntimeTarget(Target):
 
     def needed_features(self, options: CompileOptions) -> tuple[str, ...]:
         """With llmc's kernels what these are written in: the library is built for no more on any host."""
-        return common_isa(self._sets(CPU_OPTION.of(options))) if ours(options) else self.isa()
+        return common_isa(sets_of(options, self.isa())) if ours(options) else self.isa()
 
     def shape_of(self, bucket: Bucket) -> tuple[int, int, int]:
         """A prompt chunk over a past runs row by row: the attention kernel takes one row there."""
@@ -299,18 +307,18 @@ class OnnxRuntimeTarget(Target):
         if not own and (options.specialise or options.quantize != "none"):
             weights = self._pack(stages, made, weights)
         file = weights.outputs["weights"]
-        sets = self._sets(CPU_OPTION.of(options)) if own else ()
-        libraries = {kernels.file: self._kernels(stages, kernels).digest for kernels in sets}
+        kernels = libraries(stages, sets_of(options, self.isa())) if own else {}
+        stand_in = verified_by(options, self.isa()) if own and options.verify != "none" else None
         model = stages.path(made.outputs["model"])
         rings = {t.entry: t.ring for t in held.kv if t.ring is not None}
         return OnnxLowered(
-            files={"weights": file.digest, **libraries},
+            files={"weights": file.digest, **kernels},
             components={
                 "lowered": made.outputs["model"].digest,
                 "weights": file.digest,
                 "placements": weights.outputs["placements"].digest,
                 **({"rings": json.dumps(rings)} if options.specialise and rings else {}),
-                **libraries,
+                **kernels,
             },
             inputs={
                 "model": model,
@@ -320,6 +328,7 @@ class OnnxRuntimeTarget(Target):
             forms={"model": model},
             rings=rings,
             facts=mixed.facts,
+            stand_ins=libraries(stages, [stand_in]) if stand_in is not None else {},
         )
 
     def analyse(
@@ -342,30 +351,6 @@ class OnnxRuntimeTarget(Target):
 
         for name, path in lowered.forms.items():
             yield name, onnx.printer.to_text(onnx.load_from_string(path.read_bytes()))
-
-    def _sets(self, cpus: str | None) -> tuple[KernelSet, ...]:
-        """The sets of kernels for what --cpu says, the fastest first."""
-        from llmc.compiler.targets.onnxruntime.kernels.cpus import NATIVE, sets_for
-
-        return sets_for(cpus or NATIVE, self.isa())
-
-    def _runs_here(self, cpus: str | None) -> bool:
-        """Whether this host's CPU runs one of these sets."""
-        return any(kernels.runs_on(self.isa()) for kernels in self._sets(cpus))
-
-    def _kernels(self, stages: Stages, kernels: KernelSet) -> Blob:
-        """The library of llmc's own operators for one instruction set."""
-
-        from llmc.compiler.targets.onnxruntime.kernels.build import build as build_library
-
-        def build(workspace: Workspace) -> Mapping[str, Blob]:
-            with tempfile.TemporaryDirectory(dir=workspace.folder) as folder:
-                return {kernels.file: workspace.put_file(build_library(Path(folder), kernels.name))}
-
-        components = {
-            **toolchain("ziglang"), "set": kernels.name, "code": code_digest(build_library), "state": "native",
-        }  # fmt: skip
-        return stages.run("kernels", components, build).outputs[kernels.file]
 
     def _onnx_options(
         self, stages: Stages, quantize: str, wide: frozenset[str], *, panels: bool

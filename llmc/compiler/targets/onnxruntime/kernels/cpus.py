@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
@@ -39,7 +39,7 @@ def _sets_of(name: str, here: Collection[str]) -> tuple[KernelSet, ...]:
     fits = best_set(here) if name == NATIVE else best_set(features_of(name))
     if fits is None:
         sets = "; ".join(f"{s.name} needs {', '.join(s.features)}" for s in KERNEL_SETS)
-        raise InputError(f"--cpu {name}: llmc's kernels have no set for this CPU ({sets}); use --kernels onnxruntime")
+        raise InputError(f"CPU {name}: llmc's kernels have no set for this CPU ({sets}); use --kernels onnxruntime")
     return (fits,)
 
 
@@ -47,21 +47,28 @@ def _sets_of(name: str, here: Collection[str]) -> tuple[KernelSet, ...]:
 def features_of(name: str) -> frozenset[str]:
     """The features of the CPU called `name`, and its machine, as /proc/cpuinfo names those that kernels need.
 
-    Raises InputError for one that the compiler does not know.
+    The machine may stand in front ("aarch64-neoverse-v1"). Raises InputError for a CPU that the compiler does not know.
     """
-    cpu = re.sub(r"^zen(?=\d)", "znver", name.lower()).replace("-", "_")
-    known: set[str] = set()
-    for machine in sorted({s.machine for s in KERNEL_SETS}):
+    near: set[str] = set()
+    for machine, called in _spellings(name.lower()):
+        cpu = re.sub(r"^zen(?=\d)", "znver", called).replace("-", "_")
         with tempfile.TemporaryDirectory() as folder:
             told = zig(("build-obj", "--show-builtin", "-target", f"{machine}-linux", f"-mcpu={cpu}"), Path(folder))
         if told.returncode == 0:
             features = set(_FEATURE.findall(told.stdout))
             asked = (f for s in KERNEL_SETS for f in s.features)
             return frozenset({machine, *(f for f in asked if _COMPILER_S.get(f, f.replace("_", "")) in features)})
-        known |= set(_CPU.findall(told.stderr))
-    near = get_close_matches(cpu, known, 3, 0.6)
+        near.update(get_close_matches(cpu, _CPU.findall(told.stderr), 3, 0.6))
     near_by = f" Near it are: {', '.join(sorted(near))}." if near else ""
     raise InputError(
-        f"--cpu {name}: no CPU of this name is known.{near_by} Use a compiler's name of a CPU (znver4, haswell, "
+        f"CPU {name}: no CPU of this name is known.{near_by} Use a compiler's name of a CPU (znver4, haswell, "
         f"x86-64-v3), a set of kernels ({', '.join(s.name for s in KERNEL_SETS)}), {NATIVE} or {ALL}"
     )
+
+
+def _spellings(name: str) -> Iterator[tuple[str, str]]:
+    """Machines, and what the CPU may be called there: all of `name`, or what is behind the machine."""
+    for machine in sorted({s.machine for s in KERNEL_SETS}):
+        yield machine, name
+        if name.startswith(f"{machine}-"):
+            yield machine, name.removeprefix(f"{machine}-")

@@ -11,11 +11,17 @@ import pytest
 
 from llmc.artifacts.bundle.kernel_sets import KERNEL_SETS, common_isa, sets_in
 from llmc.artifacts.store.store import Store
+from llmc.cli.accuracy import verified_line
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.compile import compile_bundle
 from llmc.compiler.targets import open_target
+from llmc.compiler.targets.deployment import Deployment
+from llmc.compiler.targets.onnxruntime.for_cpus import verified_by
 from llmc.compiler.targets.onnxruntime.kernels.cpus import sets_for
-from llmc.errors import ArtifactError, InputError
+from llmc.compiler.targets.onnxruntime.options import CPU_OPTION
+from llmc.compiler.targets.onnxruntime.target import OnnxRuntimeTarget
+from llmc.compiler.verification.limits import Limits
+from llmc.errors import ArtifactError, InputError, VerificationError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.executors import compatibility, open_executor
 from llmc.runtime.executors.onnxruntime import executables
@@ -32,7 +38,8 @@ AMX, AVX512_BF16, AVX512, AVX_VNNI, AVX2, I8MM, NEON = KERNEL_SETS
      ("znver3", [AVX2]), ("sapphirerapids", [AMX]), ("icelake-server", [AVX512]),
      ("alderlake", [AVX_VNNI]), ("x86-64-v3", [AVX2]), ("cooperlake", [AVX512_BF16]),
      ("haswell, Zen4 ,native", [AVX512_BF16, AVX2]), ("neoverse-n1", [NEON]), ("neoverse_v2,apple-m1", [I8MM, NEON]),
-     ("neoverse-v1", [I8MM]), ("apple-m2", [I8MM]), ("skylake,ampere1", [AVX2, I8MM])],
+     ("neoverse-v1", [I8MM]), ("apple-m2", [I8MM]), ("skylake,ampere1", [AVX2, I8MM]),
+     ("aarch64-neoverse-v1", [I8MM]), ("x86_64-haswell", [AVX2]), ("x86_64-v3", [AVX2])],
 )  # fmt: skip
 def test_cpus_are_known_by_their_names(asked: str, wanted: list[Any]) -> None:
     assert list(sets_for(asked, AVX2.isa)) == wanted
@@ -40,10 +47,11 @@ def test_cpus_are_known_by_their_names(asked: str, wanted: list[Any]) -> None:
 
 @pytest.mark.parametrize(
     ("asked", "says"),
-    [("sapphirerapid", r"--cpu sapphirerapid: no CPU of this name .* Near it are: .*sapphirerapids\."),
-     ("cortex-a53", "--cpu cortex-a53: llmc's kernels have no set for this CPU"),
+    [("sapphirerapid", r"CPU sapphirerapid: no CPU of this name .* Near it are: .*sapphirerapids\."),
+     ("aarch64-haswell", "CPU aarch64-haswell: no CPU of this name .* Near it are: haswell\\."),
+     ("cortex-a53", "CPU cortex-a53: llmc's kernels have no set for this CPU"),
      ("nehalem", r"no set for this CPU \(amx-int8 needs amx_tile, .*; avx512-bf16 needs .*--kernels onnxruntime"),
-     ("haswell,", r"--cpu : no CPU of this name"), ("-o", "--cpu -o: no CPU of this name")],
+     ("haswell,", r"CPU : no CPU of this name"), ("-o", "CPU -o: no CPU of this name")],
 )  # fmt: skip
 def test_a_cpu_that_is_not_known_or_runs_no_kernels_is_said(asked: str, says: str) -> None:
     with pytest.raises(InputError, match=says):
@@ -51,23 +59,65 @@ def test_a_cpu_that_is_not_known_or_runs_no_kernels_is_said(asked: str, says: st
 
 
 def test_native_where_the_host_runs_none_is_said() -> None:
-    with pytest.raises(InputError, match="--cpu native: llmc's kernels have no set for this CPU"):
+    with pytest.raises(InputError, match="CPU native: llmc's kernels have no set for this CPU"):
         sets_for("native", ("x86_64", "avx"))
 
 
-def configured(**given: Any) -> CompileOptions:
-    return open_target("onnxruntime").configure(CompileOptions.of("onnxruntime", **given))
+def configured(device: str = "onnxruntime", **given: Any) -> CompileOptions:
+    return open_target(device).configure(CompileOptions.of(device, **{"quantize": "int8", **given}))
 
 
 def test_options_that_do_not_go_together_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llmc.compiler.targets.onnxruntime.target.cpu_features", lambda: AVX2.isa)
     for more in ({"quantize": "none"}, {"specialise": True}, {"kernels": "onnxruntime"}):
         with pytest.raises(InputError, match="--cpu is for llmc's kernels, and none are built"):
-            configured(**{"quantize": "int8", "cpu": "avx2", **more})
-    with pytest.raises(InputError, match=r"--cpu zen4: no kernels for this host's CPU .* name native too, or .*none"):
-        configured(quantize="int8", cpu="zen4")
-    assert configured(quantize="int8", cpu="zen4", verify="none").get("kernels") == "llmc"
-    assert configured(quantize="int8", cpu="zen4,native").get("kernels") == "llmc"
+            configured(cpu="avx2", **more)
+        with pytest.raises(InputError, match="--cpu is for llmc's kernels, and none are built"):
+            configured("onnxruntime:avx2", **more)
+    with pytest.raises(InputError, match=r"onnxruntime:zen4 and --cpu haswell: .* as --cpu zen4,haswell"):
+        configured("onnxruntime:zen4", cpu="haswell")
+    assert configured(cpu="zen4,native").get("kernels") == "llmc"
+
+
+@pytest.mark.parametrize("device", ["onnxruntime:aarch64-neoverse-v1", "cpu:aarch64-neoverse-v1"])
+def test_cpus_stand_behind_the_device_s_name_as_behind_the_option(device: str) -> None:
+    found = configured(device)
+    assert CPU_OPTION.of(found) == "aarch64-neoverse-v1"
+    assert open_target(device).needed_features(found) == I8MM.isa
+    assert open_target(device).compiled_with(device, {"cpu": "aarch64-neoverse-v1"}).get("cpu") == CPU_OPTION.of(found)
+
+
+def test_the_engine_that_takes_cpus_is_what_a_cpu_stands_for() -> None:
+    deployment = Deployment(PLAN.limits, {}, {"model_type": "llama"}, [])
+    target, options, why = open_target("cpu:zen4").resolve(CompileOptions.of("cpu:zen4"), deployment)
+    assert (target.name, CPU_OPTION.of(options), why) == ("onnxruntime", "zen4", "only onnxruntime takes --cpu")
+
+
+@pytest.mark.parametrize(
+    ("here", "asked", "cache", "stand_in"),
+    [(AVX2, "zen4", "auto", AVX2), (AVX512_BF16, "neoverse-v1", "auto", AVX512_BF16),
+     (AVX2, "native,zen4", "auto", None), (AVX512, "neoverse-n1", "bf16", AVX512),
+     (AVX512_BF16, "neoverse-n1", "bf16", AVX512),
+     (AVX512_BF16, "sapphirerapids", "auto", AVX512)],
+)  # fmt: skip
+def test_what_verifies_kernels_that_do_not_run_here_gives_their_bits(
+    monkeypatch: pytest.MonkeyPatch, here: Any, asked: str, cache: str, stand_in: Any
+) -> None:
+    monkeypatch.setattr("llmc.compiler.targets.onnxruntime.target.cpu_features", lambda: here.isa)
+    assert verified_by(configured(cpu=asked, kv_cache_dtype=cache), here.isa) == stand_in
+
+
+@pytest.mark.parametrize(
+    ("here", "asked", "cache"),
+    [((*I8MM.isa,), "zen4", "bf16"), (AVX2.isa, "neoverse-v1", "bf16"), (("x86_64", "avx"), "zen4", "auto")],
+)
+def test_where_no_kernels_give_their_bits_nothing_is_called_verified(
+    monkeypatch: pytest.MonkeyPatch, here: tuple[str, ...], asked: str, cache: str
+) -> None:
+    monkeypatch.setattr("llmc.compiler.targets.onnxruntime.target.cpu_features", lambda: here)
+    with pytest.raises(InputError, match=rf"--cpu {asked}: this host runs no kernels .* name native too, or .*none"):
+        configured(cpu=asked, kv_cache_dtype=cache)
+    assert configured(cpu=asked, kv_cache_dtype=cache, verify="none").get("kernels") == "llmc"
 
 
 @pytest.fixture(scope="module")
@@ -119,3 +169,32 @@ def test_a_file_system_that_maps_no_code_is_named_with_what_to_do(
     with pytest.raises(ArtifactError, match=r"mounted noexec; copy the bundle to another one .* --kernels onnxruntime"):
         executor.warm([("decode", 1, 1, 47)])
     executor.close()
+
+
+def test_a_bundle_for_a_cpu_that_is_not_here_is_verified_with_the_kernels_that_are(
+    bundle: Path, tmp_path: Path
+) -> None:
+    device = "onnxruntime:aarch64-neoverse-v1"
+    options = CompileOptions.of(device, quantize="int8", verify="all")
+    model, store = bundle.parent / "model", Store(bundle.parent / "store")
+    compile_bundle(str(model), tmp_path / "bundle", PLAN, options, store, lambda event: None)
+    manifest = Bundle.open(tmp_path / "bundle").manifest
+    assert (manifest.device, manifest.isa, sets_in(manifest.files)) == (device, I8MM.isa, [I8MM])
+    assert not {s.file for s in KERNEL_SETS if s != I8MM} & {*manifest.files}
+    assert manifest.verification["stand_ins"] == [own_set().file]
+    assert "ran in place of its own, for other hosts" in verified_line(manifest.verification, 1)
+    assert "stand_ins" not in Bundle.open(bundle).manifest.verification
+    with pytest.raises(ArtifactError, match=r"are for neon-i8mm \(without aarch64, .*--device onnxruntime:aarch64-neo"):
+        open_executor(Bundle.open(tmp_path / "bundle"), 2, 2)
+
+
+def test_numbers_too_far_from_the_model_s_refuse_a_bundle_for_a_cpu_that_is_not_here(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = "onnxruntime:aarch64-neoverse-v1"
+    monkeypatch.setattr(OnnxRuntimeTarget, "limits", lambda self, options: Limits(0.0, 1.0, True, 0.0, 0.0))
+    model, store = bundle.parent / "model", Store(bundle.parent / "store")
+    options = CompileOptions.of(device, quantize="int8", verify="all")
+    with pytest.raises(VerificationError):
+        compile_bundle(str(model), tmp_path / "bundle", PLAN, options, store, lambda event: None)
+    assert not (tmp_path / "bundle").exists()
