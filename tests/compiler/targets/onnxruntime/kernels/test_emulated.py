@@ -152,6 +152,7 @@ FLOATS: dict[str, Callable[..., Array]] = {
     "unpackhi_pd": unpacked(2, 2), "shuffle_88": shuffled(0), "shuffle_dd": shuffled(1),
     "reduce_max_ps": lambda a, b, c: np.array([summed(a, higher)]),
     "cvtne2ps_pbh": lambda a, b, c: to_bf16(np.concatenate([a, b])).view(np.int32),
+    "cvtneps_pbh": lambda a, b, c: to_bf16(a).view(np.int32),
 }  # fmt: skip
 INTS: dict[str, Callable[..., Array]] = {
     "set1_epi32": lambda a, b, c: np.full(LANES, a[0]),

@@ -12,6 +12,7 @@ from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 
 from llmc.compiler.targets.onnxruntime.formats import TABLES
 from llmc.compiler.targets.onnxruntime.kernels.panels import CODES
+from llmc.runtime.executors.onnxruntime.team import Team
 from tests.compiler.targets.onnxruntime.kernels.single import Library, run
 from tests.compiler.targets.onnxruntime.kernels.test_emulated import to_bf16
 from tests.compiler.targets.onnxruntime.kernels.test_linear import ONCE, SIZES, attributes, formats, matrix, tabled
@@ -93,6 +94,20 @@ def test_many_rows_are_the_same_as_a_few(library: Path) -> None:
     attrs = attributes(144, 576, 32, 8, 0)
     whole = product(library, x, held["panels"], attrs)
     for first in (0, 500, 700, 1407):
+        assert (product(library, x[first : first + 5], held["panels"], attrs) == whole[first : first + 5]).all()
+
+
+@pytest.mark.parametrize("threads", [1, 2, 16])
+def test_rows_that_no_cache_holds_are_the_same_as_a_few(library: Path, threads: int) -> None:
+    """Several pairs of panels are multiplied with some inputs at a time then, as many as threads leave to a share."""
+    size = (888, 2208, 32)  # 56 panels, and inputs that end within a block of them
+    held, weights = matrix(*size, 8, offsets=False)
+    x = np.random.default_rng(1).normal(0, 1, (532, size[1])).astype(np.float32)
+    attrs, team = attributes(*size, 8, 0), Team(str(library), threads)
+    whole = product(library, x, held["panels"], attrs)
+    team.close()
+    assert near(whole, rounded(x).astype(np.float64) @ rounded(weights).T.astype(np.float64))
+    for first in (0, 253, 510, 527):
         assert (product(library, x[first : first + 5], held["panels"], attrs) == whole[first : first + 5]).all()
 
 

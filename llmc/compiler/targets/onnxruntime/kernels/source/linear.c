@@ -22,6 +22,7 @@ typedef struct {
   const float *x;
   uint16_t *words; /* rounded activations */
   int64_t rows, decoding, prepared, shares;
+  int64_t unit; /* panels that shares end between */
 } Step;
 
 static void prepare_share(void *data, size_t share) {
@@ -35,17 +36,21 @@ static void prepare_share(void *data, size_t share) {
   }
 }
 
-/* Panels that shares end between. */
+enum { SHARES_OF_EACH = 3 /* of a thread, so that all end at about the same time */ };
+
 static int64_t unit_of(const Step *s) {
-  return s->rows > s->decoding ? PANELS_AT_ONCE : panels_at_once(&s->product, s->rows);
+  if (s->rows == s->decoding) return panels_at_once(&s->product, s->rows);
+  const int64_t panels = panels_of(s->product.matrix), threads = team_size();
+  int64_t unit = threads ? panels_together(s->product.matrix, s->rows - s->decoding) : PANELS_AT_ONCE;
+  while (unit > PANELS_AT_ONCE && pieces(panels, unit) < SHARES_OF_EACH * threads) unit /= 2;
+  return unit;
 }
 
 static void multiply_share(void *data, size_t share) {
   const Step *s = data;
-  const int64_t panels = panels_of(s->product.matrix), unit = unit_of(s);
-  const int64_t units = pieces(panels, unit);
-  const int64_t first = share_at(units, s->shares, share) * unit;
-  const int64_t end = least(share_at(units, s->shares, share + 1) * unit, panels);
+  const int64_t panels = panels_of(s->product.matrix), units = pieces(panels, s->unit);
+  const int64_t first = share_at(units, s->shares, share) * s->unit;
+  const int64_t end = least(share_at(units, s->shares, share + 1) * s->unit, panels);
   if (s->decoding) multiply(&s->product, first, end, 0, s->decoding);
   if (s->rows > s->decoding) multiply_rounded(&s->prompts, s->words, first, end, s->rows - s->decoding);
 }
@@ -92,7 +97,8 @@ static Status *compute(void *kernel, Context *context) {
     s.shares = shares_of(s.prepared * m->width * QUANTISED, s.prepared);
     TRY(parallel(op->api, context, (size_t)s.shares, prepare_share, &s));
   }
-  s.shares = shares_of(worth(m, s.rows), pieces(panels_of(m), unit_of(&s)));
+  s.unit = unit_of(&s);
+  s.shares = shares_of(worth(m, s.rows), pieces(panels_of(m), s.unit));
   return parallel(op->api, context, (size_t)s.shares, multiply_share, &s);
 }
 

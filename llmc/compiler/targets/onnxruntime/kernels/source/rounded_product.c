@@ -6,11 +6,19 @@
 #endif
 
 enum {
-  ROWS_AT_ONCE = 512,    /* whose sums with two panels the second-level cache holds beside the panels */
-  INPUTS_AT_ONCE = 1024, /* of two panels, unpacked */
-  BOTH = 2 * WORD_ROWS,  /* rows of two tiles */
-  FINISHED = 8           /* rows that are finished at once */
+  ROWS_AT_ONCE = 512,      /* whose sums the second-level cache holds beside the panels */
+  INPUTS_AT_ONCE = 1024,   /* of two panels, unpacked */
+  BOTH = 2 * WORD_ROWS,    /* rows of two tiles */
+  FINISHED = 8,            /* rows that are finished at once */
+  MOST_TOGETHER = 8,       /* panels that are multiplied with the same inputs of all rows before the next inputs */
+  INPUTS_TOGETHER = 256,   /* of so many panels; the first-level cache holds two of these beside rows */
+  HELD = 3 * (1 << 18)     /* activations that the second-level cache holds */
 };
+
+/* The second-level cache holds activations from one pair of panels to the next, or else of some inputs at a time. */
+int64_t panels_together(const Matrix *m, int64_t rows) {
+  return least(rows, ROWS_AT_ONCE) * m->width > HELD ? MOST_TOGETHER : PANELS_AT_ONCE;
+}
 
 void round_row(const Matrix *m, const float *x, uint16_t *to, int64_t row) {
   const int64_t width = m->width;
@@ -145,31 +153,31 @@ static void finish_rows(const Product *p, int panels, int64_t panel, int64_t row
 void multiply_rounded(const Product *p, const uint16_t *x, int64_t first, int64_t end, int64_t rows) {
   const Matrix *m = p->matrix;
   const int64_t width = deep(m->width), apart = WORD_ROWS * width, size = panel_bytes(m);
+  const int64_t together = panels_together(m, rows), at_once = together > 2 ? INPUTS_TOGETHER : INPUTS_AT_ONCE;
   Unpack *const unpack_panel = unpacks[coding_of(m)][m->offsets];
   Dots *dots = any_dots;
-  Floats sums[2 * ROWS_AT_ONCE], w[INPUTS_AT_ONCE];
+  Floats all[MOST_TOGETHER / 2][2 * ROWS_AT_ONCE], w[INPUTS_AT_ONCE];
 #if defined(__AMX_BF16__)
   if (words_allowed()) dots = tile_dots_rounded, begin_words();
 #endif
-  for (int64_t panel = first; panel < end; panel += 2) {
-    const int panels = (int)least(2, end - panel);
-    for (int64_t row = 0; row < rows; row += ROWS_AT_ONCE) {
-      const int64_t here = least(rows - row, ROWS_AT_ONCE);
-      for (int64_t k = 0; k < width; k += INPUTS_AT_ONCE) {
-        const int64_t depth = least(width - k, INPUTS_AT_ONCE);
-        for (int n = 0; n < panels; n++)
-          unpack_panel(m, p->panels + (panel + n) * size, k, depth, row ? 0 : 2 * size, w + n * INPUTS_AT_ONCE / 2);
-        for (int64_t r = 0; r < here; r += BOTH) {
-          const uint16_t *from = x + (row + r) * width + k * WORD_ROWS;
-          dots(here - r > WORD_ROWS ? 2 : 1, panels, from, apart, w, depth, k > 0, sums + 2 * r);
-          /* what a tile stores is not at hand to those that read it right behind */
-          if (k + depth == width && r) finish_rows(p, panels, panel, row + r - BOTH, BOTH, sums + 2 * (r - BOTH));
+  for (int64_t begin = first; begin < end; begin += together)
+    for (int64_t row = 0; row < rows; row += ROWS_AT_ONCE)
+      for (int64_t k = 0; k < width; k += at_once)
+        for (int64_t panel = begin; panel < least(begin + together, end); panel += 2) {
+          const int panels = (int)least(2, end - panel);
+          const int64_t here = least(rows - row, ROWS_AT_ONCE), depth = least(width - k, at_once), ends = k + depth == width;
+          Floats *sums = all[(panel - begin) / 2];
+          for (int n = 0; n < panels; n++)
+            unpack_panel(m, p->panels + (panel + n) * size, k, depth, row ? 0 : 2 * size, w + n * INPUTS_AT_ONCE / 2);
+          for (int64_t r = 0; r < here; r += BOTH) {
+            const uint16_t *from = x + (row + r) * width + k * WORD_ROWS;
+            dots(here - r > WORD_ROWS ? 2 : 1, panels, from, apart, w, depth, k > 0, sums + 2 * r);
+            /* what a tile stores is not at hand to those that read it right behind */
+            if (ends && r) finish_rows(p, panels, panel, row + r - BOTH, BOTH, sums + 2 * (r - BOTH));
+          }
+          const int64_t left = (here - 1) / BOTH * BOTH;
+          if (ends) finish_rows(p, panels, panel, row + left, here - left, sums + 2 * left);
         }
-      }
-      const int64_t left = (here - 1) / BOTH * BOTH;
-      finish_rows(p, panels, panel, row + left, here - left, sums + 2 * left);
-    }
-  }
 #if defined(__AMX_BF16__)
   if (dots != any_dots) end_words();
 #endif

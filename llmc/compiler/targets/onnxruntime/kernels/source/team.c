@@ -50,7 +50,7 @@ static struct {
   void *data;
   size_t count, each /* jobs of a claim */, claims;
   _Alignas(64) atomic_flag busy; /* who has it may change what is not atomic */
-  uint32_t size;
+  _Atomic uint32_t size;
   int process;
   Thread threads[MOST_THREADS];
 } team = {.busy = ATOMIC_FLAG_INIT};
@@ -167,6 +167,8 @@ Status *parallel(Api api, const Context *context, size_t count, void (*job)(void
   atomic_flag_clear_explicit(&team.busy, memory_order_release);
   return formed ? NULL : session_parallel(api, context, count, job, data);
 }
+
+int64_t team_size(void) { return atomic_load_explicit(&team.size, memory_order_relaxed); }
 
 static void stop(void) {
   atomic_store_explicit(&team.ending, 1, memory_order_relaxed);

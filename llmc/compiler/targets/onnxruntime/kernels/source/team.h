@@ -8,4 +8,7 @@
 none, or where it works for another session. */
 Status *parallel(Api api, const Context *context, size_t count, void (*job)(void *, size_t), void *data);
 
+/* How many threads the team has, the caller's among them; 0 where there is none, and the session's are not known. */
+int64_t team_size(void);
+
 #endif

@@ -4,7 +4,7 @@
 
 #include "rounded.h"
 
-#if defined(__AVX512BF16__)
+#if defined(__AVX512BF16__) || defined(__AMX_BF16__)
 #include "isa/avx512_words.h"
 #else
 /* Words of two vectors' lanes, the first one's number below the second's, rounded. */

@@ -248,8 +248,17 @@ EMULATED __m512i narrowed_(__m512 upper, __m512 lower) {
   for (int i = 0; i < 16; i++) found[i] = narrow_(lower[i]), found[i + 16] = narrow_(upper[i]);
   return (__m512i)found;
 }
-/* the type of the real one is another: sources cast it at once */
+EMULATED __m256i narrowed_half_(__m512 x) {
+  union {
+    unsigned short each[16];
+    __m256i all;
+  } found;
+  for (int i = 0; i < 16; i++) found.each[i] = narrow_(x[i]);
+  return found.all;
+}
+/* the types of the real ones are others: sources cast them at once */
 #define _mm512_cvtne2ps_pbh(upper, lower) narrowed_((upper), (lower))
+#define _mm512_cvtneps_pbh(x) narrowed_half_(x)
 EMULATED float flushed_(float x) {
   return x < 1.17549435e-38f && x > -1.17549435e-38f ? __builtin_copysignf(0.0f, x) : x;
 }

@@ -51,6 +51,7 @@ PROBE(dpbusd_avx_epi32) {
                                                 _mm256_loadu_si256((const __m256i *)((const char *)b + half))));
 }
 OF_INTS(cvtne2ps_pbh, (__m512i)_mm512_cvtne2ps_pbh(FLOATS(b), FLOATS(a)))
+PROBE(cvtneps_pbh) { UNUSED; _mm256_storeu_si256(to, (__m256i)_mm512_cvtneps_pbh(FLOATS(a))); }
 OF_FLOATS(dpbf16_ps, _mm512_dpbf16_ps(FLOATS(c), (__m512bh)INTS(a), (__m512bh)INTS(b)))
 /* As tile_dots, of bfloat16. */
 PROBE(tile_bf16) {

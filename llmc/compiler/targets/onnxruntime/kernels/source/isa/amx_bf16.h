@@ -65,20 +65,25 @@ INLINE void multiply_words(const int tiles, const int panels, const uint16_t *x,
 #define KEEP(t, n) _tile_stored(GROWN + 2 * t + n, AT(t, n), 8 * LANES)
   if (again) { EACH(LOAD) }
   else { EACH(CLEAR) }
-  for (int64_t k = 0; k < depth; k += DEPTH, x += TILE_ROWS * DEPTH, w += DEPTH / 2) {
-    _tile_loadd(FIRST, x, 4 * LANES);
-    _tile_loadd(SECOND, w, 4 * LANES);
-    _tile_dpbf16ps(GROWN, FIRST, SECOND);
-    if (panels == 2) {
-      _tile_loadd(LAST, w + beside, 4 * LANES);
-      _tile_dpbf16ps(GROWN + 1, FIRST, LAST);
-    }
-    if (tiles == 2) {
-      _tile_loadd(FIRST + 1, x + apart, 4 * LANES);
-      _tile_dpbf16ps(GROWN + 2, FIRST + 1, SECOND);
-      if (panels == 2) _tile_dpbf16ps(GROWN + 3, FIRST + 1, LAST);
-    }
+#define ROWS_TILE(t) _tile_loadd(FIRST + t, x + t * apart, 4 * LANES)
+#define PANEL_TILE(n) _tile_loadd(SECOND + n, w + n * beside, 4 * LANES)
+#define MULTIPLY(t, n) _tile_dpbf16ps(GROWN + 2 * t + n, FIRST + t, SECOND + n)
+  ROWS_TILE(0);
+  PANEL_TILE(0);
+  if (panels == 2) PANEL_TILE(1);
+  if (tiles == 2) ROWS_TILE(1);
+  for (int64_t k = DEPTH; k < depth; k += DEPTH) {
+    x += TILE_ROWS * DEPTH, w += DEPTH / 2;
+    MULTIPLY(0, 0);
+    if (panels == 2) MULTIPLY(0, 1);
+    ROWS_TILE(0);
+    if (tiles == 2) MULTIPLY(1, 0);
+    PANEL_TILE(0);
+    if (tiles == 2 && panels == 2) MULTIPLY(1, 1);
+    if (tiles == 2) ROWS_TILE(1);
+    if (panels == 2) PANEL_TILE(1);
   }
+  EACH(MULTIPLY)
   EACH(KEEP)
 #undef EACH
 #undef AT
