@@ -45,10 +45,9 @@ def sets_of(options: CompileOptions, here: Collection[str]) -> tuple[KernelSet, 
 
 
 def verified_by(options: CompileOptions, here: Collection[str]) -> KernelSet | None:
-    """The set in whose place no other gives other bits, for a bundle of which this host runs none; None: it runs one.
+    """The set of kernels that verifies a bundle of which this host runs none, with the same bits; None: it runs one.
 
-    Every set gives the same bits, but for attention in bfloat16 (docs/kernels.md). Raises InputError where this host
-    runs no such set.
+    Sets differ in attention in bfloat16 alone (docs/kernels.md). Raises InputError where this host runs no such set.
     """
     wanted = sets_of(options, here)
     if any(one.runs_on(here) for one in wanted):
