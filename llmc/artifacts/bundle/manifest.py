@@ -90,9 +90,14 @@ class Manifest:
         return json.dumps(self._data, sort_keys=True, indent=1, allow_nan=False).encode() + b"\n"
 
     def to_dict(self) -> dict[str, Any]:
-        """A copy of all members, for changing some and making another manifest."""
+        """A copy of all members."""
         copy: dict[str, Any] = json.loads(self.to_bytes())
         return copy
+
+    def changed(self, **members: Any) -> Manifest:
+        """The same with other `members`, in this version's schema. Raises ArtifactError."""
+        kept = {name: value for name, value in self.to_dict().items() if name not in ("schema", "kind")}
+        return Manifest.create(**kept | members)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Manifest) and self.to_bytes() == other.to_bytes()

@@ -215,10 +215,7 @@ def _manifest(
             "manifest": manifest.digest, "model": old.get("model", ""), "checkpoint": old.get("checkpoint", ""),
         },
     }  # fmt: skip
-    for member in ("schema", "kind"):
-        members.pop(member)
-    changed = {"model": model, "files": members["files"] | dict(added), "blobs": dict(sizes), "provenance": provenance}
-    return Manifest.create(**members | changed)
+    return manifest.changed(model=model, files={**manifest.files, **added}, blobs=dict(sizes), provenance=provenance)
 
 
 def _of_configuration(dependency: dict[str, Any]) -> dict[str, Any]:

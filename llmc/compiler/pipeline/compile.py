@@ -214,7 +214,7 @@ def _make(
             verification["stand_ins"] = sorted(made.stand_ins)
     else:
         verification = {"mode": "none"}
-    final = Manifest.create(**_members(manifest) | {"verification": verification})
+    final = manifest.changed(verification=verification)
     return _Made(final, sources, entries, analysis, options, choice)
 
 
@@ -225,10 +225,8 @@ def _with_starter(stages: Stages, made: _Made, quick: _Made) -> tuple[Manifest, 
         return {"manifest": workspace.put_bytes(quick.manifest.to_bytes())}
 
     blob = stages.run("starter", {"manifest": quick.manifest.digest}, build).outputs["manifest"]
-    members = _members(made.manifest)
-    members["blobs"] = members["blobs"] | dict(quick.manifest.blobs)
-    both = Manifest.create(**members), {**made.sources, **quick.sources}
-    return _with_files(stages, *both, {STARTER_NAME: blob.digest})
+    both = made.manifest.changed(blobs={**made.manifest.blobs, **quick.manifest.blobs})
+    return _with_files(stages, both, {**made.sources, **quick.sources}, {STARTER_NAME: blob.digest})
 
 
 def _with_files(
@@ -236,10 +234,9 @@ def _with_files(
 ) -> tuple[Manifest, dict[str, Path]]:  # fmt: skip
     """And with these files: digests in the store by name."""
     paths = {digest: stages.store.path(digest) for digest in files.values()}
-    members = _members(manifest)
-    members["files"] = members["files"] | dict(files)
-    members["blobs"] = members["blobs"] | {digest: path.stat().st_size for digest, path in paths.items()}
-    return Manifest.create(**members), {**sources, **paths}
+    sizes = {digest: path.stat().st_size for digest, path in paths.items()}
+    more = manifest.changed(files={**manifest.files, **files}, blobs={**manifest.blobs, **sizes})
+    return more, {**sources, **paths}
 
 
 def require_native(target: Target, options: CompileOptions) -> None:
@@ -307,7 +304,3 @@ def _assemble(
         provenance=provenance(stages, target, options, checkpoint.asked),
     )  # fmt: skip
     return manifest, sources
-
-
-def _members(manifest: Manifest) -> dict[str, Any]:
-    return {k: v for k, v in manifest.to_dict().items() if k not in ("schema", "kind")}

@@ -128,7 +128,7 @@ def compile_encoder(
     choice = "; ".join(filter(None, (target.choice(options), why)))
     manifest, sources = _assemble(stages, target, made, read, plan, options, analysis, choice)
     verification = verification_of(stages, target, manifest, sources, plan, case, options, report)
-    final = Manifest.create(**_members(manifest) | {"verification": verification})
+    final = manifest.changed(verification=verification)
     remember_recorded(store, final)
     write_bundle(destination, final, sources)
     remember_bundle(store, final)
@@ -199,7 +199,3 @@ def _pooling_files(stages: Stages, read: Read) -> dict[str, str]:
         np.savez(held, **arrays)
         found[WEIGHTS] = stages.store.put_bytes(held.getvalue()).digest
     return found
-
-
-def _members(manifest: Manifest) -> dict[str, Any]:
-    return {k: v for k, v in manifest.to_dict().items() if k not in ("schema", "kind")}

@@ -155,7 +155,7 @@ def finish_bundle(
     manifest, sources = _assemble(half, finisher, pins, made, files, store)
     options = target.compiled_with(half.manifest.device, half.manifest.options).changed(verify=verify)
     outcome = agree(half, manifest, sources, finisher, target, options, store, report)
-    final = _changed(manifest, verification=dict(half.manifest.verification) | {"finished": outcome})
+    final = manifest.changed(verification=dict(half.manifest.verification) | {"finished": outcome})
     signed = bundle.files.signature is not None and final != bundle.manifest
     write_bundle(path, final, sources)
     remember_bundle(store, final)
@@ -321,16 +321,11 @@ def _assemble(
             changes |= {"blob": made[item].outputs["executable"].digest, "key": made[item].key.digest}
         executables.append({**item._asdict(), **changes})
     provenance = {**old.provenance, "finished": {"manifest": old.digest, "llmc": __version__}}
-    manifest = _changed(
-        old, executor=finisher.executor, executables=executables,
+    manifest = old.changed(
+        executor=finisher.executor, executables=executables,
         files=dict(old.files) | {name: blob.digest for name, blob in added.items()},
         blobs=dict(old.blobs) | {blob.digest: blob.size for blob in blobs},
         options={**old.options, "remaining": "", **pins, FINISHED_FOR: dict(finisher.host())}, provenance=provenance,
     )  # fmt: skip
     sources = {digest: half.files.path(digest) for digest in old.blobs}
     return manifest, sources | {blob.digest: store.path(blob) for blob in blobs}
-
-
-def _changed(manifest: Manifest, **members: Any) -> Manifest:
-    kept = {name: value for name, value in manifest.to_dict().items() if name not in ("schema", "kind")}
-    return Manifest.create(**kept | members)

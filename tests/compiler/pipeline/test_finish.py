@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from llmc.artifacts.bundle.manifest import Manifest
 from llmc.artifacts.bundle.manifest_schema import FINISHED_FOR, PORTABLE_NAME
 from llmc.artifacts.bundle.native import code_of_bundle
 from llmc.artifacts.bundle.reader import BundleFiles
@@ -223,8 +222,7 @@ class TestHostile:
 
     def edit(self, toy: Toy, **changes: Any) -> None:
         files = BundleFiles.open(toy.bundle)
-        members = {k: v for k, v in files.manifest.to_dict().items() if k not in ("schema", "kind")}
-        manifest = Manifest.create(**members | changes)
+        manifest = files.manifest.changed(**changes)
         write_bundle(toy.bundle, manifest, {digest: toy.store.path(digest) for digest in manifest.blobs})
 
     def test_finished_code_in_a_bundle_that_counts_as_data_is_not_loaded(self, toy: Toy, put_in: Any) -> None:

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from llmc.artifacts.atomic_write import make_folder
-from llmc.artifacts.bundle.manifest import Manifest
 from llmc.artifacts.bundle.native import RECIPES
 from llmc.artifacts.bundle.writer import write_bundle
 from llmc.artifacts.digest import Blob, digest_bytes, digest_file
@@ -71,9 +70,7 @@ class RecipeFinisher(WholeBundle):
     def finish(self, bundle: Bundle, pins: Mapping[str, Value], folder: Path, told: Told) -> Mapping[str, Path]:
         """See WholeBundle. The cache's folder outlives an interrupt, for the next run; a failure names its log."""
         manifest = bundle.manifest
-        members = {name: value for name, value in manifest.to_dict().items() if name not in ("schema", "kind")}
-        members["options"] = {**members["options"], **pins}
-        draft = Manifest.create(**members)
+        draft = manifest.changed(options={**manifest.options, **pins})
         write_bundle(folder / "draft", draft, {digest: bundle.files.path(digest) for digest in draft.blobs})
         identity = digest_bytes(canonical_json([draft.digest, dict(self.host())]))
         cache = local_folder(bundle.settings, f"recording-{identity[7:23]}")

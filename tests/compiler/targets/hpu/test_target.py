@@ -397,8 +397,7 @@ def test_a_shape_that_was_not_compiled_is_an_artifact_error(executor: TorchExecu
 
 def _with_manifest(compiled: Compiled, **members: object) -> Bundle:
     bundle = Bundle.open(compiled.path)
-    fields = {k: v for k, v in bundle.manifest.to_dict().items() if k not in ("schema", "kind")}
-    bundle.files.manifest = type(bundle.manifest).create(**fields | members)
+    bundle.files.manifest = bundle.manifest.changed(**members)
     return bundle
 
 

@@ -153,7 +153,7 @@ static void finish_rows(const Product *p, int panels, int64_t panel, int64_t row
 void multiply_rounded(const Product *p, const uint16_t *x, int64_t first, int64_t end, int64_t rows) {
   const Matrix *m = p->matrix;
   const int64_t width = deep(m->width), apart = WORD_ROWS * width, size = panel_bytes(m);
-  const int64_t together = panels_together(m, rows), at_once = together > 2 ? INPUTS_TOGETHER : INPUTS_AT_ONCE;
+  const int64_t together = panels_together(m, rows), at_once = together > PANELS_AT_ONCE ? INPUTS_TOGETHER : INPUTS_AT_ONCE;
   Unpack *const unpack_panel = unpacks[coding_of(m)][m->offsets];
   Dots *dots = any_dots;
   Floats all[MOST_TOGETHER / 2][2 * ROWS_AT_ONCE], w[INPUTS_AT_ONCE];
