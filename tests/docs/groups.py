@@ -10,8 +10,8 @@ OVERVIEWS = (
     "README.md", "docs/first/ci.md", "docs/first/cpu-server.md", "docs/first/vllm.md", "docs/quickstart.md",
 )  # fmt: skip
 CPU = (
-    "docs/calibration.md", "docs/certificates.md", "docs/commands.md", "docs/demo.md", "docs/hybrid.md",
-    "docs/kernels.md", "docs/sharing.md", "docs/warmup.md",
+    "docs/calibration.md", "docs/certificates.md", "docs/commands.md", "docs/cpu.md", "docs/demo.md",
+    "docs/hybrid.md", "docs/kernels.md", "docs/sharing.md", "docs/warmup.md",
 )  # fmt: skip
 OPENVINO = ("docs/checkpoints.md", "docs/lora.md", "docs/openvino.md")
 XLA = ("docs/cuda.md", "docs/encoders.md", "docs/neuron.md", "docs/tpu.md", "docs/xla.md")

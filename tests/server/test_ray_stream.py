@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import http.client
 import json
 import os
@@ -10,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +23,7 @@ from starlette.types import Message
 from llmc.server.keeper import Keeper
 from llmc.server.ray_stream import EndsStreams
 from tests.artifacts.helpers import REPO
+from tests.server.live import until
 
 SERVER = """
 import asyncio, os, socket, sys
@@ -95,12 +98,23 @@ def test_a_kill_in_mid_stream_is_told_by_one_event_and_the_answer_is_whole(serve
             assert json.loads(told.removeprefix(b"data: ")) == {"error": ERROR}
 
 
+def stands_still(answer: http.client.HTTPResponse) -> bool:
+    """Whether something is here that was not read, and no more comes."""
+
+    def unread() -> int:
+        return int.from_bytes(fcntl.ioctl(answer.fileno(), termios.FIONREAD, bytes(4)), sys.byteorder)
+
+    before = unread()
+    time.sleep(0.2)
+    return 0 < before == unread()
+
+
 @pytest.mark.parametrize(("path", "version"), [("/whole", "HTTP/1.1"), ("/full", "HTTP/1.1"), ("/", "HTTP/1.0")])
 def test_where_an_event_could_be_taken_for_text_the_answer_breaks_off(served: Served, path: str, version: str) -> None:
     """It is no stream of events, the client has not read what was sent last, or it may not know chunks."""
     with served.get(path, version) as answer:
         if path == "/full":
-            time.sleep(0.5)
+            until(lambda: stands_still(answer))
         served.kill()
         try:
             rest = answer.read()

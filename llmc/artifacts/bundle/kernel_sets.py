@@ -24,6 +24,11 @@ class KernelSet(NamedTuple):
         return "amx_bf16" in self.features
 
     @property
+    def fast_bf16_attention(self) -> bool:
+        """Whether attention over keys and values in bfloat16 takes no longer with it than over float16, as measured."""
+        return "avx512_bf16" in self.features
+
+    @property
     def own_bf16_sums(self) -> bool:
         """Whether its sums of products of bfloat16 have the bits of an instruction for two or four of these; those of
         all other sets have the bits of tiles."""

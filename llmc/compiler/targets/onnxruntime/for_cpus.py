@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from llmc.artifacts.bundle.kernel_sets import KERNEL_SETS, KernelSet
 from llmc.compiler.code import code_digest
 from llmc.compiler.stages import Stages, toolchain
-from llmc.compiler.targets.onnxruntime.options import BF16, CPU_OPTION, kept_in
+from llmc.compiler.targets.onnxruntime.options import BF16, CPU_OPTION, F16, kept_in
 from llmc.errors import InputError
 
 if TYPE_CHECKING:
@@ -42,6 +42,14 @@ def sets_of(options: CompileOptions, here: Collection[str]) -> tuple[KernelSet, 
     from llmc.compiler.targets.onnxruntime.kernels.cpus import NATIVE, sets_for
 
     return sets_for(CPU_OPTION.of(options) or NATIVE, here)
+
+
+def cache_default(sets: Collection[KernelSet], here: Collection[str]) -> str:
+    """What keys and values are kept in by default: bf16 where that is fast with each of these sets, all have the same
+    results so, and a host with the features `here` has them too."""
+    own = {one.own_bf16_sums for one in sets}
+    verifiable = own == {False} or any(one.runs_on(here) for one in sets)
+    return BF16 if len(own) == 1 and verifiable and all(one.fast_bf16_attention for one in sets) else F16
 
 
 def verified_by(options: CompileOptions, here: Collection[str]) -> KernelSet | None:

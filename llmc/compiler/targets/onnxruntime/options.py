@@ -36,7 +36,8 @@ GROUP_SIZE: Option[int | None] = Option(
 KV_CACHE_DTYPE: Option[str] = Option(
     "kv_cache_dtype", str, AUTO,
     "Precision of the KV cache, for llmc's kernels: f16; bf16, in which attention is computed then; int8, with a scale "
-    "for each token and head. Default: bf16 for CPUs with tiles of it (AMX), else f16; f32 for other kernels.",
+    "for each token and head. Default: bf16 for CPUs that multiply it (AMX, AVX-512 BF16), else f16; f32 for other "
+    "kernels.",
     metavar=f"{AUTO}|{F16}|{BF16}|{INT8}", choices=(AUTO, F16, BF16, INT8), what="KV cache dtype",
 )  # fmt: skip
 PROMPT_DTYPE: Option[str] = Option(
@@ -64,19 +65,19 @@ def prompts_in(options: CompileOptions) -> str:
     return BF16 if PROMPT_DTYPE.of(options) == BF16 else INT8
 
 
-def with_dtypes(options: CompileOptions, tiled: bool) -> CompileOptions:
-    """`options` with the precisions that llmc's kernels have; `tiled`: all of them have tiles of bfloat16, the default
-    then. What is as it would be without the option is in no manifest and no key. Raises InputError for those of
-    kernels that are not llmc's."""
+def with_dtypes(options: CompileOptions, cache: str, prompts: str) -> CompileOptions:
+    """`options` with the precisions that llmc's kernels have; `cache` and `prompts` are those where none is asked for.
+    What is as it would be without the option is in no manifest and no key. Raises InputError for those of kernels that
+    are not llmc's."""
     found = {}
-    for option, plain in ((KV_CACHE_DTYPE, F16), (PROMPT_DTYPE, INT8)):
+    for option, default, plain in ((KV_CACHE_DTYPE, cache, F16), (PROMPT_DTYPE, prompts, INT8)):
         asked = option.of(options)
         if asked != AUTO and not ours(options):
             raise InputError(
                 f"{option.flag} {asked} is for llmc's kernels: quantise, without --specialise and --kernels "
                 "onnxruntime, on a CPU that they run on (docs/kernels.md), or leave it out"
             )
-        chosen = (BF16 if tiled else plain) if asked == AUTO else asked
+        chosen = default if asked == AUTO else asked
         found[option.name] = None if chosen == plain else chosen
     return options.changed(**found)
 

@@ -43,11 +43,18 @@ from llmc.compiler.targets.calibration import (
 )
 from llmc.compiler.targets.costs import Cost
 from llmc.compiler.targets.hardware import Hardware
-from llmc.compiler.targets.onnxruntime.for_cpus import libraries, sets_of, verified_by, with_cpus
+from llmc.compiler.targets.onnxruntime.for_cpus import (
+    cache_default,
+    libraries,
+    sets_of,
+    verified_by,
+    with_cpus,
+)
 from llmc.compiler.targets.onnxruntime.kernels.limits import KEYS
 from llmc.compiler.targets.onnxruntime.memory import arena_bytes, kernels_arena_bytes, session_bytes
 from llmc.compiler.targets.onnxruntime.options import (
     ACTIVATIONS,
+    BF16,
     CPU_OPTION,
     F16,
     GROUP_SIZE,
@@ -117,7 +124,7 @@ class OnnxRuntimeTarget(Target):
         "2026-11",
         "benchmarks/RESULTS.md",
     )
-    guide: ClassVar[str] = "docs/kernels.md"
+    guide: ClassVar[str] = "docs/cpu.md"
     selects_adapters: ClassVar[bool] = True
     options: ClassVar[tuple[Option[Any], ...]] = (
         KERNELS_OPTION, CPU_OPTION, GROUP_SIZE, KV_CACHE_DTYPE, PROMPT_DTYPE, ACTIVATIONS, CALIBRATE, MAX_KL, HEAD_BITS,
@@ -159,8 +166,9 @@ class OnnxRuntimeTarget(Target):
         kernels = asked or default
         if cpus is not None and kernels != LLMC:
             raise InputError("--cpu is for llmc's kernels, and none are built: quantise, without --specialise")
-        tiled = kernels == LLMC and all(s.has_bf16_tiles for s in sets_of(options, self.isa()))
-        options = with_dtypes(options.changed(kernels=kernels), tiled)
+        sets = sets_of(options, self.isa()) if kernels == LLMC else ()
+        prompts = BF16 if sets and all(one.has_bf16_tiles for one in sets) else INT8
+        options = with_dtypes(options.changed(kernels=kernels), cache_default(sets, self.isa()), prompts)
         if kernels == LLMC and options.verify != "none":
             verified_by(options, self.isa())
         check_activations(options)

@@ -41,7 +41,7 @@ def test_int8_is_kept_and_auto_is_as_if_it_were_not_given_without_tiles() -> Non
     assert target.limits(plain).quality == "int8"  # type: ignore[union-attr]
 
 
-def test_bf16_is_kept_and_is_the_default_where_every_set_of_kernels_has_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bf16_is_kept_and_is_the_default_where_every_set_of_kernels_is_fast_so(monkeypatch: pytest.MonkeyPatch) -> None:
     target = open_target("onnxruntime")
     asked = configured(kv_cache_dtype="bf16")
     assert target.limits(asked).quality == "int8 + bf16 KV cache"  # type: ignore[union-attr]
@@ -50,8 +50,12 @@ def test_bf16_is_kept_and_is_the_default_where_every_set_of_kernels_has_tiles(mo
     assert configured(**tiled) == configured(**tiled, kv_cache_dtype="bf16")
     assert "kv_cache_dtype" not in configured(**tiled, kv_cache_dtype="f16").extensions
     assert "kv_cache_dtype" not in configured(**tiled | {"cpu": "sapphirerapids,zen4"}).extensions
-    monkeypatch.setattr(OnnxRuntimeTarget, "isa", lambda self: KERNEL_SETS[0].isa)
-    assert configured().get("kv_cache_dtype") == "bf16"
+    zen4 = {"quantize": "int8", "cpu": "zen4"}
+    assert configured(**zen4).get("kv_cache_dtype") is None, "nothing here could verify it"
+    for fast in KERNEL_SETS[:2]:
+        monkeypatch.setattr(OnnxRuntimeTarget, "isa", lambda self, fast=fast: fast.isa)
+        assert configured().get("kv_cache_dtype") == configured(**zen4).get("kv_cache_dtype") == "bf16"
+        assert configured(**zen4 | {"cpu": "zen4,icelake-server"}).get("kv_cache_dtype") is None
     assert configured(kernels="onnxruntime").get("kv_cache_dtype") is None
 
 

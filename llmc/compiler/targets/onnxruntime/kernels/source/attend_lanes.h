@@ -1,33 +1,9 @@
 /* Attention to a cache in bfloat16. Scores are [keys, LANES], a query row in each lane: keys are multiplied as they lie in
-the cache, and nothing is summed across a vector.
-
-An instruction set that multiplies bfloat16 has a file in isa/ with these, where words are two numbers each:
-
-  enum { AS_ROWS }                      whether attend_rows.h gives the same bits
-  int words_allowed()                   whether this process may
-  void begin_words(), end_words()       before products, and after them
-  Floats first_words(from, count)       the first `count` of DEPTH numbers as words, and zeros
-  Floats paired(first, second)          words of two vectors' lanes, the first one's number below the second's, rounded
-  void narrow_line(from, to, width)     [width], a multiple of LANES, to words [deep(width) / 2], rounded, with zeros behind
-  void pair_lines(first, second, to)    words [DEPTH] of two lines of DEPTH numbers, in an order that in_order undoes
-  void in_order(from, to)               [DEPTH] sums of such words' columns
-  void score_words(keys, apart, queries, depth, scores)     scores [4 · LANES, LANES] of keys, lines of `depth` numbers
-                                        `apart` bytes apart, and queries, [depth / 2, LANES] words
-  void gather_words(columns, rows, weights, values, depth, apart, sums)     sums [LANES, columns · LANES] grow by weights
-                                        [LANES, depth / 2] times values [depth / 2, columns · LANES], words of two inner
-                                        numbers; columns is 2 or 4; lines of sums and of values are `apart` numbers apart,
-                                        and only the first `rows` of sums matter */
+the cache, and nothing is summed across a vector. */
 #ifndef LLMC_ATTEND_LANES_H
 #define LLMC_ATTEND_LANES_H
 
-#include "attention.h"
-#if defined(__AMX_BF16__)
-#include "isa/amx_bf16.h"
-#elif defined(__AVX512BF16__)
-#include "isa/avx512_bf16.h"
-#else
-#include "isa/neon_bf16.h"
-#endif
+#include "word_lines.h"
 
 enum { LANE_ROWS = 96 /* query rows of a job */, GROUPS = LANE_ROWS / LANES };
 
@@ -40,6 +16,9 @@ typedef struct {
   float most[LANE_ROWS], total[LANE_ROWS], all_most[LANE_ROWS], all_total[LANE_ROWS];
   Ints first[GROUPS], end[GROUPS]; /* the keys that each row sees */
 } Held __attribute__((aligned(64)));
+
+/* Query words of group `g`, [deep(dim) / 2, LANES]. */
+INLINE float *queries_of(const Attention *op, Held *b, int g) { return b->q + g * deep(op->dim) / 2 * LANES; }
 
 INLINE Floats either(Ints first, Floats a, Floats b) { return (Floats)((first & (Ints)a) | (~first & (Ints)b)); }
 
@@ -106,7 +85,7 @@ static void lean_lanes(const Run *run, const Job *job, int64_t first_row, int64_
   }
 }
 
-/* Query rows of group `g`, turned, as words [wide / 2, LANES]. */
+/* Have the query rows of group `g` turned, and in lanes. */
 static void hold_queries(const Run *run, const Job *job, Held *b, int g) {
   const Attention *op = run->op;
   const int64_t line = whole(op->dim), words = deep(op->dim) / 2, wide = deep(op->value_dim);
@@ -126,33 +105,7 @@ static void hold_queries(const Run *run, const Job *job, Held *b, int g) {
     b->end[g][l] = (int32_t)(job->past + token + 1);
     b->first[g][l] = (int32_t)oldest_key(op, job->past + token);
   }
-  for (int64_t d = 0; d < words; d += LANES) transpose(lines + d, words, rows, b->q + (g * words + d) * LANES, LANES);
-}
-
-/* The keys of a block and how far apart they are, [KEYS, deep(dim)]: those of the cache, or copies with zeros behind them. */
-static const uint8_t *hold_keys(const Run *run, const Job *job, Held *b, int64_t at, int64_t count, int64_t *apart) {
-  const int64_t dim = run->op->dim, wide = deep(dim);
-  const uint8_t *from = lines_from(run, job, run->keys, run->op->key_bytes, at);
-  *apart = run->op->key_bytes;
-  if (count == KEYS && dim == wide) return from;
-  *apart = 2 * wide;
-  for (int64_t k = 0; k < KEYS; k++)
-    for (int64_t d = 0; d < wide; d += DEPTH)
-      store_aligned(b->keys + (k * wide + d) / 2, first_words((const uint16_t *)from + k * dim + d, k < count ? dim - d : 0));
-  return (const uint8_t *)b->keys;
-}
-
-/* A block's values as words of two keys, [KEYS / 2, deep(value_dim)], zeros for those that no row sees: see read_values. */
-static void hold_values(const Run *run, const Job *job, Held *b, int64_t at, int64_t count) {
-  const int64_t dim = run->op->value_dim, wide = deep(dim), gone = job->seen - at;
-  const uint16_t *from = (const uint16_t *)lines_from(run, job, run->values, run->op->value_bytes, at);
-  for (int64_t k = 0; k < KEYS; k += 2)
-    for (int64_t d = 0; d < wide; d += DEPTH) {
-      const uint16_t *two = from + k * dim + d;
-      const Floats first = first_words(two, k >= gone && k < count ? dim - d : 0);
-      const Floats second = first_words(two + dim, k + 1 >= gone && k + 1 < count ? dim - d : 0);
-      pair_lines(first, second, b->values + k / 2 * wide + d);
-    }
+  for (int64_t d = 0; d < words; d += LANES) transpose(lines + d, words, rows, queries_of(op, b, g) + d * LANES, LANES);
 }
 
 /* Turn the scores of group `g` into weights, and let its older sums shrink. */
@@ -175,11 +128,7 @@ static void weigh_group(const Run *run, const Job *job, Held *b, int g, int64_t 
 
 /* Add a block's weighted values to the sums of group `g`. */
 static void gather_group(const Job *job, Held *b, int g, int64_t wide) {
-  float *sums = b->sums + g * LANES * wide;
-  const int64_t rows = least(job->rows - g * LANES, LANES);
-  int64_t d = 0;
-  for (; d + 2 * DEPTH <= wide; d += 2 * DEPTH) gather_words(4, rows, b->weights[g % 2], b->values + d, KEYS, wide, sums + d);
-  if (d < wide) gather_words(2, rows, b->weights[g % 2], b->values + d, KEYS, wide, sums + d);
+  gather_line(least(job->rows - g * LANES, LANES), b->weights[g % 2], b->values, wide, b->sums + g * LANES * wide);
 }
 
 /* Steps alternate so that tiles read what was written a while ago: what was just written is not at hand to them, nor
@@ -197,11 +146,11 @@ static void attend_lanes(const Run *run, int64_t number, Job job) {
     const int blind = at > job.past ? (int)((at - job.past) * job.group / LANES) : 0;
     int64_t apart;
     if (groups == 1) fetch_lines(run, &job, run->values, op->value_bytes, at);
-    const uint8_t *keys = hold_keys(run, &job, &b, at, count, &apart);
+    const uint8_t *keys = hold_keys(run, &job, b.keys, at, count, &apart);
     if (groups == 1) fetch_lines(run, &job, run->keys, op->key_bytes, at + KEYS);
-    hold_values(run, &job, &b, at, count);
+    hold_values(run, &job, b.values, at, count);
     for (int g = blind; g < groups + 2; g++) {
-      if (g < groups) score_words(keys, apart, b.q + g * deep(op->dim) / 2 * LANES, deep(op->dim), b.scores[g % 2]);
+      if (g < groups) score_words(keys, apart, queries_of(op, &b, g), deep(op->dim), b.scores[g % 2]);
       if (g > blind && g <= groups) weigh_group(run, &job, &b, g - 1, at, count);
       if (g > blind + 1) gather_group(&job, &b, g - 2, wide);
     }

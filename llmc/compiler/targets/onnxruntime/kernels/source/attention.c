@@ -23,11 +23,13 @@ Blocks and parts begin at multiples of KEYS and PART, and all sums have one orde
 which tokens, and how many, it is computed with. */
 #include "attend_rows.h"
 #if defined(__AMX_BF16__) || defined(__AVX512BF16__) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+#include "attend_few.h"
 #include "attend_lanes.h"
 #else
-enum { LANE_ROWS = ROWS, AS_ROWS = 1 };
+enum { LANE_ROWS = ROWS, AS_ROWS = 1, IN_DOTS = 0 };
 static int words_allowed(void) { return 0; }
 static void attend_lanes(const Run *run, int64_t number, Job job) { (void)run, (void)number, (void)job; }
+static void attend_few(const Run *run, int64_t number, Job job) { (void)run, (void)number, (void)job; }
 #endif
 
 enum {
@@ -35,7 +37,6 @@ enum {
   MOST_TOKENS = 1 << 30, /* of a sequence, where its keys are in a ring */
   FEW_TOKENS = 16,  /* that are appended faster than threads are told to */
   WANTED_JOBS = 8,
-  FEW_ROWS = 5,
   FEW_KEYS = 384,
 };
 
@@ -56,12 +57,12 @@ static void append(void *data, size_t job) {
   }
 }
 
-/* Few queries fill few lanes, which pays where there are many keys alone. */
+/* Few queries fill few lanes, which pays where there are many keys alone, if there is another way with the same bits. */
 static void attend(void *data, size_t number) {
   const Run *run = data;
   const Job job = job_of(run, (int64_t)number);
-  const int few = AS_ROWS && job.rows < FEW_ROWS && job.end - job.from <= FEW_KEYS;
-  (run->lanes && !few ? attend_lanes : attend_rows)(run, (int64_t)number, job);
+  const int few = job.rows <= FEW_ROWS, rows = AS_ROWS && few && job.end - job.from <= FEW_KEYS;
+  (!run->lanes ? attend_rows : IN_DOTS && few ? attend_few : rows ? attend_rows : attend_lanes)(run, (int64_t)number, job);
 }
 
 /* Put the parts of the keys of one piece and row, which has one token, together. */

@@ -1,4 +1,4 @@
-/* What attention over rows (attend_rows.h) and over lanes (attend_lanes.h) have in common: its work, and results. */
+/* What attention over rows (attend_rows.h, attend_few.h) and over lanes (attend_lanes.h) have in common: its work, and results. */
 #ifndef LLMC_ATTENTION_H
 #define LLMC_ATTENTION_H
 
@@ -9,6 +9,7 @@
 
 enum {
   ROWS = 48, /* query rows of a job: tokens times heads of a group */
+  FEW_ROWS = 4,
   MOST_DIM = 512,
   PART = 512, /* keys, a multiple of KEYS */
 };

@@ -144,7 +144,8 @@ static inline void quantise_row(const Matrix *m, const float *x, const Activatio
 /* Products of `rows` activations, from `row` on, with `panels` neighbouring panels from `at` on: sums[rows · panels].
 
 The rows are of one block of eight. `ahead` bytes on from what is read, panels that come next are fetched, for 0 none.
-`rows`, `panels`, `coding` and `offsets` are constants where this is inlined; rows · panels ≤ 8 keeps sums in registers. */
+`rows`, `panels`, `coding` and `offsets` are constants where this is inlined; rows · panels ≤ 8 keeps sums in
+registers, more those of the group alone. */
 INLINE void tile(const int rows, const int panels, const int coding, const int offsets, const Matrix *m,
                  const uint8_t *at, const Activations *a, int64_t row, int64_t ahead, Floats *sums) {
   const int64_t groups = groups_of(m), stride = panel_bytes(m), steps = m->group / 4;
@@ -161,7 +162,7 @@ INLINE void tile(const int rows, const int panels, const int coding, const int o
   const Floats unit = filled(1.0f / SCALE_UNIT);
   const int begins = bias_of(coding) != zero_of(coding, offsets);
   for (int64_t g = 0; g < groups; g++) {
-    Ints dots[8];
+    Ints dots[16];
     Floats scale[4], offset[4];
     UNROLL
     for (int n = 0; n < panels; n++) {

@@ -27,13 +27,6 @@ INLINE void round_lines(float *x, int64_t count) {
 
 /* sums [4 · LANES] grow by Σ x[k] · lines[k], over `count` k, a multiple of DEPTH, of lines `apart` floats apart. */
 INLINE void grow(const int vectors, const float *x, const float *lines, int64_t count, int64_t apart, Floats *sums) {
-#if defined(__AVX512BF16__) && !defined(__AMX_BF16__)
-  for (int64_t k = 0; k < count; k++) {
-    UNROLL
-    for (int n = 0; n < vectors; n++)
-      sums[n] = fused(filled(x[k ^ 1]), load_aligned(lines + (k ^ 1) * apart + n * LANES), sums[n]);
-  }
-#else
   for (int64_t k = 0; k < count; k += DEPTH) {
     Floats even[4], odd[4];
     UNROLL
@@ -47,7 +40,6 @@ INLINE void grow(const int vectors, const float *x, const float *lines, int64_t 
     UNROLL
     for (int n = 0; n < vectors; n++) sums[n] = sums[n] + (even[n] + odd[n]);
   }
-#endif
 }
 
 /* Scores [KEYS] of a query [dim] with turned keys [dim, KEYS]; dim a multiple of DEPTH. */

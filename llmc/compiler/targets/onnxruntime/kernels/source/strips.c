@@ -17,7 +17,7 @@ INLINE void strip(const int rows, const int panels, const int coding, const int 
   const Matrix *m = p->matrix;
   const Activations *a = &p->activations;
   const uint8_t *at = p->panels + first * panel_bytes(m);
-  Floats sums[8], others[8];
+  Floats sums[16], others[8];
   tile(rows, panels, coding, offsets, m, at, a, row, ahead, sums);
   if (p->gated && panels == 1) {
     tile(rows, 1, coding, offsets, m, at + panel_bytes(m), a, row, ahead, others);
@@ -35,13 +35,15 @@ INLINE void strip(const int rows, const int panels, const int coding, const int 
   }
 #if STRIP_ROWS == 8
 #define MORE(what, coding, offsets) what(5, 1, coding, offsets) what(6, 1, coding, offsets) what(7, 1, coding, offsets) what(8, 1, coding, offsets)
+#define BOTH(what, coding, offsets) what(8, 2, coding, offsets)
 #else
 #define MORE(what, coding, offsets)
+#define BOTH(what, coding, offsets)
 #endif
 #define STRIPS(coding, offsets)                                                                                       \
   STRIP(1, 1, coding, offsets) STRIP(2, 1, coding, offsets) STRIP(3, 1, coding, offsets) STRIP(4, 1, coding, offsets) \
   STRIP(3, 2, coding, offsets) STRIP(4, 2, coding, offsets) STRIP(1, 4, coding, offsets) STRIP(2, 4, coding, offsets) \
-  MORE(STRIP, coding, offsets)
+  MORE(STRIP, coding, offsets) BOTH(STRIP, coding, offsets)
 STRIPS(EIGHT, 2) STRIPS(EIGHT, 1) STRIPS(EIGHT, 0) STRIPS(FOUR, 2) STRIPS(FOUR, 1) STRIPS(FOUR, 0)
 STRIPS(SIX, 1) STRIPS(SIX, 0) STRIPS(TABLED, 0)
 
@@ -49,13 +51,13 @@ typedef void Strip(const Product *p, int64_t first, int64_t row, int64_t ahead);
 
 /* Those of one format, by rows: of one panel or a gated pair, and of two and four panels. */
 typedef struct {
-  Strip *one[STRIP_ROWS + 1], *two[5], *four[3];
+  Strip *one[STRIP_ROWS + 1], *two[STRIP_ROWS + 1], *four[STRIP_ROWS + 1];
 } Strips;
 
 #define NAMED(rows, panels, coding, offsets) [rows] = strip_##rows##_##panels##_##coding##_##offsets,
 #define OF_FORMAT(c, o)                                                                                       \
   [c][o] = {.one = {NAMED(1, 1, c, o) NAMED(2, 1, c, o) NAMED(3, 1, c, o) NAMED(4, 1, c, o) MORE(NAMED, c, o)}, \
-            .two = {NAMED(3, 2, c, o) NAMED(4, 2, c, o)},                                                     \
+            .two = {NAMED(3, 2, c, o) NAMED(4, 2, c, o) BOTH(NAMED, c, o)},                                   \
             .four = {NAMED(1, 4, c, o) NAMED(2, 4, c, o)}}
 static const Strips formats[EIGHT + 1][3] = {
     OF_FORMAT(FOUR, 0), OF_FORMAT(FOUR, 1), OF_FORMAT(FOUR, 2), OF_FORMAT(EIGHT, 0), OF_FORMAT(EIGHT, 1),
@@ -66,16 +68,17 @@ static const Strips formats[EIGHT + 1][3] = {
 beyond `end`, too: the next share is mostly the same thread's. */
 static void block(const Product *p, int64_t first, int64_t end, int64_t row, int64_t last) {
   const Strips *of = &formats[coding_of(p->matrix)][p->matrix->offsets];
-  const int64_t unit = 1 + p->gated, rows = last - row, size = panel_bytes(p->matrix);
-  const int64_t at_once = panels_at_once(p, rows);
-  int64_t panel = first;
-  Strip *const many = rows < 3 ? of->four[rows] : rows < 5 ? of->two[rows] : NULL;
-  if (many)
-    for (; panel + at_once <= end; panel += at_once) many(p, panel, row, at_once * size);
-  for (; panel < end; panel += unit) {
-    int64_t r = row, ahead = unit * size;
-    for (; r + STRIP_ROWS <= last; r += STRIP_ROWS, ahead = 0) of->one[STRIP_ROWS](p, panel, r, ahead);
-    if (r < last) of->one[last - r](p, panel, r, ahead);
+  const int64_t unit = 1 + p->gated, rows = last - row, size = panel_bytes(p->matrix), at_once = panels_at_once(p, rows);
+  Strip *const *many = rows < 3 ? of->four : two_at_once(rows) ? of->two : of->one;
+  for (int64_t panel = first, count; panel < end; panel += count) {
+    count = panel + at_once <= end ? at_once : unit;
+    for (int64_t r = row, ahead = count * size; r < last; r += STRIP_ROWS, ahead = 0) {
+      const int64_t some = least(last - r, STRIP_ROWS);
+      Strip *const strip = count == at_once ? many[some] : NULL;
+      if (strip) strip(p, panel, r, ahead);
+      else
+        for (int64_t n = 0; n < count; n += unit) of->one[some](p, panel + n, r, ahead);
+    }
   }
 }
 

@@ -23,17 +23,23 @@ void multiply(const Product *p, int64_t first, int64_t end, int64_t row, int64_t
 /* Whether activations of so many rows lie as tiles have them: where the CPU multiplies such. */
 int takes_tiles(const Matrix *m, int64_t rows);
 
+enum { MANY_ROWS = 32 };
+
 /* In how many pieces of `each` or fewer `count` is. */
 static inline int64_t pieces(int64_t count, int64_t each) { return (count + each - 1) / each; }
 
+/* Whether two panels are multiplied with so many rows at once: few, whose sums registers hold, or so many that reading the
+matrix is not what takes the time, with the sums of a group in registers. */
+static inline int two_at_once(int64_t rows) { return rows < 5 || (STRIP_ROWS == 8 && rows >= MANY_ROWS); }
+
 /* How many neighbouring panels are multiplied at once, where there are as many: shares that end between such are fast. */
 static inline int64_t panels_at_once(const Product *p, int64_t rows) {
-  return rows < 3 ? 4 : rows < 5 ? 2 : 1 + p->gated;
+  return rows < 3 ? 4 : two_at_once(rows) ? 2 : 1 + p->gated;
 }
 
 /* Bytes of panels that take as long to read as a matrix takes with so many rows: few wait for memory, more for products. */
 static inline int64_t worth(const Matrix *m, int64_t rows) {
-  return panels_of(m) * panel_bytes(m) * (rows < 32 ? 1 : rows / 16);
+  return panels_of(m) * panel_bytes(m) * (rows < MANY_ROWS ? 1 : rows / 16);
 }
 
 enum { QUANTISED = 8 /* bytes of panels that are multiplied while a number is quantised */ };

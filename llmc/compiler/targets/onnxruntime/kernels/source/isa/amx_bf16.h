@@ -5,7 +5,7 @@
 #include "avx512_words.h"
 
 /* Tiles: sums, what they have in common, and the others; two by two are both. */
-enum { GROWN = 0, SHARED = 4, OTHER = 5, FIRST = 4, SECOND = 6, LAST = 7, AS_ROWS = 1 };
+enum { GROWN = 0, SHARED = 4, OTHER = 5, FIRST = 4, SECOND = 6, LAST = 7, AS_ROWS = 1, IN_DOTS = 0 };
 
 INLINE int words_allowed(void) { return tiles_allowed(); }
 

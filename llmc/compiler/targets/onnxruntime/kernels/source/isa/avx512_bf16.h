@@ -1,11 +1,11 @@
-/* attend_lanes.h's products by dot products of two bfloat16 each (VDPBF16PS), over avx512.h. A sum grows by the second
+/* word_lines.h's products by dot products of two bfloat16 each (VDPBF16PS), over avx512.h. A sum grows by the second
 product of a word and then by the first, each rounded, as that instruction has it (Intel 64 manual). */
 #ifndef LLMC_AVX512_BF16_H
 #define LLMC_AVX512_BF16_H
 
 #include "avx512_words.h"
 
-enum { AS_ROWS = 1 };
+enum { AS_ROWS = 1, IN_DOTS = 1 };
 
 INLINE int words_allowed(void) { return 1; }
 INLINE void begin_words(void) {}
@@ -52,10 +52,13 @@ INLINE void gather_some(const int columns, const int rows, const float *weights,
 
 INLINE void gather_words(const int columns, int64_t rows, const float *weights, const float *values, int64_t depth,
                          int64_t apart, float *sums) {
-  int64_t r = 0;
-  for (; r + ROWS_AT_ONCE <= rows; r += ROWS_AT_ONCE)
-    gather_some(columns, ROWS_AT_ONCE, weights + r * depth / 2, values, depth, apart, sums + r * apart);
-  for (; r < rows; r++) gather_some(columns, 1, weights + r * depth / 2, values, depth, apart, sums + r * apart);
+  for (int64_t r = 0; r < rows; r += ROWS_AT_ONCE, weights += ROWS_AT_ONCE * depth / 2, sums += ROWS_AT_ONCE * apart)
+    switch (least(rows - r, ROWS_AT_ONCE)) {
+      case 1: gather_some(columns, 1, weights, values, depth, apart, sums); break;
+      case 2: gather_some(columns, 2, weights, values, depth, apart, sums); break;
+      case 3: gather_some(columns, 3, weights, values, depth, apart, sums); break;
+      default: gather_some(columns, ROWS_AT_ONCE, weights, values, depth, apart, sums);
+    }
 }
 
 #endif

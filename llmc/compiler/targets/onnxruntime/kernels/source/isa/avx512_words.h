@@ -3,7 +3,8 @@
 #define LLMC_AVX512_WORDS_H
 
 INLINE Floats first_words(const uint16_t *from, int64_t count) {
-  return (Floats)_mm512_maskz_loadu_epi16(count >= DEPTH ? 0xFFFFFFFF : count > 0 ? (1u << count) - 1 : 0, from);
+  if (count <= 0) return filled(0.0f); /* masked loads of pages that nobody wrote to yet take hundreds of cycles */
+  return (Floats)_mm512_maskz_loadu_epi16(count >= DEPTH ? 0xFFFFFFFF : (1u << count) - 1, from);
 }
 
 INLINE Floats paired(Floats first, Floats second) {

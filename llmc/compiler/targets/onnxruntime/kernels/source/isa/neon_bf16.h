@@ -1,11 +1,11 @@
-/* attend_lanes.h's products by products of matrices of bfloat16, 2 × 4 by 4 × 2 (BFMMLA), over neon.h. A sum grows by pairs
+/* word_lines.h's products by products of matrices of bfloat16, 2 × 4 by 4 × 2 (BFMMLA), over neon.h. A sum grows by pairs
 of products in turn; the sum of a pair is rounded to odd (Arm ARM, BFDotAdd). */
 #ifndef LLMC_NEON_BF16_H
 #define LLMC_NEON_BF16_H
 
 typedef uint16_t Shorts __attribute__((vector_size(64)));
 
-enum { AS_ROWS = 0 };
+enum { AS_ROWS = 0, IN_DOTS = 0 };
 
 INLINE int words_allowed(void) { return 1; }
 INLINE void begin_words(void) {}

@@ -1,0 +1,65 @@
+/* Keys and values of a cache in bfloat16 as words of two numbers, and products of words.
+
+An instruction set that multiplies bfloat16 has a file in isa/ with these, where words are two numbers each:
+
+  enum { AS_ROWS }                      whether attend_rows.h gives the same bits
+  enum { IN_DOTS }                      whether it multiplies words, too: with a lane for each sum, as gather_words does
+  int words_allowed()                   whether this process may
+  void begin_words(), end_words()       before products, and after them
+  Floats first_words(from, count)       the first `count` of DEPTH numbers as words, and zeros
+  Floats paired(first, second)          words of two vectors' lanes, the first one's number below the second's, rounded
+  void narrow_line(from, to, width)     [width], a multiple of LANES, to words [deep(width) / 2], rounded, with zeros behind
+  void pair_lines(first, second, to)    words [DEPTH] of two lines of DEPTH numbers, in an order that in_order undoes
+  void in_order(from, to)               [DEPTH] sums of such words' columns
+  void score_words(keys, apart, queries, depth, scores)     scores [4 · LANES, LANES] of keys, lines of `depth` numbers
+                                        `apart` bytes apart, and queries, [depth / 2, LANES] words
+  void gather_words(columns, rows, weights, values, depth, apart, sums)     sums [LANES, columns · LANES] grow by weights
+                                        [LANES, depth / 2] times values [depth / 2, columns · LANES], words of two inner
+                                        numbers; columns is 2 or 4; lines of sums and of values are `apart` numbers apart,
+                                        and only the first `rows` of sums matter */
+#ifndef LLMC_WORD_LINES_H
+#define LLMC_WORD_LINES_H
+
+#include "attention.h"
+#if defined(__AMX_BF16__)
+#include "isa/amx_bf16.h"
+#elif defined(__AVX512BF16__)
+#include "isa/avx512_bf16.h"
+#else
+#include "isa/neon_bf16.h"
+#endif
+
+/* The keys of a block and how far apart they are, [KEYS, deep(dim)]: those of the cache, or copies with zeros behind them. */
+static const uint8_t *hold_keys(const Run *run, const Job *job, float *copies, int64_t at, int64_t count, int64_t *apart) {
+  const int64_t dim = run->op->dim, wide = deep(dim);
+  const uint8_t *from = lines_from(run, job, run->keys, run->op->key_bytes, at);
+  *apart = run->op->key_bytes;
+  if (count == KEYS && dim == wide) return from;
+  *apart = 2 * wide;
+  for (int64_t k = 0; k < KEYS; k++)
+    for (int64_t d = 0; d < wide; d += DEPTH)
+      store_aligned(copies + (k * wide + d) / 2, first_words((const uint16_t *)from + k * dim + d, k < count ? dim - d : 0));
+  return (const uint8_t *)copies;
+}
+
+/* A block's values as words of two keys, [KEYS / 2, deep(value_dim)], zeros for those that no row sees: see read_values. */
+static void hold_values(const Run *run, const Job *job, float *to, int64_t at, int64_t count) {
+  const int64_t dim = run->op->value_dim, wide = deep(dim), gone = job->seen - at;
+  const uint16_t *from = (const uint16_t *)lines_from(run, job, run->values, run->op->value_bytes, at);
+  for (int64_t k = 0; k < KEYS; k += 2)
+    for (int64_t d = 0; d < wide; d += DEPTH) {
+      const uint16_t *two = from + k * dim + d;
+      const Floats first = first_words(two, k >= gone && k < count ? dim - d : 0);
+      const Floats second = first_words(two + dim, k + 1 >= gone && k + 1 < count ? dim - d : 0);
+      pair_lines(first, second, to + k / 2 * wide + d);
+    }
+}
+
+/* sums [LANES, wide] grow by weights [LANES, KEYS / 2] times values [KEYS / 2, wide], words; see gather_words. */
+INLINE void gather_line(int64_t rows, const float *weights, const float *values, int64_t wide, float *sums) {
+  int64_t d = 0;
+  for (; d + 2 * DEPTH <= wide; d += 2 * DEPTH) gather_words(4, rows, weights, values + d, KEYS, wide, sums + d);
+  if (d < wide) gather_words(2, rows, weights, values + d, KEYS, wide, sums + d);
+}
+
+#endif
