@@ -14,31 +14,18 @@ typedef struct {
   float most[FEW_ROWS], total[FEW_ROWS], all_most[FEW_ROWS], all_total[FEW_ROWS];
 } Few __attribute__((aligned(64)));
 
-static Result part_of(Few *b, int64_t r, int64_t wide) { return (Result){b->most + r, b->total + r, b->sums + r * wide}; }
-static Result all_of(Few *b, int64_t r, int64_t wide) { return (Result){b->all_most + r, b->all_total + r, b->all + r * wide}; }
-
-static void begin_row(const Run *run, const Job *job, Few *b, int64_t r) {
-  const Attention *op = run->op;
-  const int64_t token = r / job->group, head = job->piece.first + r % job->group, wide = deep(op->value_dim);
-  float turned[MOST_DIM] __attribute__((aligned(64)));
-  turn(run, run->q + (job->first + token) * run->q_stride + head * op->dim, job->past + token, turned);
-  for (int64_t d = 0; d < op->dim; d += LANES) store_aligned(turned + d, load_aligned(turned + d) * filled(op->scale));
-  narrow_line(turned, b->q + r * deep(op->dim) / 2, whole(op->dim));
-  begin(part_of(b, r, wide), wide);
-  begin(all_of(b, r, wide), wide);
-  if (run->sinks && !run->parts) b->all_most[r] = run->sinks[head], b->all_total[r] = 1.0f;
-}
-
-/* A block's scores. */
-static void score_few(const Run *run, const Job *job, Few *b, int64_t at, int64_t count) {
-  const int64_t words = deep(run->op->dim) / 2;
+/* Scores of `rows` queries; what comes `after` the keys is fetched meanwhile. */
+static void score_few(int64_t dim, int64_t rows, Few *b, Lines keys, Lines after) {
+  const int64_t words = deep(dim) / 2;
   int64_t apart;
-  const uint8_t *lines = hold_keys(run, job, b->copies, at, count, &apart);
-  for (int64_t k = 0; k < KEYS; k += LANES)
+  const uint8_t *lines = hold_keys(dim, keys, b->copies, &apart);
+  for (int64_t k = 0; k < KEYS; k += LANES) {
+    fetch(after, k, LANES);
     for (int64_t d = 0; d < words; d += LANES)
       transpose((const float *)(lines + k * apart) + d, apart / 4, LANES, b->keys + d * KEYS + k, KEYS);
-  for (int64_t i = 0; i < job->rows * KEYS; i += LANES) store_aligned(b->scores + i, filled(0.0f));
-  gather_words(4, job->rows, b->q, b->keys, 2 * words, KEYS, b->scores);
+  }
+  for (int64_t i = 0; i < rows * KEYS; i += LANES) store_aligned(b->scores + i, filled(0.0f));
+  gather_words(4, rows, b->q, b->keys, 2 * words, KEYS, b->scores);
 }
 
 /* Turn the scores of a row into weights, as words, and let its older sums shrink. */
@@ -58,26 +45,21 @@ static void attend_few(const Run *run, int64_t number, Job job) {
   const Attention *op = run->op;
   const int64_t wide = deep(op->value_dim);
   Few b;
-  for (int64_t r = 0; r < job.rows; r++) begin_row(run, &job, &b, r);
-  for (int64_t at = job.from; at < job.end; at += KEYS) {
-    const int64_t count = least(job.end - at, KEYS);
-    fetch_lines(run, &job, run->values, op->value_bytes, at);
-    score_few(run, &job, &b, at, count);
-    fetch_lines(run, &job, run->keys, op->key_bytes, at + KEYS);
-    for (int64_t r = 0; r < job.rows; r++) weigh_few(run, &job, &b, r, at, count);
-    hold_values(run, &job, b.values, at, count);
-    gather_line(job.rows, b.weights, b.values, wide, b.sums);
-    if ((at + KEYS) % PART == 0 || at + KEYS >= job.end)
-      for (int64_t r = 0; r < job.rows; r++) {
-        join(all_of(&b, r, wide), part_of(&b, r, wide), wide);
-        begin(part_of(&b, r, wide), wide);
-      }
-  }
+  const Results results = {{b.most, b.total, b.sums}, {b.all_most, b.all_total, b.all}, wide};
   for (int64_t r = 0; r < job.rows; r++) {
-    const Result all = all_of(&b, r, wide);
-    for (int64_t d = 0; d < wide; d += DEPTH) in_order(all.sums + d, b.sums + r * wide + d);
-    finish_row(run, &job, number, r, (Result){all.most, all.total, b.sums + r * wide});
+    query_words(run, &job, r, b.q + r * deep(op->dim) / 2);
+    begin_row(run, &job, &results, r);
   }
+  for (int64_t at = job.from; at < job.end; at += KEYS) {
+    const Block block = block_of(run, &job, at), after = block_after(run, &job, number, at);
+    if (at == job.from) fetch(block.values, 0, KEYS);
+    score_few(op->dim, job.rows, &b, block.keys, after.keys);
+    for (int64_t r = 0; r < job.rows; r++) weigh_few(run, &job, &b, r, at, block.keys.count);
+    hold_values(op->value_dim, block.values, job.seen - at, after.values, b.values);
+    gather_line(job.rows, b.weights, b.values, wide, b.sums);
+    end_block(&job, &results, at);
+  }
+  finish_words(run, &job, number, &results);
 }
 
 #endif

@@ -85,25 +85,19 @@ static void lean_lanes(const Run *run, const Job *job, int64_t first_row, int64_
   }
 }
 
-/* Have the query rows of group `g` turned, and in lanes. */
-static void hold_queries(const Run *run, const Job *job, Held *b, int g) {
+/* Have the query rows of group `g` turned, and in lanes, and results begun; those of no row stay without a key. */
+static void hold_queries(const Run *run, const Job *job, Held *b, const Results *results, int g) {
   const Attention *op = run->op;
-  const int64_t line = whole(op->dim), words = deep(op->dim) / 2, wide = deep(op->value_dim);
-  const int64_t here = g * LANES, rows = least(job->rows - here, LANES);
-  float turned[MOST_DIM] __attribute__((aligned(64))), lines[LANES * MOST_DIM / 2] __attribute__((aligned(64)));
+  const int64_t words = deep(op->dim) / 2, here = g * LANES, rows = least(job->rows - here, LANES);
+  float lines[LANES * MOST_DIM / 2] __attribute__((aligned(64)));
   for (int64_t l = 0; l < LANES; l++) {
-    const int64_t r = here + l, token = r / job->group, head = job->piece.first + r % job->group;
-    const Result part = {b->most + r, b->total + r, b->sums + r * wide}, all = {b->all_most + r, b->all_total + r, b->all + r * wide};
-    begin(part, wide);
-    begin(all, wide);
+    const int64_t r = here + l, last = job->past + r / job->group;
+    begin_row(run, job, results, r);
     b->first[g][l] = b->end[g][l] = 0;
     if (l >= rows) continue;
-    turn(run, run->q + (job->first + token) * run->q_stride + head * op->dim, job->past + token, turned);
-    for (int64_t d = 0; d < line; d += LANES) store_aligned(turned + d, load_aligned(turned + d) * filled(op->scale));
-    narrow_line(turned, lines + l * words, line);
-    if (run->sinks && !run->parts) *all.most = run->sinks[head], *all.total = 1.0f;
-    b->end[g][l] = (int32_t)(job->past + token + 1);
-    b->first[g][l] = (int32_t)oldest_key(op, job->past + token);
+    query_words(run, job, r, lines + l * words);
+    b->first[g][l] = (int32_t)oldest_key(op, last);
+    b->end[g][l] = (int32_t)(last + 1);
   }
   for (int64_t d = 0; d < words; d += LANES) transpose(lines + d, words, rows, queries_of(op, b, g) + d * LANES, LANES);
 }
@@ -138,35 +132,28 @@ static void attend_lanes(const Run *run, int64_t number, Job job) {
   const int64_t wide = deep(op->value_dim);
   const int groups = (int)((job.rows + LANES - 1) / LANES);
   Held b;
-  for (int g = 0; g < groups; g++) hold_queries(run, &job, &b, g);
+  const Results results = {{b.most, b.total, b.sums}, {b.all_most, b.all_total, b.all}, wide};
+  for (int g = 0; g < groups; g++) hold_queries(run, &job, &b, &results, g);
   begin_words();
   for (int64_t at = job.from; at < job.end; at += KEYS) {
-    const int64_t count = least(job.end - at, KEYS);
+    const Block block = block_of(run, &job, at), after = block_of(run, &job, at + KEYS);
+    const int64_t count = block.keys.count;
     /* tokens before this block's first key see none of it */
     const int blind = at > job.past ? (int)((at - job.past) * job.group / LANES) : 0;
     int64_t apart;
-    if (groups == 1) fetch_lines(run, &job, run->values, op->value_bytes, at);
-    const uint8_t *keys = hold_keys(run, &job, b.keys, at, count, &apart);
-    if (groups == 1) fetch_lines(run, &job, run->keys, op->key_bytes, at + KEYS);
-    hold_values(run, &job, b.values, at, count);
+    if (groups == 1) fetch(block.values, 0, KEYS);
+    const uint8_t *keys = hold_keys(op->dim, block.keys, b.keys, &apart);
+    if (groups == 1) fetch(after.keys, 0, KEYS);
+    hold_values(op->value_dim, block.values, job.seen - at, (Lines){0}, b.values);
     for (int g = blind; g < groups + 2; g++) {
       if (g < groups) score_words(keys, apart, queries_of(op, &b, g), deep(op->dim), b.scores[g % 2]);
       if (g > blind && g <= groups) weigh_group(run, &job, &b, g - 1, at, count);
       if (g > blind + 1) gather_group(&job, &b, g - 2, wide);
     }
-    if ((at + KEYS) % PART == 0 || at + KEYS >= job.end)
-      for (int64_t r = 0; r < job.rows; r++) {
-        const Result one = {b.most + r, b.total + r, b.sums + r * wide};
-        join((Result){b.all_most + r, b.all_total + r, b.all + r * wide}, one, wide);
-        begin(one, wide);
-      }
+    end_block(&job, &results, at);
   }
   end_words();
-  for (int64_t r = 0; r < job.rows; r++) {
-    float *sums = b.sums + r * wide;
-    for (int64_t d = 0; d < wide; d += DEPTH) in_order(b.all + r * wide + d, sums + d);
-    finish_row(run, &job, number, r, (Result){b.all_most + r, b.all_total + r, sums});
-  }
+  finish_words(run, &job, number, &results);
 }
 
 #endif

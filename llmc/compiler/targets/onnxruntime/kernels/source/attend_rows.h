@@ -10,6 +10,14 @@ static void lean(const Run *run, float *scores, int64_t head, int64_t at, int64_
   else lean_scores(scores, run->slopes[head], at);
 }
 
+/* Read values, and zeros for the first `gone`. A ring's place before the window may hold a later token, or nobody's: 0 times
+what is no number is none. */
+static void read_values(const Attention *op, Lines values, int64_t gone, Lines after, float *to) {
+  read_lines(op->kind, values, op->value_dim, after, to);
+  const int64_t zeros = least(gone, values.count) * whole(op->value_dim);
+  for (int64_t i = 0; i < zeros; i++) to[i] = 0.0f;
+}
+
 /* Scores of `rows` queries with a block's turned keys. */
 INLINE void score_rows(const Attention *op, const float *q, const float *turned, int64_t wide, int64_t rows, float *to) {
   if (!is_rounded(op)) {
@@ -45,28 +53,26 @@ static void attend_rows(const Run *run, int64_t number, Job job) {
   float lines[KEYS * MOST_DIM] __attribute__((aligned(64))), turned[KEYS * MOST_DIM] __attribute__((aligned(64)));
   float scores[ROWS * KEYS] __attribute__((aligned(64))), all[ROWS * MOST_DIM] __attribute__((aligned(64)));
   float most[ROWS], total[ROWS], shrink[ROWS], all_most[ROWS], all_total[ROWS];
+  const Results results = {{most, total, sums}, {all_most, all_total, all}, value_line};
   for (int64_t r = 0; r < rows; r++) {
     const int64_t head = job.piece.first + r % group;
-    const Result so_far = {all_most + r, all_total + r, all + r * value_line};
     float *x = q + r * wide;
     turn(run, run->q + (job.first + r / group) * run->q_stride + head * op->dim, job.past + r / group, x);
     for (int64_t d = 0; rounds && d < wide; d += LANES)
       store_aligned(x + d, d < line ? rounded(load_aligned(x + d) * filled(op->scale)) : filled(0.0f));
-    begin((Result){most + r, total + r, sums + r * value_line}, value_line);
-    if (run->parts) begin(so_far, value_line);
-    else begin_head(run, so_far, head);
+    begin_row(run, &job, &results, r);
   }
   for (int64_t i = line * KEYS; i < wide * KEYS; i += LANES) store_aligned(turned + i, filled(0.0f));
   for (int64_t at = job.from; at < job.end; at += KEYS) {
-    const int64_t count = least(job.end - at, KEYS);
-    fetch_lines(run, &job, run->values, op->value_bytes, at);
-    read_lines(op->kind, lines_from(run, &job, run->keys, op->key_bytes, at), lines, count, op->dim);
+    const Block block = block_of(run, &job, at), after = block_after(run, &job, number, at);
+    const int64_t count = block.keys.count;
+    if (at == job.from) fetch(block.values, 0, KEYS);
+    read_lines(op->kind, block.keys, op->dim, after.keys, lines);
     for (int64_t k = 0; k < KEYS; k += LANES)
       for (int64_t d = 0; d < line; d += LANES) transpose(lines + k * line + d, line, count - k, turned + d * KEYS + k, KEYS);
     /* tokens before this block's first key see none of it */
     const int64_t blind = at > job.past ? (at - job.past) * group : 0;
     score_rows(op, q + blind * wide, turned, wide, rows - blind, scores + blind * KEYS);
-    fetch_lines(run, &job, run->keys, op->key_bytes, at + KEYS);
     for (int64_t r = blind; r < rows; r++) {
       const int64_t last = job.past + r / group + 1, oldest = op->window ? last - op->window : 0;
       if (op->softcap != 0.0f) cap_scores(scores + r * KEYS, op->softcap);
@@ -75,17 +81,11 @@ static void attend_rows(const Run *run, int64_t number, Job job) {
       shrink[r] = rounds ? weigh(1, scores + r * KEYS, first, end, most + r, total + r)
                            : weigh(0, scores + r * KEYS, first, end, most + r, total + r);
     }
-    read_values(run, &job, at, count, lines);
+    read_values(op, block.values, job.seen - at, after.values, lines);
     gather_rows(op, scores + blind * KEYS, lines, count, shrink + blind, rows - blind, sums + blind * value_line);
-    if ((at + KEYS) % PART == 0 || at + KEYS >= job.end)
-      for (int64_t r = 0; r < rows; r++) {
-        const Result one = {most + r, total + r, sums + r * value_line};
-        join((Result){all_most + r, all_total + r, all + r * value_line}, one, value_line);
-        begin(one, value_line);
-      }
+    end_block(&job, &results, at);
   }
-  for (int64_t r = 0; r < rows; r++)
-    finish_row(run, &job, number, r, (Result){all_most + r, all_total + r, all + r * value_line});
+  for (int64_t r = 0; r < rows; r++) finish_row(run, &job, number, r, result_of(results.all, r, value_line));
 }
 
 #endif

@@ -72,7 +72,7 @@ static void combine(const Run *run, int64_t at) {
   const int64_t pieces = run->op->kv_heads * run->pieces;
   const Piece piece = piece_of(run, at % pieces);
   for (int64_t r = 0; r < piece.count; r++) {
-    begin_head(run, all, piece.first + r);
+    begin_head(run, all, piece.first + r, whole(run->op->value_dim));
     for (int64_t p = 0; p < run->parts; p++) join(all, shared(run, at * run->parts + p, r), whole(run->op->value_dim));
     finish(run, all, run->rows[run->units[at / pieces].row].first, piece.first + r);
   }
@@ -152,6 +152,7 @@ static Status *compute(void *kernel, Context *context) {
   run.pieces = (heads + run.group - 1) / run.group; /* none is empty */
   run.tokens = (run.lanes ? LANE_ROWS : ROWS) / run.group;
   const int64_t units = share_out(&run, NULL), jobs = units * op->kv_heads * run.pieces;
+  run.jobs = jobs * (run.parts ? run.parts : 1);
   const int64_t listed = (units * (int64_t)sizeof(Unit) + 63) / 64 * 16; /* in floats */
   const int64_t room = listed + jobs * run.parts * run.group * (whole(value_dim) + LANES);
   void *y, *keys, *values, *scratch;
@@ -172,7 +173,7 @@ static Status *compute(void *kernel, Context *context) {
   } else {
     TRY(parallel(api, context, (size_t)(run.count * op->kv_heads), append, &run));
   }
-  if (jobs) TRY(parallel(api, context, (size_t)(jobs * (run.parts ? run.parts : 1)), attend, &run));
+  if (jobs) TRY(parallel(api, context, (size_t)run.jobs, attend, &run));
   if (run.parts)
     for (int64_t at = 0; at < jobs; at++) combine(&run, at);
   return NULL;

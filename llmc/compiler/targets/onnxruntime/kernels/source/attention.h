@@ -38,6 +38,7 @@ typedef struct {
   int64_t count, capacity; /* rows, and places of the cache */
   int64_t pieces, group;   /* of a kv head's query heads, and the most of them in a piece */
   int64_t tokens, parts;   /* of a unit; of the keys if they are shared out, or 0 */
+  int64_t jobs;
   int lanes;               /* whether query rows are lanes (attend_lanes.h) */
 } Run;
 
@@ -129,9 +130,36 @@ static void begin(Result result, int64_t dim) {
 }
 
 /* Begin with a head's sink, where there are sinks. */
-static void begin_head(const Run *run, Result result, int64_t head) {
-  begin(result, whole(run->op->value_dim));
+static void begin_head(const Run *run, Result result, int64_t head, int64_t dim) {
+  begin(result, dim);
   if (run->sinks) *result.most = run->sinks[head], *result.total = 1.0f;
+}
+
+/* The results of a job's rows, `wide` sums each: over this part of the keys, and over all parts so far. */
+typedef struct {
+  Result part, all;
+  int64_t wide;
+} Results;
+
+static Result result_of(Result first, int64_t r, int64_t wide) {
+  return (Result){first.most + r, first.total + r, first.sums + r * wide};
+}
+
+static void begin_row(const Run *run, const Job *job, const Results *of, int64_t r) {
+  begin(result_of(of->part, r, of->wide), of->wide);
+  const Result all = result_of(of->all, r, of->wide);
+  if (run->parts) begin(all, of->wide); /* combine has the sinks */
+  else begin_head(run, all, job->piece.first + r % job->group, of->wide);
+}
+
+/* After the block of keys from `at` on: where a part of the keys ends, put it to those before it. */
+static void end_block(const Job *job, const Results *of, int64_t at) {
+  if ((at + KEYS) % PART && at + KEYS < job->end) return;
+  for (int64_t r = 0; r < job->rows; r++) {
+    const Result part = result_of(of->part, r, of->wide);
+    join(result_of(of->all, r, of->wide), part, of->wide);
+    begin(part, of->wide);
+  }
 }
 
 static void finish(const Run *run, Result result, int64_t token, int64_t head) {
@@ -159,23 +187,24 @@ static void finish_row(const Run *run, const Job *job, int64_t at, int64_t r, Re
   join(shared(run, at, r), one, whole(run->op->value_dim));
 }
 
-/* Lines of a job's keys, or values, from key `at` on. */
-static const uint8_t *lines_from(const Run *run, const Job *job, const uint8_t *lines, int64_t bytes, int64_t at) {
-  return lines + (job->base + at % run->capacity) * bytes;
-}
+/* KEYS keys of a job and their values, or as many as there are. */
+typedef struct {
+  Lines keys, values;
+} Block;
 
-/* Read `count` values from key `at` on. A ring's place before the window may hold a later token, or nobody's: 0 times
-what is no number is none. */
-static void read_values(const Run *run, const Job *job, int64_t at, int64_t count, float *to) {
+/* The block from key `at` on, an empty one behind the job's keys. */
+static Block block_of(const Run *run, const Job *job, int64_t at) {
   const Attention *op = run->op;
-  read_lines(op->kind, lines_from(run, job, run->values, op->value_bytes, at), to, count, op->value_dim);
-  const int64_t gone = least(job->seen - at, count) * whole(op->value_dim);
-  for (int64_t i = 0; i < gone; i++) to[i] = 0.0f;
+  const int64_t place = job->base + at % run->capacity, count = at < job->end ? least(job->end - at, KEYS) : 0;
+  return (Block){{run->keys + place * op->key_bytes, op->key_bytes, count},
+                 {run->values + place * op->value_bytes, op->value_bytes, count}};
 }
 
-/* Have the next block's keys, or this one's values, brought into the processor's cache. */
-static void fetch_lines(const Run *run, const Job *job, const uint8_t *lines, int64_t bytes, int64_t at) {
-  if (at < job->end) fetch(lines_from(run, job, lines, bytes, at), least(job->end - at, KEYS) * bytes);
+/* What is read after that block: the job's next one, or the next job's first one. */
+static Block block_after(const Run *run, const Job *job, int64_t number, int64_t at) {
+  if (at + KEYS < job->end || number + 1 == run->jobs) return block_of(run, job, at + KEYS);
+  const Job next = job_of(run, number + 1);
+  return block_of(run, &next, next.from);
 }
 
 #endif

@@ -101,15 +101,32 @@ INLINE void write_line(int kind, const float *from, uint8_t *to, int64_t width) 
   else narrow(from, (uint16_t *)to, width);
 }
 
-INLINE void read_lines(int kind, const uint8_t *from, float *to, int64_t count, int64_t width) {
-  if (kind == IN_CODES) decode(from, to, count, width);
-  else if (kind == IN_BFLOAT16) widen_rounded((const uint16_t *)from, to, count, width);
-  else widen((const uint16_t *)from, to, count, width);
+/* Lines one behind another, `bytes` each. */
+typedef struct {
+  const uint8_t *from;
+  int64_t bytes, count;
+} Lines;
+
+/* Have lines k … k + some − 1, as far as there are such, brought into the processor's cache. Best a few at a time between
+other work: more than it can wait for hold up what is read meanwhile. */
+INLINE void fetch(Lines lines, int64_t k, int64_t some) {
+  const int64_t end = least(k + some, lines.count) * lines.bytes;
+  for (int64_t i = k * lines.bytes; i < end; i += 64) __builtin_prefetch(lines.from + i);
 }
 
-/* Have lines brought into the processor's cache. */
-INLINE void fetch(const uint8_t *from, int64_t bytes) {
-  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(from + i);
+enum { AT_ONCE = 8 };
+
+/* Lines as float32 [count, whole(width)], zeros behind; those that come `after` are fetched meanwhile. */
+INLINE void read_lines(int kind, Lines lines, int64_t width, Lines after, float *to) {
+  for (int64_t k = 0; k < lines.count; k += AT_ONCE, to += AT_ONCE * whole(width)) {
+    const int64_t some = least(lines.count - k, AT_ONCE);
+    const uint8_t *from = lines.from + k * lines.bytes;
+    fetch(after, k, AT_ONCE);
+    if (kind == IN_CODES) decode(from, to, some, width);
+    else if (kind == IN_BFLOAT16) widen_rounded((const uint16_t *)from, to, some, width);
+    else widen((const uint16_t *)from, to, some, width);
+  }
+  fetch(after, lines.count, after.count); /* where they are more */
 }
 
 #endif

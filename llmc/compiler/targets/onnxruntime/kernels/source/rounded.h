@@ -1,7 +1,7 @@
 /* Products of numbers that are rounded to bfloat16, which float32 holds exactly, with the sums of instructions for them.
 Tiles (Intel 64 manual, TDPBF16PS): of DEPTH products those in even places are summed in order, and those in odd places;
-both sums are added, and then added to the sum so far. Dot products (VDPBF16PS): a sum grows by the second of two products,
-and then by the first. These instructions take what is below 2⁻¹²⁶ as zero, which here it is only before products. */
+both sums are added, and then added to the sum so far. Tiles take what is below 2⁻¹²⁶ as zero, which here it is only
+before products. */
 #ifndef LLMC_ROUNDED_H
 #define LLMC_ROUNDED_H
 

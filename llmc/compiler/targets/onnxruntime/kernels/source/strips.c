@@ -1,6 +1,7 @@
 /* See strips.h. */
 #include "finish.h"
 #include "strips.h"
+#include "team.h"
 #ifdef HAS_TILES
 #include "tiled.h"
 #endif
@@ -155,5 +156,7 @@ int64_t shares_of(int64_t bytes, int64_t most) {
   int64_t shares = bytes / SHARE;
   if (shares > MOST_SHARES) shares = MOST_SHARES;
   if (shares > most) shares = most;
+  const int64_t threads = team_size();
+  if (threads && shares > threads) shares -= shares % threads;
   return shares < 1 ? 1 : shares;
 }

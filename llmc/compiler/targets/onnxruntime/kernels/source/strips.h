@@ -28,9 +28,9 @@ enum { MANY_ROWS = 32 };
 /* In how many pieces of `each` or fewer `count` is. */
 static inline int64_t pieces(int64_t count, int64_t each) { return (count + each - 1) / each; }
 
-/* Whether two panels are multiplied with so many rows at once: few, whose sums registers hold, or so many that reading the
-matrix is not what takes the time, with the sums of a group in registers. */
-static inline int two_at_once(int64_t rows) { return rows < 5 || (STRIP_ROWS == 8 && rows >= MANY_ROWS); }
+/* Whether two panels are multiplied with so many rows, three at least, at once: few, whose sums registers hold, or so many
+that reading the matrix is not what takes the time, with the sums of a group in registers. */
+static inline int two_at_once(int64_t rows) { return rows <= BOTH_ROWS || (STRIP_ROWS == 8 && rows >= MANY_ROWS); }
 
 /* How many neighbouring panels are multiplied at once, where there are as many: shares that end between such are fast. */
 static inline int64_t panels_at_once(const Product *p, int64_t rows) {
@@ -43,7 +43,8 @@ static inline int64_t worth(const Matrix *m, int64_t rows) {
 }
 
 enum { QUANTISED = 8 /* bytes of panels that are multiplied while a number is quantised */ };
-/* How many shares of so many bytes of panels, or what takes as long, threads take turns at; 1 to `most`. */
+/* How many shares of so many bytes of panels, or what takes as long, threads take turns at; 1 to `most`, and as many for
+each thread where there are more than threads. */
 int64_t shares_of(int64_t bytes, int64_t most);
 /* Where share `at` of `shares` of `all` begins. */
 static inline int64_t share_at(int64_t all, int64_t shares, size_t at) { return all * (int64_t)at / shares; }

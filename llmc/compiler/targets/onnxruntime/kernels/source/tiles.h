@@ -7,9 +7,6 @@
 
 enum { KEYS = 64 };
 
-/* `count` rounded up to whole registers. */
-INLINE int64_t whole(int64_t count) { return (count + LANES - 1) / LANES * LANES; }
-
 /* Scores [rows, KEYS] of `rows` queries [rows, dim] with turned keys [dim, KEYS]. */
 INLINE void score(const int rows, const float *q, const float *keys, int64_t dim, float scale, float *to) {
   for (int64_t key = 0; key < KEYS; key += SCORED * LANES, keys += SCORED * LANES, to += SCORED * LANES) {

@@ -20,6 +20,7 @@ isa/, a file for each, with these functions:
   Words looked_up(values, x)            for each byte of x, which is below 16, the one of a table of 16 signed bytes, plus 128
   enum { SCORED }                       vectors of a query's scores that registers hold for six queries
   STRIP_ROWS                            activations whose sums with a panel registers hold, a divisor of TOGETHER
+  enum { BOTH_ROWS }                    activations that two panels at once are faster with than one after the other, 4 at most
   int bias_of(coding)                   what products take off codes
   void group_dots(rows, panels, coding, values, steps, from, codes, ahead, dots)    one group of neighbouring panels
                                         (panels.h): dots[r · panels + n] grow by Σ (code − bias) · x; from[n] are the codes
@@ -62,6 +63,8 @@ typedef uint16_t HalvesAnywhere __attribute__((vector_size(32), aligned(1), may_
 INLINE Floats filled(float x) { return (Floats){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
 INLINE Ints filled_ints(int32_t x) { return (Ints){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
 INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+/* `count` rounded up to whole registers. */
+INLINE int64_t whole(int64_t count) { return (count + LANES - 1) / LANES * LANES; }
 INLINE Floats load(const float *from) { return *(const FloatsAnywhere *)from; }
 INLINE void store(float *to, Floats x) { *(FloatsAnywhere *)to = x; }
 INLINE Floats load_aligned(const float *from) { return *(const Floats *)from; }

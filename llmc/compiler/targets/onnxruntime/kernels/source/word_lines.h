@@ -29,30 +29,43 @@ An instruction set that multiplies bfloat16 has a file in isa/ with these, where
 #include "isa/neon_bf16.h"
 #endif
 
+/* Query row `r` of a job, turned and scaled, as words [deep(dim) / 2]. */
+static void query_words(const Run *run, const Job *job, int64_t r, float *to) {
+  const Attention *op = run->op;
+  const int64_t token = r / job->group, head = job->piece.first + r % job->group, line = whole(op->dim);
+  float turned[MOST_DIM] __attribute__((aligned(64)));
+  turn(run, run->q + (job->first + token) * run->q_stride + head * op->dim, job->past + token, turned);
+  for (int64_t d = 0; d < line; d += LANES) store_aligned(turned + d, load_aligned(turned + d) * filled(op->scale));
+  narrow_line(turned, to, line);
+}
+
 /* The keys of a block and how far apart they are, [KEYS, deep(dim)]: those of the cache, or copies with zeros behind them. */
-static const uint8_t *hold_keys(const Run *run, const Job *job, float *copies, int64_t at, int64_t count, int64_t *apart) {
-  const int64_t dim = run->op->dim, wide = deep(dim);
-  const uint8_t *from = lines_from(run, job, run->keys, run->op->key_bytes, at);
-  *apart = run->op->key_bytes;
-  if (count == KEYS && dim == wide) return from;
+static const uint8_t *hold_keys(int64_t dim, Lines keys, float *copies, int64_t *apart) {
+  const int64_t wide = deep(dim);
+  const uint16_t *from = (const uint16_t *)keys.from;
+  *apart = keys.bytes;
+  if (keys.count == KEYS && dim == wide) return keys.from;
   *apart = 2 * wide;
   for (int64_t k = 0; k < KEYS; k++)
     for (int64_t d = 0; d < wide; d += DEPTH)
-      store_aligned(copies + (k * wide + d) / 2, first_words((const uint16_t *)from + k * dim + d, k < count ? dim - d : 0));
+      store_aligned(copies + (k * wide + d) / 2, first_words(from + k * dim + d, k < keys.count ? dim - d : 0));
   return (const uint8_t *)copies;
 }
 
-/* A block's values as words of two keys, [KEYS / 2, deep(value_dim)], zeros for those that no row sees: see read_values. */
-static void hold_values(const Run *run, const Job *job, float *to, int64_t at, int64_t count) {
-  const int64_t dim = run->op->value_dim, wide = deep(dim), gone = job->seen - at;
-  const uint16_t *from = (const uint16_t *)lines_from(run, job, run->values, run->op->value_bytes, at);
-  for (int64_t k = 0; k < KEYS; k += 2)
+/* Values as words of two keys, [KEYS / 2, deep(dim)], zeros for the first `gone`, which no row sees (read_values); what comes
+`after` is fetched meanwhile. */
+static void hold_values(int64_t dim, Lines values, int64_t gone, Lines after, float *to) {
+  const int64_t wide = deep(dim), count = values.count;
+  const uint16_t *from = (const uint16_t *)values.from;
+  for (int64_t k = 0; k < KEYS; k += 2) {
+    fetch(after, k, 2);
     for (int64_t d = 0; d < wide; d += DEPTH) {
       const uint16_t *two = from + k * dim + d;
       const Floats first = first_words(two, k >= gone && k < count ? dim - d : 0);
       const Floats second = first_words(two + dim, k + 1 >= gone && k + 1 < count ? dim - d : 0);
       pair_lines(first, second, to + k / 2 * wide + d);
     }
+  }
 }
 
 /* sums [LANES, wide] grow by weights [LANES, KEYS / 2] times values [KEYS / 2, wide], words; see gather_words. */
@@ -60,6 +73,16 @@ INLINE void gather_line(int64_t rows, const float *weights, const float *values,
   int64_t d = 0;
   for (; d + 2 * DEPTH <= wide; d += 2 * DEPTH) gather_words(4, rows, weights, values + d, KEYS, wide, sums + d);
   if (d < wide) gather_words(2, rows, weights, values + d, KEYS, wide, sums + d);
+}
+
+/* The results of a job's rows over all of its keys, whose sums are in the order of pair_lines. */
+static void finish_words(const Run *run, const Job *job, int64_t at, const Results *of) {
+  float sums[MOST_DIM] __attribute__((aligned(64)));
+  for (int64_t r = 0; r < job->rows; r++) {
+    const Result all = result_of(of->all, r, of->wide);
+    for (int64_t d = 0; d < of->wide; d += DEPTH) in_order(all.sums + d, sums + d);
+    finish_row(run, job, at, r, (Result){all.most, all.total, sums});
+  }
 }
 
 #endif

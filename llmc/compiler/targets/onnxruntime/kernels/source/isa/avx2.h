@@ -64,7 +64,7 @@ INLINE Words looked_up(const int8_t *values, Words x) {
   return (Words)joined((__m256)_mm256_shuffle_epi8(table, a), (__m256)_mm256_shuffle_epi8(table, b));
 }
 
-enum { SCORED = 1 };
+enum { SCORED = 1, BOTH_ROWS = 4 };
 #define STRIP_ROWS 4
 
 #if defined(__AVXVNNI__)

@@ -28,7 +28,11 @@ INLINE Floats times_power(Floats x, Floats n) { return _mm512_scalef_ps(x, n); }
 INLINE Ints to_ints(Floats x) { return (Ints)_mm512_cvtps_epi32(x); }
 INLINE void to_bytes(int32_t *to, Ints x) { _mm_storeu_si128((__m128i *)to, _mm512_cvtsepi32_epi8((__m512i)x)); }
 
-enum { SCORED = 4 };
+#if defined(__AVX512BF16__) && !defined(__AMX_INT8__)
+enum { SCORED = 4, BOTH_ROWS = 0 }; /* Zen 5 reads one panel after another faster; not measured on Zen 4 */
+#else
+enum { SCORED = 4, BOTH_ROWS = 4 };
+#endif
 #define STRIP_ROWS 8
 
 INLINE int32_t bias_of(int coding) { return (void)coding, 0; }

@@ -1,4 +1,4 @@
-/* Words of two bfloat16 each over avx512.h and AVX-512 BF16, as attend_lanes.h asks for them. */
+/* Words of two bfloat16 each over avx512.h and AVX-512 BF16, as word_lines.h asks for them. */
 #ifndef LLMC_AVX512_WORDS_H
 #define LLMC_AVX512_WORDS_H
 

@@ -60,7 +60,7 @@ INLINE Words looked_up(const int8_t *values, Words x) {
   return (Words)q.ints;
 }
 
-enum { SCORED = 1 };
+enum { SCORED = 1, BOTH_ROWS = 4 };
 #define STRIP_ROWS 4
 
 /* Both factors are signed. */
