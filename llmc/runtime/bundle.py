@@ -141,8 +141,12 @@ class Bundle:
     @property
     def recompile_hint(self) -> str:
         """The command that makes this bundle again."""
+        return self.recompile(self.manifest.device)
+
+    def recompile(self, device: str, *options: str) -> str:
+        """The command that makes this bundle for `device`, with further options."""
         name = self.manifest.provenance.get("model", "MODEL")
-        return f"llmc compile {name} --device {self.manifest.device} -o {self.path}"
+        return " ".join(["llmc compile", name, "--device", device, *options, "-o", str(self.path)])
 
     def _repr_html_(self) -> str:
         """What a notebook shows: what it was made of, how its numbers compared, and its graphs."""

@@ -37,9 +37,11 @@ def kernels_here(bundle: Bundle) -> KernelSet:
     if found is not None:
         return found
     wanted = " or ".join(f"{s.name} (without {', '.join(sorted({*s.isa} - {*features}))} here)" for s in there)
+    own, device = best_set(features), bundle.manifest.device.partition(":")[0]
+    how = ["--cpu", ",".join([*(s.name for s in there), own.name])] if own else ["--kernels", "onnxruntime"]
     raise ArtifactError(
-        f"{bundle.path}: its kernels are for {wanted or 'no CPU that this llmc knows'}. Compile it here, or "
-        f"elsewhere with --cpu, for this one: {bundle.recompile_hint}"
+        f"{bundle.path}: its kernels are for {wanted or 'no CPU that this llmc knows'}. Compile for this CPU, too: "
+        f"{bundle.recompile(device, *how)}"
     )
 
 
