@@ -152,10 +152,11 @@ def test_a_cpu_opens_what_it_has_the_features_of(bundle: Path, monkeypatch: pyte
 
 def test_a_cpu_without_any_is_told_what_there_is(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compatibility, "cpu_features", lambda: ("aarch64", "asimd"))
-    with pytest.raises(
-        ArtifactError,
-        match=r"are for amx-int8 \(without .*\) or avx512-bf16 \(without .*\) or avx512-vnni .* or avx2 .*--cpu",
-    ):
+    message = (
+        r"are for amx-int8 \(without .*\) or avx512-bf16 \(without .*\) or avx512-vnni .* or avx2 .*"
+        r"--kernels onnxruntime -o "
+    )
+    with pytest.raises(ArtifactError, match=message):
         open_executor(Bundle.open(bundle), 2, 2)
 
 
@@ -184,7 +185,8 @@ def test_a_bundle_for_a_cpu_that_is_not_here_is_verified_with_the_kernels_that_a
     assert manifest.verification["stand_ins"] == [own_set().file]
     assert "ran in place of its own, for other hosts" in verified_line(manifest.verification, 1)
     assert "stand_ins" not in Bundle.open(bundle).manifest.verification
-    with pytest.raises(ArtifactError, match=r"are for neon-i8mm \(without aarch64, .*--device onnxruntime:aarch64-neo"):
+    line = f"--device onnxruntime --cpu neon-i8mm,{own_set().name} "
+    with pytest.raises(ArtifactError, match=rf"are for neon-i8mm \(without aarch64, .*{line}"):
         open_executor(Bundle.open(tmp_path / "bundle"), 2, 2)
 
 
