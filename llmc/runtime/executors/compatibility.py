@@ -13,11 +13,13 @@ from llmc.errors import ArtifactError, DeviceError
 from llmc.runtime.host import cpu_features
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from llmc.artifacts.bundle.kernel_sets import KernelSet
     from llmc.runtime.bundle import Bundle
+
+_WITHOUT_KERNELS = ("--kernels", "onnxruntime")
 
 
 def require_version(bundle: Bundle, package: str, here: str, called: str) -> None:
@@ -37,12 +39,17 @@ def kernels_here(bundle: Bundle) -> KernelSet:
     if found is not None:
         return found
     wanted = " or ".join(f"{s.name} (without {', '.join(sorted({*s.isa} - {*features}))} here)" for s in there)
-    own, device = best_set(features), bundle.manifest.device.partition(":")[0]
-    how = ["--cpu", ",".join([*(s.name for s in there), own.name])] if own else ["--kernels", "onnxruntime"]
+    own = best_set(features)
+    how = ["--cpu", ",".join([*(s.name for s in there), own.name])] if own else _WITHOUT_KERNELS
     raise ArtifactError(
         f"{bundle.path}: its kernels are for {wanted or 'no CPU that this llmc knows'}. Compile for this CPU, too: "
-        f"{bundle.recompile(device, *how)}"
+        f"{_recompile(bundle, how)}"
     )
+
+
+def _recompile(bundle: Bundle, how: Sequence[str]) -> str:
+    """The command that makes the bundle again for other CPUs than those that may stand behind its device's name."""
+    return bundle.recompile(bundle.manifest.device.partition(":")[0], *how)
 
 
 def require_mappable(bundle: Bundle, library: Path) -> None:
@@ -51,7 +58,7 @@ def require_mappable(bundle: Bundle, library: Path) -> None:
         raise ArtifactError(
             f"{bundle.path}: its kernels are a library, and {library} is on a file system that is mounted noexec; "
             f"copy the bundle to another one (cp -rL), mount this one with exec, or compile without kernels: "
-            f"{bundle.recompile_hint} --kernels onnxruntime"
+            f"{_recompile(bundle, _WITHOUT_KERNELS)}"
         )
 
 

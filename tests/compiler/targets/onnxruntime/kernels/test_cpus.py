@@ -173,7 +173,7 @@ def test_a_file_system_that_maps_no_code_is_named_with_what_to_do(
 
 
 def test_a_bundle_for_a_cpu_that_is_not_here_is_verified_with_the_kernels_that_are(
-    bundle: Path, tmp_path: Path
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device = "onnxruntime:aarch64-neoverse-v1"
     options = CompileOptions.of(device, quantize="int8", verify="all")
@@ -188,6 +188,9 @@ def test_a_bundle_for_a_cpu_that_is_not_here_is_verified_with_the_kernels_that_a
     line = f"--device onnxruntime --cpu neon-i8mm,{own_set().name} "
     with pytest.raises(ArtifactError, match=rf"are for neon-i8mm \(without aarch64, .*{line}"):
         open_executor(Bundle.open(tmp_path / "bundle"), 2, 2)
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_flag=os.ST_NOEXEC))
+    with pytest.raises(ArtifactError, match="mounted noexec.* --device onnxruntime --kernels onnxruntime -o "):
+        compatibility.require_mappable(Bundle.open(tmp_path / "bundle"), tmp_path)
 
 
 def test_numbers_too_far_from_the_model_s_refuse_a_bundle_for_a_cpu_that_is_not_here(
