@@ -189,7 +189,7 @@ def test_a_bundle_for_a_cpu_that_is_not_here_is_verified_with_the_kernels_that_a
     with pytest.raises(ArtifactError, match=rf"are for neon-i8mm \(without aarch64, .*{line}"):
         open_executor(Bundle.open(tmp_path / "bundle"), 2, 2)
     monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_flag=os.ST_NOEXEC))
-    with pytest.raises(ArtifactError, match="mounted noexec.* --device onnxruntime --kernels onnxruntime -o "):
+    with pytest.raises(ArtifactError, match=r"mounted noexec.* --device onnxruntime --kernels onnxruntime -o "):
         compatibility.require_mappable(Bundle.open(tmp_path / "bundle"), tmp_path)
 
 
