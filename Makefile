@@ -13,7 +13,7 @@ export ORT_DISABLE_TELEMETRY ?= 1
 # some containers set it, and then each of the thousands of processes that tests start compiles llmc's modules again
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-fast test-newest newest-env lock lint site audit bench peers-env promises torch-xla-env clean
+.PHONY: demo test test-all test-fast test-newest newest-env lock lint site audit bench peers-env promises torch-xla-env clean
 
 # pip of environment $(1), held to the lock $(2), and so is what it builds with (newer pips read the second variable);
 # modules are compiled when they are imported, or by all processors at once, and not one after the other
@@ -33,22 +33,29 @@ $(VENV)/.ready: pyproject.toml requirements.lock | $(VENV)/bin/python
 demo: $(VENV)/.ready
 	LLMC=$(BIN)/llmc DEMO=$(DEMO) bash scripts/demo.sh
 
-# a file's tests in one process, two files at once, the long ones first (tests/conftest.py); more processes want more
-# memory than processors
-WORKERS ?= 2
+# A file's tests run in one process, files that compile first. WORKERS: processes; by default one for each CPU, and
+# for each 3 GiB of memory (tests/conftest.py)
+WORKERS ?= auto
+PYTEST = $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+# tests that need an environment of their own
+OTHERS := not torch_xla and not two_versions
 
-# SHARD=2/10: what every shard runs, and the second of ten parts of the rest
+# the default tier, which plain pytest runs too; it needs Python and make only
 test: $(VENV)/.ready
-	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(if $(SHARD),--shard $(SHARD))
+	$(PYTEST)
 
-# what needs the fake target and numpy alone, below a minute (tests/conftest.py, FAST)
+# the full suite; .ci/run installs the Debian packages that some of its tests need
+test-all: $(VENV)/.ready
+	$(PYTEST) -m '$(OTHERS)'
+
+# the part of the default tier that needs neither torch nor a compiler, in about a minute (tests/conftest.py, FAST)
 test-fast: $(VENV)/.ready
-	$(BIN)/pytest --fast -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	$(PYTEST) --fast
 
 # the other end of pyproject.toml's ranges: an environment with the newest of everything runs the tests that lean on
 # formats and private parts, and opens what the locked one packed, and the other way round
 test-newest: $(VENV)/.ready newest-env
-	$(NEWEST)/bin/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder tests/compiler tests/runtime tests/test_real_weights.py
+	$(NEWEST)/bin/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m '$(OTHERS)' tests/compiler tests/runtime tests/test_real_weights.py
 	$(NEWEST)/bin/pytest -m two_versions --other-python $(BIN)/python tests/compiler/test_two_versions.py
 
 newest-env:

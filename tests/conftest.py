@@ -1,26 +1,31 @@
-"""What all tests share, and what the run says at its end of those that it skipped."""
+"""Hooks and fixtures of all tests: tiers, shards, the order of files, and the summary at the end of a run."""
 
 from __future__ import annotations
 
 import gc
 import os
+import shlex
 import signal
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
 import llmc  # noqa: F401 - before onnxruntime, whose telemetry it turns off
+from llmc.cpus import usable_cpus
+from tests import tiers
 
-settings.register_profile("llmc", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("llmc")  # how long an example takes says how much else the machine has to do
+# no deadline: the duration of an example depends on the machine's load
+settings.register_profile(tiers.FULL, deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(tiers.DEFAULT, settings.get_profile(tiers.FULL), max_examples=tiers.DEFAULT_EXAMPLES)
 
 PACKAGES = ("chromium", "docker-registry", "fish", "g++", "openssl", "qemu-user", "strace", "zsh", "zstd")
 """Debian's packages that tests use; .ci/run installs them."""
@@ -102,7 +107,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fast", action="store_true", help="the fast tier alone, which imports no compiler's package")
     parser.addoption(
-        "--shard", type=_shard, metavar="K/N", help="what every shard runs, and the K-th of N parts of the rest"
+        "--shard", type=_shard, metavar="K/N", help="the K-th of N parts of the tests that -m and -k choose"
     )
     parser.addoption("--other-python", type=Path, help="Python of the environment that two_versions tests compare with")
 
@@ -127,37 +132,40 @@ def _unwritten(file: Any) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Ctrl-C interrupts, here and in what tests start: a shell has its background jobs ignore it."""
     os.fsync = _unwritten
+    settings.load_profile(tiers.DEFAULT if "not full" in config.option.markexpr else tiers.FULL)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.getoption("--fast"):
         sys.meta_path.insert(0, NoHeavyPackages)  # type: ignore[arg-type]
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Files that compile go first, the demo model's before all: a long file begun last leaves processors idle.
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
+    """Marks what the full suite alone runs, and puts files that compile first, the demo model's before all: a long
+    file begun last leaves processors idle.
 
-    With --no-loadscope-reorder workers take files in this order, not in that of the number of their tests.
+    With --no-loadscope-reorder workers take files in this order, not in that of the number of their tests. The shard is
+    taken of what -m and -k leave.
     """
-    items.sort(key=lambda item: begins(item.path))
-    for item in items:
-        item.add_marker("fast" if is_fast(item.path) else "slow")
+    tiers.mark_combinations(items)
+    if not config.pluginmanager.hasplugin("randomly"):
+        items.sort(key=lambda item: begins(item.path))
+    yield
     if shard := config.getoption("--shard"):
         others = _of_other_shards(items, *shard)
-        config.hook.pytest_deselected(items=list(others.values()))
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid in others])
         items[:] = [item for item in items if item.nodeid not in others]
 
 
-def _of_other_shards(items: Sequence[pytest.Item], number: int, count: int) -> dict[str, pytest.Item]:
-    """What another of `count` shards runs. The fast tier and the tests on the demo model are in all; of other files,
-    and of the families of tests/models, each is in one, the next in the next."""
-    shared = [item for item in items if not is_fast(item.path) and begins(item.path) > 0]
+def _of_other_shards(items: Sequence[pytest.Item], number: int, count: int) -> set[str]:
+    """Node IDs of the tests that other shards run. Files are dealt out in turn, and so are architectures."""
     places: dict[object, int] = {}
-    found = {item.nodeid: places.setdefault(_unit(item), len(places)) % count + 1 for item in shared}
-    return {item.nodeid: item for item in shared if found[item.nodeid] != number}
+    dealt = {item.nodeid: places.setdefault(_unit(item), len(places)) % count + 1 for item in items}
+    return {name for name, shard in dealt.items() if shard != number}
 
 
 def _unit(item: pytest.Item) -> object:
-    """What is in one shard as a whole: a family of models, what asks servers that start once for all, or a file."""
+    """What is in one shard as a whole: an architecture, tests that share servers, or a file."""
     if "ways" in getattr(item, "fixturenames", ()):
         return "ways"
     parameters = getattr(item, "callspec", None)
@@ -199,6 +207,22 @@ def _fixtures(folder: Path) -> str:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """A line that reproduces each failure, then the skipped tests with their reasons."""
+    failed = [*terminalreporter.stats.get("failed", ()), *terminalreporter.stats.get("error", ())]
+    if failed:
+        terminalreporter.section("to reproduce")
+        for name in dict.fromkeys(report.nodeid for report in failed):
+            terminalreporter.write_line(reproduces(name, os.environ))
+    skips(terminalreporter)
+
+
+def reproduces(test: str, environment: Mapping[str, str]) -> str:
+    """The command line that runs one test, of whatever tier, on the same instruction sets."""
+    limited = f"LLMC_CPU_ISA={shlex.quote(isa)} " if (isa := environment.get("LLMC_CPU_ISA")) else ""
+    return f"{limited}{os.path.relpath(sys.executable)} -m pytest -m '' {shlex.quote(test)}"
+
+
+def skips(terminalreporter: Any) -> None:
     """Which tests were skipped, why, and how to have them; reasons say it as "no NAME: how to have it"."""
     reasons = Counter[str]()
     files: dict[str, set[str]] = {}
@@ -216,6 +240,13 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         terminalreporter.write_line(
             f"To have them on Debian: apt-get install {' '.join(wanted)}  (.ci/run does, as root)"
         )
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """A worker for each CPU that this process may use, and for each 3 GiB of memory, which torch, JAX and OpenVINO
+    take in one process."""
+    return max(1, min(usable_cpus(), psutil.virtual_memory().available // (3 << 30)))
 
 
 @pytest.fixture(scope="session", autouse=True)

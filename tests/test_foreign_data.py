@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from llmc.artifacts.bundle.manifest import Manifest, read_manifest
@@ -36,9 +36,10 @@ from tests.artifacts.helpers import DIGESTS, manifest
 from tests.compiler.checkpoint.writers import write_gguf
 from tests.hostile import as_json, changed, damaged
 from tests.manifests import write_manifest
+from tests.tiers import examples
 from tests.toy import Toy
 
-fuzzed = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+fuzzed = examples(60, suppress_health_check=list(HealthCheck))
 
 
 def survives(read: Callable[[], object], *own: type[Exception]) -> None:

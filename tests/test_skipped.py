@@ -34,7 +34,7 @@ def run(folder: Path, tests: str, *options: str) -> str:
     (folder / "conftest.py").write_text((ROOT / "tests" / "conftest.py").read_text())
     (folder / "test_some.py").write_text(tests)
     command = [sys.executable, "-m", "pytest", "-q", "-c", "none.ini", "--rootdir", ".", *options, "test_some.py"]
-    bare = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    bare = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(ROOT)}
     return subprocess.run(command, cwd=folder, env=bare, capture_output=True, text=True, check=False).stdout
 
 
@@ -73,6 +73,5 @@ def test_files_that_compile_begin_before_others_and_the_demo_models_before_all()
     two = ("compiler/targets/cpu/test_cpu.py", "artifacts/store/test_store.py")
     assert [begins(ROOT / "tests" / name) for name in two] == [1, 2]
     assert 20 < sum(begins(file) == 1 for file in files) < len(files) / 2
-    makefile = (ROOT / "Makefile").read_text()
-    runs = [line for line in makefile.splitlines() if "--dist loadfile" in line]
-    assert len(runs) == 3 and all("--no-loadscope-reorder" in line for line in runs), "else by number of tests"
+    runs = [line for line in (ROOT / "Makefile").read_text().splitlines() if "--dist loadfile" in line]
+    assert runs and all("--no-loadscope-reorder" in line for line in runs), "else by number of tests"

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import FAST, HEAVY, SLOW, NoHeavyPackages, is_fast
+from tests import tiers
+from tests.conftest import FAST, HEAVY, SLOW, NoHeavyPackages, is_fast, reproduces
 
 TESTS = Path(__file__).parent
 
@@ -41,41 +43,112 @@ def test_what_is_not_of_the_fast_tier_is_not_even_imported() -> None:
     assert "test_cpu" not in fast("--collect-only", "tests/compiler/targets/cpu")
 
 
-def test_every_test_is_in_one_shard_or_in_all(tmp_path: Path) -> None:
-    """Families in shards by themselves, other files whole."""
+class Checkout:
+    """A folder with tests of its own under this project's conftest.py."""
+
+    def __init__(self, folder: Path, files: dict[str, str]) -> None:
+        self.folder = folder
+        self.write({"tests/conftest.py": (TESTS / "conftest.py").read_text(), **files})
+        markers = "".join(f"\n  {name}:" for name in ("full", "real_weights", "torch_xla", "two_versions"))
+        self.write({"own.ini": f"[pytest]\nmarkers ={markers}\naddopts = -m 'not full'"})
+
+    def write(self, files: dict[str, str]) -> None:
+        for name, text in files.items():
+            (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (self.folder / name).write_text(text)
+
+    def pytest(self, *options: str) -> str:
+        command = [sys.executable, "-m", "pytest", "-q", "-c", "own.ini", "--rootdir", ".", *options, "tests"]
+        bare = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(TESTS.parent)}
+        ran = subprocess.run(command, cwd=self.folder, env=bare, capture_output=True, text=True, check=False)
+        return ran.stdout + ran.stderr
+
+    def collected(self, *options: str) -> list[str]:
+        return [
+            line for line in self.pytest("--collect-only", *options).splitlines() if "::" in line or "error" in line
+        ]
+
+
+def test_every_test_is_in_one_shard(tmp_path: Path) -> None:
+    """Architectures are dealt out by themselves, other files whole."""
     families = "import pytest\n@pytest.mark.parametrize('family', 'abcdefg')\ndef test_family(family): ..."
-    mark = "real_weights"  # this file is not marked so
-    one, marked = "def test_a(): ...\n", f"import pytest\npytestmark = pytest.mark.{mark}\n"
-    files = {
+    one = "def test_a(): ...\n"
+    checkout = Checkout(tmp_path, {
         "tests/models/test_one.py": families, "tests/models/test_two.py": families,
         "tests/server/test_file.py": f"{one}def test_b(): ...", "tests/server/test_other.py": one,
-        "tests/test_real.py": marked + one, "tests/api/test_quick.py": one,
-        "tests/conftest.py": (TESTS / "conftest.py").read_text(),
-        "none.ini": "[pytest]\nmarkers =\n  real_weights:\n  fast:\n  slow:\n",
-    }  # fmt: skip
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-
-    def collected(*options: str) -> list[str]:
-        command = [sys.executable, "-m", "pytest", "-q", "-c", "none.ini", "--rootdir", ".", "--collect-only", *options]
-        bare = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-        said = subprocess.run([*command, "tests"], cwd=tmp_path, env=bare, capture_output=True, text=True, check=False)
-        return [line for line in (said.stdout + said.stderr).splitlines() if "::" in line or "error" in line]
-
-    everything = collected()
-    shards = [collected("--shard", f"{n}/3") for n in (1, 2, 3)]
-    always = {"tests/test_real.py::test_a", "tests/api/test_quick.py::test_a"}
-    assert all(always < set(shard) for shard in shards)
-    rest = [test for shard in shards for test in shard if test not in always]
-    assert sorted(rest) == sorted(set(everything) - always)
+        "tests/test_full.py": f"import pytest\npytestmark = pytest.mark.full\n{one}",
+    })  # fmt: skip
+    everything = checkout.collected("-m", "")
+    assert set(everything) - set(checkout.collected()) == {"tests/test_full.py::test_a"}
+    shards = [checkout.collected("-m", "", "--shard", f"{n}/3") for n in (1, 2, 3)]
+    assert sorted(test for shard in shards for test in shard) == sorted(everything)
     for shard in shards:
         assert sum("test_one" in test for test in shard) == sum("test_two" in test for test in shard) in (2, 3)
         assert sum("test_file" in test for test in shard) in (0, 2)
-    assert "argument --shard: invalid _shard value: '4/3'" in " ".join(collected("--shard", "4/3"))
+    assert [checkout.collected("-m", "full", "--shard", f"{n}/2") for n in (1, 2)] == [
+        ["tests/test_full.py::test_a"],
+        [],
+    ]
+    assert "argument --shard: invalid _shard value: '4/3'" in " ".join(checkout.collected("--shard", "4/3"))
 
 
-def test_every_test_is_of_one_tier(request: pytest.FixtureRequest) -> None:
-    for item in request.session.items:
-        marks = {mark.name for mark in item.iter_markers()} & {"fast", "slow"}
-        assert marks == ({"fast"} if is_fast(item.path) else {"slow"}), item.nodeid
+def test_the_default_tier_has_each_value_of_each_parameter_and_the_full_suite_each_combination(tmp_path: Path) -> None:
+    product = """
+        import pytest
+        @pytest.mark.parametrize("a", range(4))
+        @pytest.mark.parametrize(("b", "c"), [(1, 2), (3, 4), (5, 6)])
+        def test_product(a, b, c): ...
+        @pytest.mark.parametrize("a", range(9))
+        def test_one_axis(a): ...
+    """
+    checkout = Checkout(tmp_path, {"tests/test_some.py": textwrap.dedent(product)})
+    assert len(checkout.collected("-m", "")) == 4 * 3 + 9
+    default = [test.partition("[")[2].rstrip("]").split("-") for test in checkout.collected()]
+    cases = [case for case in default if len(case) == 3]
+    assert len(default) - len(cases) == 9 and len(cases) == 4
+    assert {a for *_, a in cases} == set("0123") and {tuple(case[:2]) for case in cases} == {
+        ("1", "2"),
+        ("3", "4"),
+        ("5", "6"),
+    }
+
+
+def test_all_but_those_named_are_of_the_full_suite() -> None:
+    marked = tiers.all_but(("b",), ("a", "b"))
+    assert marked == [pytest.param("a", marks=pytest.mark.full), "b"]
+    with pytest.raises(ValueError, match="not among the values: \\['c'\\]"):
+        tiers.all_but(("c",), ("a", "b"))
+
+
+def test_property_tests_draw_fewer_examples_in_the_default_tier(tmp_path: Path) -> None:
+    drawn = """
+        from hypothesis import given, settings, strategies as st
+        from tests.tiers import examples
+        counts = {"many": 0, "few": 0, "unset": 0}
+        @examples(60)
+        @given(st.integers())
+        def test_many(n): counts["many"] += 1
+        @examples(7)
+        @given(st.integers())
+        def test_few(n): counts["few"] += 1
+        @given(st.integers())
+        def test_unset(n): counts["unset"] += 1
+        def test_counts(): print(counts); assert False
+    """
+    checkout = Checkout(tmp_path, {"tests/test_some.py": textwrap.dedent(drawn)})
+    assert "{'many': 25, 'few': 7, 'unset': 25}" in checkout.pytest()
+    assert "{'many': 60, 'few': 7, 'unset': 100}" in checkout.pytest("-m", "")
+
+
+def test_a_failure_ends_with_the_line_that_reproduces_it(tmp_path: Path) -> None:
+    failing = "import pytest\n@pytest.mark.parametrize('a', ['it is', 'b'])\ndef test_a(a): assert a == 'b'"
+    said = Checkout(tmp_path, {"tests/test_some.py": failing}).pytest()
+    line = next(line for line in said.splitlines() if " -m pytest " in line)
+    assert line.endswith("-m pytest -m '' 'tests/test_some.py::test_a[it is]'")
+    again = subprocess.run(
+        f"{line} -c own.ini --rootdir .", shell=True, cwd=tmp_path, capture_output=True, text=True, check=False,
+        env=os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(TESTS.parent)},
+    )  # fmt: skip
+    assert "1 failed" in again.stdout, again.stdout + again.stderr
+    limited = reproduces("tests/test_some.py::test_a", {"LLMC_CPU_ISA": "avx2"})
+    assert limited.startswith("LLMC_CPU_ISA=avx2 ") and limited.endswith("-m pytest -m '' tests/test_some.py::test_a")

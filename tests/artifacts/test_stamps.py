@@ -10,12 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc.artifacts import ownership, verified_files
 from llmc.artifacts.digest import digest_file
 from llmc.artifacts.verified_files import FILE_NAME, FOLDER, VerifiedFiles
+from tests.tiers import examples
 
 
 @pytest.fixture
@@ -154,7 +155,7 @@ TABLES = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(TABLES)
 def test_any_table_can_be_read(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
     folder = tmp_path_factory.mktemp("stamps")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from hypothesis import settings
 from hypothesis import strategies as st
 
 from llmc.buckets.bucket import Bucket
@@ -10,8 +9,9 @@ from llmc.buckets.limits import Limits
 from llmc.buckets.plan import Plan
 from llmc.buckets.provenance import Provenance
 from llmc.buckets.strategies.base import Range
+from tests.tiers import examples
 
-PROPERTY = settings(deadline=None, database=None, max_examples=150, derandomize=True)
+PROPERTY = examples(150, database=None, derandomize=True)
 """Settings of every property test: the same cases on every run."""
 
 

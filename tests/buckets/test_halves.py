@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc.buckets.coverage import prove
@@ -13,10 +13,11 @@ from llmc.buckets.plan import Plan
 from llmc.buckets.planner import make_plan
 from llmc.errors import InputError
 from llmc.testing.toy import toy_plan
+from tests.tiers import examples
 
 
 @given(length=st.integers(2, 4096), seqs=st.integers(1, 64))
-@settings(deadline=None, database=None, derandomize=True, max_examples=40)
+@examples(40, database=None, derandomize=True)
 def test_each_half_covers_every_request_with_one_bucket_of_the_other_phase(length: int, seqs: int) -> None:
     plan = make_plan(Limits(length, seqs))
     prompts, decodes = half(plan, "prompt"), half(plan, "decode")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc.cli.main import main
@@ -21,10 +21,11 @@ from llmc.compiler.targets.declared import declared, devices
 from llmc.testing.toy import write_toy
 from tests.cli.helpers import Ran
 from tests.compiler.checkpoint.writers import write_gguf
+from tests.tiers import examples
 
 DEVICES = sorted({*devices(), "openvino:GPU", "openvino:NPU", "tpu:v5e-2x2"} - {"tpu", "fake"})
 LIMITS = ("--max-model-len", 64, "--max-num-seqs", 2)
-SOME = settings(deadline=None, database=None, max_examples=60, derandomize=True)
+SOME = examples(60, database=None, derandomize=True)
 
 
 @pytest.fixture(scope="module")

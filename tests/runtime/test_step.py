@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc.artifacts.bundle.manifest import Manifest, read_manifest
@@ -19,6 +19,7 @@ from llmc.runtime.executors import open_executor
 from llmc.runtime.executors.compilations import CompilationCounter
 from llmc.runtime.executors.fake.executor import FakeExecutor, Program
 from llmc.runtime.step import PAD_TOKEN, Step, exact, in_pieces, pad, ragged, rows_apart
+from tests.tiers import examples
 from tests.toy import Toy, reference
 
 # Padding
@@ -71,7 +72,7 @@ rows = st.lists(
 )
 
 
-@settings(deadline=None, database=None, derandomize=True, max_examples=200)
+@examples(200, database=None, derandomize=True)
 @given(rows, st.integers(0, 3), st.integers(0, 5), st.integers(0, 9))
 def test_padding_loses_and_adds_nothing(
     live: list[tuple[list[int], int]], more_rows: int, more_query: int, more_context: int

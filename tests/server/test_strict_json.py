@@ -7,13 +7,14 @@ import math
 import tracemalloc
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc.errors import InputError
 from llmc.server.protocol import json_counts
 from llmc.server.protocol.json_counts import PIECE, Counts, check_counts, outside_texts
 from llmc.server.protocol.strict_json import LONG, MAX_DEPTH, loads
+from tests.tiers import examples
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -55,13 +56,13 @@ def test_refuses_what_is_not_json_or_would_break_later(raw):
     assert "\n" not in str(caught.value)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@examples(60, derandomize=True)
 @given(VALUES, st.booleans())
 def test_reads_whatever_json_writes(value, ascii_only):
     assert loads(json.dumps(value, ensure_ascii=ascii_only).encode()) == value
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@examples(300, derandomize=True)
 @given(st.binary(max_size=40) | st.text('[]{}",:0123456789.eE+-\\undfalsetrN ', max_size=30).map(str.encode))
 def test_gives_a_value_or_an_input_error_for_any_bytes(raw):
     try:
@@ -87,7 +88,7 @@ def or_refused(raw):
         return InputError
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@examples(200, derandomize=True)
 @given(
     st.binary(max_size=40)
     | st.text('[]{}",:0123456789.eE+-\\undfalsetrN ', max_size=30).map(str.encode)
@@ -146,7 +147,7 @@ def slowly(raw):
     return found
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@examples(300, derandomize=True)
 @given(st.text('[]{}",:a\\', max_size=60).map(str.encode), st.integers(1, 9))
 def test_counts_are_the_same_however_the_body_is_cut_into_pieces(raw, piece):
     with pytest.MonkeyPatch.context() as patch:

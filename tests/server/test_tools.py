@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc.runtime.engine.sampling.guided import ConstraintFactory
 from llmc.runtime.engine.sampling.structured import StructuredOutputsParams
 from llmc.server.tool_calls import ToolCall, ToolCallParser, call_grammar
 from tests.server.stub_engine import events, refusal
+from tests.tiers import examples
 
 HERMES = "{% for t in tools or [] %}{{ t.function.name }}{% endfor %}{# <tool_call> #}{{ messages[0].content }}"
 OTHER = "{{ tools | length }}{{ messages[0].content }}"
@@ -63,7 +64,7 @@ class TestParser:
     def test_finds_calls_and_leaves_the_rest(self, text, rest, calls, size):
         assert read(text, size) == (rest, calls)
 
-    @settings(max_examples=150, deadline=None, derandomize=True)
+    @examples(150, derandomize=True)
     @given(
         st.lists(
             st.sampled_from(
@@ -75,7 +76,7 @@ class TestParser:
     def test_does_not_depend_on_how_the_text_comes(self, text, size):
         assert read(text, size) == read(text)
 
-    @settings(max_examples=80, deadline=None, derandomize=True)
+    @examples(80, derandomize=True)
     @given(st.text("<tool_cal>/ \nx").filter(lambda text: "<tool_call>" not in text), st.integers(1, 7))
     def test_leaves_a_text_without_calls_as_it_is(self, text, size):
         assert read(text, size) == (text, [])

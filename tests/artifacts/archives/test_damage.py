@@ -7,7 +7,7 @@ import stat
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc.artifacts.archives import compression, reader, stream
@@ -21,6 +21,7 @@ from llmc.artifacts.store.store import Store
 from llmc.errors import ArtifactError, CapacityError
 from tests.artifacts.archives.helpers import Words, blob_members, head, import_bytes, member, refused, sound, squeezed
 from tests.artifacts.helpers import CONTENT, DIGESTS, child, files_below, finish, key, manifest
+from tests.tiers import examples
 
 SOUND = sound()
 HEAD = head(manifest())
@@ -102,7 +103,7 @@ def test_every_truncation_is_noticed(store: Store) -> None:
         assert "cut off" in refused(store, data[:cut])
 
 
-@settings(max_examples=250, deadline=None)
+@examples(250)
 @given(st.integers(0, len(SOUND) * 8 - 1))
 def test_no_flipped_bit_is_overlooked(tmp_path_factory: pytest.TempPathFactory, bit: int) -> None:
     data = bytearray(SOUND)
@@ -113,7 +114,7 @@ def test_no_flipped_bit_is_overlooked(tmp_path_factory: pytest.TempPathFactory, 
     assert store.entries() == []
 
 
-@settings(max_examples=250, deadline=None)
+@examples(250)
 @given(st.integers(0, len(squeezed(SOUND)) * 8 - 1))
 def test_no_flipped_bit_of_a_compressed_archive_leads_to_anything_else(
     tmp_path_factory: pytest.TempPathFactory, bit: int
@@ -132,7 +133,7 @@ def test_no_flipped_bit_of_a_compressed_archive_leads_to_anything_else(
             path.unlink()
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.binary(max_size=3000), st.booleans())
 def test_noise_is_not_an_archive(tmp_path_factory: pytest.TempPathFactory, data: bytes, zstd: bool) -> None:
     store = Store(tmp_path_factory.getbasetemp() / "noise" / "store")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tarfile
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from llmc.artifacts.archives.format import (
@@ -20,6 +20,7 @@ from llmc.artifacts.archives.format import (
 )
 from llmc.artifacts.key import Key
 from tests.artifacts.helpers import DIGESTS
+from tests.tiers import examples
 
 NAMES = st.sampled_from(
     [
@@ -51,7 +52,7 @@ def test_a_header_is_to_the_byte_what_tarfile_writes_where_ustar_can(name: str, 
     assert header(name, size) == info.tobuf(tarfile.USTAR_FORMAT, "ascii", "strict")
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(NAMES, SIZES, st.integers(0, BLOCK * 8 - 1))
 def test_no_flipped_bit_of_a_header_is_overlooked(name: str, size: int, bit: int) -> None:
     block = bytearray(header(name, size))

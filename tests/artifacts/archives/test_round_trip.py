@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc.artifacts.archives.compression import LEVELS, MAGIC, decompress
@@ -26,6 +26,7 @@ from llmc.artifacts.store.store import Store
 from llmc.errors import ArtifactError, CapacityError, DeviceError, InputError
 from tests.artifacts.archives.helpers import Words, bundle, export_all, export_one, import_bytes, sign, sound
 from tests.artifacts.helpers import CONTENT, DIGESTS, Faults, files_below, flip, key, manifest, truncate
+from tests.tiers import examples
 
 ZSTD = shutil.which("zstd")
 
@@ -125,7 +126,7 @@ ENTRIES = st.lists(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(ENTRIES, st.booleans())
 def test_any_store_comes_back(
     tmp_path_factory: pytest.TempPathFactory, found: list[tuple[str, dict[str, object], dict[str, bytes]]], zstd: bool

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc.artifacts.bundle import manifest_schema
@@ -16,6 +16,7 @@ from llmc.artifacts.digest import digest_bytes
 from llmc.artifacts.key import differences
 from llmc.errors import ArtifactError
 from tests.artifacts.helpers import CONTENT, DIGESTS, manifest
+from tests.tiers import examples
 
 
 def written(folder: Path, data: bytes) -> Path:
@@ -217,19 +218,19 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.binary())
 def test_any_bytes_are_a_manifest_or_an_artifact_error(data: bytes) -> None:
     check_fuzz(data)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.sampled_from(sorted(manifest().to_dict())), JSON)
 def test_any_json_in_any_member_is_a_manifest_or_an_artifact_error(name: str, value: object) -> None:
     check_fuzz(json.dumps({**manifest().to_dict(), name: value}).encode())
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.sampled_from(["executables", "files", "blobs"]), st.data())
 def test_any_json_inside_the_tables_is_a_manifest_or_an_artifact_error(table: str, data: st.DataObject) -> None:
     members = manifest().to_dict()
@@ -239,7 +240,7 @@ def test_any_json_inside_the_tables_is_a_manifest_or_an_artifact_error(table: st
     check_fuzz(json.dumps(members).encode())
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.floats(0, 1, exclude_max=True), st.binary(min_size=1, max_size=4))
 def test_any_altered_byte_is_a_manifest_or_an_artifact_error(where: float, change: bytes) -> None:
     raw = bytearray(manifest().to_bytes())

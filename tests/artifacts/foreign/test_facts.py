@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc.artifacts.foreign.base import Fact
 from llmc.artifacts.foreign.facts import MAX_FACTS, compare, flatten, merge, parse_facts, versions
 from llmc.artifacts.key import Key
 from llmc.errors import InputError
+from tests.tiers import examples
 
 TEXT = st.text(max_size=8)
 JSON = st.recursive(
@@ -28,7 +29,7 @@ def test_several_values_of_a_name_are_one_fact_whatever_their_order() -> None:
     assert one == {"rank": "rank_0_0 | rank_1_0"}
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(st.dictionaries(st.text(max_size=8), JSON, max_size=3))
 def test_any_json_makes_facts_that_a_key_can_have(value: dict[str, object]) -> None:
     found = merge(flatten("config", value))

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from llmc.artifacts.atomic_write import UnwritableError
@@ -33,6 +33,7 @@ from tests.artifacts.foreign.helpers import (
     write,
 )
 from tests.artifacts.helpers import Faults, child, finish
+from tests.tiers import examples
 
 PART = f"torch_compile_cache/{HASH}"
 
@@ -133,7 +134,7 @@ TREES = st.dictionaries(
 ).filter(lambda files: paths_problem(files, ()) is None)
 
 
-@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.filter_too_much])
+@examples(12, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.filter_too_much])
 @given(TREES, st.sampled_from(["absent", "empty"]))
 def test_any_tree_comes_back_as_it_was(store: Store, files: dict[str, tuple[bytes, bool]], there: str) -> None:
     with tempfile.TemporaryDirectory() as made:

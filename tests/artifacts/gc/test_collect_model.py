@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc.artifacts.gc.gc_policy import Limits, Plan, decide, size_of
 from llmc.artifacts.gc.inventory import Inventory, Item
 from llmc.artifacts.store.files import File
+from tests.tiers import examples
 
 NOW = 1_000_000.0
 GRACE = 100.0
@@ -110,13 +111,13 @@ def check(census: Inventory, limits: Limits, plan: Plan) -> None:
             assert not item.digests & set(plan.blobs), "what is kept is whole"
 
 
-@settings(max_examples=400, deadline=None)
+@examples(400)
 @given(censuses(), limits)
 def test_the_decision_is_the_models(census: Inventory, limits: Limits) -> None:
     check(census, limits, decide(census, limits))
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(censuses(), limits)
 def test_carrying_it_out_leaves_nothing_more_to_decide(census: Inventory, limits: Limits) -> None:
     plan = decide(census, limits)
@@ -129,7 +130,7 @@ def test_carrying_it_out_leaves_nothing_more_to_decide(census: Inventory, limits
     assert (again.items, again.blobs, again.size) == ((), (), plan.size)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(censuses(), limits)
 def test_what_cannot_be_removed_is_not_tried_again(census: Inventory, limits: Limits) -> None:
     stuck = dict.fromkeys((*decide(census, limits).items, *decide(census, limits).blobs), "cannot be removed")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from llmc.artifacts.bundle.reader import BundleFiles
@@ -28,6 +28,7 @@ from llmc.artifacts.store.store import Store
 from llmc.errors import ArtifactError
 from tests.artifacts.helpers import files_below, flip, truncate
 from tests.artifacts.oci.helpers import WEIGHTS, Anyone, Nobody, blob_file, forge, make_bundle, pulled, true_archives
+from tests.tiers import examples
 
 
 @pytest.fixture
@@ -295,7 +296,7 @@ def test_reading_any_manifest_raises_nothing_but_artifact_error(document: object
             read(json.dumps(document).encode())
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.binary(max_size=300), where=st.sampled_from(["index.json", "manifest", "config", "facts"]))
 def test_garbage_in_place_of_any_document_is_refused(tmp_path: Path, data: bytes, where: str) -> None:
     folder = tmp_path / "garbage"

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc.artifacts.atomic_write import UnwritableError
@@ -22,6 +22,7 @@ from llmc.artifacts.store.workspace import Area
 from llmc.errors import CapacityError
 from tests.artifacts.helpers import Faults, files_below
 from tests.artifacts.remotes.helpers import Pieces, blob_of
+from tests.tiers import examples
 
 DATA = os.urandom(1000)
 BLOB = blob_of(DATA)
@@ -77,7 +78,7 @@ def test_an_empty_blob(area: Area) -> None:
     assert area.blobs.find(*empty) is not None
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(st.lists(st.integers(0, 1000), max_size=4), st.sampled_from([RemoteError, KeyboardInterrupt]))
 def test_it_goes_on_from_the_byte_it_had(
     tmp_path_factory: pytest.TempPathFactory, cuts: list[int], error: type[BaseException]
@@ -101,7 +102,7 @@ def test_it_goes_on_from_the_byte_it_had(
     assert content(area) == DATA
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(st.binary(max_size=1500))
 def test_whatever_lies_in_its_place_only_the_right_bytes_get_in(
     tmp_path_factory: pytest.TempPathFactory, garbage: bytes

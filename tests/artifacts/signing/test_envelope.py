@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc.artifacts.bundle.reader import MAX_SIGNATURE_BYTES
@@ -19,6 +19,7 @@ from llmc.artifacts.signing.envelope import MAX_SIGNATURES, Envelope, Signature,
 from llmc.artifacts.signing.statement import make_statement, require_about
 from llmc.artifacts.store.entries import Entry, entry_body
 from tests.artifacts.signing.helpers import CONTENT, OTHER, edited, private_pem, signer, statement
+from tests.tiers import examples
 
 GOLDEN_CONTENT = (
     b'{"kind":"llmc-bundle","provenance":{"buildDefinition":{"buildType":"t"},"runDetails":{"builder":{"id":"b"}}}}'
@@ -144,7 +145,7 @@ JSON = st.recursive(
 MEMBERS = st.sampled_from(["payload", "payloadType", "signatures", "_type", "subject", "predicateType", "predicate"])
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(st.dictionaries(MEMBERS, JSON, max_size=5))
 def test_any_json_is_an_envelope_or_a_value_error(members: dict[str, Any]) -> None:
     data = json.dumps(members).encode()
@@ -153,7 +154,7 @@ def test_any_json_is_an_envelope_or_a_value_error(members: dict[str, Any]) -> No
             read(data)
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(st.binary(max_size=60))
 def test_any_bytes_are_an_envelope_or_a_value_error(data: bytes) -> None:
     for read in (decode, make_statement, lambda found: require_about(found, CONTENT)):

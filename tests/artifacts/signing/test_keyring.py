@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc.artifacts.bundle.native import code_of_entry
@@ -24,6 +24,7 @@ from llmc.errors import DeviceError
 from llmc.settings import Settings
 from tests.artifacts.helpers import key
 from tests.artifacts.signing.helpers import CONTENT, OTHER, edited, keyring, signed_by, signer
+from tests.tiers import examples
 
 ORIGIN = "file:/remote: bundle 3fa9c2"
 
@@ -206,7 +207,7 @@ def test_signatures_of_two_bundles_cannot_be_swapped(tmp_path: Path, one: Signer
     assert "other content" in refused(ring, OTHER, one.sign(CONTENT))
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(st.integers(0, 10_000), st.integers(1, 255), st.booleans())
 def test_no_altered_byte_of_content_or_signature_gets_through(at: int, change: int, of_content: bool) -> None:
     ring, good = _fixed()
@@ -220,7 +221,7 @@ def test_no_altered_byte_of_content_or_signature_gets_through(at: int, change: i
     assert not of_content and found is not None, "only what is not signed may differ: a key id, base64's alphabet"
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(st.binary(max_size=200))
 def test_any_signature_file_is_refused_by_one_error_only(signature: bytes) -> None:
     ring, _ = _fixed()

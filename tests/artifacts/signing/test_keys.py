@@ -13,7 +13,7 @@ import traceback
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc.artifacts.atomic_write import UnwritableError
@@ -34,6 +34,7 @@ from llmc.errors import CapacityError, DeviceError, InputError
 from llmc.settings import Settings
 from tests.artifacts.helpers import Faults, files_below
 from tests.artifacts.signing.helpers import CONTENT, OTHER, edited, private_pem, secrets_of, signer
+from tests.tiers import examples
 
 RSA = """-----BEGIN PUBLIC KEY-----
 MFwwDQYJKoZIhvcNAQEBBQADSwAwSAJBAL1yHqh1WtiEBQIWJCJYjVJw5HrB1Efl
@@ -196,7 +197,7 @@ def test_what_is_no_ed25519_public_key(data: bytes, words: str) -> None:
         parse_public(data)
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(st.binary(max_size=80) | st.binary(max_size=60).map(lambda data: PublicKey(data).pem()))
 def test_any_bytes_are_a_public_key_or_a_value_error(data: bytes) -> None:
     try:

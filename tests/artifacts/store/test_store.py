@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc.artifacts.digest import Blob, digest_bytes
@@ -17,6 +17,7 @@ from llmc.artifacts.store.store import Store
 from llmc.artifacts.store.workspace import Workspace
 from llmc.errors import ArtifactError
 from tests.artifacts.helpers import files_below, flip, key, overwrite, truncate
+from tests.tiers import examples
 
 
 def build_graph(space: Workspace) -> Mapping[str, Blob]:
@@ -139,7 +140,7 @@ def test_only_digests_name_blobs(store: Store, text: str) -> None:
         store.get_bytes(text)
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(st.lists(st.binary(max_size=64), max_size=5))
 def test_any_content_survives(tmp_path_factory: pytest.TempPathFactory, contents: list[bytes]) -> None:
     store = Store(tmp_path_factory.mktemp("store"))
@@ -318,7 +319,7 @@ def test_a_damaged_entry_is_a_miss_is_put_aside_and_heals(store: Store, name: st
     assert fresh.get_or_build(key(), never)[1]
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(st.floats(0, 1, exclude_max=True), st.integers(0, 255))
 def test_no_change_to_an_entry_is_believed(tmp_path_factory: pytest.TempPathFactory, where: float, byte: int) -> None:
     store = Store(tmp_path_factory.mktemp("store"))

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
-from hypothesis import settings
 from hypothesis import strategies as st
 
 from llmc.buckets.optimise import Demand, ListedSpace, ProductSpace, Space
 from tests.buckets.generators import PROPERTY
+from tests.tiers import examples
 
-FEWER = settings(PROPERTY, max_examples=60)
+FEWER = examples(60, PROPERTY)
 """For properties of the parts, which those of the choice exercise too."""
 
 

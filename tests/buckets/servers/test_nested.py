@@ -6,11 +6,12 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc.buckets.servers.nested import NEVER, Grid
 from llmc.buckets.servers.vllm_gaudi.proposal import work
+from tests.tiers import examples
 
 
 def cost(grid: Grid, points: tuple[tuple[int, int], ...]) -> float | None:
@@ -28,7 +29,7 @@ def cost(grid: Grid, points: tuple[tuple[int, int], ...]) -> float | None:
     return total
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(st.integers(1, 3), st.integers(1, 4), st.integers(1, 6), st.data())
 def test_no_choice_costs_less(rows: int, columns: int, most: int, data: st.DataObject) -> None:
     def table(cells: st.SearchStrategy[float]) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:

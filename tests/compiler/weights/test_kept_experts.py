@@ -18,7 +18,7 @@ from tests.compiler.targets.onnxruntime.kernels.host import own_set
 FOUR = (packers.awq_config(16), packers.awq(16))
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("device", "kernels", "kept"),
     [("openvino", None, "12 kept exactly"), ("onnxruntime", "llmc", "12 kept exactly"),

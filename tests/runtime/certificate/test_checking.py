@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from llmc.artifacts.bundle.trust import UntrustedError
@@ -22,6 +22,7 @@ from llmc.runtime.certificate.document import Certificate, content, read_file, t
 from llmc.runtime.executors.fake import card
 from tests.artifacts.signing.helpers import keyring, signer
 from tests.hostile import as_json, changed
+from tests.tiers import examples
 from tests.toy import Toy
 
 Edit = Callable[[dict[str, Any]], object]
@@ -307,7 +308,7 @@ def test_a_file_that_is_cut_huge_missing_or_a_pipe_is_refused(
             check(tmp_path / name, bundle, nobody, allow_unsigned=True)
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_whatever_is_changed_is_refused_or_still_consistent(
     tmp_path: Path, certified: Certificate, bundle: Bundle, data: st.DataObject

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc.buckets.warmup.beside import SAMPLING
@@ -14,6 +14,7 @@ from llmc.runtime.bundle import Bundle
 from llmc.runtime.certificate.requests import STRUCTURED, RandomRequest, RandomRequests, admitted_kinds
 from llmc.runtime.engine.generator import Generator
 from llmc.runtime.startup.opening import EngineOptions, open_executor, open_generator
+from tests.tiers import examples
 from tests.toy import Toy
 
 
@@ -34,7 +35,7 @@ def made(generator: Generator, count: int, seed: int = 0) -> list[RandomRequest]
     return list(RandomRequests(engine.plan, engine.executor, engine.vocab_size, kinds, seed, (256,)).take(count))
 
 
-@settings(max_examples=10, deadline=None)
+@examples(10)
 @given(seed=st.integers(0, 1 << 40), count=st.integers(1, 60))
 def test_every_request_is_admitted(generator: Generator, seed: int, count: int) -> None:
     requests = made(generator, count, seed)

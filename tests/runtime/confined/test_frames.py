@@ -6,10 +6,11 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc.runtime.confined import frames
+from tests.tiers import examples
 
 VALUE = {"done": "é\ud800 " * 9, "bytes": [1, None, 2.5]}
 
@@ -51,7 +52,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@examples(60, derandomize=True)
 @given(VALUES)
 def test_what_is_long_comes_back_where_it_stood(value: Any) -> None:
     assert read(Wire(frames.pack(value))) == value

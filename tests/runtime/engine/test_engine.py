@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc.compiler.verification.toy_reference import ToyReference
@@ -26,9 +26,10 @@ from llmc.runtime.executors.fake.executor import FakeExecutor
 from llmc.runtime.llm import BundleLLM
 from llmc.testing.toy import VOCAB
 from tests.devices import use
+from tests.tiers import examples
 from tests.toy import Toy
 
-PROPERTY = settings(deadline=None, database=None, derandomize=True, max_examples=60)
+PROPERTY = examples(60, database=None, derandomize=True)
 LONGEST, LENGTH, SEQS = 31, 32, 4
 
 

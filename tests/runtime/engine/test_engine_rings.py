@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc.compiler.verification.toy_reference import ToyReference
@@ -20,6 +20,7 @@ from llmc.runtime.executors import open_executor
 from llmc.runtime.executors.fake.executor import FakeExecutor
 from llmc.runtime.step import exact
 from llmc.testing.toy import VOCAB, toy_plan
+from tests.tiers import examples
 from tests.toy import Toy, reference
 
 SLOTS, WINDOW = 6, 5
@@ -72,7 +73,7 @@ work = st.lists(st.one_of(prompts, st.just("step"), st.integers(0, 9)), min_size
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "drafted"])
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(todo=work)
 def test_any_order_of_prompts_chunks_decodes_cancels_and_reuse_gives_the_unbatched_tokens(
     kind: str, ringed: Callable[[str], Path], trusted: ToyReference, todo: list[object]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc.buckets.bucket import Bucket
@@ -27,6 +27,7 @@ from llmc.runtime.executors.fake.executor import FakeExecutor
 from llmc.runtime.step import exact, pad
 from llmc.testing.toy import VOCAB
 from tests.manifests import edit_manifest
+from tests.tiers import examples
 from tests.toy import Toy, reference
 
 SLOTS, HIDDEN = 6, 8
@@ -89,7 +90,7 @@ work = st.lists(st.one_of(prompts, st.just("step"), st.integers(0, 9)), min_size
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(todo=work)
 def test_any_order_of_prompts_chunks_decodes_cancels_and_reuse_gives_the_unbatched_tokens(
     kind: str, stateful: Callable[[str], Path], trusted: ToyReference, todo: list[object]

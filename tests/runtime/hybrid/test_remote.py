@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc.compiler.verification.toy_reference import ToyReference
@@ -32,6 +32,7 @@ from llmc.runtime.hybrid.server import PrefillServer
 from llmc.runtime.hybrid.wire import Frames
 from llmc.runtime.hybrid.worker import PrefillWorker
 from llmc.testing.toy import VOCAB
+from tests.tiers import examples
 from tests.toy import Toy
 
 SEQS = 4
@@ -88,7 +89,7 @@ prompts = st.lists(st.lists(st.integers(0, VOCAB - 2), min_size=1, max_size=27),
 
 
 @given(asked=prompts)
-@settings(deadline=None, database=None, derandomize=True, max_examples=20)
+@examples(20, database=None, derandomize=True)
 def test_tokens_are_those_of_one_process(pair: Engine, trusted: ToyReference, asked: list[list[int]]) -> None:
     assert pair.complete(asked, [GREEDY] * len(asked)) == [trusted.greedy(one, 4) for one in asked]
 
@@ -418,7 +419,7 @@ def test_a_prompt_number_that_is_in_use_is_refused(server: tuple[PrefillServer, 
 
 
 @given(data=st.binary(max_size=300))
-@settings(deadline=None, database=None, derandomize=True, max_examples=50)
+@examples(50, database=None, derandomize=True)
 def test_bytes_of_any_kind_end_a_connection_and_nothing_else(
     server: tuple[PrefillServer, Address], data: bytes
 ) -> None:

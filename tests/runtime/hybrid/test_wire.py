@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc.errors import ArtifactError, InputError
@@ -18,6 +18,7 @@ from llmc.runtime.hybrid.addresses import Address
 from llmc.runtime.hybrid.facts import Facts, require_fit
 from llmc.runtime.hybrid.wire import Dtype, Frames, narrower
 from tests.hostile import changed
+from tests.tiers import examples
 
 FACTS = Facts(
     "bundle", "fake", {"config.json": "a", "model.safetensors": "b"}, "sha256:c", 257, ((2, 8), (2, 8)), "f32", "f32",
@@ -38,7 +39,7 @@ def test_a_prefix_travels_in_the_narrower_type_that_loses_nothing(one: str, othe
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 @given(length=st.integers(0, 40), seed=st.integers(0, 99))
-@settings(deadline=None, database=None, derandomize=True, max_examples=10)
+@examples(10, database=None, derandomize=True)
 def test_what_arrives_is_what_was_sent_rounded_to_its_type(dtype: Dtype, length: int, seed: int) -> None:
     random = np.random.default_rng(seed)
     logits = random.normal(size=300).astype(np.float32)
@@ -66,7 +67,7 @@ def test_facts_survive_their_json() -> None:
 
 
 @given(found=changed(json.loads(json.dumps(FACTS.to_json()))))
-@settings(deadline=None, database=None, derandomize=True, max_examples=80)
+@examples(80, database=None, derandomize=True)
 def test_facts_of_a_hostile_peer_are_facts_or_refused(found: Any) -> None:
     try:
         facts = Facts.from_json(found)

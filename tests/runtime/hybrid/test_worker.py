@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc.compiler.verification.toy_reference import ToyReference
@@ -25,9 +25,10 @@ from llmc.runtime.executors.base import Executor
 from llmc.runtime.hybrid.worker import PrefillWorker
 from llmc.runtime.llm import BundleLLM
 from llmc.testing.toy import VOCAB
+from tests.tiers import examples
 from tests.toy import Toy
 
-PROPERTY = settings(deadline=None, database=None, derandomize=True, max_examples=30)
+PROPERTY = examples(30, database=None, derandomize=True)
 SEQS, LENGTH = 4, 32
 WAIT_S = 10.0
 KINDS = ("static", "exact", "ragged", "paged")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc.buckets.bucket import PHASES, Bucket
@@ -26,6 +26,7 @@ from llmc.runtime.startup.capturing import CaptureChoice, Capturing
 from llmc.runtime.startup.opening import EngineOptions, open_executor, open_generator
 from llmc.runtime.startup.outcome import Outcome
 from llmc.runtime.startup.warming import Warming
+from tests.tiers import examples
 from tests.toy import Toy, greedy
 
 MEMORY = 1 << 20
@@ -98,7 +99,7 @@ def test_the_cache_is_sized_from_what_the_profile_run_leaves_and_slots_follow(to
     assert capturing.device.free_memory() == memory.free_for_capture
 
 
-@settings(max_examples=15, deadline=None, database=None)
+@examples(15, database=None)
 @given(
     st.floats(0.2, 0.9), st.floats(0, 0.5), st.floats(0, 1), st.sampled_from(sorted(STRATEGIES)),
     st.sampled_from(sorted(STRATEGIES)),

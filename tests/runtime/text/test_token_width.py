@@ -5,12 +5,13 @@ from __future__ import annotations
 import unicodedata
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers.models import BPE, WordLevel
 
 from llmc.runtime.text.token_width import NFC_SHRINKS, TokenWidth, token_width
+from tests.tiers import examples
 from tests.timing import least_cpu_seconds
 
 BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -51,7 +52,7 @@ def test_it_is_the_longest_tokens_length(name):
 
 
 @pytest.mark.parametrize("name", KNOWN)
-@settings(max_examples=60, deadline=None, derandomize=True)
+@examples(60, derandomize=True)
 @given(st.text(st.sampled_from("ab 1é日\u0301\u212a😀"), max_size=60))
 def test_no_text_has_fewer_tokens_than_it_says(name, text):
     made = KNOWN[name][0]()
@@ -67,7 +68,7 @@ def unspelt(**options) -> Tokenizer:
     return made
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@examples(60, derandomize=True)
 @given(st.text(st.sampled_from("ab!"), max_size=60))
 def test_bytes_that_no_token_has_count_for_nothing(text):
     assert BYTES[0] == "!"

@@ -6,7 +6,7 @@ import json
 from functools import cache
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
@@ -15,6 +15,7 @@ from tokenizers.models import BPE, WordLevel
 from llmc.errors import ArtifactError, InputError
 from llmc.runtime.text.stops import StopChecker, StopStrings
 from llmc.runtime.text.tokenizer import StreamDetokenizer, Tokenizer
+from tests.tiers import examples
 from tests.timing import least_cpu_seconds
 
 BYTES = pre_tokenizers.ByteLevel.alphabet()
@@ -154,14 +155,14 @@ def test_leading_spaces_are_those_of_whole_decoding():
     assert streamed(tokenizer, ids) == ["a", " a", " ", " a", ""]
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(st.lists(st.integers(0, 270), max_size=40), st.booleans())
 def test_a_byte_level_stream_equals_decoding_at_once(ids, skip):
     tokenizer = byte_level()
     assert "".join(streamed(tokenizer, ids, skip)) == tokenizer.decode(ids, skip_special_tokens=skip)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.text(max_size=30))
 def test_a_byte_level_stream_gives_back_any_text(text):
     tokenizer = byte_level()
@@ -171,14 +172,14 @@ def test_a_byte_level_stream_gives_back_any_text(text):
     assert "\ufffd" in text or all("\ufffd" not in piece for piece in pieces)
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(st.lists(st.one_of(st.integers(0, 10), st.integers(11, 266)), max_size=40), st.booleans(), st.booleans())
 def test_a_sentence_piece_stream_equals_decoding_at_once(ids, skip, strip):
     tokenizer = sentence_piece(strip)
     assert "".join(streamed(tokenizer, ids, skip)) == tokenizer.decode(ids, skip_special_tokens=skip)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.text(alphabet="ab é日😀 ", max_size=20))
 def test_a_sentence_piece_stream_of_bytes_gives_back_the_text(text):
     tokenizer = sentence_piece(strip=False)
@@ -187,7 +188,7 @@ def test_a_sentence_piece_stream_of_bytes_gives_back_the_text(text):
 
 
 @pytest.mark.parametrize("decoder", ["wordpiece", "metaspace", "bpe", "bytes"])
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.lists(st.integers(0, 9), max_size=20))
 def test_other_decoders_stream_as_they_decode(decoder, ids):
     tokenizer = word_level(decoder)
@@ -263,7 +264,7 @@ def test_an_empty_stop_string_is_refused():
         StopChecker(["a", ""])
 
 
-@settings(max_examples=400, deadline=None)
+@examples(400)
 @given(
     st.lists(st.text(alphabet="abc", min_size=1, max_size=5), max_size=4),
     st.lists(st.text(alphabet="abc", max_size=6), max_size=12),

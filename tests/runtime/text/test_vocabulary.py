@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
@@ -27,6 +27,7 @@ from llmc.runtime.prompts import Prompts
 from llmc.runtime.text.tokenizer import StreamDetokenizer, Tokenizer
 from llmc.runtime.text.vocabulary import LONGEST_TEXT, VOCABULARY, Vocabulary
 from tests.artifacts.helpers import flip
+from tests.tiers import examples
 from tests.toy import Toy
 
 CORPUS = ["the theatre there, then: 1234 the\n\n  they're “thé” in Thessaloniki Θεσσαλονίκη 日本語日本 😀😀 "] * 20
@@ -91,7 +92,7 @@ PIECES = [
 TEXTS = st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=5)), max_size=20).map("".join)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.sampled_from(sorted(KINDS)), TEXTS, st.booleans())
 def test_a_cut_encodes_its_text_as_the_whole_does(kind: str, text: str, special: bool) -> None:
     tokenizer, vocabulary = both(kind)

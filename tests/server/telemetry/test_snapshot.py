@@ -6,13 +6,14 @@ import json
 import threading
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc.runtime.engine.observer import Observers
 from llmc.server.telemetry.snapshot import Snapshot
 from llmc.testing.toy import toy_plan
 from tests.server.telemetry.samples import Kept, generator, run, step, summary, toy_bundle
+from tests.tiers import examples
 
 
 class Clock:
@@ -122,7 +123,7 @@ def test_latencies_by_quantile(snapshot: Snapshot, clock: Clock) -> None:
 
 
 @given(st.lists(st.floats(1e-6, 1e5), min_size=1, max_size=200))
-@settings(max_examples=50, deadline=None, derandomize=True)
+@examples(50, derandomize=True)
 def test_a_quantile_is_within_2_percent_of_a_value_of_its_rank(values: list[float]) -> None:
     clock = Clock()
     snapshot = Snapshot(clock)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc.buckets.servers.vllm_gaudi.blocks import Pool
@@ -13,6 +13,7 @@ from llmc.buckets.traffic.chunked import Chunk, MixedSteps, chunked_steps
 from llmc.buckets.traffic.events import TrafficRequest
 from llmc.buckets.traffic.step_time import AssumedStepTime
 from tests.buckets.servers.vllm_gaudi.setups import setup, view
+from tests.tiers import examples
 
 
 class Walked:
@@ -43,7 +44,7 @@ class Walked:
         return max(used, default=0)
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(
     st.lists(st.tuples(st.integers(1, 300), st.integers(1, 60)), min_size=1, max_size=30),
     st.integers(1, 5), st.sampled_from([0, 2, 32]), st.booleans(),

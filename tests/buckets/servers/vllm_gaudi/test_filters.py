@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc.buckets.servers.base import Dropped, Setup
@@ -13,9 +13,10 @@ from llmc.buckets.servers.vllm_gaudi.view import View
 from llmc.errors import InputError
 from tests.buckets.servers.vllm_gaudi import planner
 from tests.buckets.servers.vllm_gaudi.setups import GAUDI, setup, setups, view
+from tests.tiers import examples
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.one_of(setups(), setups(6000, bucketing_strategy="lin"), setups(6000, bucketing_strategy="pad")))
 def test_its_own_buckets_are_the_planners(made: Setup) -> None:
     seen = View.of(made)
@@ -88,7 +89,7 @@ def test_drafts_add_rows() -> None:
     assert [shape for _, shape in accepted.added] == [(8, 1, 8), (8, 1, 16), (8, 1, 32)]
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(setups(), st.sets(st.tuples(st.integers(1, 40), st.just(1), st.integers(1, 300)), min_size=1, max_size=12))
 def test_seeds_give_what_the_server_prepares(made: Setup, shapes: set[tuple[int, int, int]]) -> None:
     seen = View.of(made)

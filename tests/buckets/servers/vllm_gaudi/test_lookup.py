@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc.buckets.servers.base import Demand, Found, Setup
@@ -11,6 +11,7 @@ from llmc.buckets.servers.evaluation import evaluate
 from llmc.buckets.servers.vllm_gaudi.lookup import fallback_value
 from tests.buckets.servers.vllm_gaudi import planner
 from tests.buckets.servers.vllm_gaudi.setups import GAUDI, setup, setups
+from tests.tiers import examples
 
 
 @pytest.mark.parametrize(
@@ -27,7 +28,7 @@ def test_the_first_covering_bucket_is_taken_and_not_the_cheapest() -> None:
     assert finder.find((1, 1, 100)) == Found((2, 1, 2048))
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(setups(), st.data())
 def test_found_buckets_are_the_planners(made: Setup, data: st.DataObject) -> None:
     family = data.draw(st.sampled_from(["prompt", "decode"]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc.buckets.servers.base import Demand, Lists, Setup, Shape
@@ -11,6 +11,7 @@ from llmc.buckets.servers.vllm_gaudi.proposal import required_decodes, required_
 from llmc.buckets.servers.vllm_gaudi.view import View
 from llmc.errors import InputError
 from tests.buckets.servers.vllm_gaudi.setups import GAUDI, setup, setups
+from tests.tiers import examples
 
 
 def admissible(made: Setup, data: st.DataObject) -> tuple[str, Shape]:
@@ -29,7 +30,7 @@ def admissible(made: Setup, data: st.DataObject) -> tuple[str, Shape]:
     return "decode", (batch * (1 + seen.drafts), 1, blocks * (1 + seen.drafts))
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(setups(), st.integers(3, 40), st.data())
 def test_nothing_proposed_is_left_out_and_nothing_admissible_misses(
     made: Setup, most: int, data: st.DataObject
@@ -59,7 +60,7 @@ def padded(made: Setup, lists: Lists, steps: dict[str, dict[Shape, Demand]]) -> 
     return total
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(
     st.lists(st.tuples(st.integers(1, 32), st.integers(1, 60), st.integers(1, 20)), min_size=4, max_size=60),
     st.booleans(),
@@ -77,7 +78,7 @@ def test_a_proposal_pads_no_more_than_the_servers_own_list(rows: list[tuple[int,
     assert padded(made, lists, steps) <= padded(made, own, steps)
 
 
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(setups(contiguous_pa=True, num_speculative_tokens=0), st.integers(1, 40), st.data())
 def test_with_contiguous_attention_every_row_reaches_the_end_of_the_cache(
     made: Setup, most: int, data: st.DataObject

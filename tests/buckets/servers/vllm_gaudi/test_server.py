@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc.buckets.bucket import Bucket
@@ -14,6 +14,7 @@ from llmc.buckets.servers.base import Export, Setup
 from llmc.buckets.servers.settings import complete, flags_of, from_flags
 from llmc.errors import InputError
 from tests.buckets.servers.vllm_gaudi.setups import GAUDI, setup, setups
+from tests.tiers import examples
 
 
 def test_limits_of_a_server_that_was_told_its_length_alone() -> None:
@@ -23,7 +24,7 @@ def test_limits_of_a_server_that_was_told_its_length_alone() -> None:
     assert GAUDI.limits({"max_model_len": 8192, "max_num_seqs": 4000}).max_num_batched_tokens == 4000
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(setups(most_len=9000, prompt_bs_max=1), st.sets(st.tuples(st.integers(1, 64), st.integers(1, 400)), min_size=1))
 def test_what_is_exported_is_read_and_prepared_again(made: Setup, decodes: set[tuple[int, int]]) -> None:
     given_lists = {

@@ -83,7 +83,7 @@ def test_blocks_are_the_same_values_of_turned_matrices_in_openvinos_type_too(tmp
     assert (found.stored_form(GATE_UP), found.quantised_blocks(GATE_UP)) == (None, None)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_openvino_multiplies_codes_exactly_and_other_devices_floats(tmp_path: Path) -> None:
     write(tmp_path / "model")
 

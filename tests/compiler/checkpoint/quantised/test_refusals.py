@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -18,6 +18,7 @@ from llmc.compiler.frontend.consumed import require_consumed
 from llmc.errors import CheckpointError
 from tests.compiler import tiny
 from tests.compiler.checkpoint.quantised import packers
+from tests.tiers import examples
 
 Change = Callable[[dict[str, Tensor]], dict[str, Tensor]]
 AT = "model.layers.0.mlp.down_proj"
@@ -223,7 +224,7 @@ def test_any_json_in_the_place_of_what_is_stated_is_read_or_refused(case: str, t
     packers.write(tmp_path, *packers.CASES[case])
     config = json.loads((tmp_path / "config.json").read_text())
 
-    @settings(max_examples=60, deadline=None)
+    @examples(60)
     @given(st.data())
     def check(data: st.DataObject) -> None:
         stated = json.loads(json.dumps(packers.CASES[case][0]))

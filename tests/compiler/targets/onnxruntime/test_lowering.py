@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import TensorProto
@@ -43,6 +43,7 @@ from llmc.errors import CheckpointError, CompileError
 from llmc.runtime.executors.onnxruntime.session import open_session
 from tests.compiler import tiny
 from tests.compiler.targets.onnxruntime.sketch import Sketch, by_onnx, by_torch
+from tests.tiers import examples
 
 Array = NDArray[np.float32]
 
@@ -114,7 +115,7 @@ def test_blocks_too_small_for_a_scale_become_zero() -> None:
     assert np.abs(back - weight).max() < 1e-36
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     st.lists(st.floats(-(2.0**100), 2.0**100, width=32), min_size=1, max_size=70),
     st.sampled_from([16, 32]),

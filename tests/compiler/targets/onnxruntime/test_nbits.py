@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -27,6 +27,7 @@ from llmc.compiler.weights.recipes import write_weights
 from llmc.errors import CheckpointError, CompileError
 from llmc.runtime.executors.onnxruntime import session as ort_session
 from llmc.runtime.executors.onnxruntime.session import open_session
+from tests.tiers import examples
 
 Array = NDArray[np.float32]
 
@@ -128,7 +129,7 @@ def test_inputs_that_do_not_fill_a_block_are_padded_with_zeros() -> None:
         assert (made == wanted).all()
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.lists(st.floats(-(2.0**40), 2.0**40, width=32), min_size=32, max_size=32))
 @example([0.0] * 31 + [float(np.finfo(np.float32).tiny)])
 def test_any_numbers_are_no_worse_off_than_rounded_within_their_extremes(values: list[float]) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc.runtime.engine.sampling import filters
 from tests.runtime.engine.sampling.reference import logits
+from tests.tiers import examples
 
-PROPERTY = settings(max_examples=150, deadline=None, database=None, derandomize=True)
+PROPERTY = examples(150, database=None, derandomize=True)
 SIZES = st.sampled_from([1, 2, 63, 257, 2048, 2049, 3000, 6399, 49152])
 
 

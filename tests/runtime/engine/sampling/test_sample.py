@@ -6,14 +6,15 @@ import re
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from llmc.errors import InputError
 from llmc.runtime.engine.sampling import SamplingParams, SequenceSampler, bad_word_ids, sample
 from tests.runtime.engine.sampling.reference import VOCAB, logits, penalised, sampler, support
+from tests.tiers import examples
 
-PROPERTY = settings(max_examples=200, deadline=None, database=None, derandomize=True)
+PROPERTY = examples(200, database=None, derandomize=True)
 
 
 def draw(row, one) -> int:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc.runtime.engine.sampling import TopLogits, sample, sample_top
 from tests.runtime.engine.sampling.reference import logits, sampler
+from tests.tiers import examples
 
-PROPERTY = settings(max_examples=150, deadline=None, database=None, derandomize=True)
+PROPERTY = examples(150, database=None, derandomize=True)
 SERVED = [
     {"temperature": 0},
     {"top_k": 1},

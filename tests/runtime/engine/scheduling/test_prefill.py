@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc.buckets.limits import Limits
@@ -25,7 +25,6 @@ def prefill(plan: str, **config: int | bool | None) -> Prefill:
     return Prefill(chosen, SchedulerConfig(chosen.limits.max_num_seqs, chosen.limits.max_num_seqs, **config))  # type: ignore[arg-type]
 
 
-@settings(deadline=None)
 @given(st.sampled_from(["toy", "linear", "powers", "whole", "steep", "one"]), st.data())
 def test_alone_a_prompt_runs_along_its_path(name: str, data: st.DataObject) -> None:
     length = data.draw(st.integers(1, plans()[name].limits.longest_prompt))

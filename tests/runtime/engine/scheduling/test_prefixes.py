@@ -6,7 +6,7 @@ from array import array
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc.runtime.engine.scheduling.prefixes import Match, common_prefix, longest_match
@@ -16,7 +16,6 @@ from llmc.runtime.engine.scheduling.slots import Retained, SlotTable
 tokens = st.lists(st.integers(0, 1), min_size=1, max_size=30)
 
 
-@settings(deadline=None)
 @given(tokens, tokens, st.integers(0, 30))
 def test_common_prefix_counts_equal_tokens_from_the_start(a: list[int], b: list[int], limit: int) -> None:
     limit = min(limit, len(a), len(b))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
@@ -13,6 +13,7 @@ from llmc.runtime.engine.scheduling.base import SchedulerConfig
 from tests.runtime.engine.scheduling.plans import plans
 from tests.runtime.engine.scheduling.simulation import rounds
 from tests.runtime.engine.scheduling.watched import Watched
+from tests.tiers import examples
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -93,6 +94,4 @@ class AnyUse(RuleBasedStateMachine):
 
 
 TestAnyUse = AnyUse.TestCase
-TestAnyUse.settings = settings(
-    max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+TestAnyUse.settings = examples(60, stateful_step_count=30, suppress_health_check=[HealthCheck.too_slow])

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc.compiler.verification.toy_reference import ToyReference
@@ -25,9 +25,10 @@ from llmc.runtime.executors.fake.executor import FakeExecutor
 from llmc.runtime.llm import BundleLLM
 from llmc.testing.toy import VOCAB
 from tests.devices import noting, use
+from tests.tiers import examples
 from tests.toy import Toy
 
-PROPERTY = settings(deadline=None, database=None, derandomize=True, max_examples=60)
+PROPERTY = examples(60, database=None, derandomize=True)
 KINDS = ("exact", "ragged", "paged")
 DRAFTS = SpeculativeConfig(4, 3, 1)
 

@@ -6,12 +6,13 @@ import time
 from array import array
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc.runtime.engine.speculation.ngrams import CANDIDATES, NgramIndex
+from tests.tiers import examples
 
-PROPERTY = settings(deadline=None, database=None, derandomize=True, max_examples=300)
+PROPERTY = examples(300, database=None, derandomize=True)
 
 
 def looked_up(text: str, most: int = 4, shortest: int = 2, longest: int = 4) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc.errors import InputError
 from llmc.runtime.executors.openvino.blocks import BLOCK
 from llmc.runtime.executors.openvino.tables import BlockTables
+from tests.tiers import examples
 
 SLOTS, BLOCKS = 4, 24
 
@@ -42,7 +43,7 @@ class Tables:
 
 @pytest.mark.parametrize("ring", [None, RING])
 @given(data=st.data())
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_every_slot_keeps_its_own_tokens_and_no_block_is_lost(ring: int | None, data: st.DataObject) -> None:
     """`begins`: what a ring has forgotten of each slot."""
     tables, held = Tables(ring), [list[int]() for _ in range(SLOTS)]

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import given as forall
-from hypothesis import settings
 from hypothesis import strategies as st
 
 from llmc.compiler.targets.xla.attention.tiling import Tiling
 from tests.compiler.targets.xla.attention.reference import LAYER, Case, Given, given, reference
+from tests.tiers import examples
 
 Run = Callable[[Given], np.ndarray]
 CASES = {
@@ -64,7 +64,7 @@ def test_is_attention_over_live_tokens(name: str) -> None:
     rows = st.lists(lengths.map(lambda n: min(n, case.context)), min_size=case.batch, max_size=case.batch)
     dummies = st.lists(st.booleans(), min_size=case.batch, max_size=case.batch)
 
-    @settings(max_examples=12, deadline=None)
+    @examples(12)
     @forall(rows, dummies, st.integers(0, 99))
     def holds(past: list[int], dummy: list[bool], seed: int) -> None:
         step = given(case, past, dummy, seed)
