@@ -147,7 +147,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     With --no-loadscope-reorder workers take files in this order, not in that of the number of their tests. The shard is
     taken of what -m and -k leave.
     """
-    tiers.mark_combinations(items)
+    tiers.mark_full(items)
     if not config.pluginmanager.hasplugin("randomly"):
         items.sort(key=lambda item: begins(item.path))
     yield

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from tests import tiers
 from tests.conftest import FAST, HEAVY, SLOW, NoHeavyPackages, is_fast, reproduces
 
 TESTS = Path(__file__).parent
@@ -49,7 +48,9 @@ class Checkout:
     def __init__(self, folder: Path, files: dict[str, str]) -> None:
         self.folder = folder
         self.write({"tests/conftest.py": (TESTS / "conftest.py").read_text(), **files})
-        markers = "".join(f"\n  {name}:" for name in ("full", "real_weights", "torch_xla", "two_versions"))
+        markers = "".join(
+            f"\n  {name}:" for name in ("full", "default_cases", "real_weights", "torch_xla", "two_versions")
+        )
         self.write({"own.ini": f"[pytest]\nmarkers ={markers}\naddopts = -m 'not full'"})
 
     def write(self, files: dict[str, str]) -> None:
@@ -113,11 +114,19 @@ def test_the_default_tier_has_each_value_of_each_parameter_and_the_full_suite_ea
     }
 
 
-def test_all_but_those_named_are_of_the_full_suite() -> None:
-    marked = tiers.all_but(("b",), ("a", "b"))
-    assert marked == [pytest.param("a", marks=pytest.mark.full), "b"]
-    with pytest.raises(ValueError, match="not among the values: \\['c'\\]"):
-        tiers.all_but(("c",), ("a", "b"))
+def test_the_default_tier_has_the_cases_that_a_mark_names(tmp_path: Path) -> None:
+    marked = """
+        import pytest
+        @pytest.mark.default_cases("a-1", "b-2")
+        @pytest.mark.parametrize("n", (1, 2, 3))
+        @pytest.mark.parametrize("x", ("a", "b"))
+        def test_some(x, n): ...
+    """
+    checkout = Checkout(tmp_path, {"tests/test_some.py": textwrap.dedent(marked)})
+    assert checkout.collected() == ["tests/test_some.py::test_some[a-1]", "tests/test_some.py::test_some[b-2]"]
+    assert len(checkout.collected("-m", "")) == 6
+    checkout.write({"tests/test_some.py": textwrap.dedent(marked).replace("a-1", "c").replace("b-2", "d")})
+    assert "tests/test_some.py::test_some: default_cases names none of ['a-1', " in checkout.pytest()
 
 
 def test_property_tests_draw_fewer_examples_in_the_default_tier(tmp_path: Path) -> None:

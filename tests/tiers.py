@@ -1,12 +1,13 @@
 """The tiers of the tests: what the default run leaves to the full suite.
 
-A test marked `full` runs in `make test-all` only. A parametrized test with several axes runs in the default tier with
-each value of each axis; other combinations are marked `full` here. Property tests take `examples(n)`.
+A test marked `full` runs in `make test-all` only. Of a parametrized test marked `default_cases(ID, …)` the default tier
+runs the cases with these IDs. Without that mark, and with several axes, it runs each value of each axis, and leaves
+further combinations to the full suite. Property tests take `examples(n)`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -19,6 +20,7 @@ DEFAULT, FULL = "llmc-default", "llmc-full"
 """Names of the Hypothesis profiles."""
 
 full = pytest.mark.full
+default_cases = pytest.mark.default_cases
 
 Axes = Mapping[str, tuple[int, ...]]
 """The axes of a case, by their parameters' names: which value each has."""
@@ -28,17 +30,6 @@ def examples(count: int, parent: settings | None = None, **others: Any) -> setti
     """Hypothesis settings: `count` examples in the full suite, at most `DEFAULT_EXAMPLES` in the default tier."""
     capped = settings.get_current_profile_name() != FULL
     return settings(parent, max_examples=min(count, DEFAULT_EXAMPLES) if capped else count, **others)
-
-
-def all_but(kept: Iterable[object], values: Iterable[Any]) -> list[Any]:
-    """Parameters for `parametrize`: `values`, of which those not in `kept` run in the full suite only.
-
-    Raises ValueError if one of `kept` is not among the values.
-    """
-    kept, values = list(kept), list(values)
-    if unknown := [value for value in kept if value not in values]:
-        raise ValueError(f"not among the values: {unknown}")
-    return [value if value in kept else pytest.param(value, marks=full) for value in values]
 
 
 def combinations_left(cases: Sequence[Axes]) -> set[int]:
@@ -52,20 +43,30 @@ def combinations_left(cases: Sequence[Axes]) -> set[int]:
     return left
 
 
-def mark_combinations(items: Sequence[pytest.Item]) -> None:
-    """Marks as `full` the combinations that the default tier leaves out (see `combinations_left`)."""
-    for _, group in groupby(items, key=lambda item: item.nodeid.partition("[")[0]):
-        cases = [(item, axes) for item in group if len(axes := _axes(item)) > 1 and "full" not in item.keywords]
-        for position in combinations_left([axes for _, axes in cases]):
-            cases[position][0].add_marker(full)
+def mark_full(items: Sequence[pytest.Item]) -> None:
+    """Marks as `full` the cases of parametrized tests that the default tier leaves out.
+
+    Those are the cases that a `default_cases` marker does not name; without one, the combinations that add no value.
+    Raises pytest.UsageError for a marker that names no case of its test.
+    """
+    for test, group in groupby(items, key=lambda item: item.nodeid.partition("[")[0]):
+        cases = [(item, item.callspec) for item in group if hasattr(item, "callspec")]
+        if marker := next((item.get_closest_marker("default_cases") for item, _ in cases), None):
+            if not (kept := set(marker.args) & {callspec.id for _, callspec in cases}) and len(cases) > 1:
+                raise pytest.UsageError(f"{test}: default_cases names none of {[callspec.id for _, callspec in cases]}")
+            left = [item for item, callspec in cases if callspec.id not in kept]
+        else:
+            several = [
+                (item, axes) for item, _ in cases if len(axes := _axes(item)) > 1 and "full" not in item.keywords
+            ]
+            left = [several[position][0] for position in combinations_left([axes for _, axes in several])]
+        for item in left:
+            item.add_marker(full)
 
 
 def _axes(item: pytest.Item) -> Axes:
     """The axes of a parametrized test. A value is known by its identity, as all cases of an axis share its objects."""
-    callspec = getattr(item, "callspec", None)
-    if callspec is None:
-        return {}
-    values = {name: id(value) for name, value in callspec.params.items()}
+    values = {name: id(value) for name, value in item.callspec.params.items()}  # type: ignore[attr-defined]
     axes: dict[str, tuple[int, ...]] = {}
     for mark in item.iter_markers("parametrize"):
         given = mark.kwargs.get("argnames", mark.args[0] if mark.args else ())

@@ -1,4 +1,7 @@
-"""The families that `pytest tests/models -k NAME` tests: each file in llmc/compiler/architectures, and other forms."""
+"""The architectures of `pytest tests/models -k NAME`: each file in llmc/compiler/architectures, and other forms.
+
+The default tier has one for each mechanism, the full suite all.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,26 @@ import pytest
 from llmc.compiler.architectures import supported
 from llmc.compiler.architectures.shared.caches import cache_of
 from tests.compiler import tiny
+from tests.tiers import default_cases
+
+MECHANISMS = {
+    "bloom": "ALiBi",
+    "deepseek_v3": "latent attention, experts by group",
+    "falcon_h1": "attention and a recurrent layer side by side",
+    "gemma3_text": "a rotary embedding each for local and global layers, normed queries and keys",
+    "gemma4_text": "layers that read the keys and values of earlier ones, an embedding for each layer",
+    "gpt2": "learned positions, queries, keys and values in one tensor",
+    "gpt_oss": "attention sinks, clamped experts",
+    "jamba": "Mamba between attention and experts",
+    "lfm2": "short convolutions",
+    "llama": "rotary embeddings, grouped heads",
+    "mistral": "a sliding window",
+    "mixtral": "experts",
+    "nemotron_h": "Mamba 2",
+    "phi": "attention and MLP side by side, heads rotated in part",
+    "qwen3_5_text": "the gated delta rule",
+}
+"""One architecture for each mechanism of attention, of states, and of experts."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -16,3 +39,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "stateful" in metafunc.fixturenames:
         stateful = [family for family in supported() if cache_of(tiny.of_family(family)).states]
         metafunc.parametrize("stateful", stateful)
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if {"family", "stateful"} & set(getattr(item, "fixturenames", ())):
+        item.add_marker(default_cases(*MECHANISMS))
