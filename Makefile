@@ -81,7 +81,7 @@ test-python: $(OTHER)/.ready
 $(OTHER)/.ready: pyproject.toml requirements.lock
 	$(PYTHON) -m venv $(OTHER)
 	$(call install,$(OTHER),requirements.lock) -e '.[archive,fleet,plot,remote,serve,sign]' \
-	  hypothesis packaging psutil pytest pytest-xdist safetensors
+	  httpx hypothesis packaging psutil pytest pytest-xdist safetensors
 	touch $@
 
 .venv-lock/bin/uv:

@@ -156,10 +156,10 @@ def test_a_package_with_all_names_that_llmc_relies_on_is_taken() -> None:
 
 
 def test_a_package_without_a_name_that_llmc_relies_on_is_refused() -> None:
-    asked = declared(extras={"serve"})["uvicorn"]
+    asked, version = declared(extras={"serve"})["uvicorn"], metadata.version("uvicorn")
     with pytest.raises(DeviceError) as refused:
         require_names("uvicorn", Upstream, "on_headers_complete", "send_400_response", "pipeline")
     assert str(refused.value) == (
-        f"uvicorn {metadata.version('uvicorn')} has no Upstream.send_400_response, Upstream.pipeline, which llmc needs; "
+        f"uvicorn {version} has no Upstream.send_400_response, Upstream.pipeline, which llmc needs; "
         f"install a version of {asked.name}{asked.specifier} that has it"
     )
