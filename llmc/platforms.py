@@ -6,8 +6,10 @@ pyproject.toml's markers say the same to pip.
 from __future__ import annotations
 
 import platform
+import re
 import sys
 from collections.abc import Mapping
+from importlib import metadata
 from importlib.util import find_spec
 
 from llmc.errors import DeviceError
@@ -66,6 +68,21 @@ def missing(module: str) -> DeviceError:
     return DeviceError(f"{module} is not installed; " + how_to_install(module, f"pip install 'llmc[{EXTRAS[module]}]'"))
 
 
+def require_names(package: str, owner: type, *names: str) -> None:
+    """Raise DeviceError unless `owner`, a class of `package`, defines each of `names` or its constructor uses it.
+
+    Call it beside code that relies on what a package does not document: an override that nothing calls, or an attribute
+    that nothing reads, would fail without a word.
+    """
+    known = {*dir(owner), *vars(owner)["__init__"].__code__.co_names}
+    lacking = [f"{owner.__name__}.{name}" for name in names if name not in known]
+    if lacking:
+        raise DeviceError(
+            f"{package} {metadata.version(package)} has no {', '.join(lacking)}, which llmc needs; "
+            f"install a version of {_supported(package)} that has it"
+        )
+
+
 def exists_here(package: str) -> bool:
     """Whether `package` is built for this platform."""
     return package not in BUILDS or HERE in BUILDS[package]
@@ -86,6 +103,12 @@ def require_posix() -> None:
             f"the artifact store needs POSIX file locks, which {_NAMES.get(HERE[0], HERE[0])} does not have; "
             "run llmc in WSL 2 or on another host"
         )
+
+
+def _supported(package: str) -> str:
+    """What llmc's own metadata says of a package: "uvicorn>=0.48"."""
+    asked = (line.partition(";")[0].strip() for line in metadata.requires("llmc") or ())
+    return next(line for line in asked if re.split(r"[^\w.-]", line, maxsplit=1)[0] == package)
 
 
 def _described(system: str, machine: str) -> str:

@@ -6,7 +6,7 @@ of at most HEAD_BYTES, and then BODY_S seconds for the body. Past that it is ans
 If nothing was asked, or the answer has begun, it is closed without an answer. A client that reads nothing of an answer
 for SEND_S is cut off. At most PIPELINED requests wait behind one that is answered; what comes behind them is not read,
 and the connection is closed after them. Idle connections between requests are uvicorn's matter (timeout_keep_alive),
-their number that of clients.py. Where httptools is not installed, h11 itself answers an oversized head, with 400.
+their number that of clients.py.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Literal
 
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from llmc.platforms import require_names
 from llmc.server.errors import ApiError
 
 if TYPE_CHECKING:
@@ -34,6 +35,13 @@ KEEP_ALIVE_S = 75
 UVICORN: Mapping[str, Any] = {"ws": "none", "server_header": False, "proxy_headers": False}
 """uvicorn's options wherever it speaks for llmc: no WebSocket, no word of itself, no belief in what proxies say."""
 
+# uvicorn does not document its protocol, and without these the bounds below would be no bounds
+require_names("uvicorn", HttpToolsProtocol, "on_headers_complete", "send_400_response", "cycle", "pipeline")
+require_names(
+    "uvicorn", RequestResponseCycle,
+    "disconnected", "keep_alive", "message_event", "more_body", "response_complete", "response_started",
+)  # fmt: skip
+
 Awaited = Literal["head", "body"] | None
 
 
@@ -41,8 +49,8 @@ class _EnoughError(Exception):
     """Ends the parser's work on what was received."""
 
 
-class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[valid-type, misc]
-    """uvicorn's protocol (httptools where it is installed, else h11) with bounds on how requests may arrive."""
+class BoundedProtocol(HttpToolsProtocol):
+    """uvicorn's protocol on httptools, with bounds on how requests may arrive."""
 
     head_s = HEAD_S
     body_s = BODY_S
@@ -58,9 +66,9 @@ class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[valid-type, misc]
     _received = 0
     _counted = False
     _deaf = False
-    _answering: Any = None
+    _unanswered: tuple[RequestResponseCycle, ...] = ()
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for the first request; where there are too many connections, say so and close."""
         super().connection_made(transport)
         refusal = None if self.clients is None else self.clients.connect(self._address)
@@ -77,13 +85,10 @@ class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[valid-type, misc]
         self.resume_writing()
         if self._counted and self.clients is not None:
             self.clients.leave(self._address)
-        behind = getattr(self, "pipeline", None)
-        for cycle in (self._answering, *(cycle for cycle, _ in behind or ())):
-            if cycle is not None:  # uvicorn tells only the last request
-                cycle.disconnected = True
-                cycle.message_event.set()
-        if behind:
-            behind.clear()
+        for cycle in self._unanswered:  # uvicorn tells only the last request
+            cycle.disconnected = True
+            cycle.message_event.set()
+        self.pipeline.clear()
         super().connection_lost(exc)
         self.ended()
 
@@ -111,8 +116,8 @@ class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[valid-type, misc]
         super().data_received(data)
         if self._deaf or self.transport.is_closing():
             return
-        cycle: Any = self.cycle
-        if getattr(self, "pipeline", None):  # a further request waits for the answer to the one before
+        cycle = self.cycle
+        if self.pipeline:  # a further request waits for the answer to the one before
             self._await(None)
         elif cycle is None or cycle.response_complete:
             self._received += len(data)
@@ -124,7 +129,7 @@ class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[valid-type, misc]
             self._await("body" if cycle.more_body else None)
 
     def on_headers_complete(self) -> None:
-        """Of httptools: a head has come; begin its request, or have it wait behind the one before."""
+        """Called by httptools: a head has come; begin its request, or have it wait behind the one before."""
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         if size > self.head_bytes:
             self._deaf = True
@@ -138,18 +143,15 @@ class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[valid-type, misc]
             self._close_after_these()
             raise _EnoughError
         super().on_headers_complete()
+        self._unanswered = (*(cycle for cycle in self._unanswered if not cycle.response_complete), self.cycle)
 
     def _close_after_these(self) -> None:
         """The last of the requests that were taken ends the connection."""
         self.cycle.keep_alive = False
         self._await(None)
 
-    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
-        self._answering = cycle
-        super()._start_asgi_task(cycle, app)
-
     def send_400_response(self, msg: str) -> None:
-        """Of httptools: nothing more can be read; say so, unless that is done or an answer is on its way."""
+        """Called by uvicorn: nothing more can be read; say so, unless that is done or an answer is on its way."""
         if not self._deaf:
             self._deaf = True
             self._say(ApiError(400, "the request cannot be read as HTTP/1.1"))

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
+from llmc.platforms import require_names
 from llmc.runtime.engine.observer import Observer
 from llmc.server.backend import Backend
 from llmc.server.connections import KEEP_ALIVE_S, UVICORN, bounded_by
@@ -41,6 +42,9 @@ CLOSING_S = 2
 ENGINE_STOP_S = 1.0
 _LOOK_S = 0.2
 _TICK_S = 0.1
+
+
+require_names("uvicorn", uvicorn.Server, "capture_signals", "main_loop", "on_tick")
 
 
 class _Http(uvicorn.Server):

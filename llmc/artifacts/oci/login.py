@@ -64,7 +64,7 @@ class Login:
         challenge = refused.headers.get("WWW-Authenticate", "")
         scheme = challenge.partition(" ")[0].lower()
         backend = self._backends.get(scheme)
-        if backend is None or (scheme == "basic" and not hasattr(backend, "_basic_auth")):
+        if backend is None or (scheme == "basic" and not _has_account(backend)):
             return None
         if scheme == "bearer" and not self._may_ask(challenge):
             raise RemoteError(f"{self._host}: its token service is not reached by HTTPS, so nothing is sent there")
@@ -77,3 +77,11 @@ class Login:
         if realm is None:
             return False
         return realm[1].lower() == "https" or (self._plain_http and is_loopback(realm[2]))
+
+
+def _has_account(backend: Any) -> bool:
+    """Whether a backend of the scheme Basic found an account; without one it has no header, or one that says None."""
+    try:
+        return bool(backend.get_auth_header() != {"Authorization": "Basic None"})
+    except AttributeError:
+        return False
