@@ -86,8 +86,12 @@ def fake_version(case: Case) -> Keys:
 
 def features(case: Case) -> Keys:
     """A host with another instruction set."""
-    for module in (onnxruntime, verification):
-        case.patch.setattr(module, "cpu_features", lambda: ("x86_64", "avx"))
+    for module, name in (
+        (onnxruntime, "cpu_features"),
+        (onnxruntime, "host_features"),
+        (verification, "host_features"),
+    ):
+        case.patch.setattr(module, name, lambda: ("x86_64", "avx"))
     return case.keyed.ask()
 
 

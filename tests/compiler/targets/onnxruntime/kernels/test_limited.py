@@ -1,0 +1,94 @@
+"""LLMC_CPU_ISA: compiling as on a smaller CPU, and opening what was compiled so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmc.artifacts.bundle.kernel_sets import KERNEL_SETS, sets_in
+from llmc.artifacts.store.store import Store
+from llmc.compiler.options import CompileOptions
+from llmc.compiler.pipeline.compile import compile_bundle
+from llmc.compiler.targets import open_target
+from llmc.runtime import host
+from llmc.runtime.bundle import Bundle
+from llmc.runtime.executors import open_executor
+from llmc.runtime.executors.onnxruntime import executables
+from llmc.settings import CPU_ISA
+from tests.compiler import tiny
+from tests.compiler.targets.onnxruntime.kernels.host import own_set
+from tests.compiler.targets.onnxruntime.kernels.test_build import PLAN
+
+AMX = next(s for s in KERNEL_SETS if s.has_bf16_tiles)
+AVX2 = next(s for s in KERNEL_SETS if s.name == "avx2")
+
+
+def configured(**given: Any) -> CompileOptions:
+    return open_target("onnxruntime").configure(CompileOptions.of("onnxruntime", **given))
+
+
+@pytest.mark.parametrize("small", [s for s in KERNEL_SETS if {*s.features} <= {*AMX.features}], ids=lambda s: s.name)
+def test_defaults_are_those_of_the_smaller_cpu(monkeypatch: pytest.MonkeyPatch, small: Any) -> None:
+    monkeypatch.setattr(host, "host_features", lambda: small.isa)
+    wanted = configured(), configured(quantize="none")
+    monkeypatch.setattr(host, "host_features", lambda: AMX.isa)
+    monkeypatch.setenv(CPU_ISA, small.name)
+    assert (configured(), configured(quantize="none")) == wanted
+    assert wanted[0].get("prompt_dtype") == ("bf16" if small == AMX else None)
+
+
+def test_onnx_runtimes_own_kernels_are_not_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It packs weights for all that the CPU has, which a bundle of it has to say."""
+    monkeypatch.setenv(CPU_ISA, own_set().name)
+    target, options = open_target("onnxruntime"), configured(kernels="onnxruntime")
+    monkeypatch.setattr("llmc.compiler.targets.onnxruntime.target.host_features", lambda: AMX.isa)
+    assert target.needed_features(options) == AMX.isa
+    assert target.needed_features(configured()) == own_set().isa
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.write_model(tmp_path_factory.mktemp("model"), "llama")
+
+
+def compiled(model: Path, folder: Path, **options: Any) -> Bundle:
+    asked = CompileOptions.of("onnxruntime", **options)
+    compile_bundle(str(model), folder / "bundle", PLAN, asked, Store(folder / "store"), lambda _: None)
+    return Bundle.open(folder / "bundle")
+
+
+def libraries(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """The bundle's files that are loaded as libraries of kernels to run a step."""
+    loaded: set[str] = set()
+    real = executables.open_session
+    with monkeypatch.context() as patch:
+        patch.setattr(executables, "open_session", lambda *a, **k: loaded.add(Path(k["library"]).name) or real(*a, **k))
+        executor = open_executor(bundle, 2, 2)
+        executor.warm([("decode", 1, 1, 47)])
+        executor.close()
+    return {s.name for s in sets_in(bundle.manifest.files) if bundle.files.path(s.file).name in loaded}
+
+
+def test_a_bundle_is_that_of_the_smaller_cpu_and_opens_without_the_limit(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(host, "host_features", lambda: ("x86_64", "avx", *AVX2.features))
+        smaller = compiled(model, tmp_path / "smaller").manifest
+    with monkeypatch.context() as patch:
+        patch.setenv(CPU_ISA, "avx2")
+        limited = compiled(model, tmp_path / "limited")
+    assert sets_in(limited.manifest.files) == [AVX2] and limited.manifest.isa == AVX2.isa
+    assert limited.manifest.digest == smaller.digest
+    assert libraries(limited, monkeypatch) == {"avx2"}
+
+
+def test_a_limit_chooses_among_the_libraries_of_a_bundle(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = compiled(model, tmp_path, cpu="native,avx2", verify="none")
+    assert libraries(bundle, monkeypatch) == {own_set().name}
+    monkeypatch.setenv(CPU_ISA, "avx2")
+    assert libraries(bundle, monkeypatch) == {"avx2"}
