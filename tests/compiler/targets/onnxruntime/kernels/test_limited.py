@@ -24,6 +24,12 @@ AMX = next(s for s in KERNEL_SETS if s.has_bf16_tiles)
 AVX2 = next(s for s in KERNEL_SETS if s.name == "avx2")
 
 
+@pytest.fixture(autouse=True)
+def _unlimited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the tests run under."""
+    monkeypatch.delenv(CPU_ISA, raising=False)
+
+
 def configured(**given: Any) -> CompileOptions:
     return open_target("onnxruntime").configure(CompileOptions.of("onnxruntime", **given))
 
