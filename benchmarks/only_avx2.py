@@ -4,7 +4,7 @@
 
 CPUID answers without AVX-512, AVX-VNNI and tiles (only_avx2.c), which Linux and the CPU must allow: /proc/cpuinfo has
 `cpuid_fault`. Not hidden: what the C library chose before (its memcpy), what a program reads in /proc/cpuinfo, and
-what was decided when it was compiled (llama.cpp from source).
+what was decided when it was compiled (llama.cpp from source). llmc reads that file: set LLMC_CPU_ISA=avx2 for it too.
 """
 
 from __future__ import annotations

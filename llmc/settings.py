@@ -66,6 +66,9 @@ Variables
     LLMC_GRAMMAR_SECONDS    processor time that compiling one request's schema, expression or grammar may take;
                             default: 3
     LLMC_GRAMMAR_MEMORY     MiB of memory that it may take; default: 128
+    LLMC_CPU_ISA     amx | avx512-bf16 | avx512-vnni | avx-vnni | avx2 | neon-i8mm | neon-dotprod: llmc behaves as on a
+                     CPU with no more than this set of its kernels needs, which this CPU must run (docs/cpu.md);
+                     default: all that this CPU has
     LLMC_THREADS     threads that compiling and running may use, at least 1; default: the CPUs this process
                      may use, and what the quotas of its control groups give it of them
     RAY_ADDRESS      the Ray cluster of `--executor ray`, unless --address names one (Ray's own)
@@ -138,11 +141,13 @@ LIMIT_VARIABLES = {
 }
 """A server's argument → the variable that serving images set it by. BLOCK_SIZE is left to the core utilities."""
 
+CPU_ISA = "LLMC_CPU_ISA"
+
 KERNEL_VARIABLES = (
     "ATEN_CPU_CAPABILITY", "DNNL_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "NPY_DISABLE_CPU_FEATURES",
-    "ONEDNN_MAX_CPU_ISA",
+    "ONEDNN_MAX_CPU_ISA", CPU_ISA,
 )  # fmt: skip
-"""Variables by which libraries choose other CPU kernels than the best."""
+"""Variables by which libraries, and llmc, choose other CPU kernels than the best."""
 
 MEMORY_FRACTIONS = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
 """The share of a card's memory that XLA may take, and its older spelling (jaxlib 0.10.2, xla_client.py)."""
@@ -174,6 +179,11 @@ def variables(names: Iterable[str], environ: Mapping[str, str] = os.environ) -> 
 def cuda_visible_devices(environ: Mapping[str, str] = os.environ) -> str | None:
     """CUDA_VISIBLE_DEVICES as it is set; None where it is not. Here the empty string counts: it hides every card."""
     return environ.get("CUDA_VISIBLE_DEVICES")
+
+
+def cpu_isa(environ: Mapping[str, str] = os.environ) -> str | None:
+    """The set of kernels that LLMC_CPU_ISA limits llmc to; None: it is not limited. `host.cpu_features` checks it."""
+    return environ.get(CPU_ISA, "").strip().lower() or None
 
 
 def xla_memory_fraction(environ: Mapping[str, str] = os.environ) -> float | None:

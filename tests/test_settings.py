@@ -65,6 +65,11 @@ def test_what_gaudi_users_set():
         read(PT_HPU_LAZY_MODE="2")
 
 
+def test_what_chooses_other_kernels_is_kept_by_its_name():
+    asked = {"LLMC_CPU_ISA": "avx2", "ATEN_CPU_CAPABILITY": "avx2"}
+    assert read(**asked, ONEDNN_MAX_CPU_ISA="").kernel_limits == asked
+
+
 @pytest.mark.parametrize("value", ["0", "-1", "two", "1.5"])
 def test_a_thread_count_that_is_none_is_named(value):
     with pytest.raises(InputError, match=r"LLMC_THREADS='?" + value):

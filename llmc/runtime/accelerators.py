@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from llmc.runtime.host import cpu_features
+from llmc.settings import CPU_ISA, cpu_isa
 
 ROOT = Path("/")
 
@@ -54,8 +55,9 @@ class ThisCpu:
     name = "CPU"
 
     def found(self, root: Path | None = None) -> str:
-        """Its name where the system tells it, and the instruction sets that kernels are chosen by."""
-        return " ".join([cpu_name(root or ROOT), *cpu_features()[1:]]).strip()
+        """Its name where the system tells it, the instruction sets that kernels are chosen by, and their limit."""
+        limit = f"(limited by {CPU_ISA}={cpu_isa()})" if cpu_isa() else ""
+        return " ".join([cpu_name(root or ROOT), *cpu_features()[1:], limit]).strip()
 
 
 class Cards(Protocol):

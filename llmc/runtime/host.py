@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Collection
 from functools import cache
 from pathlib import Path
+
+from llmc.artifacts.bundle.kernel_sets import KERNEL_SETS, KernelSet
+from llmc.errors import InputError
+from llmc.settings import CPU_ISA, cpu_isa
 
 _KERNEL_FEATURES = frozenset({
     "avx", "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "avx512_bf16",
     "avx_vnni", "avx_vnni_int8", "avx_ne_convert", "amx_int8", "amx_bf16", "amx_tile", "asimd", "asimdhp", "asimddp",
     "i8mm", "bf16", "sve", "sme", "sme2",
 })  # fmt: skip
+
+_IMPLIED = frozenset({"avx", "asimd"})
+"""Features of every CPU that runs a set of kernels, which the sets do not name."""
 
 PROMPT_CHUNK = 128
 """Tokens of a prompt step that run fastest on a CPU: activations stay in the cores' caches, 5% faster than 512."""
@@ -28,11 +36,42 @@ def rolling_ring(ring: int, query: int) -> int:
     return ring + max(query, ROLLING_ROOM)
 
 
-@cache
 def cpu_features() -> tuple[str, ...]:
-    """The machine architecture and those instruction-set features that kernels are chosen by, sorted.
+    """The machine architecture, and the instruction-set features that llmc may use, sorted.
 
-    Read from /proc/cpuinfo; elsewhere only the architecture is known.
+    LLMC_CPU_ISA limits them to those of one set of kernels. Raises InputError where it names no set, or one that this
+    CPU does not run.
+    """
+    return _limited(cpu_isa(), host_features())
+
+
+@cache
+def _limited(name: str | None, host: tuple[str, ...]) -> tuple[str, ...]:
+    """The features of `host` that a CPU with the set of kernels called `name` has, too; all of them for None."""
+    if name is None:
+        return host
+    known = [s for s in KERNEL_SETS if s.runs_on(host)]
+    limit = next((s for s in KERNEL_SETS if name in (s.name, s.name.removesuffix("-int8"))), None)
+    if limit is None:
+        raise InputError(f"{CPU_ISA}={name!r} is not one of {', '.join(s.name for s in KERNEL_SETS)}; {_remedy(known)}")
+    if limit not in known:
+        raise InputError(
+            f"{CPU_ISA}={name}: this CPU lacks {', '.join(sorted({*limit.isa} - {*host}))}; {_remedy(known)}"
+        )
+    return (host[0], *(f for f in host[1:] if f in limit.features or f in _IMPLIED))
+
+
+def _remedy(known: Collection[KernelSet]) -> str:
+    """What to do about a value of LLMC_CPU_ISA on a CPU that runs these sets."""
+    return f"set {' or '.join(s.name for s in known)}, or unset it" if known else "unset it"
+
+
+@cache
+def host_features() -> tuple[str, ...]:
+    """The machine architecture and those features of this CPU that kernels are chosen by, sorted.
+
+    Libraries that choose their kernels themselves see all of these, whatever LLMC_CPU_ISA says. Read from
+    /proc/cpuinfo; elsewhere only the architecture is known.
     """
     found: set[str] = set()
     try:

@@ -65,6 +65,14 @@ def test_a_row_for_every_device_but_the_one_for_tests(llmc: Llmc) -> None:
     assert [name for name in listed if name.startswith("openvino")] == ["openvino", "openvino:GPU", "openvino:NPU"]
 
 
+def test_a_limit_of_the_cpu_is_told(llmc: Llmc, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llmc.runtime.host.host_features", lambda: ("x86_64", "amx_tile", "avx2", "f16c", "fma"))
+    monkeypatch.setenv("LLMC_CPU_ISA", "avx2")
+    assert " avx2 f16c fma (limited by LLMC_CPU_ISA=avx2); " in llmc("devices").out.splitlines()[0]
+    monkeypatch.setenv("LLMC_CPU_ISA", "amx")
+    assert llmc("devices").failed(2).startswith("LLMC_CPU_ISA=amx: this CPU lacks amx_bf16, ")
+
+
 def test_json_has_the_same_fields_for_every_device(llmc: Llmc) -> None:
     found: list[dict[str, Any]] = llmc("devices", "--json").json
     assert all(set(row) == FIELDS for row in found)

@@ -17,7 +17,7 @@ from llmc.compiler.verification.verify import summarise
 from llmc.errors import VerificationError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.executors import executor_module, open_executor
-from llmc.runtime.host import cpu_features
+from llmc.runtime.host import host_features
 
 if TYPE_CHECKING:
     from llmc.artifacts.bundle.manifest import Manifest
@@ -53,7 +53,7 @@ def agree(
         "finished": manifest.digest,
         "mode": options.verify,
         **{f"host.{name}": value for name, value in finisher.host().items()},
-        "isa": " ".join(cpu_features()),
+        "isa": " ".join(host_features()),
         "code": code_digest(_outcomes, executor_module(finisher.executor), executor_module(half.manifest.executor)),
     }
 

@@ -14,7 +14,7 @@ from llmc.compiler.stages import filled_folder, toolchain
 from llmc.compiler.targets.encoders import encoder_target
 from llmc.compiler.targets.encoders.base import Case, EncoderTarget
 from llmc.runtime.executors.encoders import encoder_class, open_encoder
-from llmc.runtime.host import cpu_features
+from llmc.runtime.host import host_features
 
 if TYPE_CHECKING:
     from llmc.artifacts.bundle.manifest import Manifest
@@ -38,7 +38,7 @@ def verification_of(
     components = {
         "encoder": manifest.executor, "executables": " ".join(sorted(e.blob for e in manifest.executables)),
         **{f"file.{name}": digest for name, digest in manifest.files.items()},
-        "plan": plan.digest(), "mode": options.verify, "quality": quality, "isa": " ".join(cpu_features()),
+        "plan": plan.digest(), "mode": options.verify, "quality": quality, "isa": " ".join(host_features()),
         **stages.reading(), **toolchain(*target.reference_packages),
         **{f"toolchain.{package}": version for package, version in manifest.toolchain.items()},
         "code": code_digest(verification_of, target.reference, encoder_class(manifest.executor)),

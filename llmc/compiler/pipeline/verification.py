@@ -32,7 +32,7 @@ from llmc.compiler.verification.parts import Once, Part, Serving, bucket_of, cho
 from llmc.errors import ArtifactError, CapacityError, VerificationError
 from llmc.runtime.executors import executor_module, open_executor
 from llmc.runtime.heap import trim
-from llmc.runtime.host import cpu_features
+from llmc.runtime.host import host_features
 from llmc.settings import Settings
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ def _key(stages: Stages, serving: Serving[Executable], manifest: Manifest, probe
         **{f"toolchain.{name}": version for name, version in manifest.toolchain.items()},
         **toolchain("numpy"),
         **{f"option.{n}": canonical_json(v).decode() for n, v in manifest.options.items() if n not in _WORDS},
-        "isa": " ".join(cpu_features()),
+        "isa": " ".join(host_features()),
         **{f"environment.{name}": value for name, value in stages.settings.kernel_limits.items()},
         "code": code_digest(run_parts, executor_module(manifest.executor)),
     }

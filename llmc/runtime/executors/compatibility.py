@@ -10,7 +10,7 @@ from llmc.artifacts.bundle.kernel_sets import best_set, sets_in
 from llmc.artifacts.bundle.manifest_schema import FINISHED_FOR
 from llmc.artifacts.log import logger
 from llmc.errors import ArtifactError, DeviceError
-from llmc.runtime.host import cpu_features
+from llmc.runtime.host import cpu_features, host_features
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -64,7 +64,7 @@ def require_mappable(bundle: Bundle, library: Path) -> None:
 
 def require_features(bundle: Bundle, called: str) -> None:
     """Raise ArtifactError, saying what differs, for a bundle of another instruction set; `called`: what it is named."""
-    wanted, host = set(bundle.manifest.isa), set(cpu_features())
+    wanted, host = set(bundle.manifest.isa), set(host_features())
     if wanted != host:
         differs = [f"without {f}" for f in sorted(wanted - host)] + [f"with {f}" for f in sorted(host - wanted)]
         raise ArtifactError(

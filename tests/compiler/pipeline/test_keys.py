@@ -23,6 +23,7 @@ from llmc.compiler.targets import fake, programs
 from llmc.compiler.targets.base import Target
 from llmc.compiler.targets.hpu import target as hpu
 from llmc.compiler.targets.onnxruntime import target as onnxruntime
+from llmc.settings import KERNEL_VARIABLES, variables
 from llmc.testing.toy import DECODE, toy_plan
 from tests.compiler.keyed import DEVICES, Compiled, Keyed, Keys, changed, components, reshape
 from tests.devices import use
@@ -43,6 +44,8 @@ UNUSUAL = {
     "verify:option.sample_top_k",
 }  # fmt: skip
 """Components that are there only where something unusual is set or asked for."""
+LIMITS = {f"verify:environment.{name}" for name in variables(KERNEL_VARIABLES)}
+"""Components that the environment of this test run adds."""
 
 
 # What changes a key
@@ -86,8 +89,12 @@ def fake_version(case: Case) -> Keys:
 
 def features(case: Case) -> Keys:
     """A host with another instruction set."""
-    for module in (onnxruntime, verification):
-        case.patch.setattr(module, "cpu_features", lambda: ("x86_64", "avx"))
+    for module, name in (
+        (onnxruntime, "cpu_features"),
+        (onnxruntime, "host_features"),
+        (verification, "host_features"),
+    ):
+        case.patch.setattr(module, name, lambda: ("x86_64", "avx"))
     return case.keyed.ask()
 
 
@@ -303,7 +310,7 @@ def test_no_component_is_left_without_an_input_that_changes_it(device: str, comp
     named = components(compiled(device)[1])
     tested = set().union(*(expected for _, expected in CHANGES[device].values()))
     code = {name for name in named if name.endswith(":code")}
-    assert named - FIXED - SHAPING - code == tested - UNUSUAL
+    assert named - FIXED - SHAPING - LIMITS - code == tested - UNUSUAL
     assert code == {f"{name.partition(':')[0]}:code" for name in named}, "every kind of key names its code"
 
 

@@ -16,6 +16,7 @@ from llmc.buckets.plan import Plan
 from llmc.buckets.provenance import Provenance
 from llmc.compiler import stages
 from llmc.compiler.checkpoint import open_checkpoint
+from llmc.settings import KERNEL_VARIABLES
 from llmc.testing.toy import toy_plan, write_toy
 from tests.artifacts.helpers import REPO
 from tests.compiler.keyed import Compiled, Keyed
@@ -106,7 +107,7 @@ def compile_in(
     """What a process of its own makes in `folder`: outputs by key."""
     folder.mkdir(parents=True)
     command = [*before, sys.executable, "-c", COMPILE, folder, device, model, jobs, verify, late, umask]
-    kept = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ}
+    kept = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH", *KERNEL_VARIABLES) if name in os.environ}
     ran = subprocess.run(
         [str(part) for part in command], env={**kept, "PYTHONPATH": str(REPO), **environment}, cwd=REPO,
         capture_output=True, text=True, check=False,

@@ -79,6 +79,7 @@ from llmc.runtime.host import (
     PROMPT_CHUNK,
     ROLLING_ROOM,
     cpu_features,
+    host_features,
     rolling_ring,
 )
 
@@ -228,7 +229,7 @@ class OnnxRuntimeTarget(Target):
         return {package: version_of(package) for package in ("onnxruntime", "onnx")}
 
     def isa(self) -> tuple[str, ...]:
-        """Packed weights and verified numbers hold for this instruction set."""
+        """What llmc's kernels are chosen by."""
         return cpu_features()
 
     def held_cache(self, cache: CacheShape, limits: Limits, options: CompileOptions) -> CacheShape:
@@ -244,8 +245,9 @@ class OnnxRuntimeTarget(Target):
         return cache.in_rings(step, limits.max_model_len, KEYS)
 
     def needed_features(self, options: CompileOptions) -> tuple[str, ...]:
-        """With llmc's kernels what these are written in: the library is built for no more on any host."""
-        return common_isa(sets_of(options, self.isa())) if ours(options) else self.isa()
+        """With llmc's kernels what these are written in: the library is built for no more on any host. ONNX Runtime
+        packs weights for all that this CPU has."""
+        return common_isa(sets_of(options, self.isa())) if ours(options) else host_features()
 
     def shape_of(self, bucket: Bucket) -> tuple[int, int, int]:
         """A prompt chunk over a past runs row by row: the attention kernel takes one row there."""
@@ -379,7 +381,7 @@ class OnnxRuntimeTarget(Target):
     def _folds(self, stages: Stages) -> bool:
         """Whether packed matrices take in offsets here."""
         components = {
-            **toolchain(*self.toolchain()), "isa": " ".join(self.isa()), "code": code_digest(self._folds),
+            **toolchain(*self.toolchain()), "isa": " ".join(host_features()), "code": code_digest(self._folds),
         }  # fmt: skip
 
         def build(workspace: Workspace) -> Mapping[str, Blob]:
@@ -424,7 +426,7 @@ class OnnxRuntimeTarget(Target):
             "weights": weights.outputs["weights"].digest,
             "placements": weights.outputs["placements"].digest,
             **toolchain(*self.toolchain()),
-            "isa": " ".join(self.isa()),
+            "isa": " ".join(host_features()),
             "code": code_digest(self._pack),
         }
 

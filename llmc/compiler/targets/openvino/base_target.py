@@ -18,7 +18,7 @@ from llmc.compiler.targets.costs import Cost
 from llmc.compiler.targets.hosting import Hosting
 from llmc.compiler.targets.openvino.precision import PAGED_INT8, group_of
 from llmc.compiler.weights.stage import weights_stage
-from llmc.runtime.host import cpu_features
+from llmc.runtime.host import host_features
 
 if TYPE_CHECKING:
     from llmc.artifacts.digest import Blob
@@ -135,7 +135,7 @@ class OpenVinoBase(Target):
 
     def isa(self) -> tuple[str, ...]:
         """Compiled models and verified numbers hold for one instruction set, portable models for any."""
-        return cpu_features() if self.state == "native" else ()
+        return host_features() if self.state == "native" else ()
 
     def lower_stage(
         self, stages: Stages, program: Program, options: CompileOptions, form: Mapping[str, Any], code: Maker,

@@ -9,7 +9,7 @@ from llmc.compiler.targets.hardware import Hardware
 from llmc.compiler.targets.hosting import Hosting
 from llmc.compiler.targets.xla.formats import CODES
 from llmc.compiler.targets.xla.target import TENSOR_PARALLEL, XlaTarget
-from llmc.runtime.host import cpu_features
+from llmc.runtime.host import host_features
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -52,7 +52,7 @@ class XlaCpuTarget(XlaTarget):
 
     def isa(self) -> tuple[str, ...]:
         """Native code is for this CPU."""
-        return cpu_features()
+        return host_features()
 
     def machine(self, options: CompileOptions) -> Machine:
         """The CPU, as so many devices as graphs are sharded over. Raises DeviceError."""

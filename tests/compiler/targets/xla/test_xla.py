@@ -186,7 +186,7 @@ def test_more_slots_than_were_compiled_are_refused_with_the_flag_that_gives_them
 
 
 def test_another_cpu_is_refused_unless_it_compiles_anew(compiled: Compiled, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llmc.runtime.host.cpu_features", lambda: ("x86_64",))
+    monkeypatch.setattr("llmc.runtime.host.host_features", lambda: ("x86_64",))
 
     with pytest.raises(DeviceError, match=r"which this one lacks; compile it here: llmc compile"):
         open_executor(Bundle.open(compiled.path))

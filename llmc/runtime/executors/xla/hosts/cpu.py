@@ -24,10 +24,10 @@ class CpuHost(Host):
 
     def require(self, bundle: Bundle) -> None:
         """Refuse native code for instructions that this CPU lacks."""
-        from llmc.runtime.host import cpu_features
+        from llmc.runtime.host import host_features
 
         made = bundle.manifest.toolchain
-        missing = sorted(set(bundle.manifest.isa) - set(cpu_features()))
+        missing = sorted(set(bundle.manifest.isa) - set(host_features()))
         if missing and jax_version() == f"{made.get('jax')} {made.get('jaxlib')}":
             raise DeviceError(
                 f"{bundle.path}: compiled for a CPU with {', '.join(missing)}, which this one lacks; compile it here: "

@@ -150,6 +150,11 @@ def test_a_cpu_opens_what_it_has_the_features_of(bundle: Path, monkeypatch: pyte
     assert compatibility.kernels_here(Bundle.open(bundle)) == kernels
 
 
+def test_a_limit_chooses_among_the_libraries(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLMC_CPU_ISA", "avx2")
+    assert compatibility.kernels_here(Bundle.open(bundle)) == AVX2
+
+
 def test_a_cpu_without_any_is_told_what_there_is(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compatibility, "cpu_features", lambda: ("aarch64", "asimd"))
     message = (

@@ -17,6 +17,8 @@ from tests.compiler.targets.onnxruntime.kernels.host import may_tile
 from tests.compiler.targets.onnxruntime.kernels.test_linear import attributes, matrix
 from tests.compiler.targets.onnxruntime.kernels.test_rounded_cache import ROUNDED
 
+pytestmark = pytest.mark.full  # tiles are on few hosts; over AVX2 they are emulated (test_sets.py, test_emulated.py)
+
 SIZE, ROWS = (96, 576, 32), 150
 TOO_SMALL = """
 import ctypes, resource
