@@ -20,7 +20,7 @@ from tests.server.process import Process
 from tests.server.stub_engine import Asks
 from tests.toy import Toy
 
-WAYS = ("process", "replicas", "ray")
+WAYS = ("process", "replicas", pytest.param("ray", marks=pytest.mark.full))
 KEYS = ("first-key", "clé-ñ-鍵")
 MODEL = "org/toy"
 PATIENCE_S = 60.0

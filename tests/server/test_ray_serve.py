@@ -26,8 +26,9 @@ from llmc.server.ray_replica import by_load
 from llmc.server.ray_serve import Fleet, serve
 from llmc.server.state import ServerConfig
 from tests.farm import Farm, install
-from tests.server.live import completion, until
+from tests.server.live import completion
 from tests.server.over_ray import OverRay, own_ports
+from tests.timing import until
 from tests.toy import Toy
 
 PATIENCE_S = 240.0
@@ -162,6 +163,7 @@ def told(server: OverRay, text: str) -> None:
     assert text in seen, seen
 
 
+@pytest.mark.full
 class TestTwoReplicas:
     def test_metrics_are_of_both(self, two: OverRay) -> None:
         assert len(answered(two)) == 2
@@ -200,6 +202,7 @@ class TestTwoReplicas:
         assert complete(two) == 200
 
 
+@pytest.mark.full
 def test_behind_rays_own_proxy_such_a_stream_ends_with_the_event_too(farm: Farm, toy: Bundle, tmp_path: Path) -> None:
     without = "from llmc.server import ray_ingress\nray_ingress.find_spec = lambda _: None"
     with OverRay(farm.address, tmp_path, toy.path, before=without) as server:
@@ -211,6 +214,7 @@ def test_behind_rays_own_proxy_such_a_stream_ends_with_the_event_too(farm: Farm,
         stopped(server)
 
 
+@pytest.mark.full
 def test_a_bundle_is_swapped_under_load_and_a_broken_one_refused(farm: Farm, toy: Bundle, tmp_path: Path) -> None:
     """With one replica, beside which there is room for another: the new one answers before the old one goes."""
     served = tmp_path / "bundle"
@@ -229,6 +233,7 @@ def test_a_bundle_is_swapped_under_load_and_a_broken_one_refused(farm: Farm, toy
         stopped(server)
 
 
+@pytest.mark.full
 def test_replicas_come_and_go_with_load(farm: Farm, toy: Bundle, tmp_path: Path) -> None:
     fleet = ("--replicas", "1-2", "--target-requests", "1", "--scale-up-after", "1s", "--scale-down-after", "1s")
     with OverRay(farm.address, tmp_path / "cache", toy.path, *fleet) as server:
@@ -331,6 +336,7 @@ def test_an_admin_token_is_refused_where_a_request_reaches_one_of_several() -> N
         serve(config, lambda tell: pytest.fail("opened"), Fleet(None, 1, 2))
 
 
+@pytest.mark.full
 def test_a_port_that_is_taken_is_named_and_the_cluster_serves_again(farm: Farm, toy: Bundle, tmp_path: Path) -> None:
     """HAProxy's metrics, whose port the command line does not name."""
     with socket.socket() as taken:
