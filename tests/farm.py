@@ -1,7 +1,7 @@
 """A local Ray cluster of several nodes, and the device "farmed", which another package brings to each of them.
 
-Its compiler does once what the folder FARMED asks for by a file: `die` (the worker is killed), `wait` (it takes a
-minute). FARMED_VERSION is a node's toolchain, FARMED_LACKS what it lacks.
+Its compiler does once what the folder FARMED asks for by a file: `die` (the worker is killed), `wait` (it takes
+ten minutes). FARMED_VERSION is a node's toolchain, FARMED_LACKS what it lacks.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Farmed(FakeTarget):
                 continue
             if name == "die":
                 os.kill(os.getpid(), signal.SIGKILL)
-            time.sleep(60)
+            time.sleep(600)
         return super().compile(lowered, shape, options)
 """
 MEMORY = 80 << 20
