@@ -25,21 +25,19 @@ from llmc.server.ray_ingress import environment
 from llmc.server.ray_replica import by_load
 from llmc.server.ray_serve import Fleet, serve
 from llmc.server.state import ServerConfig
-from tests.farm import Farm, install
+from tests.farm import Farm, own_ports
 from tests.server.live import completion
-from tests.server.over_ray import OverRay, own_ports
+from tests.server.over_ray import OverRay
 from tests.timing import until
 from tests.toy import Toy
 
 PATIENCE_S = 240.0
-PORTS = own_ports(0)
-METRICS, STATISTICS = (int(PORTS[f"RAY_SERVE_HAPROXY_{what}_PORT"]) for what in ("METRICS", "STATS"))
+METRICS, STATISTICS = (int(own_ports()[f"RAY_SERVE_HAPROXY_{what}_PORT"]) for what in ("METRICS", "STATS"))
 
 
 @pytest.fixture(scope="module")
-def farm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Farm]:
-    with Farm.running(install(tmp_path_factory.mktemp("farmed")), **PORTS) as made:
-        yield made
+def farm(cluster: Farm) -> Farm:
+    return cluster.take()
 
 
 @pytest.fixture(scope="class")

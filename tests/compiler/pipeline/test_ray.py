@@ -23,22 +23,22 @@ from llmc.compiler.targets.declared import TARGETS
 from llmc.errors import ArtifactError, DeviceError, InputError
 from llmc.settings import Settings
 from llmc.testing.toy import toy_plan, write_toy
-from tests.farm import Farm, install
+from tests.farm import Farm, cluster
 from tests.timing import PATIENCE_S
+
+__all__ = ["cluster"]
 
 BUCKETS = 11
 
 
 @pytest.fixture(scope="module")
-def farm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Farm]:
-    """Two nodes of one CPU."""
-    folder = install(tmp_path_factory.mktemp("farmed"))
+def farm(cluster: Farm) -> Iterator[Farm]:
+    """The cluster, whose device this process knows."""
     with pytest.MonkeyPatch.context() as here:
-        here.syspath_prepend(folder)
-        here.setenv("FARMED", str(folder))
+        here.syspath_prepend(cluster.farmed)
+        here.setenv("FARMED", str(cluster.farmed))
         forget()
-        with Farm.running(folder) as made:
-            yield made
+        yield cluster.take()
     forget()
 
 
