@@ -21,6 +21,12 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 @pytest.fixture
+def seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To be named before `witness`, which then looks when it is asked, and not meanwhile."""
+    monkeypatch.setattr(processes, "LOOK_S", 600.0)
+
+
+@pytest.fixture
 def witness() -> Iterator[ProcessWitness]:
     witness = ProcessWitness()
     witness.start()
@@ -74,7 +80,7 @@ def test_what_a_fork_starts_is_not_told_to_the_locks_that_it_copied(witness: Pro
     os.close(write)
 
 
-def test_a_process_that_did_not_start_hides_no_other(witness: ProcessWitness) -> None:
+def test_a_process_that_did_not_start_hides_no_other(seldom: None, witness: ProcessWitness) -> None:
     with pytest.raises(FileNotFoundError):
         os.posix_spawn("/missing/ptxas", ["ptxas"], {})
     assert list(witness.what()) == ["ptxas"]
@@ -83,7 +89,7 @@ def test_a_process_that_did_not_start_hides_no_other(witness: ProcessWitness) ->
 
 
 @linux
-def test_what_native_code_starts_and_waits_for_is_seen(witness: ProcessWitness) -> None:
+def test_what_native_code_starts_and_waits_for_is_seen(seldom: None, witness: ProcessWitness) -> None:
     LIBC.system(b"true")
     assert list(witness.what()) == [ENDED]
 
