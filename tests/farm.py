@@ -1,17 +1,17 @@
 """A local Ray cluster of several nodes, and the device "farmed", which another package brings to each of them.
 
-Its compiler does once what the folder FARMED asks for by a file: `die` (the worker is killed), `wait` (it takes a
-minute). FARMED_VERSION is a node's toolchain, FARMED_LACKS what it lacks.
+Its compiler does once what the folder FARMED asks for by a file: `die` (the worker is killed), `wait` (it takes
+ten minutes). FARMED_VERSION is a node's toolchain, FARMED_LACKS what it lacks.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -38,7 +38,7 @@ class Farmed(FakeTarget):
                 continue
             if name == "die":
                 os.kill(os.getpid(), signal.SIGKILL)
-            time.sleep(60)
+            time.sleep(600)
         return super().compile(lowered, shape, options)
 """
 MEMORY = 80 << 20
@@ -55,24 +55,49 @@ def install(folder: Path) -> Path:
     return folder
 
 
-class Farm:
-    """A cluster; `farmed` is the folder of wishes, and `environment` the nodes' own."""
+def own_ports() -> dict[str, str]:
+    """Variables for the ports of HAProxy and of replicas, which two clusters on a host must not share.
 
-    def __init__(self, folder: Path, nodes: int, environment: Mapping[str, str]) -> None:
+    No system gives these ports out by itself.
+    """
+    first = 27000 + 300 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    names = ("HAPROXY_METRICS", "HAPROXY_STATS", "FALLBACK_PROXY_HTTP", "FALLBACK_PROXY_GRPC")
+    single = {f"{name}_PORT": first + place for place, name in enumerate(names)}
+    replica = {
+        f"DIRECT_INGRESS_{end}_{what}_PORT": first + after + (end == "MAX") * 99
+        for after, what in ((100, "HTTP"), (200, "GRPC"))
+        for end in ("MIN", "MAX")
+    }
+    return {f"RAY_SERVE_{name}": str(port) for name, port in {**single, **replica}.items()}
+
+
+class Farm:
+    """A cluster of two nodes of one CPU; `farmed` is the folder of wishes."""
+
+    _shared: ClassVar[Farm | None] = None
+    _users: ClassVar[int] = 0
+
+    def __init__(self, folder: Path) -> None:
         from ray.cluster_utils import Cluster
 
-        self.farmed, self._environment = folder, environment
+        self.farmed, self._ports = folder, own_ports()
+        self._leave: Callable[[], None] = lambda: None
         self._cluster = Cluster()
         self.add(include_dashboard=False)
-        for _ in range(nodes - 1):
-            self.add()
+        self.add()
         self.address: str = self._cluster.address
+
+    def take(self, leave: Callable[[], None] = lambda: None) -> Farm:
+        """Have the cluster alone: its last user is told to leave. `leave` is called when the next one takes it."""
+        self._leave()
+        self._leave = leave
+        return self
 
     def add(self, labels: dict[str, str] | None = None, first: Path | None = None, **options: Any) -> Any:
         """A node of one CPU; FARMED_… are its environment's, and its modules are looked up in `first` first."""
         told = {name: options.pop(name) for name in list(options) if name.startswith("FARMED")}
         path = os.pathsep.join(map(str, filter(None, [first, self.farmed, *sys.path])))
-        environment = {"FARMED": str(self.farmed), "PYTHONPATH": path, **self._environment, **told}
+        environment = {"FARMED": str(self.farmed), "PYTHONPATH": path, **self._ports, **told}
         return self._cluster.add_node(
             num_cpus=1, object_store_memory=MEMORY, env_vars=environment, labels=labels or {}, **options
         )
@@ -89,14 +114,22 @@ class Farm:
 
     @classmethod
     @contextmanager
-    def running(cls, folder: Path, nodes: int = 2, **environment: str) -> Iterator[Farm]:
-        """Nodes of one CPU, for a while; without Ray the test is skipped."""
+    def shared(cls, folders: pytest.TempPathFactory) -> Iterator[Farm]:
+        """The only one of this process, which ends with its last user; without Ray the test is skipped."""
         pytest.importorskip("ray")
-        farm = cls(folder, nodes, environment)
+        cls._shared = farm = cls._shared or cls(install(folders.mktemp("farmed")))
+        cls._users += 1
         try:
             yield farm
         finally:
-            farm.close()
+            cls._users -= 1
+            if not cls._users:
+                cls._shared = None
+                farm._cluster.shutdown()
 
-    def close(self) -> None:
-        self._cluster.shutdown()
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Farm]:
+    """Kept until the session ends."""
+    with Farm.shared(tmp_path_factory) as farm:
+        yield farm

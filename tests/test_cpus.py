@@ -190,6 +190,7 @@ def group() -> Iterator[Path]:
     pytest.skip("no control group can be made here")
 
 
+@pytest.mark.full
 def test_in_a_real_group(group: Path) -> None:
     code = (
         f"import os; open({str(group / 'cgroup.procs')!r}, 'w').write(str(os.getpid()))\n"

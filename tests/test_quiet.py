@@ -19,7 +19,10 @@ from llmc.quiet import TELEMETRY_OFF
 from tests.artifacts.helpers import REPO
 from tests.compiler import tiny
 
-pytestmark = pytest.mark.skipif(shutil.which("strace") is None, reason="no strace: apt-get install strace")
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.skipif(shutil.which("strace") is None, reason="no strace: apt-get install strace"),
+]
 _REACHED = re.compile(r"(?:connect|sendto|sendmsg|sendmmsg)\(.*sa_family=AF_INET.*")
 _HERE = re.compile(r'inet_addr\("127\.|inet_pton\(AF_INET6, "::1"')
 Started = Callable[..., "subprocess.Popen[str]"]

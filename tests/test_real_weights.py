@@ -35,8 +35,9 @@ from llmc.runtime.llm import BundleLLM
 from llmc.runtime.startup.opening import EngineOptions
 from llmc.runtime.step import exact
 from llmc.server.events import Ready, Retired, SwapRefused
-from tests.server.live import Live, until
+from tests.server.live import Live
 from tests.server.process import Process
+from tests.timing import until
 
 pytestmark = pytest.mark.real_weights
 

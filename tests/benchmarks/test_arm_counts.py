@@ -44,6 +44,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
+@pytest.mark.full
 def test_the_plugin_counts_what_a_program_runs_loads_and_stores(of: Any, program: Path) -> None:
     qemu = shutil.which("qemu-aarch64")
     if qemu is None:

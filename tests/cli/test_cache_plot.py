@@ -118,6 +118,7 @@ def test_a_file_that_cannot_be_drawn_to_is_one_clear_line(llmc: Llmc, name: str,
     assert llmc("cache", "ls", "--plot", name).failed(2) == message
 
 
+@pytest.mark.full
 def test_the_page_in_a_browser(llmc: Llmc, layout: Layout, here: Path, page: Page) -> None:
     store = Store(layout.root)
     for size in (900, 20_000, 3_000):
@@ -143,6 +144,7 @@ def test_the_page_in_a_browser(llmc: Llmc, layout: Layout, here: Path, page: Pag
     assert page.evaluate("document.documentElement.scrollWidth") <= 1280
 
 
+@pytest.mark.full
 def test_a_name_is_text_whatever_it_holds(llmc: Llmc, layout: Layout, here: Path, page: Page) -> None:
     store = Store(layout.root)
     digest = store.put_bytes(b"g").digest

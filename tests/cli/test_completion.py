@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,6 +37,11 @@ MISSING = {
 }
 BEGIN = {"bash": ["bash", "--norc", "--noprofile", "-i"], "zsh": ["zsh", "-f", "-i"]}
 SET_UP = {"bash": "", "zsh": "autoload -Uz compinit; compinit -u -D; "}
+
+
+def shells(*names: str) -> list[Any]:
+    """Parameters; bash is on every Debian."""
+    return [pytest.param(name, marks=() if name == "bash" else pytest.mark.full) for name in names]
 
 
 @pytest.fixture(autouse=True)
@@ -109,6 +115,7 @@ def test_bash_is_given_what_stands_behind_a_colon(breaks: str, reply: str) -> No
     assert bash("llmc compile m --device tpu:", breaks, before) == [reply]
 
 
+@pytest.mark.full
 def test_fish_completes_with_the_help_of_each() -> None:
     assert fish("llmc compile m --device on") == ["onnxruntime"]
     assert fish("llmc ver") == [f"verify\t{COMMANDS['verify'][1]}"]
@@ -117,7 +124,7 @@ def test_fish_completes_with_the_help_of_each() -> None:
     assert fish("llmc compile m --plan=mod") == ["--plan=model.gguf"]
 
 
-@pytest.mark.parametrize("shell", BEGIN)
+@pytest.mark.parametrize("shell", shells(*BEGIN))
 def test_what_is_typed_at_a_terminal_is_completed_paths_too(shell: str) -> None:
     needs(shell)
     terminal, inner = pty.openpty()
@@ -144,7 +151,7 @@ def read(terminal: int, until: str) -> str:
     return shown
 
 
-@pytest.mark.parametrize("shell", SHELLS)
+@pytest.mark.parametrize("shell", shells(*SHELLS))
 def test_a_script_has_no_error_of_syntax(shell: str, llmc: Llmc, here: Path) -> None:
     needs(shell)
     (here / "script").write_text(llmc("completion", shell).out)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from llmc.cli import output
 from llmc.compiler import stages as stages_module
 from llmc.compiler.pipeline.compile import BeginReport
 from llmc.compiler.stages import StageReport
+from tests.timing import until
 
 
 def test_a_stage_of_many_parts_says_now_and_then_how_far_it_is(
@@ -37,8 +37,8 @@ def test_a_silent_stage_and_a_long_compile_are_told(
         assert capsys.readouterr().err == "", "what is refused before the first stage takes no time"
         progress(StageReport("weights", False, None))
         assert capsys.readouterr().err == "this takes about 40 s\n"
-        time.sleep(1.2)
-        told = capsys.readouterr().err.splitlines()
+        told: list[str] = []
+        until(lambda: told.extend(capsys.readouterr().err.splitlines()) or told)
         progress(StageReport("weights", False, 1.2))
     assert re.fullmatch(r"weights … about 3\d s left in all", told[0])
     with output.CompileProgress(hidden=False) as progress:

@@ -154,6 +154,7 @@ def test_scripts_parse(case: str, tmp_path: Path) -> None:
         subprocess.run(["sh", "-n"], input=text, text=True, check=True)
 
 
+@pytest.mark.full
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
 def test_systemd(tmp_path: Path) -> None:
     bundle = facts(tmp_path / "a b'c%d")

@@ -16,6 +16,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("pages") / "cache"
 
 
+@pytest.mark.full
 @pytest.mark.real_weights
 @pytest.mark.parametrize("name", ["quickstart", "first/cpu-server"])
 def test_what_a_page_shows_runs_and_prints_that(name: str, store: Path, tmp_path: Path) -> None:

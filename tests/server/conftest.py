@@ -7,10 +7,13 @@ import pytest
 
 from llmc.runtime.bundle import Bundle
 from tests.adapters import toy_with_adapters
+from tests.farm import cluster
 from tests.server.live import toy_bundle
 from tests.server.served import WAYS, Served, Ways
 from tests.server.stub_engine import Api
 from tests.toy import Toy
+
+__all__ = ["cluster"]
 
 
 @pytest.fixture(scope="session")
@@ -30,7 +33,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def ways(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ways]:
     """The bundle with adapters, served in all ways; once for all tests that a process runs."""
-    servers = Ways(toy_with_adapters(tmp_path_factory.mktemp("adapters")), tmp_path_factory.mktemp("ways"))
+    servers = Ways(toy_with_adapters(tmp_path_factory.mktemp("adapters")), tmp_path_factory)
     yield servers
     servers.close()
 

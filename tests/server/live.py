@@ -25,9 +25,9 @@ from llmc.server.loading import OpenBundle
 from llmc.server.state import ServerConfig
 from llmc.server.warming import How, WarmUp
 from tests.devices import use, watching
+from tests.timing import PATIENCE_S
 from tests.toy import Toy
 
-PATIENCE_S = 10.0
 E = TypeVar("E", bound=Event)
 
 
@@ -243,12 +243,3 @@ class Call:
 
 def completion(**body: Any) -> dict[str, Any]:
     return {"prompt": "abcd", "max_tokens": 4, "temperature": 0, "ignore_eos": True, **body}
-
-
-def until(condition: Callable[[], bool], seconds: float = PATIENCE_S) -> None:
-    """Wait for what no event tells."""
-    pause, waited = threading.Event(), 0.0
-    while not condition():
-        assert waited < seconds
-        pause.wait(0.005)
-        waited += 0.005

@@ -20,6 +20,7 @@ from llmc.server.telemetry.metrics import Metrics
 from llmc.server.telemetry.snapshot import Snapshot
 from llmc.testing.toy import toy_plan
 from tests.server.telemetry.samples import step, summary
+from tests.timing import PATIENCE_S
 
 
 class Clock:
@@ -101,5 +102,5 @@ class Site:
     def stop(self) -> None:
         """Answer no more."""
         self._server.should_exit = True
-        self._thread.join(10)
+        self._thread.join(PATIENCE_S)
         self._socket.close()

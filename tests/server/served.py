@@ -6,21 +6,20 @@ import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from llmc.cpus import usable_cpus
-from tests.farm import Farm, install
+from tests.farm import Farm
 from tests.server.live import completion
-from tests.server.over_ray import OverRay, own_ports
+from tests.server.over_ray import OverRay
 from tests.server.process import Process
 from tests.server.stub_engine import Asks
 from tests.toy import Toy
 
-WAYS = ("process", "replicas", "ray")
+WAYS = ("process", "replicas", pytest.param("ray", marks=pytest.mark.full))
 KEYS = ("first-key", "clé-ñ-鍵")
 MODEL = "org/toy"
 PATIENCE_S = 60.0
@@ -81,10 +80,13 @@ class Served(Asks):
 
 
 class Ways:
-    """Servers of `toy`'s bundle, each started when it is first asked for and kept until all are closed."""
+    """Servers of `toy`'s bundle, each started when it is first asked for and kept until all are closed.
 
-    def __init__(self, toy: Toy, folder: Path) -> None:
-        self.toy, self._folder = toy, folder
+    The one over Ray ends earlier if other tests want the cluster; the next test that asks for it starts it again.
+    """
+
+    def __init__(self, toy: Toy, folders: pytest.TempPathFactory) -> None:
+        self.toy, self._folders, self._folder = toy, folders, folders.mktemp("ways")
         self._closing = ExitStack()
         self._tried = set[str]()
         self._served: dict[str, Served] = {}
@@ -105,10 +107,18 @@ class Ways:
         keys = [word for key in KEYS for word in ("--api-key", key)]
         given = (self._folder / way, self.toy.bundle, *keys, "--served-model-name", MODEL)
         if way == "ray":
-            farm = self._closing.enter_context(Farm.running(install(self._folder), nodes=1, **own_ports(1)))
-            return self._closing.enter_context(OverRay(farm.address, *given))
+            farm = self._closing.enter_context(Farm.shared(self._folders))
+            server = OverRay(farm.take(lambda: self._leave(server)).address, *given)
+            return self._closing.enter_context(server)
         replicas = ("--replicas", 2) if way == "replicas" else ()
         return self._closing.enter_context(Process(*given, "--port", 0, *replicas))
+
+    def _leave(self, server: Process) -> None:
+        """End the server over Ray, and what it runs in the cluster."""
+        self._tried.discard("ray")
+        self._served.pop("ray", None)
+        server.signal()
+        server.child.wait(server.starts_s)
 
     def close(self) -> None:
         self._closing.close()

@@ -19,6 +19,7 @@ from llmc.server.errors import ApiError
 from llmc.server.prompts import fitting
 from llmc.server.shared import Shared
 from llmc.testing.toy import tokenizer_json
+from tests.timing import PATIENCE_S, until
 
 
 def request(leaves: asyncio.Event) -> Any:
@@ -69,10 +70,10 @@ def test_a_full_lane_refuses_and_a_client_that_leaves_makes_room(monkeypatch: py
         leaves = asyncio.Event()
         one = request(leaves)
         works = [
-            asyncio.ensure_future(aside.aside(one, LARGE, lambda i=i: (go.wait(10), done.append(i))))  # type: ignore[misc]
+            asyncio.ensure_future(aside.aside(one, LARGE, lambda i=i: (go.wait(PATIENCE_S), done.append(i))))  # type: ignore[misc]
             for i in range(MAX_WAITING)
         ]
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0)
         with pytest.raises(OverloadedError, match="try again later"):
             await aside.aside(one, LARGE, lambda: None)
         leaves.set()
@@ -88,7 +89,7 @@ def test_a_full_lane_refuses_and_a_client_that_leaves_makes_room(monkeypatch: py
 
 def test_memory_of_long_work_is_given_back_once_it_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[str] = []
-    monkeypatch.setattr(aside, "TRIM_S", 0.02)
+    monkeypatch.setattr(aside, "TRIM_S", 0.5)
     monkeypatch.setattr(aside, "trim", lambda: given.append(threading.current_thread().name))
     lane = Lane("test", 1, trims=True)
 
@@ -96,9 +97,7 @@ def test_memory_of_long_work_is_given_back_once_it_is_quiet(monkeypatch: pytest.
         for _ in range(3):
             await lane.run(lambda: None)
         assert not given
-        async with asyncio.timeout(5):
-            while not given:
-                await asyncio.sleep(0.005)
+        await asyncio.to_thread(until, lambda: given)
 
     asyncio.run(some())
     assert [name.startswith("llmc-test") for name in given] == [True]
@@ -110,13 +109,13 @@ def test_what_many_ask_for_at_once_is_done_once_and_never_before_it_was_asked_fo
 
     def work() -> int:
         begun.append(0)
-        go.wait(5)
+        go.wait(PATIENCE_S)
         return len(begun)
 
     async def ask() -> list[int]:
         shared = Shared()
         first = asyncio.ensure_future(shared.get(work))
-        await asyncio.sleep(0.05)
+        await asyncio.to_thread(until, lambda: begun)
         others = [asyncio.ensure_future(shared.get(work)) for _ in range(20)]
         await asyncio.sleep(0)
         go.set()

@@ -8,9 +8,10 @@ import pytest
 
 from llmc.server.clients import Clients, client_of
 from llmc.server.errors import ApiError
-from tests.server.live import Gate, Live, until
+from tests.server.live import Gate, Live
 from tests.server.stub_engine import refusal
 from tests.server.test_connections import answered
+from tests.timing import until
 
 
 @pytest.mark.parametrize(

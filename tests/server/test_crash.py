@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from llmc.server.events import Dead
-from tests.server.live import Gate, Live, until
+from tests.server.live import Gate, Live
+from tests.timing import until
 
 
 def test_a_crash_ends_what_runs_and_turns_health_red(

@@ -15,6 +15,8 @@ from tests.browsers import chromium
 from tests.server.live import Live, toy_bundle
 from tests.server.pages import MadeUp, Site
 
+pytestmark = pytest.mark.full
+
 SOONER = "{ const later = setTimeout; window.setTimeout = (work, ms) => later(work, ms / 10); }"
 """In a page: what it does each second it does each tenth, so that nobody waits for a second."""
 

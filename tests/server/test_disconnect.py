@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.live import Gate, Live, completion, until
+from tests.server.live import Gate, Live, completion
 from tests.server.served import KEYS, Served
+from tests.timing import until
 
 
 def leave(connection: socket.socket) -> None:

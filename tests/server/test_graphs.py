@@ -13,7 +13,8 @@ from llmc.errors import InputError, OutOfDeviceMemoryError
 from llmc.runtime.executors.fake.graphs import FakeGraphDevice
 from llmc.runtime.startup.capturing import CaptureChoice
 from llmc.server.events import Ready, WarmAside
-from tests.server.live import Live, toy_bundle, until
+from tests.server.live import Live, toy_bundle
+from tests.timing import PATIENCE_S, until
 from tests.toy import greedy
 
 HALF = CaptureChoice(CaptureOptions(graph_reserved_mem=0.5))
@@ -45,7 +46,7 @@ def stopping(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     def capture(self: FakeGraphDevice, bucket: Bucket) -> int:
         begun.append(bucket)
         if len(begun) == 2:
-            assert event.wait(10)
+            assert event.wait(PATIENCE_S)
         return honest(self, bucket)
 
     monkeypatch.setattr(FakeGraphDevice, "capture", capture)

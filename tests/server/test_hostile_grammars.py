@@ -17,10 +17,12 @@ import pytest
 
 from llmc.runtime.confined.limits import Limits
 from llmc.runtime.startup.opening import EngineOptions
+from llmc.server.events import Draining
 from llmc.testing.toy import BYTES
 from tests.runtime.engine.sampling.test_guided import chained
-from tests.server.live import PATIENCE_S, Call, Live, until
+from tests.server.live import Call, Live
 from tests.server.process import Process
+from tests.timing import PATIENCE_S, until
 
 LIMITS = Limits(seconds=0.5, memory_bytes=256 << 20, stack_bytes=1 << 20, workers=1)
 GOOD = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": False}
@@ -118,7 +120,7 @@ def nursery(live: Live) -> psutil.Process:
 def test_a_client_that_leaves_takes_its_compile_with_it(bundle: Path, stream: bool):
     """The expression would compile for far longer than is waited for here."""
     long = "".join(f"(x{i}|y{i})?" for i in range(16_000))
-    generous = replace(LIMITS, seconds=60.0, memory_bytes=4 << 30)
+    generous = replace(LIMITS, seconds=600.0, memory_bytes=4 << 30)
     with Live(bundle, options=EngineOptions(grammar_limits=generous)) as live:
         live.ready()
         served = live.server.state.served
@@ -132,17 +134,32 @@ def test_a_client_that_leaves_takes_its_compile_with_it(bundle: Path, stream: bo
         assert live.complete(guided_json=GOOD, max_tokens=28, ignore_eos=False).status == 200
 
 
-def test_compiles_count_in_the_queue(bundle: Path):
+def holding(factory: Any, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Compiles begin once the event is set."""
+    let = threading.Event()
+
+    async def acompile(structured: Any, made: Any = factory.acompile) -> Any:
+        while not let.is_set():
+            await asyncio.sleep(0.005)
+        return await made(structured)
+
+    monkeypatch.setattr(factory, "acompile", acompile)
+    return let
+
+
+def test_compiles_count_in_the_queue(bundle: Path, monkeypatch: pytest.MonkeyPatch):
     """Four slots, one place to wait in, and five grammars that compile: the sixth request is refused at once."""
     with Live(
         bundle, options=EngineOptions(grammar_limits=replace(LIMITS, seconds=0.1)), max_queued_requests=1
     ) as live:  # fmt: skip
         live.ready().complete(structured_outputs={"choice": ["ab"]}, ignore_eos=False)
-        calls = [Call(lambda i=i: live.complete(guided_regex=f"{SLOW}{i}")) for i in range(5)]
         served = live.server.state.served
         assert served is not None
+        let = holding(served.engine.generator.constraints(), monkeypatch)
+        calls = [Call(lambda i=i: live.complete(guided_regex=f"{SLOW}{i}")) for i in range(5)]
         until(lambda: served.engine.in_flight == 5)
         refused = live.complete()
+        let.set()
         assert (refused.status, refused.json["error"]["code"]) == (503, "overloaded")
         assert int(refused.headers["retry-after"]) >= 1
         assert {call.answer.status for call in calls} == {400}
@@ -199,17 +216,12 @@ def test_a_text_whose_grammar_becomes_too_complex_ends_alone(bundle: Path, strea
 def test_a_request_that_compiles_when_the_server_drains_is_still_answered(server: Live, monkeypatch):
     served = server.server.state.served
     assert served is not None
-    factory, going = served.engine.generator.constraints(), threading.Event()
-
-    async def slowly(structured: Any, made: Any = factory.acompile) -> Any:
-        going.set()
-        await asyncio.sleep(0.2)
-        return await made(structured)
-
-    monkeypatch.setattr(factory, "acompile", slowly)
+    let = holding(served.engine.generator.constraints(), monkeypatch)
     call = Call(lambda: server.complete(guided_choice=["ab"], ignore_eos=False))
-    assert going.wait(PATIENCE_S)
+    until(lambda: served.engine.in_flight == 1)
     server.server.stop()
+    server.wait(Draining)
+    let.set()
     assert (call.answer.status, call.answer.json["choices"][0]["text"]) == (200, "ab")
 
 

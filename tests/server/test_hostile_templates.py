@@ -21,8 +21,9 @@ from llmc.runtime.confined.limits import Limits
 from llmc.runtime.engine.sampling import SamplingParams
 from llmc.runtime.text import chat
 from llmc.testing import toy
-from tests.server.live import Answer, Call, Live, toy_bundle, until
+from tests.server.live import Answer, Call, Live, toy_bundle
 from tests.server.test_hostile_grammars import HEALTHY_S, Health
+from tests.timing import until
 
 LIMITS = Limits(seconds=0.3, memory_bytes=64 << 20, workers=1, waiting=2)
 HOSTILE = {
@@ -81,7 +82,7 @@ def test_tokenize_renders_the_same_way(server: Live):
 
 
 def test_a_client_that_leaves_takes_its_rendering_with_it(hostile: Path):
-    with Live(hostile, template_limits=Limits(seconds=60.0)) as live:
+    with Live(hostile, template_limits=Limits(seconds=600.0)) as live:
         live.ready()
         template = pool(live)
         body = json.dumps({"messages": "spin"}).encode()

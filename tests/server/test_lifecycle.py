@@ -17,7 +17,8 @@ from llmc.server.events import Listening, Ready, Stopped
 from llmc.server.state import Progress, ServerConfig
 from llmc.server.warming import Countdown, how_of
 from llmc.testing.toy import write_toy
-from tests.server.live import Gate, Live, toy_bundle, until
+from tests.server.live import Gate, Live, toy_bundle
+from tests.timing import PATIENCE_S, until
 from tests.toy import Toy
 
 
@@ -260,12 +261,12 @@ def test_stop_while_loading_gives_up_at_the_next_bit_of_progress(bundle: Path) -
         live.join()
         assert live.error is None
         assert [type(e) for e in live.events if not isinstance(e, Progress)] == [Listening, Stopped]
-        live.server.loader.join(5)
+        live.server.loader.join(PATIENCE_S)
         assert not live.server.loader.is_alive()
 
 
 def test_stopping_waits_for_no_tick_of_uvicorns(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lifecycle, "_TICK_S", 60.0)
+    monkeypatch.setattr(lifecycle, "_TICK_S", 600.0)
     with Live(bundle) as live:
         live.ready()
         live.server.stop()
@@ -284,7 +285,7 @@ def test_stop_while_a_graph_hangs_in_the_warm_up_does_not_wait_for_it(
         live.join()
         assert live.server.loader.is_alive()
         gate.let()
-        live.server.loader.join(5)
+        live.server.loader.join(PATIENCE_S)
         assert live.server.state.served is None
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-import time
 from collections.abc import Iterator
 from http.client import HTTPConnection
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 from llmc.runtime.bundle import Bundle
 from tests.server.live import Live
 from tests.server.over_ray import free_port
+from tests.timing import until
 
 GUIDE = Path(__file__).parents[2] / "docs" / "ray.md"
 
@@ -47,10 +47,10 @@ def test_requests_go_to_a_server_that_is_ready(haproxy: str, servers: tuple[Live
     assert checked.returncode == 0 and "[WARNING]" not in checked.stderr + checked.stdout, checked
     child = subprocess.Popen([haproxy, "-f", file], stderr=subprocess.DEVNULL)
     try:
-        assert eventually(port)
+        until(lambda: status(port) == 200)
         one.server.stop()
-        time.sleep(2.5)  # two checks
-        assert [status(port) for _ in range(6)] == [200] * 6
+        one.join()
+        until(lambda: [status(port) for _ in range(6)] == [200] * 6)
     finally:
         child.kill()
         child.wait()
@@ -65,13 +65,3 @@ def status(port: int) -> int:
         return 0
     finally:
         connection.close()
-
-
-def eventually(port: int) -> bool:
-    """Whether it answers within some seconds."""
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        if status(port) == 200:
-            return True
-        time.sleep(0.1)
-    return False

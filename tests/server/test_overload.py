@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from tests.server.live import Gate, Live, completion, until
+from tests.server.live import Gate, Live, completion
 from tests.server.served import Served
 from tests.server.stub_engine import refusal
+from tests.timing import until
 
 SLOTS = 4
 
@@ -51,13 +51,8 @@ def test_a_refusal_does_not_wait_for_the_step_that_runs(bundle: Path, monkeypatc
         engine = live.server.state.served.engine
         until(lambda: engine.in_flight == SLOTS)
         gate.wait(ran + 1)
-        took = []
-        for _ in range(5):
-            began = time.process_time()
-            assert live.complete().status == 503
-            took.append(time.process_time() - began)
-        assert len(gate.steps) == ran + 1
-        assert min(took) < 0.1
+        assert live.complete().status == 503
+        assert len(gate.steps) == ran + 1, "the step that runs has not ended"
         gate.let()
         assert {c.answer.status for c in calls} == {200}
 

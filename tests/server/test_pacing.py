@@ -46,6 +46,7 @@ def niceness(task: int) -> int:
     return os.getpriority(os.PRIO_PROCESS, task)
 
 
+@pytest.mark.full
 @pytest.mark.skipif(sys.platform != "linux", reason="niceness is a thread's own on Linux alone")
 def test_what_the_work_started_goes_on_at_the_usual_priority() -> None:
     """Threads, and threads of child processes."""
@@ -71,7 +72,8 @@ def test_what_the_work_started_goes_on_at_the_usual_priority() -> None:
             child.kill()
             child.wait()
             pytest.skip("this process may not take a lower niceness back")
-        assert found == {"worker": usual + pacing.LOWER, "child": usual + pacing.LOWER}
+        lowered = min(usual + pacing.LOWER, 19)
+        assert found == {"worker": lowered, "child": lowered}
         assert (niceness(thread), niceness(child.pid)) == (usual, usual)
         go.set()
         child.kill()

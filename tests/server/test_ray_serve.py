@@ -25,20 +25,19 @@ from llmc.server.ray_ingress import environment
 from llmc.server.ray_replica import by_load
 from llmc.server.ray_serve import Fleet, serve
 from llmc.server.state import ServerConfig
-from tests.farm import Farm, install
-from tests.server.live import completion, until
-from tests.server.over_ray import OverRay, own_ports
+from tests.farm import Farm, own_ports
+from tests.server.live import completion
+from tests.server.over_ray import OverRay
+from tests.timing import until
 from tests.toy import Toy
 
 PATIENCE_S = 240.0
-PORTS = own_ports(0)
-METRICS, STATISTICS = (int(PORTS[f"RAY_SERVE_HAPROXY_{what}_PORT"]) for what in ("METRICS", "STATS"))
+METRICS, STATISTICS = (int(own_ports()[f"RAY_SERVE_HAPROXY_{what}_PORT"]) for what in ("METRICS", "STATS"))
 
 
 @pytest.fixture(scope="module")
-def farm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Farm]:
-    with Farm.running(install(tmp_path_factory.mktemp("farmed")), **PORTS) as made:
-        yield made
+def farm(cluster: Farm) -> Farm:
+    return cluster.take()
 
 
 @pytest.fixture(scope="class")
@@ -162,6 +161,7 @@ def told(server: OverRay, text: str) -> None:
     assert text in seen, seen
 
 
+@pytest.mark.full
 class TestTwoReplicas:
     def test_metrics_are_of_both(self, two: OverRay) -> None:
         assert len(answered(two)) == 2
@@ -200,6 +200,7 @@ class TestTwoReplicas:
         assert complete(two) == 200
 
 
+@pytest.mark.full
 def test_behind_rays_own_proxy_such_a_stream_ends_with_the_event_too(farm: Farm, toy: Bundle, tmp_path: Path) -> None:
     without = "from llmc.server import ray_ingress\nray_ingress.find_spec = lambda _: None"
     with OverRay(farm.address, tmp_path, toy.path, before=without) as server:
@@ -211,6 +212,7 @@ def test_behind_rays_own_proxy_such_a_stream_ends_with_the_event_too(farm: Farm,
         stopped(server)
 
 
+@pytest.mark.full
 def test_a_bundle_is_swapped_under_load_and_a_broken_one_refused(farm: Farm, toy: Bundle, tmp_path: Path) -> None:
     """With one replica, beside which there is room for another: the new one answers before the old one goes."""
     served = tmp_path / "bundle"
@@ -229,6 +231,7 @@ def test_a_bundle_is_swapped_under_load_and_a_broken_one_refused(farm: Farm, toy
         stopped(server)
 
 
+@pytest.mark.full
 def test_replicas_come_and_go_with_load(farm: Farm, toy: Bundle, tmp_path: Path) -> None:
     fleet = ("--replicas", "1-2", "--target-requests", "1", "--scale-up-after", "1s", "--scale-down-after", "1s")
     with OverRay(farm.address, tmp_path / "cache", toy.path, *fleet) as server:
@@ -331,6 +334,7 @@ def test_an_admin_token_is_refused_where_a_request_reaches_one_of_several() -> N
         serve(config, lambda tell: pytest.fail("opened"), Fleet(None, 1, 2))
 
 
+@pytest.mark.full
 def test_a_port_that_is_taken_is_named_and_the_cluster_serves_again(farm: Farm, toy: Bundle, tmp_path: Path) -> None:
     """HAProxy's metrics, whose port the command line does not name."""
     with socket.socket() as taken:

@@ -6,7 +6,6 @@ import asyncio
 import fcntl
 import http.client
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -17,13 +16,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import psutil
 import pytest
 from starlette.types import Message
 
 from llmc.server.keeper import Keeper
 from llmc.server.ray_stream import EndsStreams
 from tests.artifacts.helpers import REPO
-from tests.server.live import until
+from tests.timing import until
 
 SERVER = """
 import asyncio, os, socket, sys
@@ -158,9 +158,7 @@ def test_a_stream_that_rays_proxy_leaves_off_gets_the_event() -> None:
 
 
 def test_without_its_keeper_a_server_serves_on(served: Served) -> None:
-    children = subprocess.run(
-        ["ps", "--ppid", str(served._child.pid), "-o", "pid="], check=True, capture_output=True, text=True
-    )
-    os.kill(int(children.stdout), signal.SIGKILL)
+    (keeper,) = psutil.Process(served._child.pid).children()
+    keeper.kill()
     with served.get("/ends") as answer:
         assert answer.read() == b"data: [DONE]\n\n"

@@ -13,7 +13,8 @@ from llmc.buckets.warmup.order import warm_up_order
 from llmc.runtime.step import Step
 from llmc.server.events import Ready, WarmAside
 from tests.devices import use, watching
-from tests.server.live import Gate, Live, toy_bundle, until
+from tests.server.live import Gate, Live, toy_bundle
+from tests.timing import until
 
 
 @pytest.fixture(scope="module")

@@ -191,6 +191,7 @@ def test_a_name_decides_on_zstd_and_the_content_does_when_reading(tmp_path: Path
         assert subprocess.run([ZSTD, "-dc"], input=data, capture_output=True, check=True).stdout == sound()
 
 
+@pytest.mark.full
 @pytest.mark.skipif(ZSTD is None, reason="no zstd: apt-get install zstd")
 def test_an_archive_compressed_by_another_program_is_read(tmp_path: Path, store: Store) -> None:
     assert ZSTD is not None

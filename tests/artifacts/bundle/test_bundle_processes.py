@@ -170,6 +170,7 @@ MOUNT_POINT = """
 """
 
 
+@pytest.mark.full
 def test_a_mount_point_cannot_be_replaced_and_says_so(mounts: None, tmp_path: Path) -> None:
     (tmp_path / "bundle").mkdir()
     before = mounted(f"mount -t tmpfs tmpfs {tmp_path}/bundle")

@@ -78,6 +78,7 @@ def test_a_limit_on_files_at_any_size_breaks_nothing(tmp_path: Path) -> None:
     assert '"no room": 0' not in ends
 
 
+@pytest.mark.full
 def test_a_file_system_that_is_full_at_any_point_breaks_nothing(mounts: None, tmp_path: Path) -> None:
     command = f"mount -t tmpfs -o size=512k tmpfs {tmp_path}"
     ends = finish(child(SCRIPT + FILLED, tmp_path / "store", before=mounted(command)))

@@ -192,6 +192,7 @@ READ_ONLY = """
 """
 
 
+@pytest.mark.full
 def test_a_read_only_store_is_one_clear_error(mounts: None, layout: Layout) -> None:
     fill(layout, 1)
     prefix = mounted(f"mount --bind {layout.root} {layout.root}; mount -o remount,bind,ro {layout.root}")

@@ -17,9 +17,9 @@ from llmc.artifacts.oci import push_image
 from llmc.artifacts.store.store import Store
 from tests.artifacts.oci.helpers import make_bundle
 from tests.artifacts.oci.server import Server
+from tests.timing import PATIENCE_S
 
 BINARY = shutil.which("docker-registry")
-START_SECONDS = 20.0
 
 StartRegistry = Callable[..., int]
 
@@ -49,7 +49,7 @@ def start_registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartRe
         with (folder / "log").open("wb") as log:
             process = subprocess.Popen([str(BINARY), "serve", str(folder / "config.yml")], stdout=log, stderr=log)
         started.append(process)
-        deadline = time.monotonic() + START_SECONDS
+        deadline = time.monotonic() + PATIENCE_S
         while True:
             try:
                 socket.create_connection(("127.0.0.1", port), 1).close()

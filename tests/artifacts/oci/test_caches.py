@@ -62,6 +62,7 @@ def test_it_comes_back_byte_for_byte(store: Store, tmp_path: Path, layout: Path,
     assert content(tmp_path / "place") == expected
 
 
+@pytest.mark.full
 def test_a_registry_takes_it(store: Store, tmp_path: Path, registry_port: int) -> None:
     entry = packed(store, "gaudi", MAKERS["gaudi"](tmp_path / "c"))
     name = f"oci://127.0.0.1:{registry_port}/caches/gaudi:v1"

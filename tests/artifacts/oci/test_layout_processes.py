@@ -17,6 +17,7 @@ from llmc.artifacts.store.locks import exclusive
 from llmc.artifacts.store.store import Store
 from tests.artifacts.helpers import child, files_below, finish
 from tests.artifacts.oci.helpers import KILLED, WEIGHTS, Anyone, make_bundle, pulled
+from tests.timing import PATIENCE_S, until
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ def test_a_push_that_is_killed_leaves_a_sound_layout_and_is_made_good(
     push_image(store, make_bundle(store, weights=b"small"), f"oci-layout:{layout}:v1")
     entry = make_bundle(store)
     killed = child(KILLED, "push", store.root, f"oci-layout:{layout}:v2", 500_000, entry.key.hex)
-    assert killed.wait(30) == -signal.SIGKILL
+    assert killed.wait(PATIENCE_S) == -signal.SIGKILL
     killed.communicate()
     pulled(tmp_path, f"oci-layout:{layout}:v1")
     left = list(layout.glob(".*.new"))
@@ -47,7 +48,7 @@ def test_a_pull_that_is_killed_keeps_what_came(store: Store, layout: Path, tmp_p
     entry = make_bundle(store, **big)
     push_image(store, entry, f"oci-layout:{layout}:v1")
     killed = child(KILLED, "pull", tmp_path / "other", f"oci-layout:{layout}:v1", 1_500_000)
-    assert killed.wait(30) == -signal.SIGKILL
+    assert killed.wait(PATIENCE_S) == -signal.SIGKILL
     killed.communicate()
     other = Store(tmp_path / "other")
     assert other.entries() == []
@@ -86,10 +87,8 @@ def test_the_index_is_not_written_while_another_holds_its_lock(store: Store, lay
     with exclusive(layout / ".index.lock") as held:
         assert held
         pushing.start()
-        deadline = time.monotonic() + 20
-        while len(files_below(layout / "blobs")) < before + 4 and time.monotonic() < deadline:
-            time.sleep(0.01)
-        time.sleep(0.1)
+        until(lambda: len(files_below(layout / "blobs")) >= before + 4)
+        time.sleep(0.1)  # what would be written by now if it did not wait for the lock
         text = (layout / "index.json").read_text()
         assert "v2" not in text
         (layout / "index.json").write_text(text.replace('"v1"', '"v0"'))

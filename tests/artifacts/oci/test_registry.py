@@ -27,6 +27,9 @@ from tests.artifacts.helpers import child
 from tests.artifacts.oci.conftest import free_port
 from tests.artifacts.oci.helpers import KILLED, WEIGHTS, Anyone, blob_file, make_bundle, pulled
 from tests.artifacts.remotes.helpers import Proxy
+from tests.timing import PATIENCE_S
+
+pytestmark = pytest.mark.full
 
 QUICK = Patience(attempts=4, seconds=20, first=0.01, longest=0.05)
 BIG = WEIGHTS * 3
@@ -148,7 +151,7 @@ def test_a_registry_that_never_answers_is_an_error_that_names_it(store: Store, p
 def test_a_pull_that_is_killed_keeps_what_came(store: Store, name: str, tmp_path: Path) -> None:
     push_image(store, make_bundle(store, first=WEIGHTS + b"1" * 1000, second=WEIGHTS + b"2" * 1000), f"{name}:v1")
     killed = child(KILLED, "pull", tmp_path / "other", f"{name}:v1", 1_500_000)
-    assert killed.wait(30) == -signal.SIGKILL
+    assert killed.wait(PATIENCE_S) == -signal.SIGKILL
     killed.communicate()
     other = Store(tmp_path / "other")
     assert other.entries() == []
@@ -159,7 +162,7 @@ def test_a_pull_that_is_killed_keeps_what_came(store: Store, name: str, tmp_path
 def test_a_push_that_is_killed_names_nothing_and_is_made_good(store: Store, name: str, tmp_path: Path) -> None:
     entry = make_bundle(store, weights=BIG)
     killed = child(KILLED, "push", store.root, f"{name}:v1", len(BIG) // 2, entry.key.hex)
-    assert killed.wait(30) == -signal.SIGKILL
+    assert killed.wait(PATIENCE_S) == -signal.SIGKILL
     killed.communicate()
     with pytest.raises(ArtifactError, match="no such bundle"):
         pull_bundle(store, f"{name}:v1", trust=Anyone())

@@ -19,6 +19,8 @@ from llmc.artifacts.store.store import Store
 from tests.artifacts.oci.conftest import StartRegistry
 from tests.artifacts.oci.helpers import make_bundle, pulled
 
+pytestmark = pytest.mark.full
+
 HOST = "registry.test"
 
 

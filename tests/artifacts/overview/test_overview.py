@@ -237,6 +237,7 @@ def test_a_name_of_any_kind_is_a_short_cell_that_can_be_shown(layout: Layout, ke
     assert row[0].startswith("?[31m?x") and len(row[0]) == tables.LONGEST and row[0].isprintable()
 
 
+@pytest.mark.full
 def test_a_store_on_a_read_only_mount_is_drawn(mounts: None, layout: Layout, tmp_path: Path) -> None:
     """One with a damaged entry, which stays where it is."""
     add(layout)

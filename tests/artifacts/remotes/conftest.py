@@ -17,6 +17,7 @@ from llmc.artifacts.remotes.fsspec_remote import FsspecRemote
 from llmc.artifacts.remotes.urls import address
 from llmc.artifacts.store.store import Store
 from tests.artifacts.remotes.helpers import BRIEF, CREDENTIALS, Proxy
+from tests.timing import PATIENCE_S
 
 
 class Server(NamedTuple):
@@ -57,7 +58,7 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def _wait(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE_S
     while True:
         try:
             socket.create_connection(("127.0.0.1", port)).close()

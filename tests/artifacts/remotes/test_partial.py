@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,6 +22,7 @@ from llmc.errors import CapacityError
 from tests.artifacts.helpers import Faults, files_below
 from tests.artifacts.remotes.helpers import Pieces, blob_of
 from tests.tiers import examples
+from tests.timing import PATIENCE_S, until
 
 DATA = os.urandom(1000)
 BLOB = blob_of(DATA)
@@ -144,14 +144,13 @@ def test_two_threads_that_want_one_blob_move_it_once(area: Area) -> None:
 
     class Slow(Pieces):
         def download(self, name: str, start: int, size: int) -> Iterator[bytes]:
-            go.wait(10)
+            go.wait(PATIENCE_S)
             return super().download(name, start, size)
 
     remote = Slow(DATA)
     with ThreadPoolExecutor(4) as pool:
         futures = [pool.submit(fetch_blob, remote, area, BLOB, Count()) for _ in range(4)]
-        while not partial(area).exists():
-            time.sleep(0.001)
+        until(lambda: partial(area).exists())
         go.set()
         assert sorted(future.result() for future in futures) == [0, 0, 0, 1000]
     assert remote.starts == [0]
@@ -163,16 +162,15 @@ def test_one_that_waited_begins_anew_when_the_other_met_damage(area: Area) -> No
 
     class Slow(Pieces):
         def download(self, name: str, start: int, size: int) -> Iterator[bytes]:
-            go.wait(10)
+            go.wait(PATIENCE_S)
             return super().download(name, start, size)
 
     waiting = threading.Event()
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(fetch_blob, Slow(bytes(1000)), area, BLOB, Count())
-        while not partial(area).exists():
-            time.sleep(0.001)
+        until(lambda: partial(area).exists())
         second = pool.submit(fetch_blob, Pieces(DATA), area, BLOB, lambda _: waiting.set())
-        assert waiting.wait(10)
+        assert waiting.wait(PATIENCE_S)
         go.set()
         with pytest.raises(ObjectError):
             first.result()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -25,6 +24,7 @@ from llmc.artifacts.remotes.transfers import Mover
 from llmc.artifacts.store.layout import Layout
 from llmc.errors import DeviceError, InputError
 from tests.artifacts.helpers import files_below, key
+from tests.timing import PATIENCE_S, until
 
 NAME = "v1/blobs/sha256/ab/cdef"
 
@@ -184,9 +184,8 @@ def test_what_ended_all_transfers_is_told_and_not_that_they_ended(memory: Fsspec
         raise RemoteError("the reason")
 
     def late(count: int) -> None:
-        failed.wait(10)
-        while not mover.stopped:
-            time.sleep(0.001)
+        failed.wait(PATIENCE_S)
+        until(lambda: mover.stopped)
         mover.moved(count)
 
     with Mover(2) as mover:

@@ -140,11 +140,14 @@ def test_attempts_are_bounded() -> None:
     assert flaky.calls == BRIEF.attempts
 
 
-def test_time_is_bounded() -> None:
+def test_time_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr("tenacity.nap.time.sleep", pauses.append)
+    monkeypatch.setattr("tenacity.time.monotonic", lambda: sum(pauses))
     flaky = Flaky(99, ConnectionResetError())
     with pytest.raises(ConnectionResetError):
-        again(flaky, Patience(attempts=1000, seconds=0.05, first=0.01, longest=0.02))
-    assert 1 < flaky.calls < 20
+        again(flaky, Patience(attempts=1000, seconds=50, first=10, longest=20))
+    assert flaky.calls == 4, "after pauses of at least 10, 20 and 20 seconds"
 
 
 def test_a_refusal_is_not_tried_again() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from llmc.artifacts.remotes.push import push
 from llmc.artifacts.store.store import Store
 from tests.artifacts.helpers import child, files_below, flip
 from tests.artifacts.remotes.helpers import CREDENTIALS, FakeTrust, Proxy
+from tests.timing import until
 
 TRUST = FakeTrust()
 SIZE = 3_000_000
@@ -97,10 +97,7 @@ def test_kill_9_during_a_pull_costs_only_what_was_on_its_way(
     url = f"s3://bucket/{bucket.name}"
     victim = child(PULL, other.root, url, proxy.url, *CREDENTIALS)
     partial = other.layout.temporaries / f"partial-{big.digest[7:]}"
-    deadline = time.monotonic() + 60
-    while not partial.exists() or partial.stat().st_size < SIZE // 3:
-        assert victim.poll() is None and time.monotonic() < deadline
-        time.sleep(0.002)
+    until(lambda: (partial.exists() and partial.stat().st_size >= SIZE // 3) or victim.poll() is not None)
     victim.send_signal(signal.SIGKILL)
     victim.communicate()
     have = partial.stat().st_size

@@ -29,6 +29,7 @@ from llmc.errors import DeviceError
 from llmc.settings import Settings
 from tests.artifacts.helpers import DIGESTS, Faults, files_below, flip, key, manifest, overwrite
 from tests.artifacts.remotes.helpers import FakeSigner, FakeTrust, Proxy, Watched, add_manifest, fill, native_key
+from tests.timing import PATIENCE_S
 
 TRUST = FakeTrust("alice")
 
@@ -208,7 +209,7 @@ def test_offline_in_many_threads_it_says_so_once(tmp_path: Path, caplog: pytest.
     gather = threading.Barrier(6)
 
     def away(verb: str, name: str) -> None:
-        gather.wait(10)
+        gather.wait(PATIENCE_S)
         raise RemoteError("away")
 
     target = reading(tmp_path / "target", Watched(tmp_path / "gone", away))

@@ -190,6 +190,7 @@ def test_a_statement_about_other_content() -> None:
         require_about(make_statement(OTHER), CONTENT)
 
 
+@pytest.mark.full
 def test_openssl_verifies_what_we_sign(tmp_path: Path) -> None:
     if shutil.which("openssl") is None:
         pytest.skip("no openssl: apt-get install openssl")

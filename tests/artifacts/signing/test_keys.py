@@ -214,6 +214,7 @@ def test_the_id_is_the_digest_of_the_subject_public_key_info() -> None:
     assert PublicKey(bytes(32)).short == PublicKey(bytes(32)).id[:16]
 
 
+@pytest.mark.full
 def test_openssl_keys_can_be_used(tmp_path: Path) -> None:
     if shutil.which("openssl") is None:
         pytest.skip("no openssl: apt-get install openssl")

@@ -6,7 +6,6 @@ import logging
 import os
 import pickle
 import shutil
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from llmc.artifacts.store.store import Store
 from llmc.artifacts.store.workspace import Workspace
 from llmc.settings import Settings
 from tests.artifacts.helpers import child, files_below, finish, flip, key, mounted, truncate
+from tests.timing import until
 
 
 @pytest.fixture
@@ -101,8 +101,7 @@ def test_a_digest_is_computed_once_and_remembered_here(
     old = 1_000_000_000
     path = store.path(big.outputs["weights"], verify=False)
     os.utime(path, (old, old))
-    while not _settled(path):
-        time.sleep(0.005)
+    until(lambda: _settled(path))
     hashed: list[Path] = []
     from llmc.artifacts.store import blobs
 
@@ -172,6 +171,7 @@ def test_the_environment_names_them(tmp_path: Path, mount: Path, entry: Entry) -
     assert store.get_or_build(entry.key, never)[1]
 
 
+@pytest.mark.full
 def test_a_mount_that_is_read_only_serves(tmp_path: Path, mount: Path, entry: Entry, mounts: None) -> None:
     script = """
         import sys

@@ -268,6 +268,7 @@ def test_a_limit_on_the_size_of_files(tmp_path: Path) -> None:
     assert finish(child(SCRIPT, tmp_path / "store", 50_000)) == "no room"
 
 
+@pytest.mark.full
 def test_a_full_file_system(mounts: None, tmp_path: Path) -> None:
     command = f"mount -t tmpfs -o size=96k tmpfs {tmp_path}"
     assert finish(child(SCRIPT, tmp_path / "store", 0, before=mounted(command))) == "uncached"
@@ -293,6 +294,7 @@ READ_ONLY = """
 """
 
 
+@pytest.mark.full
 def test_a_read_only_store_serves_reads(mounts: None, store: Store) -> None:
     from llmc.artifacts.key import Key
 

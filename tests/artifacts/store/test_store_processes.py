@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import subprocess
 import time
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from llmc.artifacts.key import Key
 from llmc.artifacts.store.store import Store
 from llmc.artifacts.store.workspace import Workspace
 from tests.artifacts.helpers import child, files_below, finish, key
+from tests.timing import until
 
 BUILDER = """
     import sys, time, os
@@ -29,6 +31,7 @@ BUILDER = """
         time.sleep(seconds)
         return {"graph": space.put_file(space.folder / "graph"), "notes": space.put_bytes(b"notes")}
     store = module.Store(root)
+    print("ready", flush=True)
     while not (runs / "go").exists():
         time.sleep(0.005)
     entry, hit = store.get_or_build(Key("k", {"a": 1}), build)
@@ -43,9 +46,16 @@ def runs(tmp_path: Path) -> Path:
     return tmp_path / "runs"
 
 
+def begins(process: subprocess.Popen[str]) -> None:
+    """Wait until it is about to build."""
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+
+
 def crowd(root: Path, runs: Path, count: int, mode: str) -> list[str]:
     processes = [child(BUILDER, root, runs, mode, 0.3) for _ in range(count)]
-    time.sleep(0.5)
+    for process in processes:
+        begins(process)
     (runs / "go").touch()
     return sorted(finish(process) for process in processes)
 
@@ -68,14 +78,12 @@ def test_without_locks_all_are_right_all_the_same(tmp_path: Path, runs: Path) ->
 def test_a_lock_dies_with_its_holder(tmp_path: Path, runs: Path) -> None:
     (runs / "go").touch()
     holder = child(BUILDER, tmp_path / "store", runs, "locked", 600)
-    while len(list(runs.iterdir())) < 2:
-        assert holder.poll() is None, "the holder did not get so far"
-        time.sleep(0.01)
+    until(lambda: len(list(runs.iterdir())) == 2)
     holder.kill()
     holder.communicate()
-    start = time.monotonic()
-    assert finish(child(BUILDER, tmp_path / "store", runs, "locked", 0)) == "built"
-    assert time.monotonic() - start < 5
+    next_one = child(BUILDER, tmp_path / "store", runs, "locked", 0)
+    begins(next_one)
+    assert finish(next_one) == "built"
 
 
 def test_threads_of_one_process_build_once_too(tmp_path: Path) -> None:
@@ -175,8 +183,7 @@ def test_readers_never_see_a_part(tmp_path: Path) -> None:
     """Entries are replaced over and over while others read them."""
     root = tmp_path / "store"
     writers = [child(REWRITER, root, number) for number in range(2)]
-    while not list(root.glob("v1/entries/executable/*")):
-        time.sleep(0.01)
+    until(lambda: list(root.glob("v1/entries/executable/*")))
     store = Store(root)
     seen = 0
     while any(writer.poll() is None for writer in writers):

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import selectors
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+
+import pytest
+
+from llmc.bench.loadtest import client, http, run
+from tests.timing import PATIENCE_S
 
 MODEL = "scripted"
 DONE = b"data: [DONE]\n\n"
@@ -77,31 +84,49 @@ class ScriptedServer:
 
     @contextmanager
     def running(self) -> Iterator[ScriptedServer]:
-        ready = threading.Event()
         loop = asyncio.new_event_loop()
+        stop = asyncio.Event()
 
         async def main() -> None:
-            self._stop = asyncio.Event()
-            server = await asyncio.start_server(self._connection, "127.0.0.1", 0, backlog=1024)
-            self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-            ready.set()
-            await self._stop.wait()
-            server.close()
+            serving = asyncio.create_task(self._serve(listening))
+            await stop.wait()
             left = asyncio.all_tasks() - {asyncio.current_task()}
             for task in left:
                 task.cancel()
             await asyncio.gather(*left, return_exceptions=True)
             await asyncio.sleep(0.01)
+            assert serving.cancelled()
 
-        thread = threading.Thread(target=lambda: loop.run_until_complete(main()))
-        thread.start()
-        assert ready.wait(5)
-        try:
+        with self._listening() as listening:
+            thread = threading.Thread(target=lambda: loop.run_until_complete(main()))
+            thread.start()
+            try:
+                yield self
+            finally:
+                loop.call_soon_threadsafe(stop.set)
+                thread.join(PATIENCE_S)
+                loop.close()
+
+    @contextmanager
+    def running_in_virtual_time(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedServer]:
+        """In the event loop of the load test, whose clock and whose client's clock are virtual."""
+        loop = VirtualLoop()
+        for module in (client, http, run):
+            monkeypatch.setattr(module, "perf_counter", loop.time)
+        monkeypatch.setattr(run, "_loop_factory", lambda: lambda: loop)
+        with self._listening() as listening:
+            loop.create_task(self._serve(listening))
             yield self
-        finally:
-            loop.call_soon_threadsafe(self._stop.set)
-            thread.join(5)
-            loop.close()
+
+    @contextmanager
+    def _listening(self) -> Iterator[socket.socket]:
+        with socket.create_server(("127.0.0.1", 0), backlog=1024) as listening:
+            self.url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+            yield listening
+
+    async def _serve(self, listening: socket.socket) -> None:
+        async with await asyncio.start_server(self._connection, sock=listening) as server:
+            await server.serve_forever()
 
     async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.open += 1
@@ -152,10 +177,40 @@ class ScriptedServer:
         await writer.drain()
 
 
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """An event loop whose clock goes on only while nothing is left to do, and then at once to the next timer.
+
+    What sleeps takes no time, and times are exact, however busy the machine is.
+    """
+
+    def __init__(self) -> None:
+        self._now = 0.0
+        super().__init__(_Selector(self))
+
+    def time(self) -> float:
+        return self._now
+
+    def pass_time(self, seconds: float) -> None:
+        self._now += seconds
+
+
+class _Selector(selectors.DefaultSelector):
+    def __init__(self, loop: VirtualLoop) -> None:
+        super().__init__()
+        self._loop = loop
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        found = super().select(timeout and min(timeout, 0.02))  # the kernel may still carry bytes over
+        if timeout and not found:
+            self._loop.pass_time(timeout)
+        return found
+
+
 def _json(content: Any) -> Answer:
     return Answer([(0.0, json.dumps(content).encode())], 200, {"Content-Type": "application/json"})
 
 
-def serving(script: Script | Answer) -> Any:
-    """A running server; an answer alone is given to all."""
-    return ScriptedServer(script if callable(script) else lambda *_: script).running()
+def serving(script: Script | Answer, virtual: pytest.MonkeyPatch | None = None) -> Any:
+    """A running server, with `virtual` in virtual time; an answer alone is given to all."""
+    server = ScriptedServer(script if callable(script) else lambda *_: script)
+    return server.running() if virtual is None else server.running_in_virtual_time(virtual)

@@ -22,7 +22,7 @@ class Engine:
         """Send its owner the signal that the options name, when asked for so many rows, and be busy for long."""
         if (asked := self.options.get("interrupts")) and rows >= asked["rows"]:
             os.kill(os.getppid(), asked["signal"])
-            time.sleep(60)
+            time.sleep(600)
 
     def about(self) -> dict[str, Any]:
         limits = {"sequences": 4, "prompt": 600, "length": 700} if self.model == "small" else {}

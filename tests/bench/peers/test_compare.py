@@ -172,12 +172,12 @@ def test_a_setting_that_fails_is_told_and_another_taken(contender: Make, tmp_pat
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_keeps_what_was_measured_and_names_the_rest(contender: Make, tmp_path: Path, signum: int) -> None:
-    """The engine sends the signal as it is asked for eight rows, and would be busy for a minute."""
+    """The engine sends the signal as it is asked for eight rows, and would be busy for ten minutes."""
     peer = contender("peer", interrupts={"rows": 8, "signal": signum})
     began = time.monotonic()
     with sigterm_interrupts():
         found, _ = run([contender("llmc", "llmc"), peer], SMALL.only("quality,decode,first-token"), tmp_path)
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 300
     assert set(found.series[0].rounds) == {"llmc", "peer"} and len(found.series[0].rounds["peer"]) == 2
     assert found.unfinished == [
         "quality of llmc, peer", "decode step, batch 8 in every round (llmc 0 of 2, peer 0 of 2)",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import pytest
@@ -16,6 +15,7 @@ from llmc.buckets.warmup.order import STRATEGIES
 from llmc.errors import DeviceError
 from tests.buckets.generators import PROPERTY
 from tests.buckets.warmup.simulated import GIB, GUIDE, MIB, PROMPTS, SimulatedDevice, decode, prompt
+from tests.timing import least_cpu_seconds
 
 ALL = CaptureOptions(graph_prompt_ratio=0.5)
 
@@ -236,14 +236,11 @@ def test_without_buckets_of_a_phase_the_other_has_all():
     assert [phase.percent for phase in outcome.phases] == [100.0, 100.0]
 
 
-def test_ten_thousand_buckets_take_a_fifth_of_a_second():
+def test_ten_thousand_buckets_take_half_a_second_at_most():
+    """Measured 0.05 s."""
     plan = [prompt(batch, 8 * n) for batch in range(1, 51) for n in range(1, 101)]
     plan += [decode(batch, 64 * n) for batch in range(1, 51) for n in range(1, 101)]
     device = SimulatedDevice(sum(bucket.tokens for bucket in plan) // 2, tokens_of(1))
-    spent = []
-    for _ in range(3):
-        begin = time.process_time()
-        outcome = capture(device, plan, 0, ALL)
-        spent.append(time.process_time() - begin)
+    outcome = capture(device, plan, 0, ALL)
     assert len(plan) == sum(phase.candidates for phase in outcome.phases) == 10_000
-    assert min(spent) <= 0.2
+    assert least_cpu_seconds(lambda: capture(device, plan, 0, ALL), 3) < 0.5

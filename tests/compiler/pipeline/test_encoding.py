@@ -103,7 +103,11 @@ def test_a_compile_says_what_came_from_the_store(folder: Path, embedding: llmc.L
 
 @pytest.mark.parametrize(
     ("device", "dtype", "quantize", "quality"),
-    [("openvino", "bf16", "none", "bf16"), ("openvino", "f32", "int8", "int8"), ("onnxruntime", "f32", "int8", "int8")],
+    [
+        pytest.param("openvino", "bf16", "none", "bf16", marks=pytest.mark.full),
+        ("openvino", "f32", "int8", "int8"),
+        ("onnxruntime", "f32", "int8", "int8"),
+    ],
 )
 def test_smaller_formats_stay_within_their_limits(
     folder: Path, embedding: llmc.LLM, device: str, dtype: str, quantize: str, quality: str

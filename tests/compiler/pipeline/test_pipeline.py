@@ -55,6 +55,7 @@ from llmc.runtime.llm import BundleLLM
 from llmc.testing.toy import DECODE, EOS, PROMPT, VOCAB, toy_plan, write_toy
 from tests.artifacts.helpers import Faults, child, files_below, finish, flip
 from tests.devices import Replay, noting, use, wrong_for
+from tests.timing import PATIENCE_S
 from tests.toy import Toy, greedy
 
 BUCKETS = len(PROMPT) + len(DECODE)
@@ -260,7 +261,7 @@ def test_a_dry_run_builds_nothing_and_says_what_is_cached(toy: Toy) -> None:
 
 def test_jobs_compile_at_the_same_time_to_the_same_bundle(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
     toy.compile()
-    together, crowd = threading.Barrier(3, timeout=10), threading.Semaphore(3)
+    together, crowd = threading.Barrier(3, timeout=PATIENCE_S), threading.Semaphore(3)
 
     def meet(lowered: Lowered, shape: Shape, fields: dict[str, Any]) -> dict[str, Any]:
         if crowd.acquire(blocking=False):
@@ -317,7 +318,7 @@ def test_an_interrupt_ends_the_processes_that_compile_at_once(
     assert not toy.bundle.exists()
 
 
-LONG_S = 60
+LONG_S = 600
 
 
 def interrupt_all_and_go_on(*_: object) -> Executable:
@@ -644,7 +645,7 @@ def test_a_failing_shape_takes_nothing_from_those_that_still_compile(toy: Toy, m
 
     def fail_or_wait(lowered: Lowered, shape: Shape, fields: dict[str, Any]) -> dict[str, Any]:
         if shape == toy_first:
-            failing.wait(10)
+            failing.wait(PATIENCE_S)
             raise CompileError("refused")
         failing.set()
         time.sleep(0.2)

@@ -23,21 +23,22 @@ from llmc.compiler.targets.declared import TARGETS
 from llmc.errors import ArtifactError, DeviceError, InputError
 from llmc.settings import Settings
 from llmc.testing.toy import toy_plan, write_toy
-from tests.farm import Farm, install
+from tests.farm import Farm, cluster
+from tests.timing import PATIENCE_S
+
+__all__ = ["cluster"]
 
 BUCKETS = 11
 
 
 @pytest.fixture(scope="module")
-def farm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Farm]:
-    """Two nodes of one CPU."""
-    folder = install(tmp_path_factory.mktemp("farmed"))
+def farm(cluster: Farm) -> Iterator[Farm]:
+    """The cluster, whose device this process knows."""
     with pytest.MonkeyPatch.context() as here:
-        here.syspath_prepend(folder)
-        here.setenv("FARMED", str(folder))
+        here.syspath_prepend(cluster.farmed)
+        here.setenv("FARMED", str(cluster.farmed))
         forget()
-        with Farm.running(folder) as made:
-            yield made
+        yield cluster.take()
     forget()
 
 
@@ -73,6 +74,7 @@ def compile_(farm: Farm, tmp_path: Path) -> Compile:
     return Compile(farm, tmp_path)
 
 
+@pytest.mark.full
 def test_a_cluster_makes_the_bytes_that_this_host_makes(compile_: Compile) -> None:
     assert compile_("ray").built == BUCKETS
     compile_("local", executor=None, address=None)
@@ -80,20 +82,23 @@ def test_a_cluster_makes_the_bytes_that_this_host_makes(compile_: Compile) -> No
     assert compile_("ray").reused == BUCKETS
 
 
+@pytest.mark.full
 def test_a_worker_that_is_killed_while_it_compiles_is_replaced(compile_: Compile) -> None:
     (compile_.farm.farmed / "die").touch()
     assert compile_().built == BUCKETS
     assert not (compile_.farm.farmed / "die").exists()
 
 
+@pytest.mark.full
 def test_a_straggler_is_tried_on_another_worker(compile_: Compile, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(farming.RayExecutor.__init__, "__defaults__", (None, 0.5))
     (compile_.farm.farmed / "wait").touch()
     began = time.monotonic()
     assert compile_().built == BUCKETS
-    assert time.monotonic() - began < 50
+    assert time.monotonic() - began < 300
 
 
+@pytest.mark.full
 def test_a_node_of_another_toolchain_is_named_and_not_used(compile_: Compile, caplog: pytest.LogCaptureFixture) -> None:
     with (
         caplog.at_level(logging.WARNING),
@@ -117,6 +122,7 @@ sys.meta_path.insert(0, Finder())
 OLDER = "import llmc.version; llmc.version.__version__ = '0.0.9'"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("begin", "why"),
     [
@@ -133,6 +139,7 @@ def test_a_node_without_llmc_or_with_another_is_named(compile_: Compile, tmp_pat
         compile_()
 
 
+@pytest.mark.full
 def test_a_cluster_of_another_ray_is_named(compile_: Compile, monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
 
@@ -142,6 +149,7 @@ def test_a_cluster_of_another_ray_is_named(compile_: Compile, monkeypatch: pytes
         compile_()
 
 
+@pytest.mark.full
 def test_a_node_without_the_device_or_the_features_that_it_claims_is_named(compile_: Compile) -> None:
     with (
         compile_.farm.node(FARMED_LACKS="no card is there", labels={"llmc-device": "farmed"}),
@@ -155,11 +163,13 @@ def test_a_node_without_the_device_or_the_features_that_it_claims_is_named(compi
         compile_("features")
 
 
+@pytest.mark.full
 def test_a_cluster_without_the_memory_that_is_asked_for_says_so(compile_: Compile) -> None:
     with pytest.raises(DeviceError, match=f"less than {1 << 50} bytes of memory for tasks"):
         compile_(worker_memory=1 << 50)
 
 
+@pytest.mark.full
 def test_workers_publish_to_a_remote_that_is_trusted_here_or_not(compile_: Compile, tmp_path: Path) -> None:
     remote = tmp_path / "remote"
     with pytest.raises(ArtifactError, match=r"a worker published it to .*LLMC_ALLOW_UNSIGNED"):
@@ -172,6 +182,7 @@ def test_workers_publish_to_a_remote_that_is_trusted_here_or_not(compile_: Compi
     assert made.built + made.reused == BUCKETS
 
 
+@pytest.mark.full
 def test_an_interrupt_keeps_what_is_done_and_ends_what_runs(compile_: Compile, tmp_path: Path) -> None:
     (compile_.farm.farmed / "wait").touch()
     command = [
@@ -188,7 +199,7 @@ def test_an_interrupt_keeps_what_is_done_and_ends_what_runs(compile_: Compile, t
         assert line, told
         told += line
     child.send_signal(signal.SIGINT)
-    told += child.communicate(timeout=30)[1]
+    told += child.communicate(timeout=PATIENCE_S)[1]
     assert child.returncode == 130 and "Traceback" not in told, told
     assert len(Store(tmp_path / "store").entries("executable")) == 5
 

@@ -24,10 +24,10 @@ from llmc.errors import InputError, OverloadedError
 from llmc.runtime.confined.limits import Limits
 from llmc.runtime.confined.pool import JobError, LimitError, Pool, _Child
 from tests.artifacts.helpers import REPO
+from tests.timing import PATIENCE_S, until
 
 LIMITS = Limits(seconds=0.3, memory_bytes=64 << 20, stack_bytes=1 << 20, workers=2, waiting=2)
 WORK = "tests.runtime.confined.work:open_work"
-PATIENCE_S = 10.0
 
 
 @pytest.fixture(scope="module")
@@ -41,13 +41,6 @@ def family(pool: Pool) -> list[psutil.Process]:
     """The nursery and its children."""
     nursery = psutil.Process(pool.pid)
     return [nursery, *nursery.children(recursive=True)]
-
-
-def until(condition: Any) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.005)
 
 
 def test_a_job_gets_and_gives_json(pool):
@@ -147,17 +140,19 @@ def test_what_a_job_freed_is_given_back_and_its_child_goes_on():
         pool.close()
 
 
-def test_children_beside_the_first_end_when_there_is_nothing_to_do():
+def test_children_beside_the_first_end_when_there_is_nothing_to_do(tmp_path: Path):
     pool = Pool(WORK, {"greeting": ""}, replace(LIMITS, idle_s=0.1))
 
-    async def crowd() -> None:
-        await asyncio.gather(*(pool.arun(["sleep", 0.1], _value) for _ in range(2)))
+    async def crowd(go: Path) -> None:
+        jobs = [asyncio.ensure_future(pool.arun(["wait for", str(go)], _value)) for _ in range(2)]
+        await asyncio.to_thread(until, lambda: len(family(pool)) == 3)
+        go.touch()
+        await asyncio.gather(*jobs)
 
     try:
         first = pool.run(["echo", 1]).value[2]
-        for _ in range(2):
-            asyncio.run(crowd())
-            assert len(family(pool)) == 3
+        for turn in range(2):
+            asyncio.run(crowd(tmp_path / f"go{turn}"))
             until(lambda: [p.pid for p in family(pool)[1:]] == [first])
         time.sleep(0.3)
         assert pool.run(["echo", 1]).value[2] == first
@@ -205,18 +200,14 @@ def test_jobs_on_a_loop_run_side_by_side_and_wait_in_turn(pool):
 
 def test_cancelling_kills_the_child_and_gives_its_place_on(pool):
     async def work() -> None:
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        spinning = [asyncio.ensure_future(pool.arun(["sleep", 60], _value)) for _ in range(2)]
+        sleeping = [asyncio.ensure_future(pool.arun(["sleep", 600], _value)) for _ in range(2)]
         waiting = [asyncio.ensure_future(pool.arun(["echo", i], _value)) for i in range(2)]
-        await asyncio.sleep(0.05)
+        await asyncio.to_thread(until, lambda: len(family(pool)) == 3 and len(pool._queue) == 2)
         busy = {p.pid for p in family(pool)[1:]}
-        assert len(busy) == 2
         waiting[0].cancel()
-        for task in spinning:
+        for task in sleeping:
             task.cancel()
-        assert (await waiting[1])[1] == 1
-        assert loop.time() - began < PATIENCE_S
+        assert (await asyncio.wait_for(waiting[1], PATIENCE_S))[1] == 1
         until(lambda: not busy & {p.pid for p in family(pool)[1:]})
         assert pool._busy == 0 and not pool._queue
 
@@ -260,12 +251,12 @@ def test_no_process_remains_when_the_parent_is_killed(tmp_path: Path):
         import os, threading, time
         from llmc.runtime.confined.limits import Limits
         from llmc.runtime.confined.pool import Pool
-        pool = Pool("{WORK}", {{"greeting": ""}}, Limits(seconds=60))
+        pool = Pool("{WORK}", {{"greeting": ""}}, Limits(seconds=600))
         threading.Thread(target=lambda: pool.run(["spin"]), daemon=True).start()
         pid = pool.run(["echo", 1]).value[2]
         while len(os.listdir("/proc/self/task")) < 2: pass
         print(pool.pid, flush=True)
-        time.sleep(60)
+        time.sleep(600)
     """
     parent = subprocess.Popen([sys.executable, "-c", textwrap.dedent(program)], cwd=REPO, stdout=subprocess.PIPE)
     with parent:

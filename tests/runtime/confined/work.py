@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from llmc.errors import InputError
@@ -26,6 +27,9 @@ def open_work(greeting: str) -> Callable[[Any], Any]:
                     pass
             case ["sleep", seconds]:
                 return time.sleep(seconds)
+            case ["wait for", file]:
+                while not Path(file).exists():
+                    time.sleep(0.005)
             case ["memory", size]:
                 return len(bytearray(size))
             case ["keep", size]:

@@ -24,6 +24,7 @@ from llmc.runtime.engine.requests import Request, Update
 from llmc.runtime.engine.sampling import RequestOutputKind, SamplingParams
 from llmc.runtime.startup.opening import EngineOptions, open_executor, open_generator
 from tests.devices import use, watching
+from tests.timing import PATIENCE_S
 from tests.toy import Toy
 
 
@@ -44,7 +45,7 @@ class Gate:
     def _pass(self, step: object) -> None:
         if not self._free.is_set():
             self.waiting.set()
-            assert self._steps.acquire(timeout=20)
+            assert self._steps.acquire(timeout=PATIENCE_S)
         if self.failing is not None:
             raise self.failing
 
@@ -80,7 +81,7 @@ async def running(toy: Toy, queue: int | None = None, observer: Observer | None 
     try:
         yield engine
     finally:
-        assert await asyncio.to_thread(engine.close, 10)
+        assert await asyncio.to_thread(engine.close, PATIENCE_S)
 
 
 def asked(name: str, prompt: list[int] | None = None, params: SamplingParams | None = None) -> Request:
@@ -92,13 +93,13 @@ async def tokens_of(stream: Stream) -> list[int]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while not condition():
             await asyncio.sleep(0.002)
 
 
 def run(test: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(test, 30))
+    asyncio.run(asyncio.wait_for(test, 2 * PATIENCE_S))
 
 
 def test_many_at_once_get_what_each_gets_alone(toy: Toy, trusted: ToyReference) -> None:
@@ -224,7 +225,7 @@ def test_a_drain_finishes_what_was_accepted_and_refuses_the_rest(toy: Toy, gate:
     async def test() -> None:
         async with running(toy) as engine:
             streams = [engine.submit(asked(str(i))) for i in range(6)]
-            draining = asyncio.create_task(engine.drain(20))
+            draining = asyncio.create_task(engine.drain(PATIENCE_S))
             await until(lambda: engine.draining)
             with pytest.raises(OverloadedError, match="shutting down"):
                 engine.submit(asked("late"))
@@ -239,9 +240,10 @@ def test_a_drain_that_takes_too_long_cancels_the_rest(toy: Toy, gate: Gate) -> N
     async def test() -> None:
         async with running(toy) as engine:
             streams = [engine.submit(asked(str(i), None, greedy(25))) for i in range(2)]
-            draining = asyncio.create_task(engine.drain(0.05))
             await until(gate.waiting.is_set)
-            await asyncio.sleep(0.1)
+            asked_so_far = len(engine._commands)
+            draining = asyncio.create_task(engine.drain(0.05))
+            await until(lambda: len(engine._commands) == asked_so_far + 2)  # the time is up: both are to be cancelled
             gate.open()
             assert await draining == 2
             for stream in streams:
@@ -272,7 +274,7 @@ def test_an_engine_that_fails_tells_everyone(toy: Toy, gate: Gate, caplog: pytes
 def test_a_closed_engine_takes_nothing(toy: Toy) -> None:
     async def test() -> None:
         async with running(toy) as engine:
-            engine.close(10)
+            engine.close(PATIENCE_S)
             with pytest.raises(EngineDeadError, match="closed"):
                 engine.submit(asked("late"))
 
@@ -284,8 +286,8 @@ def test_closing_ends_streams_that_are_read(toy: Toy, gate: Gate) -> None:
         async with running(toy) as engine:
             stream = engine.submit(asked("a", None, greedy(25)))
             await until(gate.waiting.is_set)
-            closing = asyncio.create_task(asyncio.to_thread(engine.close, 10))
-            await asyncio.sleep(0.02)
+            closing = asyncio.create_task(asyncio.to_thread(engine.close, PATIENCE_S))
+            await until(lambda: engine._closing)
             gate.open()
             assert await closing
             with pytest.raises(EngineDeadError):
@@ -344,7 +346,7 @@ class Blocking(Observer):
 
     def stepped(self, record: StepRecord) -> None:
         self.told += 1
-        assert self.free.wait(20)
+        assert self.free.wait(PATIENCE_S)
         if self.failing is not None:
             raise self.failing
 

@@ -33,10 +33,10 @@ from llmc.runtime.hybrid.wire import Frames
 from llmc.runtime.hybrid.worker import PrefillWorker
 from llmc.testing.toy import VOCAB
 from tests.tiers import examples
+from tests.timing import PATIENCE_S, until
 from tests.toy import Toy
 
 SEQS = 4
-WAIT_S = 10.0
 GREEDY = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)
 
 
@@ -59,13 +59,6 @@ def engine_of(toy: Toy, connect: Callable[[Facts], RemotePrefiller]) -> Engine:
     bundle = Bundle.open(toy.bundle)
     executor = open_executor(bundle, SEQS + 1)
     return Engine(bundle.plan, executor, VOCAB, min_prefix=2, prefiller=connect(Facts.of(bundle, executor)))
-
-
-def until(condition: Callable[[], bool]) -> None:
-    ends = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < ends
-        time.sleep(0.002)
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +121,7 @@ def test_a_client_that_takes_nothing_bounds_what_is_computed_and_kept(toys: dict
     assert server.served < 50 or len(slow._asked) == 48, "small frames fit the sockets, but not the client's memory"
     numbers: list[int] = []
     while len(numbers) < 50:
-        assert slow.wait(WAIT_S)
+        assert slow.wait(PATIENCE_S)
         numbers += [one.number for one in slow.take(1)]
     assert numbers == list(range(50))
     slow.close()
@@ -143,7 +136,7 @@ def test_a_cancelled_prompt_never_comes(toys: dict[str, Toy], facts: Facts) -> N
     until(lambda: client.has_news)
     for number in range(4):
         client.cancel(number)
-    assert client.wait(WAIT_S)
+    assert client.wait(PATIENCE_S)
     assert [one.number for one in client.take(8)] == [4]
     client.close()
     server.close()
@@ -172,7 +165,7 @@ def test_a_server_that_does_not_know_the_key_gets_no_prompt(facts: Facts) -> Non
         frames.send({"kind": "hello", "version": wire.VERSION, "nonce": "0" * 64, "keyed": True})
         frames.receive()
         frames.send({"kind": "welcome", "proof": "f" * 64, "facts": facts.to_json(), "bound": 1})
-        assert frames.receive(WAIT_S) is None
+        assert frames.receive(PATIENCE_S) is None
         frames.release()
 
     thread = threading.Thread(target=replay)
@@ -206,7 +199,7 @@ def test_what_was_not_answered_is_asked_for_again_when_the_server_is_back(
     toys: dict[str, Toy], trusted: ToyReference
 ) -> None:
     server, address = serve(toys["static"])
-    engine = engine_of(toys["static"], lambda mine: RemotePrefiller(address, mine, patience_s=WAIT_S))
+    engine = engine_of(toys["static"], lambda mine: RemotePrefiller(address, mine, patience_s=PATIENCE_S))
     client = engine.prefiller
     assert isinstance(client, RemotePrefiller)
     server.close()
@@ -368,7 +361,7 @@ def server(toys: dict[str, Toy]) -> Iterator[tuple[PrefillServer, Address]]:
 def still_serves(address: Address, facts: Facts) -> bool:
     client = RemotePrefiller(address, facts)
     client.submit(0, [1, 2, 3])
-    assert client.wait(WAIT_S)
+    assert client.wait(PATIENCE_S)
     [one] = client.take(1)
     client.close()
     return isinstance(one, Prefilled)
@@ -403,7 +396,7 @@ def test_a_client_that_sends_anything_else_is_cut_off_and_others_are_served(
 ) -> None:
     with entered(server[1]) as frames:
         frames.send(header, payload)
-        assert frames.receive(WAIT_S) is None
+        assert frames.receive(PATIENCE_S) is None
     assert still_serves(server[1], facts)
 
 
@@ -413,7 +406,7 @@ def test_a_prompt_number_that_is_in_use_is_refused(server: tuple[PrefillServer, 
             for _ in range(64):  # some answers may come before the same number does again
                 frames.send(PROMPT, IDS)
         with suppress(wire.WireError, OSError):  # the connection may end within an answer
-            while frames.receive(WAIT_S) is not None:
+            while frames.receive(PATIENCE_S) is not None:
                 frames.skip(1 << 20)
     assert still_serves(server[1], facts)
 
@@ -441,7 +434,7 @@ def test_the_server_is_as_before_after_all_that(server: tuple[PrefillServer, Add
 def test_connections_that_say_nothing_are_bounded_and_given_up(
     toys: dict[str, Toy], facts: Facts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("llmc.runtime.hybrid.handshake.HANDSHAKE_S", 0.2)
+    monkeypatch.setattr("llmc.runtime.hybrid.handshake.HANDSHAKE_S", 1.0)
     monkeypatch.setattr("llmc.runtime.hybrid.server.MAX_CONNECTIONS", 3)
     made, address = serve(toys["static"])
     silent: Sequence[socket.socket] = [address.connect(1) for _ in range(3)]
@@ -461,7 +454,7 @@ def test_a_connection_that_is_lost_whenever_a_prompt_comes_is_not_tried_for_ever
     peer = Imposter(facts, lambda frames, header: frames.close())
     client = RemotePrefiller(peer.address, facts)
     client.submit(5, [1, 2, 3])
-    assert client.wait(WAIT_S)
+    assert client.wait(PATIENCE_S)
     [failed] = client.take(1)
     assert isinstance(failed, PrefillFailed) and failed.number == 5 and not failed.passing
     assert client.connections == remote.TRIES + 1

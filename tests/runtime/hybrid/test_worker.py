@@ -26,11 +26,11 @@ from llmc.runtime.hybrid.worker import PrefillWorker
 from llmc.runtime.llm import BundleLLM
 from llmc.testing.toy import VOCAB
 from tests.tiers import examples
+from tests.timing import PATIENCE_S
 from tests.toy import Toy
 
 PROPERTY = examples(30, database=None, derandomize=True)
 SEQS, LENGTH = 4, 32
-WAIT_S = 10.0
 KINDS = ("static", "exact", "ragged", "paged")
 
 
@@ -173,7 +173,7 @@ def test_a_server_engine_waits_for_the_prefill_side_and_goes_on_decoding_meanwhi
                 whole = trusted.greedy(given[place], 2 + place % 5)
                 assert found == (whole[: len(found)] if place % 7 == 3 else whole)
 
-    asyncio.run(asyncio.wait_for(test(), 30))
+    asyncio.run(asyncio.wait_for(test(), PATIENCE_S))
 
 
 def test_prefixes_are_reused_on_the_prefill_side(toys: dict[str, Toy]) -> None:
@@ -191,7 +191,7 @@ class Client:
         self.prompts = worker.client(bound)
 
     def take(self, most: int = 1) -> list[Prefilled | PrefillFailed]:
-        assert self.prompts.wait(WAIT_S)
+        assert self.prompts.wait(PATIENCE_S)
         return self.prompts.take(most)
 
 
@@ -220,7 +220,7 @@ def test_cancelled_prompts_never_come_and_leave_their_place(toys: dict[str, Toy]
     client = Client(worker, 1)
     for number in range(4):
         client.prompts.submit(number, [1, 2, number])
-    assert client.prompts.wait(WAIT_S)
+    assert client.prompts.wait(PATIENCE_S)
     for number in (0, 1, 2):
         client.prompts.cancel(number)
     [last] = client.take()
@@ -232,7 +232,7 @@ def test_prompts_of_a_lower_priority_go_first(toys: dict[str, Toy]) -> None:
     worker = worker_of(toys["static"])
     client = Client(worker, 1)
     client.prompts.submit(0, [1])
-    assert client.prompts.wait(WAIT_S)
+    assert client.prompts.wait(PATIENCE_S)
     client.prompts.submit(1, [2])
     client.prompts.submit(2, [3], priority=-1)
     assert [client.take()[0].number for _ in range(3)] == [0, 2, 1]

@@ -16,7 +16,7 @@ from llmc.runtime.confined.limits import Limits
 from llmc.runtime.text.confined_encoding import ConfinedEncoder
 from llmc.runtime.text.tokenizer import Tokenizer
 from llmc.testing import toy
-from tests.server.live import until
+from tests.timing import until
 
 HOW: dict[str, Any] = {"most": 5, "add_special_tokens": True, "shortened": True}
 
@@ -36,6 +36,11 @@ async def encoder(read: Callable[[], bytes] = _file, **options: Any) -> AsyncIte
 
 def processes() -> list[int]:
     return [one.pid for one in psutil.Process().children(recursive=True)]
+
+
+def cpu_seconds() -> float:
+    """What these processes have computed for."""
+    return sum(one.cpu_times().user for one in psutil.Process().children(recursive=True))
 
 
 @pytest.mark.parametrize("most", [None, 3, 100_000])
@@ -114,8 +119,9 @@ def test_who_leaves_takes_the_child_along() -> None:
     async def asked() -> None:
         async with encoder() as opened:
             await opened.encode_each(["a"], **HOW)
+            spent = cpu_seconds()
             waiting = asyncio.ensure_future(opened.encode_each(["abc " * 1_000_000], **HOW))
-            await asyncio.sleep(0.2)
+            await asyncio.to_thread(until, lambda: cpu_seconds() > spent + 0.05)
             busy = set(processes())
             waiting.cancel()
             with pytest.raises(asyncio.CancelledError):

@@ -17,8 +17,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from llmc.cpus import shares, usable_cpus
 from llmc.runtime.bundle import Bundle
-from tests.server.live import toy_bundle, until
+from tests.server.live import toy_bundle
 from tests.server.process import Process
+from tests.timing import until
 
 pytestmark = pytest.mark.skipif(usable_cpus() < 2, reason="replicas need a CPU each, and this host gives one")
 

@@ -12,6 +12,7 @@ import pytest
 
 from llmc.server.telemetry import background_file
 from llmc.server.telemetry.background_file import BackgroundFile
+from tests.timing import PATIENCE_S
 
 
 def opened(path: Path, **more: object) -> BackgroundFile[int]:
@@ -88,7 +89,7 @@ def test_a_disk_that_hangs_holds_nobody_up(
     disk.gate.clear()
     file = opened(tmp_path / "f")
     file.put(-1)
-    assert disk.reached.wait(10)
+    assert disk.reached.wait(PATIENCE_S)
     for i in range(150):
         file.put(i)
     assert file.lost == 50
@@ -102,7 +103,7 @@ def test_nothing_waits_longer_than_the_period(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(background_file, "PERIOD_S", 0.01)
     file = opened(tmp_path / "f")
     file.put(1)
-    assert disk.reached.wait(10)
+    assert disk.reached.wait(PATIENCE_S)
     file.close()
 
 

@@ -73,6 +73,7 @@ def run(package: Package) -> Run:
     return package.open("decode", torch.device("cpu"))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("slots", [1, 2, 7])
 def test_a_package_gives_what_its_program_gives_and_writes_the_cache_in_place(
     slots: int, package: Package, run: Run, opened: Bundle, decode: Executable
@@ -98,6 +99,7 @@ def test_a_package_gives_what_its_program_gives_and_writes_the_cache_in_place(
     assert not torch.equal(kept[:, :live, 5], torch.zeros_like(kept[:, :live, 5]))
 
 
+@pytest.mark.full
 def test_a_package_has_no_weights_and_no_path_of_the_compiles_folder(package: Package, opened: Bundle) -> None:
     import mmap
 

@@ -133,14 +133,14 @@ def test_a_compiler_that_fails_leaves_no_bundle_and_its_log(
     lpu: LpuHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: str, message: str
 ) -> None:
     failing = replace(lpu, store=Store(tmp_path / "store"))
-    monkeypatch.setenv("FAKE_HYPERDEX", failure)
-    if failure.startswith("hang"):
-        monkeypatch.setattr(build, "COMPILE_S", 0.5)
-    with pytest.raises(CompileError, match=message):
-        failing.compile(tmp_path / "failed", max_model_len=32)
+    with monkeypatch.context() as patch:
+        patch.setenv("FAKE_HYPERDEX", failure)
+        if failure.startswith("hang"):
+            patch.setattr(build, "COMPILE_S", 0.5)
+        with pytest.raises(CompileError, match=message):
+            failing.compile(tmp_path / "failed", max_model_len=32)
     assert not (tmp_path / "failed").exists()
     assert len(logs()) == (failure != "nothing:compile")
-    monkeypatch.delenv("FAKE_HYPERDEX")
     failing.compile(tmp_path / "failed", max_model_len=32)
     assert (tmp_path / "failed").exists()
 

@@ -21,6 +21,12 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 @pytest.fixture
+def seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To be named before `witness`, which then looks when it is asked, and not meanwhile."""
+    monkeypatch.setattr(processes, "LOOK_S", 600.0)
+
+
+@pytest.fixture
 def witness() -> Iterator[ProcessWitness]:
     witness = ProcessWitness()
     witness.start()
@@ -44,8 +50,9 @@ def test_nothing_is_seen_where_nothing_starts(witness: ProcessWitness) -> None:
 
 def test_a_subprocess_is_seen_once_by_its_program(witness: ProcessWitness) -> None:
     subprocess.run([sys.executable, "-c", "secret = 1"], check=True)
-    with subprocess.Popen(["/bin/sleep", "0.1"]):
+    with subprocess.Popen(["/bin/sleep", "600"]) as process:
         time.sleep(2 * processes.LOOK_S)
+        process.kill()
     assert list(witness.what()) == [f"{Path(sys.executable).name} -c", "sleep"]
 
 
@@ -73,7 +80,7 @@ def test_what_a_fork_starts_is_not_told_to_the_locks_that_it_copied(witness: Pro
     os.close(write)
 
 
-def test_a_process_that_did_not_start_hides_no_other(witness: ProcessWitness) -> None:
+def test_a_process_that_did_not_start_hides_no_other(seldom: None, witness: ProcessWitness) -> None:
     with pytest.raises(FileNotFoundError):
         os.posix_spawn("/missing/ptxas", ["ptxas"], {})
     assert list(witness.what()) == ["ptxas"]
@@ -82,7 +89,7 @@ def test_a_process_that_did_not_start_hides_no_other(witness: ProcessWitness) ->
 
 
 @linux
-def test_what_native_code_starts_and_waits_for_is_seen(witness: ProcessWitness) -> None:
+def test_what_native_code_starts_and_waits_for_is_seen(seldom: None, witness: ProcessWitness) -> None:
     LIBC.system(b"true")
     assert list(witness.what()) == [ENDED]
 
@@ -100,7 +107,7 @@ def test_what_native_code_starts_is_named_while_it_runs(witness: ProcessWitness)
 
 @linux
 def test_what_native_code_starts_between_two_looks_is_named_by_the_next(witness: ProcessWitness) -> None:
-    LIBC.system(b"sleep 0.1")
+    LIBC.system(b"sleep 1")
     assert list(witness.what()) == ["sh -c sleep"]
 
 

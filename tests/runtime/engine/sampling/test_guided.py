@@ -27,6 +27,7 @@ from llmc.runtime.engine.sampling import (
 from llmc.runtime.engine.sampling.guided import MAX_GRAMMARS, ConstraintFactory, GrammarConstraint
 from llmc.runtime.text.tokenizer import Tokenizer
 from llmc.testing.toy import BYTES, EOS, VOCAB, tokenizer_json
+from tests.timing import until
 
 PERSON = {
     "type": "object",
@@ -366,14 +367,15 @@ def test_on_a_loop_equal_grammars_are_compiled_once_and_cancelled_with_the_last(
         assert len(jobs) == 1 and len({id(one._matcher) for one in masks}) == 8
         slow = StructuredOutputsParams(regex="".join(f"(p{i}|q{i})?" for i in range(12_000)))
         first, second = (asyncio.ensure_future(bounded.acompile(slow)) for _ in range(2))
-        await asyncio.sleep(0.05)
+        while bounded._pool._busy == 0:
+            await asyncio.sleep(0)
         first.cancel()
-        await asyncio.sleep(0.02)
-        assert len(bounded._pending) == 1 and bounded._pool._busy == 1
+        await asyncio.wait([first])
+        assert len(bounded._pending) == 1 and bounded._pool._busy == 1 and not second.done()
         second.cancel()
-        await asyncio.wait([first, second])
-        await asyncio.sleep(0.02)
-        assert not bounded._pending and bounded._pool._busy == 0 and len(jobs) == 2
+        await asyncio.wait([second])
+        await asyncio.to_thread(until, lambda: not bounded._pending and bounded._pool._busy == 0)
+        assert len(jobs) == 2
 
     asyncio.run(work())
 

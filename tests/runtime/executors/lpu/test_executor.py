@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from llmc.runtime.executors.lpu.executor import LpuExecutor
 from llmc.runtime.llm import BundleLLM
 from tests.compiler import tiny
 from tests.hyperdex import CASE, LENGTH, LpuHost, another_version
+from tests.timing import PATIENCE_S
 
 PROMPTS = [[5, 80, 3, 200, 17, 9, 9, 31, 4], [7], list(range(40, 66))]
 GREEDY = {"temperature": 0, "top_p": 1.0, "top_k": 0, "repetition_penalty": 1.0}
@@ -195,10 +195,7 @@ def test_the_process_ends_with_the_one_that_started_it(lpu: LpuHost) -> None:
     with BundleLLM(lpu.open()) as llm:
         process = llm.executor._hyperdex._process  # type: ignore[attr-defined]
         process.stdin.close()
-        end = time.monotonic() + 5
-        while process.poll() is None and time.monotonic() < end:
-            time.sleep(0.01)
-        assert process.poll() == 0
+        assert process.wait(PATIENCE_S) == 0
 
 
 def test_bundles_say_what_is_in_them(lpu: LpuHost) -> None:

@@ -6,6 +6,7 @@ import ctypes
 import mmap
 import re
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -19,17 +20,37 @@ from tests.compiler.targets.onnxruntime.kernels.host import EMULATED, EMULATIONS
 Array = NDArray[Any]
 LANES, PAGE = 16, mmap.PAGESIZE
 _FLAGS = {"emulated": EMULATIONS["amx-int8"], "real": (*build.TARGETS["amx-int8"], "-mavxvnni")}
-REAL = [pytest.param("real", marks=pytest.mark.full)] if {"avx512_vnni", "avx_vnni"} <= {*cpu_features()} else []
+REAL: list[Any] = (
+    [pytest.param("real", marks=pytest.mark.full)] if {"avx512_vnni", "avx_vnni"} <= {*cpu_features()} else []
+)
 ODD = [0.0, -0.0, np.inf, -np.inf, np.nan, 1e-45, -1e-45, 1.17e-38, 3.4e38, -3.4e38, 0.5, 1.5, 2.5, -2.5, 65519.0,
        65520.0, 65504.0, 6e-8, 3e-8, 2.0**31, -(2.0**31), 1.0, -1.0, 126.0, -149.0, 127.5, 400.0, -400.0]  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=["emulated", *REAL])
-def probe(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build, "SOURCE", EMULATED)
-        patch.setitem(build.TARGETS, "probe", _FLAGS[request.param])
-        return ctypes.CDLL(str(build.build(tmp_path_factory.mktemp("probe"), "probe")))
+KINDS = ["emulated", *REAL]
+TILED = KINDS if may_tile() else ["emulated"]
+
+
+@pytest.fixture(scope="module")
+def probes(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], ctypes.CDLL]:
+    @cache
+    def of(kind: str) -> ctypes.CDLL:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(build, "SOURCE", EMULATED)
+            patch.setitem(build.TARGETS, "probe", _FLAGS[kind])
+            return ctypes.CDLL(str(build.build(tmp_path_factory.mktemp("probe"), "probe")))
+
+    return of
+
+
+@pytest.fixture(params=KINDS)
+def probe(request: pytest.FixtureRequest, probes: Callable[[str], ctypes.CDLL]) -> ctypes.CDLL:
+    return probes(request.param)
+
+
+@pytest.fixture(params=TILED)
+def tiles(request: pytest.FixtureRequest, probes: Callable[[str], ctypes.CDLL]) -> ctypes.CDLL:
+    return probes(request.param)
 
 
 def call(probe: ctypes.CDLL, name: str, *given: Array, mask: int = 0, out: Array) -> Array:
@@ -199,11 +220,7 @@ def test_what_is_beyond_a_byte_is_the_largest_or_least(probe: ctypes.CDLL) -> No
 
 @pytest.mark.parametrize(("rows", "depth", "columns"), [(16, 64, 16), (5, 32, 16), (16, 4, 3)])
 @pytest.mark.parametrize("signed", [True, False])
-def test_tiles_multiply_bytes(
-    probe: ctypes.CDLL, request: pytest.FixtureRequest, rows: int, depth: int, columns: int, signed: bool
-) -> None:
-    if "real" in request.node.name and not may_tile():
-        pytest.skip("this CPU, or its system, has no tiles")
+def test_tiles_multiply_bytes(tiles: ctypes.CDLL, rows: int, depth: int, columns: int, signed: bool) -> None:
     random = np.random.default_rng(rows)
     a, b = (random.integers(0, 256, (16, 64)).astype(np.uint8) for _ in range(2))
     shapes = np.zeros(64, np.uint8)
@@ -212,7 +229,7 @@ def test_tiles_multiply_bytes(
         shapes[48 + tile] = many
         shapes[16 + 2 * tile] = wide
     before = random.integers(-9, 9, (16, 16)).astype(np.int32)
-    found = call(probe, "tile_dots", a, b, shapes, mask=int(not signed), out=before.copy())
+    found = call(tiles, "tile_dots", a, b, shapes, mask=int(not signed), out=before.copy())
     given = a[:rows, :depth].view(np.int8).astype(np.int64)
     other = b[: depth // 4, : 4 * columns].reshape(depth // 4, columns, 4).transpose(0, 2, 1).reshape(depth, columns)
     wanted = before.copy()
@@ -221,9 +238,7 @@ def test_tiles_multiply_bytes(
 
 
 @pytest.mark.parametrize(("rows", "depth"), [(16, 32), (3, 6)])
-def test_tiles_multiply_bfloat16(probe: ctypes.CDLL, request: pytest.FixtureRequest, rows: int, depth: int) -> None:
-    if "real" in request.node.name and not may_tile():
-        pytest.skip("this CPU, or its system, has no tiles")
+def test_tiles_multiply_bfloat16(tiles: ctypes.CDLL, rows: int, depth: int) -> None:
     random = np.random.default_rng(rows)
     a, b = ((random.normal(0, 1, (16, 32)) * 2.0 ** random.integers(-8, 8, (16, 32))).astype(np.float32) for _ in "ab")
     a[0, :4], b[:, 0] = [1e-30, np.inf, np.nan, 0], 1e-30  # products that are zero, infinite, or none
@@ -235,7 +250,7 @@ def test_tiles_multiply_bfloat16(probe: ctypes.CDLL, request: pytest.FixtureRequ
         shapes[16 + 2 * tile] = wide
     before = random.normal(0, 1, (16, 16)).astype(np.float32)
     before[1:3] = 0
-    found = call(probe, "tile_bf16", to_bf16(a), to_bf16(b), shapes, out=before.copy())
+    found = call(tiles, "tile_bf16", to_bf16(a), to_bf16(b), shapes, out=before.copy())
     given, other = ((to_bf16(x).astype(np.uint32) << 16).view(np.float32) for x in (a, b))
     wanted = before.copy()
     with np.errstate(all="ignore"):

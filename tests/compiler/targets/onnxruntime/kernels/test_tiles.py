@@ -53,6 +53,7 @@ def attention(library: Path) -> NDArray[np.float32]:
     return made
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("made", [product, prompts, attention], ids=lambda made: made.__name__)
 def test_where_tiles_are_refused_the_same_bits_are_made_without(
     tmp_path: Path, made: Callable[[Path], NDArray[np.float32]]
