@@ -12,6 +12,7 @@ import llmc
 from llmc.testing.toy import write_toy
 from tests.compiler import tiny
 from tests.hyperdex import CASE, LpuHost, lpu
+from tests.tiers import default_cases
 
 __all__ = ["lpu"]
 
@@ -22,6 +23,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return write_toy(tmp_path / "toy", positions=128)
 
 
+@default_cases(1)
 @pytest.mark.parametrize("gpus", [None, "2"])
 def test_the_lpu_guides_example(
     gpus: str | None, lpu: LpuHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -37,6 +37,7 @@ from llmc.runtime.step import exact
 from llmc.server.events import Ready, Retired, SwapRefused
 from tests.server.live import Live
 from tests.server.process import Process
+from tests.tiers import default_cases, full
 from tests.timing import until
 
 pytestmark = pytest.mark.real_weights
@@ -174,6 +175,7 @@ def groups() -> list[list[int]]:
     return [[order[(start + i) % len(order)] for i in range(size)] for size, start in enumerate(starts, 2)]
 
 
+@full
 def test_64_greedy_tokens_of_20_prompts_in_ragged_batches_of_every_size_are_those_of_transformers(
     exact_bundle: Path, transformers: Checked
 ) -> None:
@@ -192,6 +194,7 @@ def test_64_greedy_tokens_of_20_prompts_in_ragged_batches_of_every_size_are_thos
     assert transformers.ties <= 2, "a tie is rare"
 
 
+@full
 def test_prompts_alone_are_answered_as_transformers_does(exact_bundle: Path, transformers: Checked) -> None:
     """64 tokens of every fifth, 24 of the others: the batches before had 64 of each."""
     with BundleLLM(exact_bundle) as llm:
@@ -203,6 +206,7 @@ def test_prompts_alone_are_answered_as_transformers_does(exact_bundle: Path, tra
             transformers.require_greedy(output.prompt_token_ids, tokens, f"prompt {i} alone")
 
 
+@full
 def test_decoding_with_transformers_own_cache_gives_the_same(exact_bundle: Path, transformers: Checked) -> None:
     with BundleLLM(exact_bundle) as llm:
         (output,) = llm.generate([PROMPTS[18]], replace(GREEDY, max_tokens=SHORT))
@@ -212,6 +216,7 @@ def test_decoding_with_transformers_own_cache_gives_the_same(exact_bundle: Path,
 # Speculation
 
 
+@full
 def test_greedy_text_with_drafts_is_the_models_in_fewer_steps(exact_bundle: Path, transformers: Checked) -> None:
     drafts = {"method": "ngram", "num_speculative_tokens": 4}
     with BundleLLM(exact_bundle, keep_steps=True, speculative_config=drafts) as llm:
@@ -228,6 +233,7 @@ def test_greedy_text_with_drafts_is_the_models_in_fewer_steps(exact_bundle: Path
 # Continuous batching
 
 
+@full
 def test_requests_that_come_and_go_are_answered_as_each_alone(exact_bundle: Path, transformers: Checked) -> None:
     """Arrivals, cancels and priorities at random, prompts in chunks of 32 between decode steps, prefixes reused."""
     random = np.random.default_rng(5)
@@ -317,6 +323,7 @@ def test_a_copy_is_the_same_checkpoint(copy: Path) -> None:
     assert open_checkpoint(copy).digest() == open_checkpoint(DEMO).digest()
 
 
+@default_cases(2)
 @pytest.mark.parametrize("part", [0, 4, 9, 300, 5_000, 1_000_000, 0.1, 0.5, 0.9999])
 def test_a_flipped_bit_is_an_error_or_another_checkpoint_and_never_a_cache_hit(
     int8_bundle: Path, cache: Path, plan: Plan, copy: Path, part: float
@@ -358,6 +365,7 @@ def test_it_is_warmed_up_and_certified(exact_bundle: Path) -> None:
     assert (sessions.before, sessions.after) == (1, 0)
 
 
+@full
 def test_a_swap_loses_no_request_and_changes_no_text(exact_bundle: Path, tmp_path: Path) -> None:
     """Of a bundle that differs in its manifest alone: a stream across the swap, and answers before and after it."""
     other = tmp_path / "other"
@@ -387,6 +395,7 @@ def _proportional(pid: int) -> int:
     return sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:"))
 
 
+@full
 @pytest.mark.skipif(usable_cpus() < 2, reason="replicas need a CPU each, and this host gives one")
 def test_replicas_map_the_weights_once(int8_bundle: Path, tmp_path: Path) -> None:
     weights = Bundle.open(int8_bundle).files.path("weights").stat().st_size
@@ -401,6 +410,7 @@ def test_replicas_map_the_weights_once(int8_bundle: Path, tmp_path: Path) -> Non
     assert two < 2 * one - 0.8 * weights
 
 
+@full
 def test_tokens_stay_the_same_when_half_of_the_cpus_are_taken_away(int8_bundle: Path) -> None:
     """As a control group does: of threads that run already, for each of which there was a CPU before."""
     allowed = os.sched_getaffinity(0)

@@ -125,6 +125,8 @@ def test_the_default_tier_has_the_cases_that_a_mark_names(tmp_path: Path) -> Non
     checkout = Checkout(tmp_path, {"tests/test_some.py": textwrap.dedent(marked)})
     assert checkout.collected() == ["tests/test_some.py::test_some[a-1]", "tests/test_some.py::test_some[b-2]"]
     assert len(checkout.collected("-m", "")) == 6
+    checkout.write({"tests/test_some.py": textwrap.dedent(marked).replace('"a-1", "b-2"', "2")})
+    assert checkout.collected() == ["tests/test_some.py::test_some[a-1]", "tests/test_some.py::test_some[b-1]"]
     checkout.write({"tests/test_some.py": textwrap.dedent(marked).replace("a-1", "c").replace("b-2", "d")})
     assert "tests/test_some.py::test_some: default_cases names none of ['a-1', " in checkout.pytest()
 

@@ -1,8 +1,9 @@
 """The tiers of the tests: what the default run leaves to the full suite.
 
 A test marked `full` runs in `make test-all` only. Of a parametrized test marked `default_cases(ID, …)` the default tier
-runs the cases with these IDs. Without that mark, and with several axes, it runs each value of each axis, and leaves
-further combinations to the full suite. Property tests take `examples(n)`.
+runs the cases with these IDs, and of one marked `default_cases(N)` N cases at even distances. Without that mark, and
+with several axes, it runs each value of each axis, and leaves further combinations to the full suite. Property tests
+take `examples(n)`.
 """
 
 from __future__ import annotations
@@ -46,22 +47,28 @@ def combinations_left(cases: Sequence[Axes]) -> set[int]:
 def mark_full(items: Sequence[pytest.Item]) -> None:
     """Marks as `full` the cases of parametrized tests that the default tier leaves out.
 
-    Those are the cases that a `default_cases` marker does not name; without one, the combinations that add no value.
-    Raises pytest.UsageError for a marker that names no case of its test.
+    Those are the cases that a `default_cases` marker leaves out; without one, the combinations that add no value.
     """
     for test, group in groupby(items, key=lambda item: item.nodeid.partition("[")[0]):
-        cases = [(item, item.callspec) for item in group if hasattr(item, "callspec")]
-        if marker := next((item.get_closest_marker("default_cases") for item, _ in cases), None):
-            if not (kept := set(marker.args) & {callspec.id for _, callspec in cases}) and len(cases) > 1:
-                raise pytest.UsageError(f"{test}: default_cases names none of {[callspec.id for _, callspec in cases]}")
-            left = [item for item, callspec in cases if callspec.id not in kept]
+        cases = [item for item in group if hasattr(item, "callspec")]
+        if marker := next((item.get_closest_marker("default_cases") for item in cases), None):
+            kept = _named(test, [item.callspec.id for item in cases], marker.args)  # type: ignore[attr-defined]
+            left = set(range(len(cases))) - kept
         else:
-            several = [
-                (item, axes) for item, _ in cases if len(axes := _axes(item)) > 1 and "full" not in item.keywords
-            ]
-            left = [several[position][0] for position in combinations_left([axes for _, axes in several])]
-        for item in left:
-            item.add_marker(full)
+            cases = [item for item in cases if len(_axes(item)) > 1]
+            left = combinations_left([_axes(item) for item in cases])
+        for position in left:
+            cases[position].add_marker(full)
+
+
+def _named(test: str, ids: Sequence[str], names: Sequence[int | str]) -> set[int]:
+    """Positions of the cases that a `default_cases` marker names; raises pytest.UsageError if it names none."""
+    if isinstance(names[0], int):
+        return {position * len(ids) // names[0] for position in range(names[0])}
+    kept = {position for position, name in enumerate(ids) if name in names}
+    if not kept and len(ids) > 1:
+        raise pytest.UsageError(f"{test}: default_cases names none of {list(ids)}")
+    return kept
 
 
 def _axes(item: pytest.Item) -> Axes:

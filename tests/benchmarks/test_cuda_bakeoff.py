@@ -18,6 +18,7 @@ from llmc.bench.peers.worker import Contender
 from llmc.buckets.coverage import prove
 from llmc.compiler.checkpoint import open_checkpoint
 from tests.compiler import tiny  # noqa: F401 - which also keeps torch's trace log out of pytest's hands
+from tests.tiers import full
 
 FAKE = str(Path(__file__).parents[1] / "bench" / "peers" / "fake_engine")
 EAGER, COMPILED, COPY = "transformers eager", "transformers reduce-overhead", "memory copy"
@@ -200,6 +201,7 @@ def test_a_host_without_a_card_or_without_torch_is_told(of: Any, monkeypatch: py
         of("cuda_bakeoff").main(["--shape", "tiny"])
 
 
+@full
 def test_the_tiny_form_runs_and_names_what_cannot(
     of: Any, tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

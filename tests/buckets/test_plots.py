@@ -31,6 +31,7 @@ from llmc.buckets.selection import Chosen
 from llmc.buckets.traffic.source import Traffic
 from llmc.errors import DeviceError, InputError
 from tests.buckets.traffic.files import SAMPLE, written
+from tests.tiers import full
 
 NASTY = '<script>alert("1")</script> & $x^ id="b" \x00\n中'
 VOID = {"meta", "br", "link", "img", "hr", "input"}
@@ -162,6 +163,7 @@ def test_what_people_write_is_escaped_everywhere(drawn):
     assert "a <b>top</b>" in text.replace("&lt;", "<").replace("&gt;", ">")
 
 
+@full
 def test_equal_arguments_give_equal_bytes_whatever_the_users_style_is(drawn, tmp_path):
     plans = [(NASTY, grid_plan()), ("one", grid_plan(1))]
     draw(tmp_path / "first.png", plans[1:], None, [])
@@ -197,6 +199,7 @@ def test_of_many_plans_all_are_compared_and_some_drawn(tmp_path):
     assert "plan 12" not in drawing
 
 
+@full
 def test_a_plan_of_ten_thousand_buckets_is_drawn_in_part(tmp_path):
     limits = Limits(65536, 128)
     pairs = list(product(range(1, 65), range(256, 65537, 400)))
@@ -222,6 +225,7 @@ def test_values_that_are_too_many_are_drawn_in_part_and_the_axis_says_so():
     assert "context, tokens (256 of 512 length values drawn)" in text
 
 
+@full
 def test_traffic_that_asks_for_nothing_is_drawn(tmp_path):
     trace = written(tmp_path, "trace.csv", "ContextTokens,GeneratedTokens\n200,1\n")
     for seqs in (1, 4):

@@ -17,6 +17,7 @@ from llmc.runtime.startup.opening import EngineOptions
 from tests.artifacts.helpers import flip
 from tests.cli.helpers import Llmc
 from tests.devices import noting, use
+from tests.tiers import default_cases
 
 
 @pytest.fixture
@@ -54,6 +55,7 @@ def test_threads_are_those_that_were_asked_for(bundle: Path, opened: list[str]) 
     assert len(opened) == 2
 
 
+@default_cases(2)
 @pytest.mark.parametrize(
     "arguments",
     [

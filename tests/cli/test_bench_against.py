@@ -10,6 +10,7 @@ import pytest
 from llmc.bench.peers import catalogue, machine
 from llmc.bench.peers.results import Comparison
 from tests.cli.helpers import Llmc
+from tests.tiers import default_cases, full
 
 FAKE = str(Path(__file__).parents[1] / "bench" / "peers" / "fake_engine")
 
@@ -44,6 +45,7 @@ def test_a_bundle_is_compared(llmc: Llmc, bundle: Path, here: Path) -> None:
     assert (here / "out.html").read_text().startswith("<!doctype html>")
 
 
+@full
 def test_the_tables_say_who_is_faster_and_what_is_missing(llmc: Llmc, bundle: Path) -> None:
     ran = llmc("bench", bundle, "--against", "fake", "--only", "memory,first-token", "--rounds", 1, "--quick", "-q")
     assert ran.code == 0, ran
@@ -58,6 +60,7 @@ def test_a_missing_peer_is_said_before_anything_is_made(llmc: Llmc, bundle: Path
     assert not (tmp_path / "cache" / "peers").exists()
 
 
+@default_cases(3)
 @pytest.mark.parametrize(
     ("flags", "said"),
     [

@@ -22,6 +22,7 @@ from llmc.compiler.targets.cpu.measurements import OWN
 from llmc.testing.toy import write_toy
 from tests.bench.loadtest.scripted import Answer, serving, stream
 from tests.cli.helpers import Llmc, Ran
+from tests.tiers import default_cases
 
 FAKE = str(Path(__file__).parents[1] / "bench" / "peers" / "fake_engine")
 SIGNALS = pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
@@ -62,6 +63,7 @@ def test_buckets_before_the_first(llmc: Llmc, bundle: Path, here: Path, monkeypa
     assert signal.getsignal(signal.SIGTERM) == before
 
 
+@default_cases(1)
 @SIGNALS
 def test_against(llmc: Llmc, tmp_path: Path, here: Path, monkeypatch: pytest.MonkeyPatch, signum: int) -> None:
     toy = write_toy(tmp_path / "toy", max_position_embeddings=128)

@@ -12,6 +12,7 @@ from llmc.artifacts.foreign import foreign_cache
 from llmc.artifacts.foreign.packing import pack
 from llmc.artifacts.foreign.unpacking import unpack
 from llmc.artifacts.store.store import Store
+from tests.tiers import full
 
 PROGRAM = """
 import jax
@@ -36,6 +37,7 @@ def hits_and_misses(folder: Path) -> list[int]:
     return [int(number) for number in ran.stdout.split()]
 
 
+@full
 def test_jax_finds_every_executable_of_a_cache_that_was_packed_and_unpacked(tmp_path: Path) -> None:
     folder, cache, store = tmp_path / "cache", foreign_cache("jax"), Store(tmp_path / "store")
     _, compiled = hits_and_misses(folder)

@@ -19,6 +19,7 @@ from llmc.version import LEAST_PYTHON
 from tests.artifacts.helpers import REPO
 from tests.cli.helpers import Llmc
 from tests.manifests import edit_manifest
+from tests.tiers import default_cases
 
 WITHOUT = """
 import sys
@@ -88,6 +89,7 @@ COMMANDS = (
 )
 
 
+@default_cases(2)
 @pytest.mark.parametrize(("packages", "device", "extra"), COMPILES)
 def test_a_compile_says_what_its_device_lacks(llmc: Llmc, toy: Path, packages: str, device: str, extra: str) -> None:
     sizes = ("hidden_size", "intermediate_size", "max_position_embeddings")
@@ -98,6 +100,7 @@ def test_a_compile_says_what_its_device_lacks(llmc: Llmc, toy: Path, packages: s
     told(said, extra)
 
 
+@default_cases(2)
 @pytest.mark.parametrize(
     ("packages", "executor", "extra"),
     [
@@ -116,6 +119,7 @@ def test_what_opens_a_bundle_says_what_it_runs_on(
     told(without(packages, command, bundle, *more), extra)
 
 
+@default_cases(3)
 @pytest.mark.parametrize(("packages", "arguments", "extra", "code"), COMMANDS)
 def test_other_commands_say_what_they_lack(
     llmc: Llmc, toy: Path, bundle: Path, here: Path, packages: str, arguments: list[str], extra: str, code: int

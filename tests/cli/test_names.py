@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.helpers import Llmc
+from tests.tiers import default_cases
 
 NAMES = {
     "longer than a file's name": "n" * 300,
@@ -45,6 +46,7 @@ def bundle(copied: Path) -> Path:
     return copied
 
 
+@default_cases(46)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_name_that_is_none_is_told_in_one_line(

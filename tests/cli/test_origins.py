@@ -30,6 +30,7 @@ from tests.cli.helpers import Llmc
 from tests.devices import negated, use
 from tests.manifests import edit_manifest
 from tests.server.live import Live
+from tests.tiers import default_cases
 
 FLAGS = ("--device", "fake", "--max-model-len", 32, "--max-num-seqs", 4, "-q")
 MODEL = ("--reference", "../toy")
@@ -170,6 +171,7 @@ def by_copy(mine: Machine, theirs: Machine, bundle: Path, far: Path) -> str:
 WAYS = (by_folder, by_layout, by_archive, by_import, by_archive_of_several, by_copy)
 
 
+@default_cases(6)
 @pytest.mark.parametrize("signed", ["not", "by a stranger", "by a trusted key"])
 @pytest.mark.parametrize("way", WAYS)
 def test_a_bundle_from_elsewhere_is_not_made_here(
@@ -257,6 +259,7 @@ OUTCOMES = 8
 """Of the bundle: six buckets, greedy texts and the accuracy."""
 
 
+@default_cases(3)
 @pytest.mark.parametrize("signed", [False, True])
 @pytest.mark.parametrize("way", [read_through, pulled, imported, shared])
 def test_outcomes_from_elsewhere_are_in_the_manifest(
@@ -346,6 +349,7 @@ def test_what_a_manifest_says_of_itself_is_not_believed(mine: Machine, bundle: P
     assert mine.origin(str(bundle)) == ("unsigned", ())
 
 
+@default_cases(3)
 @pytest.mark.parametrize("nonsense", [None, [], "0", {}, {"unsigned": 0}, {"unsigned": True, "outcomes": 8},
                                       {"unsigned": -1, "outcomes": 8}, {"unsigned": 9, "outcomes": 8}])  # fmt: skip
 def test_what_nobody_understands_vouches_for_nothing(mine: Machine, bundle: Path, nonsense: Any) -> None:

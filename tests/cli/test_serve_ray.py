@@ -8,8 +8,10 @@ import pytest
 
 from llmc.server import ray_serve
 from tests.cli.helpers import Llmc
+from tests.tiers import default_cases
 
 
+@default_cases(2)
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

@@ -12,6 +12,7 @@ from llmc.runtime.executors.hpu.executor import OnCard
 from llmc.testing.executors import PLAN
 from tests.cli.helpers import Llmc
 from tests.fakes import gaudi
+from tests.tiers import full
 
 MEMORY = 16 << 20
 WARMUP = ("warmup", "--no-finish")
@@ -61,6 +62,7 @@ def test_an_eager_run_captures_nothing(llmc: Llmc, bundle: Path, card: Any) -> N
     )
 
 
+@full
 def test_a_certificate_rests_on_the_cards_own_counter(
     llmc: Llmc, bundle: Path, card: Any, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

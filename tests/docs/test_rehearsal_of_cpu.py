@@ -8,6 +8,9 @@ import pytest
 
 from tests.docs.conftest import Rehearse
 from tests.docs.groups import CPU, paths
+from tests.tiers import full
+
+pytestmark = full
 
 
 @pytest.mark.parametrize("document", paths(CPU), ids=lambda path: path.stem)

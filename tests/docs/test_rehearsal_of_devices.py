@@ -8,6 +8,9 @@ import pytest
 
 from tests.docs.conftest import Rehearse
 from tests.docs.groups import DEVICES, paths
+from tests.tiers import full
+
+pytestmark = full
 
 
 @pytest.mark.parametrize("document", paths(DEVICES), ids=lambda path: path.stem)

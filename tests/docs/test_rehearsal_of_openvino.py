@@ -8,6 +8,9 @@ import pytest
 
 from tests.docs.conftest import Rehearse
 from tests.docs.groups import OPENVINO, paths
+from tests.tiers import full
+
+pytestmark = full
 
 
 @pytest.mark.parametrize("document", paths(OPENVINO), ids=lambda path: path.stem)

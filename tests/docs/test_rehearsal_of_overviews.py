@@ -8,6 +8,9 @@ import pytest
 
 from tests.docs.conftest import Rehearse
 from tests.docs.groups import OVERVIEWS, paths
+from tests.tiers import full
+
+pytestmark = full
 
 
 @pytest.mark.parametrize("document", paths(OVERVIEWS), ids=lambda path: path.stem)

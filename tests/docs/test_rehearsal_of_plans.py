@@ -8,6 +8,9 @@ import pytest
 
 from tests.docs.conftest import Rehearse
 from tests.docs.groups import PLANS, paths
+from tests.tiers import full
+
+pytestmark = full
 
 
 @pytest.mark.parametrize("document", paths(PLANS), ids=lambda path: path.stem)

@@ -30,6 +30,7 @@ from tests.compiler import tiny
 from tests.compiler.targets.xla.unoptimised import unoptimised
 from tests.fakes import cuda, gaudi
 from tests.models.texts import NEW, PROMPTS, continued
+from tests.tiers import default_cases, full
 
 GREEDY = SamplingParams(max_tokens=NEW, temperature=0, ignore_eos=True)
 STATES = "qwen3_5_text"
@@ -64,6 +65,7 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> Bundles:
     return Bundles(tmp_path_factory.mktemp("caches"))
 
 
+@default_cases("lfm2", "qwen3_5_text")
 def test_every_bucket_is_verified_and_greedy_tokens_are_transformers_own(stateful: str, bundles: Bundles) -> None:
     """Buckets with a context continue states that the bundle's own prompt graphs made, since no state can be cut."""
     path = bundles.of(stateful, "hpu", verify="all")
@@ -77,6 +79,7 @@ def test_every_bucket_is_verified_and_greedy_tokens_are_transformers_own(statefu
     assert [output.outputs[0].token_ids for output in made] == continued(stateful)
 
 
+@full
 def test_a_model_that_keeps_states_alone_runs_by_a_plan_without_contexts(tmp_path: Path) -> None:
     model = str(tiny.write_model(tmp_path / "model", "mamba2"))
     plan = llmc.plan(model, max_model_len=64, max_num_seqs=2, block_size=32)
@@ -114,6 +117,7 @@ def prepare(executor: Executor) -> None:
         executor.poison(slot, 0, float("nan"))
 
 
+@default_cases(1)
 @pytest.mark.parametrize("case", ARRAYS)
 @pytest.mark.parametrize("device", ["hpu", "inductor"])
 def test_graphs_captured_on_a_card_give_the_same_tokens(
@@ -130,6 +134,7 @@ def test_graphs_captured_on_a_card_give_the_same_tokens(
     assert [output.outputs[0].token_ids for output in made] == continued(case)
 
 
+@full
 @pytest.mark.parametrize("case", ARRAYS)
 def test_neurons_modules_give_the_same_tokens(case: str, bundles: Bundles, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over rings of 16 places, not of a multiple of 128, which is longer than the plan's sequences."""

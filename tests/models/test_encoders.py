@@ -13,8 +13,10 @@ import llmc
 from llmc.errors import CheckpointError
 from llmc.testing.toy import tokenizer_json
 from tests.compiler.encoders_tiny import FAMILIES, config_of, write_encoder
+from tests.tiers import default_cases, full
 
 
+@default_cases(1)
 @pytest.mark.parametrize("encoder", FAMILIES)
 def test_states_are_those_of_transformers(encoder: str, tmp_path: Path) -> None:
     model = write_encoder(tmp_path / "model", encoder)
@@ -46,6 +48,7 @@ def with_words(*words: str) -> str:
     return json.dumps(fields)
 
 
+@full
 def test_a_decoder_scores_by_yes_against_no(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from llmc.compiler.checkpoint import sentence_files
 

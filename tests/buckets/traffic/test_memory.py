@@ -9,6 +9,8 @@ import sys
 
 import pytest
 
+from tests.tiers import default_cases
+
 SCRIPT = """
 import resource, sys
 from pathlib import Path
@@ -26,6 +28,7 @@ print(trace.size, sum(len(event.lengths) for event in events if isinstance(event
 """
 
 
+@default_cases(1)
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit is set from /proc")
 @pytest.mark.parametrize("compressed", [False, True])
 def test_a_trace_larger_than_the_memory_allowed(tmp_path, compressed):
@@ -79,6 +82,7 @@ def otlp(place: int) -> str:
     return json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": spans}]}]})
 
 
+@default_cases(1)
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit is set from /proc")
 @pytest.mark.parametrize("line", [openai, vllm, otlp])
 def test_a_log_larger_than_the_memory_allowed_is_made_a_recording_and_looked_at(tmp_path, line):

@@ -22,6 +22,7 @@ from llmc.compiler.program.import_fx import import_program
 from llmc.errors import CheckpointError
 from llmc.runtime.cache_shape import CacheShape, key_value
 from tests.compiler import tiny
+from tests.tiers import full
 
 TINY = tiny.of_family("gemma4_text")
 PLAIN = {**TINY, "enable_moe_block": False, "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0}
@@ -61,6 +62,7 @@ def test_keys_that_a_checkpoint_has_for_layers_that_read_others_are_left_out(tmp
         require_consumed(open_checkpoint(folder))
 
 
+@full
 def test_many_layers_alike_are_traced_whole() -> None:
     """Each layer takes its own part of a token's second embedding, and the last ones read others' keys."""
     layers = 12

@@ -15,6 +15,7 @@ from llmc.compiler.checkpoint.gguf_header import read_header
 from llmc.compiler.checkpoint.gguf_tokenizer import PRE_TOKENIZERS, build_tokenizer_json
 from llmc.errors import CheckpointError
 from tests.compiler.checkpoint.writers import MERGES, TOKENS, write_gguf
+from tests.tiers import default_cases
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "data" / "gguf_tokenizers.json").read_text())
 
@@ -23,6 +24,7 @@ def tokenizer_of(path) -> Tokenizer:
     return Tokenizer.from_str(open_checkpoint(path).tokenizer_json().decode())
 
 
+@default_cases(2)
 @pytest.mark.real_weights
 @pytest.mark.parametrize("pre", ["smollm", "gpt-2", "llama-bpe", "qwen2"])
 def test_byte_level_ids_are_those_of_llama_cpp(pre):

@@ -16,6 +16,7 @@ from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX as QW
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.runtime.text.chat import ChatTemplate
 from tests.compiler.checkpoint.writers import HIDDEN, weights, write_gguf
+from tests.tiers import full
 
 LINES = json.loads((Path(__file__).parents[1] / "data" / "multilingual.json").read_text(encoding="utf-8"))
 CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -54,6 +55,7 @@ def demo() -> Any:
     return made
 
 
+@full
 @pytest.mark.real_weights
 def test_the_demo_model_s_tokens_are_those_of_transformers(demo: Any) -> None:
     tokenizer = own(open_checkpoint("smollm2-demo").path)

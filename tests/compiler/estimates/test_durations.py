@@ -24,6 +24,7 @@ from llmc.compiler.targets.fake import FakeTarget
 from llmc.runtime.step import Step
 from llmc.settings import Settings
 from tests.devices import use, watching
+from tests.tiers import default_cases
 from tests.toy import Toy, toy_plan
 
 SMALL = ModelSize(LAYERS, 576, 1536, 9, 3, 64, 49152, tied=True)
@@ -88,6 +89,7 @@ KINDS: dict[str, tuple[dict[str, Any], Plan]] = {
 }
 
 
+@default_cases(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_counted_is_what_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """Steps of ragged texts that end one by one are not counted to the last."""

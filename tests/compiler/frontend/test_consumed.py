@@ -20,6 +20,7 @@ from llmc.compiler.frontend.consumed import require_consumed, tensor_names
 from llmc.compiler.frontend.skeleton import build_skeleton, model_config
 from llmc.errors import CheckpointError
 from tests.compiler import tiny
+from tests.tiers import default_cases
 from tests.toy import Toy
 
 COMMON: dict[str, Any] = {
@@ -81,6 +82,7 @@ def test_the_demo_model_is_read_in_full() -> None:
     require_consumed(open_checkpoint("smollm2-demo"))
 
 
+@default_cases(16)
 @pytest.mark.parametrize("name", [*tiny.ARCHITECTURES, *tiny.VARIANTS])
 def test_the_names_of_tensors_are_those_of_the_model(name: str) -> None:
     config = tiny.config(name)
@@ -175,6 +177,7 @@ REWRITTEN = {
 """Keys that transformers turns into rope_parameters, layer_types, per_layer_config or others, which models read."""
 
 
+@default_cases(16)
 @pytest.mark.parametrize("kind", supported())
 def test_every_key_that_counts_as_read_is_read(kind: str) -> None:
     seen: set[str] = set()

@@ -32,6 +32,7 @@ from llmc.runtime.llm import BundleLLM
 from llmc.runtime.portable_program import Fields, output_names, weight_names
 from tests.compiler import tiny
 from tests.compiler.replay import Replay, Run, Tensors, random_texts, symbolic, two_part_run
+from tests.tiers import default_cases
 
 CASES = [*tiny.REPRESENTATIVES, *tiny.VARIANTS]
 CAPACITY = 24
@@ -71,6 +72,7 @@ def replay(case: str, run: Run, *, in_place: bool, rings: bool = True) -> Replay
     return Replay(case, run, random_texts(case, CAPACITY), capacity=CAPACITY, in_place=in_place, rings=rings)
 
 
+@default_cases("llama", "mistral", "qwen3")
 @pytest.mark.parametrize("case", CASES)
 def test_the_fused_program_computes_the_models_logits_in_ragged_padded_steps_over_a_cache_of_nan(case: str) -> None:
     rows = replay(case, fused_run(case), in_place=True)
@@ -78,6 +80,7 @@ def test_the_fused_program_computes_the_models_logits_in_ragged_padded_steps_ove
         assert max(rows.step(counts, CAPACITY)) < 1e-4
 
 
+@default_cases("llama", "mistral")
 @pytest.mark.parametrize("case", CASES)
 def test_portable_programs_compute_the_models_logits_in_ragged_padded_steps_over_a_cache_of_nan(case: str) -> None:
     rows = replay(case, two_part_run(case), in_place=False)
@@ -86,6 +89,7 @@ def test_portable_programs_compute_the_models_logits_in_ragged_padded_steps_over
         assert max(rows.step(counts, context)) < 1e-4
 
 
+@default_cases("llama", "mistral")
 @pytest.mark.parametrize("case", CASES)
 def test_a_program_of_one_row_and_one_token_is_right_too(case: str) -> None:
     rows = replay(case, two_part_run(case), in_place=False)
@@ -128,6 +132,7 @@ ONES = [(case, sizes) for case in tiny.REPRESENTATIVES for sizes in SIZES] + [
 ]
 
 
+@default_cases(2)
 @pytest.mark.parametrize(("case", "sizes"), ONES, ids=str)
 def test_specialising_gives_the_operators_of_a_fresh_static_trace(case: str, sizes: tuple[int, int, int]) -> None:
     """Tracing with symbols assumes that no size is 1, without saying so in a guard: nothing may depend on it."""
@@ -175,6 +180,7 @@ def test_specialising_at_a_size_that_tracing_excluded_says_so() -> None:
         specialise(symbolic("llama", True), 2, 4, 0)
 
 
+@default_cases(1)
 @pytest.mark.parametrize("case", tiny.VARIANTS)
 def test_the_cpu_target_compiles_a_variant_from_a_checkpoint_on_disk(case: str, tmp_path: Path) -> None:
     folder = tiny.write_model(tmp_path / case, case)

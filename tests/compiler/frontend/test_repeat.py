@@ -25,6 +25,7 @@ from llmc.compiler.program.to_export import serialise, specialise
 from llmc.errors import CompileError
 from llmc.runtime.portable_program import Fields, PortableProgram, output_names
 from tests.compiler import tiny
+from tests.tiers import default_cases
 
 WINDOWS = {"use_sliding_window": True, "sliding_window": 8}
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -76,6 +77,7 @@ def two_part(case: str, cached: bool, few: bool) -> Fields:
     return serialise(made.exported)
 
 
+@default_cases(1)
 @pytest.mark.parametrize("case", tiny.REPRESENTATIVES)
 def test_the_fused_graph_is_that_of_a_whole_trace_byte_for_byte(case: str, runs: list[int]) -> None:
     made, known = fused(CASES[case], True), fused(CASES[case], False)
@@ -85,11 +87,13 @@ def test_the_fused_graph_is_that_of_a_whole_trace_byte_for_byte(case: str, runs:
     assert list(made.state_dict) == list(known.state_dict)
 
 
+@default_cases(1)
 @pytest.mark.parametrize(("case", "cached"), WEIGHTLESS.items())
 def test_the_weightless_program_is_that_of_a_whole_trace_but_for_names(case: str, cached: bool) -> None:
     assert canonical(two_part(case, cached, True)) == canonical(two_part(case, cached, False))
 
 
+@default_cases(1)
 @pytest.mark.parametrize("sizes", BUCKETS, ids=str)
 def test_its_programs_of_a_bucket_compute_the_same_numbers(sizes: tuple[int, int, int]) -> None:
     case, (batch, query, context) = BUCKETS[sizes], sizes
@@ -110,6 +114,7 @@ def test_its_programs_of_a_bucket_compute_the_same_numbers(sizes: tuple[int, int
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
+@default_cases(1)
 @pytest.mark.parametrize("layers", [4, 12])
 def test_the_number_of_traced_layers_does_not_grow_with_the_model(layers: int, runs: list[int]) -> None:
     trace._trace(tiny.config("llama") | {"num_hidden_layers": layers}, "fused", True)
@@ -197,6 +202,7 @@ def by_the_one_before(layer: Any, hidden: torch.Tensor) -> torch.Tensor:
     return hidden + known
 
 
+@default_cases(1)
 @pytest.mark.parametrize("change", [by_index, by_the_one_before])
 def test_a_model_without_a_steady_state_is_traced_whole(
     change: Callable[[Any, torch.Tensor], torch.Tensor], monkeypatch: pytest.MonkeyPatch, runs: list[int]

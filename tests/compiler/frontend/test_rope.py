@@ -12,6 +12,7 @@ from llmc.compiler.frontend.trace import trace
 from llmc.compiler.program.import_fx import import_program
 from tests.compiler import tiny
 from tests.compiler.replay import Replay, two_part_run
+from tests.tiers import default_cases
 
 ORIGINAL = 16
 _SHORT, _LONG = ([start + i / 10 for i in range(8)] for start in (1.0, 1.5))
@@ -44,6 +45,7 @@ def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     return name
 
 
+@default_cases(2)
 def test_the_fused_program_has_tables_of_transformers_angles(kind: str) -> None:
     case, count = f"rope-{kind}", REACH[kind]
     rotary = tiny.model(case).model.rotary_emb
@@ -54,6 +56,7 @@ def test_the_fused_program_has_tables_of_transformers_angles(kind: str) -> None:
         np.testing.assert_allclose(made, wanted[0].numpy(), atol=1e-6)
 
 
+@default_cases(1)
 @pytest.mark.parametrize("kind", ["yarn", "dynamic", "longrope"], indirect=True)
 def test_portable_programs_compute_transformers_logits(kind: str) -> None:
     count = REACH[kind]

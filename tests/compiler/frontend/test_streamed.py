@@ -22,6 +22,7 @@ from llmc.compiler.frontend.streamed import StreamedWeights
 from llmc.compiler.verification.transformers_reference import TransformersReference
 from llmc.errors import CheckpointError
 from tests.compiler import tiny
+from tests.tiers import default_cases
 
 PROMPTS = [[5, 9, 2, 7], [3, 1], [8, 8, 4, 100, 6, 2, 9]]
 COUNTS = [4, 2, 5]
@@ -41,6 +42,7 @@ def predicted(reference: TransformersReference) -> tuple[list[list[int]], list[n
     return made, reference.together([partial(reference.logits, p, range(len(p))) for p in PROMPTS])
 
 
+@default_cases(4)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_predictions_are_those_of_the_whole_model(
     tmp_path: Path, family: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest

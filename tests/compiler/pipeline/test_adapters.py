@@ -29,6 +29,7 @@ from llmc.testing.toy import toy_plan
 from tests.adapters import with_choices, write_lora
 from tests.compiler import tiny
 from tests.compiler.targets.onnxruntime.kernels.host import own_set
+from tests.tiers import default_cases
 
 ATTENTION = [f"model.layers.{i}.self_attn.{name}_proj" for i in (0, 1) for name in "qv"]
 MLP = ["model.layers.0.mlp.gate_proj", "model.layers.1.mlp.down_proj", "model.layers.1.self_attn.o_proj"]
@@ -73,6 +74,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+@default_cases(2)
 @pytest.mark.parametrize("case", CASES)
 def test_each_request_has_its_adapter(
     tmp_path: Path, model: str, store: Store, wanted: list[list[int]], case: str

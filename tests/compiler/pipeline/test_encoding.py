@@ -24,6 +24,7 @@ from llmc.errors import CheckpointError, DeviceError, InputError, UnknownNameErr
 from llmc.runtime.host import cpu_features
 from llmc.testing.toy import write_toy_encoder
 from tests.compiler.encoders_tiny import write_encoder, write_modules
+from tests.tiers import default_cases
 
 TEXTS = ["a", "a longer text, of more words", "some text", "the last one of all"]
 
@@ -101,6 +102,7 @@ def test_a_compile_says_what_came_from_the_store(folder: Path, embedding: llmc.L
     assert again.verification == embedding.bundle.manifest.verification
 
 
+@default_cases(1)
 @pytest.mark.parametrize(
     ("device", "dtype", "quantize", "quality"),
     [

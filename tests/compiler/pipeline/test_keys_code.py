@@ -17,6 +17,7 @@ from llmc.compiler.targets import open_target
 from llmc.compiler.targets.base import Lowered, Shape, Target
 from llmc.compiler.targets.declared import devices
 from tests.compiler.keyed import DEVICES, Compiled, changed
+from tests.tiers import default_cases
 
 SOURCES = Path(llmc.__file__).parent
 
@@ -96,6 +97,7 @@ def edit(folder: Path, name: str) -> bytes:
     return source
 
 
+@default_cases("fake")
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_change_of_code_changes_the_keys_of_what_it_makes(device: str, compiled: Compiled, elsewhere: Path) -> None:
     keyed, base = compiled(device)

@@ -20,6 +20,7 @@ from llmc.settings import KERNEL_VARIABLES
 from llmc.testing.toy import toy_plan, write_toy
 from tests.artifacts.helpers import REPO
 from tests.compiler.keyed import Compiled, Keyed
+from tests.tiers import default_cases, full
 
 
 @pytest.mark.parametrize("jobs", [1, 3])
@@ -136,6 +137,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Made]:
     return model, compile_in(folder / "work", "fake", model, PYTHONHASHSEED="0")
 
 
+@default_cases(2)
 @pytest.mark.parametrize("what", ["place", "process", "host", "time"])
 def test_a_compile_elsewhere_makes_the_same_keys_and_bytes(what: str, plain: tuple[Path, Made], tmp_path: Path) -> None:
     model, expected = plain
@@ -169,6 +171,7 @@ def test_a_compile_elsewhere_makes_the_same_keys_and_bytes(what: str, plain: tup
     assert made == expected
 
 
+@full
 def test_real_models_too_are_the_same_in_another_process(compiled: Compiled, tmp_path: Path) -> None:
     """Tracing walks sets and dictionaries, and names what it meets: neither order nor names may get out."""
     expected = {

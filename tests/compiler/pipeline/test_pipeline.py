@@ -55,6 +55,7 @@ from llmc.runtime.llm import BundleLLM
 from llmc.testing.toy import DECODE, EOS, PROMPT, VOCAB, toy_plan, write_toy
 from tests.artifacts.helpers import Faults, child, files_below, finish, flip
 from tests.devices import Replay, noting, use, wrong_for
+from tests.tiers import default_cases
 from tests.timing import PATIENCE_S
 from tests.toy import Toy, greedy
 
@@ -413,6 +414,7 @@ PADDED = (pads_count, pads_shift_all_logits_a_little, positions_of_the_bucket)
 CASES = [(broken, True) for broken in BROKEN] + [(broken, False) for broken in BROKEN if broken not in PADDED]
 
 
+@default_cases(7)
 @pytest.mark.parametrize(("broken", "specialise"), CASES, ids=lambda x: getattr(x, "__name__", str(x)))
 def test_broken_graphs_are_never_published(
     unverified: Toy, monkeypatch: pytest.MonkeyPatch, broken: Replay, specialise: bool
@@ -475,6 +477,7 @@ def test_a_broken_cache_is_found_by_generating(
     assert read_manifest(unverified.bundle).verification == {"mode": "none"}
 
 
+@default_cases(6)
 @pytest.mark.parametrize("at", range(BUCKETS))
 @pytest.mark.parametrize("verify", ["sample", "all"])
 def test_one_wrong_executable_among_many_is_named(
@@ -687,6 +690,7 @@ CHILD = """
 """
 
 
+@default_cases(2)
 @pytest.mark.parametrize(
     "moment", ["name='weights', cached=False, seconds=None", "index=3, ", "index=8, ", "name='verify'"]
 )
@@ -725,6 +729,7 @@ FULL = [("write", errno.ENOSPC), ("mkdir", errno.ENOSPC), ("rename", errno.ENOSP
 FULL += [("open", errno.EDQUOT), ("link", errno.EPERM)]
 
 
+@default_cases(5)
 @pytest.mark.parametrize("after", [0, 9, 40, 70])
 @pytest.mark.parametrize(("call", "code"), FULL)
 def test_a_store_without_room_never_breaks_a_compile(

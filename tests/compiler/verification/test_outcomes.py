@@ -17,6 +17,7 @@ from llmc.buckets.bucket import Bucket
 from llmc.compiler.verification.outcomes import readable
 from llmc.compiler.verification.parts import Once
 from llmc.errors import ArtifactError
+from tests.tiers import default_cases
 from tests.toy import Toy
 
 BUCKET = Bucket("decode", 2, 1, 16)
@@ -66,6 +67,7 @@ def test_no_value_is_an_error(name: str, value: Any) -> None:
     readable("accuracy", {"accuracy": value})
 
 
+@default_cases(4)
 @pytest.mark.parametrize("name", [*SOUND, "sequences", "differing", "accuracy"])
 def test_a_part_with_such_an_outcome_is_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     toy = Toy.make(tmp_path)

@@ -20,6 +20,7 @@ from llmc.compiler.verification.parts import BUDGET, CHEAP, Chosen, Once, bucket
 from llmc.errors import VerificationError
 from llmc.testing.toy import DECODE, PROMPT
 from tests.devices import use, watching, wrong_for
+from tests.tiers import default_cases
 from tests.toy import Toy
 
 SMALL, LARGE = 135_000_000, 8_000_000_000
@@ -153,6 +154,7 @@ def test_beyond_the_budget_steps_are_run_once(toy: Toy, monkeypatch: pytest.Monk
     assert {shape: found[shape] for shape in begin} == {shape: 1 + (shape == min(begin)) for shape in begin}
 
 
+@default_cases(6)
 @pytest.mark.parametrize(
     ("phase", "batch", "query", "context"), [("prompt", *p) for p in PROMPT] + [("decode", b, 1, c) for b, c in DECODE]
 )

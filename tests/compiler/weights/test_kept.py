@@ -29,6 +29,7 @@ from tests.compiler import tiny
 from tests.compiler.checkpoint.quantised import packers
 from tests.compiler.checkpoint.writers import BLOCK_KINDS, write_blocks
 from tests.compiler.targets.openvino.test_compression import float4, four_bits, given_back
+from tests.tiers import default_cases
 
 PLAN = tiny.kinds_plan()
 RUNTIMES: dict[str, dict[str, Any]] = {
@@ -188,6 +189,7 @@ def test_groups_of_openvino_are_as_large_as_the_checkpoint_s() -> None:
 # Bundles
 
 
+@default_cases(6)
 @pytest.mark.parametrize("runtime", list(RUNTIMES))
 @pytest.mark.parametrize("case", packers.EXACT)
 def test_every_matrix_in_blocks_is_kept(case: str, runtime: str, store: Store, tmp_path: Path) -> None:
@@ -198,6 +200,7 @@ def test_every_matrix_in_blocks_is_kept(case: str, runtime: str, store: Store, t
     assert result.verification["mean_kl"] < 2e-3
 
 
+@default_cases(2)
 @pytest.mark.parametrize("runtime", list(RUNTIMES))
 @pytest.mark.parametrize("quantize", ["keep", "int4"])
 @pytest.mark.parametrize("case", ["gptq act-order", "pack-quantized act-order"])
@@ -222,6 +225,7 @@ def test_matrices_side_by_side_that_want_different_orders_are_rounded_where_they
     assert result.verification["mean_kl"] < 2e-3
 
 
+@default_cases(1)
 @pytest.mark.parametrize("runtime", list(RUNTIMES))
 @pytest.mark.parametrize("case", list(MIXED))
 def test_mixtures_of_gguf_s_types_are_kept(case: str, runtime: str, store: Store, tmp_path: Path) -> None:
@@ -252,6 +256,7 @@ def test_what_is_no_blocks_is_rounded_and_counted(
     assert result.verification["mean_kl"] < 4e-3
 
 
+@default_cases(2)
 @pytest.mark.parametrize("runtime", list(RUNTIMES))
 @pytest.mark.parametrize("case", ["gptq act-order", "awq groups of 128", "int-quantized by channel", "fp8 in tiles"])
 def test_in_float32_greedy_tokens_are_those_of_the_values(

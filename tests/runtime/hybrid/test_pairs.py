@@ -17,6 +17,7 @@ from llmc.runtime.executors import open_executor
 from llmc.runtime.executors.base import Executor
 from llmc.runtime.hybrid.worker import PrefillWorker
 from tests.compiler import tiny
+from tests.tiers import default_cases
 
 DEVICES = ("onnxruntime", "openvino", "xla")
 COUNT = 6
@@ -59,6 +60,7 @@ def wanted() -> list[list[int]]:
     return [tiny.greedy("llama", prompt, COUNT) for prompt in PROMPTS]
 
 
+@default_cases(3)
 @pytest.mark.parametrize("decode", DEVICES)
 @pytest.mark.parametrize("prefill", DEVICES)
 def test_tokens_are_those_of_one_device(

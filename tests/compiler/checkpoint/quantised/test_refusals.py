@@ -18,7 +18,7 @@ from llmc.compiler.frontend.consumed import require_consumed
 from llmc.errors import CheckpointError
 from tests.compiler import tiny
 from tests.compiler.checkpoint.quantised import packers
-from tests.tiers import examples
+from tests.tiers import default_cases, examples
 
 Change = Callable[[dict[str, Tensor]], dict[str, Tensor]]
 AT = "model.layers.0.mlp.down_proj"
@@ -219,6 +219,7 @@ def members(stated: Any) -> list[tuple[Any, Any]]:
     return found
 
 
+@default_cases(3)
 @pytest.mark.parametrize("case", [GPTQ, "gptq dynamic", AWQ, ZEROS, BYTES, NVFP4, TILES])
 def test_any_json_in_the_place_of_what_is_stated_is_read_or_refused(case: str, tmp_path: Path) -> None:
     packers.write(tmp_path, *packers.CASES[case])

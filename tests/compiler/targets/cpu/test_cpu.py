@@ -40,6 +40,7 @@ from tests.artifacts.helpers import child, finish
 from tests.compiler import tiny
 from tests.compiler.checkpoint import writers
 from tests.manifests import edit_manifest
+from tests.tiers import default_cases
 
 CASE = "llama"
 LENGTH, SEQUENCES, CHUNK = 48, 8, 16
@@ -260,6 +261,7 @@ def gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return writers.write_gguf(tmp_path_factory.mktemp("gguf") / "mixed.gguf", scaled, types=types)
 
 
+@default_cases("keep-False")
 @pytest.mark.parametrize("specialise", [False, True])
 @pytest.mark.parametrize("quantize", ["keep", "int4"])
 def test_blocks_of_the_checkpoint_are_kept_exactly(
@@ -543,6 +545,7 @@ BROKEN = [
 ]
 
 
+@default_cases(2)
 @pytest.mark.parametrize(
     ("broken", "options", "message"),
     BROKEN,

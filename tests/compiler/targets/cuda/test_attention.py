@@ -28,6 +28,7 @@ from llmc.runtime.executors.envelope import Envelope
 from llmc.runtime.executors.xla.envelope import FORM
 from llmc.runtime.executors.xla.slot_executor import STEP_INPUTS
 from tests.compiler import tiny
+from tests.tiers import default_cases, full
 
 PLAN = Plan(Limits(32, 2, 32, 8), (Bucket("prompt", 1, 32, 32), Bucket("decode", 2, 1, 32)), Provenance("test"))
 FP8 = "float8_e4m3fn"
@@ -44,6 +45,7 @@ def compile_for(device: str, model: Path, path: Path, **options: object) -> Comp
     return compile_bundle(str(model), path / "bundle", PLAN, asked, Store(path / "store"), lambda _: None)
 
 
+@full
 @needs_plugin
 def test_steps_hold_the_kernel_as_machine_code_and_the_plain_form_is_verified_on_cpu(
     model: Path, tmp_path: Path
@@ -104,6 +106,7 @@ def test_what_would_take_less_memory_is_known(options: dict[str, object], flags:
     assert target.lighter(CompileOptions.of("cuda:h100", dtype="bf16", **options)) == flags
 
 
+@default_cases(1)
 @needs_plugin
 @pytest.mark.parametrize(
     ("card", "architecture", "cached", "widths"),

@@ -31,6 +31,7 @@ from llmc.runtime.executors.envelope import Envelope
 from llmc.runtime.executors.xla.envelope import FORM
 from tests.compiler import tiny
 from tests.compiler.compiled import Compiled
+from tests.tiers import full
 
 CASE = "llama-three-layers"
 DEVICE = "cuda:h100"
@@ -103,6 +104,7 @@ def compile_elsewhere(folder: Path, lowered: Lowered, shape: Shape, options: Com
     return compile_in_worker(DEVICE, lowered, shape, options).data
 
 
+@full
 @needs_plugin
 def test_executables_are_the_same_bytes_wherever_and_by_whichever_process_they_are_made(
     compiled: Compiled, tmp_path: Path
@@ -115,6 +117,7 @@ def test_executables_are_the_same_bytes_wherever_and_by_whichever_process_they_a
     assert made == bundle.files.read(bundle.executable("decode", 2, 1, 32).blob)
 
 
+@full
 @needs_plugin
 def test_over_two_cards_weights_are_split_and_sums_exchanged_once_a_layer(compiled: Compiled, tmp_path: Path) -> None:
     analysis = compiled.compile(tmp_path / "b", device="cuda:h100-2", tensor_parallel=2, roll_layers=True).analysis

@@ -30,6 +30,7 @@ from llmc.runtime.portable_program import PortableProgram, read_archive, write_a
 from llmc.runtime.step import pad
 from tests.compiler import tiny
 from tests.compiler.compiled import Compiled
+from tests.tiers import full
 
 CASE = "mistral"
 PROMPTS = [[5, 80, 3, 200, 17, 9, 9, 31, 4], list(range(40, 66)), [7], [11, 12]]
@@ -443,6 +444,7 @@ def test_weights_that_do_not_fit_their_file_are_refused(compiled: Compiled, monk
 # bf16 ----------------------------------------------------------------------------------------------------------------
 
 
+@full
 def test_bf16_halves_the_weights_and_stays_within_its_limits(tmp_path: Path) -> None:
     case, path = tiny.TIED, tmp_path / "bundle"
     result = Compiled.first(tmp_path, case, tiny.tiny_plan(), ASKED, dtype="bf16").result

@@ -30,6 +30,7 @@ from llmc.settings import Settings
 from llmc.testing.toy import toy_plan
 from tests.compiler import tiny
 from tests.hyperdex import LENGTH, LpuHost, another_version
+from tests.tiers import default_cases
 
 NOWHERE = Settings()
 
@@ -53,6 +54,7 @@ def test_one_native_artifact_serves_the_plan(lpu: LpuHost) -> None:
     assert code_of_bundle(manifest)
 
 
+@default_cases(3)
 @pytest.mark.parametrize(
     ("given", "anew"),
     [
@@ -119,6 +121,7 @@ def test_a_device_that_gives_other_tokens_is_refused(
     assert not (tmp_path / "wrong").exists()
 
 
+@default_cases(2)
 @pytest.mark.parametrize(
     ("failure", "message"),
     [

@@ -11,8 +11,10 @@ import torch
 from llmc.compiler.targets.neuron import lowering
 from tests.compiler.frontend.recurrent.test_operators import CASES as STATEFUL
 from tests.compiler.targets.xla.test_operators import CASES, operator
+from tests.tiers import default_cases
 
 
+@default_cases(2)
 @pytest.mark.parametrize(("size", "top_k"), [(40, 8), (41, 8), (64, 16), (100, 3), (300, 8), (16, 4)])
 def test_pieces_give_what_the_whole_gives_ties_included(size: int, top_k: int, monkeypatch: pytest.MonkeyPatch) -> None:
     import jax.numpy as jnp

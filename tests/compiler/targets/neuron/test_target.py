@@ -21,6 +21,7 @@ from llmc.runtime.executors.neuron.files import NeuronFile
 from tests.compiler import tiny
 from tests.compiler.compiled import Compiled
 from tests.compiler.targets.xla.unoptimised import unoptimised
+from tests.tiers import full
 
 ASKED = {"device": "neuron:trn2", "verify": "none"}
 
@@ -77,6 +78,7 @@ def test_a_damaged_program_is_an_error(compiled: Compiled) -> None:
         NeuronFile.parse(b"LLMCXLA1" + data[8:], "a step")
 
 
+@full
 def test_two_ranks_exchange_what_they_have_and_give_the_same_logits(tmp_path: Path) -> None:
     env = os.environ | {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
     command = [sys.executable, "-m", "tests.compiler.targets.neuron.ranks", str(tmp_path)]
@@ -109,6 +111,7 @@ def test_programs_of_slots_are_data_as_modules_and_code_as_neffs() -> None:
     assert code_of_entry(Key("slots", {"target": "xla"}), {})
 
 
+@full
 def test_a_top_k_above_the_devices_and_none_are_the_devices(compiled: Compiled) -> None:
     """As vLLM's user guide for Neuron has it; greedy requests stay greedy, and other parameters need all logits."""
     from contextlib import closing

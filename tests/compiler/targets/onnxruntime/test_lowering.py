@@ -43,7 +43,7 @@ from llmc.errors import CheckpointError, CompileError
 from llmc.runtime.executors.onnxruntime.session import open_session
 from tests.compiler import tiny
 from tests.compiler.targets.onnxruntime.sketch import Sketch, by_onnx, by_torch
-from tests.tiers import examples
+from tests.tiers import default_cases, examples
 
 Array = NDArray[np.float32]
 
@@ -652,6 +652,7 @@ def imported(case: str, positions: int = 32) -> Graph:
     return import_program(trace(tiny.config(case), "fused"), positions)
 
 
+@default_cases(1)
 @pytest.mark.parametrize("case", ["llama", tiny.TIED, "llama-one-kv-head-linear-rope"])
 def test_rotary_angles_become_tables_that_all_layers_share(case: str) -> None:
     """Plain, llama3-scaled and linearly scaled angles, as transformers computes them."""

@@ -22,6 +22,7 @@ from llmc.errors import ArtifactError, CompileError
 from llmc.runtime.executors.openvino.device import open_core
 from llmc.runtime.executors.openvino.static_blob import Blob, open_blob
 from tests.compiler.targets.openvino.static_models import EXACT, Format, with_weights
+from tests.tiers import default_cases
 
 SIZES = ((2, 1, 16), (1, 8, 0))
 FORMATS: dict[str, Format] = {
@@ -64,6 +65,7 @@ def logits(compiled: ov.CompiledModel) -> np.ndarray:
     return np.array(compiled(given)["logits"])
 
 
+@default_cases(1)
 @pytest.mark.parametrize("weights", FORMATS)
 def test_a_blob_computes_what_its_model_does(weights: str, tmp_path: Path) -> None:
     made = Exported(tmp_path, FORMATS[weights])

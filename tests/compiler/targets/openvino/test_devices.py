@@ -22,6 +22,7 @@ from llmc.runtime.llm import BundleLLM
 from llmc.testing.executors import PLAN
 from tests.compiler import tiny
 from tests.compiler.targets.openvino.conftest import Host
+from tests.tiers import full
 
 GREEDY = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)
 PROMPTS = [[3, 4, 5], [9]]
@@ -55,6 +56,7 @@ def generated(bundle: str | Path) -> list[list[int]]:
     return found
 
 
+@full
 def test_a_native_bundle_runs_on_its_npu_on_cpus_and_on_no_other_npu(
     host: Host, compile_: Compile, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -30,6 +30,7 @@ from llmc.runtime.llm import BundleLLM
 from llmc.testing.toy import toy_plan
 from tests.compiler import tiny
 from tests.manifests import edit_manifest
+from tests.tiers import default_cases, full
 
 PLAN = toy_plan()
 GREEDY = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
@@ -54,6 +55,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compile:
     return compile_
 
 
+@default_cases(2)
 @pytest.mark.parametrize("case", [*tiny.REPRESENTATIVES, *tiny.VARIANTS, "cohere", "gpt2", "gptj", "mixtral"])
 def test_every_architecture_is_exact_in_float32(compiled: Compile, case: str) -> None:
     """Ragged batches, chunks over a past, sliding windows and poisoned blocks: each bucket, against transformers."""
@@ -87,6 +89,7 @@ def test_what_the_toolchain_compiles_at_open_is_counted_apart_from_serving(compi
         assert again.compilations_at_open == ("any",), "what another opened does not count"
 
 
+@full
 def test_two_compiles_in_two_processes_make_the_same_bytes(compiled: Compile, tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from llmc.artifacts.store.store import Store\n"

@@ -18,6 +18,7 @@ from llmc.runtime.executors.openvino.device import open_core
 from tests.compiler.targets.onnxruntime.sketch import Sketch, by_torch, weight_of
 from tests.compiler.targets.onnxruntime.test_plain import CASES, TOKENS, WIDTH, chosen, feed, sketched
 from tests.compiler.targets.openvino.static_models import EXACT
+from tests.tiers import default_cases
 
 NAMES = [(op, at) for op, cases in CASES.items() if op in PLAIN for at in range(len(cases))]
 REFUSED = {
@@ -59,6 +60,7 @@ def by_openvino(graph: Graph, given: dict[str, Any]) -> list[np.ndarray]:
     return [made[name] for name, _ in graph.outputs]
 
 
+@default_cases(46)
 @pytest.mark.parametrize(("op", "at"), [name for name in NAMES if name not in REFUSED])
 def test_an_operator_gives_atens_numbers(op: str, at: int) -> None:
     graph = sketched(CASES[op][at])

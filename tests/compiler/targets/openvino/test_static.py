@@ -23,6 +23,7 @@ from tests.compiler import tiny
 from tests.compiler.frontend.test_frontend import CASES, CONTEXT, STEPS
 from tests.compiler.frontend.test_frontend import replay as replayed
 from tests.compiler.targets.openvino.static_models import EXACT, from_graph, graph, run_of
+from tests.tiers import default_cases
 
 OTHERS = (
     "phi3", "olmo2", "exaone4", "bloom", "falcon-alibi", "gpt2", "mixtral", "deepseek_v3", "gemma4_text",
@@ -31,6 +32,7 @@ OTHERS = (
 """Layers and caches of all kinds: values narrower than keys, layers of several sizes and without a cache, states."""
 
 
+@default_cases(4)
 @pytest.mark.parametrize("case", [*CASES, *OTHERS])
 def test_ragged_padded_steps_over_a_cache_of_nan_give_the_models_logits(case: str, tmp_path: Path) -> None:
     """First prompts, chunks over a past and decoding; windows are shorter than the text."""
@@ -130,6 +132,7 @@ def test_positions_are_never_multiplied_in_the_model() -> None:
     assert not {"Cos", "Sin"} & {node.get_type_name() for node in model.get_ops()}
 
 
+@default_cases(1)
 @pytest.mark.parametrize("activation", ["gelu", "gelu_new", "gelu_pytorch_tanh", "quick_gelu"])
 def test_activations_that_are_no_silu_are_lowered_too(
     activation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

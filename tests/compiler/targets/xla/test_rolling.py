@@ -21,6 +21,7 @@ from llmc.compiler.targets.xla.scan_names import NotRollableError, stacked_names
 from llmc.testing.toy import VOCAB
 from tests.compiler import tiny
 from tests.compiler.targets.xla.unoptimised import unoptimised
+from tests.tiers import default_cases, full
 
 LAYERS = 3
 MIXED = "qwen2-mixed-windows"
@@ -110,6 +111,7 @@ def both(case: str, bucket: str, dtype: str) -> tuple[dict[str, np.ndarray], dic
     return flat, run(roll(bound), stacked(arrays), case, bucket, dtype)
 
 
+@default_cases(1)
 @pytest.mark.parametrize("bucket", BUCKETS)
 @pytest.mark.parametrize("case", CASES)
 def test_rolled_layers_compute_what_layers_in_a_row_compute(case: str, bucket: str) -> None:
@@ -142,6 +144,7 @@ def test_what_the_compiler_sees_does_not_grow_with_the_layers() -> None:
     assert len(three.carries) == 2
 
 
+@full
 def test_every_bucket_takes_the_same_weights_in_the_same_order() -> None:
     from llmc.compiler.targets.xla.scan_layers import roll
 
@@ -249,6 +252,7 @@ def test_fewer_than_three_layers_are_refused() -> None:
         roll(program("llama", "prompt", layers=2))
 
 
+@default_cases(1)
 @pytest.mark.parametrize("bucket", ["decode", "chunk"])
 def test_the_cache_is_updated_in_place_and_never_copied(bucket: str) -> None:
     import jax

@@ -38,6 +38,7 @@ from tests.compiler.targets.xla.sharded_steps import (
     VOCAB,
     config_of,
 )
+from tests.tiers import full
 
 LAYER = {
     "self_attn.q_proj.weight": (64, 64), "self_attn.k_proj.weight": (32, 64), "self_attn.v_proj.weight": (32, 64),
@@ -228,6 +229,7 @@ def steps(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return dict(json.loads(done.stdout))
 
 
+@full
 @pytest.mark.parametrize("phase", BATCH)
 def test_steps_with_states_over_two_devices_compute_what_one_does(steps: dict[str, Any], phase: str) -> None:
     found = steps[f"{STATES} {phase} 2"]

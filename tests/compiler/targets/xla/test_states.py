@@ -20,6 +20,7 @@ from llmc.runtime.llm import BundleLLM
 from llmc.runtime.step import pad
 from tests.compiler import tiny
 from tests.models.texts import NEW, PROMPTS, continued
+from tests.tiers import full
 
 CASE = "qwen3_5_text"
 KINDS = ("kv", "state")
@@ -80,6 +81,7 @@ def test_a_state_goes_with_any_prefix_and_is_poisoned_only_where_no_token_is_lef
     assert [np.asarray(w)[0, 0].tolist() for w in written] == [c[0, 1].tolist() for c in cache]
 
 
+@full
 def test_a_model_with_states_is_verified_and_continues_texts_as_transformers_does(tmp_path: Path) -> None:
     model = tiny.write_model(tmp_path / "model", CASE)
     options = CompileOptions("xla", quantize="none", verify="all")

@@ -22,6 +22,7 @@ from llmc.compiler.targets.xla.topology import known, parse_topology
 from llmc.errors import DeviceError, InputError
 from llmc.runtime.executors.xla.client import LIBTPU_ENVIRONMENT
 from tests.compiler.targets.xla.refusals import out_of_memory
+from tests.tiers import full
 
 needs_libtpu = pytest.mark.skipif(find_spec("libtpu") is None, reason="libtpu is not installed")
 ROOT = Path(__file__).parents[4]
@@ -196,6 +197,7 @@ def test_padding_of_arrays_is_known_before_anything_is_compiled(told: dict[str, 
     assert told["sizes"] == [device_bytes(shape, 2) for shape in PADDED]
 
 
+@full
 @needs_libtpu
 def test_executables_are_the_same_bytes_in_every_process_and_wherever_the_source_lies(tmp_path: Path) -> None:
     program = """

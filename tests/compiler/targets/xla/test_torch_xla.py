@@ -29,6 +29,7 @@ from tests.compiler.targets.xla.bucket_steps import (
     special,
     step_of,
 )
+from tests.tiers import default_cases
 
 PYTHON = Path(sys.executable)
 """A Python without torch-xla."""
@@ -169,6 +170,7 @@ def test_a_worker_that_hangs_is_an_error(worker: Callable[[str], None], monkeypa
 # the module in the step
 
 
+@default_cases(1)
 @each_bucket
 def test_a_module_is_called_with_its_arguments_in_its_order_and_integers_as_wide_as_it_has_them(
     bucket: str, worker: Callable[[str], None], tmp_path: Path

@@ -30,6 +30,7 @@ from llmc.runtime.executors.envelope import Envelope
 from llmc.runtime.executors.xla.envelope import FORM
 from llmc.runtime.llm import BundleLLM
 from tests.compiler.compiled import Compiled
+from tests.tiers import full
 
 CASE = "llama-three-layers"
 DEVICE = "tpu:v5e-1x1"
@@ -71,6 +72,7 @@ def test_the_cache_is_aliased_in_every_executable(compiled: Compiled) -> None:
         assert header["jax"] == f"{version('jax')} {version('jaxlib')} {version('libtpu')}"
 
 
+@full
 def test_on_this_host_a_bundle_runs_from_its_portable_programs_and_says_so(
     compiled: Compiled, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -92,6 +94,7 @@ def prepared(compiled: Compiled) -> tuple[Lowered, CompileOptions]:
     return target.lower(stages, target.trace(stages, options), options), options
 
 
+@full
 def test_executables_are_the_same_bytes_whichever_process_makes_them(compiled: Compiled) -> None:
     inputs, options = prepared(compiled)
     shape = Shape("decode", 2, 1, 32)
@@ -105,6 +108,7 @@ def test_executables_are_the_same_bytes_whichever_process_makes_them(compiled: C
     assert str(Path(__file__).parents[4]).encode() not in made[0]
 
 
+@full
 def test_over_two_chips_weights_are_split_and_sums_exchanged(compiled: Compiled, tmp_path: Path) -> None:
     code = f"""
 import json, sys
@@ -128,6 +132,7 @@ print(json.dumps(made.analysis))
     assert analysis["device_memory"]["cache"] == compiled.result.analysis["device_memory"]["cache"] / 2
 
 
+@full
 def test_arrays_of_other_caches_are_counted_as_xla_lays_them_out(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

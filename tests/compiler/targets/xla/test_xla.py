@@ -28,6 +28,7 @@ from llmc.runtime.executors.xla.slot_executor import SLOT_PROGRAMS
 from llmc.runtime.llm import BundleLLM
 from tests.compiler import tiny
 from tests.compiler.compiled import Compiled
+from tests.tiers import full
 
 CASE = "mistral"
 PROMPTS = [[5, 80, 3, 200, 17, 9, 9, 31, 4], list(range(40, 66)), [7]]
@@ -107,6 +108,7 @@ def test_executables_depend_on_shapes_and_not_on_weights(compiled: Compiled, tmp
     assert (result.built, result.reused) == (0, 5)
 
 
+@full
 def test_layers_rolled_into_one_body_give_the_same_tokens(compiled: Compiled, tmp_path: Path) -> None:
     model = tiny.write_model(tmp_path / "model", "llama-three-layers")
     asked = CompileOptions.of("xla", verify="all", roll_layers=True)
@@ -117,6 +119,7 @@ def test_layers_rolled_into_one_body_give_the_same_tokens(compiled: Compiled, tm
     assert placed["model.layers.*.mlp.up_proj.weight"]["shape"][0] == 3
 
 
+@full
 def test_another_jax_opens_the_portable_program_and_counts_it(
     seven_slots: CompileResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -294,6 +297,7 @@ def test_a_bundle_of_a_configuration_alone_is_bound_to_weights_and_gives_the_mod
         assert tokens(llm) == [tiny.greedy(CASE, prompt, 9) for prompt in PROMPTS]
 
 
+@full
 def test_over_two_devices_of_the_host_tokens_are_those_of_one(compiled: Compiled, tmp_path: Path) -> None:
     code = f"""
 import json

@@ -18,6 +18,7 @@ from llmc.runtime.llm import BundleLLM
 from llmc.runtime.step import pad
 from llmc.testing.executors import PLAN, decode, prefill
 from tests.runtime.executors.hpu.conftest import MODES, Host
+from tests.tiers import default_cases
 
 Opened = Callable[..., OnCard]
 PROMPTS = [list(range(20)), [7, 8, 9], list(range(40, 70))]
@@ -43,6 +44,7 @@ def on_cpu(bundle: Path) -> list[np.ndarray]:
     return found
 
 
+@default_cases(2)
 @pytest.mark.parametrize("mode", MODES)
 def test_every_mode_of_the_guide_gives_the_numbers_of_the_cpu(
     mode: str, host: Host, on_card: Opened, on_cpu: list[np.ndarray]

@@ -31,6 +31,7 @@ from llmc.runtime.step import exact
 from llmc.testing.executors import SLOTS, TOP, Alone, Life, opener
 from llmc.testing.toy import toy_plan
 from tests.compiler import tiny
+from tests.tiers import default_cases
 
 ROOM, BACK, LONGEST = 7, 3, 48
 PLAN = Plan(
@@ -138,6 +139,7 @@ def specialised(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
     return folder / "bundle"
 
 
+@default_cases("mistral-4")
 @pytest.mark.parametrize("slots", [SLOTS, 4])
 def test_fixed_shapes_keep_the_tokens_of_rings_through_any_work(
     specialised: Path, request: pytest.FixtureRequest, slots: int

@@ -27,6 +27,7 @@ from llmc.runtime.llm import BundleLLM
 from llmc.testing.executors import PLAN, SLOTS, TOP, Alone, Life, Open, decode, opener, prefill
 from tests.compiler import tiny
 from tests.manifests import edit_manifest
+from tests.tiers import default_cases
 
 DEVICES = ("CPU", "NPU")
 GREEDY = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
@@ -66,6 +67,7 @@ def opened(device: str, compiled: Compile, request: pytest.FixtureRequest) -> Op
     return opener(compiled(device).bundle, request)
 
 
+@default_cases(1)
 @pytest.mark.parametrize("case", ["llama", "mistral"])
 def test_every_bucket_is_exact_in_float32(compiled: Compile, device: str, case: str) -> None:
     result = compiled(device, case, verify="all")
@@ -81,6 +83,7 @@ def test_eight_bit_weights_are_close(compiled: Compile) -> None:
     assert found["leak"] == 0.0
 
 
+@default_cases(1)
 @pytest.mark.parametrize(("case", "slots"), [("llama", SLOTS), ("llama", PLAN.limits.max_num_seqs), ("mistral", 4)])
 def test_every_slot_keeps_its_tokens_through_any_work(
     compiled: Compile, device: str, case: str, slots: int, request: pytest.FixtureRequest

@@ -41,6 +41,7 @@ from tests.compiler import tiny
 from tests.compiler.targets.xla.unoptimised import unoptimised
 from tests.fakes import nvidia, pynvml, xla_gpu
 from tests.fakes.nvidia import H100, H100_OTHER, L40S
+from tests.tiers import full
 
 pytestmark = pytest.mark.skipif(find_spec("jax_cuda13_plugin") is None, reason="XLA's plug-in is not installed")
 GIB = 1 << 30
@@ -92,6 +93,7 @@ def tokens(bundle: Path) -> list[list[int]]:
     return [list(r.outputs[0].token_ids) for r in [*first, *rest]]
 
 
+@full
 def test_batches_prefixes_and_top_k_over_a_card_s_executables_give_the_tokens_of_the_cpu(
     bundle: Path, card: xla_gpu.FakeCudaHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:

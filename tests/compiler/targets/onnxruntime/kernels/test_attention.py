@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 
 from tests.compiler.targets.onnxruntime.kernels.single import Arrays, Library, run
+from tests.tiers import default_cases
 
 Array = NDArray[np.float32]
 CAPACITY = 1100
@@ -172,6 +173,7 @@ CASES = {
 }  # fmt: skip
 
 
+@default_cases(14)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_attention(library: Path, case: Case) -> None:
     given = case.inputs()

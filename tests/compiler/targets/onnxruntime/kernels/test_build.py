@@ -43,6 +43,7 @@ from tests.compiler import tiny
 from tests.compiler.checkpoint.writers import write_gguf
 from tests.compiler.targets.onnxruntime.kernels.host import own_set
 from tests.manifests import edit_manifest
+from tests.tiers import default_cases, full
 
 PLAN = toy_plan([(1, 32, 0), (4, 8, 40)], [(1, 47), (4, 47)], Limits(48, 4, 32, 8))
 ISA = KERNEL_SETS[0].isa
@@ -70,11 +71,13 @@ def executor(bundle: Path) -> Executor:
 # The build
 
 
+@full
 def test_the_same_source_makes_the_same_bytes(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ZIG_GLOBAL_CACHE_DIR")
     assert kernels.build(tmp_path, own_set().name).read_bytes() == library.read_bytes()
 
 
+@default_cases("avx2")
 @pytest.mark.parametrize("name", [s.name for s in KERNEL_SETS])
 def test_the_library_of_a_set_needs_no_other(name: str, tmp_path: Path) -> None:
     library = kernels.build(tmp_path, name)
@@ -308,6 +311,7 @@ def test_a_manifest_that_says_less_than_its_kernels_need_opens_no_further(
         open_executor(Bundle.open(copy), 2, 2)
 
 
+@default_cases(2)
 @pytest.mark.parametrize("case", [*tiny.REPRESENTATIVES, *tiny.VARIANTS, "mixtral", "gemma2", "bloom", "mamba"])
 def test_every_architecture_is_verified(library: Path, tmp_path: Path, case: str) -> None:
     result, path = compile_with(tiny.write_model(tmp_path / "model", case), tmp_path, quantize="int8")

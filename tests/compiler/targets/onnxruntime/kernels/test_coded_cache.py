@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from llmc.runtime.executors.onnxruntime.coded_cache import decoded, encoded
 from tests.compiler.targets.onnxruntime.kernels.single import Arrays, Library, run
 from tests.compiler.targets.onnxruntime.kernels.test_attention import CASES, Case
+from tests.tiers import default_cases
 
 CACHES = {"past_k": "k8", "past_v": "v8"}
 
@@ -41,6 +42,7 @@ UNLIKE = ("keys shared out, two rows", "prompts and decode", "a window", "of an 
 """Cases that no two of take one way through the operator."""
 
 
+@default_cases(9)
 @pytest.mark.parametrize("name", CODED)
 def test_attention(library: Path, name: str) -> None:
     case = CODED[name]

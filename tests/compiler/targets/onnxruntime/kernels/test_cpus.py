@@ -28,6 +28,7 @@ from llmc.runtime.executors.onnxruntime import executables
 from tests.compiler import tiny
 from tests.compiler.targets.onnxruntime.kernels.host import own_set
 from tests.compiler.targets.onnxruntime.kernels.test_build import PLAN
+from tests.tiers import full
 
 AMX, AVX512_BF16, AVX512, AVX_VNNI, AVX2, I8MM, NEON = KERNEL_SETS
 
@@ -130,6 +131,7 @@ def bundle(library: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "bundle"
 
 
+@full
 def test_a_bundle_has_a_library_for_each_and_opens_the_fastest(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened = Bundle.open(bundle)
     assert sets_in(opened.manifest.files) == list(KERNEL_SETS)

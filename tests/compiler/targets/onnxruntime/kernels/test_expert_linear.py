@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from llmc.compiler.targets.onnxruntime.formats import TABLES
 from tests.compiler.targets.onnxruntime.kernels.single import Library, quantised, run
 from tests.compiler.targets.onnxruntime.kernels.test_linear import ONCE, Array, attributes, close, matrix, tabled
+from tests.tiers import full
 
 COUNT, ROWS, WIDTH, GROUP = 5, 40, 96, 32
 FORMATS = [(4, "symmetric"), (4, "zeros"), (6, "offsets"), (8, "symmetric")]
@@ -70,6 +71,7 @@ def test_a_token_s_results_are_the_same_whatever_others_there_are(library: Path)
         assert (product(library, x[each], ids[each], panels, None, attrs) == whole[each]).all()
 
 
+@full
 def test_every_set_gives_the_same_bits(library: Path, others: dict[str, Library]) -> None:
     panels, _, attrs = experts(0, "symmetric")
     random = np.random.default_rng(1)

@@ -20,6 +20,7 @@ from tests.compiler import tiny
 from tests.compiler.checkpoint.quantised import packers
 from tests.compiler.checkpoint.writers import BLOCK_KINDS, write_blocks
 from tests.compiler.targets.onnxruntime.kernels.single import run
+from tests.tiers import default_cases
 
 FAMILIES = {
     "kept4": pkept4, "kept6": pkept6, "kept8": pkept8, "keptiq4": pkeptiq4, "keptfloat4": pkeptfloat4,
@@ -92,6 +93,7 @@ def compiled(path: Path, folder: Path) -> CompileResult:
     )
 
 
+@default_cases(2)
 @pytest.mark.parametrize(
     ("case", "line"),
     [
@@ -112,6 +114,7 @@ def test_a_bundle_is_near_the_float_model(library: Path, case: str, line: str, t
     ]
 
 
+@default_cases(1)
 @pytest.mark.parametrize(
     ("stated", "pack", "line"),
     [

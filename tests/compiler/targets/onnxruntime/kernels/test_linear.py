@@ -14,6 +14,7 @@ from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 from llmc.compiler.targets.onnxruntime.formats import TABLES
 from llmc.compiler.targets.onnxruntime.kernels.panels import CODES, LANES, Panels, panel_bytes, to_float16
 from tests.compiler.targets.onnxruntime.kernels.single import quantised, run
+from tests.tiers import default_cases
 
 Array = NDArray[np.float32]
 SIZES = [(64, 64, 16), (96, 576, 32), (100, 96, 32), (32, 1536, 64), (40, 128, 64), (17, 72, 8), (48, 40, 32)]
@@ -66,6 +67,7 @@ def close(made: NDArray[Any], wanted: Array) -> bool:
     )
 
 
+@default_cases(14)
 @pytest.mark.parametrize(("size", "bits", "once"), formats(SIZES), ids=str)
 def test_products_of_every_number_of_rows(library: Path, size: tuple[int, int, int], bits: int, once: str) -> None:
     rows, width, group = size

@@ -25,6 +25,7 @@ from llmc.runtime.step import ragged
 from llmc.testing.toy import toy_plan
 from tests.compiler import tiny
 from tests.manifests import edit_manifest
+from tests.tiers import default_cases
 
 LONGEST, STEP, WINDOW, SLOTS = 320, 16, 70, 4
 RING = 128
@@ -99,6 +100,7 @@ class Both:
         np.testing.assert_array_equal(self.rings.logits()[: len(slots)], self.whole.logits()[: len(slots)])
 
 
+@default_cases(1)
 def test_texts_are_those_of_a_cache_that_holds_all(bundles: Pair) -> None:
     """Prompts in chunks beside decode, twice around the ring; then each conversation goes on; and all from drafts."""
     random = np.random.default_rng(0)

@@ -14,6 +14,7 @@ from llmc.runtime.executors.onnxruntime.rounded_cache import rounded
 from tests.compiler.targets.onnxruntime.kernels.host import build_any, own_set
 from tests.compiler.targets.onnxruntime.kernels.single import Arrays, Library, run
 from tests.compiler.targets.onnxruntime.kernels.test_attention import CAPACITY, CASES, Case, in_ring
+from tests.tiers import default_cases
 
 CACHES = {"past_k": "k16", "past_v": "v16"}
 
@@ -53,6 +54,7 @@ def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return build_any(tmp_path_factory.mktemp("kernels"), request.param or own_set().name)
 
 
+@default_cases(14)
 @pytest.mark.parametrize("name", ROUNDED)
 def test_attention(library: Path, name: str) -> None:
     """Weights have 8 bits, which values of one token share, and scores differ by what queries lose."""

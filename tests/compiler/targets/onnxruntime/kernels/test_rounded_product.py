@@ -16,6 +16,7 @@ from llmc.runtime.executors.onnxruntime.team import Team
 from tests.compiler.targets.onnxruntime.kernels.single import Library, run
 from tests.compiler.targets.onnxruntime.kernels.test_emulated import to_bf16
 from tests.compiler.targets.onnxruntime.kernels.test_linear import ONCE, SIZES, attributes, formats, matrix, tabled
+from tests.tiers import default_cases
 
 Array = NDArray[np.float32]
 ROWS = (1, 3, 16, 17, 33, 40)
@@ -44,6 +45,7 @@ def near(made: Array, wanted: NDArray[Any]) -> bool:
     return bool(np.abs(made - wanted).max() < 2e-6 * np.abs(wanted).max() * np.sqrt(made.size) + 1e-30)
 
 
+@default_cases(14)
 @pytest.mark.parametrize(("size", "bits", "once"), formats([*SIZES, LONG]), ids=str)
 def test_products_of_every_number_of_rows(library: Path, size: tuple[int, int, int], bits: int, once: str) -> None:
     part, offsets = ONCE[once]

@@ -18,6 +18,7 @@ from llmc.compiler.targets.xla.operators import RULES
 from llmc.compiler.targets.xla.scan_match import fold
 from tests.compiler import tiny
 from tests.compiler.targets.xla.unoptimised import unoptimised
+from tests.tiers import full
 
 CASE = "mistral"
 """Two layers, with a sliding window."""
@@ -71,6 +72,7 @@ def greedy(case: str) -> list[list[int]]:
     return np.array(found).T.tolist()
 
 
+@full
 def test_tokens_are_the_models(monkeypatch: pytest.MonkeyPatch) -> None:
     """With windows, heads of two widths, and layers that read others' keys."""
     expected = [tiny.greedy("gemma4_text", prompt, TOKENS) for prompt in PROMPTS]

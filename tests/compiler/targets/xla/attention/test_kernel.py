@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from llmc.compiler.targets.xla.attention.tiling import Tiling
 from tests.compiler.targets.xla.attention.reference import LAYER, Case, Given, given, reference
-from tests.tiers import examples
+from tests.tiers import default_cases, examples
 
 Run = Callable[[Given], np.ndarray]
 CASES = {
@@ -54,6 +54,7 @@ def forms(name: str) -> dict[str, Run]:
     return {"kernel": run(flash_attention, interpret=True), "plain": run(plain_attention)}
 
 
+@default_cases(2)
 @pytest.mark.parametrize("name", CASES)
 def test_is_attention_over_live_tokens(name: str) -> None:
     case = CASES[name]
