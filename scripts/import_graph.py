@@ -21,9 +21,11 @@ from pathlib import Path
 
 import grimp
 
-PACKAGES = ("llmc", "tests", "scripts")
+PACKAGES = ("llmc", "tests", "scripts", "benchmarks")
 _INIT = ".__init__"
-_NAMED = re.compile(r"""["';](?: *(?:from|import) )?((?:llmc|tests|scripts)(?:\.\w+)+)""")
+_NAMED = re.compile(
+    r"""["';](?: *(?:from|import) )?((?:llmc|tests|scripts)(?:\.\w+)++)(?!["'] in )(?: import ([\w, ]+))?"""
+)
 _CONSTANT = re.compile(r'^(\w+) = "(llmc[\w.]*)"$', re.MULTILINE)
 _PROGRAM = re.compile(r'"-m", "llmc"')
 _ONE_OF = re.compile(r'f"((?:llmc|tests)[\w.]*|\{__name__\}|\{__package__\})\.\{')
@@ -63,6 +65,12 @@ class ImportGraph:
         """The node of a file (relative to the root); None where it is no module."""
         name = file.removesuffix(".py").replace("/", ".")
         return name if file.endswith(".py") and name.removesuffix(_INIT) in self._files else None
+
+    def naming(self, words: Iterable[str]) -> set[str]:
+        """The modules of tests and scripts whose text has one of these words, which may be paths."""
+        pattern = re.compile("|".join(rf"(?<![\w.-]){re.escape(word)}(?![\w-])" for word in words))
+        ours = ((name, path) for name, path in self._files.items() if not name.startswith("llmc"))
+        return {name for name, path in ours if pattern.search(path.read_text())}
 
     def package_of(self, file: str) -> str | None:
         """The node of the innermost package that holds a file; None where no package does."""
@@ -105,7 +113,8 @@ class ImportGraph:
         while ring:
             ring = list({other for name in ring for other in imports[name]} - reached)
             reached.update(ring)
-        for name in sorted(set(self._files) - reached):
+        modules = {name for name, path in self._files.items() if path.name != "__init__.py"}
+        for name in sorted(modules - reached):
             parts = name.split(".")
             above = (".".join(parts[:count]) + _INIT for count in range(len(parts) - 1, 0, -1))
             if package := next((one for one in above if one in reached), None):
@@ -127,10 +136,11 @@ class ImportGraph:
         """The modules that strings of a module name."""
         for word, value in _CONSTANT.findall(text):
             text = text.replace(f"{{{word}}}", value)
-        for found in _NAMED.findall(text):
+        for found, taken in _NAMED.findall(text):
             parts = found.split(".")
-            known = (".".join(parts[:count]) for count in range(len(parts), 1, -1))
-            yield from (module for module in [next((one for one in known if one in self._files), None)] if module)
+            known = [".".join(parts[:count]) for count in range(len(parts), 1, -1)]
+            yield from [one for one in known if one in self._files][:1]
+            yield from (one for word in taken.split(",") if (one := f"{found}.{word.strip()}") in self._files)
         if _PROGRAM.search(text):
             yield "llmc.__main__"
         for found in _ONE_OF.findall(text):
