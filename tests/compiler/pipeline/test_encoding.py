@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -115,7 +116,7 @@ def test_smaller_formats_stay_within_their_limits(
     folder: Path, embedding: llmc.LLM, device: str, dtype: str, quantize: str, quality: str
 ) -> None:
     bundle = folder / f"{device}.{quality}.llmc"
-    asked = {
+    asked: dict[str, Any] = {
         "device": device, "dtype": dtype, "quantize": quantize, "max_num_seqs": 4, "cache_dir": folder / "store",
     }  # fmt: skip
     if not computes_in(dtype, cpu_features()):

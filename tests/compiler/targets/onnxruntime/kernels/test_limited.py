@@ -53,6 +53,22 @@ def test_onnx_runtimes_own_kernels_are_not_limited(monkeypatch: pytest.MonkeyPat
     assert target.needed_features(configured()) == own_set().isa
 
 
+@pytest.mark.parametrize(("device", "module"), [("openvino", "openvino.base_target"), ("xla", "xla.cpu")])
+def test_what_libraries_compile_for_the_cpu_is_keyed_by_all_that_it_has(
+    monkeypatch: pytest.MonkeyPatch, device: str, module: str
+) -> None:
+    monkeypatch.setattr(f"llmc.compiler.targets.{module}.host_features", lambda: AMX.isa)
+    monkeypatch.setenv(CPU_ISA, "avx2")
+    assert open_target(device).isa() == AMX.isa
+
+
+def test_openvinos_default_precision_is_that_of_the_smaller_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "host_features", lambda: AMX.isa)
+    assert open_target("openvino").default_dtype("int8") == "bf16"
+    monkeypatch.setenv(CPU_ISA, "avx2")
+    assert open_target("openvino").default_dtype("int8") == "f32"
+
+
 def compiled(model: Path, folder: Path) -> Bundle:
     asked, store = CompileOptions.of("onnxruntime"), Store(folder / "store")
     compile_bundle(str(model), folder / "bundle", PLAN, asked, store, lambda _: None)
