@@ -15,6 +15,8 @@ REST = 3.0
 LONGEST_REST_S = 10.0
 LOWER = 10
 """Of niceness: a tenth of a core that others want. At 19 more a swap under full load took minutes."""
+NICEST = 19
+"""The system takes no higher niceness, and sets this one instead."""
 _LOOK_S = 0.05
 
 
@@ -45,7 +47,8 @@ def low_priority() -> Iterator[None]:
         yield
         return
     me = threading.get_native_id()
-    low, before = os.getpriority(os.PRIO_PROCESS, me) + LOWER, _tasks()
+    usual, before = os.getpriority(os.PRIO_PROCESS, me), _tasks()
+    low = min(usual + LOWER, NICEST)
     os.setpriority(os.PRIO_PROCESS, me, low)
     try:
         yield
@@ -53,7 +56,7 @@ def low_priority() -> Iterator[None]:
         for task in _tasks() - before:
             with suppress(OSError):  # it has ended
                 if (has := os.getpriority(os.PRIO_PROCESS, task)) >= low:
-                    os.setpriority(os.PRIO_PROCESS, task, has - LOWER)
+                    os.setpriority(os.PRIO_PROCESS, task, has - (low - usual))
 
 
 def _tasks() -> set[int]:

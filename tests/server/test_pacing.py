@@ -72,7 +72,7 @@ def test_what_the_work_started_goes_on_at_the_usual_priority() -> None:
             child.kill()
             child.wait()
             pytest.skip("this process may not take a lower niceness back")
-        lowered = min(usual + pacing.LOWER, 19)
+        lowered = min(usual + pacing.LOWER, pacing.NICEST)
         assert found == {"worker": lowered, "child": lowered}
         assert (niceness(thread), niceness(child.pid)) == (usual, usual)
         go.set()
