@@ -14,6 +14,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from scripts.lock import lower_bounds
+
 ROOT = Path(__file__).parent.parent
 LOCK = ROOT / "requirements.lock"
 PEERS = ROOT / "benchmarks" / "requirements-peers.lock"
@@ -110,6 +112,14 @@ def test_the_lock_is_the_lower_end_of_a_range_whose_upper_end_is_closed(name: st
     low = [Version(s.version) for s in asked.specifier if s.operator in (">=", "==")]
     assert len(low) == 1 and Version(version).release[: len(low[0].release)] == low[0].release
     assert any(s.operator in ("<", "==") for s in asked.specifier), "a version that no test has seen is not admitted"
+
+
+def test_each_requirement_has_a_lower_bound_that_the_oldest_environment_is_held_to() -> None:
+    build = {canonicalize_name(Requirement(line).name) for line in PROJECT["build-system"]["requires"]}
+    assert set(lower_bounds(PROJECT)) == {canonicalize_name(asked.name) for asked in declared()} - build
+    for asked in declared():
+        if (bound := lower_bounds(PROJECT).get(canonicalize_name(asked.name))) is not None:
+            assert asked.specifier.contains(bound), f"{asked} does not begin at {bound}"
 
 
 def test_peers_have_what_they_share_at_the_same_version() -> None:
