@@ -49,6 +49,19 @@ test: $(VENV)/.ready
 test-all: $(VENV)/.ready
 	$(PYTEST) -m '$(OTHERS)'
 
+# Tests of the full suite alone: those that a change since the commit SINCE can affect, nearest first, for at most
+# MINUTES; and the part SHARD (K/N). pytest exits with 5 if there are none.
+SINCE ?= origin/main
+MINUTES ?= 20
+SHARD ?= 1/20
+FULL = $(PYTEST) -m 'full and $(OTHERS)'
+test-affected: $(VENV)/.ready
+	$(BIN)/python -m scripts.affected_tests --since '$(SINCE)' > $(VENV)/affected
+	! test -s $(VENV)/affected || $(FULL) -p tests.time_limit --minutes $(MINUTES) $$(cat $(VENV)/affected) || test $$? = 5
+
+test-shard: $(VENV)/.ready
+	$(FULL) --shard $(SHARD) || test $$? = 5
+
 # the part of the default tier that needs neither torch nor a compiler, in about a minute (tests/conftest.py, FAST)
 test-fast: $(VENV)/.ready
 	$(PYTEST) --fast

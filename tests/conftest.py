@@ -141,14 +141,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
-    """Marks what the full suite alone runs, and puts files that compile first, the demo model's before all: a long
-    file begun last leaves processors idle.
+    """Marks what the full suite alone runs, and in a run of all files puts those that compile first, the demo model's
+    before all: a long file begun last leaves processors idle.
 
     With --no-loadscope-reorder workers take files in this order, not in that of the number of their tests. The shard is
     taken of what -m and -k leave.
     """
     tiers.mark_full(items)
-    if not config.pluginmanager.hasplugin("randomly"):
+    if config.args_source != config.ArgsSource.ARGS and not config.pluginmanager.hasplugin("randomly"):
         items.sort(key=lambda item: begins(item.path))
     yield
     if shard := config.getoption("--shard"):

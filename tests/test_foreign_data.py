@@ -36,7 +36,7 @@ from tests.artifacts.helpers import DIGESTS, manifest
 from tests.compiler.checkpoint.writers import write_gguf
 from tests.hostile import as_json, changed, damaged
 from tests.manifests import write_manifest
-from tests.tiers import examples
+from tests.tiers import default_cases, examples
 from tests.toy import Toy
 
 fuzzed = examples(60, suppress_health_check=list(HealthCheck))
@@ -161,6 +161,7 @@ def generate(toy: Toy, members: dict[str, Any]) -> None:
         llm.generate(["ab"], SamplingParams(max_tokens=2))
 
 
+@default_cases(2)
 @fuzzed
 @given(st.data())
 @pytest.mark.parametrize("member", ["model", "options", "toolchain", "plan", "files"])

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from llmc.testing.toy import write_toy
+from tests.tiers import full
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "adding-a-target.md"
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -91,6 +92,7 @@ def test_its_option_is_a_flag_where_it_belongs(installed: Path, run: Run) -> Non
     assert (devices["pocket"]["compiles"], devices["pocket"]["runs"]) == ("yes", "yes")
 
 
+@full
 def test_a_change_of_its_source_changes_its_keys(installed: Path, run: Run, tmp_path: Path) -> None:
     def key() -> str:
         assert compile_(run, installed, "--device", "pocket", "--verify", "none").returncode == 0

@@ -23,6 +23,7 @@ from llmc.compiler.pipeline.survey import survey
 from llmc.compiler.stages import version_of
 from llmc.errors import DeviceError
 from llmc.platforms import BUILDS, exists_here, how_to_install
+from tests.tiers import default_cases
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -114,6 +115,7 @@ def test_what_the_core_asks_for_is_built_everywhere(name: str) -> None:
     assert len({package for line in PROJECT["dependencies"] for package in asked(name, line)}) == 9
 
 
+@default_cases(2)
 @pytest.mark.parametrize("name", PLATFORMS)
 def test_the_lock_counts_wherever_a_package_is_asked_for(name: str) -> None:
     for line in (ROOT / "requirements.lock").read_text().splitlines()[1:]:

@@ -357,6 +357,7 @@ def test_a_truncated_copy_is_an_error_that_names_the_file(copy: Path, plan: Plan
 # Certificates
 
 
+@full
 def test_it_is_warmed_up_and_certified(exact_bundle: Path) -> None:
     made = llmc.certify(exact_bundle, requests=12, threads=THREADS)
     assert made.compilations == 0

@@ -14,6 +14,7 @@ from llmc.bench.peers import worker
 from llmc.bench.peers.worker import Contender
 from llmc.waiting import POLICY, SLEEP, of_others
 from tests.artifacts.helpers import REPO
+from tests.tiers import full
 
 
 def policy(environment: dict[str, str]) -> str:
@@ -32,6 +33,7 @@ def test_openmp_is_told_before_torch_is_imported_unless_the_user_told_it() -> No
     assert policy({**without, POLICY: "ACTIVE"}) == "ACTIVE"
 
 
+@full
 @pytest.mark.parametrize(("given", "kept"), [(SLEEP, None), ("PASSIVE", "PASSIVE"), ("ACTIVE", "ACTIVE")])
 def test_engines_that_are_compared_wait_as_they_do_without_llmc(
     monkeypatch: pytest.MonkeyPatch, given: str, kept: str | None

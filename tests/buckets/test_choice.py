@@ -22,6 +22,7 @@ from llmc.buckets.traffic.source import Traffic
 from llmc.errors import InputError
 from llmc.settings import Settings
 from tests.buckets.generators import PROPERTY, small_limits
+from tests.tiers import full
 
 SAMPLE = Path(__file__).parents[1] / "data" / "azure_conv_sample.csv"
 LIMITS = Limits(8192, 1)
@@ -173,6 +174,7 @@ def planned(budget: Budget, limits: Limits = LIMITS):
     return plan_from(PlanInputs(limits, traffic=Traffic(SAMPLE)), budget, Costs(), {})
 
 
+@full
 def test_compile_time_is_spent_to_the_last_graph():
     wastes = []
     for graphs in (6, 13, 19, 23, 43, 75):

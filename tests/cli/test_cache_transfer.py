@@ -17,6 +17,7 @@ from llmc.cli.output import TransferProgress
 from tests.artifacts.helpers import files_below, flip, key
 from tests.artifacts.remotes.helpers import add_manifest
 from tests.cli.helpers import Llmc
+from tests.tiers import default_cases
 
 
 @pytest.fixture
@@ -289,6 +290,7 @@ def test_no_bar_elsewhere(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     assert capsys.readouterr().err == ""
 
 
+@default_cases(2)
 @pytest.mark.parametrize("command", ["push {} bundle", "push {}", "pull {}", "pull {} -o out"])
 def test_a_place_without_slashes_is_a_usage_error_at_once(llmc: Llmc, bundle: Path, here: Path, command: str) -> None:
     before = sorted(here.iterdir())

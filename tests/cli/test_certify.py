@@ -12,6 +12,7 @@ import pytest
 from llmc.runtime.executors.fake.executor import FakeExecutor
 from tests.cli.helpers import Llmc
 from tests.devices import use, watching
+from tests.tiers import default_cases
 from tests.toy import Toy
 
 
@@ -129,6 +130,7 @@ def test_python_does_the_same(llmc: Llmc, static: Path, here: Path) -> None:
 # Bad input
 
 
+@default_cases(2)
 @pytest.mark.parametrize(
     ("flags", "words"),
     [

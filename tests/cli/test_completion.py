@@ -22,6 +22,7 @@ from llmc.compiler.targets.declared import offered
 from tests.artifacts.helpers import REPO
 from tests.cli.helpers import Llmc
 from tests.cli.test_main import HEAVY, imported
+from tests.tiers import default_cases, full
 
 COMPLETED = """
 eval "$(llmc completion bash)"
@@ -84,6 +85,7 @@ def fish(words: str) -> list[str]:
     return run("fish", "-N", "-c", f"llmc completion fish | source; complete -C {shlex.quote(words)}").splitlines()
 
 
+@full
 def test_bash_completes_commands_options_devices_and_values() -> None:
     assert bash("llmc co") == ["compile", "completion"]
     assert bash("llmc compile m --devi") == ["--device"]
@@ -96,6 +98,7 @@ def test_bash_completes_commands_options_devices_and_values() -> None:
     assert bash("llmc compile m --plan=mo") == []
 
 
+@default_cases(1)
 @pytest.mark.parametrize("breaks", ["", ":", "=", ":="])
 def test_bash_completes_a_value_behind_an_equals_sign(breaks: str) -> None:
     """What replaces the word that the shell sees: all of it, or what stands behind its last break."""

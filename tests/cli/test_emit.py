@@ -15,7 +15,7 @@ from llmc.testing.toy import toy_plan
 from tests.cli.helpers import Llmc
 from tests.compiler import tiny
 from tests.compiler.encoders_tiny import write_encoder
-from tests.tiers import default_cases
+from tests.tiers import default_cases, full
 
 LIMITS = ("--max-model-len", "16", "--max-num-seqs", "1", "--block-size", "8")
 
@@ -30,7 +30,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("store")
 
 
-@default_cases(2)
+@full
 @pytest.mark.parametrize(
     ("device", "names", "program", "lowered"),
     [

@@ -21,6 +21,7 @@ from tests.artifacts.helpers import flip, truncate
 from tests.cli.helpers import Llmc, Ran
 from tests.damage import spoil
 from tests.manifests import edit_manifest
+from tests.tiers import default_cases
 from tests.toy import greedy
 
 LIMIT = 31
@@ -245,6 +246,7 @@ def test_chat_wraps_prompts_in_the_models_template(generate: Llmc) -> None:
     assert found["prompt_token_ids"] == TOKENIZER.encode("user: hi\nassistant:")
 
 
+@default_cases(6)
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
@@ -363,6 +365,7 @@ def test_a_repetition_penalty_keeps_tokens_from_coming_back(generate: Llmc) -> N
     assert len(set(penalised)) == len(penalised)
 
 
+@default_cases(4)
 @pytest.mark.parametrize(
     ("flag", "value", "message"),
     [

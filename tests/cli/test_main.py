@@ -18,6 +18,7 @@ from llmc.compiler.targets.declared import devices, other_names
 from tests.artifacts.helpers import REPO, child, finish
 from tests.cli.helpers import Llmc
 from tests.devices import negated, use
+from tests.tiers import default_cases
 
 SMALL = ("--max-model-len", 32, "--max-num-seqs", 4)
 
@@ -245,6 +246,7 @@ def imported(*arguments: object) -> set[str]:
     return set(re.findall(r"'(\w+)'", names))
 
 
+@default_cases(8)
 @pytest.mark.parametrize(
     "arguments", [["--help"], ["--version"], *([name, "--help"] for name in COMMANDS)], ids=" ".join
 )

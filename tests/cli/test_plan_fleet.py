@@ -18,6 +18,7 @@ from llmc.testing.toy import write_toy
 from tests.cli.conftest import BUNDLE, surround
 from tests.cli.helpers import Llmc
 from tests.cli.test_extras import told, without
+from tests.tiers import default_cases
 
 SMALL = {
     "registry": {"gbit_per_s": 0.000001, "connections": 4}, "nodes": {"gbit_per_s": 0.000001, "downloads": 1},
@@ -146,6 +147,7 @@ BAD = [
 ]
 
 
+@default_cases(6)
 @pytest.mark.parametrize(("members", "words"), BAD, ids=[words for _, words in BAD])
 def test_a_bad_file_is_one_line_that_says_where(llmc: Llmc, fleet: Any, members: dict[str, Any], words: str) -> None:
     said = llmc("plan", "--fleet", fleet(**members)).failed(2)

@@ -17,6 +17,7 @@ from llmc.runtime.engine.sampling import SamplingParams
 from llmc.runtime.hybrid.child import ChildPrefiller
 from llmc.runtime.llm import BundleLLM
 from tests.cli.helpers import Llmc
+from tests.tiers import default_cases
 from tests.timing import PATIENCE_S, until
 from tests.toy import greedy
 
@@ -85,6 +86,7 @@ def test_a_door_to_other_hosts_needs_a_key(llmc: Llmc, bundle: Path) -> None:
     assert ran.code == 2 and "no key is asked for: set LLMC_PREFILL_KEY" in ran.err
 
 
+@default_cases(2)
 @pytest.mark.parametrize("where", ["unix:", "nowhere", "127.0.0.1:x", "tcp://127.0.0.1:99999"])
 def test_what_is_no_address_is_refused(llmc: Llmc, bundle: Path, where: str) -> None:
     ran = llmc("prefill", bundle, "--listen", where)

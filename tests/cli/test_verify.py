@@ -15,6 +15,7 @@ from tests.compiler import tiny
 from tests.compiler.targets.onnxruntime.kernels.host import own_set
 from tests.devices import negated, use
 from tests.manifests import edit_manifest
+from tests.tiers import default_cases
 
 
 def test_a_sound_bundle_is_told_in_two_lines(llmc: Llmc, bundle: Path) -> None:
@@ -96,6 +97,7 @@ def test_damaged_files_are_found_before_any_number(llmc: Llmc, bundle: Path, dam
     assert "llmc compile" in message and f"-o {bundle}" in message
 
 
+@default_cases(2)
 @pytest.mark.parametrize(
     ("text", "words"),
     [(None, "no manifest.json in it"), ("", "manifest.json"), ("{", "manifest.json"), ("[]", "manifest.json")],

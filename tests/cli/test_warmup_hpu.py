@@ -29,6 +29,7 @@ def card(llmc: Llmc, monkeypatch: pytest.MonkeyPatch) -> Any:
     return gaudi.install(monkeypatch, lazy=True, FAKE_HPU_MEMORY=str(MEMORY))
 
 
+@full
 def test_memory_is_divided_hpu_graphs_are_captured_and_nothing_compiles_afterwards(
     llmc: Llmc, bundle: Path, card: Any
 ) -> None:

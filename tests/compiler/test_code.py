@@ -21,6 +21,7 @@ from llmc.compiler import code
 from llmc.compiler.pipeline import verification
 from llmc.compiler.verification.verify import Verification
 from tests.compiler.keyed import Compiled
+from tests.tiers import full
 from tests.toy import Toy
 
 SOURCES = Path(llmc.__file__).parent
@@ -56,6 +57,7 @@ def parsed(path: Path) -> tuple[set[str], set[str]]:
     return at_top, later
 
 
+@full
 def test_imports_are_read_as_pythons_parser_reads_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(code, "_RUNS_STAGES", "no module says this")
     code.forget()

@@ -14,6 +14,7 @@ import yaml
 from llmc.deploy.names import label, require_label
 from llmc.deploy.templating import _environment
 from tests.deploy.bundles import facts, files, named
+from tests.tiers import default_cases
 
 NAMES = (
     "$(rm -rf /)", "`id`", "${{ secrets.KEY }}", "{{ .Values.x }}", "[[ facts ]] [% raw %]", "a\nRUN evil\n  b: c",
@@ -34,6 +35,7 @@ def shown(name: str) -> str:
     return name or "toy"
 
 
+@default_cases(8)
 def test_kubernetes_and_kserve(name: str, tmp_path: Path) -> None:
     bundle = facts(tmp_path / "bundle", named(name))
     for kind in ("kubernetes", "kserve"):

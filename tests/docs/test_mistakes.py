@@ -18,6 +18,7 @@ from llmc.cli import ahead
 from llmc.cli.main import main
 from tests.cli.conftest import surround
 from tests.docs.commands import AND_SO_ON, DOCUMENTS, OF_PACKAGES, llmc_arguments, shown
+from tests.tiers import default_cases
 
 MISSING = "./missing"
 NAMES = {"shell", "kind", "keys", "key", "prompt", "text", "query"}
@@ -75,6 +76,7 @@ def test_there_are_many() -> None:
     assert len(EVERY) > 150
 
 
+@default_cases(76)
 @pytest.mark.parametrize("call", EVERY, ids=shlex.join)
 def test_what_is_missing_is_named(
     call: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

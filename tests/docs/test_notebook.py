@@ -11,6 +11,7 @@ import pytest
 from nbclient import NotebookClient
 
 from tests.docs.commands import ROOT
+from tests.tiers import full
 
 TITLE = re.compile("<strong>(.*?)</strong>")
 
@@ -26,6 +27,7 @@ def titles(notebook: Any) -> list[str]:
     ]
 
 
+@full
 def test_every_cell_runs_and_shows_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLMC_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))

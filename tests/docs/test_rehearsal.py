@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 
 from tests.docs.conftest import Rehearse
+from tests.tiers import default_cases
 
 SAYS = "llmc: error: gone: not a bundle (no such file or folder); make one with `llmc compile`"
 
 
+@default_cases(2)
 @pytest.mark.parametrize(
     ("shown", "failed"),
     [

@@ -12,6 +12,7 @@ import pytest
 
 import llmc
 from tests.docs.commands import ROOT
+from tests.tiers import default_cases, full
 
 API = (ROOT / "docs" / "api.md").read_text()
 LOADED = re.compile(r"""<(?:script|img|iframe|source)[^>]*\ssrc=["']?([^"' >]+)|<link[^>]*\shref=["']?([^"' >]+)""")
@@ -33,6 +34,7 @@ def built(configuration: Path, into: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
 
 
+@full
 def test_every_document_is_a_page_that_the_navigation_has(site: Path) -> None:
     for document in (ROOT / "docs").rglob("*.md"):
         name = document.relative_to(ROOT / "docs").with_suffix("")
@@ -69,6 +71,7 @@ def test_every_variable_of_vllm_is_on_the_page_for_those_who_come_from_there() -
     assert not {name for name in plain if f"`{name}" not in page}
 
 
+@default_cases(1)
 @pytest.mark.parametrize(
     ("link", "said"),
     [("gone.md", "gone.md"), ("other.md#none", "#none"), ("../scripts/none.py", "none.py"), ("/top.md", "top.md")],

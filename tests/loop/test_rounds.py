@@ -23,6 +23,7 @@ from llmc.loop.rounds import Asked, Round, run_round, worth
 from llmc.server.events import SwapRefused
 from llmc.settings import Settings
 from tests.server.live import Live
+from tests.tiers import default_cases
 from tests.toy import Toy
 
 TOKEN = "the-token"
@@ -165,6 +166,7 @@ def test_a_refused_bundle_leaves_server_and_link_as_they_were(
     assert live.complete().status == 200
 
 
+@default_cases(2)
 @pytest.mark.parametrize(("change", "said"), [
     ({"client": Client("http://127.0.0.1:9", TOKEN)}, "does not answer"),
     ({"traffic": "nowhere.jsonl"}, "nowhere.jsonl"),
@@ -202,6 +204,7 @@ def test_the_newest_bundles_stay_and_those_in_use(tmp_path: Path) -> None:
 # Interrupts
 
 
+@default_cases(2)
 @pytest.mark.parametrize("stage", ["evaluate", "plan", "compile", "swap"])
 def test_a_kill_leaves_all_whole_and_the_next_round_does_it(toy: Toy, recording: Path, stage: str) -> None:
     what = asked(toy, recording)

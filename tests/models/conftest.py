@@ -42,5 +42,5 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    if {"family", "stateful"} & set(getattr(item, "fixturenames", ())):
+    if {"family", "stateful"} & set(getattr(item, "fixturenames", ())) and not item.get_closest_marker("default_cases"):
         item.add_marker(default_cases(*MECHANISMS))

@@ -11,6 +11,7 @@ from types import ModuleType
 import pytest
 
 from tests.server.served import KEYS, Served
+from tests.tiers import default_cases
 
 ROOT = Path(__file__).parents[2]
 
@@ -34,6 +35,7 @@ def test_there_are_as_many_as_are_promised_and_no_two_of_a_name() -> None:
     assert len(CHEAP) > 50
 
 
+@default_cases(25)
 @pytest.mark.parametrize("name", CHEAP)
 def test_it_is_answered_as_the_clients_matter(served: Served, name: str) -> None:
     said = served.say(CHEAP[name].make().replace(b" HTTP/1.1\r\n", AUTHORISED))

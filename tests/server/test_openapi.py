@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 
 from llmc.server.app import BODIES
 from tests.server.live import Live
+from tests.tiers import default_cases
 
 KEY = "k"
 
@@ -77,6 +78,7 @@ CHECKS = [
 ]  # fmt: skip
 
 
+@default_cases(4)
 @pytest.mark.parametrize("mode", ["POSITIVE", "NEGATIVE"])
 @pytest.mark.parametrize(("method", "path"), OPERATIONS)
 def test_the_server_keeps_to_the_document(live, document, method, path, mode):

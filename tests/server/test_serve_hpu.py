@@ -12,8 +12,10 @@ import pytest
 from tests.artifacts.helpers import REPO
 from tests.fakes import gaudi
 from tests.server.process import Process
+from tests.tiers import full
 
 
+@full
 def test_a_server_captures_hpu_graphs_before_it_is_ready_and_compiles_nothing_while_it_serves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

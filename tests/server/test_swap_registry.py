@@ -19,6 +19,7 @@ from llmc.server.events import Retired, Swapped, SwapRefused
 from llmc.testing.toy import toy_plan
 from tests.artifacts.oci.server import QUICK, Answer, Handler, Server, half, times
 from tests.server.live import Live
+from tests.tiers import default_cases
 from tests.toy import Toy
 
 ALWAYS = 1000
@@ -82,6 +83,7 @@ def test_a_tag_that_moved_is_swapped_in(shop: Shop, made: Toy) -> None:
     assert shop.live.complete().status == 200
 
 
+@default_cases(2)
 @pytest.mark.parametrize(("answer", "part", "said"), [
     (half, "GET /v2/x/blobs", "ChunkedEncodingError"),
     (cut, "GET /v2/x/blobs", "registry"),

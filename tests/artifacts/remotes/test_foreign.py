@@ -14,8 +14,10 @@ from llmc.artifacts.remotes.push import push
 from llmc.artifacts.store.store import Store
 from tests.artifacts.foreign.helpers import content, make_vllm
 from tests.artifacts.remotes.helpers import FakeSigner, FakeTrust
+from tests.tiers import default_cases
 
 
+@default_cases(2)
 def test_a_cache_goes_to_every_remote_and_back_if_it_is_signed(
     store: Store, other: Store, remote: Remote, tmp_path: Path
 ) -> None:

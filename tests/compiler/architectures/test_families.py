@@ -25,6 +25,7 @@ from llmc.compiler.frontend.skeleton import build_skeleton, model_config
 from llmc.compiler.targets.xla.sharding import weight_shardings
 from llmc.errors import CheckpointError
 from tests.compiler import tiny
+from tests.tiers import default_cases
 
 GGUF = [name for name in supported() if family({"model_type": name}).gguf is not None]
 
@@ -39,6 +40,7 @@ def test_the_families_are_the_files_of_their_folder() -> None:
     assert {"llama", "mistral", "qwen2", "qwen3"} <= set(supported())
 
 
+@default_cases(22)
 @pytest.mark.parametrize("name", supported())
 def test_the_class_is_transformers_own(name: str) -> None:
     assert getattr(transformers, of(name).model_class).config_class.model_type == name
@@ -52,6 +54,7 @@ def test_the_tiny_configuration_is_tiny_and_whole(name: str) -> None:
     assert "model_type" not in of(name).tiny
 
 
+@default_cases(22)
 @pytest.mark.parametrize("name", supported())
 def test_one_rule_names_how_each_weight_is_split(name: str) -> None:
     config = tiny.config(name)
@@ -63,6 +66,7 @@ def test_one_rule_names_how_each_weight_is_split(name: str) -> None:
     assert weight_shardings(shapes, config, 2).keys() == shapes.keys()
 
 
+@default_cases(22)
 @pytest.mark.parametrize("name", supported())
 def test_sizes_are_the_models(name: str) -> None:
     config = tiny.config(name)

@@ -17,6 +17,7 @@ from llmc.compiler.frontend.trace import trace, trace_weightless
 from llmc.compiler.pipeline.verification import probes_stage
 from llmc.compiler.targets import open_target
 from llmc.compiler.weights.stage import weights_stage
+from tests.tiers import default_cases
 
 READERS: dict[str, tuple[code.Maker, ...]] = {
     "weights of a GGUF file, whose rows are put in order": (weights_stage, GgufCheckpoint),
@@ -65,6 +66,7 @@ def test_a_change_of_a_family_and_a_new_one_change_the_keys_of_what_reads_it(wha
     assert "compiler.architectures.new=" in seen[-1]
 
 
+@default_cases(2)
 @pytest.mark.parametrize("what", OTHERS)
 def test_a_new_family_leaves_all_else_as_it_is(what: str, copied: Path) -> None:
     before = code.code_digest(*OTHERS[what])

@@ -25,7 +25,7 @@ from llmc.compiler.program.to_export import serialise, specialise
 from llmc.errors import CompileError
 from llmc.runtime.portable_program import Fields, PortableProgram, output_names
 from tests.compiler import tiny
-from tests.tiers import default_cases
+from tests.tiers import default_cases, full
 
 WINDOWS = {"use_sliding_window": True, "sliding_window": 8}
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -87,6 +87,7 @@ def test_the_fused_graph_is_that_of_a_whole_trace_byte_for_byte(case: str, runs:
     assert list(made.state_dict) == list(known.state_dict)
 
 
+@full
 @default_cases(1)
 @pytest.mark.parametrize(("case", "cached"), WEIGHTLESS.items())
 def test_the_weightless_program_is_that_of_a_whole_trace_but_for_names(case: str, cached: bool) -> None:
@@ -202,6 +203,7 @@ def by_the_one_before(layer: Any, hidden: torch.Tensor) -> torch.Tensor:
     return hidden + known
 
 
+@full
 @default_cases(1)
 @pytest.mark.parametrize("change", [by_index, by_the_one_before])
 def test_a_model_without_a_steady_state_is_traced_whole(

@@ -13,10 +13,12 @@ from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.frontend.real_model import load_real_model
 from llmc.compiler.frontend.replay import ReplayedModel, Way
 from tests.compiler import tiny
+from tests.tiers import default_cases
 
 CALLS = np.random.default_rng(0).integers(0, 250, (3, 12)).tolist()
 
 
+@default_cases(2)
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gemma4_text", "bloom", "qwen3_next"])
 def test_a_way_with_the_same_weights_ends_in_the_models_logits(tmp_path: Path, family: str) -> None:
     checkpoint = open_checkpoint(tiny.write_model(tmp_path / "model", family))

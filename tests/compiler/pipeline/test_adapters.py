@@ -104,6 +104,7 @@ def test_in_8_bits_by_llmcs_kernels(tmp_path: Path, model: str, store: Store) ->
     assert made.verification["mean_kl"] < 0.005
 
 
+@default_cases(2)
 @pytest.mark.parametrize(
     ("asked", "products"),
     [({"quantize": "none"}, 8), ({"quantize": "int8", "group_size": 32}, 8), ({"quantize": "int8"}, 9),

@@ -25,7 +25,7 @@ from llmc.errors import CheckpointError, DeviceError, InputError, UnknownNameErr
 from llmc.runtime.host import cpu_features
 from llmc.testing.toy import write_toy_encoder
 from tests.compiler.encoders_tiny import write_encoder, write_modules
-from tests.tiers import default_cases
+from tests.tiers import default_cases, full
 
 TEXTS = ["a", "a longer text, of more words", "some text", "the last one of all"]
 
@@ -186,6 +186,7 @@ def test_asyncio_programs_get_the_same_vectors(folder: Path, embedding: llmc.LLM
     asyncio.run(run())
 
 
+@full
 def test_scores_are_those_of_the_classifier(folder: Path) -> None:
     checkpoint = write_encoder(folder / "judge", "xlm_roberta", "score")
     made = llmc.compile(

@@ -22,6 +22,7 @@ from llmc.runtime.executors import open_executor
 from llmc.runtime.executors.fake import card
 from llmc.runtime.executors.fake.card import Card
 from llmc.settings import Settings
+from tests.tiers import default_cases
 from tests.toy import Toy
 
 
@@ -248,6 +249,7 @@ class TestHostile:
         with pytest.raises(ArtifactError, match="is no portable half"):
             finish(toy)
 
+    @default_cases(2)
     @pytest.mark.parametrize("said", [{}, [], "fake-1", {"card": 1}])
     def test_a_bundle_that_does_not_say_what_it_is_for_is_refused(self, toy: Toy, put_in: Any, said: Any) -> None:
         put_in()

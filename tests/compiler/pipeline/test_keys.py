@@ -27,6 +27,7 @@ from llmc.settings import KERNEL_VARIABLES, variables
 from llmc.testing.toy import DECODE, toy_plan
 from tests.compiler.keyed import DEVICES, Compiled, Keyed, Keys, changed, components, reshape
 from tests.devices import use
+from tests.tiers import default_cases
 from tests.toy import Toy
 
 TARGETS: dict[str, type[Target]] = {
@@ -293,6 +294,7 @@ CHANGES: dict[str, dict[str, tuple[Change, set[str]]]] = {
 }  # fmt: skip
 
 
+@default_cases(51)
 @pytest.mark.parametrize(
     ("device", "what"), [pytest.param(d, what, id=f"{d}-{what}") for d in DEVICES for what in CHANGES[d]]
 )

@@ -35,6 +35,7 @@ from llmc.runtime.step import Step
 from llmc.runtime.text.tokenizer import Tokenizer
 from llmc.testing.toy import DECODE, tokenizer_json, toy_plan
 from tests.devices import Replay, computing, use, watching
+from tests.tiers import default_cases
 from tests.toy import Toy, reference
 
 LONGEST = 32
@@ -87,6 +88,7 @@ def test_no_token_is_endlessly_surprising() -> None:
     assert made.tolist() == [[pytest.approx(32, abs=1e-3)], [pytest.approx(32, abs=1e-3)]]
 
 
+@default_cases(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_figures_are_what_each_position_gives_by_itself(
     toy: Toy, monkeypatch: pytest.MonkeyPatch, kind: str

@@ -70,6 +70,7 @@ def greedy(values: packers.Values, prompt: list[int], count: int) -> list[int]:
 # Weights, to the bit
 
 
+@default_cases(6)
 @pytest.mark.parametrize("case", packers.EXACT)
 def test_blocks_for_onnxruntime_are_the_values_of_the_format(case: str, tmp_path: Path) -> None:
     values = packers.write(tmp_path, *packers.CASES[case])
@@ -86,6 +87,7 @@ def test_blocks_for_onnxruntime_are_the_values_of_the_format(case: str, tmp_path
         np.testing.assert_allclose(made.reshape(values[name].shape), values[name], rtol=2.0**-24, atol=bound)
 
 
+@default_cases(6)
 @pytest.mark.parametrize("case", packers.EXACT)
 def test_groups_for_openvino_are_the_values_of_the_format(case: str, tmp_path: Path) -> None:
     from llmc.compiler.targets.openvino.constants import Constants

@@ -21,6 +21,7 @@ from llmc.runtime.certificate.document import Certificate
 from llmc.runtime.executors.fake.executor import FakeExecutor
 from tests.devices import use, watching
 from tests.runtime.certificate.conftest import certify
+from tests.tiers import default_cases
 from tests.toy import Toy
 
 
@@ -135,6 +136,7 @@ COMPILERS: dict[str, tuple[Callable[[], object], str]] = {
 }  # fmt: skip
 
 
+@default_cases(2)
 @pytest.mark.parametrize("what", COMPILERS)
 def test_what_compiles_in_the_middle_is_named_and_nothing_is_certified(
     toys: dict[str, Toy], what: str, monkeypatch: pytest.MonkeyPatch

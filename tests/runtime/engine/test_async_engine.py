@@ -103,6 +103,7 @@ def run(test: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(test, 2 * PATIENCE_S))
 
 
+@default_cases(2)
 def test_many_at_once_get_what_each_gets_alone(toy: Toy, trusted: ToyReference) -> None:
     prompts = [[i, i + 1, 7] * (1 + i % 4) for i in range(30)]
 
@@ -456,6 +457,7 @@ def test_async_llm_aborts_by_id_and_by_leaving(toy: Toy, gate: Gate) -> None:
     run(test())
 
 
+@default_cases(2)
 def test_async_llm_chats(toy: Toy) -> None:
     async def test() -> None:
         async with BundleAsyncLLM(toy.bundle) as llm:

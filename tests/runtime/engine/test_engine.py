@@ -26,7 +26,7 @@ from llmc.runtime.executors.fake.executor import FakeExecutor
 from llmc.runtime.llm import BundleLLM
 from llmc.testing.toy import VOCAB
 from tests.devices import use
-from tests.tiers import examples
+from tests.tiers import default_cases, examples
 from tests.toy import Toy
 
 PROPERTY = examples(60, database=None, derandomize=True)
@@ -190,6 +190,7 @@ prompts = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=LONGEST)
 asked = st.tuples(prompts, st.integers(1, 12), st.sampled_from([None, None, 0, 1, 3]))
 
 
+@default_cases(2)
 @PROPERTY
 @given(st.lists(asked, min_size=1, max_size=9))
 def test_every_request_gets_what_it_gets_alone(

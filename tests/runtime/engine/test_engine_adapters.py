@@ -23,6 +23,7 @@ from llmc.testing.toy import VOCAB
 from tests.adapters import NAMES, references, toy_with_adapters
 from tests.devices import use
 from tests.manifests import edit_manifest
+from tests.tiers import default_cases
 from tests.toy import Toy
 
 SEQS, PROMPT = 4, [3, 5, 9, 20, 7, 1, 8, 8]
@@ -62,6 +63,7 @@ def greedy(count: int) -> SamplingParams:
     return SamplingParams(max_tokens=count, temperature=0, ignore_eos=True)
 
 
+@default_cases(2)
 def test_rows_of_a_batch_have_adapters_of_their_own(toy: Toy, engine: Engine) -> None:
     wanted = references(toy.model)
     prompts = [PROMPT, PROMPT[:3], [4, 4], PROMPT[2:], [9], PROMPT]

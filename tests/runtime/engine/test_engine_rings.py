@@ -20,7 +20,7 @@ from llmc.runtime.executors import open_executor
 from llmc.runtime.executors.fake.executor import FakeExecutor
 from llmc.runtime.step import exact
 from llmc.testing.toy import VOCAB, toy_plan
-from tests.tiers import examples
+from tests.tiers import default_cases, examples
 from tests.toy import Toy, reference
 
 SLOTS, WINDOW = 6, 5
@@ -72,6 +72,7 @@ prompts = st.tuples(
 work = st.lists(st.one_of(prompts, st.just("step"), st.integers(0, 9)), min_size=4, max_size=24)
 
 
+@default_cases(2)
 @pytest.mark.parametrize("kind", [*KINDS, "drafted"])
 @examples(20)
 @given(todo=work)

@@ -27,7 +27,7 @@ from llmc.runtime.executors.fake.executor import FakeExecutor
 from llmc.runtime.step import exact, pad
 from llmc.testing.toy import VOCAB
 from tests.manifests import edit_manifest
-from tests.tiers import examples
+from tests.tiers import default_cases, examples
 from tests.toy import Toy, reference
 
 SLOTS, HIDDEN = 6, 8
@@ -89,6 +89,7 @@ prompts = st.tuples(st.sampled_from(BEGINNINGS), st.lists(st.integers(0, 200), m
 work = st.lists(st.one_of(prompts, st.just("step"), st.integers(0, 9)), min_size=4, max_size=24)
 
 
+@default_cases(2)
 @pytest.mark.parametrize("kind", KINDS)
 @examples(30)
 @given(todo=work)

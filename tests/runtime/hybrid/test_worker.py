@@ -25,7 +25,7 @@ from llmc.runtime.executors.base import Executor
 from llmc.runtime.hybrid.worker import PrefillWorker
 from llmc.runtime.llm import BundleLLM
 from llmc.testing.toy import VOCAB
-from tests.tiers import examples
+from tests.tiers import default_cases, examples
 from tests.timing import PATIENCE_S
 from tests.toy import Toy
 
@@ -95,6 +95,7 @@ tokens = st.integers(0, VOCAB - 2)
 prompts = st.lists(st.lists(tokens, min_size=1, max_size=LENGTH - 5), min_size=1, max_size=7)
 
 
+@default_cases(6)
 @given(
     asked=prompts, shared=st.lists(tokens, max_size=8), cancel=st.dictionaries(st.integers(0, 6), st.integers(0, 3)),
     longest=st.sampled_from([LENGTH - 1, 12]),

@@ -12,6 +12,7 @@ from llmc.runtime.llm import BundleLLM
 from llmc.runtime.text.tokenizer import StreamDetokenizer, Tokenizer
 from tests.runtime.text.tokenizers_at_work import END, KINDS, LINES, backend
 from tests.server.live import Live
+from tests.tiers import default_cases
 from tests.toy import Toy
 
 PROMPTS = ["The capital of France is", "Don't panic:", "Größe, Straße", "the river there", "is "]
@@ -47,6 +48,7 @@ def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return toy.bundle
 
 
+@default_cases(2)
 def test_streamed_at_once_and_echoed_texts_are_the_reference_tokenizer_s(bundle: Path) -> None:
     params = [SamplingParams(max_tokens=12, temperature=2.0, seed=s, ignore_eos=True) for s, _ in enumerate(PROMPTS)]
     with BundleLLM(bundle) as llm:

@@ -18,8 +18,10 @@ from llmc.compiler.frontend.real_model import load_real_model
 from llmc.errors import CheckpointError
 from tests.compiler import tiny
 from tests.compiler.checkpoint.quantised import packers
+from tests.tiers import default_cases
 
 
+@default_cases(9)
 @pytest.mark.parametrize("case", list(packers.CASES))
 def test_a_folder_is_the_float_model_that_its_codes_stand_for(case: str, tmp_path: Path) -> None:
     values = packers.write(tmp_path, *packers.CASES[case])
@@ -34,6 +36,7 @@ def test_a_folder_is_the_float_model_that_its_codes_stand_for(case: str, tmp_pat
         assert torch.equal(held, torch.from_numpy(values[name])), name
 
 
+@default_cases(9)
 @pytest.mark.parametrize("case", list(packers.CASES))
 def test_blocks_are_the_same_values_in_the_form_that_was_said_before_they_were_read(case: str, tmp_path: Path) -> None:
     values = packers.write(tmp_path, *packers.CASES[case])

@@ -108,6 +108,7 @@ def test_shapes_that_are_not_those_of_the_stated_bits_and_groups(
     assert "and quantization_config say: config.json is of another model" in refusal(tmp_path, case, **stated)
 
 
+@default_cases(8)
 @pytest.mark.parametrize(
     ("case", "stated", "why"),
     [

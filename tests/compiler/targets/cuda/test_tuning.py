@@ -23,6 +23,7 @@ from llmc.compiler.targets.tuning import RESULTS, Results
 from llmc.compiler.targets.tuning_file import write_results
 from llmc.errors import ArtifactError, InputError
 from tests.compiler.targets.cuda.test_autotuning import H100, JAX, REAL
+from tests.tiers import full
 from tests.toy import Toy
 
 FOUND = Results(made_for(REAL, "NVIDIA H100 80GB HBM3", JAX), {"qkv": b"fast"})
@@ -119,6 +120,7 @@ def test_people_are_told_how_many_products_were_tuned() -> None:
     assert told({}) == []
 
 
+@full
 @pytest.mark.skipif(find_spec("jax_cuda13_plugin") is None, reason="XLA's plug-in is not installed")
 def test_results_choose_a_product_s_tiles_and_those_of_others_are_passed_over() -> None:
     root = Path(__file__).parents[4]

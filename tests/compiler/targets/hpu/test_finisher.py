@@ -30,7 +30,7 @@ from llmc.settings import Settings
 from tests.compiler.compiled import of_one_layer
 from tests.fakes import gaudi
 from tests.runtime.executors.hpu.conftest import MODES
-from tests.tiers import default_cases
+from tests.tiers import default_cases, full
 
 FACTS = {"card": "GAUDI2", "driver": "1.24.0", "synapse": "1.24.0", "mode": "PyTorch eager mode"}
 EAGER = "PyTorch eager mode"
@@ -137,6 +137,7 @@ def start(path: Path) -> tuple[list[str], list[str]]:
         executor.close()
 
 
+@full
 def test_the_second_start_compiles_nothing(host: Host, finish: Finish, mine: Path) -> None:
     host()
     assert start(mine)[0], "a portable bundle is compiled at each start"

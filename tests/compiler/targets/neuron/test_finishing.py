@@ -69,6 +69,7 @@ def tokens(path: Path) -> list[list[int]]:
         return found
 
 
+@full
 def test_neffs_give_what_the_modules_gave(bundles: Bundles, cores: None) -> None:
     result = bundles.result
     assert (result.native, result.portable, result.built) == (3, 0, 3)
@@ -136,6 +137,7 @@ def test_a_compiler_that_fails_is_named_and_the_bundle_stays(
         assert log.is_relative_to(tmp_path / "cache")
 
 
+@full
 def test_what_was_killed_once_is_tried_again(
     bundles: Bundles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

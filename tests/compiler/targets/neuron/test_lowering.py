@@ -30,6 +30,7 @@ def test_pieces_give_what_the_whole_gives_ties_included(size: int, top_k: int, m
     assert (np.asarray(ids) == np.asarray(wanted[1])).all()
 
 
+@default_cases(2)
 @pytest.mark.parametrize(("shape", "axis"), [((5, 3), 0), ((2, 64), 1), ((2, 1, 3), 1), ((3, 7, 2), 1)])
 def test_a_running_sum_is_a_cumsum(shape: tuple[int, ...], axis: int) -> None:
     import jax.numpy as jnp

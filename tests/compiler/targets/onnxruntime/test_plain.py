@@ -12,6 +12,7 @@ from llmc.compiler.program.ir import Graph, Value
 from llmc.compiler.targets.onnxruntime.plain import PLAIN
 from llmc.errors import CompileError
 from tests.compiler.targets.onnxruntime.sketch import Array, Sketch, by_onnx, by_torch
+from tests.tiers import default_cases
 
 BATCH, TOKENS, WIDTH = 2, 3, 8
 ROW = (BATCH, TOKENS, WIDTH)
@@ -170,6 +171,7 @@ def feed() -> dict[str, Any]:
     return {**floats, "token_ids": np.ones((BATCH, TOKENS), np.int64), "past_lengths": np.array([4, 0])}
 
 
+@default_cases(35)
 @pytest.mark.parametrize(("op", "case"), [(op, case) for op, cases in CASES.items() for case in cases])
 def test_an_operator_gives_atens_numbers(op: str, case: Case) -> None:
     graph = sketched(case)

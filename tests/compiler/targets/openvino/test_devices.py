@@ -100,6 +100,7 @@ def test_without_a_compiler_a_bundle_is_portable_and_says_what_is_missing(host: 
     assert e.value.exit_code == 3
 
 
+@full
 def test_a_portable_bundle_is_finished_on_the_host_of_its_npu(host: Host, compile_: Compile, folder: Path) -> None:
     host()
     portable = Path(compile_("openvino:NPU.4000").bundle)

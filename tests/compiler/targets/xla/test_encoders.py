@@ -64,6 +64,7 @@ def embedding(folder: Path, made: Any) -> Iterator[llmc.LLM]:
         yield llm  # type: ignore[misc]
 
 
+@full
 def test_each_bucket_has_a_native_executable_and_batches_are_padded_to_the_cheapest(
     folder: Path, made: Any, embedding: llmc.LLM
 ) -> None:

@@ -124,6 +124,7 @@ def test_rolled_layers_compute_what_layers_in_a_row_compute(case: str, bucket: s
     assert len({flat["keys"][layer].tobytes() for layer in range(LAYERS)}) == LAYERS
 
 
+@full
 def test_layers_of_different_windows_share_a_body_that_takes_its_layers_mask() -> None:
     from llmc.compiler.targets.xla.scan_match import fold
 
@@ -134,6 +135,7 @@ def test_layers_of_different_windows_share_a_body_that_takes_its_layers_mask() -
     assert not fold(program("mistral", "decode")).varying
 
 
+@full
 def test_what_the_compiler_sees_does_not_grow_with_the_layers() -> None:
     from llmc.compiler.targets.xla.scan_match import fold
 

@@ -170,6 +170,7 @@ def test_figures_of_a_chip_agree_with_each_other() -> None:
         assert chips == sorted(set(chips))
 
 
+@full
 @needs_libtpu
 def test_libtpu_describes_every_known_slice_as_it_is_described_here(told: dict[str, Any]) -> None:
     assert told["devices"] == {t.name: [t.devices, t.chip.device_kind, t.hosts] for t in known()}

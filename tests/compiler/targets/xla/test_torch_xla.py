@@ -29,7 +29,7 @@ from tests.compiler.targets.xla.bucket_steps import (
     special,
     step_of,
 )
-from tests.tiers import default_cases
+from tests.tiers import default_cases, full
 
 PYTHON = Path(sys.executable)
 """A Python without torch-xla."""
@@ -190,6 +190,7 @@ def test_a_module_is_called_with_its_arguments_in_its_order_and_integers_as_wide
     assert step.memory_analysis().alias_size_in_bytes >= 2 * inputs(bucket)[4].nbytes
 
 
+@full
 def test_the_step_around_a_module_can_be_exported_for_other_platforms() -> None:
     import jax
     from jax import export

@@ -9,6 +9,7 @@ import pytest
 
 from llmc.runtime.certificate.witnesses import torch_counters
 from llmc.runtime.certificate.witnesses.torch_counters import TorchWitness
+from tests.tiers import full
 
 CHILD = """
 import torch
@@ -26,6 +27,7 @@ print(witness.blind())
 """
 
 
+@full
 def test_a_function_that_is_compiled_is_seen() -> None:
     said = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, check=True).stdout
     assert "stats.unique_graphs +1" in said

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from llmc.errors import InputError
 from llmc.runtime.engine.sampling import SamplingParams, SequenceSampler, bad_word_ids, sample
 from tests.runtime.engine.sampling.reference import VOCAB, logits, penalised, sampler, support
-from tests.tiers import examples
+from tests.tiers import default_cases, examples
 
 PROPERTY = examples(200, database=None, derandomize=True)
 
@@ -89,6 +89,7 @@ def test_a_draw_is_that_of_the_reference(seed, vocab, spread, temperature, top_k
     assert cumulative[position] - 1e-5 <= uniform <= cumulative[position + 1] + 1e-5
 
 
+@default_cases(3)
 @pytest.mark.parametrize(
     "params",
     [

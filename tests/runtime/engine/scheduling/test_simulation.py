@@ -13,9 +13,10 @@ from llmc.runtime.engine.scheduling.base import SchedulerConfig
 from tests.runtime.engine.scheduling.plans import plans
 from tests.runtime.engine.scheduling.simulation import rounds
 from tests.runtime.engine.scheduling.watched import Watched
-from tests.tiers import examples
+from tests.tiers import default_cases, examples
 
 
+@default_cases(2)
 @pytest.mark.parametrize("seed", range(4))
 def test_random_traffic_keeps_every_promise(seed: int) -> None:
     totals: Counter[str] = Counter()

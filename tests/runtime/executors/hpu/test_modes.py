@@ -18,7 +18,7 @@ from llmc.runtime.llm import BundleLLM
 from llmc.runtime.step import pad
 from llmc.testing.executors import PLAN, decode, prefill
 from tests.runtime.executors.hpu.conftest import MODES, Host
-from tests.tiers import default_cases
+from tests.tiers import default_cases, full
 
 Opened = Callable[..., OnCard]
 PROMPTS = [list(range(20)), [7, 8, 9], list(range(40, 70))]
@@ -57,6 +57,7 @@ def test_every_mode_of_the_guide_gives_the_numbers_of_the_cpu(
         np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)
 
 
+@full
 def test_compiling_runs_nothing_and_no_step_compiles_after_it(host: Host, on_card: Opened) -> None:
     """PT_COMPILE_ONLY_MODE: all graphs are there before the first step, and the cache is untouched."""
     host("torch.compile")

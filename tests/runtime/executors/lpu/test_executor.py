@@ -19,6 +19,7 @@ from llmc.runtime.executors.lpu.executor import LpuExecutor
 from llmc.runtime.llm import BundleLLM
 from tests.compiler import tiny
 from tests.hyperdex import CASE, LENGTH, LpuHost, another_version
+from tests.tiers import default_cases
 from tests.timing import PATIENCE_S
 
 PROMPTS = [[5, 80, 3, 200, 17, 9, 9, 31, 4], [7], list(range(40, 66))]
@@ -141,6 +142,7 @@ def test_an_artifact_of_another_version_is_refused(lpu: LpuHost, tmp_path: Path)
         BundleLLM(lpu.open(hyperdex_python=str(python)))
 
 
+@default_cases(2)
 @pytest.mark.parametrize(
     ("failure", "message"),
     [

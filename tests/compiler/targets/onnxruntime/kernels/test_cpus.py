@@ -28,11 +28,12 @@ from llmc.runtime.executors.onnxruntime import executables
 from tests.compiler import tiny
 from tests.compiler.targets.onnxruntime.kernels.host import own_set
 from tests.compiler.targets.onnxruntime.kernels.test_build import PLAN
-from tests.tiers import full
+from tests.tiers import default_cases, full
 
 AMX, AVX512_BF16, AVX512, AVX_VNNI, AVX2, I8MM, NEON = KERNEL_SETS
 
 
+@default_cases(7)
 @pytest.mark.parametrize(
     ("asked", "wanted"),
     [("native", [AVX2]), ("all", list(KERNEL_SETS)), ("avx-vnni", [AVX_VNNI]), ("zen4", [AVX512_BF16]),

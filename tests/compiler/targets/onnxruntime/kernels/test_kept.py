@@ -28,6 +28,7 @@ FAMILIES = {
 HALF = [case for case in packers.EXACT if "float32" not in case and case != "nvfp4-pack-quantized"]
 
 
+@default_cases(6)
 @pytest.mark.parametrize("case", HALF)
 def test_panels_hold_the_values_of_the_format(library: Path, case: str, tmp_path: Path) -> None:
     """Read row by row by the kernel itself: what is left is the rounding of a float32 sum."""
