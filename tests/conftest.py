@@ -159,17 +159,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _of_other_shards(items: Sequence[pytest.Item], number: int, count: int) -> set[str]:
     """Node IDs of the tests that other shards run. Files are dealt out in turn, and so are architectures."""
-    places: dict[object, int] = {}
-    dealt = {item.nodeid: places.setdefault(_unit(item), len(places)) % count + 1 for item in items}
-    return {name for name, shard in dealt.items() if shard != number}
+    units = {unit: position for position, unit in enumerate(sorted({_unit(item) for item in items}))}
+    return {item.nodeid for item in items if units[_unit(item)] % count != number - 1}
 
 
-def _unit(item: pytest.Item) -> object:
+def _unit(item: pytest.Item) -> str:
     """What is in one shard as a whole: an architecture, tests that share servers, or a file."""
     if "ways" in getattr(item, "fixturenames", ()):
         return "ways"
     parameters = getattr(item, "callspec", None)
-    return parameters.id if parameters is not None and item.path.parent.name == "models" else item.path
+    return parameters.id if parameters is not None and item.path.parent.name == "models" else str(item.path)
 
 
 @pytest.hookimpl(wrapper=True)
