@@ -93,6 +93,13 @@ def test_every_test_is_in_one_shard(tmp_path: Path) -> None:
     assert "argument --shard: invalid _shard value: '4/3'" in " ".join(checkout.collected("--shard", "4/3"))
 
 
+def test_each_package_has_tests_in_the_default_tier() -> None:
+    whole = ("pytestmark = full", "pytestmark = pytest.mark.full", "pytestmark = [pytest.mark.full")
+    files = {path: path.read_text() for path in TESTS.rglob("test_*.py")}
+    default = {path.parent for path, text in files.items() if not any(mark in text for mark in whole)}
+    assert {path.parent for path in files} - default == set()
+
+
 def test_the_default_tier_has_each_value_of_each_parameter_and_the_full_suite_each_combination(tmp_path: Path) -> None:
     product = """
         import pytest

@@ -24,13 +24,10 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build.build(tmp_path_factory.mktemp("kernels"), own_set().name)
 
 
-MACHINES = [
-    pytest.param(machine, marks=() if machine == platform.machine() else pytest.mark.full)
-    for machine in sorted({s.machine for s in KERNEL_SETS})
-]
+MACHINES = sorted({s.machine for s in KERNEL_SETS})
 
 
-@pytest.fixture(scope="session", params=MACHINES)
+@pytest.fixture(scope="session", params=[pytest.param(machine, marks=pytest.mark.full) for machine in MACHINES])
 def others(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Library]:
     """All sets of one machine: libraries, emulated where this host does not run them, or programs in an emulator."""
     made: dict[str, Library] = {}

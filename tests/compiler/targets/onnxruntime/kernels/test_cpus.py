@@ -147,17 +147,20 @@ def test_a_bundle_has_a_library_for_each_and_opens_the_fastest(bundle: Path, mon
     assert set(loaded) == {str(opened.files.path(own_set().file))}
 
 
+@full
 @pytest.mark.parametrize("kernels", KERNEL_SETS, ids=lambda s: s.name)
 def test_a_cpu_opens_what_it_has_the_features_of(bundle: Path, monkeypatch: pytest.MonkeyPatch, kernels: Any) -> None:
     monkeypatch.setattr(compatibility, "cpu_features", lambda: kernels.isa)
     assert compatibility.kernels_here(Bundle.open(bundle)) == kernels
 
 
+@full
 def test_a_limit_chooses_among_the_libraries(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLMC_CPU_ISA", "avx2")
     assert compatibility.kernels_here(Bundle.open(bundle)) == AVX2
 
 
+@full
 def test_a_cpu_without_any_is_told_what_there_is(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compatibility, "cpu_features", lambda: ("aarch64", "asimd"))
     message = (
@@ -168,6 +171,7 @@ def test_a_cpu_without_any_is_told_what_there_is(bundle: Path, monkeypatch: pyte
         open_executor(Bundle.open(bundle), 2, 2)
 
 
+@full
 def test_a_file_system_that_maps_no_code_is_named_with_what_to_do(
     bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,6 +184,7 @@ def test_a_file_system_that_maps_no_code_is_named_with_what_to_do(
     executor.close()
 
 
+@full
 def test_a_bundle_for_a_cpu_that_is_not_here_is_verified_with_the_kernels_that_are(
     bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,6 +206,7 @@ def test_a_bundle_for_a_cpu_that_is_not_here_is_verified_with_the_kernels_that_a
         compatibility.require_mappable(Bundle.open(tmp_path / "bundle"), tmp_path)
 
 
+@full
 def test_numbers_too_far_from_the_model_s_refuse_a_bundle_for_a_cpu_that_is_not_here(
     bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
