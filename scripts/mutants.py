@@ -65,8 +65,8 @@ class _Finder:
             match node:
                 case ast.Compare():
                     operands = [node.left, *node.comparators]
-                    for at, operator in enumerate(node.ops):
-                        yield from self._between("comparison", *operands[at : at + 2], COMPARISONS.get(type(operator)))
+                    for operator, left, right in zip(node.ops, operands, node.comparators, strict=False):
+                        yield from self._between("comparison", left, right, COMPARISONS.get(type(operator)))
                 case ast.BoolOp():
                     swap = ("and", "or") if isinstance(node.op, ast.And) else ("or", "and")
                     for left, right in zip(node.values, node.values[1:], strict=False):

@@ -21,11 +21,7 @@ import psutil
 
 from scripts.import_graph import ImportGraph
 
-TIERS: dict[str, list[str]] = {
-    "default": [],
-    "full": ["-m", "not torch_xla and not two_versions"],
-    "fast": ["-m", "fast"],
-}
+TIERS: dict[str, list[str]] = {"default": [], "full": ["-m", "not torch_xla and not two_versions"]}
 """pytest's options for each tier."""
 BATCHES = (4, 16, 64)
 """Test files of the first processes of a mutant; one more runs all others. Few first: collecting takes time."""
