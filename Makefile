@@ -37,7 +37,7 @@ demo: $(VENV)/.ready
 # A file's tests run in one process, files that compile first. WORKERS: processes; by default one for each CPU, and
 # for each 3 GiB of memory (tests/conftest.py)
 WORKERS ?= auto
-PYTEST = $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # tests that need an environment of their own
 OTHERS := not torch_xla and not two_versions
 

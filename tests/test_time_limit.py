@@ -9,6 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.tiers import full
+
+pytestmark = full
+
 ROOT = Path(__file__).parent.parent
 TESTS = """
 import time

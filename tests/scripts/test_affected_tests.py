@@ -12,6 +12,9 @@ import pytest
 
 from scripts.affected_tests import ROOT, affected_tests
 from scripts.import_graph import ImportGraph
+from tests.tiers import full
+
+pytestmark = full
 
 LAZY = "def __getattr__(name):\n    return import_module(_HOMES[name])\n"
 FILES = {

@@ -11,6 +11,9 @@ from typing import Any
 import pytest
 
 from scripts.mutation_sample import AREAS, REST, ROOT, area_of, sample
+from tests.tiers import full
+
+pytestmark = full
 
 FILES = {
     "pyproject.toml": "[tool.pytest.ini_options]\naddopts = '-q'\n",
