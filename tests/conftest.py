@@ -253,7 +253,7 @@ def _caches_of_their_own(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Kernels are compiled once for all stores that tests make, and all their processes; none is the user's own."""
     base = tmp_path_factory.getbasetemp()
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    os.environ["ZIG_GLOBAL_CACHE_DIR"] = str(shared / "zig")
+    os.environ.setdefault("ZIG_GLOBAL_CACHE_DIR", str(shared / "zig"))
     os.environ["LLMC_CACHE_DIR"] = str(base / "cache")
 
 
