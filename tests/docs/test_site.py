@@ -45,6 +45,7 @@ def test_every_document_is_a_page_that_the_navigation_has(site: Path) -> None:
         assert (site / page / "index.html").exists(), "what pages link to outside docs/"
 
 
+@full
 def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
     pages = list(site.rglob("*.html"))
     assert len(pages) > 60

@@ -94,7 +94,7 @@ def test_the_weightless_program_is_that_of_a_whole_trace_but_for_names(case: str
     assert canonical(two_part(case, cached, True)) == canonical(two_part(case, cached, False))
 
 
-@default_cases(1)
+@full
 @pytest.mark.parametrize("sizes", BUCKETS, ids=str)
 def test_its_programs_of_a_bucket_compute_the_same_numbers(sizes: tuple[int, int, int]) -> None:
     case, (batch, query, context) = BUCKETS[sizes], sizes

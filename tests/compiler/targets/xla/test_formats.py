@@ -128,6 +128,7 @@ class TestSharding:
         assert sum(rule["weights"] for rule in found["rules"].values()) == 3
 
 
+@full
 class TestABundle:
     @full
     def test_it_is_verified_and_holds_a_byte_a_weight(self, compiled: Compiled) -> None:

@@ -243,6 +243,7 @@ def test_steps_with_states_over_two_devices_compute_what_one_does(steps: dict[st
     assert found["aliased"] == share, "not all of the cache is updated in place"
 
 
+@full
 @pytest.mark.parametrize("phase", BATCH)
 class TestStep:
     @pytest.mark.parametrize("degree", [2, 3, 4])

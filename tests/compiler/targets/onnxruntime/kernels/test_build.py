@@ -77,7 +77,7 @@ def test_the_same_source_makes_the_same_bytes(library: Path, tmp_path: Path, mon
     assert kernels.build(tmp_path, own_set().name).read_bytes() == library.read_bytes()
 
 
-@default_cases("avx2")
+@full
 @pytest.mark.parametrize("name", [s.name for s in KERNEL_SETS])
 def test_the_library_of_a_set_needs_no_other(name: str, tmp_path: Path) -> None:
     library = kernels.build(tmp_path, name)
