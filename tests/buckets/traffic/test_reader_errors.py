@@ -191,7 +191,7 @@ def test_a_directory_and_a_pipe_are_no_traces(tmp_path):
 
 
 def test_a_name_that_no_file_can_have():
-    with pytest.raises(InputError, match="null (byte|character)"):
+    with pytest.raises(InputError, match=r"null (byte|character)"):
         Trace("t\0.csv")
 
 
