@@ -48,8 +48,8 @@ if TYPE_CHECKING:
 BUILD_TYPE = "urn:llmc:compile:v1"
 BUILDER = "urn:llmc:builder:local"
 PACKAGES = (
-    "gguf", "huggingface-hub", "ml-dtypes", "numpy", "onnx", "onnxruntime", "safetensors", "sympy", "tokenizers", "torch",
-    "transformers", "ziglang",
+    "gguf", "huggingface-hub", "ml-dtypes", "numpy", "onnx", "onnxruntime", "safetensors", "sympy", "tokenizers",
+    "torch", "transformers", "ziglang",
 )  # fmt: skip
 """Packages that can shape a bundle; those installed are listed, used by this target or not."""
 
