@@ -269,6 +269,7 @@ def test_requests_that_come_and_go_are_answered_as_each_alone(exact_bundle: Path
 # int8: close
 
 
+@full
 def test_int8_is_within_a_hundredth_of_a_nat_of_transformers(int8_bundle: Path, transformers: Checked) -> None:
     bundle = Bundle.open(int8_bundle)
     texts = sorted((bundle.tokenizer.encode(text) for text in TEXTS), key=len, reverse=True)

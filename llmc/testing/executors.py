@@ -204,17 +204,18 @@ class ExecutorContract:
     """Every executor's promises. A subclass brings the fixtures `opened` (Open) and `rounds`, the random actions a
     life has, over a bundle compiled for PLAN with sample_top_k TOP."""
 
+    @pytest.mark.parametrize("seed", range(3))
     @pytest.mark.parametrize("slots", [SLOTS, PLAN.limits.max_num_seqs])
-    def test_every_slot_keeps_its_tokens_through_any_work(self, opened: Open, rounds: int, slots: int) -> None:
-        alone = Alone(opened(1))
-        for seed in range(3):
-            life = Life(opened(slots), alone, seed)
-            for _ in range(rounds):
-                life.go_on()
-                if life.random.random() < 0.1:  # seldom, because an export may copy tokens to the home slot
-                    life.check_slots()
-            life.check_slots()
-            assert all(life.done.values()), "each kind of work was done"
+    def test_every_slot_keeps_its_tokens_through_any_work(
+        self, opened: Open, rounds: int, slots: int, seed: int
+    ) -> None:
+        life = Life(opened(slots), Alone(opened(1)), seed)
+        for _ in range(rounds):
+            life.go_on()
+            if life.random.random() < 0.1:  # seldom, because an export may copy tokens to the home slot
+                life.check_slots()
+        life.check_slots()
+        assert all(life.done.values()), "each kind of work was done"
 
     def test_a_dummy_row_harms_no_slot(self, opened: Open) -> None:
         """A batch of four with one live row, above three slots that decoded before and hold more than it takes."""

@@ -14,6 +14,8 @@ from tests.cli.helpers import Llmc
 from tests.fakes import gaudi
 from tests.tiers import full
 
+pytestmark = full
+
 MEMORY = 16 << 20
 WARMUP = ("warmup", "--no-finish")
 
@@ -29,7 +31,6 @@ def card(llmc: Llmc, monkeypatch: pytest.MonkeyPatch) -> Any:
     return gaudi.install(monkeypatch, lazy=True, FAKE_HPU_MEMORY=str(MEMORY))
 
 
-@full
 def test_memory_is_divided_hpu_graphs_are_captured_and_nothing_compiles_afterwards(
     llmc: Llmc, bundle: Path, card: Any
 ) -> None:
@@ -63,7 +64,6 @@ def test_an_eager_run_captures_nothing(llmc: Llmc, bundle: Path, card: Any) -> N
     )
 
 
-@full
 def test_a_certificate_rests_on_the_cards_own_counter(
     llmc: Llmc, bundle: Path, card: Any, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

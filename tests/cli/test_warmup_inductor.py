@@ -12,6 +12,9 @@ from llmc.testing.executors import PLAN
 from tests.cli.helpers import Llmc
 from tests.fakes import cuda, gaudi
 from tests.fakes.cuda.state import Gpu
+from tests.tiers import full
+
+pytestmark = full
 
 MEMORY = 64 << 20
 WARMUP = ("warmup", "--no-finish")

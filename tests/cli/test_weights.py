@@ -11,6 +11,7 @@ import pytest
 from llmc.artifacts.bundle.manifest import read_manifest
 from llmc.buckets.plan import Plan
 from tests.cli.helpers import Llmc, Ran
+from tests.tiers import full
 
 LIMITS = ("--max-model-len", 16, "--max-num-seqs", 1, "--max-num-batched-tokens", 16)
 
@@ -44,6 +45,7 @@ def bundle(run: Llmc, folder: Path) -> Path:
     return folder / "bundle"
 
 
+@full
 def test_a_configuration_alone_is_compiled_and_said_not_to_be_verified(run: Llmc, folder: Path) -> None:
     ran = compiled(run, folder)
     assert ran.code == 0, ran

@@ -12,7 +12,9 @@ import pytest
 from tests.compiler import tiny
 from tests.docs.commands import ROOT
 from tests.docs.running import Page, runs
-from tests.tiers import default_cases
+from tests.tiers import full
+
+pytestmark = full
 
 
 def traffic(here: Path) -> None:
@@ -26,7 +28,6 @@ def model(here: Path) -> None:
     config.write_text(json.dumps(json.loads(config.read_text()) | {"max_position_embeddings": 256}))
 
 
-@default_cases("first/vllm-traffic")
 @pytest.mark.parametrize(("name", "bring"), [("first/vllm", traffic), ("first/ci", model)])
 def test_what_a_page_shows_runs_and_prints_that(name: str, bring: Callable[[Path], None], tmp_path: Path) -> None:
     page = Page(ROOT / "docs" / f"{name}.md", tmp_path, tmp_path / "cache")

@@ -15,7 +15,6 @@ from tests.tiers import default_cases
 MECHANISMS = {
     "bloom": "ALiBi",
     "deepseek_v3": "latent attention, experts by group",
-    "falcon_h1": "attention and a recurrent layer side by side",
     "gemma3_text": "a rotary embedding each for local and global layers, normed queries and keys",
     "gemma4_text": "layers that read the keys and values of earlier ones, an embedding for each layer",
     "gpt2": "learned positions, queries, keys and values in one tensor",
@@ -25,8 +24,6 @@ MECHANISMS = {
     "llama": "rotary embeddings, grouped heads",
     "mistral": "a sliding window",
     "mixtral": "experts",
-    "nemotron_h": "Mamba 2",
-    "phi": "attention and MLP side by side, heads rotated in part",
     "qwen3_5_text": "the gated delta rule",
 }
 """One architecture for each mechanism of attention, of states, and of experts."""

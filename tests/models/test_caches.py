@@ -65,7 +65,7 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> Bundles:
     return Bundles(tmp_path_factory.mktemp("caches"))
 
 
-@default_cases("lfm2", "qwen3_5_text")
+@default_cases("lfm2")
 def test_every_bucket_is_verified_and_greedy_tokens_are_transformers_own(stateful: str, bundles: Bundles) -> None:
     """Buckets with a context continue states that the bundle's own prompt graphs made, since no state can be cut."""
     path = bundles.of(stateful, "hpu", verify="all")
@@ -157,6 +157,7 @@ def opened(request: pytest.FixtureRequest, bundles: Bundles, monkeypatch: pytest
     return executor
 
 
+@default_cases(1)
 def test_a_slot_is_copied_with_its_states_and_only_whole(opened: CardExecutor) -> None:
     """The copy goes on as the slot would have, though dummy rows read the first row's slot meanwhile."""
     prepare(opened)

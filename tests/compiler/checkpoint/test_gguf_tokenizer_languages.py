@@ -66,6 +66,7 @@ def test_the_demo_model_s_tokens_are_those_of_transformers(demo: Any) -> None:
         assert tokenizer.decode(found, skip_special_tokens=False) == text
 
 
+@full
 @pytest.mark.real_weights
 def test_the_demo_model_s_chat_is_that_of_transformers(demo: Any) -> None:
     checkpoint = open_checkpoint("smollm2-demo")

@@ -98,6 +98,7 @@ def test_a_program_of_one_row_and_one_token_is_right_too(case: str) -> None:
         assert max(rows.step((1,), context)) < 1e-4
 
 
+@default_cases(3)
 @pytest.mark.parametrize("case", CASES)
 def test_the_fused_graph_has_one_operator_for_what_compilers_have_kernels_for(case: str) -> None:
     config = tiny.config(case)

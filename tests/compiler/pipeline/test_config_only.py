@@ -21,6 +21,7 @@ from llmc.compiler.weights.weightless import TABLES, TENSORS
 from llmc.errors import CheckpointError, InputError
 from llmc.testing.toy import EOS, TEMPLATE, tokenizer_json, toy_plan, write_toy
 from tests.compiler.checkpoint.writers import CONFIG, HIDDEN, LAYERS, TOKENS
+from tests.tiers import full
 
 PLAN = toy_plan([(1, 16, 0)], [(1, 15)], Limits(16, 1, 16, 8))
 
@@ -106,6 +107,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "bundle"
 
 
+@full
 def test_the_bundle_describes_its_weights_and_has_none(bundle: Path) -> None:
     manifest = read_manifest(bundle)
     assert set(manifest.files) == {TENSORS, TABLES, CONFIG_FILE}

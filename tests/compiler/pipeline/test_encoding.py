@@ -63,6 +63,7 @@ def tokens(text: str) -> list[int]:
     return Tokenizer(tokenizer_json().encode()).encode(text)
 
 
+@full
 def test_embeddings_are_the_pooled_states_of_transformers(folder: Path, embedding: llmc.LLM) -> None:
     found = embedding.embed(TEXTS)
     for text, one in zip(TEXTS, found, strict=True):

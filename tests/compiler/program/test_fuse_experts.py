@@ -9,12 +9,14 @@ from llmc.compiler.program.fuse_experts import fuse_experts
 from llmc.compiler.program.import_fx import import_program
 from llmc.compiler.program.ir import Graph
 from tests.compiler import tiny
+from tests.tiers import default_cases
 
 
 def graph(family: str) -> Graph:
     return import_program(trace(tiny.config(family), "fused"), 128)
 
 
+@default_cases(1)
 @pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
 def test_a_layers_experts_are_one_operator(family: str) -> None:
     found = graph(family)

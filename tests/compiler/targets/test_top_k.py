@@ -32,6 +32,7 @@ from llmc.runtime.step import exact, pad
 from llmc.runtime.top_logits import TopLogits, top_of
 from llmc.testing.toy import VOCAB, toy_plan
 from tests.devices import use
+from tests.tiers import default_cases
 from tests.toy import Toy
 
 Array = NDArray[np.float32]
@@ -66,6 +67,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], P
 # What graphs return
 
 
+@default_cases(1)
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_verified_bundle_returns_the_largest_of_its_own_logits(
     compiled: Callable[[str, int], Path], target: str

@@ -21,6 +21,7 @@ from llmc.compiler.verification.layers import first_difference
 from llmc.errors import VerificationError
 from llmc.runtime.executors.onnxruntime import executor
 from tests.compiler import tiny
+from tests.tiers import default_cases
 
 FORWARD = LlamaAttention.forward
 
@@ -47,6 +48,7 @@ def compile_it(folder: Path) -> None:
     compile_bundle(str(folder), folder / "bundle", tiny.kinds_plan(), options, Store(folder / "store"), lambda _: None)
 
 
+@default_cases(1)
 @pytest.mark.parametrize("layer", [0, 1])
 def test_an_architecture_that_traces_and_computes_something_else_is_refused_with_the_layer(
     folder: Path, layer: int, monkeypatch: pytest.MonkeyPatch

@@ -13,6 +13,7 @@ from llmc.compiler.targets import open_target
 from llmc.compiler.targets.cuda.cards import card_of, cards
 from llmc.compiler.targets.cuda.formats import READ_FROM, lacks_format
 from llmc.errors import InputError
+from tests.tiers import full
 
 ROWS, COLUMNS = 8192, 2048
 
@@ -34,6 +35,7 @@ def temporary(device: str, dtype: str) -> int:
     return int(Envelope.parse(made, device, FORM).header["memory"]["temporary"])
 
 
+@full
 @pytest.mark.skipif(find_spec("jax_cuda13_plugin") is None, reason="XLA's plug-in is not installed")
 def test_what_is_offered_is_read_inside_the_product_and_what_is_refused_would_be_copied() -> None:
     asked = [("cuda:h100", "float8_e4m3fn"), ("cuda:l40s", "int8"), ("cuda:l40s", "float8_e4m3fn")]

@@ -153,6 +153,7 @@ def test_the_second_start_compiles_nothing(host: Host, finish: Finish, mine: Pat
     assert start(mine) == ([], [])
 
 
+@full
 def test_it_is_made_once_for_hosts_of_a_kind(
     host: Host, finish: Finish, mine: Path, bundle: Path, tmp_path: Path
 ) -> None:
@@ -292,6 +293,7 @@ def test_a_start_that_fails_is_told_with_its_log(
     assert BundleFiles.open(mine).manifest == before
 
 
+@full
 def test_the_recording_is_a_process_of_its_own(
     host: Host, finish: Finish, mine: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -24,7 +24,9 @@ from llmc.runtime.llm import BundleLLM
 from tests.compiler import tiny
 from tests.compiler.targets.xla.unoptimised import unoptimised
 from tests.fakes.neuron.host import with_compiler, with_cores
-from tests.tiers import default_cases, full
+from tests.tiers import full
+
+pytestmark = full
 
 GREEDY = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
 PROMPTS = [[5, 80, 3, 200, 17, 9, 9, 31, 4], [7]]
@@ -69,7 +71,6 @@ def tokens(path: Path) -> list[list[int]]:
         return found
 
 
-@full
 def test_neffs_give_what_the_modules_gave(bundles: Bundles, cores: None) -> None:
     result = bundles.result
     assert (result.native, result.portable, result.built) == (3, 0, 3)
@@ -78,7 +79,6 @@ def test_neffs_give_what_the_modules_gave(bundles: Bundles, cores: None) -> None
     assert result.verification["mean_kl"] < 1e-9
 
 
-@full
 def test_neuron_cores_give_the_tokens_of_this_cpu(bundles: Bundles, tmp_path: Path) -> None:
     on_cpu = tokens(bundles.portable)
     with pytest.MonkeyPatch.context() as patch:
@@ -108,7 +108,6 @@ def test_finished_again_comes_from_the_store(bundles: Bundles, tmp_path: Path, m
     assert (again.built, again.reused) == (0, 3)
 
 
-@default_cases(2)
 @pytest.mark.parametrize(
     ("mode", "error", "message"),
     [
@@ -137,7 +136,6 @@ def test_a_compiler_that_fails_is_named_and_the_bundle_stays(
         assert log.is_relative_to(tmp_path / "cache")
 
 
-@full
 def test_what_was_killed_once_is_tried_again(
     bundles: Bundles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

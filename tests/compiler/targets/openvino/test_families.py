@@ -26,7 +26,9 @@ from llmc.testing.executors import close
 from tests.compiler import tiny
 from tests.manifests import edit_manifest
 from tests.models.texts import NEW, PROMPTS, continued
-from tests.tiers import default_cases
+from tests.tiers import full
+
+pytestmark = full
 
 FAMILIES = ("deepseek_v3", "gemma2", "gemma4_text", "granitemoehybrid", "mamba", "mamba2", "qwen3_5_text")
 PLAIN = {"gemma2": {"attention"}, "mamba": {"states"}}
@@ -52,7 +54,6 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compile:
     return compile_
 
 
-@default_cases(1)
 @pytest.mark.parametrize("case", FAMILIES)
 def test_every_bucket_is_verified_and_greedy_tokens_are_transformers_own(compiled: Compile, case: str) -> None:
     """Prompts of three lengths share steps with each other and with decode."""
@@ -69,7 +70,6 @@ def test_every_bucket_is_verified_and_greedy_tokens_are_transformers_own(compile
     assert all("of 2 layers by OpenVINO's plain operators: " in line for line in said)
 
 
-@default_cases(1)
 @pytest.mark.parametrize("case", ["gemma4_text", HYBRID])
 def test_models_of_one_shape_are_verified_too(compiled: Compile, case: str) -> None:
     found = compiled(case, "openvino:NPU", verify="all").verification

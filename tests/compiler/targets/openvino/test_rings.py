@@ -25,7 +25,9 @@ from llmc.runtime.step import ragged
 from llmc.testing.toy import VOCAB, toy_plan
 from tests.compiler import tiny
 from tests.manifests import edit_manifest
-from tests.tiers import default_cases
+from tests.tiers import full
+
+pytestmark = full
 
 LONGEST, SLOTS, RING = 256, 3, 64
 PLAN = toy_plan([(1, 32, LONGEST)], [(SLOTS, LONGEST)], Limits(LONGEST, SLOTS, LONGEST, 16))
@@ -81,7 +83,6 @@ def write(executor: Executor, slot: int, end: int, start: int = 0, chunk: int = 
     return np.array(found[0])
 
 
-@default_cases("mistral")
 @pytest.mark.parametrize("case", [ALL, MIXED, CAPPED])
 def test_buckets_beyond_the_rings_are_verified(compiled: Compile, case: str) -> None:
     result = compiled(case, verify="all")

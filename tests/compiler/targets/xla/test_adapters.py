@@ -21,7 +21,9 @@ from llmc.errors import InputError
 from tests.compiler import tiny
 from tests.compiler.targets.xla.test_rolling import stacked
 from tests.compiler.targets.xla.unoptimised import unoptimised
-from tests.tiers import default_cases, full
+from tests.tiers import full
+
+pytestmark = full
 
 ATTENTION, MLP = "model.layers.*.self_attn.", "model.layers.*.mlp."
 QKV = tuple(f"{ATTENTION}{name}_proj" for name in "qkv")
@@ -63,7 +65,6 @@ def step(dtype: str, rolled: bool) -> Callable[[list[int]], np.ndarray]:
     return lambda chosen: np.asarray(compiled(*numbers, np.array(chosen, np.int32), *given)[0])
 
 
-@default_cases(1)
 @pytest.mark.parametrize("rolled", [False, True])
 def test_each_row_has_its_adapter(rolled: bool) -> None:
     logits = step("float32", rolled)
@@ -75,7 +76,6 @@ def test_each_row_has_its_adapter(rolled: bool) -> None:
     assert np.abs(mixed[2] - mixed[1]).max() > 0.1
 
 
-@full
 def test_in_bfloat16() -> None:
     np.testing.assert_allclose(step("bfloat16", False)(CHOSEN), step("float32", False)(CHOSEN), atol=0.4)
 

@@ -30,7 +30,9 @@ from llmc.runtime.executors.envelope import Envelope
 from llmc.runtime.executors.xla import loaded
 from llmc.runtime.executors.xla.envelope import FORM, StepHeader
 from tests.compiler.encoders_tiny import write_encoder
-from tests.tiers import default_cases, full
+from tests.tiers import full
+
+pytestmark = full
 
 TEXTS = ["a", "a longer text, of more words", "some text"]
 BUCKETS = ((1, 16), (1, 32), (2, 16))
@@ -64,7 +66,6 @@ def embedding(folder: Path, made: Any) -> Iterator[llmc.LLM]:
         yield llm  # type: ignore[misc]
 
 
-@full
 def test_each_bucket_has_a_native_executable_and_batches_are_padded_to_the_cheapest(
     folder: Path, made: Any, embedding: llmc.LLM
 ) -> None:
@@ -104,7 +105,6 @@ def test_another_checkpoint_of_the_same_shapes_finds_all_executables(folder: Pat
     assert not np.allclose(found, embedding.embed(TEXTS[0])[0].outputs.embedding, atol=1e-3)
 
 
-@default_cases(1)
 @pytest.mark.parametrize(("how", "quality"), [({"dtype": "bf16"}, "bf16"), ({"quantize": "int8"}, "int8")])
 @pytest.mark.usefixtures("made")
 def test_smaller_formats_take_less_and_stay_within_their_limits(
@@ -215,7 +215,6 @@ def test_what_does_not_fit_a_chip_is_refused(folder: Path, monkeypatch: pytest.M
     assert not (folder / "none").exists()
 
 
-@full
 @pytest.mark.usefixtures("made")
 def test_a_warmed_up_bundle_opens_nothing_more(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with llmc.LLM(folder / "bundle", warm_up=True) as llm:

@@ -12,7 +12,9 @@ import torch
 
 from tests.compiler import tiny
 from tests.compiler.replay import SPARE, Replay, Run, Tensors, ringed, symbolic
-from tests.tiers import default_cases
+from tests.tiers import full
+
+pytestmark = full
 
 QUERY, CONTEXT = 6, 16
 STEPS = ((6, 3), (6, 0), (1, 6))
@@ -49,7 +51,6 @@ def xla_run(case: str) -> Run:
     return run
 
 
-@default_cases(1)
 @pytest.mark.parametrize("case", ["gemma2", "cohere2", "ministral3", "gpt2", "opt", "gptj", "falcon-alibi"])
 def test_logits_of_ragged_poisoned_steps_are_transformers_own(case: str) -> None:
     texts = [list(range(20, 36)), [7, *range(100, 115)]]

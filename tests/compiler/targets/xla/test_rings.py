@@ -24,7 +24,9 @@ from llmc.testing.toy import VOCAB, toy_plan
 from tests.compiler import tiny
 from tests.compiler.compiled import Compiled
 from tests.compiler.targets.xla.unoptimised import unoptimised
-from tests.tiers import default_cases, full
+from tests.tiers import full
+
+pytestmark = full
 
 CASE = "gemma2"
 RING, SLOTS, HEADS, WIDTH = 6, 3, 1, 2
@@ -72,7 +74,6 @@ def lies(tokens: list[int], places: int) -> list[float]:
     return found
 
 
-@default_cases(2)
 @pytest.mark.parametrize("loops", [True, False])
 @pytest.mark.parametrize("query", [1, 4, 6, 16])
 def test_the_last_live_tokens_of_rows_of_any_length_are_where_their_numbers_say(query: int, loops: bool) -> None:
@@ -129,7 +130,6 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compiled:
         return Compiled.first(tmp_path_factory.mktemp("rings"), CASE, PLAN, asked, verify="all")
 
 
-@full
 def test_a_bundle_holds_windows_in_rings_and_is_verified_beyond_them(compiled: Compiled) -> None:
     verification = compiled.result.verification
     assert verification["longest"] > 128

@@ -21,7 +21,9 @@ from llmc.compiler.targets.xla.scan_names import NotRollableError, stacked_names
 from llmc.testing.toy import VOCAB
 from tests.compiler import tiny
 from tests.compiler.targets.xla.unoptimised import unoptimised
-from tests.tiers import default_cases, full
+from tests.tiers import full
+
+pytestmark = full
 
 LAYERS = 3
 MIXED = "qwen2-mixed-windows"
@@ -111,7 +113,6 @@ def both(case: str, bucket: str, dtype: str) -> tuple[dict[str, np.ndarray], dic
     return flat, run(roll(bound), stacked(arrays), case, bucket, dtype)
 
 
-@default_cases(1)
 @pytest.mark.parametrize("bucket", BUCKETS)
 @pytest.mark.parametrize("case", CASES)
 def test_rolled_layers_compute_what_layers_in_a_row_compute(case: str, bucket: str) -> None:
@@ -124,7 +125,6 @@ def test_rolled_layers_compute_what_layers_in_a_row_compute(case: str, bucket: s
     assert len({flat["keys"][layer].tobytes() for layer in range(LAYERS)}) == LAYERS
 
 
-@full
 def test_layers_of_different_windows_share_a_body_that_takes_its_layers_mask() -> None:
     from llmc.compiler.targets.xla.scan_match import fold
 
@@ -135,7 +135,6 @@ def test_layers_of_different_windows_share_a_body_that_takes_its_layers_mask() -
     assert not fold(program("mistral", "decode")).varying
 
 
-@full
 def test_what_the_compiler_sees_does_not_grow_with_the_layers() -> None:
     from llmc.compiler.targets.xla.scan_match import fold
 
@@ -146,7 +145,6 @@ def test_what_the_compiler_sees_does_not_grow_with_the_layers() -> None:
     assert len(three.carries) == 2
 
 
-@full
 def test_every_bucket_takes_the_same_weights_in_the_same_order() -> None:
     from llmc.compiler.targets.xla.scan_layers import roll
 
@@ -254,7 +252,6 @@ def test_fewer_than_three_layers_are_refused() -> None:
         roll(program("llama", "prompt", layers=2))
 
 
-@default_cases(1)
 @pytest.mark.parametrize("bucket", ["decode", "chunk"])
 def test_the_cache_is_updated_in_place_and_never_copied(bucket: str) -> None:
     import jax

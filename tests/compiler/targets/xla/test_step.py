@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from llmc.errors import CompileError
 from tests.compiler import tiny
-from tests.tiers import default_cases
+from tests.tiers import default_cases, full
 
 LAYERS, SLOTS, HEADS, CAPACITY, SIZE = 2, 4, 3, 16, 8
 Array = NDArray[Any]
@@ -169,6 +169,7 @@ def altered(old: str, new: str) -> Any:
     return TracedProgram.parse(traced(False).replace(old.encode(), new.encode())).at(2, 4, 0)
 
 
+@full
 def test_an_operator_without_a_rule_is_named_with_the_layer_that_it_came_from() -> None:
     from llmc.compiler.targets.xla.evaluate import evaluate
 

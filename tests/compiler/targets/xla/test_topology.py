@@ -176,6 +176,7 @@ def test_libtpu_describes_every_known_slice_as_it_is_described_here(told: dict[s
     assert told["devices"] == {t.name: [t.devices, t.chip.device_kind, t.hosts] for t in known()}
 
 
+@full
 @needs_libtpu
 def test_libtpu_prints_nothing_in_its_environment(told: dict[str, Any]) -> None:
     assert told["stderr"] == ""

@@ -343,6 +343,7 @@ def test_options_of_xla_are_refused_for_other_devices(options: dict[str, object]
         open_target("cpu").configure(CompileOptions.of("cpu", **options))  # type: ignore[arg-type]
 
 
+@full
 def test_from_python_the_same_options_make_the_same_bundle(seven_slots: CompileResult) -> None:
     import llmc
 

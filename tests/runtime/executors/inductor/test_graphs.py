@@ -22,6 +22,9 @@ from llmc.runtime.step import pad
 from llmc.testing.executors import PLAN, TOP, prefill
 from tests.fakes.cuda.state import Gpu
 from tests.runtime.executors.inductor.conftest import Host
+from tests.tiers import full
+
+pytestmark = full
 
 Opened = Callable[..., OnCard]
 TOTAL = 64 << 20

@@ -82,6 +82,7 @@ def opened(path: Path) -> OnnxRuntimeExecutor:
     return executor
 
 
+@default_cases(1)
 def test_texts_are_those_of_a_cache_that_holds_all(bundles: tuple[Path, Path]) -> None:
     prompts = [list(range(5, 28)), [7, 9], list(range(40, 49))]
     params = SamplingParams(max_tokens=22, temperature=0, ignore_eos=True)
@@ -157,6 +158,7 @@ def test_fixed_shapes_keep_the_tokens_of_rings_through_any_work(
         assert all(life.done.values())
 
 
+@default_cases(1)
 def test_fixed_shapes_have_no_more_places_than_rings(specialised: Path) -> None:
     """By the graphs themselves: a decode step behind 32 tokens reads the places of a ring and its room."""
     bundle = Bundle.open(specialised)

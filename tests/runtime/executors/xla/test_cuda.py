@@ -120,6 +120,7 @@ def test_machine_code_of_this_version_is_opened_and_nothing_is_compiled(
     executor.close()
 
 
+@full
 def test_what_another_plug_in_made_is_compiled_on_the_card_counted_and_warned_of(
     bundle: Path, card: xla_gpu.FakeCudaHost, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -19,6 +19,7 @@ from llmc.settings import CPU_ISA
 from tests.compiler import tiny
 from tests.compiler.targets.onnxruntime.kernels.host import own_set
 from tests.compiler.targets.onnxruntime.kernels.test_build import PLAN
+from tests.tiers import full
 
 AMX = next(s for s in KERNEL_SETS if s.has_bf16_tiles)
 AVX2 = next(s for s in KERNEL_SETS if s.name == "avx2")
@@ -75,6 +76,7 @@ def compiled(model: Path, folder: Path) -> Bundle:
     return Bundle.open(folder / "bundle")
 
 
+@full
 def test_a_bundle_is_that_of_the_smaller_cpu_and_runs_without_the_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -121,6 +121,7 @@ def test_texts_are_those_of_a_cache_that_holds_all(bundles: Pair) -> None:
         assert [output.outputs[0].token_ids for output in llm.generate(prompts, params)] == texts[0][0]
 
 
+@default_cases(1)
 def test_any_steps_give_the_logits_of_a_cache_that_holds_all(bundles: Pair) -> None:
     both = Both(bundles)
     both.run([0, 2, 1], [200, 30, SPARE + 2], [0, 0, 0])

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 
 from llmc.compiler.targets.xla.attention.tiling import Tiling
 from tests.compiler.targets.xla.attention.reference import LAYER, Case, Given, given, reference
-from tests.tiers import default_cases, examples
+from tests.tiers import examples, full
+
+pytestmark = full
 
 Run = Callable[[Given], np.ndarray]
 CASES = {
@@ -54,7 +56,6 @@ def forms(name: str) -> dict[str, Run]:
     return {"kernel": run(flash_attention, interpret=True), "plain": run(plain_attention)}
 
 
-@default_cases(2)
 @pytest.mark.parametrize("name", CASES)
 def test_is_attention_over_live_tokens(name: str) -> None:
     case = CASES[name]
