@@ -80,6 +80,7 @@ def test_the_commands_of_the_page(installed: Path, run: Run, tmp_path: Path) -> 
     assert ran.returncode == 0, ran
 
 
+@full
 def test_its_option_is_a_flag_where_it_belongs(installed: Path, run: Run) -> None:
     listed = llmc(run, "compile", "--help-all").stdout
     assert re.search(r"^  pocket +--banks$", listed, re.M) and "Memory banks" not in listed

@@ -33,6 +33,7 @@ def bundle(llmc: Llmc, toy: Path, here: Path) -> Path:
     return here / "bundle"
 
 
+@full
 def test_a_bundle_is_compared(llmc: Llmc, bundle: Path, here: Path) -> None:
     asked = ("--only", "first-token,memory", "--rounds", 1, "--quick")
     ran = llmc("bench", bundle, "--against", "fake", *asked, "--json", "-o", "out.json", "--plot", "out.html")

@@ -15,7 +15,9 @@ from llmc.testing.toy import toy_plan
 from tests.cli.helpers import Llmc
 from tests.compiler import tiny
 from tests.compiler.encoders_tiny import write_encoder
-from tests.tiers import default_cases, full
+from tests.tiers import full
+
+pytestmark = full
 
 LIMITS = ("--max-model-len", "16", "--max-num-seqs", "1", "--block-size", "8")
 
@@ -30,7 +32,6 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("store")
 
 
-@full
 @pytest.mark.parametrize(
     ("device", "names", "program", "lowered"),
     [
@@ -54,7 +55,6 @@ def test_each_device_shows_what_it_traced_and_what_it_lowered(
     assert not Store(store).entries("executable"), "nothing is compiled"
 
 
-@default_cases(1)
 @pytest.mark.parametrize(
     ("device", "program", "names", "lowered"),
     [

@@ -54,6 +54,7 @@ def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
         assert loaded and not [url for url in loaded if re.match(r"(\w+:)?//", url)], page
 
 
+@full
 def test_the_reference_has_every_export_with_its_docstring(site: Path) -> None:
     named = set(re.findall(r"^::: llmc\.(\w+)$", API, re.MULTILINE)) - {"errors"}
     assert named == set(llmc.__all__), "docs/api.md"

@@ -13,7 +13,9 @@ from llmc.buckets.limits import Limits
 from llmc.buckets.provenance import Provenance
 from tests.compiler.encoders_tiny import FAMILIES, write_encoder
 from tests.models.test_encoders import judge, with_words
-from tests.tiers import default_cases, full
+from tests.tiers import full
+
+pytestmark = full
 
 
 def plan(task: str) -> EncodePlan:
@@ -21,7 +23,6 @@ def plan(task: str) -> EncodePlan:
     return EncodePlan(Limits(40, 2, 80), (Bucket("prompt", 2, 40, 0),), Provenance("test"), task)
 
 
-@default_cases(1)
 @pytest.mark.parametrize("task", ["embed", "score"])
 @pytest.mark.parametrize("encoder", FAMILIES)
 def test_numbers_are_those_of_transformers(encoder: str, task: str, tmp_path: Path) -> None:
@@ -35,7 +36,6 @@ def test_numbers_are_those_of_transformers(encoder: str, task: str, tmp_path: Pa
     assert made.verification["rows"] == 2
 
 
-@full
 def test_a_decoder_scores_by_yes_against_no(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from llmc.compiler.checkpoint import sentence_files
 

@@ -17,6 +17,7 @@ from llmc.artifacts.store.workspace import Workspace
 from llmc.errors import ArtifactError
 from tests.artifacts.faults.disk import Disk
 from tests.artifacts.helpers import CONTENT, DIGESTS, key, manifest
+from tests.tiers import full
 
 NOTHING = ""
 ONE, TWO = key(batch=1), key(batch=2)
@@ -50,6 +51,7 @@ def found_in(store: Store, which: Key) -> str:
     return name
 
 
+@full
 def test_an_entry_is_there_once_it_was_said_to_be_and_is_never_half_there(root: Path) -> None:
     witness = Witness()
 

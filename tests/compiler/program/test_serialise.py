@@ -12,8 +12,10 @@ from llmc.compiler.frontend.trace import trace_weightless
 from llmc.compiler.program.to_export import serialise
 from llmc.runtime.portable_program import MODEL, ROOT
 from tests.compiler import tiny
+from tests.tiers import full
 
 
+@full
 def test_it_is_torchs_own_file_without_debug_information() -> None:
     exported = trace_weightless(tiny.config("llama-three-layers"), "two_part", cached=False).exported
     buffer = io.BytesIO()

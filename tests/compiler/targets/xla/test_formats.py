@@ -30,7 +30,9 @@ from llmc.runtime.executors.base import Executor
 from tests.compiler import tiny
 from tests.compiler.compiled import Compiled
 from tests.compiler.targets.xla.bucket_steps import flat_core, inputs, step_of
-from tests.tiers import default_cases, full
+from tests.tiers import full
+
+pytestmark = full
 
 CASE = "llama-three-layers"
 UP = "model.layers.*.mlp.up_proj.weight"
@@ -74,7 +76,6 @@ class TestWhatIsQuantised:
         assert described_as(rolled=False, quantize="none") is None
 
 
-@default_cases(1)
 @pytest.mark.parametrize("name", sorted(CODES))
 def test_a_step_computes_what_it_computes_with_the_weights_that_codes_and_scales_stand_for(name: str) -> None:
     import jax
@@ -128,7 +129,6 @@ class TestSharding:
         assert sum(rule["weights"] for rule in found["rules"].values()) == 3
 
 
-@full
 class TestABundle:
     @full
     def test_it_is_verified_and_holds_a_byte_a_weight(self, compiled: Compiled) -> None:

@@ -29,7 +29,9 @@ from tests.compiler.targets.xla.bucket_steps import (
     special,
     step_of,
 )
-from tests.tiers import default_cases, full
+from tests.tiers import full
+
+pytestmark = full
 
 PYTHON = Path(sys.executable)
 """A Python without torch-xla."""
@@ -170,7 +172,6 @@ def test_a_worker_that_hangs_is_an_error(worker: Callable[[str], None], monkeypa
 # the module in the step
 
 
-@default_cases(1)
 @each_bucket
 def test_a_module_is_called_with_its_arguments_in_its_order_and_integers_as_wide_as_it_has_them(
     bucket: str, worker: Callable[[str], None], tmp_path: Path
@@ -190,7 +191,6 @@ def test_a_module_is_called_with_its_arguments_in_its_order_and_integers_as_wide
     assert step.memory_analysis().alias_size_in_bytes >= 2 * inputs(bucket)[4].nbytes
 
 
-@full
 def test_the_step_around_a_module_can_be_exported_for_other_platforms() -> None:
     import jax
     from jax import export

@@ -43,7 +43,7 @@ from tests.fakes import nvidia, pynvml, xla_gpu
 from tests.fakes.nvidia import H100, H100_OTHER, L40S
 from tests.tiers import full
 
-pytestmark = pytest.mark.skipif(find_spec("jax_cuda13_plugin") is None, reason="XLA's plug-in is not installed")
+pytestmark = [full, pytest.mark.skipif(find_spec("jax_cuda13_plugin") is None, reason="XLA's plug-in is not installed")]
 GIB = 1 << 30
 PLAN = Plan(
     Limits(32, 2, 32, 8),
@@ -93,7 +93,6 @@ def tokens(bundle: Path) -> list[list[int]]:
     return [list(r.outputs[0].token_ids) for r in [*first, *rest]]
 
 
-@full
 def test_batches_prefixes_and_top_k_over_a_card_s_executables_give_the_tokens_of_the_cpu(
     bundle: Path, card: xla_gpu.FakeCudaHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,7 +119,6 @@ def test_machine_code_of_this_version_is_opened_and_nothing_is_compiled(
     executor.close()
 
 
-@full
 def test_what_another_plug_in_made_is_compiled_on_the_card_counted_and_warned_of(
     bundle: Path, card: xla_gpu.FakeCudaHost, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
