@@ -63,6 +63,7 @@ def compile_(run: Run, installed: Path, *arguments: object) -> subprocess.Comple
     return llmc(run, "compile", installed / "toy", *limits, "-o", "bundle", *arguments)
 
 
+@full
 def test_it_keeps_the_contract(installed: Path, run: Run) -> None:
     ran = run("-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error", installed / "test_pocket.py")
     assert ran.returncode == 0, ran.stdout + ran.stderr

@@ -18,6 +18,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from llmc.version import __version__
+from tests.tiers import full
 
 ROOT = Path(__file__).parent.parent
 BUNDLE = ROOT / "tests" / "data" / "golden" / "v1" / "bundle"
@@ -53,6 +54,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built("build_wheel", folder / "sdist" / f"llmc-{__version__}", folder)
 
 
+@full
 def test_the_wheel_has_every_file_of_the_package_and_no_other(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())

@@ -27,6 +27,7 @@ def policy(environment: dict[str, str]) -> str:
     return line.split("=")[1].strip(" '")
 
 
+@full
 def test_openmp_is_told_before_torch_is_imported_unless_the_user_told_it() -> None:
     without = {name: value for name, value in os.environ.items() if name != POLICY}
     assert policy(without) == "PASSIVE"

@@ -106,6 +106,7 @@ def drawn(tmp_path_factory) -> tuple[Path, Path]:
     return folder / "page.html", folder / "picture.png"
 
 
+@full
 def test_a_picture_is_a_png_of_every_plot(drawn):
     content = drawn[1].read_bytes()
     assert content.startswith(b"\x89PNG\r\n\x1a\n")

@@ -22,7 +22,7 @@ from llmc.compiler.targets.declared import offered
 from tests.artifacts.helpers import REPO
 from tests.cli.helpers import Llmc
 from tests.cli.test_main import HEAVY, imported
-from tests.tiers import default_cases, full
+from tests.tiers import full
 
 COMPLETED = """
 eval "$(llmc completion bash)"
@@ -98,7 +98,7 @@ def test_bash_completes_commands_options_devices_and_values() -> None:
     assert bash("llmc compile m --plan=mo") == []
 
 
-@default_cases(1)
+@full
 @pytest.mark.parametrize("breaks", ["", ":", "=", ":="])
 def test_bash_completes_a_value_behind_an_equals_sign(breaks: str) -> None:
     """What replaces the word that the shell sees: all of it, or what stands behind its last break."""
@@ -127,6 +127,7 @@ def test_fish_completes_with_the_help_of_each() -> None:
     assert fish("llmc compile m --plan=mod") == ["--plan=model.gguf"]
 
 
+@full
 @pytest.mark.parametrize("shell", shells(*BEGIN))
 def test_what_is_typed_at_a_terminal_is_completed_paths_too(shell: str) -> None:
     needs(shell)

@@ -46,7 +46,7 @@ def bundle(copied: Path) -> Path:
     return copied
 
 
-@default_cases(46)
+@default_cases(15)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_name_that_is_none_is_told_in_one_line(

@@ -171,7 +171,7 @@ def by_copy(mine: Machine, theirs: Machine, bundle: Path, far: Path) -> str:
 WAYS = (by_folder, by_layout, by_archive, by_import, by_archive_of_several, by_copy)
 
 
-@default_cases(6)
+@default_cases(2)
 @pytest.mark.parametrize("signed", ["not", "by a stranger", "by a trusted key"])
 @pytest.mark.parametrize("way", WAYS)
 def test_a_bundle_from_elsewhere_is_not_made_here(
@@ -259,7 +259,7 @@ OUTCOMES = 8
 """Of the bundle: six buckets, greedy texts and the accuracy."""
 
 
-@default_cases(3)
+@default_cases(1)
 @pytest.mark.parametrize("signed", [False, True])
 @pytest.mark.parametrize("way", [read_through, pulled, imported, shared])
 def test_outcomes_from_elsewhere_are_in_the_manifest(
@@ -381,6 +381,7 @@ def test_an_archive_with_a_note_is_refused(mine: Machine, theirs: Machine, bundl
     assert mine.store.entries() == []
 
 
+@default_cases(1)
 @pytest.mark.parametrize("harm", [Path.unlink, flip, lambda path: overwrite(path, b"")])
 def test_a_note_that_is_lost_or_torn_counts_as_none_and_a_compile_makes_it_again(
     theirs: Machine, bundle: Path, toy: Path, harm: Callable[[Path], object]

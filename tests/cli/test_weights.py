@@ -55,6 +55,7 @@ def test_a_configuration_alone_is_compiled_and_said_not_to_be_verified(run: Llmc
     assert "tokenizer.json" in read_manifest(folder / "bundle").files
 
 
+@full
 def test_a_folder_means_its_config_and_the_bundle_is_named_after_it(run: Llmc, folder: Path, here: Path) -> None:
     assert run("compile", "--config", folder / "llama", "--device", "hpu", *LIMITS, "-q").code == 0
     assert "tensors.json" in read_manifest(here / "llama-hpu.llmc").files

@@ -13,6 +13,7 @@ from llmc.cli import ahead
 from llmc.cli.main import main
 from tests.cli.conftest import surround
 from tests.docs.commands import AND_SO_ON, DOCUMENTS, OF_PACKAGES, ROOT, llmc_arguments, shown
+from tests.tiers import default_cases
 
 
 def _known(ctx: Any) -> int:
@@ -48,6 +49,7 @@ def taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.Capture
     return refusal
 
 
+@default_cases(21)
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_every_command_is_one_that_llmc_takes(document: Path, taken: Any) -> None:
     refused = {}
@@ -89,6 +91,7 @@ def test_what_is_no_command_is_refused(taken: Any, tmp_path: Path) -> None:
     assert not taken(["deploy", "kubernetes", "-o", "x"])
 
 
+@default_cases(21)
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_no_sentence_names_a_command_or_flag_that_is_none(document: Path, taken: Any) -> None:
     """What a sentence leaves out may be missing."""

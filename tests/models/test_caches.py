@@ -117,7 +117,7 @@ def prepare(executor: Executor) -> None:
         executor.poison(slot, 0, float("nan"))
 
 
-@default_cases(1)
+@full
 @pytest.mark.parametrize("case", ARRAYS)
 @pytest.mark.parametrize("device", ["hpu", "inductor"])
 def test_graphs_captured_on_a_card_give_the_same_tokens(
@@ -175,6 +175,7 @@ def test_a_slot_is_copied_with_its_states_and_only_whole(opened: CardExecutor) -
         assert (got == wanted).all()
 
 
+@default_cases(1)
 def test_memory_holds_the_sequences_that_it_is_divided_into_with_their_states(opened: CardExecutor) -> None:
     graphs = opened.graph_device()
     assert isinstance(graphs, CardGraphs)

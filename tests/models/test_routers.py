@@ -18,7 +18,7 @@ from llmc.compiler.targets.openvino.constants import Constants
 from llmc.compiler.targets.openvino.formats import format_for
 from llmc.compiler.targets.xla.formats import described_as
 from tests.compiler import tiny
-from tests.tiers import default_cases
+from tests.tiers import full
 
 ROUTER, QUERY = "model.layers.0.mlp.gate.weight", "model.layers.0.self_attn.q_proj.weight"
 STORED = BlockForm("Q8_0", 8, 32, "")
@@ -42,7 +42,7 @@ def choosing(graph: Graph) -> set[str]:
     return found
 
 
-@default_cases(3)
+@full
 @pytest.mark.parametrize("mixture", [f for f in supported() if tiny.of_family(f).get("num_experts_per_tok")])
 def test_every_choice_rests_on_a_router_and_none_is_called_one_beside(mixture: str) -> None:
     graph = graph_of(mixture)

@@ -12,7 +12,7 @@ from llmc.artifacts.gc.collect import collect
 from llmc.artifacts.store.layout import Layout
 from llmc.artifacts.store.store import Store
 from tests.artifacts.helpers import child, files_below, finish, key
-from tests.tiers import default_cases
+from tests.tiers import full
 
 WORKER = """
     import logging, os, random, sys, time
@@ -73,7 +73,7 @@ COLLECTOR = """
 """
 
 
-@default_cases(1)
+@full
 @pytest.mark.parametrize(("locks", "grace"), [("with", 3600.0), ("with", 0.0), ("without", 0.1)])
 def test_four_writers_and_two_readers_never_notice(tmp_path: Path, locks: str, grace: float) -> None:
     root = tmp_path / "store"

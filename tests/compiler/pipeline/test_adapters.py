@@ -74,7 +74,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@default_cases(2)
+@default_cases(1)
 @pytest.mark.parametrize("case", CASES)
 def test_each_request_has_its_adapter(
     tmp_path: Path, model: str, store: Store, wanted: list[list[int]], case: str

@@ -34,6 +34,7 @@ from llmc.runtime.llm import BundleLLM
 from llmc.testing.toy import TEMPLATE, toy_plan
 from tests.artifacts.helpers import files_below, flip
 from tests.compiler.checkpoint.writers import CONFIG, TOKENS, weights, write_folder, write_gguf
+from tests.tiers import full
 
 PLAN = toy_plan([(1, 16, 0), (1, 16, 16)], [(2, 32)], Limits(32, 2, 16, 8))
 PROMPTS = [[5, 8, 3], [2, 13, 7, 9, 9, 11, 4], [12]]
@@ -71,6 +72,7 @@ def tokens(bundle: Path) -> list[list[int]]:
 # What comes out
 
 
+@full
 def test_a_bound_bundle_generates_what_the_ordinary_bundle_does(case: Case, tmp_path: Path) -> None:
     made = bind(case.unbound, open_checkpoint(case.model), tmp_path / "made", case.store)
     assert made == tmp_path / "made"

@@ -126,6 +126,7 @@ def test_the_bundle_describes_its_weights_and_has_none(bundle: Path) -> None:
     }
 
 
+@full
 def test_the_manifest_says_why_nothing_was_verified(bundle: Path) -> None:
     found = read_manifest(bundle).verification
     assert found["mode"] == "none"

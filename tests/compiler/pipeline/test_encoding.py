@@ -73,6 +73,7 @@ def test_embeddings_are_the_pooled_states_of_transformers(folder: Path, embeddin
     assert embedding.bundle.manifest.verification["cosine"] > 0.99999
 
 
+@full
 def test_one_text_and_token_ids_give_the_same_vector(embedding: llmc.LLM) -> None:
     by_ids = embedding.embed(tokens(TEXTS[1]))[0].outputs.embedding
     assert np.allclose(embedding.embed(TEXTS[1])[0].outputs.embedding, by_ids, atol=1e-6)

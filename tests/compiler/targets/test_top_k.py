@@ -32,7 +32,7 @@ from llmc.runtime.step import exact, pad
 from llmc.runtime.top_logits import TopLogits, top_of
 from llmc.testing.toy import VOCAB, toy_plan
 from tests.devices import use
-from tests.tiers import default_cases
+from tests.tiers import default_cases, full
 from tests.toy import Toy
 
 Array = NDArray[np.float32]
@@ -230,6 +230,7 @@ def test_top_logits_that_are_not_the_largest_fail_verification(
     assert not toy.bundle.exists()
 
 
+@full
 def test_executables_that_return_other_than_the_manifest_says_are_refused(
     compiled: Callable[[str, int], Path], toy: Toy
 ) -> None:

@@ -28,7 +28,7 @@ from llmc.runtime.bundle import Bundle
 from llmc.runtime.executors import open_executor
 from llmc.runtime.step import exact
 from tests.compiler import tiny
-from tests.tiers import default_cases
+from tests.tiers import full
 
 
 def values(codes: np.ndarray, scales: np.ndarray, minimums: np.ndarray) -> np.ndarray:
@@ -167,7 +167,7 @@ def test_sequences_of_a_text() -> None:
     assert sequences_of([], 48) == []
 
 
-@default_cases(1)
+@full
 @pytest.mark.parametrize("device", ["openvino", "onnxruntime"])
 def test_a_bundle_of_calibrated_codes(tmp_path: Path, device: str) -> None:
     model = str(tiny.write_model(tmp_path / "model", "llama"))

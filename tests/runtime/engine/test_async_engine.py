@@ -24,7 +24,7 @@ from llmc.runtime.engine.requests import Request, Update
 from llmc.runtime.engine.sampling import RequestOutputKind, SamplingParams
 from llmc.runtime.startup.opening import EngineOptions, open_executor, open_generator
 from tests.devices import use, watching
-from tests.tiers import default_cases
+from tests.tiers import default_cases, full
 from tests.timing import PATIENCE_S
 from tests.toy import Toy
 
@@ -313,7 +313,7 @@ def test_nothing_stays_behind_when_streams_are_dropped(toy: Toy) -> None:
     run(test())
 
 
-@default_cases(1)
+@full
 def test_memory_stays_flat_however_many_requests_come_and_go(toy: Toy) -> None:
     async def one(engine: AsyncEngine, name: str, leaves: bool) -> None:
         stream = engine.submit(asked(name, [len(name), 7, 9] * 3, greedy(1 + len(name) % 7)))

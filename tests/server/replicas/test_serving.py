@@ -19,6 +19,7 @@ from llmc.cpus import shares, usable_cpus
 from llmc.runtime.bundle import Bundle
 from tests.server.live import toy_bundle
 from tests.server.process import Process
+from tests.tiers import full
 from tests.timing import until
 
 pytestmark = pytest.mark.skipif(usable_cpus() < 2, reason="replicas need a CPU each, and this host gives one")
@@ -130,6 +131,7 @@ def test_a_burst_is_spread_and_a_signal_lets_all_of_it_end(bundle: Path, tmp_pat
         assert not any(one.is_running() for one in left)
 
 
+@full
 def test_metrics_add_up_and_tell_who_answered(bundle: Path, tmp_path: Path) -> None:
     with Replicas(tmp_path, bundle).ready() as server:
         for _ in range(6):
@@ -170,6 +172,7 @@ def test_it_is_ready_when_all_are(bundle: Path, tmp_path: Path) -> None:
         assert server.ask("GET", "/ready") == (200, {"status": "ready", "phase": "ready"})
 
 
+@full
 def test_a_replica_whose_engine_died_is_replaced(bundle: Path, tmp_path: Path) -> None:
     with Replicas(tmp_path, bundle, before=ENGINES_DIE).ready() as server:
         assert server.complete(prompt="a" * 21)[0] == 503
@@ -179,6 +182,7 @@ def test_a_replica_whose_engine_died_is_replaced(bundle: Path, tmp_path: Path) -
         assert {server.complete()[0] for _ in range(4)} == {200}
 
 
+@full
 def test_a_hangup_swaps_in_each(bundle: Path, tmp_path: Path) -> None:
     link = tmp_path / "current"
     link.symlink_to(bundle)
@@ -203,6 +207,7 @@ def test_replicas_end_with_their_supervisor(bundle: Path, tmp_path: Path) -> Non
             pass
 
 
+@full
 def test_a_second_signal_does_not_wait(bundle: Path, tmp_path: Path) -> None:
     with Replicas(tmp_path, bundle).ready() as server, server.asked(4) as calls:
         server.signal(signal.SIGINT)

@@ -30,7 +30,7 @@ from llmc.settings import Settings
 from tests.compiler.compiled import of_one_layer
 from tests.fakes import gaudi
 from tests.runtime.executors.hpu.conftest import MODES
-from tests.tiers import default_cases, full
+from tests.tiers import full
 
 FACTS = {"card": "GAUDI2", "driver": "1.24.0", "synapse": "1.24.0", "mode": "PyTorch eager mode"}
 EAGER = "PyTorch eager mode"
@@ -168,7 +168,7 @@ def test_it_is_made_once_for_hosts_of_a_kind(
     assert finish(mine, store=mine.parent / "store").built == again.native
 
 
-@default_cases(1)
+@full
 @pytest.mark.parametrize(("given", "said"), [
     ({"card": "GAUDI3"}, "another card GAUDI2 (here: GAUDI3)"),
     ({"driver": "1.23.0"}, "another driver 1.24.0 (here: 1.23.0)"),
@@ -237,7 +237,7 @@ def test_recipes_that_the_bridge_does_not_find_are_warned_of(
     assert "graphs were compiled at this start, though the bundle has recipes" in caplog.text
 
 
-@default_cases(1)
+@full
 @pytest.mark.parametrize("mode", ["torch.compile", "HPU Graphs"])
 def test_other_modes_have_recipes_of_their_own(host: Host, finish: Finish, mine: Path, mode: str) -> None:
     host(mode)

@@ -51,6 +51,7 @@ def test_a_module_is_data_for_one_chip_with_the_cache_in_place(compiled: Compile
         assert not file.module.operators & {"while", "sort", "call", "custom-call"}
 
 
+@full
 def test_the_same_again_is_the_same_bytes_and_another_chip_another_key(compiled: Compiled, tmp_path: Path) -> None:
     other = Compiled.first(tmp_path, "llama", compiled.plan, ASKED)
     assert compiled.compile(tmp_path / "inf2", device="neuron:inf2").built == 3

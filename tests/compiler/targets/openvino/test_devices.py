@@ -124,6 +124,7 @@ def test_a_portable_bundle_is_finished_on_the_host_of_its_npu(host: Host, compil
         finish_bundle(portable, Store(folder / "store"), lambda _: None, verify="none")
 
 
+@full
 def test_a_bundle_of_an_npus_own_driver_names_the_driver(host: Host, compile_: Compile) -> None:
     host(npu="4000")
     result = compile_("openvino:NPU", verify="all")

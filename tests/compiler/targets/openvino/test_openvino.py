@@ -55,7 +55,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compile:
     return compile_
 
 
-@default_cases(2)
+@default_cases(1)
 @pytest.mark.parametrize("case", [*tiny.REPRESENTATIVES, *tiny.VARIANTS, "cohere", "gpt2", "gptj", "mixtral"])
 def test_every_architecture_is_exact_in_float32(compiled: Compile, case: str) -> None:
     """Ragged batches, chunks over a past, sliding windows and poisoned blocks: each bucket, against transformers."""

@@ -181,7 +181,7 @@ def for_jax(value: Any) -> Any:
     return jnp.asarray(value) if isinstance(value, np.ndarray) else value
 
 
-@default_cases(70)
+@default_cases(35)
 @pytest.mark.parametrize(("name", "args", "kwargs"), CASES, ids=[f"{i}-{c[0]}" for i, c in enumerate(CASES)])
 def test_a_rule_gives_what_torch_gives(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     from llmc.compiler.targets.xla.operators import RULES
@@ -203,7 +203,7 @@ def test_every_rule_is_tried() -> None:
     assert set(RULES) == {name for name, *_ in CASES} | ours | stateful
 
 
-@default_cases(3)
+@default_cases(1)
 @pytest.mark.parametrize("name", STATEFUL)
 def test_operators_of_layers_with_a_state_compute_what_they_mean(name: str) -> None:
     from llmc.compiler.frontend.recurrent import operators

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from llmc.errors import CompileError
 from tests.compiler import tiny
-from tests.tiers import default_cases, full
+from tests.tiers import full
 
 LAYERS, SLOTS, HEADS, CAPACITY, SIZE = 2, 4, 3, 16, 8
 Array = NDArray[Any]
@@ -127,7 +127,7 @@ def lowered(phase: str, batch: int, query: int, context: int) -> Any:
     return function.trace(*rows, cache_shape, cache_shape, *weights).lower().compile(), cache_shape
 
 
-@default_cases(1)
+@full
 @pytest.mark.parametrize("bucket", [("decode", 3, 1, 64), ("prompt", 2, 8, 64), ("prompt", 2, 8, 0)])
 def test_the_cache_is_updated_in_place_and_never_copied(bucket: tuple[str, int, int, int]) -> None:
     compiled, shape = lowered(*bucket)

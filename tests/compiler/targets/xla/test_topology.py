@@ -22,7 +22,7 @@ from llmc.compiler.targets.xla.topology import known, parse_topology
 from llmc.errors import DeviceError, InputError
 from llmc.runtime.executors.xla.client import LIBTPU_ENVIRONMENT
 from tests.compiler.targets.xla.refusals import out_of_memory
-from tests.tiers import full
+from tests.tiers import default_cases, full
 
 needs_libtpu = pytest.mark.skipif(find_spec("libtpu") is None, reason="libtpu is not installed")
 ROOT = Path(__file__).parents[4]
@@ -182,6 +182,7 @@ def test_libtpu_prints_nothing_in_its_environment(told: dict[str, Any]) -> None:
     assert told["stderr"] == ""
 
 
+@default_cases(1)
 @needs_libtpu
 @pytest.mark.parametrize("name", SLICES)
 def test_programs_may_take_what_the_compiler_lets_them_take(told: dict[str, Any], name: str) -> None:

@@ -19,6 +19,7 @@ from llmc.runtime.executors.hpu.graphs import HpuGraphs
 from llmc.runtime.step import pad
 from llmc.testing.executors import PLAN, prefill
 from tests.runtime.executors.hpu.conftest import Host
+from tests.tiers import default_cases
 
 Opened = Callable[..., OnCard]
 TOTAL = 24 << 20
@@ -36,6 +37,7 @@ def lazy(host: Host) -> Any:
     return host("HPU Graphs", FAKE_HPU_MEMORY=str(TOTAL))
 
 
+@default_cases(1)
 @pytest.mark.parametrize("mode", ["torch.compile", "PyTorch eager mode", "PyTorch lazy mode"])
 def test_only_the_mode_of_hpu_graphs_captures(mode: str, host: Host, on_card: Opened) -> None:
     host(mode)

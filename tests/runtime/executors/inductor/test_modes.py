@@ -21,10 +21,12 @@ from llmc.testing.executors import PLAN, prefill
 from tests.fakes import nvidia, pynvml
 from tests.manifests import edit_manifest
 from tests.runtime.executors.inductor.conftest import Host
+from tests.tiers import full
 
 Opened = Callable[..., OnCard]
 
 
+@full
 def test_what_is_compiled_gives_the_numbers_of_the_cpu_and_is_counted(
     bundle: Path, host: Host, on_card: Opened, compiled: list[Any]
 ) -> None:

@@ -397,6 +397,7 @@ def test_texts_are_the_same_alone_and_together_and_from_drafts(bundle: Path) -> 
     assert together == alone == drafted
 
 
+@full
 def test_texts_of_a_model_with_states_are_the_same_alone_and_together(library: Path, tmp_path: Path) -> None:
     """Prompts that share a beginning, more of them than slots: states come and go with their slots."""
     result, path = compile_with(tiny.write_model(tmp_path / "model", "qwen3_5_text"), tmp_path, quantize="int8")

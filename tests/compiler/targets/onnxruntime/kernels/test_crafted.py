@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.compiler.targets.onnxruntime.kernels.crafted import GRAPHS
+from tests.tiers import default_cases
 
 
 @pytest.fixture(scope="module")
@@ -21,6 +22,7 @@ def told(library: Path) -> dict[int, str | None]:
     return dict(map(json.loads, done.stdout.splitlines()))
 
 
+@default_cases(140)
 @pytest.mark.parametrize("place", range(len(GRAPHS)), ids=lambda n: f"{GRAPHS[n].op} {n} {' '.join(GRAPHS[n].change)}")
 def test_a_crafted_graph_is_an_error(told: dict[int, str | None], place: int) -> None:
     graph = GRAPHS[place]

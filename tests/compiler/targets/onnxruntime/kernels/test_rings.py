@@ -134,6 +134,7 @@ def test_any_steps_give_the_logits_of_a_cache_that_holds_all(bundles: Pair) -> N
     both.run([1], [131], [0], each=True)
 
 
+@default_cases(1)
 def test_beginnings_travel_with_their_windows(bundles: Pair) -> None:
     both = Both(bundles)
     both.run([0], [300], [0])
