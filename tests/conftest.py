@@ -250,10 +250,12 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 @pytest.fixture(scope="session", autouse=True)
 def _caches_of_their_own(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Kernels are compiled once for all stores that tests make, and all their processes; none is the user's own."""
+    """Tests have a store of their own. The kernels' C compiler keeps what it compiled, by content, in the environment:
+    for all stores that tests make, their processes, and later runs."""
     base = tmp_path_factory.getbasetemp()
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    os.environ.setdefault("ZIG_GLOBAL_CACHE_DIR", str(shared / "zig"))
+    kept = Path(sys.prefix) if os.access(sys.prefix, os.W_OK) else shared
+    os.environ.setdefault("ZIG_GLOBAL_CACHE_DIR", str(kept / "zig-cache"))
     os.environ["LLMC_CACHE_DIR"] = str(base / "cache")
 
 
