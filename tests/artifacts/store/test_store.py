@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import pickle
 import stat
 import time
@@ -461,3 +463,19 @@ def test_a_store_can_be_handed_to_a_worker(store: Store, tmp_path: Path) -> None
     other = pickle.loads(pickle.dumps(Store(store.root, overflow=tmp_path / "overflow")))
     store.get_or_build(key(), build_graph)
     assert other.get_or_build(key(), never)[1]
+
+
+def test_an_entry_whose_blob_cannot_be_read_for_now_stays(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = store.publish(key(), {"graph": store.put_bytes(b"graph")})
+    path = store.path(entry.outputs["graph"])
+    real = Path.stat
+
+    def failing(self: Path, **options: bool) -> os.stat_result:
+        if self == path:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(self, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "stat", failing)
+        assert store.lookup(key()) is None
+    assert store.lookup(key()) is not None, "the disk answers again"
