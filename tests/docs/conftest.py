@@ -18,7 +18,7 @@ from tests.docs.stand_ins import Kit
 
 __all__ = ["registry_port", "s3_server", "start_registry"]
 
-Rehearse: TypeAlias = Callable[[Path], None]
+Rehearse: TypeAlias = Callable[[Path], Path]
 
 
 @pytest.fixture(scope="session")
@@ -29,29 +29,34 @@ def kit(tmp_path_factory: pytest.TempPathFactory) -> Kit:
 
 @pytest.fixture
 def rehearse(
-    kit: Kit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
-    request: pytest.FixtureRequest,
+    kit: Kit, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str], request: pytest.FixtureRequest,
 ) -> Rehearse:  # fmt: skip
-    """Runs a document's commands, on a host that has a registry and an S3 server where it names some."""
+    """Runs a document's commands, on a host that has a registry and an S3 server where it names some.
 
-    def run(document: Path) -> None:
-        here = tmp_path / "here"
+    The folder stays until all tests end: bundles in the store that documents share record where their model lies.
+    """
+
+    def run(document: Path) -> Path:
+        folder = tmp_path_factory.mktemp(document.stem)
+        here = folder / "here"
         here.mkdir()
         surround(monkeypatch, here, kit.folder / "cache")
         monkeypatch.setenv("HOME", str(here))
         monkeypatch.setenv("PYTHONPATH", str(ROOT))
-        monkeypatch.setenv("LLMC_TRUSTED_KEYS", str(tmp_path / "trusted"))
+        monkeypatch.setenv("LLMC_TRUSTED_KEYS", str(folder / "trusted"))
         text = document.read_text()
         registry = request.getfixturevalue("registry_port") if "llmc cache push oci://" in text else None
         if "s3://" in text:
             server: Server = request.getfixturevalue("s3_server")
             shutil.rmtree(models := server.folder.parent / "models", ignore_errors=True)
             models.mkdir()
-            (tmp_path / "models").symlink_to(models)
+            (folder / "models").symlink_to(models)
             key, secret = CREDENTIALS
             options = {"endpoint_url": f"http://127.0.0.1:{server.port}", "key": key, "secret": secret}
             monkeypatch.setitem(conf, "s3", options)
         failed = Rehearsal(document, here, kit, monkeypatch, capfd, registry).run()
         assert not failed, "\n".join(f"{where}\n{said}" for where, said in failed.items())
+        return here
 
     return run

@@ -33,5 +33,5 @@ def test_an_error_that_is_shown_and_a_variable_that_is_set_are_as_shown(rehearse
         f"$ llmc cache verify gone\n{SAYS}\n$ export LLMC_TRUSTED_KEYS=mine\n$ llmc cache trust release.pub --name us\n"
     )
     (tmp_path / "page.md").write_text(f"```\n{lines}```\n")
-    rehearse(tmp_path / "page.md")
-    assert (tmp_path / "here" / "mine").is_dir()
+    here = rehearse(tmp_path / "page.md")
+    assert (here / "mine").is_dir()
