@@ -29,6 +29,7 @@ from llmc.runtime.executors.whole_step.step_program import flat_step
 from llmc.runtime.portable_program import PortableProgram
 from tests.fakes import cuda, nvidia, pynvml
 from tests.runtime.executors.inductor.test_archive import PACKAGE
+from tests.tiers import full
 
 FACTS = {
     "card": "NVIDIA H100 80GB HBM3", "compute_capability": "9.0", "cuda": "13.0", "driver": "580.95.05",
@@ -73,6 +74,7 @@ def finish(mine: Path, tmp_path: Path) -> Finish:
     return lambda: finish_bundle(mine, Store(tmp_path / "store"), lambda _: None)
 
 
+@full
 def test_a_finished_bundle_agrees_with_its_portable_half_and_is_code(
     mine: Path, host: list[str], finish: Finish
 ) -> None:
@@ -87,6 +89,7 @@ def test_a_finished_bundle_agrees_with_its_portable_half_and_is_code(
     assert (finish().built, len(host)) == (0, 2), "from the store"
 
 
+@full
 @pytest.mark.parametrize(
     ("other", "error", "words"),
     [
@@ -106,6 +109,7 @@ def test_another_host_is_told_before_anything_is_loaded(
         open_executor(Bundle.open(mine))
 
 
+@full
 def test_a_damaged_package_is_one_error(mine: Path, host: list[str], finish: Finish) -> None:
     finish()
     opened = Bundle.open(mine)
@@ -120,6 +124,7 @@ def test_a_damaged_package_is_one_error(mine: Path, host: list[str], finish: Fin
     executor.close()
 
 
+@full
 @pytest.mark.parametrize(
     ("found", "words"),
     [
@@ -138,6 +143,7 @@ def test_what_a_host_lacks_is_said(
         finish()
 
 
+@full
 def test_a_bundle_for_a_named_card_is_finished_there(monkeypatch: pytest.MonkeyPatch, host: list[str]) -> None:
     finisher_for = {name: PackageFinisher(card_of(name)) for name in ("h100", "l40s")}
     assert finisher_for["h100"].lacks() == ""
