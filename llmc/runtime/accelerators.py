@@ -55,7 +55,7 @@ class ThisCpu:
     name = "CPU"
 
     def found(self, root: Path | None = None) -> str:
-        """Its name where the system tells it, the instruction sets that kernels are chosen by, and their limit."""
+        """Its name if the system reports it, the instruction sets that kernels are chosen by, and their limit."""
         limit = f"(limited by {CPU_ISA}={cpu_isa()})" if cpu_isa() else ""
         return " ".join([cpu_name(root or ROOT), *cpu_features()[1:], limit]).strip()
 
