@@ -88,7 +88,7 @@ class Farm:
         self.address: str = self._cluster.address
 
     def take(self, leave: Callable[[], None] = lambda: None) -> Farm:
-        """Have the cluster alone: its last user is told to leave. `leave` is called when the next one takes it."""
+        """Have the cluster alone: calls its last user's `leave`, and keeps `leave` for the next user."""
         self._leave()
         self._leave = leave
         return self

@@ -121,6 +121,17 @@ def test_the_default_tier_has_each_value_of_each_parameter_and_the_full_suite_ea
     }
 
 
+def test_a_case_that_is_marked_stands_for_no_value(tmp_path: Path) -> None:
+    product = """
+        import pytest
+        @pytest.mark.parametrize("a", range(3))
+        @pytest.mark.parametrize("way", ["here", pytest.param("elsewhere", marks=pytest.mark.full)])
+        def test_product(way, a): ...
+    """
+    checkout = Checkout(tmp_path, {"tests/test_some.py": textwrap.dedent(product)})
+    assert checkout.collected() == [f"tests/test_some.py::test_product[here-{a}]" for a in range(3)]
+
+
 def test_the_default_tier_has_the_cases_that_a_mark_names(tmp_path: Path) -> None:
     marked = """
         import pytest

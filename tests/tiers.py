@@ -55,7 +55,7 @@ def mark_full(items: Sequence[pytest.Item]) -> None:
             kept = _named(test, [item.callspec.id for item in cases], marker.args)  # type: ignore[attr-defined]
             left = set(range(len(cases))) - kept
         else:
-            cases = [item for item in cases if len(_axes(item)) > 1]
+            cases = [item for item in cases if not item.get_closest_marker("full") and len(_axes(item)) > 1]
             left = combinations_left([_axes(item) for item in cases])
         for position in left:
             cases[position].add_marker(full)

@@ -85,7 +85,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.resume_writing()
         if self._counted and self.clients is not None:
             self.clients.leave(self._address)
-        for cycle in self._unanswered:  # uvicorn tells only the last request
+        for cycle in self._unanswered:  # uvicorn ends only the last request
             cycle.disconnected = True
             cycle.message_event.set()
         self.pipeline.clear()

@@ -88,7 +88,6 @@ def test_the_fused_graph_is_that_of_a_whole_trace_byte_for_byte(case: str, runs:
 
 
 @full
-@default_cases(1)
 @pytest.mark.parametrize(("case", "cached"), WEIGHTLESS.items())
 def test_the_weightless_program_is_that_of_a_whole_trace_but_for_names(case: str, cached: bool) -> None:
     assert canonical(two_part(case, cached, True)) == canonical(two_part(case, cached, False))
@@ -204,7 +203,6 @@ def by_the_one_before(layer: Any, hidden: torch.Tensor) -> torch.Tensor:
 
 
 @full
-@default_cases(1)
 @pytest.mark.parametrize("change", [by_index, by_the_one_before])
 def test_a_model_without_a_steady_state_is_traced_whole(
     change: Callable[[Any, torch.Tensor], torch.Tensor], monkeypatch: pytest.MonkeyPatch, runs: list[int]
