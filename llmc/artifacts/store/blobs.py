@@ -127,7 +127,7 @@ class Blobs:
             return Blob(stream.digest, stream.tell())
         blob = Blob(digest_bytes(view), view.nbytes)
         if not self._has(blob):
-            with writing(self._layout.base, blob.size, REMEDY), self._new() as (fd, temporary):
+            with writing(self._layout.base, blob.size, REMEDY), self._new(blob.size) as (fd, temporary):
                 write_all(fd, view)
                 self.publish(fd, temporary, blob)
         return blob
@@ -226,7 +226,7 @@ class Blobs:
         return True
 
     @contextmanager
-    def _new(self, needed: int = 0) -> Iterator[tuple[int, Path]]:
+    def _new(self, needed: int) -> Iterator[tuple[int, Path]]:
         """A new temporary file, open for writing; gone at the end unless it was published."""
         with writing(self._layout.base, needed, REMEDY):
             make_folder(self._layout.temporaries)

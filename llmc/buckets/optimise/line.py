@@ -49,7 +49,7 @@ class Line:
         layers = min(max(counts), size)
         total = np.concatenate([[0.0], np.cumsum(self.weights)])
         bounds = [0, *(np.flatnonzero(self.forced) + 1), size]
-        stretches = [(low, high) for low, high in pairwise(bounds) if low < high]
+        stretches = list(pairwise(bounds))
         best = np.full(size + 1, np.inf)
         best[0] = 0.0
         sources = np.zeros((layers, size + 1), np.int32)

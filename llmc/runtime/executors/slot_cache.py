@@ -145,8 +145,6 @@ class SlotCache:
             for state in self.states:
                 state[slot] = value
         self._wrote_home(slot, kept, kept)
-        if slot < self._rows:
-            self._in_decode[slot] = 0
         self._touched[slot] = self.home.length
         self.decode.poison(value)
 

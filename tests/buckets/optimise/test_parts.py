@@ -14,7 +14,7 @@ from llmc.buckets.optimise.bound import Dual
 from llmc.buckets.optimise.covering import fewest_buckets, required_cover
 from llmc.buckets.optimise.instance import Instance
 from llmc.buckets.optimise.lines import Lines
-from llmc.buckets.optimise.polish import shrink, slide
+from llmc.buckets.optimise.polish import shrink, slide, spend
 from llmc.buckets.optimise.resolution import coarse_levels, with_corners
 from llmc.buckets.optimise.search import Search, trim
 from llmc.buckets.optimise.serving import Serving
@@ -83,6 +83,7 @@ def test_a_serving_kept_up_to_date_equals_one_made_anew(case, data):
         costs = np.where(covers, case.space.cost(serving.buckets)[None], np.inf).min(axis=1, initial=np.inf)
         assert (serving.costs[np.isfinite(costs)] == costs[np.isfinite(costs)]).all()
         assert serving.covers_all == np.isfinite(costs).all()
+        assert serving.losses() == pytest.approx(Serving(instance, serving.buckets).losses())
 
 
 @FEWER
@@ -191,3 +192,13 @@ def test_buckets_shrink_to_what_they_serve_and_those_that_serve_nothing_go():
     serving = Serving(instance, np.array([[5, 5], [6, 6]]))
     shrink(serving)
     assert serving.buckets.tolist() == [[8, 8], [3, 3]]
+
+
+def test_spare_buckets_go_to_the_clients_that_save_most_by_one_of_their_own():
+    space = ProductSpace([range(1, 9)] * 2, lambda points: np.prod(points + 1.0, axis=1), None, [(8, 8)])
+    instance = Instance.of(space, Demand([[8, 8], [2, 3], [3, 2], [8, 1]], [9, 5, 1, 1]))
+    serving = Serving(instance, np.empty((0, 2), np.int64))
+    own = [[8, 8], [2, 3], [3, 2], [8, 1]]
+    for graphs in (1, 2, 3, 4):
+        assert spend(serving, graphs).buckets.tolist() == own[:graphs]
+    assert spend(serving, 9).buckets.tolist() == own, "a client whose bucket is chosen already saves nothing"

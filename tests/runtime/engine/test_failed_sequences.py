@@ -79,6 +79,17 @@ def test_in_its_prompt(
     assert Played(engine, ([1, 2], greedy())).made == [trusted.greedy([1, 2], 5)], "the engine goes on"
 
 
+def test_a_chunk_of_its_prompt_that_fails_is_the_last(toys: dict[str, Toy], monkeypatch: pytest.MonkeyPatch) -> None:
+    spoil(monkeypatch, BAD)
+    engine = engine_of(toys["static"])
+    prompt = [BAD, *range(30)]
+    engine.add(0, prompt, engine.sampler(prompt, greedy()))
+    outcome = engine.step()
+    assert outcome is not None and outcome.record.live_tokens < len(prompt), "the first of several chunks"
+    assert [(token.token_id, token.finish_reason) for token in outcome.tokens] == [(None, "error")]
+    assert not engine.has_work
+
+
 @pytest.mark.parametrize("params", [{}, {"logprobs": 0}], ids=str)
 @pytest.mark.parametrize("place", range(4))
 def test_while_it_decodes(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -98,3 +99,14 @@ def test_a_bundle_without_a_tokenizer_takes_ids_alone_and_checks_them(folder: Pa
             llm.embed([[1], [-1]])
         with pytest.raises(InputError, match="input 0 has 65 tokens"):
             llm.embed([1] * 65)
+
+
+def test_a_prompt_that_the_model_lacks_is_refused_with_those_that_it_has(
+    embedding: llmc.LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(InputError, match=r"the model has no prompt 'query'; it has: none$"):
+        embedding.embed("a", prompt_name="query")
+    prompts = {"query": "q: ", "document": "d: "}
+    monkeypatch.setattr(embedding.pooler, "description", replace(embedding.pooler.description, prompts=prompts))
+    with pytest.raises(InputError, match=r"the model has no prompt 'title'; it has: document, query$"):
+        embedding.embed("a", prompt_name="title")

@@ -309,6 +309,22 @@ def test_what_was_refused_is_not_tried_again(bounded, monkeypatch):
     assert str(again.value) == str(first.value)
 
 
+def test_the_oldest_refusals_are_forgotten(bounded, monkeypatch):
+    """Of three, the two that were asked for last are kept."""
+    monkeypatch.setattr(guided, "MAX_REFUSALS", 2)
+    bounded._refused.clear()
+    tried, run = [], bounded._pool.run
+    monkeypatch.setattr(bounded._pool, "run", lambda job: tried.append(job["form"]) or run(job))
+    for regex in ("a(", "b(", "c(", "c(", "b(", "a("):
+        with pytest.raises(InputError, match="structured_outputs.regex cannot be followed"):
+            bounded.compile(StructuredOutputsParams(regex=regex))
+    assert tried == ["a(", "b(", "c(", "a("]
+
+
+def test_what_the_grammar_library_says_is_cut_after_300_characters():
+    assert grammars.first_line("x" * 400) == "x" * 300
+
+
 def test_what_held_in_the_child_is_built_here_with_stack_to_spare(factory, tokenizer):
     depth = 500
     structured = StructuredOutputsParams(json=chained(depth))
