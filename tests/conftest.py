@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import shlex
 import signal
 import sys
@@ -27,7 +28,9 @@ from tests import tiers
 settings.register_profile(tiers.FULL, deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile(tiers.DEFAULT, settings.get_profile(tiers.FULL), max_examples=tiers.DEFAULT_EXAMPLES)
 
-PACKAGES = ("chromium", "docker-registry", "fish", "g++", "openssl", "qemu-user", "strace", "zsh", "zstd")
+PACKAGES = (
+    "chromium", "docker-registry", "fish", "g++", "libc6-arm64-cross", "openssl", "qemu-user", "strace", "zsh", "zstd",
+)  # fmt: skip
 """Debian's packages that tests use; .ci/run installs them."""
 
 HEAVY = frozenset({"jax", "jaxlib", "onnxruntime", "openvino", "torch", "torch_xla"})
@@ -66,6 +69,10 @@ SLOW = (
     "server/telemetry/test_recorder.py",
 )  # fmt: skip
 """Files of these folders that take several seconds, or import more."""
+
+
+SERVERS = "servers"
+_SHARES_SERVERS = re.compile(r"from tests\.farm import .*\bFarm\b|from tests\.server\.served import|: Served\b")
 
 
 class NoHeavyPackages:
@@ -164,11 +171,9 @@ def _of_other_shards(items: Sequence[pytest.Item], number: int, count: int) -> s
 
 
 def _unit(item: pytest.Item) -> str:
-    """What is in one shard as a whole: an architecture, tests that share servers, or a file."""
-    if "ways" in getattr(item, "fixturenames", ()):
-        return "ways"
+    """What is in one shard as a whole: an architecture, or what one process runs."""
     parameters = getattr(item, "callspec", None)
-    return parameters.id if parameters is not None and item.path.parent.name == "models" else str(item.path)
+    return parameters.id if parameters is not None and item.path.parent.name == "models" else unit(str(item.path))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -242,10 +247,31 @@ def skips(terminalreporter: Any) -> None:
 
 
 @pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With --dist loadfile, one process runs all files that share servers."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByServers(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return unit(str(super()._split_scope(nodeid)))
+
+    return ByServers(config, log)
+
+
+@cache
+def unit(file: str) -> str:
+    """What one process runs as a whole: a file, or all files that share the servers of tests/server, and so one Ray
+    cluster."""
+    return SERVERS if _SHARES_SERVERS.search(Path(__file__).parents[1].joinpath(file).read_text()) else file
+
+
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """A worker for each CPU that this process may use, and for each 3 GiB of memory, which torch, JAX and OpenVINO
-    take in one process."""
-    return max(1, min(usable_cpus(), psutil.virtual_memory().available // (3 << 30)))
+    """One worker more than the CPUs that this process may use, since tests also wait for servers and processes. At most
+    one for each 3 GiB of memory, which torch, JAX and OpenVINO take in one process."""
+    return max(1, min(usable_cpus() + 1, psutil.virtual_memory().available // (3 << 30)))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.conftest import PACKAGES, begins
+from tests.conftest import PACKAGES, SERVERS, begins, unit
 
 ROOT = Path(__file__).parent.parent
 TESTS = """
@@ -76,3 +76,11 @@ def test_files_that_compile_begin_before_others_and_the_demo_models_before_all()
     assert 20 < sum(begins(file) == 1 for file in files) < len(files) / 2
     runs = [line for line in (ROOT / "Makefile").read_text().splitlines() if "--dist loadfile" in line]
     assert runs and all("--no-loadscope-reorder" in line for line in runs), "else by number of tests"
+
+
+def test_one_process_runs_all_files_that_share_servers() -> None:
+    shared = [path for path in (ROOT / "tests").rglob("test_*.py") if unit(str(path)) == SERVERS]
+    names = {path.name for path in shared}
+    assert {"test_ray.py", "test_ray_serve.py", "test_ray_stream.py", "test_openai_client.py"} <= names
+    assert len(shared) < 20
+    assert unit("tests/server/test_load_balancer.py") == "tests/server/test_load_balancer.py"

@@ -6,11 +6,13 @@ import os
 import subprocess
 import sys
 import textwrap
+from itertools import combinations
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import FAST, HEAVY, SLOW, NoHeavyPackages, is_fast, reproduces
+from tests.tiers import pairwise
 
 TESTS = Path(__file__).parent
 
@@ -181,3 +183,13 @@ def test_a_failure_ends_with_the_line_that_reproduces_it(tmp_path: Path) -> None
     assert "1 failed" in again.stdout, again.stdout + again.stderr
     limited = reproduces("tests/test_some.py::test_a", {"LLMC_CPU_ISA": "avx2"})
     assert limited.startswith("LLMC_CPU_ISA=avx2 ") and limited.endswith("-m pytest -m '' tests/test_some.py::test_a")
+
+
+def test_pairs_of_values_are_all_there_in_few_cases() -> None:
+    every = [(a, b, c) for a in range(4) for b in "xyz" for c in (False, True)]
+    found = pairwise(every)
+    assert set(found) <= set(every) and 12 <= len(found) < 16
+    for axes in combinations(range(3), 2):
+        assert {tuple(case[axis] for axis in axes) for case in found} == {
+            tuple(case[axis] for axis in axes) for case in every
+        }

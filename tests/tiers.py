@@ -9,8 +9,8 @@ take `examples(n)`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import groupby
-from typing import Any
+from itertools import combinations, groupby
+from typing import Any, TypeVar
 
 import pytest
 from hypothesis import settings
@@ -23,6 +23,7 @@ DEFAULT, FULL = "llmc-default", "llmc-full"
 full = pytest.mark.full
 default_cases = pytest.mark.default_cases
 
+Case = TypeVar("Case", bound="tuple[Any, ...]")
 Axes = Mapping[str, tuple[int, ...]]
 """The axes of a case, by their parameters' names: which value each has."""
 
@@ -35,11 +36,22 @@ def examples(count: int, parent: settings | None = None, **others: Any) -> setti
 
 def combinations_left(cases: Sequence[Axes]) -> set[int]:
     """Positions of the cases that add no value: the others have each value of each axis, in as few as greed finds."""
-    missing = {pair for case in cases for pair in case.items()}
-    left = set(range(len(cases)))
+    return _spare([set(case.items()) for case in cases])
+
+
+def pairwise(cases: Sequence[Case]) -> list[Case]:
+    """Tuples of parameters that have each pair of values that any of `cases` has, in as few as greed finds."""
+    spare = _spare([set(combinations(enumerate(case), 2)) for case in cases])
+    return [case for position, case in enumerate(cases) if position not in spare]
+
+
+def _spare(parts: Sequence[set[Any]]) -> set[int]:
+    """Positions of the sets that greed leaves over when it has taken sets until they have all elements."""
+    missing = set().union(*parts)
+    left = set(range(len(parts)))
     while missing:
-        best = max(sorted(left), key=lambda n: len(missing & cases[n].items()))
-        missing -= cases[best].items()
+        best = max(sorted(left), key=lambda n: len(missing & parts[n]))
+        missing -= parts[best]
         left.remove(best)
     return left
 

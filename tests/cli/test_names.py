@@ -34,6 +34,13 @@ COMMANDS = [
     "cache pin {}", "cache unpin {}", "cache ls --cache-dir {}", "cache ls --plot {}.html",
     "cache ls --cache-dir {} --plot store.html", "cache gc --cache-dir {}", "cache verify {}",
 ]  # fmt: skip
+CASES = [
+    pytest.param(command, names[(place + more) % len(names)], id=f"{command}-{names[(place + more) % len(names)]}")
+    for names in [list(NAMES)]
+    for place, command in enumerate(COMMANDS)
+    for more in (0, 3)
+]
+"""Two names for each command, and each name for several."""
 
 
 @pytest.fixture
@@ -47,8 +54,7 @@ def bundle(copied: Path) -> Path:
 
 
 @default_cases(15)
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(("command", "name"), CASES)
 def test_a_name_that_is_none_is_told_in_one_line(
     llmc: Llmc, toy: Path, here: Path, bundle: Path, command: str, name: str
 ) -> None:

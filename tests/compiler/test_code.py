@@ -19,6 +19,8 @@ from llmc.artifacts.key import Difference, Key, changed_code, tell
 from llmc.artifacts.store.store import Store
 from llmc.compiler import code
 from llmc.compiler.pipeline import verification
+from llmc.compiler.targets.base import Target
+from llmc.compiler.targets.fake import FakeTarget
 from llmc.compiler.verification.verify import Verification
 from tests.compiler.keyed import Compiled
 from tests.tiers import full
@@ -148,6 +150,13 @@ def test_every_file_that_comes_with_the_package_and_shapes_results_counts() -> N
 
 
 # What is left out
+
+
+def test_a_class_counts_with_those_that_it_inherits_from_and_a_name_with_its_module() -> None:
+    """And a name in another package with the whole package."""
+    assert {FakeTarget.__module__, Target.__module__} <= set(code.closure(FakeTarget))
+    assert FakeTarget.__module__ in code.closure(FakeTarget.__module__)
+    assert code.closure("numpy.linalg") == ["numpy"]
 
 
 def test_what_is_left_out_is_met_and_leads_to_nothing_else() -> None:

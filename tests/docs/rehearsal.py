@@ -29,7 +29,7 @@ from tests.docs.scenes import SCENES, Scene
 from tests.docs.stand_ins import BROUGHT, Kit
 from tests.server.over_ray import free_port
 
-STAYS = {"serve": "llmc: ready", "prefill": "llmc: ready", "loop": "requests", "bench": "[1"}
+STAYS = {"serve": "llmc: ready", "prefill": "llmc: ready", "loop": "requests", "bench": "["}
 """Processes that run until they are told to end, and what they print once they do their work."""
 ENDLESS = ("serve", "prefill", "loop")
 """Those of them that documents show; bench is what asks a server that none of a document's commands starts."""
@@ -88,7 +88,7 @@ class Rehearsal:
         if not self.port and any(map(SERVER.search, arguments)):
             self._bring(["bundle"])
             running.enter_context(self._stays(["serve", "bundle"]))
-            load = f"bench serve http://127.0.0.1:{self.port} --rate 10 --requests 2000 --prompt-len 20 --output-len 4"
+            load = f"bench serve http://127.0.0.1:{self.port} --rate 20 --requests 1200 --prompt-len 20 --output-len 4"
             running.enter_context(self._stays(load.split()))
         words = [self._here(word) for word in self._whole(arguments)]
         for part, makers in self._scene.anew.items():

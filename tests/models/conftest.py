@@ -1,6 +1,7 @@
 """The architectures of `pytest tests/models -k NAME`: each file in llmc/compiler/architectures, and other forms.
 
-The default tier has one for each mechanism, the full suite all.
+The path of most users, ONNX Runtime's, is tested with each architecture, in the default tier with one for each
+mechanism. Portable programs and the reference, which trace the same modules, are tested with one for each mechanism.
 """
 
 from __future__ import annotations
@@ -8,7 +9,6 @@ from __future__ import annotations
 import pytest
 
 from llmc.compiler.architectures import supported
-from llmc.compiler.architectures.shared.caches import cache_of
 from tests.compiler import tiny
 from tests.tiers import default_cases
 
@@ -29,15 +29,18 @@ MECHANISMS = {
 """One architecture for each mechanism of attention, of states, and of experts."""
 
 
+STATES = ("bamba", "jamba", "lfm2", "qwen3_5_text")
+"""One for each kind of state: Mamba 2 and Mamba beside attention, short convolutions, the gated delta rule."""
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test with an argument `family` runs for each, one with `stateful` for those that keep states."""
-    if "family" in metafunc.fixturenames:
-        metafunc.parametrize("family", [*supported(), *tiny.FORMS])
-    if "stateful" in metafunc.fixturenames:
-        stateful = [family for family in supported() if cache_of(tiny.of_family(family)).states]
-        metafunc.parametrize("stateful", stateful)
+    """A test with an argument `family` runs for each, one with `mechanism` for one of each, one with `stateful` for one
+    of each kind of state."""
+    for name, families in (("family", [*supported(), *tiny.FORMS]), ("mechanism", MECHANISMS), ("stateful", STATES)):
+        if name in metafunc.fixturenames:
+            metafunc.parametrize(name, families)
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    if {"family", "stateful"} & set(getattr(item, "fixturenames", ())) and not item.get_closest_marker("default_cases"):
+    if "family" in getattr(item, "fixturenames", ()):
         item.add_marker(default_cases(*MECHANISMS))

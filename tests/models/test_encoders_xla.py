@@ -23,8 +23,9 @@ def plan(task: str) -> EncodePlan:
     return EncodePlan(Limits(40, 2, 80), (Bucket("prompt", 2, 40, 0),), Provenance("test"), task)
 
 
-@pytest.mark.parametrize("task", ["embed", "score"])
-@pytest.mark.parametrize("encoder", FAMILIES)
+@pytest.mark.parametrize(
+    ("encoder", "task"), [*((family, "score") for family in FAMILIES), *((family, "embed") for family in FAMILIES[:2])]
+)
 def test_numbers_are_those_of_transformers(encoder: str, task: str, tmp_path: Path) -> None:
     model = write_encoder(tmp_path / "model", encoder, task, labels=3)
     made = llmc.compile(

@@ -13,8 +13,8 @@ from tests.compiler import tiny
 from tests.models.texts import NEW, PROMPTS
 
 
-def test_logits_of_greedy_texts_are_those_of_whole_sequences(family: str, tmp_path: Path) -> None:
-    reference = TransformersReference(open_checkpoint(str(tiny.write_model(tmp_path / "model", family))))
+def test_logits_of_greedy_texts_are_those_of_whole_sequences(mechanism: str, tmp_path: Path) -> None:
+    reference = TransformersReference(open_checkpoint(str(tiny.write_model(tmp_path / "model", mechanism))))
     prompt = list(PROMPTS[0])
     made, logits = reference.continued(prompt, NEW)
     whole = reference.logits([*prompt, *made], range(len(prompt) - 1, len(prompt) + NEW - 1))

@@ -39,7 +39,7 @@ CASES: dict[str, dict[str, Any]] = {
         **tiny.config("qwen2"), **WINDOWS, "num_hidden_layers": 6, "layer_types": [FULL] * 4 + [SLIDING, FULL],
     },
 }  # fmt: skip
-WEIGHTLESS = {"windows in turn": False, "one window of many": True, "deep, tied, with biases": False}
+WEIGHTLESS = {"windows in turn": False, "one window of many": True}
 """Cases of dialect two_part, which takes longest, and whether they have a cache."""
 
 TOP = 3

@@ -257,10 +257,9 @@ class GrammarConstraint(Constraint):
         self._credit_s += MASK_PER_TOKEN_S - (time.thread_time() - began)
         if self._credit_s < 0:
             self._failure = "its masks take too much processor time: make the grammar less ambiguous"
-        allowed = np.unpackbits(bits, bitorder="little").view(np.bool_)
-        if allowed.size < self._vocab_size:
-            allowed = np.concatenate([allowed, np.zeros(self._vocab_size - allowed.size, np.bool_)])
-        allowed = allowed[: self._vocab_size]
+        known = np.unpackbits(bits, bitorder="little").view(np.bool_)[: self._vocab_size]
+        allowed = np.zeros(self._vocab_size, np.bool_)
+        allowed[: known.size] = known
         allowed[self._never] = False
         return allowed
 

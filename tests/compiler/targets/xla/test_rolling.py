@@ -113,8 +113,7 @@ def both(case: str, bucket: str, dtype: str) -> tuple[dict[str, np.ndarray], dic
     return flat, run(roll(bound), stacked(arrays), case, bucket, dtype)
 
 
-@pytest.mark.parametrize("bucket", BUCKETS)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "bucket"), list(zip(CASES, BUCKETS, strict=True)))
 def test_rolled_layers_compute_what_layers_in_a_row_compute(case: str, bucket: str) -> None:
     flat, rolled = both(case, bucket, F32)
     assert list(rolled) == list(flat)

@@ -316,7 +316,7 @@ def test_the_oldest_refusals_are_forgotten(bounded, monkeypatch):
     tried, run = [], bounded._pool.run
     monkeypatch.setattr(bounded._pool, "run", lambda job: tried.append(job["form"]) or run(job))
     for regex in ("a(", "b(", "c(", "c(", "b(", "a("):
-        with pytest.raises(InputError, match="structured_outputs.regex cannot be followed"):
+        with pytest.raises(InputError, match=r"structured_outputs\.regex cannot be followed"):
             bounded.compile(StructuredOutputsParams(regex=regex))
     assert tried == ["a(", "b(", "c(", "a("]
 
@@ -330,6 +330,13 @@ def test_what_held_in_the_child_is_built_here_with_stack_to_spare(factory, token
     structured = StructuredOutputsParams(json=chained(depth))
     text = tokenizer.decode(write(factory, structured, 0, most=100_000))
     assert text.count("{") == depth
+
+
+def test_a_grammar_is_built_here_with_twice_the_stack_of_its_trial(bounded, monkeypatch):
+    sizes, set_size = [], threading.stack_size
+    monkeypatch.setattr(threading, "stack_size", lambda size=0: sizes.append(size) or set_size(size))
+    bounded.compile(StructuredOutputsParams(regex="stack"))
+    assert sizes[0] == 2 * SMALL.stack_bytes
 
 
 def test_a_text_whose_grammar_becomes_too_complex_ends_with_the_reason(factory):

@@ -1,5 +1,6 @@
 """Single operators of kernels for CPUs of another machine, without ONNX Runtime: a program around the same sources
-(host_program/host.c), in qemu's user-mode emulation (Debian: qemu-user)."""
+(host_program/host.c), in qemu's user-mode emulation (Debian: qemu-user) over that machine's C library (Debian:
+libc6-arm64-cross)."""
 
 from __future__ import annotations
 
@@ -32,16 +33,17 @@ class Standalone:
         qemu = shutil.which(f"qemu-{machine}")
         if qemu is None:
             pytest.skip("no emulator of this machine: apt-get install qemu-user")
+        libraries = Path(f"/usr/{machine}-linux-gnu")
+        if not libraries.is_dir():
+            pytest.skip("no C library of this machine: apt-get install libc6-arm64-cross")
         program = folder / "host"
-        flags = [flag for flag in build.TARGETS[kernels.name] if not flag.startswith(f"{machine}-linux")]
-        at = flags.index("-target")
-        flags.insert(at + 1, f"{machine}-linux-musl")
         sources = sorted(path.name for path in build.SOURCE.glob("*.c"))
         made = build.zig(
-            ("cc", *flags, "-std=gnu11", "-O3", "-static", "-I", ".", *sources, str(HOST), "-o", str(program)), folder
-        )
+            ("cc", *build.TARGETS[kernels.name], "-std=gnu11", "-O3", "-I", ".", *sources, str(HOST), "-lm", "-o",
+             str(program)), folder,
+        )  # fmt: skip
         assert made.returncode == 0, made.stderr
-        self._command = [qemu, "-cpu", CPUS[kernels.name], str(program)]
+        self._command = [qemu, "-L", str(libraries), "-cpu", CPUS[kernels.name], str(program)]
 
     @contextmanager
     def team(self, threads: int) -> Iterator[None]:

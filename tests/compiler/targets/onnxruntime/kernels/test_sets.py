@@ -27,6 +27,7 @@ from tests.compiler.targets.onnxruntime.kernels.test_rounded_cache import ROUNDE
 from tests.compiler.targets.onnxruntime.kernels.test_rounded_product import product
 from tests.compiler.targets.onnxruntime.kernels.test_states import ALL, computed, ends_met, named
 from tests.compiler.targets.onnxruntime.kernels.test_words import Given, norm, rows_of
+from tests.tiers import pairwise
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -41,7 +42,7 @@ def same_everywhere(library: Path, others: dict[str, Library], made: Callable[[A
 
 @pytest.mark.parametrize(
     ("size", "bits", "once"),
-    formats([(96, 576, 32), (100, 96, 16), (20, 96, 48), (40, 128, 64), (40, 256, 128), (17, 72, 8)]),
+    pairwise(formats([(96, 576, 32), (100, 96, 16), (20, 96, 48), (40, 128, 64), (40, 256, 128), (17, 72, 8)])),
     ids=str,
 )
 def test_products(library: Path, others: dict[str, Library], size: tuple[int, int, int], bits: int, once: str) -> None:
@@ -69,7 +70,7 @@ def test_products_with_a_gate(library: Path, others: dict[str, Library], count: 
 
 
 @pytest.mark.parametrize(
-    ("size", "bits", "once"), formats([(100, 576, 32), (20, 96, 48), (17, 72, 8), (40, 2100, 64)]), ids=str
+    ("size", "bits", "once"), pairwise(formats([(100, 576, 32), (20, 96, 48), (17, 72, 8), (40, 2100, 64)])), ids=str
 )
 def test_products_of_prompts(
     library: Path, others: dict[str, Library], size: tuple[int, int, int], bits: int, once: str
