@@ -154,7 +154,7 @@ def test_every_file_that_comes_with_the_package_and_shapes_results_counts() -> N
 
 def test_a_class_counts_with_those_that_it_inherits_from_and_a_name_with_its_module() -> None:
     """And a name in another package with the whole package."""
-    assert {FakeTarget.__module__, Target.__module__} <= set(code.closure(FakeTarget))
+    assert code._own(FakeTarget) == {FakeTarget.__module__, Target.__module__}
     assert FakeTarget.__module__ in code.closure(FakeTarget.__module__)
     assert code.closure("numpy.linalg") == ["numpy"]
 
