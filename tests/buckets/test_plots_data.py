@@ -19,6 +19,7 @@ from llmc.buckets.plots.cumulative import draw_cumulative
 from llmc.buckets.plots.curve import curve
 from llmc.buckets.plots.data import cells, finding, gather, printable, shortened, spread
 from llmc.buckets.plots.maps import borders, contexts, darkest, log_edges
+from llmc.buckets.plots.style import short
 from llmc.buckets.traffic.events import DecodeRun, PromptGroup
 from llmc.buckets.traffic.source import Traffic
 from llmc.errors import InputError
@@ -187,3 +188,14 @@ def test_some_values_are_evenly_spread_and_texts_are_cut_in_the_middle():
     assert shortened("0123456789", 10) == "0123456789"
     assert shortened("0123456789a", 10) == "012345…89a"
     assert printable("a\x00b\nc中") == "a?b?c中"
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (0, "0"), (999, "999"), (1e3, "1k"), (12_345, "12.3k"), (1e6, "1M"), (-2e6, "-2M"), (1e9, "1G"), (1e12, "1T"),
+        (1e15, "1P"),
+    ],
+)  # fmt: skip
+def test_a_number_has_three_digits_and_its_unit(value, said):
+    assert short(value) == said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from llmc.compiler.verification.toy_reference import ToyReference
 from llmc.errors import InputError
+from llmc.runtime import llm as llm_module
 from llmc.runtime.engine.sampling import SamplingParams, StructuredOutputsParams
 from llmc.runtime.llm import BundleLLM
 from llmc.testing.toy import EOS
@@ -38,6 +40,17 @@ def test_an_output_has_every_step_it_took_part_in(llm: BundleLLM) -> None:
 def test_nothing_is_ever_compiled(llm: BundleLLM) -> None:
     llm.generate([[i] * n for i, n in enumerate((1, 5, 9, 17, 31))], greedy(12))
     assert llm.compilations == 0
+
+
+def test_a_terminal_shows_a_bar_unless_it_is_not_wanted(
+    llm: BundleLLM, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(llm_module, "_BAR_AFTER_S", 0)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    llm.generate([[1], [2]], greedy(2), use_tqdm=False)
+    assert capsys.readouterr().err == ""
+    llm.generate([[1], [2]], greedy(2))
+    assert "prompts" in capsys.readouterr().err
 
 
 # Text
