@@ -106,6 +106,7 @@ def run(python: Path, *command: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@full
 def test_the_slim_install_runs(python: Path, tmp_path: Path) -> None:
     llmc = str(python.with_name("llmc"))
     assert run(python, llmc, "--version").stdout.strip() == __version__

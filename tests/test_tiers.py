@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import FAST, HEAVY, SLOW, NoHeavyPackages, is_fast, reproduces
-from tests.tiers import pairwise
+from tests.tiers import full, pairwise
 
 TESTS = Path(__file__).parent
 
@@ -72,6 +72,7 @@ class Checkout:
         ]
 
 
+@full
 def test_every_test_is_in_one_shard(tmp_path: Path) -> None:
     """Architectures are dealt out by themselves, other files whole."""
     families = "import pytest\n@pytest.mark.parametrize('family', 'abcdefg')\ndef test_family(family): ..."
@@ -102,6 +103,7 @@ def test_each_package_has_tests_in_the_default_tier() -> None:
     assert {path.parent for path in files} - default == set()
 
 
+@full
 def test_the_default_tier_has_each_value_of_each_parameter_and_the_full_suite_each_combination(tmp_path: Path) -> None:
     product = """
         import pytest
@@ -123,6 +125,7 @@ def test_the_default_tier_has_each_value_of_each_parameter_and_the_full_suite_ea
     }
 
 
+@full
 def test_a_case_that_is_marked_stands_for_no_value(tmp_path: Path) -> None:
     product = """
         import pytest
@@ -134,6 +137,7 @@ def test_a_case_that_is_marked_stands_for_no_value(tmp_path: Path) -> None:
     assert checkout.collected() == [f"tests/test_some.py::test_product[here-{a}]" for a in range(3)]
 
 
+@full
 def test_the_default_tier_has_the_cases_that_a_mark_names(tmp_path: Path) -> None:
     marked = """
         import pytest
@@ -151,6 +155,7 @@ def test_the_default_tier_has_the_cases_that_a_mark_names(tmp_path: Path) -> Non
     assert "tests/test_some.py::test_some: default_cases names none of ['a-1', " in checkout.pytest()
 
 
+@full
 def test_property_tests_draw_fewer_examples_in_the_default_tier(tmp_path: Path) -> None:
     drawn = """
         from hypothesis import given, settings, strategies as st

@@ -30,7 +30,7 @@ from tests.cli.helpers import Llmc
 from tests.devices import negated, use
 from tests.manifests import edit_manifest
 from tests.server.live import Live
-from tests.tiers import default_cases
+from tests.tiers import default_cases, full
 
 FLAGS = ("--device", "fake", "--max-model-len", 32, "--max-num-seqs", 4, "-q")
 MODEL = ("--reference", "../toy")
@@ -301,6 +301,7 @@ def test_what_is_run_here_counts_as_made_here(
     assert mine.compile(toy) == {"outcomes": OUTCOMES, "unsigned": 3, "signers": []}, "not by being used"
 
 
+@full
 def test_predictions_from_elsewhere_prove_nothing_here(
     mine: Machine, theirs: Machine, bundle: Path, toy: Path, tmp_path: Path
 ) -> None:
@@ -324,6 +325,7 @@ def test_where_signatures_are_required_outcomes_are_made_again(
     assert mine.origin("made") == ("here", ())
 
 
+@full
 def test_the_fact_stays_with_a_bundle_that_is_signed_and_pushed_on(
     llmc: Llmc, mine: Machine, theirs: Machine, bundle: Path, toy: Path, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -399,6 +401,7 @@ def test_outcomes_whose_notes_are_lost_count_as_unsigned(theirs: Machine, bundle
     assert theirs.compile(toy, "again")["unsigned"] == 2
 
 
+@full
 def test_collecting_everything_forgets_and_says_so(theirs: Machine, bundle: Path, toy: Path) -> None:
     assert theirs("cache", "gc", "--max-age", "0s").code == 0
     assert theirs.store.entries("local-bundle") == []
@@ -415,6 +418,7 @@ def test_where_no_store_can_be_written_nothing_is_claimed(mine: Machine, toy: Pa
     assert mine("verify", "made", *MODEL, **nowhere).code == 0
 
 
+@full
 def test_two_compiles_at_once_take_nothing_from_each_other(toy: Path, tmp_path: Path) -> None:
     script = """
         import sys

@@ -87,6 +87,7 @@ def test_dry_run_estimates_a_configuration(run: Llmc, folder: Path) -> None:
     assert len(found["executables"]) >= 2
 
 
+@full
 def test_generate_takes_the_weights(run: Llmc, folder: Path, bundle: Path) -> None:
     prompt = ("--prompt", "abc", "--max-tokens", 4, "--ignore-eos", "--json", "--threads", 1)
     ordinary = run("compile", folder / "llama", "--device", "hpu", *LIMITS, "--verify", "none", "-o", "ordinary", "-q")

@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from llmc.testing.toy import write_toy
+from tests.tiers import full
 
 ACTION = Path(__file__).parents[2] / "action.yml"
 EXPRESSION = re.compile(r"\$\{\{ *([\w.-]+) *\}\}")
@@ -70,6 +71,7 @@ class Job:
             self.values[f"steps.{step['id']}.outputs.{name}"] = value
 
 
+@full
 def test_a_job_plans_compiles_certifies_and_reports(tmp_path: Path) -> None:
     toy = write_toy(tmp_path / "toy")
     (tmp_path / "traffic.csv").write_text("time,prompt_tokens,output_tokens\n0,10,4\n1,7,3\n")

@@ -157,7 +157,7 @@ def opened(request: pytest.FixtureRequest, bundles: Bundles, monkeypatch: pytest
     return executor
 
 
-@default_cases(1)
+@full
 def test_a_slot_is_copied_with_its_states_and_only_whole(opened: CardExecutor) -> None:
     """The copy goes on as the slot would have, though dummy rows read the first row's slot meanwhile."""
     prepare(opened)
@@ -175,7 +175,7 @@ def test_a_slot_is_copied_with_its_states_and_only_whole(opened: CardExecutor) -
         assert (got == wanted).all()
 
 
-@default_cases(1)
+@full
 def test_memory_holds_the_sequences_that_it_is_divided_into_with_their_states(opened: CardExecutor) -> None:
     graphs = opened.graph_device()
     assert isinstance(graphs, CardGraphs)

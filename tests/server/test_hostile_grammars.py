@@ -22,6 +22,7 @@ from llmc.testing.toy import BYTES
 from tests.runtime.engine.sampling.test_guided import chained
 from tests.server.live import Call, Live
 from tests.server.process import Process
+from tests.tiers import full
 from tests.timing import PATIENCE_S, until
 
 LIMITS = Limits(seconds=0.5, memory_bytes=256 << 20, stack_bytes=1 << 20, workers=1)
@@ -166,6 +167,7 @@ def test_compiles_count_in_the_queue(bundle: Path, monkeypatch: pytest.MonkeyPat
         assert live.complete().status == 200
 
 
+@full
 def test_the_memory_is_back_after_a_hostile_grammar(server: Live):
     def asked(number: int) -> int:
         assert server.complete(guided_regex=f"(a{{1000}}){{{900 + number}}}").status == 400

@@ -32,7 +32,7 @@ from llmc.runtime.llm import BundleLLM
 from llmc.runtime.portable_program import Fields, output_names, weight_names
 from tests.compiler import tiny
 from tests.compiler.replay import Replay, Run, Tensors, random_texts, symbolic, two_part_run
-from tests.tiers import default_cases
+from tests.tiers import default_cases, full
 
 CASES = [*tiny.REPRESENTATIVES, *tiny.VARIANTS]
 CAPACITY = 24
@@ -80,16 +80,15 @@ def test_the_fused_program_computes_the_models_logits_in_ragged_padded_steps_ove
         assert max(rows.step(counts, CAPACITY)) < 1e-4
 
 
-@default_cases("llama", "mistral")
-@pytest.mark.parametrize("case", CASES)
+@full
+@pytest.mark.parametrize("case", tiny.VARIANTS)
 def test_portable_programs_compute_the_models_logits_in_ragged_padded_steps_over_a_cache_of_nan(case: str) -> None:
     rows = replay(case, two_part_run(case), in_place=False)
     for counts in STEPS:
-        context = CONTEXT if any(rows.past) or case in tiny.VARIANTS else 0
-        assert max(rows.step(counts, context)) < 1e-4
+        assert max(rows.step(counts, CONTEXT)) < 1e-4
 
 
-@default_cases("llama", "mistral")
+@default_cases("llama")
 @pytest.mark.parametrize("case", CASES)
 def test_a_program_of_one_row_and_one_token_is_right_too(case: str) -> None:
     rows = replay(case, two_part_run(case), in_place=False)

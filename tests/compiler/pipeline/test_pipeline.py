@@ -55,7 +55,7 @@ from llmc.runtime.llm import BundleLLM
 from llmc.testing.toy import DECODE, EOS, PROMPT, VOCAB, toy_plan, write_toy
 from tests.artifacts.helpers import Faults, child, files_below, finish, flip
 from tests.devices import Replay, noting, use, wrong_for
-from tests.tiers import default_cases
+from tests.tiers import default_cases, full
 from tests.timing import PATIENCE_S
 from tests.toy import Toy, greedy
 
@@ -713,6 +713,7 @@ def test_kill_9_loses_nothing_that_was_done(toy: Toy, moment: str) -> None:
     assert [t[:1] for t in generate(toy.bundle, ids)] == greedy(toy.model, ids, 1)
 
 
+@full
 def test_two_compiles_of_one_bundle_at_once(toy: Toy) -> None:
     both = [child(CHILD, toy.model.parent, 0.02) for _ in range(2)]
     built = [int(finish(process).splitlines()[-1].split()[1]) for process in both]

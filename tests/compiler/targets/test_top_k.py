@@ -245,6 +245,7 @@ def test_executables_that_return_other_than_the_manifest_says_are_refused(
         executor.close()
 
 
+@full
 def test_a_portable_program_with_it_is_one_that_torch_opens(compiled: Callable[[str, int], Path]) -> None:
     import torch
 

@@ -196,6 +196,7 @@ def test_a_hangup_swaps_in_each(bundle: Path, tmp_path: Path) -> None:
         assert {server.complete()[0] for _ in range(4)} == {200}
 
 
+@full
 def test_replicas_end_with_their_supervisor(bundle: Path, tmp_path: Path) -> None:
     with Replicas(tmp_path, bundle).ready() as server:
         left = psutil.Process(server.child.pid).children(recursive=True)
@@ -218,6 +219,7 @@ def test_a_second_signal_does_not_wait(bundle: Path, tmp_path: Path) -> None:
         assert server.ended()[0] == 128 + signal.SIGINT
 
 
+@full
 def test_behind_a_unix_socket(bundle: Path, tmp_path: Path) -> None:
     path = tmp_path / "llmc.sock"
     with Process(tmp_path, bundle, "--replicas", 2, "--uds", path).ready() as server:
@@ -242,6 +244,7 @@ def test_a_bundle_that_cannot_be_opened_is_one_line_and_its_code(tmp_path: Path)
     assert said.startswith("llmc: error: ") and said.count("\n") == 1
 
 
+@full
 def test_one_that_dies_while_it_starts_ends_all_of_them(bundle: Path, tmp_path: Path) -> None:
     with Replicas(tmp_path, bundle, before=DIES) as server:
         server.wait("listening")

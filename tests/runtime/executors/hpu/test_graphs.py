@@ -37,7 +37,7 @@ def lazy(host: Host) -> Any:
     return host("HPU Graphs", FAKE_HPU_MEMORY=str(TOTAL))
 
 
-@default_cases(1)
+@default_cases("PyTorch eager mode")
 @pytest.mark.parametrize("mode", ["torch.compile", "PyTorch eager mode", "PyTorch lazy mode"])
 def test_only_the_mode_of_hpu_graphs_captures(mode: str, host: Host, on_card: Opened) -> None:
     host(mode)

@@ -14,10 +14,12 @@ from llmc.runtime.executors.hpu.executor import OnCard, OnCpu
 from llmc.testing.executors import prefill
 from tests.manifests import edit_manifest
 from tests.runtime.executors.hpu.conftest import Host
+from tests.tiers import full
 
 Opened = Callable[..., OnCard]
 
 
+@full
 def test_an_sdk_without_a_card_runs_on_the_cpu_and_says_so(bundle: Path, host: Host) -> None:
     host(FAKE_HPU_CARDS="0")
     executor = open_executor(Bundle.open(bundle), slots=2, threads=1)

@@ -44,7 +44,7 @@ def on_cpu(bundle: Path) -> list[np.ndarray]:
     return found
 
 
-@default_cases(1)
+@default_cases("HPU Graphs")
 @pytest.mark.parametrize("mode", MODES)
 def test_every_mode_of_the_guide_gives_the_numbers_of_the_cpu(
     mode: str, host: Host, on_card: Opened, on_cpu: list[np.ndarray]
