@@ -56,6 +56,10 @@ class CheckpointError(LlmcError):
     """A checkpoint that is missing, damaged, or of an architecture llmc does not support."""
 
 
+class NoTokenizerError(CheckpointError):
+    """A checkpoint without a tokenizer that llmc can use; a bundle of it takes token ids."""
+
+
 class CompileError(LlmcError):
     """Tracing, lowering or compiling a graph failed."""
 

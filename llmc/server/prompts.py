@@ -46,12 +46,14 @@ async def encode_each(
     shortened: bool = False,
 ) -> Encoded:  # fmt: skip
     """Token ids of each text and their number; of more than `most` the last, or none where a text may not be
-    `shortened`. Long ones are tokenised in another process."""
+    `shortened`. Long ones, and those that may become long, are tokenised in another process."""
     how: dict[str, Any] = {"most": most, "add_special_tokens": add_special_tokens, "shortened": shortened}
-    size = sum(map(len, texts))
-    if size >= LONG:
+    bounds, size = served.tokenizer.bounds, sum(map(len, texts))
+    if size >= LONG or not bounds.fits(size):
         return await unless_disconnected(request.receive, served.encoder.encode_each(texts, **how))
-    return await aside(request, size, lambda: [served.tokenizer.encode_last(text, **how) for text in texts])
+    return await aside(
+        request, bounds.cost(size), lambda: [served.tokenizer.encode_last(text, **how) for text in texts]
+    )
 
 
 def check_lengths(served: Served, texts: Sequence[str], field: str = "prompt") -> None:

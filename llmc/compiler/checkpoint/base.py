@@ -266,7 +266,10 @@ class Checkpoint(ABC):
 
     @abstractmethod
     def tokenizer_json(self) -> bytes:
-        """A Hugging Face tokenizer.json; the same bytes every time."""
+        """A Hugging Face tokenizer.json; the same bytes every time.
+
+        Raises NoTokenizerError where there is none, CheckpointError for one that is damaged.
+        """
 
     @abstractmethod
     def chat_template(self) -> str | None:

@@ -20,6 +20,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_
 from tokenizers.models import BPE
 
 from llmc.compiler.checkpoint.gguf_config import Metadata
+from llmc.errors import NoTokenizerError
 
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -67,7 +68,8 @@ def build_tokenizer_json(meta: Metadata) -> bytes:
     elif model == "llama":
         tokenizer, adds_bos = _sentence_piece(vocabulary), True
     else:
-        raise meta.error(f"tokenizer.ggml.model {model!r} is not supported; supported: gpt2, llama")
+        error = meta.error(f"tokenizer.ggml.model {model!r} is not supported; supported: gpt2, llama")
+        raise NoTokenizerError(str(error))
     added = vocabulary.added_tokens()
     tokenizer.add_special_tokens([token for token, special in added if special])
     tokenizer.add_tokens([token for token, special in added if not special])
@@ -129,11 +131,12 @@ def _byte_level(vocabulary: _Vocabulary) -> tuple[Tokenizer, bool]:
     name = meta.text("tokenizer.ggml.pre", "")
     rule = PRE_TOKENIZERS.get(name)
     if rule is None:
-        raise meta.error(
+        error = meta.error(
             f"pre-tokenizer {name!r} (tokenizer.ggml.pre) is not supported; supported: "
             f"{', '.join(PRE_TOKENIZERS)}; "
             "use the Hugging Face folder of this model, which has a tokenizer.json"
         )
+        raise NoTokenizerError(str(error))
     merges = []
     for line in meta.strings("tokenizer.ggml.merges"):
         left, separator, right = line.partition(" ")

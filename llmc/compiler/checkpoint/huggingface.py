@@ -22,7 +22,7 @@ from llmc.compiler.checkpoint.base import (
 from llmc.compiler.checkpoint.quantised import STATED, in_models_order, is_read, read_quantised
 from llmc.compiler.checkpoint.quantised.base import QuantisedTensor, StoredTensors
 from llmc.compiler.checkpoint.safetensors_file import SafetensorsFile
-from llmc.errors import CheckpointError
+from llmc.errors import CheckpointError, NoTokenizerError
 
 if TYPE_CHECKING:
     from llmc.compiler.architectures.shared.base import Family
@@ -160,7 +160,7 @@ class HuggingFaceCheckpoint(Checkpoint):
         """The file as it is."""
         path = self.path / "tokenizer.json"
         if not path.is_file():
-            raise CheckpointError(
+            raise NoTokenizerError(
                 f"{self.path}: no tokenizer.json, and vocabulary files alone cannot be used; write one with "
                 f"`AutoTokenizer.from_pretrained({str(self.path)!r}).save_pretrained({str(self.path)!r})` "
                 "from transformers"

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from llmc.compiler.code import code_digest
 from llmc.compiler.stages import Stages
 from llmc.compiler.text.vocabulary import build_index
-from llmc.errors import CheckpointError
+from llmc.errors import CheckpointError, InputError, NoTokenizerError
+from llmc.runtime.text.encoding_pool import require_sound
 from llmc.runtime.text.vocabulary import VOCABULARY
 
 if TYPE_CHECKING:
@@ -17,18 +18,26 @@ if TYPE_CHECKING:
 
 
 def text_files(stages: Stages) -> dict[str, str]:
-    """Digest of each file by name; a checkpoint without a tokenizer makes a bundle that takes token ids."""
+    """Digest of each file by name; a checkpoint without a tokenizer makes a bundle that takes token ids.
+
+    Raises CheckpointError for a tokenizer that is damaged, or that runtime/text/bounds.py refuses.
+    """
 
     def build(workspace: Workspace) -> Mapping[str, Blob]:
         made = {}
         try:
             tokenizer = stages.checkpoint.tokenizer_json()
+        except NoTokenizerError as e:
+            workspace.meta["no_tokenizer"] = str(e)
+        else:
+            try:
+                require_sound(tokenizer)
+            except InputError as error:
+                raise CheckpointError(f"{stages.checkpoint.path}: {error}") from error
             made["tokenizer.json"] = workspace.put_bytes(tokenizer)
             index = build_index(tokenizer)
             if index is not None:
                 made[VOCABULARY] = workspace.put_bytes(index)
-        except CheckpointError as e:
-            workspace.meta["no_tokenizer"] = str(e)
         template = stages.checkpoint.chat_template()
         if template:
             made["chat_template.jinja"] = workspace.put_bytes(template.encode())

@@ -19,7 +19,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,9 +56,23 @@ def main(control_fd: int, config_fd: int) -> None:
     with contextlib.suppress(OSError):
         os.nice(config["niceness"])  # before it imports and reads, which may take a second
     module, _, factory = config["work"].partition(":")
-    work: Work = getattr(importlib.import_module(module), factory)(**config["options"])
+    make = getattr(importlib.import_module(module), factory)
+    with _bounded(config):
+        work: Work = make(**config["options"])
     settle()
     _Nursery(control, work, config).run()
+
+
+@contextlib.contextmanager
+def _bounded(config: Mapping[str, Any]) -> Iterator[None]:
+    """What is read for all jobs may take as much as a job; this process ends where it takes more."""
+    _Memory().bound(config["memory_bytes"], lasting=False)
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_PROF, config["seconds"])
+    yield
+    signal.setitimer(signal.ITIMER_PROF, 0)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_DATA, (resource.getrlimit(resource.RLIMIT_DATA)[1],) * 2)
 
 
 class _Nursery:
@@ -214,12 +228,14 @@ class _Memory:
     def _pages(self, field: int) -> int | None:
         return None if self._statm is None else int(os.pread(self._statm, 256, 0).split()[field])
 
-    def bound(self, beyond: int) -> None:
-        """Let this process map no more than `beyond` further bytes."""
+    def bound(self, beyond: int, lasting: bool = True) -> None:
+        """Let this process map no more than `beyond` further bytes; one that is not `lasting` can be lifted again."""
         data = self._pages(5)
         if data is not None:
+            soft = data * self._page + beyond
             with contextlib.suppress(OSError, ValueError):
-                resource.setrlimit(resource.RLIMIT_DATA, (data * self._page + beyond,) * 2)
+                hard = soft if lasting else resource.getrlimit(resource.RLIMIT_DATA)[1]
+                resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
     @property
     def resident(self) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from llmc.errors import ArtifactError, InputError
+from llmc.runtime.text.bounds import UnboundedError, bounds_of
 from llmc.runtime.text.token_width import token_width
 
 if TYPE_CHECKING:
@@ -59,6 +60,15 @@ class Tokens:
             self._backend: Any = Tokenizer.from_buffer(data)
         except Exception as error:  # tokenizers raises bare Exception for a file that it cannot parse
             raise ArtifactError(f"tokenizer.json is damaged ({error}); compile the bundle again") from error
+        try:
+            bounds = bounds_of(self._backend)
+        except UnboundedError as error:
+            raise ArtifactError(f"tokenizer.json is refused: {error}; use another checkpoint") from error
+        if not bounds.regular:
+            raise ArtifactError(
+                "tokenizer.json is refused: the time of its steps for a text has no known bound; use another checkpoint"
+            )
+        self._most = bounds.most
         self._description = description
         self._width = token_width(self._backend)
         self._backend.no_padding()
@@ -74,6 +84,10 @@ class Tokens:
         if not all(isinstance(one, str | tuple | list) for one in given):
             raise InputError("a text is not Unicode, or no text")
         texts = [(at, self._text(one, prompt)) for at, one in enumerate(given) if not isinstance(one, list)]
+        for at, text in texts:
+            size = len(text) if isinstance(text, str) else sum(map(len, text))
+            if size > self._most:
+                raise InputError(f"input {at} has {size} characters; this tokenizer takes at most {self._most} at once")
         if cut is None:
             for at, text in texts:
                 self._require_short(at, text)

@@ -9,17 +9,17 @@ from __future__ import annotations
 import asyncio
 import importlib
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from llmc.errors import InputError
+from llmc.errors import ArtifactError, InputError
 from llmc.runtime.confined.limits import Limits
-from llmc.runtime.confined.pool import Job, LimitError, Pool
+from llmc.runtime.confined.pool import Job, JobError, LimitError, Pool
+from llmc.runtime.text.encoding_pool import LIMITS, encoding_pool, not_encoded
 from llmc.runtime.text.tokenizer import Tokenizer
 
 LONG = 256 << 10
 """Characters from which on a text is long; shorter ones take at most 0.2 s."""
-LIMITS = Limits(seconds=30.0, memory_bytes=1536 << 20)
-"""For the texts of one request: 4 MB take 2 to 9 s and 0.4 to 1.3 GB."""
 IDLE_S = 5.0
 """Seconds without a long text after which the processes end."""
 
@@ -54,8 +54,8 @@ class ConfinedEncoder:
         try:
             pool = await self._started()
             return await pool.arun({"texts": list(texts), "how": how}, _pairs)
-        except LimitError as error:
-            raise InputError(f"the text cannot be tokenised: {error}; send a shorter one") from None
+        except (LimitError, JobError) as error:
+            raise not_encoded(error) from None
         finally:
             self._jobs -= 1
             if not self._jobs:
@@ -72,8 +72,7 @@ class ConfinedEncoder:
         return await asyncio.shield(self._starting)
 
     def _start(self) -> Pool:
-        options = {"tokenizer_json": self._read().decode()}
-        pool = Pool(f"{__name__}:open_encoder", options, self._limits)
+        pool = encoding_pool(self._read(), self._limits)
         pool.start()
         return pool
 
@@ -96,5 +95,12 @@ async def _pairs(job: Job) -> Encoded:
 def open_encoder(tokenizer_json: str) -> Callable[[Mapping[str, Any]], Encoded]:
     """Work for a child: {"texts", "how"}."""
     importlib.import_module("tokenizers")
-    tokenizer = Tokenizer(tokenizer_json.encode())
-    return lambda job: [tokenizer.encode_last(text, **job["how"]) for text in job["texts"]]
+    try:
+        tokenizer = Tokenizer(tokenizer_json.encode())
+    except ArtifactError as error:
+        return partial(_refuse, str(error))
+    return lambda job: [tokenizer.encode_here(text, **job["how"]) for text in job["texts"]]
+
+
+def _refuse(reason: str, _: Mapping[str, Any]) -> Encoded:
+    raise InputError(reason)

@@ -15,9 +15,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from llmc.errors import ArtifactError, InputError
+from llmc.runtime.text.bounds import Bounds, UnboundedError, bounds_of
 from llmc.runtime.text.token_width import TokenWidth, byte_alphabet, token_width
 
 if TYPE_CHECKING:
+    from llmc.runtime.confined.pool import Pool
     from llmc.runtime.text.vocabulary import Vocabulary
 
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
@@ -52,6 +54,8 @@ class Tokenizer:
         self._vocabulary = vocabulary
         self._loading = threading.Lock()
         self._whole: Any = None
+        self._bounds: Bounds | None = None
+        self._confined: Pool | None = None
         self._cuts = 0
         self._pieces: dict[int, bytes] = {}
         if vocabulary is None:
@@ -61,7 +65,7 @@ class Tokenizer:
         """Read all of it now, unless that is done. Raises ArtifactError."""
         with self._loading:
             if self._whole is None:
-                self._whole = _backend(self._data() if callable(self._data) else self._data)
+                self._whole, self._bounds = _bounded(_backend(self._data() if callable(self._data) else self._data))
 
     @property
     def _backend(self) -> Any:
@@ -75,6 +79,17 @@ class Tokenizer:
             return dict(self._vocabulary.skeleton["decoder"])
         decoder = self._backend.decoder
         return {} if decoder is None else dict(json.loads(decoder.__getstate__()))
+
+    @property
+    def bounds(self) -> Bounds:
+        """What encoding a text may cost."""
+        if self._bounds is None:
+            if self._vocabulary is None:
+                self.load()
+            else:
+                _, self._bounds = _bounded(self._vocabulary.steps)
+        assert self._bounds is not None
+        return self._bounds
 
     @cached_property
     def vocab_size(self) -> int:
@@ -107,6 +122,16 @@ class Tokenizer:
         does leaving all but the last to tokenizers, which copies the others into pieces of `most`, for three times as
         long.
         """
+        if self.bounds.fits(len(text)):
+            return self.encode_here(text, most, add_special_tokens, shortened)
+        return self._encoded_apart(
+            text, {"most": most, "add_special_tokens": add_special_tokens, "shortened": shortened}
+        )
+
+    def encode_here(
+        self, text: str, most: int | None, add_special_tokens: bool = True, shortened: bool = True
+    ) -> tuple[list[int], int]:  # fmt: skip
+        """As `encode_last`, whatever it may cost this process."""
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
@@ -120,6 +145,20 @@ class Tokenizer:
         if most is None or count <= most:
             return list(encoded.ids), count
         return encoded.ids[-most:] if shortened else [], count
+
+    def _encoded_apart(self, text: str, how: dict[str, Any]) -> tuple[list[int], int]:
+        """As `encode_last`, in a child process with limits, which stays for the next text."""
+        from llmc.runtime.confined.pool import JobError, LimitError
+        from llmc.runtime.text.encoding_pool import encoding_pool, not_encoded
+
+        with self._loading:
+            if self._confined is None:
+                self._confined = encoding_pool(self._data() if callable(self._data) else self._data)
+        try:
+            ((ids, count),) = self._confined.run({"texts": [text], "how": how}).value
+        except (LimitError, JobError) as error:
+            raise not_encoded(error) from None
+        return ids, count
 
     def _cut(self, text: str) -> Any:
         """A tokenizer for this text, while that costs less than the whole; else None."""
@@ -176,6 +215,14 @@ class Tokenizer:
         return known
 
 
+def _bounded(backend: Any) -> tuple[Any, Bounds]:
+    """A backend with its bounds. Raises ArtifactError for one without."""
+    try:
+        return backend, bounds_of(backend)
+    except UnboundedError as error:
+        raise ArtifactError(f"tokenizer.json is refused: {error}; use another checkpoint, or pass token ids") from error
+
+
 def _backend(data: bytes) -> Any:
     from tokenizers import Tokenizer as Backend
 
@@ -183,7 +230,7 @@ def _backend(data: bytes) -> Any:
         backend: Any = Backend.from_buffer(data)
     except Exception as error:  # tokenizers raises bare Exception for a file that it cannot parse
         raise ArtifactError(
-            f"tokenizer.json is damaged or of a newer format ({error}); compile the bundle again"
+            f"tokenizer.json is damaged or of a newer format ({error}); fetch it, or compile the bundle, again"
         ) from error
     backend.no_truncation()
     backend.no_padding()

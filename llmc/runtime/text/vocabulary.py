@@ -80,7 +80,7 @@ class Vocabulary:
         return re.compile("|".join(map(re.escape, contents))) if contents else None
 
     @cached_property
-    def _steps(self) -> Any:
+    def steps(self) -> Any:
         """What normalises and divides texts, without a vocabulary."""
         from tokenizers import Tokenizer
 
@@ -111,7 +111,7 @@ class Vocabulary:
 
     def _symbols(self, text: str) -> bytes:
         """The distinct words of a text as the model sees them, in UTF-8, with a byte between that no token has."""
-        normalizer, divide = self._steps.normalizer, self._steps.pre_tokenizer.pre_tokenize_str
+        normalizer, divide = self.steps.normalizer, self.steps.pre_tokenizer.pre_tokenize_str
         words: dict[str, None] = {}
         for part in self._splits.split(text) if self._splits else [text]:
             normal = normalizer.normalize_str(part) if normalizer is not None else part

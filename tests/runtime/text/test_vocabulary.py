@@ -261,7 +261,7 @@ def test_preparing_for_prompts_leaves_the_first_text_little_to_do(bundle: Path) 
     opened = Bundle.open(bundle)
     Prompts(opened).prepare(lambda: False)
     vocabulary = opened.tokenizer._vocabulary
-    assert vocabulary is not None and {"_steps", "_splits"} <= vars(vocabulary).keys()
+    assert vocabulary is not None and {"steps", "_splits"} <= vars(vocabulary).keys()
 
 
 def test_a_damaged_index_is_named(bundle: Path) -> None:

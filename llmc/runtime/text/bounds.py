@@ -1,0 +1,247 @@
+"""What an untrusted tokenizer.json may cost: how much it grows a text, and whether its time follows the text's length.
+
+A tokenizer's steps are data of a checkpoint, which tokenizers runs in native code. Memory that it cannot have aborts
+the process, and a regular expression that backtracks holds a thread for hours. So both are judged before any text is
+encoded, by the steps themselves:
+
+growth    the bytes that a character of a text can become, as a product over the steps. More than `MOST_GROWTH` is
+          refused. A text may be encoded in this process while `growth` times its length is at most `MOST_BYTES`.
+regular   whether each expression is of a form that takes time in proportion to the text. Texts of other tokenizers are
+          encoded in a child process with limits (confined_encoding.py).
+
+Bounds of Unicode's own forms: https://unicode.org/faq/normalization.html#12 and CaseFolding.txt.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+MOST_GROWTH = 1024
+"""Bytes that a character may become. Published tokenizers reach 200 (nmt_nfkc, then spaces as "▁")."""
+_ORDINARY = 64
+"""Bytes of a character that are within what ordinary texts take; see `Bounds.cost`."""
+MOST_BYTES = 4 << 20
+"""Bytes that a text may become in this process. tokenizers takes some 40 bytes of memory for each, and up to 2 s."""
+MOST_ADDED = 256
+"""Ids that a post-processor may add to a text."""
+MOST_WORD = 1024
+"""Characters of a word that WordPiece may look at: its time is the square of this."""
+
+_UTF8 = 4
+_FORMS = {
+    "NFC": 3, "NFD": 4, "NFKC": 18, "NFKD": 18, "Lowercase": 3, "Nmt": 1, "Strip": 1, "StripAccents": 1,
+    "BertNormalizer": 4 * 3 * 3, "ByteLevel": 2,
+}  # fmt: skip
+"""Normalizers whose growth Unicode bounds: a factor for each. BertNormalizer: NFD, lower case, spaces around CJK."""
+_DIVIDING = {
+    "BertPreTokenizer", "ByteLevel", "CharDelimiterSplit", "Digits", "FixedLength", "Metaspace", "Punctuation", "Split",
+    "UnicodeScripts", "Whitespace", "WhitespaceSplit",
+}  # fmt: skip
+_JOINING = {"BPEDecoder", "ByteFallback", "ByteLevel", "CTC", "Fuse", "Metaspace", "Replace", "Strip", "WordPiece"}
+
+_ATOM = r"(?:\\[pP]\{\^?\w+\}|\\[^\dkgKXR]|\[(?:\\.|[^\]\\\[])*\]|[^\\\[\](){}|?*+^$])"
+_FEW = rf"{_ATOM}(?:\?|\{{\d(?:,\d)?\}})"
+_SIMPLE = re.compile(rf"(?:{_ATOM})*(?:{_FEW}(?:{_ATOM})*){{0,3}}(?:{_ATOM}(?:[+*]|\{{\d+,\}}))?")
+"""A branch that looks at a bounded number of characters, and then takes all of one class: it never goes back."""
+_ENDS_IN_SPACES = r"\s+"
+_BRANCHES = {
+    r"^▁+$",  # T5
+    # contractions
+    "(?i:'s|'t|'re|'ve|'m|'ll|'d)", "(?i:[sdmt]|ll|ve|re)", "'(?i:[sdmt]|ll|ve|re)",
+    # words, each behind one other character, and symbols with the ends of lines behind them
+    r"[^\r\n\p{L}\p{N}]?\p{L}+", r"[^\r\n\p{L}\p{N}]?+\p{L}+", r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+",
+    r"[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+", r" ?[^\s\p{L}\p{N}]+[\r\n]*", r" ?[^\s\p{L}\p{N}]++[\r\n]*",
+    r" ?[^\s\p{L}\p{N}]+[\r\n/]*", r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*", r" ?[\p{P}\p{S}]+[\r\n]*",
+    # words by case (o200k, tekken)
+    *(
+        rf"[^\r\n\p{{L}}\p{{N}}]?[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}]{upper}[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}]{lower}{end}"
+        for upper, lower in (("*", "+"), ("+", "*"))
+        for end in ("", "(?i:'s|'t|'re|'ve|'m|'ll|'d)?")
+    ),
+}  # fmt: skip
+"""Branches of published tokenizers that are not `_SIMPLE`, and go back over one character at most, or over letters of
+both cases (\\p{Lm}, \\p{Lo}, \\p{M}), which the branch takes in the end."""
+_OVER_SPACES = {r"\s*[\r\n]+", r"\s*[\r\n]", r"\s+(?!\S)", r"\s+(?=\S)", r"\s+$"}
+"""Branches that go back over white space, once for each run of it where the expression has the branch `\\s+` too."""
+
+
+class UnboundedError(ValueError):
+    """A tokenizer that is refused: what of it has no bound, or too high a one."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """See this module. `growth` in bytes for a character."""
+
+    growth: int
+    regular: bool
+
+    def cost(self, characters: int) -> int:
+        """How many characters with an ordinary tokenizer take as long as `characters` may take with this one."""
+        return characters * max(1, self.growth // _ORDINARY)
+
+    @property
+    def most(self) -> int:
+        """Characters of the longest text that may be encoded in this process; -1 for none at all."""
+        return MOST_BYTES // self.growth if self.regular else -1
+
+    def fits(self, characters: int) -> bool:
+        """Whether a text of so many characters may be encoded in this process."""
+        return characters <= self.most
+
+
+def bounds_of(backend: Any) -> Bounds:
+    """The bounds of a tokenizers.Tokenizer. Raises UnboundedError for what is refused.
+
+    Only the steps are looked at, which takes well under a millisecond; of Unigram's vocabulary the longest piece.
+    """
+    judge = _Judge()
+    growth = _UTF8
+    for step in _steps(_state(backend.normalizer), "normalizers"):
+        growth *= judge.normalizer(step)
+        if growth > MOST_GROWTH:
+            raise UnboundedError(f"its normalizer makes more than {MOST_GROWTH} bytes of one character")
+    for step in _steps(_state(backend.pre_tokenizer), "pretokenizers"):
+        judge.pre_tokenizer(step)
+    judge.model(backend.model, backend)
+    for step in _steps(_state(backend.post_processor), "processors"):
+        judge.post_processor(step)
+    widened = 1
+    for step in _steps(_state(backend.decoder), "decoders"):
+        widened *= judge.decoder(step)
+        if widened > MOST_GROWTH:
+            raise UnboundedError(f"its decoder makes more than {MOST_GROWTH} bytes of one character")
+    return Bounds(growth, judge.regular)
+
+
+def is_regular(pattern: str) -> bool:
+    """Whether an expression takes time in proportion to the text, as far as this module knows."""
+    branches = list(_branches(pattern))
+    known = all(b in _BRANCHES or b in _OVER_SPACES or _SIMPLE.fullmatch(b) for b in branches)
+    return known and (_ENDS_IN_SPACES in branches or not _OVER_SPACES.intersection(branches))
+
+
+class _Judge:
+    """Looks at each step; `regular` so far."""
+
+    def __init__(self) -> None:
+        self.regular = True
+
+    def normalizer(self, step: Mapping[str, Any]) -> int:
+        """By how much a step multiplies the bytes of a text at most, rounded up."""
+        match step["type"]:
+            case "Replace":
+                return self._replace(step)
+            case "Prepend":
+                return 1 + len(step["prepend"].encode())
+            case "Precompiled":
+                return _longest_replacement(step["precompiled_charsmap"])
+            case kind if kind in _FORMS:
+                return _FORMS[kind]
+            case kind:
+                raise UnboundedError(f"its normalizer {kind!r} is not known")
+
+    def _replace(self, step: Mapping[str, Any]) -> int:
+        new, old = len(step["content"].encode()), step["pattern"].get("String")
+        if old is not None:
+            return 1 + new if not old else max(1, -(-new // len(old.encode())))
+        self._expression(step["pattern"]["Regex"])
+        return 1 + new  # it may match nothing, between any two characters
+
+    def pre_tokenizer(self, step: Mapping[str, Any]) -> None:
+        if step["type"] not in _DIVIDING:
+            raise UnboundedError(f"its pre-tokenizer {step['type']!r} is not known")
+        if step["type"] == "Split" and "Regex" in step["pattern"]:
+            self._expression(step["pattern"]["Regex"])
+
+    def model(self, model: Any, backend: Any) -> None:
+        kind = type(model).__name__
+        if kind == "WordPiece":
+            self.regular &= model.max_input_chars_per_word <= MOST_WORD
+        elif kind == "Unigram":
+            self.regular &= max(map(len, backend.get_vocab(with_added_tokens=False)), default=0) <= MOST_WORD
+        elif kind not in ("BPE", "WordLevel"):
+            raise UnboundedError(f"its model {kind!r} is not known")
+
+    def post_processor(self, step: Mapping[str, Any]) -> None:
+        match step["type"]:
+            case "TemplateProcessing":
+                added = sum(len(token["ids"]) for token in step["special_tokens"].values())
+                if max(added, len(step["single"]), len(step["pair"])) > MOST_ADDED:
+                    raise UnboundedError(f"its post-processor adds more than {MOST_ADDED} tokens to a text")
+            case "ByteLevel" | "BertProcessing" | "RobertaProcessing":
+                pass
+            case kind:
+                raise UnboundedError(f"its post-processor {kind!r} is not known")
+
+    def decoder(self, step: Mapping[str, Any]) -> int:
+        """By how much a step multiplies the bytes of a text at most."""
+        kind = step["type"]
+        if kind not in _JOINING:
+            raise UnboundedError(f"its decoder {kind!r} is not known")
+        if kind != "Replace":
+            return 1
+        before = self.regular
+        factor = self._replace(step)
+        if not self.regular and before:
+            raise UnboundedError(
+                f"its decoder has an expression whose time has no bound: {step['pattern']['Regex']!r:.80}"
+            )
+        return factor
+
+    def _expression(self, pattern: str) -> None:
+        self.regular &= is_regular(pattern)
+
+
+def _state(step: Any) -> Mapping[str, Any] | None:
+    return None if step is None else json.loads(step.__getstate__())
+
+
+def _steps(state: Mapping[str, Any] | None, several: str) -> Iterator[Mapping[str, Any]]:
+    """All steps of a sequence, which may hold sequences."""
+    if state is not None and state["type"] == "Sequence":
+        for inner in state[several]:
+            yield from _steps(inner, several)
+    elif state is not None:
+        yield state
+
+
+def _longest_replacement(charsmap: str) -> int:
+    """Bytes of the longest text that SentencePiece's compiled map puts in the place of a character.
+
+    Its form: u32 length of a trie, the trie, then texts that end with a zero byte (sentencepiece, normalizer.cc).
+    """
+    try:
+        data = base64.b64decode(charsmap)
+    except (ValueError, binascii.Error) as error:
+        raise UnboundedError("its normalizer's map of characters is damaged") from error
+    texts = data[4 + int.from_bytes(data[:4], "little") :]
+    return max(1, *map(len, texts.split(b"\0")))
+
+
+def _branches(pattern: str) -> Iterator[str]:
+    """The alternatives of an expression, outside of groups and classes."""
+    depth, begin, at, in_class = 0, 0, 0, False
+    while at < len(pattern):
+        match pattern[at]:
+            case "\\":
+                at += 1
+            case "[" if not in_class:
+                in_class = True
+            case "]":
+                in_class = False
+            case "(" if not in_class:
+                depth += 1
+            case ")" if not in_class:
+                depth -= 1
+            case "|" if not in_class and not depth:
+                yield pattern[begin:at]
+                begin = at + 1
+        at += 1
+    yield pattern[begin:]

@@ -1,0 +1,44 @@
+"""Child processes that tokenise, and what is said of a text or a tokenizer that they were stopped for."""
+
+from __future__ import annotations
+
+from llmc.errors import InputError
+from llmc.runtime.confined.limits import Limits
+from llmc.runtime.confined.pool import JobError, LimitError, Pool
+
+LIMITS = Limits(seconds=30.0, memory_bytes=1536 << 20)
+"""For the texts of one request: 4 MB take 2 to 9 s and 0.4 to 1.3 GB."""
+
+
+def encoding_pool(tokenizer_json: bytes, limits: Limits | None = None) -> Pool:
+    """Children that tokenise {"texts", "how"}; `limits` is LIMITS by default."""
+    return Pool(
+        "llmc.runtime.text.confined_encoding:open_encoder",
+        {"tokenizer_json": tokenizer_json.decode()},
+        limits or LIMITS,
+    )
+
+
+def require_sound(tokenizer_json: bytes) -> None:
+    """Read a tokenizer.json of whatever origin in a child process, in half a second.
+
+    What it does to the process that reads it is not known before: an added token is normalised then. Raises InputError
+    for one that takes more than LIMITS, that is damaged, or that bounds.py refuses.
+    """
+    pool = encoding_pool(tokenizer_json)
+    try:
+        pool.run({"texts": [""], "how": {"most": None}})
+    except (LimitError, JobError):
+        raise InputError(
+            f"tokenizer.json takes more than {LIMITS.seconds:g} s or {LIMITS.memory_bytes >> 20} MiB to read; "
+            "use another checkpoint"
+        ) from None
+    finally:
+        pool.close()
+
+
+def not_encoded(error: LimitError | JobError) -> InputError:
+    """The error of a text that went beyond the limits, or that the tokenizer's native code failed on."""
+    if isinstance(error, LimitError):
+        return InputError(f"the text cannot be tokenised: {error}; send a shorter one")
+    return InputError(f"the text cannot be tokenised: the model's tokenizer fails on it ({error})")
