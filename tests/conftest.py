@@ -72,7 +72,9 @@ SLOW = (
 
 
 SERVERS = "servers"
-_SHARES_SERVERS = re.compile(r"from tests\.farm import .*\bFarm\b|from tests\.server\.served import|: Served\b")
+_SHARES_SERVERS = re.compile(
+    r"from tests\.farm import .*\bFarm\b|from tests\.server\.served import|def test_\w+\([^)]*\bserved\b"
+)
 
 
 class NoHeavyPackages:

@@ -196,14 +196,13 @@ def test_64_greedy_tokens_of_20_prompts_in_ragged_batches_of_every_size_are_thos
 
 @full
 def test_prompts_alone_are_answered_as_transformers_does(exact_bundle: Path, transformers: Checked) -> None:
-    """64 tokens of every fifth, 24 of the others: the batches before had 64 of each."""
+    """Every fifth: the batches before had all."""
     with BundleLLM(exact_bundle) as llm:
-        for i, prompt in enumerate(PROMPTS):
-            count = SHORT if i % 5 else PRODUCED
-            (output,) = llm.generate([prompt], replace(GREEDY, max_tokens=count))
+        for i, prompt in enumerate(PROMPTS[::5]):
+            (output,) = llm.generate([prompt], GREEDY)
             tokens = output.outputs[0].token_ids
-            assert len(tokens) == count
-            transformers.require_greedy(output.prompt_token_ids, tokens, f"prompt {i} alone")
+            assert len(tokens) == PRODUCED
+            transformers.require_greedy(output.prompt_token_ids, tokens, f"prompt {5 * i} alone")
 
 
 @full
@@ -221,13 +220,13 @@ def test_greedy_text_with_drafts_is_the_models_in_fewer_steps(exact_bundle: Path
     drafts = {"method": "ngram", "num_speculative_tokens": 4}
     with BundleLLM(exact_bundle, keep_steps=True, speculative_config=drafts) as llm:
         steps = 0
-        for prompt in PROMPTS[::2]:
+        for prompt in PROMPTS[::4]:
             (output,) = llm.generate([prompt], GREEDY)
             transformers.require_greedy(output.prompt_token_ids, output.outputs[0].token_ids, str(prompt)[:20])
             decode = [step for step in output.steps if step.phase == "decode"]
             assert len(decode) == PRODUCED - 1 - sum(step.accepted for step in decode)
             steps += len(decode)
-    assert steps < 0.8 * len(PROMPTS[::2]) * PRODUCED
+    assert steps < 0.8 * len(PROMPTS[::4]) * PRODUCED
 
 
 # Continuous batching

@@ -81,6 +81,12 @@ def test_files_that_compile_begin_before_others_and_the_demo_models_before_all()
 def test_one_process_runs_all_files_that_share_servers() -> None:
     shared = [path for path in (ROOT / "tests").rglob("test_*.py") if unit(str(path)) == SERVERS]
     names = {path.name for path in shared}
-    assert {"test_ray.py", "test_ray_serve.py", "test_ray_stream.py", "test_openai_client.py"} <= names
+    assert {
+        "test_ray.py",
+        "test_ray_serve.py",
+        "test_ray_stream.py",
+        "test_openai_client.py",
+        "test_errors.py",
+    } <= names
     assert len(shared) < 20
     assert unit("tests/server/test_load_balancer.py") == "tests/server/test_load_balancer.py"

@@ -50,7 +50,7 @@ def test_it(number):
     time.sleep(0.1)
 """,
 }
-LIMIT_S = 30
+LIMIT_S = 15
 """Many times what pytest takes for a test here."""
 
 
