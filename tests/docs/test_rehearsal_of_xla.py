@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.compiler.targets.xla.unoptimised import unoptimised
 from tests.docs.conftest import Rehearse
 from tests.docs.groups import XLA, paths
 from tests.tiers import full
@@ -15,4 +16,5 @@ pytestmark = full
 
 @pytest.mark.parametrize("document", paths(XLA), ids=lambda path: path.stem)
 def test_every_command_runs(document: Path, rehearse: Rehearse) -> None:
-    rehearse(document)
+    with unoptimised():
+        rehearse(document)

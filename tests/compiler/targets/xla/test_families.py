@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -12,9 +13,17 @@ import torch
 
 from tests.compiler import tiny
 from tests.compiler.replay import SPARE, Replay, Run, Tensors, ringed, symbolic
+from tests.compiler.targets.xla.unoptimised import unoptimised
 from tests.tiers import full
 
 pytestmark = full
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _unoptimised() -> Iterator[None]:
+    with unoptimised():
+        yield
+
 
 QUERY, CONTEXT = 6, 16
 STEPS = ((6, 3), (6, 0), (1, 6))

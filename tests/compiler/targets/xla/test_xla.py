@@ -28,6 +28,7 @@ from llmc.runtime.executors.xla.slot_executor import SLOT_PROGRAMS
 from llmc.runtime.llm import BundleLLM
 from tests.compiler import tiny
 from tests.compiler.compiled import Compiled
+from tests.compiler.targets.xla.unoptimised import unoptimised
 from tests.tiers import full
 
 CASE = "mistral"
@@ -124,12 +125,13 @@ def test_another_jax_opens_the_portable_program_and_counts_it(
     seven_slots: CompileResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("llmc.runtime.executors.xla.loaded.toolchain_version", lambda _: "0.11.0 0.11.0")
-    with BundleLLM(seven_slots.bundle) as llm:
+    with unoptimised(), BundleLLM(seven_slots.bundle) as llm:
         assert tokens(llm) == [tiny.greedy(CASE, prompt, 9) for prompt in PROMPTS]
         assert llm.compilations == len(SLOT_PROGRAMS) + 3
         assert "decode" in " ".join(llm.executor.compilations.compiled)
     monkeypatch.setenv("VLLM_XLA_CHECK_RECOMPILATION", "1")
-    with pytest.raises(DeviceError, match="compiled when the bundle was opened, and VLLM_XLA_CHECK_RECOMPILATION asks"):
+    asks = "compiled when the bundle was opened, and VLLM_XLA_CHECK_RECOMPILATION asks"
+    with unoptimised(), pytest.raises(DeviceError, match=asks):
         BundleLLM(seven_slots.bundle)
 
 
@@ -308,7 +310,9 @@ from llmc.compiler.pipeline.compile import compile_bundle
 from llmc.runtime.llm import BundleLLM
 from llmc.runtime.engine.sampling import SamplingParams
 from tests.compiler import tiny
+from tests.compiler.targets.xla.unoptimised import unoptimised
 asked = CompileOptions.of("xla", verify="all", tensor_parallel=2, sample_top_k=4)
+unoptimised().__enter__()
 made = compile_bundle({str(compiled.model)!r}, Path({str(tmp_path / "b")!r}), tiny.kinds_plan(), asked,
                       Store({str(compiled.store.root)!r}), lambda _: None)
 with BundleLLM({str(tmp_path / "b")!r}) as llm:
