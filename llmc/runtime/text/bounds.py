@@ -28,6 +28,12 @@ _ORDINARY = 64
 """Bytes of a character that are within what ordinary texts take; see `Bounds.cost`."""
 MOST_BYTES = 4 << 20
 """Bytes that a text may become in this process. tokenizers takes some 40 bytes of memory for each, and up to 2 s."""
+MOST_STEPS = 64
+"""Steps of one kind: each looks at the whole text."""
+MOST_PATTERN = 2048
+"""Characters of an expression, each of whose branches may be tried at each character of a text."""
+MOST_AFFIX = 64
+"""Characters that a model puts before or behind each part of a word."""
 MOST_ADDED = 256
 """Ids that a post-processor may add to a text."""
 MOST_WORD = 1024
@@ -47,11 +53,11 @@ _JOINING = {"BPEDecoder", "ByteFallback", "ByteLevel", "CTC", "Fuse", "Metaspace
 
 _ATOM = r"(?:\\[pP]\{\^?\w+\}|\\[^\dkgKXR]|\[(?:\\.|[^\]\\\[])*\]|[^\\\[\](){}|?*+^$])"
 _FEW = rf"{_ATOM}(?:\?|\{{\d(?:,\d)?\}})"
-_SIMPLE = re.compile(rf"(?:{_ATOM})*(?:{_FEW}(?:{_ATOM})*){{0,3}}(?:{_ATOM}(?:[+*]|\{{\d+,\}}))?")
+_SIMPLE = re.compile(rf"(?:{_ATOM})*(?:{_FEW}(?:{_ATOM})*){{0,3}}(?:{_ATOM}(?:[+*]|\{{\d{{1,2}},\}}))?")
 """A branch that looks at a bounded number of characters, and then takes all of one class: it never goes back."""
 _ENDS_IN_SPACES = r"\s+"
 _BRANCHES = {
-    r"^▁+$",  # T5
+    r"^▁+$", r" ?[^(\s|[.,!?…。，、।۔،])]+",  # T5, Bloom
     # contractions
     "(?i:'s|'t|'re|'ve|'m|'ll|'d)", "(?i:[sdmt]|ll|ve|re)", "'(?i:[sdmt]|ll|ve|re)",
     # words, each behind one other character, and symbols with the ends of lines behind them
@@ -122,6 +128,8 @@ def bounds_of(backend: Any) -> Bounds:
 
 def is_regular(pattern: str) -> bool:
     """Whether an expression takes time in proportion to the text, as far as this module knows."""
+    if len(pattern) > MOST_PATTERN:
+        return False
     branches = list(_branches(pattern))
     known = all(b in _BRANCHES or b in _OVER_SPACES or _SIMPLE.fullmatch(b) for b in branches)
     return known and (_ENDS_IN_SPACES in branches or not _OVER_SPACES.intersection(branches))
@@ -162,6 +170,9 @@ class _Judge:
 
     def model(self, model: Any, backend: Any) -> None:
         kind = type(model).__name__
+        affixes = (getattr(model, name, None) or "" for name in ("continuing_subword_prefix", "end_of_word_suffix"))
+        if max(map(len, affixes)) > MOST_AFFIX:
+            raise UnboundedError(f"its model puts more than {MOST_AFFIX} characters beside each part of a word")
         if kind == "WordPiece":
             self.regular &= model.max_input_chars_per_word <= MOST_WORD
         elif kind == "Unigram":
@@ -172,8 +183,9 @@ class _Judge:
     def post_processor(self, step: Mapping[str, Any]) -> None:
         match step["type"]:
             case "TemplateProcessing":
-                added = sum(len(token["ids"]) for token in step["special_tokens"].values())
-                if max(added, len(step["single"]), len(step["pair"])) > MOST_ADDED:
+                ids = {name: len(token["ids"]) for name, token in step["special_tokens"].items()}
+                pieces = [*step["single"], *step["pair"]]
+                if sum(ids[piece["SpecialToken"]["id"]] for piece in pieces if "SpecialToken" in piece) > MOST_ADDED:
                     raise UnboundedError(f"its post-processor adds more than {MOST_ADDED} tokens to a text")
             case "ByteLevel" | "BertProcessing" | "RobertaProcessing":
                 pass
@@ -190,9 +202,7 @@ class _Judge:
         before = self.regular
         factor = self._replace(step)
         if not self.regular and before:
-            raise UnboundedError(
-                f"its decoder has an expression whose time has no bound: {step['pattern']['Regex']!r:.80}"
-            )
+            raise UnboundedError(f"its decoder has an expression without a bound: {step['pattern']['Regex']!r:.80}")
         return factor
 
     def _expression(self, pattern: str) -> None:
@@ -203,13 +213,19 @@ def _state(step: Any) -> Mapping[str, Any] | None:
     return None if step is None else json.loads(step.__getstate__())
 
 
-def _steps(state: Mapping[str, Any] | None, several: str) -> Iterator[Mapping[str, Any]]:
-    """All steps of a sequence, which may hold sequences."""
-    if state is not None and state["type"] == "Sequence":
-        for inner in state[several]:
-            yield from _steps(inner, several)
-    elif state is not None:
-        yield state
+def _steps(state: Mapping[str, Any] | None, several: str) -> list[Mapping[str, Any]]:
+    """All steps of a sequence, which may hold sequences. Raises UnboundedError for too many."""
+    found: list[Mapping[str, Any]] = []
+    left = [] if state is None else [state]
+    while left:
+        step = left.pop()
+        if step["type"] == "Sequence":
+            left += reversed(step[several])
+        else:
+            found.append(step)
+        if len(found) > MOST_STEPS:
+            raise UnboundedError(f"it has more than {MOST_STEPS} {several}")
+    return found
 
 
 def _longest_replacement(charsmap: str) -> int:

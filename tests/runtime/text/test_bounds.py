@@ -40,12 +40,12 @@ PUBLISHED = [
     f"{CASED}*{SMALL}+|{CASED}+{SMALL}*|{REST}",
     r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
     r"\s?\p{L}+", r"\s?\p{P}+", "[\r\n]", r"[一-龥぀-ゟ゠-ヿ]+", " {2,}", r"\p{N}{1,3}", r"\s+", "[0-9][0-9][0-9]",
-    r"^▁+$",
+    r"^▁+$", r" ?[^(\s|[.,!?…。，、।۔،])]+",
 ]  # fmt: skip
-"""Expressions of GPT-2, GPT-4 and Llama 3, Qwen, GPT-4o, Mistral, StableLM, DeepSeek, T5, Falcon."""
+"""Expressions of GPT-2, GPT-4 and Llama 3, Qwen, GPT-4o, Mistral, StableLM, DeepSeek, Falcon, T5, Bloom."""
 BACKTRACKING = [
     "(a+)+$", "(a|aa)+$", "(?:a*)*b", r"(.*)\1", "a*a*b", r"\s*x", r"\s*[\r\n]+", r"\s+(?!\S)", r"(?<=a+)b",
-    r"(?=(a+))b", "a{0,9}a{0,9}a{0,9}a{0,9}a{0,9}b",
+    r"(?=(a+))b", "a{1000,}", "|".join(["ab"] * 800), "a{0,9}a{0,9}a{0,9}a{0,9}a{0,9}b",
 ]  # fmt: skip
 
 
@@ -124,6 +124,13 @@ def test_a_text_that_may_grow_large_is_encoded_in_a_child_and_gets_the_same_ids(
                 "special_tokens": {"e": {"id": "e", "ids": [256], "tokens": ["e"]}},
             }},
             "its post-processor adds more than 256 tokens",
+        ),
+        ({"normalizer": replaced(*[("ab", "ba")] * 65)}, "it has more than 64 normalizers"),
+        (
+            {"model": {
+                "type": "BPE", "vocab": {"a": 0}, "merges": [], "continuing_subword_prefix": "#" * 65,
+            }, "added_tokens": []},
+            "its model puts more than 64 characters beside each part of a word",
         ),
     ],
 )  # fmt: skip
