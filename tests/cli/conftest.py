@@ -70,14 +70,6 @@ def toy(tmp_path: Path) -> Path:
     return write_toy(tmp_path / "toy")
 
 
-@pytest.fixture
-def bundle(llmc: Llmc, toy: Path, here: Path) -> Path:
-    """A bundle of the toy; see `BUNDLE`."""
-    made = llmc("compile", toy, *BUNDLE)
-    assert made.code == 0, made
-    return here / "bundle"
-
-
 @pytest.fixture(scope="session")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a toy, a bundle of it and the store `cache` of its compile, which nobody changes."""
@@ -90,8 +82,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def copied(made: Path, tmp_path: Path, here: Path) -> Path:
-    """A copy of the bundle in `made`, beside one of its store: for the many tests that are not about compiling it."""
+def bundle(made: Path, llmc: Llmc, tmp_path: Path, here: Path) -> Path:
+    """A copy of the bundle in `made`, beside one of its store."""
     shutil.copytree(made / "cache", tmp_path / "cache")
     return shutil.copytree(made / "bundle", here / "bundle")
 

@@ -34,11 +34,6 @@ def toy(made: Path) -> Path:
 
 
 @pytest.fixture
-def bundle(copied: Path) -> Path:
-    return copied
-
-
-@pytest.fixture
 def generate(llmc: Llmc, bundle: Path) -> Llmc:
     """`llmc generate bundle …`, six tokens for each prompt."""
 

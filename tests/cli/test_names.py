@@ -48,11 +48,6 @@ def toy(made: Path) -> Path:
     return made / "toy"
 
 
-@pytest.fixture
-def bundle(copied: Path) -> Path:
-    return copied
-
-
 @default_cases(15)
 @pytest.mark.parametrize(("command", "name"), CASES)
 def test_a_name_that_is_none_is_told_in_one_line(

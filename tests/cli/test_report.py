@@ -28,20 +28,20 @@ def test_graphs_built_and_reused_sizes_waste_numbers_and_the_certificate(llmc: L
     assert "compilations: 0 once it was ready" in (here / "report.md").read_text()
 
 
-def test_a_hostile_name_is_text_alone(llmc: Llmc, copied: Path) -> None:
+def test_a_hostile_name_is_text_alone(llmc: Llmc, bundle: Path) -> None:
     name = "a|b\n# <img src=x>[x](javascript:y)`c`*d*"
-    edit_manifest(copied, lambda document: document["model"].update(name=name))
-    first, *rest = llmc("report", copied).out.splitlines()
+    edit_manifest(bundle, lambda document: document["model"].update(name=name))
+    first, *rest = llmc("report", bundle).out.splitlines()
     assert first == r"### a\|b # \<img src=x\>\[x\](javascript:y)\`c\`\*d\* for fake"
     assert not any(line.startswith("#") for line in rest)
 
 
-def test_what_does_not_belong_together_is_refused(llmc: Llmc, copied: Path, toy: Path, here: Path) -> None:
+def test_what_does_not_belong_together_is_refused(llmc: Llmc, bundle: Path, toy: Path, here: Path) -> None:
     assert llmc("compile", toy, *COMPILE, "-o", "other", "-q").code == 0
     assert llmc("warmup", "other", "--certify", "c.json", "--requests", 10, "-q").code == 0
-    assert "it is of bundle sha256:" in llmc("report", copied, "--certificate", "c.json").failed(5)
+    assert "it is of bundle sha256:" in llmc("report", bundle, "--certificate", "c.json").failed(5)
     (here / "done.json").write_text("{}")
-    assert "field 'built' is missing" in llmc("report", copied, "--compiled", "done.json").failed(2)
+    assert "field 'built' is missing" in llmc("report", bundle, "--compiled", "done.json").failed(2)
     assert "not a bundle" in llmc("report", "nowhere").failed(5)
 
 

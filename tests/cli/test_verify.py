@@ -10,6 +10,7 @@ from llmc.artifacts.bundle.manifest import read_manifest
 from llmc.artifacts.bundle.reader import blob_path
 from llmc.testing.toy import write_toy
 from tests.artifacts.helpers import flip, truncate
+from tests.cli.conftest import BUNDLE
 from tests.cli.helpers import Llmc
 from tests.compiler import tiny
 from tests.compiler.targets.onnxruntime.kernels.host import own_set
@@ -112,8 +113,10 @@ def test_what_is_no_bundle_is_an_artifact_error(llmc: Llmc, bundle: Path, text: 
 
 
 def test_the_reference_may_be_a_copy_of_the_checkpoint_and_nothing_else(
-    llmc: Llmc, bundle: Path, toy: Path, tmp_path: Path
+    llmc: Llmc, here: Path, toy: Path, tmp_path: Path
 ) -> None:
+    assert llmc("compile", toy, *BUNDLE).code == 0
+    bundle = here / "bundle"
     toy.rename(tmp_path / "moved")
     assert f"{toy}: no such file or folder" in llmc("verify", bundle).failed(1)
     assert llmc("verify", bundle, "--reference", tmp_path / "moved").code == 0
