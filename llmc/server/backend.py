@@ -6,10 +6,9 @@ import time
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from llmc.errors import ArtifactError, InputError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.engine.observer import Observer, Observers
-from llmc.runtime.text.encoding_pool import require_sound
+from llmc.runtime.text.confined_encoding import require_sound
 from llmc.server.app import build_app
 from llmc.server.events import Ready, Report, WarmAside
 from llmc.server.loading import Loaded, OpenBundle, StoppedLoadingError, load, read_grammars
@@ -76,10 +75,7 @@ class Backend:
     def _load_beside(self, bundle: Bundle, tell: Callable[[Progress], None]) -> Loaded:
         """In the swapper's thread: another bundle, as at the start, which nothing observes yet."""
         if bundle.has_tokenizer:
-            try:
-                require_sound(bundle.files.read("tokenizer.json"))
-            except InputError as error:
-                raise ArtifactError(f"{bundle.path}: {error}") from error
+            require_sound(bundle.files.read("tokenizer.json"))
         loaded = load(lambda _: bundle, self.state.config, self._options, self._warm_up, tell)
         read_grammars(loaded.served, self.state.config)
         return loaded

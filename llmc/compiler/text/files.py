@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from llmc.compiler.code import code_digest
 from llmc.compiler.stages import Stages
 from llmc.compiler.text.vocabulary import build_index
-from llmc.errors import CheckpointError, InputError, NoTokenizerError
-from llmc.runtime.text.encoding_pool import require_sound
+from llmc.errors import ArtifactError, CheckpointError, NoTokenizerError
+from llmc.runtime.text.confined_encoding import require_sound
 from llmc.runtime.text.vocabulary import VOCABULARY
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def text_files(stages: Stages) -> dict[str, str]:
         else:
             try:
                 require_sound(tokenizer)
-            except InputError as error:
+            except ArtifactError as error:
                 raise CheckpointError(f"{stages.checkpoint.path}: {error}") from error
             made["tokenizer.json"] = workspace.put_bytes(tokenizer)
             index = build_index(tokenizer)

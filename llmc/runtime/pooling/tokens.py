@@ -60,14 +60,9 @@ class Tokens:
             self._backend: Any = Tokenizer.from_buffer(data)
         except Exception as error:  # tokenizers raises bare Exception for a file that it cannot parse
             raise ArtifactError(f"tokenizer.json is damaged ({error}); compile the bundle again") from error
-        try:
-            bounds = bounds_of(self._backend)
-        except UnboundedError as error:
-            raise ArtifactError(f"tokenizer.json is refused: {error}; use another checkpoint") from error
+        bounds = bounds_of(self._backend)
         if not bounds.regular:
-            raise ArtifactError(
-                "tokenizer.json is refused: the time of its steps for a text has no known bound; use another checkpoint"
-            )
+            raise UnboundedError("the time of its steps for a text has no known bound")
         self._most = bounds.most
         self._description = description
         self._width = token_width(self._backend)

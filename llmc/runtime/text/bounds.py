@@ -18,9 +18,11 @@ import base64
 import binascii
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from llmc.errors import ArtifactError
 
 MOST_GROWTH = 1024
 """Bytes that a character may become. Published tokenizers reach 200 (nmt_nfkc, then spaces as "▁")."""
@@ -77,13 +79,16 @@ _OVER_SPACES = {r"\s*[\r\n]+", r"\s*[\r\n]", r"\s+(?!\S)", r"\s+(?=\S)", r"\s+$"
 """Branches that go back over white space, once for each run of it where the expression has the branch `\\s+` too."""
 
 
-class UnboundedError(ValueError):
+class UnboundedError(ArtifactError):
     """A tokenizer that is refused: what of it has no bound, or too high a one."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"tokenizer.json is refused: {reason}; use another checkpoint, or pass token ids")
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """See this module. `growth` in bytes for a character."""
+    """`growth` in bytes for each character, and whether all expressions are `regular`, as the module describes them."""
 
     growth: int
     regular: bool
@@ -107,23 +112,39 @@ def bounds_of(backend: Any) -> Bounds:
 
     Only the steps are looked at, which takes well under a millisecond; of Unigram's vocabulary the longest piece.
     """
-    judge = _Judge()
-    growth = _UTF8
-    for step in _steps(_state(backend.normalizer), "normalizers"):
-        growth *= judge.normalizer(step)
-        if growth > MOST_GROWTH:
-            raise UnboundedError(f"its normalizer makes more than {MOST_GROWTH} bytes of one character")
-    for step in _steps(_state(backend.pre_tokenizer), "pretokenizers"):
-        judge.pre_tokenizer(step)
-    judge.model(backend.model, backend)
-    for step in _steps(_state(backend.post_processor), "processors"):
-        judge.post_processor(step)
-    widened = 1
-    for step in _steps(_state(backend.decoder), "decoders"):
-        widened *= judge.decoder(step)
-        if widened > MOST_GROWTH:
-            raise UnboundedError(f"its decoder makes more than {MOST_GROWTH} bytes of one character")
-    return Bounds(growth, judge.regular)
+    normalizers, dividers = (
+        steps_of(backend.normalizer, "normalizers"),
+        steps_of(backend.pre_tokenizer, "pretokenizers"),
+    )
+    growth = _product(map(_growth, normalizers), _UTF8, "normalizer")
+    for step in dividers:
+        if step["type"] not in _DIVIDING:
+            raise UnboundedError(f"its pre-tokenizer {step['type']!r} is not known")
+    for step in steps_of(backend.post_processor, "processors"):
+        _require_few_added(step)
+    decoders = steps_of(backend.decoder, "decoders")
+    _product(map(_widening, decoders), 1, "decoder")
+    if (irregular := _irregular(decoders)) is not None:
+        raise UnboundedError(f"its decoder has an expression without a bound: {irregular!r:.80}")
+    return Bounds(growth, _is_quick(backend) and _irregular([*normalizers, *dividers]) is None)
+
+
+def steps_of(part: Any, several: str) -> list[Mapping[str, Any]]:
+    """The steps of a part of a tokenizers.Tokenizer, None or a sequence of sequences too, as its file has them.
+
+    Raises UnboundedError for too many.
+    """
+    found: list[Mapping[str, Any]] = []
+    left = [] if part is None else [json.loads(part.__getstate__())]
+    while left:
+        step = left.pop()
+        if step["type"] == "Sequence":
+            left += reversed(step[several])
+        else:
+            found.append(step)
+        if len(found) > MOST_STEPS:
+            raise UnboundedError(f"it has more than {MOST_STEPS} {several}")
+    return found
 
 
 def is_regular(pattern: str) -> bool:
@@ -135,97 +156,74 @@ def is_regular(pattern: str) -> bool:
     return known and (_ENDS_IN_SPACES in branches or not _OVER_SPACES.intersection(branches))
 
 
-class _Judge:
-    """Looks at each step; `regular` so far."""
+def _product(factors: Iterable[int], first: int, part: str) -> int:
+    """`first` times the factors. Raises UnboundedError, which names the part, as soon as that is too much."""
+    for factor in factors:
+        first *= factor
+        if first > MOST_GROWTH:
+            raise UnboundedError(f"its {part} makes more than {MOST_GROWTH} bytes of one character")
+    return first
 
-    def __init__(self) -> None:
-        self.regular = True
 
-    def normalizer(self, step: Mapping[str, Any]) -> int:
-        """By how much a step multiplies the bytes of a text at most, rounded up."""
-        match step["type"]:
-            case "Replace":
-                return self._replace(step)
-            case "Prepend":
-                return 1 + len(step["prepend"].encode())
-            case "Precompiled":
-                return _longest_replacement(step["precompiled_charsmap"])
-            case kind if kind in _FORMS:
-                return _FORMS[kind]
-            case kind:
-                raise UnboundedError(f"its normalizer {kind!r} is not known")
+def _growth(step: Mapping[str, Any]) -> int:
+    """By how much a normalizer multiplies the bytes of a text at most, rounded up."""
+    match step["type"]:
+        case "Replace":
+            new, old = len(step["content"].encode()), step["pattern"].get("String")
+            # an empty text and an expression may match between any two characters
+            return max(1, -(-new // len(old.encode()))) if old else 1 + new
+        case "Prepend":
+            return 1 + len(step["prepend"].encode())
+        case "Precompiled":
+            return _longest_replacement(step["precompiled_charsmap"])
+        case kind if kind in _FORMS:
+            return _FORMS[kind]
+        case kind:
+            raise UnboundedError(f"its normalizer {kind!r} is not known")
 
-    def _replace(self, step: Mapping[str, Any]) -> int:
-        new, old = len(step["content"].encode()), step["pattern"].get("String")
-        if old is not None:
-            return 1 + new if not old else max(1, -(-new // len(old.encode())))
-        self._expression(step["pattern"]["Regex"])
-        return 1 + new  # it may match nothing, between any two characters
 
-    def pre_tokenizer(self, step: Mapping[str, Any]) -> None:
-        if step["type"] not in _DIVIDING:
-            raise UnboundedError(f"its pre-tokenizer {step['type']!r} is not known")
-        if step["type"] == "Split" and "Regex" in step["pattern"]:
-            self._expression(step["pattern"]["Regex"])
+def _widening(step: Mapping[str, Any]) -> int:
+    """By how much a decoder multiplies the bytes of a text at most."""
+    if step["type"] not in _JOINING:
+        raise UnboundedError(f"its decoder {step['type']!r} is not known")
+    return _growth(step) if step["type"] == "Replace" else 1
 
-    def model(self, model: Any, backend: Any) -> None:
-        kind = type(model).__name__
-        affixes = (getattr(model, name, None) or "" for name in ("continuing_subword_prefix", "end_of_word_suffix"))
-        if max(map(len, affixes)) > MOST_AFFIX:
-            raise UnboundedError(f"its model puts more than {MOST_AFFIX} characters beside each part of a word")
-        if kind == "WordPiece":
-            self.regular &= model.max_input_chars_per_word <= MOST_WORD
-        elif kind == "Unigram":
-            self.regular &= max(map(len, backend.get_vocab(with_added_tokens=False)), default=0) <= MOST_WORD
-        elif kind not in ("BPE", "WordLevel"):
+
+def _irregular(steps: Iterable[Mapping[str, Any]]) -> str | None:
+    """The first expression of these steps that is not regular."""
+    patterns = (step["pattern"]["Regex"] for step in steps if "Regex" in step.get("pattern", ()))
+    return next((pattern for pattern in patterns if not is_regular(pattern)), None)
+
+
+def _is_quick(backend: Any) -> bool:
+    """Whether the model takes time in proportion to a text. Raises UnboundedError for one that is not known."""
+    model = backend.model
+    affixes = (getattr(model, name, None) or "" for name in ("continuing_subword_prefix", "end_of_word_suffix"))
+    if max(map(len, affixes)) > MOST_AFFIX:
+        raise UnboundedError(f"its model puts more than {MOST_AFFIX} characters beside each part of a word")
+    match type(model).__name__:
+        case "WordPiece":
+            return bool(model.max_input_chars_per_word <= MOST_WORD)
+        case "Unigram":
+            return max(map(len, backend.get_vocab(with_added_tokens=False)), default=0) <= MOST_WORD
+        case "BPE" | "WordLevel":
+            return True
+        case kind:
             raise UnboundedError(f"its model {kind!r} is not known")
 
-    def post_processor(self, step: Mapping[str, Any]) -> None:
-        match step["type"]:
-            case "TemplateProcessing":
-                ids = {name: len(token["ids"]) for name, token in step["special_tokens"].items()}
-                pieces = [*step["single"], *step["pair"]]
-                if sum(ids[piece["SpecialToken"]["id"]] for piece in pieces if "SpecialToken" in piece) > MOST_ADDED:
-                    raise UnboundedError(f"its post-processor adds more than {MOST_ADDED} tokens to a text")
-            case "ByteLevel" | "BertProcessing" | "RobertaProcessing":
-                pass
-            case kind:
-                raise UnboundedError(f"its post-processor {kind!r} is not known")
 
-    def decoder(self, step: Mapping[str, Any]) -> int:
-        """By how much a step multiplies the bytes of a text at most."""
-        kind = step["type"]
-        if kind not in _JOINING:
-            raise UnboundedError(f"its decoder {kind!r} is not known")
-        if kind != "Replace":
-            return 1
-        before = self.regular
-        factor = self._replace(step)
-        if not self.regular and before:
-            raise UnboundedError(f"its decoder has an expression without a bound: {step['pattern']['Regex']!r:.80}")
-        return factor
-
-    def _expression(self, pattern: str) -> None:
-        self.regular &= is_regular(pattern)
-
-
-def _state(step: Any) -> Mapping[str, Any] | None:
-    return None if step is None else json.loads(step.__getstate__())
-
-
-def _steps(state: Mapping[str, Any] | None, several: str) -> list[Mapping[str, Any]]:
-    """All steps of a sequence, which may hold sequences. Raises UnboundedError for too many."""
-    found: list[Mapping[str, Any]] = []
-    left = [] if state is None else [state]
-    while left:
-        step = left.pop()
-        if step["type"] == "Sequence":
-            left += reversed(step[several])
-        else:
-            found.append(step)
-        if len(found) > MOST_STEPS:
-            raise UnboundedError(f"it has more than {MOST_STEPS} {several}")
-    return found
+def _require_few_added(step: Mapping[str, Any]) -> None:
+    """Raise UnboundedError for a post-processor that is not known, or adds too many tokens to a text."""
+    match step["type"]:
+        case "TemplateProcessing":
+            ids = {name: len(token["ids"]) for name, token in step["special_tokens"].items()}
+            pieces = [*step["single"], *step["pair"]]
+            if sum(ids[piece["SpecialToken"]["id"]] for piece in pieces if "SpecialToken" in piece) > MOST_ADDED:
+                raise UnboundedError(f"its post-processor adds more than {MOST_ADDED} tokens to a text")
+        case "ByteLevel" | "BertProcessing" | "RobertaProcessing":
+            pass
+        case kind:
+            raise UnboundedError(f"its post-processor {kind!r} is not known")
 
 
 def _longest_replacement(charsmap: str) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -104,3 +105,36 @@ def open_encoder(tokenizer_json: str) -> Callable[[Mapping[str, Any]], Encoded]:
 
 def _refuse(reason: str, _: Mapping[str, Any]) -> Encoded:
     raise InputError(reason)
+
+
+def require_sound(tokenizer_json: bytes) -> None:
+    """Read a tokenizer.json of whatever origin; in a child process, in half a second, where reading may take gigabytes.
+
+    Raises ArtifactError for one that takes more than LIMITS, that is damaged, or that bounds.py refuses.
+    """
+    if not _may_grow_when_read(tokenizer_json):
+        Tokenizer(tokenizer_json)
+        return
+    pool = encoding_pool(tokenizer_json)
+    try:
+        pool.run({"texts": [""], "how": {"most": None}})
+    except (LimitError, JobError):
+        raise ArtifactError(
+            f"tokenizer.json takes more than {LIMITS.seconds:g} s or {LIMITS.memory_bytes >> 20} MiB to read; "
+            "use another checkpoint"
+        ) from None
+    except InputError as error:
+        raise ArtifactError(str(error)) from None
+    finally:
+        pool.close()
+
+
+def _may_grow_when_read(tokenizer_json: bytes) -> bool:
+    """Whether an added token is normalised when the file is read; true of a file that is not as known."""
+    try:
+        document = json.loads(tokenizer_json)
+        if document.get("normalizer") is None:
+            return False
+        return any(token["normalized"] is not False for token in document.get("added_tokens") or ())
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return True

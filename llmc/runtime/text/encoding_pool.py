@@ -19,24 +19,6 @@ def encoding_pool(tokenizer_json: bytes, limits: Limits | None = None) -> Pool:
     )
 
 
-def require_sound(tokenizer_json: bytes) -> None:
-    """Read a tokenizer.json of whatever origin in a child process, in half a second.
-
-    What it does to the process that reads it is not known before: an added token is normalised then. Raises InputError
-    for one that takes more than LIMITS, that is damaged, or that bounds.py refuses.
-    """
-    pool = encoding_pool(tokenizer_json)
-    try:
-        pool.run({"texts": [""], "how": {"most": None}})
-    except (LimitError, JobError):
-        raise InputError(
-            f"tokenizer.json takes more than {LIMITS.seconds:g} s or {LIMITS.memory_bytes >> 20} MiB to read; "
-            "use another checkpoint"
-        ) from None
-    finally:
-        pool.close()
-
-
 def not_encoded(error: LimitError | JobError) -> InputError:
     """The error of a text that went beyond the limits, or that the tokenizer's native code failed on."""
     if isinstance(error, LimitError):

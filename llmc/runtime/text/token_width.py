@@ -3,10 +3,11 @@ for a model is refused by its length, without seconds of tokenising."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from llmc.runtime.text.bounds import steps_of
 
 NFC_SHRINKS = 9
 """NFC shrinks a text to no less than a ninth of its bytes: a character decomposes to at least a third of its bytes, and
@@ -37,8 +38,8 @@ def token_width(backend: Any) -> TokenWidth | None:
     model = backend.model
     if type(model).__name__ != "BPE" or model.continuing_subword_prefix or model.end_of_word_suffix:
         return None
-    shrinks = _shrinks(_state(backend.normalizer))
-    steps = _steps(_state(backend.pre_tokenizer), "pretokenizers")
+    shrinks = _shrinks(steps_of(backend.normalizer, "normalizers"))
+    steps = steps_of(backend.pre_tokenizer, "pretokenizers")
     if shrinks is None or not all(_keeps(step) for step in steps):
         return None
     vocabulary = backend.get_vocab(with_added_tokens=False)
@@ -62,25 +63,15 @@ def byte_alphabet() -> dict[str, int]:
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
-def _state(step: Any) -> Mapping[str, Any] | None:
-    return None if step is None else json.loads(step.__getstate__())
-
-
-def _steps(state: Mapping[str, Any] | None, several: str) -> list[Mapping[str, Any]]:
-    if state is None:
-        return []
-    return list(state[several]) if state["type"] == "Sequence" else [state]
-
-
 def _keeps(step: Mapping[str, Any]) -> bool:
     """Whether a pre-tokenizer leaves every character of the text in some word."""
     return step["type"] in _KEEPING and step.get("behavior") != "Removed"
 
 
-def _shrinks(state: Mapping[str, Any] | None) -> int | None:
+def _shrinks(steps: Iterable[Mapping[str, Any]]) -> int | None:
     """By how much a normalizer may shorten a text; None: unknown."""
     factor = 1
-    for step in _steps(state, "normalizers"):
+    for step in steps:
         if step["type"] == "NFC":
             factor *= NFC_SHRINKS
         elif step["type"] == "Replace":

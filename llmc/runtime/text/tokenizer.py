@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from llmc.errors import ArtifactError, InputError
-from llmc.runtime.text.bounds import Bounds, UnboundedError, bounds_of
+from llmc.runtime.text.bounds import Bounds, bounds_of
 from llmc.runtime.text.token_width import TokenWidth, byte_alphabet, token_width
 
 if TYPE_CHECKING:
@@ -65,7 +65,12 @@ class Tokenizer:
         """Read all of it now, unless that is done. Raises ArtifactError."""
         with self._loading:
             if self._whole is None:
-                self._whole, self._bounds = _bounded(_backend(self._data() if callable(self._data) else self._data))
+                whole = _backend(self._file())
+                self._bounds = bounds_of(whole)
+                self._whole = whole
+
+    def _file(self) -> bytes:
+        return self._data() if callable(self._data) else self._data
 
     @property
     def _backend(self) -> Any:
@@ -82,14 +87,16 @@ class Tokenizer:
 
     @property
     def bounds(self) -> Bounds:
-        """What encoding a text may cost."""
-        if self._bounds is None:
-            if self._vocabulary is None:
-                self.load()
-            else:
-                _, self._bounds = _bounded(self._vocabulary.steps)
-        assert self._bounds is not None
-        return self._bounds
+        """What encoding a text may cost: by the file once it is read, else by the steps in the vocabulary's index.
+
+        Raises ArtifactError for a tokenizer that is refused.
+        """
+        return self._index_bounds if self._bounds is None else self._bounds
+
+    @cached_property
+    def _index_bounds(self) -> Bounds:
+        assert self._vocabulary is not None  # else the file was read at once
+        return bounds_of(self._vocabulary.steps)
 
     @cached_property
     def vocab_size(self) -> int:
@@ -122,38 +129,30 @@ class Tokenizer:
         does leaving all but the last to tokenizers, which copies the others into pieces of `most`, for three times as
         long.
         """
-        if self.bounds.fits(len(text)):
-            return self.encode_here(text, most, add_special_tokens, shortened)
-        return self._encoded_apart(
-            text, {"most": most, "add_special_tokens": add_special_tokens, "shortened": shortened}
-        )
+        _require_unicode(text)
+        cut = self._cut(text) if self.bounds.fits(len(text)) else None
+        if cut is None:
+            self.load()  # from now on the bounds are the file's, whatever its index says
+            if not self.bounds.fits(len(text)):
+                how = {"most": most, "add_special_tokens": add_special_tokens, "shortened": shortened}
+                return self._encoded_apart(text, how)
+        return _encoded(cut or self._whole, text, most, add_special_tokens, shortened)
 
     def encode_here(
         self, text: str, most: int | None, add_special_tokens: bool = True, shortened: bool = True
     ) -> tuple[list[int], int]:  # fmt: skip
-        """As `encode_last`, whatever it may cost this process."""
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise InputError(f"the text holds a lone surrogate at character {error.start}: not Unicode") from error
-        backend = self._cut(text) or self._backend
-        if len(text) < _LONG:
-            encoded = backend.encode(text, add_special_tokens=add_special_tokens)
-        else:
-            (encoded,) = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-        count = len(encoded)
-        if most is None or count <= most:
-            return list(encoded.ids), count
-        return encoded.ids[-most:] if shortened else [], count
+        """Encode in this process without asking what it may cost: for a process with limits of its own."""
+        _require_unicode(text)
+        return _encoded(self._backend, text, most, add_special_tokens, shortened)
 
     def _encoded_apart(self, text: str, how: dict[str, Any]) -> tuple[list[int], int]:
-        """As `encode_last`, in a child process with limits, which stays for the next text."""
+        """Encode in a child process with limits, which stays for the next text. Raises InputError beyond them."""
         from llmc.runtime.confined.pool import JobError, LimitError
         from llmc.runtime.text.encoding_pool import encoding_pool, not_encoded
 
         with self._loading:
             if self._confined is None:
-                self._confined = encoding_pool(self._data() if callable(self._data) else self._data)
+                self._confined = encoding_pool(self._file())
         try:
             ((ids, count),) = self._confined.run({"texts": [text], "how": how}).value
         except (LimitError, JobError) as error:
@@ -215,12 +214,24 @@ class Tokenizer:
         return known
 
 
-def _bounded(backend: Any) -> tuple[Any, Bounds]:
-    """A backend with its bounds. Raises ArtifactError for one without."""
+def _require_unicode(text: str) -> None:
     try:
-        return backend, bounds_of(backend)
-    except UnboundedError as error:
-        raise ArtifactError(f"tokenizer.json is refused: {error}; use another checkpoint, or pass token ids") from error
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InputError(f"the text holds a lone surrogate at character {error.start}: not Unicode") from error
+
+
+def _encoded(
+    backend: Any, text: str, most: int | None, add_special_tokens: bool, shortened: bool
+) -> tuple[list[int], int]:  # fmt: skip
+    if len(text) < _LONG:
+        encoded = backend.encode(text, add_special_tokens=add_special_tokens)
+    else:
+        (encoded,) = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+    count = len(encoded)
+    if most is None or count <= most:
+        return list(encoded.ids), count
+    return encoded.ids[-most:] if shortened else [], count
 
 
 def _backend(data: bytes) -> Any:

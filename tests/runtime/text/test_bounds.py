@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer as Backend
 
+from llmc.compiler.text.vocabulary import build_index
 from llmc.errors import ArtifactError, InputError
 from llmc.runtime.confined.limits import Limits
 from llmc.runtime.pooling.modules import Description
@@ -20,6 +21,7 @@ from llmc.runtime.pooling.tokens import WHOLE, Tokens
 from llmc.runtime.text import encoding_pool
 from llmc.runtime.text.bounds import MOST_BYTES, MOST_GROWTH, UnboundedError, bounds_of, is_regular
 from llmc.runtime.text.tokenizer import Tokenizer
+from llmc.runtime.text.vocabulary import Vocabulary
 from llmc.testing import toy
 from llmc.testing.toy import BYTES
 from tests.tiers import full
@@ -147,6 +149,23 @@ def test_an_expression_that_goes_back_runs_in_a_child_that_is_stopped(monkeypatc
     with pytest.raises(InputError, match=r"the text cannot be tokenised: it takes more than 0\.5 s"):
         tokenizer.encode("a" * 200_000 + "ddc")
     assert tokenizer.encode("hi") == tokenizer.encode_here("hi", None)[0], "and the next one is answered"
+
+
+def test_an_index_does_not_vouch_for_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text that the index does not serve is judged by the file."""
+    index = build_index(toy.tokenizer_json().encode(), smallest=0)
+    assert index is not None
+    hostile = with_steps(pre_tokenizer=split("a*[^a]c"))
+    tokenizer = Tokenizer(lambda: hostile, (), Vocabulary(index))
+    assert tokenizer.bounds.regular
+    assert tokenizer.encode("a" * 2000) == tokenizer.encode_here("a" * 2000, None)[0]
+    assert not tokenizer.bounds.regular and tokenizer._confined is not None
+
+
+def test_an_expression_of_a_decoder_is_judged_whatever_the_others_are() -> None:
+    decoder = {"type": "Replace", "pattern": {"Regex": "(a+)+$"}, "content": ""}
+    with pytest.raises(ArtifactError, match="its decoder has an expression without a bound"):
+        Tokenizer(with_steps(pre_tokenizer=split("(a+)+b"), decoder=decoder))
 
 
 def test_native_code_that_panics_over_an_expression_is_an_error_of_that_text(capfd: pytest.CaptureFixture[str]) -> None:
