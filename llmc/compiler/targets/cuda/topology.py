@@ -5,8 +5,10 @@ topology = card [ "-" count ]        card as in cards/, count one of the card's 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, ClassVar
 
 from llmc.artifacts.digest import digest_bytes
@@ -72,10 +74,17 @@ class Topology(DescribedMachine):
         import jax
         from jax.experimental import topologies
 
-        try:
-            found = topologies.get_topology_desc(
+        def described() -> Any:
+            return topologies.get_topology_desc(
                 platform="cuda", topology_name="", target_config=self.card.target_config(), topology=f"1x1x{self.count}"
             ).devices
+
+        try:
+            try:
+                found = described()
+            except NotImplementedError:
+                _register_plugin()
+                found = described()
         except (jax.errors.JaxRuntimeError, NotImplementedError) as e:
             raise DeviceError(
                 f"XLA cannot describe {self.name}: {str(e).splitlines()[0]:.300}; "
@@ -84,6 +93,16 @@ class Topology(DescribedMachine):
         if len(found) != self.count:
             raise DeviceError(f"XLA describes {self.name} as {len(found)} devices, not {self.count}: {INSTALL}")
         return list(found)
+
+
+def _register_plugin() -> None:
+    """Register XLA's plug-in for CUDA in a process where JAX was started before llmc.
+
+    JAX registers plug-ins when it starts, and this one only where it finds cuDNN or JAX was told to use another
+    platform (jax_plugins/xla_cuda13/__init__.py, initialize). Compiling does not need cuDNN.
+    """
+    os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
+    import_module("jax_plugins.xla_cuda13").initialize()
 
 
 def parse_topology(text: str) -> Topology:

@@ -100,7 +100,10 @@ def test_keys_name_all_that_xla_is_told_of_a_card() -> None:
     assert len({t.components["topology"] for t in known()}) == len(known())
 
 
-@pytest.mark.skipif(find_spec("jax_cuda13_plugin") is None, reason="XLA's plug-in is not installed")
+needs_plugin = pytest.mark.skipif(find_spec("jax_cuda13_plugin") is None, reason="XLA's plug-in is not installed")
+
+
+@needs_plugin
 def test_xla_describes_every_card_as_it_is_described_here_and_prints_nothing(tmp_path: Path) -> None:
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XLA_", "CUDA_"))}
     done = subprocess.run(
@@ -110,6 +113,24 @@ def test_xla_describes_every_card_as_it_is_described_here_and_prints_nothing(tmp
     assert done.returncode == 0, done.stderr[-2000:]
     assert json.loads(done.stdout) == {t.name: [t.devices, t.card.product, "cuda"] for t in known()}
     assert done.stderr == ""
+
+
+@needs_plugin
+def test_a_process_that_used_jax_before_can_still_compile_for_cards(tmp_path: Path) -> None:
+    """A notebook, for example: JAX registers no plug-in for CUDA when it starts on a host without a card."""
+    code = (
+        "import jax\n"
+        "jax.numpy.zeros(1).block_until_ready()\n"
+        "from llmc.compiler.targets.cuda.topology import parse_topology\n"
+        "print(parse_topology('h100-2').describe())\n"
+    )
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XLA_", "CUDA_"))}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**kept, "PYTHONPATH": str(ROOT)}, cwd=tmp_path, capture_output=True,
+        text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.count("NVIDIA H100") == 2
 
 
 def test_a_toolkit_without_an_assembler_is_named_with_the_line_that_installs_it(
