@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import threading
 import weakref
+from contextlib import ExitStack
 from pathlib import Path
 
 from llmc.artifacts.log import logger
 from llmc.artifacts.store.workspace import Area
+from llmc.artifacts.temporaries import temporary_folder
 from llmc.errors import CapacityError
 
 
 class Spill:
     """A folder with the layout of a store: the one given, which is kept, or a temporary one that is made when it is
-    needed and removed with this object.
+    needed and removed with this object; what a killed process leaves is removed by a later one (temporaries.py).
     """
 
     def __init__(self, folder: str | Path | None) -> None:
@@ -34,16 +36,14 @@ class Spill:
         """The folder, because of what happened in the store. Raises CapacityError where none can be made."""
         with self._making:
             if self._area is None:
-                import shutil
-                import tempfile
-
+                made = ExitStack()
                 try:
-                    folder = tempfile.mkdtemp(prefix="llmc-uncached-")
+                    folder = made.enter_context(temporary_folder("uncached"))
                 except OSError as error:
                     raise CapacityError(
                         f"no room for results: {reason}; nor for a temporary folder: {error}"
                     ) from error
-                weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+                weakref.finalize(self, made.close)
                 self._area = Area(folder)
                 logger().warning("results are not cached but kept in %s for now: %s", folder, str(reason))
             return self._area

@@ -62,6 +62,7 @@ def collect_garbage(
       llmc cache gc --max-size 0 --dry-run --json
     """
     from llmc.artifacts.gc.collect import collect
+    from llmc.artifacts.temporaries import sweep
     from llmc.cli.output import ReadingProgress, close_bars
 
     limit, age = size("--max-size", max_size), duration("--max-age", max_age)
@@ -69,11 +70,16 @@ def collect_garbage(
     bar = ReadingProgress("removing", "finishing")
     found = collect(layout, max_size=limit, max_age=age, dry_run=dry_run, progress=bar)
     close_bars()
+    left = sweep(dry_run=dry_run)
     if as_json:
-        print_json({"root": str(layout.root), **found._asdict()})
+        print_json({"root": str(layout.root), **found._asdict(), "temporaries": left._asdict()})
         return
     for line in summary(found, layout.root):
         typer.echo(line)
+    if left.folders:
+        folders = count_text(left.folders, "temporary folder", "temporary folders")
+        done = "would remove" if dry_run else "removed"
+        typer.echo(f"{done} {folders} of processes that were killed, {size_text(left.freed)}")
 
 
 def did_something(found: Collection) -> bool:

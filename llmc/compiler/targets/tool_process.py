@@ -9,12 +9,17 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 
 def run_tool(
-    command: Sequence[str], folder: str, out: int, seconds: float, environment: Mapping[str, str] | None = None
+    command: Sequence[str],
+    folder: str | Path,
+    out: int,
+    seconds: float,
+    environment: Mapping[str, str] | None = None,
 ) -> int | None:
     """The exit code of a process that works in `folder` and writes to the file `out`, negative for a signal; None where
     it was stopped after `seconds`. It is a process group of its own, which ends with it, and with this process."""

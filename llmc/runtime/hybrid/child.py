@@ -6,13 +6,12 @@ import json
 import logging
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-from contextlib import suppress
-from pathlib import Path
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
+from llmc.artifacts.temporaries import temporary_folder
 from llmc.errors import DeviceError
 from llmc.runtime.hybrid.addresses import Address
 from llmc.runtime.hybrid.remote import RemotePrefiller
@@ -35,15 +34,15 @@ class ChildPrefiller(RemotePrefiller):
     """
 
     def __init__(self, bundle: str, facts: Facts, key: str | None = None) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="llmc-prefill-")
-        path = str(Path(self._folder.name, "socket"))
+        self._opened = ExitStack()
+        path = str(self._opened.enter_context(temporary_folder("prefill")) / "socket")
         self._command = [sys.executable, "-m", "llmc.cli.main", "prefill", bundle, "--listen", f"unix:{path}"]
         self._command += ["--json", "--end-with-input"]
         self._ending = threading.Event()
         try:
             self._process = self._start(bundle)
         except BaseException:
-            self._folder.cleanup()
+            self._opened.close()
             raise
         try:
             super().__init__(Address(path=path), facts, key)
@@ -98,7 +97,7 @@ class ChildPrefiller(RemotePrefiller):
         except subprocess.TimeoutExpired:
             self._process.kill()
         _release(self._process)
-        self._folder.cleanup()
+        self._opened.close()
 
 
 def _release(process: subprocess.Popen[str]) -> None:

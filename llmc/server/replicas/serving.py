@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import socket
-import tempfile
 from dataclasses import replace
 from mmap import mmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llmc.artifacts.temporaries import temporary_folder
 from llmc.cpus import allowed_cpus, shares, usable_cpus
 from llmc.errors import InputError
 from llmc.runtime.startup.opening import EngineOptions
@@ -41,10 +41,10 @@ def serve_replicas(
     threads = _check(count, config, options)
     listener = listen_at(config, uds)
     started = mmap(-1, count)
-    with tempfile.TemporaryDirectory(prefix="llmc-replicas-") as folder:
+    with temporary_folder("replicas") as folder:
 
         def run(number: int, theirs: socket.socket) -> int:
-            handed = Handed(theirs, listener.url, number=number, folder=Path(folder), started=started)
+            handed = Handed(theirs, listener.url, number=number, folder=folder, started=started)
             cpus = shares(count)[number]
             if hasattr(os, "sched_setaffinity"):
                 os.sched_setaffinity(0, cpus)

@@ -99,10 +99,10 @@ def test_dev_full_in_the_place_of_every_new_file(
         patch.setattr(
             atomic_write.os,
             "open",
-            lambda path, flags, mode=0o777: (
+            lambda path, flags, mode=0o777, **more: (
                 real("/dev/full", os.O_WRONLY)
                 if str(path).startswith(below) and flags & os.O_EXCL
-                else real(path, flags, mode)
+                else real(path, flags, mode, **more)
             ),
         )
         with pytest.raises(CapacityError, match="No space left on device"):

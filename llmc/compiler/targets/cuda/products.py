@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from llmc.artifacts.temporaries import temporary_folder
 from llmc.runtime.executors.envelope import Envelope, write_envelope
 from llmc.runtime.executors.xla.envelope import FORM
 from llmc.settings import variables
@@ -74,11 +75,11 @@ def choosing(results: bytes | None, *, model: bool) -> Iterator[tuple[Mapping[st
     writes to stderr comes through, but for its notes.
     """
     looked = Looked()
-    with tempfile.TemporaryDirectory() as folder:
+    with temporary_folder("products") as folder:
         if results is not None:
             (Path(folder) / RESULTS_NAME).write_bytes(results)
         flags = " ".join(filter(None, (variables((FLAGS,)).get(FLAGS), COST_MODEL if model else "")))
-        with _environment({**_TOLD, _FOLDER: folder, FLAGS: flags}), _counting(looked):
+        with _environment({**_TOLD, _FOLDER: str(folder), FLAGS: flags}), _counting(looked):
             yield (LOAD_RESULTS if results is not None else {}), looked
 
 

@@ -9,11 +9,11 @@ descriptions of the flags in jax-cuda13-pjrt 0.10.2).
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llmc.artifacts.temporaries import temporary_folder
 from llmc.compiler.targets.cuda.autotuning import made_for, parse, serialise
 from llmc.compiler.targets.tuning import Results, Tuner
 from llmc.errors import CompileError, DeviceError, LlmcError
@@ -37,12 +37,12 @@ class CudaTuner(Tuner):
 
     def lacks(self) -> str:
         """A card, or the plug-in."""
-        from llmc.compiler.targets.cuda.toolkit import INSTALL, PLUGIN, versions
+        from llmc.compiler.targets.cuda.toolkit import EXTRA, PLUGIN, versions
 
         try:
             versions()
         except DeviceError:
-            return f"XLA's plug-in; {how_to_install(PLUGIN, INSTALL)}"
+            return f"XLA's plug-in; {how_to_install(PLUGIN, EXTRA)}"
         return "" if gpus() else "an NVIDIA GPU; run llmc tune where the card is, and bring the file (-o) here"
 
     def tune(self, bundle: Bundle, executable: Executable, known: Results | None) -> Results | None:
@@ -63,7 +63,7 @@ class CudaTuner(Tuner):
         self, blob: memoryview, header: StepHeader, devices: Sequence[Any], source: str, known: Results | None
     ) -> bytes:
         """What XLA wrote of its results, compiling a portable program. Raises CompileError."""
-        with tempfile.TemporaryDirectory(prefix="llmc-tune-") as folder:
+        with temporary_folder("tune") as folder:
             dump = Path(folder, "found.pb")
             options: dict[str, str | int | bool] = {
                 "xla_gpu_autotune_level": LEVEL,

@@ -13,12 +13,12 @@ import os
 import shutil
 import signal
 import sys
-import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from llmc.artifacts.temporaries import temporary_folder
 from llmc.compiler.targets.finishing import EachExecutable
 from llmc.compiler.targets.inductor.compiling import ENVIRONMENT, GIVEN, JOB, LEFT
 from llmc.compiler.targets.inductor.options import MODE, SECONDS, configs
@@ -116,11 +116,11 @@ class PackageFinisher(EachExecutable):
         logs = bundle.settings.user_cache_dir / "logs" / "inductor"
         logs.mkdir(parents=True, exist_ok=True)
         log = logs / f"{name.replace(' ', '-')}.{os.getpid()}.log"
-        with tempfile.TemporaryDirectory(prefix="llmc-inductor-") as folder, log.open("wb") as out:
+        with temporary_folder("inductor") as folder, log.open("wb") as out:
             Path(folder, GIVEN).write_bytes(program)
             Path(folder, JOB).write_text(json.dumps(job))
             environment = {**os.environ, **ENVIRONMENT, "TORCHINDUCTOR_CACHE_DIR": f"{folder}/cache"}
-            command = [sys.executable, "-m", COMPILING, folder]
+            command = [sys.executable, "-m", COMPILING, str(folder)]
             code = run_tool(command, folder, out.fileno(), seconds, environment)
             package = Path(folder, LEFT).read_bytes() if code == 0 else b""
         if code == 0:

@@ -12,12 +12,12 @@ compilable (rows of 16,384), and was not tried on hardware.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from llmc.artifacts.temporaries import temporary_folder
 from llmc.compiler.targets.xla.build import Job, Machine, first_lines, jitted
 from llmc.compiler.targets.xla.hlo_ids import changed, renumbered
 from llmc.compiler.targets.xla.step import Array, Core, Given, Outcome, Read
@@ -167,7 +167,7 @@ def _partitioned(code: bytes, devices: Sequence[Any]) -> bytes:
     import numpy as np
     from jaxlib import _jax
 
-    with tempfile.TemporaryDirectory(prefix="llmc-hlo-") as name:
+    with temporary_folder("hlo") as name:
         options = _jax.CompileOptions()
         build = options.executable_build_options
         options.num_partitions = build.num_partitions = len(devices)

@@ -16,7 +16,6 @@ import re
 import shutil
 import signal
 import subprocess
-import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from functools import cache
 from pathlib import Path
 
 from llmc.artifacts.log import logger
+from llmc.artifacts.temporaries import temporary_folder
 from llmc.compiler.targets.neuron.chips import Chip
 from llmc.compiler.targets.tool_process import run_tool
 from llmc.errors import CompileError, DeviceError
@@ -76,7 +76,7 @@ class Compiler:
 
     def _run(self, module: bytes, name: str, arguments: Sequence[str], seconds: float, log: Path) -> bytes:
         log.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix="llmc-neuron-") as folder, log.open("wb") as out:
+        with temporary_folder("neuron") as folder, log.open("wb") as out:
             given, output = Path(folder, "model.hlo_module.pb"), Path(folder, "model.neff")
             given.write_bytes(module)
             command = [

@@ -16,7 +16,6 @@ copies whose bytes differ from what it made; there graphs add the offsets, as th
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper
 
+from llmc.artifacts.temporaries import temporary_folder
 from llmc.compiler.targets.onnxruntime.onnx_model import load_model, place
 from llmc.compiler.weights.recipes import ALIGNMENT
 from llmc.errors import CompileError
@@ -92,7 +92,7 @@ def folds_offsets() -> bool:
         "codes": {"offset": 0, "length": codes.nbytes}, "scales": {"offset": ALIGNMENT, "length": scales.nbytes},
         "offsets": {"offset": ALIGNMENT, "length": scales.nbytes},
     }  # fmt: skip
-    with tempfile.TemporaryDirectory() as folder:
+    with temporary_folder("packing") as folder:
         weights = Path(folder) / "plain"
         weights.write_bytes(codes.tobytes().ljust(ALIGNMENT, b"\0") + scales.tobytes())
         try:

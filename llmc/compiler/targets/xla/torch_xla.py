@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +24,7 @@ from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import func, stablehlo
 from jax.interpreters import mlir
 
+from llmc.artifacts.temporaries import temporary_folder
 from llmc.compiler.targets.xla import torch_xla_worker as worker
 from llmc.compiler.targets.xla.evaluate import narrowed
 from llmc.compiler.targets.xla.step import Array, Given, Outcome, Read, in_turn, stacked
@@ -83,7 +83,7 @@ def export(archive: bytes, python: Path) -> StableHlo:
 
     Raises DeviceError where torch-xla cannot be imported, CompileError with the worker's last line for other failures.
     """
-    with tempfile.TemporaryDirectory(prefix="llmc-torch-xla-") as name:
+    with temporary_folder("torch-xla") as name:
         folder = Path(name)
         program = folder / "program.pt2"
         program.write_bytes(archive)

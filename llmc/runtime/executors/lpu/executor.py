@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from llmc.artifacts.temporaries import temporary_folder
 from llmc.errors import ArtifactError, DeviceError
 from llmc.runtime.executors.base import EXECUTABLES, Content
 from llmc.runtime.executors.compatibility import require_version
@@ -47,7 +46,7 @@ class LpuExecutor(GeneratingExecutor):
         self._artifact = artifact
         self._hyperdex: HyperDex | None = None
         with ExitStack() as stack:
-            folder = Path(stack.enter_context(TemporaryDirectory(prefix="llmc-lpu-"))) / MODEL
+            folder = stack.enter_context(temporary_folder("lpu")) / MODEL
             folder.mkdir(parents=True)
             artifact.lay_out(bundle, folder)
             self._folder = folder

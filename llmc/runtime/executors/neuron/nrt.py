@@ -9,7 +9,6 @@ is told from the instance type, as the kernel has it: "trn2.48xlarge".
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llmc.artifacts.temporaries import temporary_folder
 from llmc.errors import ArtifactError, DeviceError
 from llmc.runtime.executors.neuron.files import NeuronFile, share, share_bytes
 from llmc.runtime.executors.xla.envelope import AXIS, Tensor
@@ -174,7 +174,7 @@ def _load(file: NeuronFile, rank: int, source: str) -> Any:
 
     neff = file.neffs[rank if len(file.neffs) > 1 else 0]
     ranks = file.header.devices
-    with tempfile.TemporaryDirectory(prefix="llmc-neff-") as folder:
+    with temporary_folder("neff") as folder:
         path = Path(folder, "model.neff")
         path.write_bytes(neff)
         try:

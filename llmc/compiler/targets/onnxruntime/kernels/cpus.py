@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import tempfile
 from collections.abc import Collection, Iterator
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 
 from llmc.artifacts.bundle.kernel_sets import KERNEL_SETS, KernelSet, best_set
+from llmc.artifacts.temporaries import temporary_folder
 from llmc.compiler.targets.onnxruntime.kernels.build import zig
 from llmc.errors import InputError
 
@@ -52,7 +52,7 @@ def features_of(name: str) -> frozenset[str]:
     near: set[str] = set()
     for machine, called in _spellings(name.lower()):
         cpu = re.sub(r"^zen(?=\d)", "znver", called).replace("-", "_")
-        with tempfile.TemporaryDirectory() as folder:
+        with temporary_folder("cpus") as folder:
             told = zig(("build-obj", "--show-builtin", "-target", f"{machine}-linux", f"-mcpu={cpu}"), Path(folder))
         if told.returncode == 0:
             features = set(_FEATURE.findall(told.stdout))

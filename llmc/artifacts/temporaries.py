@@ -1,0 +1,91 @@
+"""Temporary folders, and the removal of those that killed processes left.
+
+    folder = <the system's temporary folder> "/llmc-" what "-" random ".tmp"
+
+A folder is locked (flock.py) as long as its process, or a child that was forked of it, lives. The next process that
+makes one, and `llmc cache gc`, remove those that nobody holds. What belongs to another user stays, and so does
+everything on a file system where locks mean nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from llmc.artifacts.flock import flock, probe
+
+PREFIX, SUFFIX = "llmc-", ".tmp"
+
+
+class Swept(NamedTuple):
+    """What was removed: folders, and the bytes of their files."""
+
+    folders: int = 0
+    freed: int = 0
+
+
+@contextmanager
+def temporary_folder(what: str) -> Iterator[Path]:
+    """A new folder that only this user may enter, removed with its content at the end. Raises OSError."""
+    sweep()
+    folder, fd = _locked_folder(what)
+    try:
+        yield folder
+    finally:
+        import shutil
+
+        shutil.rmtree(folder, ignore_errors=True)
+        if fd is not None:
+            os.close(fd)
+
+
+def sweep(*, dry_run: bool = False) -> Swept:
+    """Remove the folders of processes that have ended, or only count them. Never raises OSError."""
+    import shutil
+
+    folders = freed = 0
+    for path in _left():
+        with suppress(OSError, ModuleNotFoundError), probe(path) as is_free:
+            if is_free:
+                size = sum(file.lstat().st_size for file in path.rglob("*"))
+                if not dry_run:
+                    shutil.rmtree(path)
+                folders, freed = folders + 1, freed + size
+    return Swept(folders, freed)
+
+
+def _left() -> list[Path]:
+    """This user's folders of that name; links and files of that name are passed over."""
+    import tempfile
+
+    found = []
+    user = os.geteuid() if hasattr(os, "geteuid") else 0
+    with suppress(OSError), os.scandir(tempfile.gettempdir()) as items:
+        for item in items:
+            if item.name.startswith(PREFIX) and item.name.endswith(SUFFIX):
+                with suppress(OSError):
+                    seen = item.stat(follow_symlinks=False)
+                    if stat.S_ISDIR(seen.st_mode) and seen.st_uid == user:
+                        found.append(Path(item.path))
+    return found
+
+
+def _locked_folder(what: str) -> tuple[Path, int | None]:
+    """A folder, and the descriptor that holds its lock; None where a system has no locks."""
+    import tempfile
+
+    while True:
+        folder = Path(tempfile.mkdtemp(SUFFIX, f"{PREFIX}{what}-"))
+        try:
+            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:  # a sweep came first
+            continue
+        except AttributeError:  # Windows
+            return folder, None
+        if flock(fd) is not False and folder.exists():
+            return folder, fd
+        os.close(fd)
