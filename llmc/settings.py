@@ -11,6 +11,8 @@ Variables
     LLMC_SIGNING_KEY        file of the Ed25519 private key that signs what is pushed
     LLMC_SIGNING_PASSPHRASE that key's passphrase, where it has one
     LLMC_TRUSTED_KEYS       folder of the public keys that are trusted; default: in the user's configuration folder
+    LLMC_TRUSTED_FOLDERS    folders, separated as in PATH, from which native code is loaded although others may write
+                            there, as in a volume of a container that has one user
     LLMC_ALLOW_UNSIGNED     true | 1: native code of a remote is taken without a signature
     LLMC_REQUIRE_SIGNATURES true | 1: every bundle, and everything that comes from a remote, has to be signed
     NEURON_COMPILED_ARTIFACTS    folder of a compiled bundle: loaded when it is there; else compiled and put there
@@ -240,6 +242,7 @@ class Settings:
     signing_key: str | None = None
     signing_passphrase: str | None = field(default=None, repr=False)
     trusted_keys_override: str | None = None
+    trusted_folders: tuple[str, ...] = ()
     allow_unsigned: bool = False
     require_signatures: bool = False
     open_portable: bool = False
@@ -303,13 +306,14 @@ class Settings:
             xla_flags=environ.get("XLA_FLAGS", ""),
             libtpu_arguments=environ.get("LIBTPU_INIT_ARGS", ""),
             torch_xla_python=environ.get("LLMC_TORCH_XLA_PYTHON") or None,
-            shared_caches=tuple(filter(None, environ.get("LLMC_SHARED_CACHE", "").split(os.pathsep))),
+            shared_caches=_folders(environ, "LLMC_SHARED_CACHE"),
             remote_cache=environ.get("LLMC_REMOTE_CACHE") or None,
             ray_address=environ.get("RAY_ADDRESS") or None,
             cache_max_size=environ.get("LLMC_CACHE_MAX_SIZE") or None,
             signing_key=environ.get("LLMC_SIGNING_KEY") or None,
             signing_passphrase=environ.get("LLMC_SIGNING_PASSPHRASE") or None,
             trusted_keys_override=environ.get("LLMC_TRUSTED_KEYS") or None,
+            trusted_folders=_folders(environ, "LLMC_TRUSTED_FOLDERS"),
             allow_unsigned=switch(environ, "LLMC_ALLOW_UNSIGNED"),
             require_signatures=switch(environ, "LLMC_REQUIRE_SIGNATURES"),
             open_portable=switch(environ, "LLMC_OPEN_PORTABLE"),
@@ -404,6 +408,10 @@ class Settings:
         from llmc.cpus import usable_cpus
 
         return usable_cpus()
+
+
+def _folders(environ: Mapping[str, str], variable: str) -> tuple[str, ...]:
+    return tuple(filter(None, environ.get(variable, "").split(os.pathsep)))
 
 
 def _neuron_framework(environ: Mapping[str, str]) -> str | None:

@@ -1,38 +1,199 @@
-"""Who may write to a place. Files that others may write are not trusted, and a warning says so."""
+"""Who may write to a place: native code that another user could have put there is not loaded."""
 
 from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
+
+VARIABLE = "LLMC_TRUSTED_FOLDERS"
+MAX_LINKS = 40
 
 
-def anybody_writes(folder: str | Path) -> bool:
-    """Whether every user of the machine may put files into a folder and replace those of others. Raises OSError."""
-    mode = os.stat(folder).st_mode  # noqa: PTH116
-    if not mode & stat.S_IWOTH or mode & stat.S_ISVTX:
-        return False
-    return not hasattr(os, "statvfs") or not os.statvfs(folder).f_flag & os.ST_RDONLY
+class Exposed(NamedTuple):
+    """A folder, link or file that others than this user and root may change: which, and why, in words."""
+
+    path: str
+    why: str
+    is_foreign: bool
+
+    def __str__(self) -> str:
+        return f"{self.path} {self.why}"
+
+    @property
+    def fix(self) -> str:
+        """What to do about it, in words."""
+        return (
+            f"make it the user's that runs llmc (chown {self.path})" if self.is_foreign else f"chmod go-w {self.path}"
+        )
+
+    @property
+    def remedy(self) -> str:
+        """The same, or to trust the place."""
+        return f"{self.fix}, or name the folder in {VARIABLE} if you trust all who may write there"
+
+
+def exposed(
+    folder: str | Path,
+    files: Iterable[str | Path] = (),
+    *,
+    users: Collection[int] = (),
+    trusted: Iterable[str | Path] = (),
+) -> Exposed | None:
+    """What others may change of `folder`, of `files` in it, or of the folders and links on the way; None: nothing.
+
+    `users` are further users whose files are trusted, `trusted` are folders in which nothing is judged. What is not
+    there is passed over. The rules are those of OpenSSH for the files that say who may log in (safe_path in its
+    misc.c): each has to belong to this user or root, and nobody else may write to it. Beyond those rules,
+        a folder on the way may be writable by all if its sticky bit is set, since then entries stay their owners';
+        a folder that holds a link counts as one on the way, not only the folder that the link leads to;
+        a group of one user alone may write, and so may the group root;
+        what lies on a read-only mount is not judged.
+    """
+    if not hasattr(os, "geteuid"):
+        return None
+    real = os.path.realpath(folder)
+    if any(_is_in(real, os.path.realpath(place)) for place in trusted):
+        return None
+    judge = _Judge({0, os.geteuid(), *users})
+    for path, in_sticky in _way(os.path.join(os.getcwd(), folder)):  # noqa: PTH109, PTH118
+        if (found := judge.on_the_way(path, in_sticky)) is not None:
+            return found
+    inner = {real} | {parent for file in files for parent in _between(real, os.fspath(file))}
+    return next(filter(None, map(judge.inside, (*sorted(inner), *map(str, files)))), None)
+
+
+def owners(folders: Iterable[str | Path]) -> set[int]:
+    """The users that folders belong to; those that are not there are passed over."""
+    found = set()
+    for folder in folders:
+        with suppress(OSError):
+            found.add(os.stat(folder).st_uid)  # noqa: PTH116
+    return found
+
+
+class _Judge:
+    def __init__(self, users: Collection[int]) -> None:
+        self._users = users
+
+    def on_the_way(self, path: str, in_sticky: bool) -> Exposed | None:
+        """A folder or link that leads to what is judged. `in_sticky`: it lies in a folder that others may write."""
+        seen = os.lstat(path)
+        if stat.S_ISLNK(seen.st_mode):
+            return self._owned(path, seen) if in_sticky else None
+        return self._owned(path, seen) or (None if seen.st_mode & stat.S_ISVTX else self._closed(path, seen))
+
+    def inside(self, path: str) -> Exposed | None:
+        """A folder or file that is used itself."""
+        try:
+            seen = os.stat(path)  # noqa: PTH116
+        except OSError:
+            return None
+        return self._owned(path, seen) or self._closed(path, seen)
+
+    def _owned(self, path: str, seen: os.stat_result) -> Exposed | None:
+        if seen.st_uid in self._users or _is_read_only(path):
+            return None
+        return Exposed(path, f"belongs to {_user_name(seen.st_uid)}", True)
+
+    def _closed(self, path: str, seen: os.stat_result) -> Exposed | None:
+        if not _has_other_writers(seen) or _is_read_only(path):
+            return None
+        who = "every user" if seen.st_mode & stat.S_IWOTH else f"group {_group_name(seen.st_gid)}"
+        return Exposed(path, f"can be written by {who} (mode {stat.S_IMODE(seen.st_mode):o})", False)
 
 
 def is_own(status: os.stat_result) -> bool:
     """Whether only this user may write a file or folder; true on systems without users."""
-    if not hasattr(os, "geteuid"):
+    return not hasattr(os, "geteuid") or (status.st_uid == os.geteuid() and not _has_other_writers(status))
+
+
+def _has_other_writers(status: os.stat_result) -> bool:
+    if status.st_mode & stat.S_IWOTH:
         return True
-    if status.st_uid != os.geteuid() or status.st_mode & stat.S_IWOTH:
-        return False
-    return not status.st_mode & stat.S_IWGRP or _is_private_group(status.st_gid, status.st_uid)
+    users = (status.st_uid, os.geteuid())
+    return bool(status.st_mode & stat.S_IWGRP) and not any(_is_private_group(status.st_gid, user) for user in users)
+
+
+def _way(path: str) -> Iterator[tuple[str, bool]]:
+    """Every folder and link that leads to `path`, from the root, and whether each lies in a sticky folder.
+
+    Ends with what `path` leads to, or where something is missing or there are more than MAX_LINKS links.
+    """
+    todo, at, links = path.split("/")[:0:-1], "/", 0
+    yield at, False
+    while todo:
+        name = todo.pop()
+        if name in ("", "."):
+            continue
+        if name == "..":
+            at = os.path.dirname(at)  # noqa: PTH120
+            continue
+        try:
+            sticky = bool(os.stat(at).st_mode & stat.S_ISVTX)  # noqa: PTH116
+            inner = os.path.join(at, name)  # noqa: PTH118
+            target = os.readlink(inner) if stat.S_ISLNK(os.lstat(inner).st_mode) else None  # noqa: PTH115
+        except OSError:
+            return
+        yield inner, sticky
+        if target is None:
+            at = inner
+            continue
+        links += 1
+        if links > MAX_LINKS:
+            return
+        todo += target.split("/")[::-1]
+        at = "/" if target.startswith("/") else at
+
+
+def _between(folder: str, file: str) -> Iterator[str]:
+    """The folders between `folder` and a file in it."""
+    at = os.path.dirname(os.path.realpath(file))  # noqa: PTH120
+    while _is_in(at, folder) and at != folder:
+        yield at
+        at = os.path.dirname(at)  # noqa: PTH120
+
+
+def _is_in(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip(os.sep) + os.sep)
+
+
+def _is_read_only(path: str) -> bool:
+    with suppress(OSError):
+        return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
+    return False
+
+
+def _user_name(uid: int) -> str:
+    with suppress(ImportError, KeyError):
+        import pwd
+
+        return f"user {pwd.getpwuid(uid).pw_name}"
+    return f"user {uid}"
+
+
+def _group_name(gid: int) -> str:
+    with suppress(ImportError, KeyError):
+        import grp
+
+        return grp.getgrgid(gid).gr_name
+    return str(gid)
 
 
 @cache
 def _is_private_group(gid: int, uid: int) -> bool:
-    """Whether a group has one user alone, by name, as systems make one for each user."""
+    """Whether a group is root's, or has one user alone, by name, as systems make one for each user."""
     with suppress(ImportError, KeyError):
         import grp
         import pwd
 
-        user, group = pwd.getpwuid(uid), grp.getgrgid(gid)
+        group = grp.getgrgid(gid)
+        if gid == 0:
+            return set(group.gr_mem) <= {"root"}
+        user = pwd.getpwuid(uid)
         return user.pw_gid == gid and user.pw_name == group.gr_name and set(group.gr_mem) <= {user.pw_name}
     return False

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from llmc.artifacts.bundle.hybrid import Halves
+from llmc.artifacts.bundle.native import code_of_bundle
 from llmc.artifacts.bundle.reader import BundleFiles
+from llmc.artifacts.log import logger
 from llmc.buckets.plan import Plan
 from llmc.errors import ArtifactError, InputError
 from llmc.paths import is_dir
@@ -71,9 +73,11 @@ class Bundle:
         halves = Halves.read(Path(path))
         if halves is not None:
             path = halves.decode
-        files = BundleFiles.open(path)
+        files = BundleFiles.open(path, settings)
         if settings.require_signatures:
             require_signature(files, settings)
+        if code_of_bundle(files.manifest) is None:
+            _warn_of_writers(files)
         prefill = None if halves is None else halves.prefill
         return cls(files.portable_half() if settings.open_portable else files, settings, prefill)
 
@@ -290,9 +294,14 @@ class Bundle:
         return self.files.read("chat_template.jinja").decode()
 
 
+def _warn_of_writers(files: BundleFiles) -> None:
+    """Say that others may change a bundle. For one with native code, `BundleFiles.require_native` raises."""
+    if (found := files.exposed) is not None:
+        logger().warning("%s: others may change this bundle: %s; %s", files.folder, found, found.remedy)
+
+
 def require_signature(files: BundleFiles, settings: Settings) -> None:
     """Raise UntrustedError unless a trusted key signed the bundle's manifest, and so every blob by its digest."""
-    from llmc.artifacts.bundle.native import code_of_bundle
     from llmc.artifacts.signing.keyring import Keyring
 
     manifest = files.manifest

@@ -1,4 +1,4 @@
-"""Native code from elsewhere that nobody trusted signed, in every disguise and by every way in: it never runs.
+"""Native code from elsewhere that nobody trusted signed, and from places that others can write: it never runs.
 
 The code is a library that writes a file when it is loaded. Where unsigned code is allowed it does, so that the refusals
 here are of something that would run.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -20,7 +21,7 @@ from llmc.artifacts.archives.writer import bundle_contents, entry_contents, writ
 from llmc.artifacts.bundle.kernel_sets import best_set
 from llmc.artifacts.bundle.manifest import Manifest
 from llmc.artifacts.bundle.reader import BundleFiles
-from llmc.artifacts.bundle.stored import publish_bundle
+from llmc.artifacts.bundle.stored import checkout, publish_bundle
 from llmc.artifacts.oci import push_image
 from llmc.artifacts.remotes.folder import FolderRemote
 from llmc.artifacts.remotes.push import push
@@ -258,3 +259,79 @@ def test_import_takes_it_where_the_command_says_so(
     done = llmc("cache", "import", tmp_path / "far.tar", "--allow-unsigned", "--json").json
     assert [entry["kind"] for entry in done["entries"]] == ["bundle"]
     assert json.dumps(done)
+
+
+# Places that others can write
+
+
+@pytest.fixture
+def swapped(tmp_path: Path, sound: BundleFiles, library: bytes) -> Path:
+    """A bundle folder where another user put a library, and the manifest that has its digest."""
+    theirs = Store(tmp_path / "theirs")
+    folder = checkout(theirs, beside_a_portable_executable(theirs, sound, library), tmp_path / "models" / "bundle")
+    shutil.rmtree(theirs.root)
+    return folder
+
+
+@pytest.mark.parametrize("which", ["models", "models/bundle", "models/bundle/blobs", "models/bundle/manifest.json"])
+def test_a_library_in_a_place_that_all_can_write_is_not_loaded(
+    llmc: Llmc, marker: Path, tmp_path: Path, swapped: Path, which: str
+) -> None:
+    place = tmp_path / which
+    place.chmod(0o777)
+    message = f"is native code that others may change, so it is not loaded: {place} can be written by every user"
+    for command in (("generate", swapped, *PROMPT), ("serve", swapped, "--port", 0), ("warmup", swapped)):
+        done = llmc(*command)
+        assert (done.code, message in done.err) == (5, True), done
+    assert not marker.exists()
+    assert llmc("cache", "show", swapped).code == 0, "nothing of it is loaded"
+
+
+def test_it_would_be_loaded_where_only_this_user_can_write_or_all_are_trusted(
+    llmc: Llmc, marker: Path, tmp_path: Path, swapped: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert llmc("generate", swapped, *PROMPT).code == 0
+    assert marker.exists()
+    marker.unlink()
+    swapped.parent.chmod(0o777)
+    monkeypatch.setenv("LLMC_TRUSTED_FOLDERS", os.pathsep.join(["/nowhere", str(swapped.parent)]))
+    assert llmc("generate", swapped, *PROMPT).code == 0
+    assert marker.exists()
+
+
+@pytest.mark.full
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give files away")
+@pytest.mark.parametrize("which", ["models", "models/bundle/manifest.json"])
+def test_a_library_in_a_place_of_another_user_is_not_loaded(
+    llmc: Llmc, marker: Path, tmp_path: Path, swapped: Path, which: str
+) -> None:
+    swapped.parent.chmod(0o1777)
+    os.chown(tmp_path / which, 54321, 54321)
+    assert f"{tmp_path / which} belongs to user 54321; make it the user's" in llmc("generate", swapped, *PROMPT).failed(
+        5
+    )
+    assert not marker.exists()
+
+
+def test_data_in_a_place_that_all_can_write_is_used_with_a_warning(
+    llmc: Llmc, tmp_path: Path, sound: BundleFiles, caplog: pytest.LogCaptureFixture
+) -> None:
+    theirs = Store(tmp_path / "theirs")
+    folder = checkout(theirs, publish(theirs, sound, {}), tmp_path / "bundle")
+    folder.chmod(0o777)
+    assert llmc("generate", folder, *PROMPT).code == 0
+    (message,) = caplog.messages
+    assert message.startswith(f"{folder}: others may change this bundle: {folder} can be written by every user")
+
+
+def test_a_compile_takes_no_native_code_from_a_store_that_all_can_write(
+    llmc: Llmc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny.write_model(tmp_path / "model", "qwen2")
+    (tmp_path / "cache" / "v1").mkdir(parents=True)
+    (tmp_path / "cache" / "v1").chmod(0o777)
+    command = ("compile", model, "--device", "onnxruntime", "--max-model-len", 48, "--verify", "none", "-o", "bundle")
+    assert "no native code is used from this store, since others may change it" in llmc(*command).failed(5)
+    assert not (tmp_path / "bundle").exists()
+    monkeypatch.setenv("LLMC_TRUSTED_FOLDERS", str(tmp_path))
+    assert llmc(*command).code == 0

@@ -15,19 +15,22 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from llmc.artifacts.bundle.manifest import Manifest, read_manifest
-from llmc.artifacts.bundle.manifest_schema import PORTABLE_NAME, SIGNATURE_NAME
+from llmc.artifacts.bundle.manifest_schema import FILE_NAME, PORTABLE_NAME, SIGNATURE_NAME
 from llmc.artifacts.bundle.native import code_of_bundle
 from llmc.artifacts.digest import digest_bytes, digest_file, is_digest, open_regular, parse
+from llmc.artifacts.ownership import Exposed, exposed, owners
 from llmc.artifacts.verified_files import VerifiedFiles, signature
 from llmc.errors import ArtifactError
 from llmc.paths import exists, is_dir
 
 if TYPE_CHECKING:
     from llmc.artifacts.store.leases import Lease
+    from llmc.settings import Settings
 
 BLOBS = Path("blobs", "sha256")
 SAVE_STAMPS_FROM = 8 << 20
@@ -58,15 +61,19 @@ class BundleFiles:
     ends the lease that keeps a bundle inside a store from being collected.
     """
 
-    def __init__(self, folder: Path, manifest: Manifest, stamps: VerifiedFiles, lease: Lease | None = None) -> None:
+    def __init__(
+        self, folder: Path, manifest: Manifest, stamps: VerifiedFiles, lease: Lease | None = None,
+        settings: Settings | None = None,
+    ) -> None:  # fmt: skip
         self.folder = folder
         self.manifest = manifest
         self._stamps = stamps
         self._lease = lease
+        self._settings = settings
 
     @classmethod
-    def open(cls, path: str | Path) -> BundleFiles:
-        """Open a bundle folder, reading its manifest only.
+    def open(cls, path: str | Path, settings: Settings | None = None) -> BundleFiles:
+        """Open a bundle folder, reading its manifest only. `settings` name trusted places; default: none are.
 
         Raises ArtifactError when this is not a sound bundle of a known schema. A bundle whose replacement was cut
         off between two renames is put back first (see bundle/writer.py).
@@ -80,7 +87,7 @@ class BundleFiles:
         manifest = read_manifest(folder)
         if not is_dir(folder):
             raise ArtifactError(f"{folder}: not a bundle folder; name the folder that holds the manifest")
-        return cls(folder, manifest, VerifiedFiles(folder, inside=False), lease)
+        return cls(folder, manifest, VerifiedFiles(folder, inside=False), lease, settings)
 
     def __enter__(self) -> BundleFiles:
         return self
@@ -154,11 +161,33 @@ class BundleFiles:
             self._fail(digest, f"was altered: its content has digest {found}")
         return data
 
-    def require_native(self, what: str) -> None:
-        """Raise ArtifactError unless the bundle counts as native (see native.py).
+    @cached_property
+    def exposed(self) -> Exposed | None:
+        """What others than this user and root may change of the bundle; None: nothing. See ownership.py.
 
-        Called before `what` is loaded as code: a bundle from elsewhere that counted as data needed no signature.
+        Blobs may be links to a shared store's, so the owners of shared stores are trusted too.
         """
+        from llmc.settings import Settings
+
+        settings = self._settings or Settings()
+        files = [self.folder / FILE_NAME, *(blob_path(self.folder, digest) for digest in self.manifest.blobs)]
+        users = owners(settings.shared_caches)
+        return exposed(self.folder, files, users=users, trusted=settings.trusted_folders)
+
+    def require_native(self, what: str) -> None:
+        """Raise ArtifactError unless `what` may be loaded as code. Called before it is.
+
+        The bundle has to count as native (see native.py), because one from elsewhere that counted as data needed no
+        signature, and nobody else may be able to change it.
+        """
+        self._require_judged_native(what)
+        if (found := self.exposed) is not None:
+            raise ArtifactError(
+                f"{self.folder}: {what} is native code that others may change, so it is not loaded: {found}; "
+                f"{found.remedy}"
+            )
+
+    def _require_judged_native(self, what: str) -> None:
         if code_of_bundle(self.manifest) is None:
             raise ArtifactError(
                 f"{self.folder}: {what} is native code in a bundle that counts as portable, so no signature was asked "
@@ -167,11 +196,11 @@ class BundleFiles:
 
     def within(self, name: str) -> BundleFiles:
         """The bundle whose manifest is the file `name` of this one, over the same blobs. Raises ArtifactError."""
-        self.require_native(name)
+        self._require_judged_native(name)
         manifest = Manifest.from_bytes(self.read(name), f"{self.folder}: {name}")
         if missing := [digest for digest in manifest.blobs if digest not in self.manifest.blobs]:
             raise ArtifactError(f"{self.folder}: {name} names blob {missing[0]}, which the bundle does not have")
-        return BundleFiles(self.folder, manifest, self._stamps)
+        return BundleFiles(self.folder, manifest, self._stamps, settings=self._settings)
 
     def portable_half(self) -> BundleFiles:
         """The portable bundle that a finished one was made of; the bundle itself if it was not finished.
@@ -183,7 +212,7 @@ class BundleFiles:
         half = self.within(PORTABLE_NAME).manifest
         if (code := code_of_bundle(half)) is not None:
             raise ArtifactError(f"{self.folder}: {PORTABLE_NAME} is no portable half: it has {code}; compile it again")
-        return BundleFiles(self.folder, half, self._stamps, self._lease)
+        return BundleFiles(self.folder, half, self._stamps, self._lease, self._settings)
 
     def verify(self, progress: Callable[[str, int], None] | None = None) -> list[str]:
         """Read every blob, whatever the stamps say; the errors found, none for a sound bundle."""

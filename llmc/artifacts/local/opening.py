@@ -3,22 +3,51 @@
 from __future__ import annotations
 
 import threading
-from contextlib import suppress
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from llmc.artifacts.bundle.native import code_of_entry
+from llmc.artifacts.bundle.stored import KIND
 from llmc.artifacts.log import logger
-from llmc.artifacts.ownership import anybody_writes
+from llmc.artifacts.ownership import Exposed, exposed, owners
 from llmc.artifacts.store.layout import Layout
 from llmc.artifacts.store.store import Store
+from llmc.errors import ArtifactError
 
 if TYPE_CHECKING:
     from llmc.artifacts.key import Key
+    from llmc.artifacts.store.contracts import Upstream
     from llmc.artifacts.store.entries import Entry
-    from llmc.artifacts.store.store import Upstream
     from llmc.artifacts.store.workspace import Area
     from llmc.settings import Settings
+
+
+class OwnPlaces(NamedTuple):
+    """Refuses native code of stores that others than this user, root and a shared store's owner may change.
+
+    Stores in one of the folders `trusted` are not judged (see ownership.py).
+    """
+
+    trusted: tuple[str, ...]
+
+    def require(self, key: Key, entry: Entry | None, layouts: Sequence[Layout]) -> None:
+        """See store.contracts.Guard. Notes of this host hold no code, and a bundle is judged where it is opened."""
+        if key.is_local or key.kind == KIND or code_of_entry(key, {} if entry is None else entry.meta) is None:
+            return
+        blobs = [] if entry is None else [blob.digest for blob in entry.outputs.values()]
+        for layout in layouts:
+            if (found := self.exposed(layout, [layout.entry(key.kind, key.hex), *map(layout.blob, blobs)])) is not None:
+                raise ArtifactError(
+                    f"{layout.root}: no native code is used from this store, since others may change it: {found}; "
+                    f"{found.remedy}"
+                )
+
+    def exposed(self, layout: Layout, files: Sequence[Path] = ()) -> Exposed | None:
+        """What others may change of a store, or of some of its files."""
+        users = owners([layout.root]) if layout.read_only else ()
+        return exposed(layout.base, files, users=users, trusted=self.trusted)
 
 
 class _AtFirstMiss:
@@ -30,7 +59,7 @@ class _AtFirstMiss:
         self._lock = threading.Lock()
 
     def fetch(self, key: Key, area: Area) -> Entry | None:
-        """See store.Upstream."""
+        """See store.contracts.Upstream."""
         with self._lock:
             if self._upstream is None:
                 from llmc.artifacts.remotes.read_through import connect
@@ -42,23 +71,22 @@ class _AtFirstMiss:
 def open_store(cache_dir: str | Path | None, settings: Settings, device: str | None = None) -> Store:
     """The store in `cache_dir` (None: the settings'), with the shared stores and the remote of the settings.
 
-    `device` is what is compiled for, if that is known: some have a store of their own in the settings.
+    `device` is what is compiled for, if that is known: some have a store of their own in the settings. Native code is
+    refused where others may change it, see OwnPlaces.
     """
     upstream = _AtFirstMiss(settings) if settings.remote_cache else None
-    store = Store(cache_dir or settings.cache_dir_for(device), shared=settings.shared_caches, upstream=upstream)
-    for base in (store.layout.base, *(Layout(folder).base for folder in settings.shared_caches)):
-        _warn_of_writers(base)
+    root, guard = cache_dir or settings.cache_dir_for(device), OwnPlaces(settings.trusted_folders)
+    store = Store(root, shared=settings.shared_caches, upstream=upstream, guard=guard)
+    _warn_of_writers(store.root, False, guard)
+    for folder in settings.shared_caches:
+        _warn_of_writers(Path(folder), True, guard)
     return store
 
 
 @cache
-def _warn_of_writers(base: Path) -> None:
-    """Say, once, that everybody may put files into a store: code that runs with the rights of those who use it."""
-    for folder in (base.parent, base):
-        with suppress(OSError):
-            if anybody_writes(folder):
-                logger().warning(
-                    "%s: every user of this machine may put results there, native code too, which runs as whoever uses "
-                    "the store; chmod o-w %s", folder, folder,
-                )  # fmt: skip
-                return
+def _warn_of_writers(root: Path, shared: bool, guard: OwnPlaces) -> None:
+    if (found := guard.exposed(layout := Layout(root, read_only=shared))) is not None:
+        logger().warning(
+            "%s: others may change this store, so native code is not used from it: %s; %s", layout.root, found,
+            found.remedy,
+        )  # fmt: skip

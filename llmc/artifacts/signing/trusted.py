@@ -3,26 +3,24 @@
     <folder>/<name>.pub      one public key a file (see keys.py); anything else in the folder is passed over
 
 A name is 1 to 64 letters, digits, ".", "_" or "-", and begins with a letter or digit. Removing a file is how trust
-ends. Files that any user of the machine could write are refused.
+ends. Where others than this user and root could write, nothing is trusted (see ownership.py).
 """
 
 from __future__ import annotations
 
 import os
 import re
-import stat
 from pathlib import Path
 from typing import NamedTuple
 
 from llmc.artifacts.atomic_write import make_folder, sync_folder, write_atomic, writing
 from llmc.artifacts.bundle.trust import UntrustedError
-from llmc.artifacts.ownership import anybody_writes
+from llmc.artifacts.ownership import exposed
 from llmc.artifacts.signing.keys import PUBLIC_MODE, SUFFIX, PublicKey, parse_public, read_public, read_small, why
 from llmc.errors import InputError
 
 SHORTEST_ID = 8
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_EVERYBODY = stat.S_IWOTH
 
 
 class TrustedKey(NamedTuple):
@@ -46,7 +44,7 @@ class TrustedKeys:
         """Every trusted key, by name.
 
         Raises UntrustedError that names the file for one that cannot be read, is no Ed25519 public key, or could
-        have been written by anybody.
+        have been written by others.
         """
         found = []
         for file in self._files():
@@ -113,10 +111,9 @@ class TrustedKeys:
         return self.folder / f"{name}{SUFFIX}"
 
     def _files(self) -> list[Path]:
-        """The key files. Raises UntrustedError for a folder that cannot be read, or that anybody can write."""
+        """The key files. Raises UntrustedError for a folder that cannot be read, or that others may write to."""
         try:
             names = sorted(os.listdir(self.folder))  # noqa: PTH208 - names alone, as in bundle/writer.py
-            open_to_all = anybody_writes(self.folder)
         except FileNotFoundError:
             return []
         except OSError as error:
@@ -125,16 +122,15 @@ class TrustedKeys:
                 "name another by LLMC_TRUSTED_KEYS"
             ) from error
         files = [self.folder / name for name in names if name.endswith(SUFFIX)]
-        if files and open_to_all:
-            raise UntrustedError(f"{self.folder}: every user may put keys there; chmod o-w {self.folder}")
+        if files and (found := exposed(self.folder)) is not None:
+            raise UntrustedError(f"{self.folder}: others may put keys there: {found}; {found.fix}")
         return files
 
 
 def _load(file: Path) -> PublicKey:
-    seen, data = read_small(file)
-    if seen.st_mode & _EVERYBODY:
-        raise ValueError(f"every user may write to it (chmod o-w {file})")
-    return parse_public(data)
+    if (found := exposed(file.parent, [file])) is not None:
+        raise ValueError(f"{found}; {found.fix}")
+    return parse_public(read_small(file)[1])
 
 
 def _try_load(file: Path) -> PublicKey | None:

@@ -10,7 +10,7 @@ import errno
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from llmc.artifacts.atomic_write import UnwritableError
 from llmc.artifacts.digest import Blob
@@ -19,6 +19,7 @@ from llmc.artifacts.log import logger
 from llmc.artifacts.store.audit import Report, Usage, usage, verify
 from llmc.artifacts.store.blob_writer import BlobWriter
 from llmc.artifacts.store.blobs import BlobMissingError
+from llmc.artifacts.store.contracts import Guard, Upstream
 from llmc.artifacts.store.entries import Entry
 from llmc.artifacts.store.layout import Layout
 from llmc.artifacts.store.locks import exclusive
@@ -38,18 +39,6 @@ class _GoneError(BlobMissingError):
     """A build's blob that is not there when its entry is published."""
 
 
-class Upstream(Protocol):
-    """A far tier that a store asks before it builds (see remotes/read_through.py)."""
-
-    def fetch(self, key: Key, area: Area) -> Entry | None:
-        """The entry of `key`, verified, trusted, and with all of its blobs put into `area`; else None.
-
-        Never raises because the far side is away, wrong or not trusted: that is logged and is a miss. Raises
-        CapacityError or UnwritableError when `area` has no room.
-        """
-        ...
-
-
 class Store:
     """A content-addressed store in a folder, which need not exist before something is put into it.
 
@@ -60,9 +49,9 @@ class Store:
     `overflow` is a folder for results that the store has no room for, kept when the process ends and shared
     by processes that name it (workers of one compile, for instance); without it each process makes a
     temporary one when it must, and removes it at exit. A pickled store takes its overflow and its shared stores
-    along. What this object found, fetched or published is not collected before the object ends (see leases.py).
-    `counters` holds hits, misses, fetched (of the hits, those that came from upstream) and corrupt, since
-    this object was made.
+    along. `guard` is asked before results are looked for, and of those found. What this object found, fetched or
+    published is not collected before the object ends (see leases.py). `counters` holds hits, misses, fetched (of the
+    hits, those that came from upstream) and corrupt, since this object was made.
     """
 
     def __init__(
@@ -72,10 +61,12 @@ class Store:
         overflow: str | Path | None = None,
         shared: Sequence[str | Path] = (),
         upstream: Upstream | None = None,
+        guard: Guard | None = None,
     ) -> None:
         require_posix()
         self._main = Area(root)
         self._shared = [Area(folder, stamps_of=self._main) for folder in shared]
+        self._guard = guard
         self._upstream = upstream
         self._fetched = 0
         self._overflow = Spill(overflow)
@@ -92,8 +83,8 @@ class Store:
         """Where this store keeps its files."""
         return self._main.layout
 
-    def __reduce__(self) -> tuple[Callable[..., Store], tuple[Path, Path | None, list[Path]]]:
-        return _reopen, (self.root, self._overflow.root, [area.layout.root for area in self._shared])
+    def __reduce__(self) -> tuple[Callable[..., Store], tuple[Any, ...]]:
+        return _reopen, (self.root, self._overflow.root, [area.layout.root for area in self._shared], self._guard)
 
     @property
     def counters(self) -> dict[str, int]:
@@ -166,7 +157,10 @@ class Store:
 
         A damaged entry, or one with a damaged blob, is put into quarantine and is a miss. With the logger
         "llmc.artifacts" at INFO, a miss names the components that differ from the nearest entry.
+
+        Raises ArtifactError as the guard does.
         """
+        self.require_usable(key)
         entry = find_entry(self._areas, key, verify)
         if entry is not None:
             self._hit(entry)
@@ -306,7 +300,13 @@ class Store:
     def _missing(self, digest: str) -> BlobMissingError:
         return BlobMissingError(f"{digest} is missing from {self.root}, or was damaged and put aside; compile again")
 
+    def require_usable(self, key: Key, entry: Entry | None = None) -> None:
+        """Raise ArtifactError where the guard refuses what is, or would be, under `key`: before the work for it."""
+        if self._guard is not None:
+            self._guard.require(key, entry, [area.layout for area in (self._main, *self._shared)])
+
     def _hit(self, entry: Entry) -> None:
+        self.require_usable(entry.key, entry)
         self._hits += 1
         logger().debug("hit %s %s", entry.key.kind, entry.key.short)
 
@@ -345,5 +345,5 @@ def the_one(found: Sequence[Entry], name: str, place: str) -> Entry:
     return found[0]
 
 
-def _reopen(root: Path, overflow: Path | None, shared: list[Path]) -> Store:
-    return Store(root, overflow=overflow, shared=shared)
+def _reopen(root: Path, overflow: Path | None, shared: list[Path], guard: Guard | None) -> Store:
+    return Store(root, overflow=overflow, shared=shared, guard=guard)

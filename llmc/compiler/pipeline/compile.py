@@ -18,6 +18,7 @@ from llmc.artifacts.bundle.manifest import Manifest
 from llmc.artifacts.bundle.manifest_schema import STARTER_NAME
 from llmc.artifacts.bundle.stored import remember_bundle
 from llmc.artifacts.bundle.writer import check_replaceable, write_bundle
+from llmc.artifacts.key import Key
 from llmc.artifacts.local.origins import remember_recorded
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.bind import why_unverified
@@ -125,6 +126,7 @@ def compile_bundle(
     target, checkpoint = job.target, job.checkpoint
     target.toolchain()  # missing packages are reported before anything is made
     require_native(target, job.options)
+    store.require_usable(Key("executable", {"target": target.name, "state": target.state}))
     unverified = why_unverified(target, checkpoint, job.options)
     check_replaceable(Path(os.path.realpath(destination)))
     seconds: dict[str, float] = {}

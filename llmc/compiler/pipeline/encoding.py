@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from llmc.artifacts.bundle.manifest import Manifest
 from llmc.artifacts.bundle.stored import remember_bundle
 from llmc.artifacts.bundle.writer import check_replaceable, write_bundle
+from llmc.artifacts.key import Key
 from llmc.artifacts.local.origins import remember_recorded
 from llmc.buckets.encoding import EncodePlan, encode_plan
 from llmc.buckets.encoding_traffic import traffic_plan
@@ -105,6 +106,7 @@ def compile_encoder(
     target, why = open_encoder_target(options.device)
     options = target.configure(options)
     target.toolchain()
+    store.require_usable(Key("executable", {"target": target.name, "state": target.state}))
     check_replaceable(Path(os.path.realpath(destination)))
     seconds: dict[str, float] = {}
     stored: Counter[str] = Counter()

@@ -79,7 +79,7 @@ def test_what_every_user_could_have_written_is_not_believed(tmp_path: Path, one:
     ring = keyring(tmp_path / "trusted", one)
     (file,) = files_below(tmp_path / "trusted")
     (file if which == "key" else file.parent).chmod(0o777)
-    with pytest.raises(UntrustedError, match="every user may"):
+    with pytest.raises(UntrustedError, match=r"can be written by every user \(mode 777\); chmod go-w "):
         taken(ring, CONTENT, one.sign(CONTENT))
     (file if which == "key" else file.parent).chmod(0o755)
     assert taken(ring, CONTENT, one.sign(CONTENT))
