@@ -42,7 +42,7 @@ def install(bundle: Path, work: Path) -> tuple[Path, dict[str, str], float]:
     text = (image / "Dockerfile").read_text()
     extras = re.search(r'AS runtime\nARG EXTRAS="(.*)"', text)
     assert extras is not None
-    (made,) = (image / "wheels").glob("llmc-*.whl")
+    (made,) = (image / "wheels").glob("llmc_compiler-*.whl")
     begun = time.perf_counter()
     subprocess.run([sys.executable, "-m", "venv", home], check=True)
     plain = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # what is there, pip leaves out
@@ -112,7 +112,7 @@ def main() -> None:
     packages = {
         path.name: size(path) for path in next(home.glob("lib/python*/site-packages")).iterdir() if path.is_dir()
     }
-    (wheel,) = (asked.work / "image" / "wheels").glob("llmc-*.whl")
+    (wheel,) = (asked.work / "image" / "wheels").glob("llmc_compiler-*.whl")
     model = json.loads((asked.bundle / "manifest.json").read_text())["model"]["name"]
     rounds = [start(home, variables, asked.bundle, model) for _ in range(asked.rounds + 1)][1:]
     found = {

@@ -5,12 +5,18 @@ pyproject.toml's markers say the same to pip.
 
 from __future__ import annotations
 
+import json
 import platform
 import sys
 from collections.abc import Mapping
+from functools import cache
 from importlib.util import find_spec
+from typing import Any
 
 from llmc.errors import DeviceError
+
+DISTRIBUTION = "llmc-compiler"
+"""What pip calls llmc. On PyPI the name llmc is another project's."""
 
 HERE = (sys.platform, platform.machine())
 _NAMES = {"linux": "Linux", "darwin": "macOS", "win32": "Windows"}
@@ -63,7 +69,7 @@ def not_installed(error: ModuleNotFoundError) -> DeviceError | None:
 
 def missing(module: str) -> DeviceError:
     """The message for a module of `EXTRAS` that is not installed."""
-    return DeviceError(f"{module} is not installed; " + how_to_install(module, f"pip install 'llmc[{EXTRAS[module]}]'"))
+    return DeviceError(f"{module} is not installed; " + how_to_install(module, EXTRAS[module]))
 
 
 def require_names(package: str, owner: type, *names: str) -> None:
@@ -88,12 +94,50 @@ def exists_here(package: str) -> bool:
     return package not in BUILDS or HERE in BUILDS[package]
 
 
-def how_to_install(package: str, line: str) -> str:
-    """What to do about a missing `package`: "install it with: `line`", or the platforms that it exists for."""
+def how_to_install(package: str, *extras: str) -> str:
+    """What to do about a missing `package`, which `extras` bring: the line to run, or the platforms it exists for."""
     if exists_here(package):
-        return f"install it with: {line}"
+        return f"install it with: {install_line(*extras)}"
     made_for = ", ".join(_described(*known) for known in BUILDS[package])
     return f"it has no build for {_described(*HERE)}, only for {made_for}"
+
+
+def install_line(*extras: str) -> str:
+    """The command that adds `extras` to llmc in the way that llmc was installed: from a folder, a file, a repository or
+    an index."""
+    import shlex
+    from pathlib import Path
+    from urllib.parse import urlsplit
+    from urllib.request import url2pathname
+
+    origin, asked = _origin(), f"[{','.join(extras)}]" if extras else ""
+    url = str(origin.get("url", ""))
+    if url.startswith("file:"):
+        path = url2pathname(urlsplit(url).path)
+        if not Path(path).exists():  # a wheel that an image's build had
+            url = ""
+        else:
+            editable = "-e " if origin.get("dir_info", {}).get("editable") else ""
+            return f"pip install {editable}{shlex.quote(path + asked)}"
+    elif vcs := origin.get("vcs_info"):
+        url = f"{vcs['vcs']}+{url}@{vcs['commit_id']}"
+    return f"pip install {shlex.quote(f'{DISTRIBUTION}{asked} @ {url}' if url else DISTRIBUTION + asked)}"
+
+
+@cache
+def _origin() -> Mapping[str, Any]:
+    """Where pip installed llmc from, if not from an index (PEP 610, direct_url.json).
+
+    A checkout on the path may hold metadata of its own, which say nothing of that.
+    """
+    from importlib import metadata
+
+    texts = (found.read_text("direct_url.json") for found in metadata.distributions(name=DISTRIBUTION))
+    try:
+        origin = json.loads(next(filter(None, texts), "{}"))
+    except ValueError:
+        return {}
+    return origin if isinstance(origin, dict) else {}
 
 
 def require_posix() -> None:
@@ -109,7 +153,7 @@ def _supported(package: str) -> str:
     """What llmc's own metadata says of a package: "uvicorn>=0.48"."""
     from importlib import metadata
 
-    asked = (line.partition(";")[0].strip() for line in metadata.requires("llmc") or ())
+    asked = (line.partition(";")[0].strip() for line in metadata.requires(DISTRIBUTION) or ())
     return next(line for line in asked if line.startswith(package) and not line[len(package)].isalnum())
 
 

@@ -80,7 +80,7 @@ def _modules(code: ast.AST) -> Iterator[str]:
 def declared(*, extras: set[str]) -> dict[str, Requirement]:
     """The requirements of llmc with these extras, by canonical name."""
     lines = [*PROJECT["dependencies"], *(line for e in extras for line in PROJECT["optional-dependencies"][e])]
-    asked = [Requirement(line) for line in lines if not line.startswith("llmc[")]
+    asked = [Requirement(line) for line in lines if not line.startswith("llmc-compiler[")]
     return {canonicalize_name(one.name): one for one in asked}
 
 

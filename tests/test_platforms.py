@@ -5,10 +5,15 @@ pip's markers are evaluated as each platform would.
 
 from __future__ import annotations
 
+import json
+import re
+import subprocess
+import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import metadata, util
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,10 +27,11 @@ from llmc.cli.main import main
 from llmc.compiler.pipeline.survey import survey
 from llmc.compiler.stages import version_of
 from llmc.errors import DeviceError
-from llmc.platforms import BUILDS, exists_here, how_to_install
-from tests.tiers import default_cases
+from llmc.platforms import BUILDS, DISTRIBUTION, exists_here, how_to_install, install_line
+from tests.tiers import default_cases, full
 
 ROOT = Path(__file__).parent.parent
+TEXTS = (".ci", ".github", "benchmarks", "docs", "llmc", "scripts")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PLATFORMS = {
     "Linux x86-64": ("linux", "Linux", "x86_64"),
@@ -68,7 +74,7 @@ def asked(name: str, line: str) -> Iterator[str]:
     """Names of the packages that a requirement of ours means on a platform; libtpu is an extra of jax."""
     requirement = Requirement(line)
     if requirement.marker is None or requirement.marker.evaluate(environment(name)):
-        if requirement.name == "llmc":
+        if requirement.name == DISTRIBUTION:
             for extra in requirement.extras:
                 yield from extra_of(name, extra)
         else:
@@ -133,11 +139,83 @@ def test_words_and_markers_say_the_same(name: str, on: Any) -> None:
 
 def test_a_missing_package_is_installed_or_named_with_where_it_exists(on: Any) -> None:
     on("macOS ARM")
-    assert how_to_install("jax", "pip install X") == "install it with: pip install X"
-    assert how_to_install("numpy", "pip install X") == "install it with: pip install X"
-    assert how_to_install("libtpu", "pip install X") == "it has no build for macOS on arm64, only for Linux on x86_64"
+    assert how_to_install("jax", "xla") == f"install it with: {install_line('xla')}"
+    assert how_to_install("numpy") == f"install it with: {install_line()}"
+    assert how_to_install("libtpu", "tpu") == "it has no build for macOS on arm64, only for Linux on x86_64"
     on("Windows ARM")
-    assert how_to_install("torch", "").startswith("it has no build for Windows on ARM64, only for Linux on x86_64, ")
+    assert how_to_install("torch", "compile").startswith(
+        "it has no build for Windows on ARM64, only for Linux on x86_64, "
+    )
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[dict[str, Any] | str | None], None]]:
+    """`installed(content)`: direct_url.json of llmc has that content; None: there is none."""
+
+    def become(content: dict[str, Any] | str | None) -> None:
+        text = json.dumps(content) if isinstance(content, dict) else content
+        found = [SimpleNamespace(read_text=lambda file: None), SimpleNamespace(read_text=lambda file: text)]
+        monkeypatch.setattr(metadata, "distributions", lambda name: found)
+        platforms._origin.cache_clear()
+
+    yield become
+    platforms._origin.cache_clear()
+
+
+def test_the_line_that_adds_an_extra_is_of_the_way_that_llmc_was_installed(installed: Any, tmp_path: Path) -> None:
+    checkout = tmp_path / "a folder"
+    checkout.mkdir()
+    installed({"url": checkout.as_uri(), "dir_info": {"editable": True}})
+    assert install_line("xla", "serve") == f"pip install -e '{checkout}[xla,serve]'"
+    installed({"url": checkout.as_uri(), "dir_info": {}})
+    assert install_line("xla") == f"pip install '{checkout}[xla]'"
+    wheel = tmp_path / "llmc_compiler-0.1.0-py3-none-any.whl"
+    wheel.touch()
+    installed({"url": wheel.as_uri(), "archive_info": {}})
+    assert install_line("xla") == f"pip install '{wheel}[xla]'"
+    wheel.unlink()
+    assert install_line("xla") == "pip install 'llmc-compiler[xla]'"
+    installed({"url": "https://host/llmc", "vcs_info": {"vcs": "git", "commit_id": "0a1b"}})
+    assert install_line("xla") == "pip install 'llmc-compiler[xla] @ git+https://host/llmc@0a1b'"
+    installed({"url": "https://host/a.whl", "archive_info": {}})
+    assert install_line() == "pip install 'llmc-compiler @ https://host/a.whl'"
+    for content in (None, "", "{", "[]"):
+        installed(content)
+        assert install_line("xla") == "pip install 'llmc-compiler[xla]'"
+
+
+@full
+def test_pip_takes_the_line_for_this_environment() -> None:
+    nothing_new = f"{sys.executable} -m pip install --dry-run --no-deps --no-index --no-build-isolation"
+    line = install_line("serve", "xla").replace("pip install", nothing_new, 1)
+    done = subprocess.run(line, shell=True, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "Would install llmc-compiler-" in done.stdout, done
+
+
+FORBIDDEN = re.compile(r"pip3? install [^\n|&;`]*?(?<![-\w/.])llmc(?![-\w*/])|['\"`]llmc\[[a-z]")
+"""An install, or an extra, of the other project that is called llmc on PyPI."""
+
+
+def test_no_text_installs_the_other_project_of_that_name() -> None:
+    found = []
+    for path in (*ROOT.glob("*.*"), *(file for top in TEXTS for file in (ROOT / top).rglob("*"))):
+        if path.suffix in (".py", ".md", ".toml", ".yml", ".yaml", ".j2", ".sh", ".ipynb", "") and path.is_file():
+            text = path.read_text(errors="replace")
+            found += [f"{path.relative_to(ROOT)}: {match[0]}" for match in FORBIDDEN.finditer(text)]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("text", "is_found"),
+    [
+        ("pip install llmc", True), ("pip install 'llmc[compile]'", True), ('pip install -q "llmc"', True),
+        ("pip3 install --upgrade llmc", True), ("extra `llmc[ray]`", True), ("pip install numpy llmc", True),
+        ("pip install llmc-compiler", False), ("pip install 'llmc-compiler[xla]'", False), ("pip install -e .", False),
+        ("pip install ./llmc_compiler-0.1.0.whl; llmc plan", False), ("pip install wheels/llmc_compiler-*.whl", False),
+    ],
+)  # fmt: skip
+def test_what_that_test_finds(text: str, is_found: bool) -> None:
+    assert bool(FORBIDDEN.search(text)) == is_found
 
 
 def test_a_tpu_is_refused_in_one_line_where_libtpu_does_not_exist(
@@ -156,7 +234,7 @@ def test_a_package_without_a_build_is_told_so_where_its_version_is_asked(on: Any
     on("Windows ARM")
     with pytest.raises(DeviceError, match="torch is not installed; it has no build for Windows on ARM64, only for"):
         version_of("torch")
-    with pytest.raises(DeviceError, match=r"no-such is not installed; install it with: pip install 'llmc\[compile\]'"):
+    with pytest.raises(DeviceError, match=r"no-such is not installed; install it with: pip install .*\[compile\]'"):
         version_of("no-such")
 
 

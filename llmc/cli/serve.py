@@ -32,6 +32,7 @@ from llmc.cli.replicating import fleet, local_count, require_executor
 from llmc.cli.speculation import ConfigJson, LookupMax, LookupMin, Speculate, asked
 from llmc.compiler.options import LOCAL
 from llmc.errors import InputError
+from llmc.platforms import install_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -302,7 +303,7 @@ def _server(replicas: int) -> Callable[..., int]:
     except ModuleNotFoundError as e:
         if (e.name or "").partition(".")[0] == "llmc":
             raise
-        raise InputError(f"llmc serve needs {e.name}, which is not installed: pip install 'llmc[serve]'") from e
+        raise InputError(f"llmc serve needs {e.name}, which is not installed: {install_line('serve')}") from e
     return serve
 
 

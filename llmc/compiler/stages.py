@@ -172,5 +172,4 @@ def version_of(package: str, extra: str = "compile") -> str:
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
-        how = how_to_install(package, f"pip install 'llmc[{extra}]'")
-        raise DeviceError(f"{package} is not installed; {how}") from None
+        raise DeviceError(f"{package} is not installed; {how_to_install(package, extra)}") from None

@@ -14,6 +14,7 @@ from llmc.artifacts.digest import digest_bytes
 from llmc.artifacts.key import Key
 from llmc.artifacts.store.store import Store
 from llmc.compiler.targets.xla.show import hlo_proto, stablehlo_text
+from llmc.platforms import install_line
 from llmc.runtime.executors.envelope import Envelope, write_envelope
 from llmc.runtime.executors.xla.envelope import FORM, StepHeader, Tensor
 from tests.artifacts.helpers import manifest
@@ -209,7 +210,7 @@ def test_what_is_no_xla_executable_is_refused_by_its_target(llmc: Llmc, bundle: 
 def test_without_jax_the_install_line_is_said(llmc: Llmc, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jax", None)
     said = llmc("cache", "show", key, "--stablehlo").failed(3)
-    assert said == "jax is not installed; install it with: pip install 'llmc[xla]'"
+    assert said == f"jax is not installed; install it with: {install_line('xla')}"
 
 
 @pytest.mark.parametrize("blob", [b"", b"not a program", bytes(1000)])

@@ -12,6 +12,7 @@ import pytest
 from llmc.compiler.pipeline import survey
 from llmc.compiler.targets.declared import devices
 from llmc.compiler.targets.xla.chips import CHIPS
+from llmc.platforms import install_line
 from llmc.runtime import accelerators
 from llmc.runtime.executors.xla import client
 from tests.cli.helpers import Llmc
@@ -170,24 +171,24 @@ def test_on_a_tpu_host_a_tpu_runs(llmc: Llmc, monkeypatch: pytest.MonkeyPatch) -
 def test_a_missing_compiler_comes_with_the_line_that_installs_it(llmc: Llmc, monkeypatch: pytest.MonkeyPatch) -> None:
     without(monkeypatch, "torch", "onnx")
     found = rows(llmc)
-    assert found["cpu"]["compiles"] == "no: pip install 'llmc[compile]' (missing torch, onnx)"
+    assert found["cpu"]["compiles"] == f"no: {install_line('compile')} (missing torch, onnx)"
     assert found["cpu"]["runs"] == "yes"
-    assert found["hpu"]["runs"] == "no: pip install 'llmc[compile]'"
-    assert "pip install 'llmc[compile]'" in llmc("devices").out
+    assert found["hpu"]["runs"] == f"no: {install_line('compile')}"
+    assert install_line("compile") in llmc("devices").out
 
 
 def test_each_device_misses_only_what_it_needs(llmc: Llmc, monkeypatch: pytest.MonkeyPatch) -> None:
     without(monkeypatch, "jax", "libtpu", "onnx")
     found = rows(llmc)
     assert found["cpu"]["compiles"].endswith("(missing onnx)")
-    assert found["xla"]["compiles"] == "no: pip install 'llmc[compile,xla]' (missing jax)"
-    assert found["tpu"]["compiles"] == "no: pip install 'llmc[compile,tpu]' (missing jax, libtpu)"
-    assert found["xla"]["runs"] == found["tpu"]["runs"] == "no: pip install 'llmc[xla]'"
+    assert found["xla"]["compiles"] == f"no: {install_line('compile', 'xla')} (missing jax)"
+    assert found["tpu"]["compiles"] == f"no: {install_line('compile', 'tpu')} (missing jax, libtpu)"
+    assert found["xla"]["runs"] == found["tpu"]["runs"] == f"no: {install_line('xla')}"
 
 
 def test_a_missing_runtime_comes_with_the_line_that_installs_it(llmc: Llmc, monkeypatch: pytest.MonkeyPatch) -> None:
     without(monkeypatch, "onnxruntime")
-    assert rows(llmc)["cpu"]["runs"] == "no: pip install onnxruntime"
+    assert rows(llmc)["cpu"]["runs"] == f"no: {install_line()}"
 
 
 def test_every_package_that_a_device_runs_with_has_a_line_that_installs_it(

@@ -13,7 +13,7 @@ import pytest
 from packaging.requirements import Requirement
 
 import llmc as package
-from llmc.platforms import EXTRAS
+from llmc.platforms import EXTRAS, install_line
 from llmc.testing.toy import VOCAB
 from llmc.version import LEAST_PYTHON
 from tests.artifacts.helpers import REPO
@@ -56,7 +56,7 @@ def told(said: tuple[int, str], extra: str, code: int = 3) -> None:
     assert said[0] == code, said
     assert "Traceback" not in said[1], said
     error = said[1].splitlines()[-1]
-    assert error.startswith("llmc: error: ") and f"pip install 'llmc[{extra}]'" in error, said
+    assert error.startswith("llmc: error: ") and install_line(extra) in error, said
 
 
 COMPILES = (

@@ -9,6 +9,7 @@ import pytest
 
 from llmc.cli import output
 from llmc.cli.serve import _Told
+from llmc.platforms import install_line
 from llmc.runtime.engine.speculation import SpeculativeConfig
 from llmc.runtime.startup.opening import EngineOptions
 from llmc.server.events import Dead, Draining, Listening, Ready, Stopped
@@ -189,7 +190,7 @@ def test_without_the_extra_it_says_what_to_install() -> None:
     process = child(code)
     out, err = process.communicate(timeout=60)
     assert out == "2\n"
-    assert err == "llmc: error: llmc serve needs uvicorn, which is not installed: pip install 'llmc[serve]'\n"
+    assert err == f"llmc: error: llmc serve needs uvicorn, which is not installed: {install_line('serve')}\n"
 
 
 # What it tells a person

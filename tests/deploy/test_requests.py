@@ -101,7 +101,9 @@ def test_llmc_is_installed_from_its_wheel_alone(kind: str, tmp_path: Path) -> No
     """On PyPI `llmc` is another project."""
     lines = [line for text in files(kind, facts(tmp_path / "bundle")).values() for line in text.splitlines()]
     installs = [line for line in lines if "pip install" in line]
-    assert installs and all("llmc-*.whl)[" in line or '"${WHEEL:-$GITHUB_ACTION_PATH}[' in line for line in installs)
+    assert installs and all(
+        "llmc_compiler-*.whl)[" in line or '"${WHEEL:-$GITHUB_ACTION_PATH}[' in line for line in installs
+    )
 
 
 def test_images_have_the_versions_that_compiled_the_bundle(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from llmc.errors import DeviceError
+from llmc.platforms import install_line
 
 SUFFIXES = (".zst", ".tzst")
 MAGIC = b"\x28\xb5\x2f\xfd"
@@ -77,5 +78,5 @@ def _zstd() -> Any:
         else:
             from backports import zstd
     except ImportError as error:
-        raise DeviceError("zstd is needed for this archive: pip install 'llmc[archive]'") from error
+        raise DeviceError(f"zstd is needed for this archive: {install_line('archive')}") from error
     return zstd

@@ -11,7 +11,7 @@ from llmc.compiler.targets import open_target
 from llmc.compiler.targets.base import Target
 from llmc.compiler.targets.declared import offered
 from llmc.cpus import usable_cpus
-from llmc.platforms import exists_here
+from llmc.platforms import exists_here, install_line
 from llmc.runtime.accelerators import CARDS, CPU
 from llmc.runtime.host import host_memory
 
@@ -48,7 +48,7 @@ def _row(name: str, target: Target) -> dict[str, Any]:
     missing = _missing(target.compile_needs)
     return {
         "device": name,
-        "compiles": _lack(missing, target.install, f" (missing {', '.join(missing)})") if missing else "yes",
+        "compiles": _lack(missing, target.compile_extras, f" (missing {', '.join(missing)})") if missing else "yes",
         "runs": _runs(target),
         "state": target.state,
         "note": target.remaining(),
@@ -70,15 +70,15 @@ def _unused(name: str, found: str) -> dict[str, Any]:
 
 def _runs(target: Target) -> str:
     if missing := _missing(target.run_needs):
-        return _lack(missing, target.run_install, "")
+        return _lack(missing, target.run_extras, "")
     if lacks := target.lacks():
         return f"no: {lacks}"
     return "yes" if target.state == "native" else "on CPU, portable"
 
 
-def _lack(missing: Sequence[str], install: str, why: str) -> str:
+def _lack(missing: Sequence[str], extras: Sequence[str], why: str) -> str:
     absent = [package for package in missing if not exists_here(package)]
-    return f"no: {absent[-1]} has no build for this platform" if absent else f"no: {install}{why}"
+    return f"no: {absent[-1]} has no build for this platform" if absent else f"no: {install_line(*extras)}{why}"
 
 
 def _missing(packages: Iterable[str]) -> list[str]:

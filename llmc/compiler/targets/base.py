@@ -171,11 +171,11 @@ class Target(ABC):
     run_needs: ClassVar[tuple[str, ...]] = ("onnxruntime",)
     """Packages that running imports."""
 
-    install: ClassVar[str] = "pip install 'llmc[compile]'"
-    """The line that installs what compiling needs."""
+    compile_extras: ClassVar[tuple[str, ...]] = ("compile",)
+    """Extras of llmc that bring what compiling needs."""
 
-    run_install: ClassVar[str] = "pip install onnxruntime"
-    """The line that installs what running needs."""
+    run_extras: ClassVar[tuple[str, ...]] = ()
+    """Extras of llmc that bring what running needs."""
 
     most_sequences: ClassVar[int | None] = None
     """Sequences that its devices run at once, where that is theirs to say; a plan for it has as many by default."""

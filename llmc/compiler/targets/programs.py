@@ -54,7 +54,7 @@ class ProgramTarget(StaticTarget):
     executor: ClassVar[str] = "torch"
     dtypes: ClassVar[tuple[str, ...]] = tuple(DTYPES)
     run_needs: ClassVar[tuple[str, ...]] = ("torch",)
-    run_install: ClassVar[str] = "pip install 'llmc[compile]'"
+    run_extras: ClassVar[tuple[str, ...]] = ("compile",)
     config_only: ClassVar[bool] = True
     executable_seconds: ClassVar[float] = 0.2
     executable_bytes: ClassVar[int] = 40_000

@@ -169,5 +169,5 @@ def test_pauses_double_up_to_a_limit_with_jitter(monkeypatch: pytest.MonkeyPatch
 
 def test_without_tenacity_the_way_to_get_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "tenacity", None)
-    with pytest.raises(DeviceError, match=r"tenacity is not installed; .*pip install 'llmc\[remote\]'"):
+    with pytest.raises(DeviceError, match=r"tenacity is not installed; .*pip install .*\[remote\]'"):
         again(lambda: 1)

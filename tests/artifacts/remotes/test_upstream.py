@@ -179,11 +179,11 @@ def test_a_check_that_is_not_installed_is_a_warning(
     far: Path, entries: list[Entry], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def missing() -> Trust:
-        raise DeviceError("cryptography is not installed; install it with: pip install 'llmc[sign]'")
+        raise DeviceError("cryptography is not installed; install it with: pip install 'llmc-compiler[sign]'")
 
     target = Store(tmp_path / "target", upstream=RemoteUpstream(lambda: Watched(far), missing))
     assert target.get_or_build(entries[0].key, own)[1] is False
-    assert "pip install 'llmc[sign]'" in caplog.text
+    assert "pip install 'llmc-compiler[sign]'" in caplog.text
 
 
 # Offline

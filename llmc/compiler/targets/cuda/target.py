@@ -48,7 +48,7 @@ class CudaTarget(DescribedTarget):
     platform: ClassVar[Platform] = "cuda"
     options: ClassVar[tuple[Option[Any], ...]] = (*DescribedTarget.options, ATTENTION, TUNING)
     compile_needs: ClassVar[tuple[str, ...]] = ("torch", "transformers", "safetensors", "jax", "jax_cuda13_plugin")
-    install: ClassVar[str] = "pip install 'llmc[compile,cuda]'"
+    compile_extras: ClassVar[tuple[str, ...]] = ("compile", "cuda")
     guide: ClassVar[str] = "docs/cuda.md"
     fresh_process: ClassVar[tuple[str, ...]] = (
         "llmc.compiler.targets.xla.build",

@@ -11,10 +11,10 @@ from importlib import metadata
 from pathlib import Path
 
 from llmc.errors import DeviceError
-from llmc.platforms import how_to_install
+from llmc.platforms import how_to_install, install_line
 from llmc.settings import variables
 
-INSTALL = "pip install 'llmc[cuda]'"
+EXTRA = "cuda"
 PLUGIN = "jax-cuda13-plugin"
 PJRT = "jax-cuda13-pjrt"
 NVCC = "nvidia-cuda-nvcc"
@@ -31,7 +31,7 @@ def versions() -> dict[str, str]:
             missing.append(package)
     if missing:
         raise DeviceError(
-            f"compiling for an NVIDIA GPU needs {' and '.join(missing)}; {how_to_install(missing[0], INSTALL)}"
+            f"compiling for an NVIDIA GPU needs {' and '.join(missing)}; {how_to_install(missing[0], EXTRA)}"
         )
     return found
 
@@ -41,7 +41,9 @@ def use_toolkit() -> None:
     versions()
     folder = Path(str(metadata.distribution(NVCC).locate_file("nvidia/cu13/bin")))
     if not os.access(folder / "ptxas", os.X_OK):
-        raise DeviceError(f"{NVCC} has no ptxas that can be run at {folder}; install it again with: {INSTALL}")
+        raise DeviceError(
+            f"{NVCC} has no ptxas that can be run at {folder}; install it again with: {install_line(EXTRA)}"
+        )
     path = variables(("PATH",)).get("PATH", os.defpath)
     if path.split(os.pathsep)[0] != str(folder):
         os.environ["PATH"] = f"{folder}{os.pathsep}{path}"

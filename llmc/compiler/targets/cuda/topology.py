@@ -14,9 +14,10 @@ from typing import Any, ClassVar
 from llmc.artifacts.digest import digest_bytes
 from llmc.compiler.targets.cuda.cards import NAMES, card_of, cards
 from llmc.compiler.targets.cuda.cards.base import Card
-from llmc.compiler.targets.cuda.toolkit import INSTALL, use_toolkit
+from llmc.compiler.targets.cuda.toolkit import EXTRA, use_toolkit
 from llmc.compiler.targets.xla.machines import DescribedMachine
 from llmc.errors import DeviceError, InputError
+from llmc.platforms import install_line
 from llmc.runtime.executors.xla.client import CUDA_MEMORY_FRACTION
 
 EXAMPLE = "cuda:h100"
@@ -88,10 +89,12 @@ class Topology(DescribedMachine):
         except (jax.errors.JaxRuntimeError, NotImplementedError) as e:
             raise DeviceError(
                 f"XLA cannot describe {self.name}: {str(e).splitlines()[0]:.300}; "
-                f"is this the version that llmc was made for? {INSTALL}"
+                f"is this the version that llmc was made for? {install_line(EXTRA)}"
             ) from e
         if len(found) != self.count:
-            raise DeviceError(f"XLA describes {self.name} as {len(found)} devices, not {self.count}: {INSTALL}")
+            raise DeviceError(
+                f"XLA describes {self.name} as {len(found)} devices, not {self.count}: {install_line(EXTRA)}"
+            )
         return list(found)
 
 

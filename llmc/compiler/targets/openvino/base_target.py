@@ -75,8 +75,8 @@ class OpenVinoBase(Target):
     default_quantize: ClassVar[str] = "int8"
     compile_needs: ClassVar[tuple[str, ...]] = ("torch", "transformers", "safetensors", "gguf", "openvino")
     run_needs: ClassVar[tuple[str, ...]] = ("openvino",)
-    install: ClassVar[str] = "pip install 'llmc[compile,openvino]'"
-    run_install: ClassVar[str] = "pip install 'llmc[openvino]'"
+    compile_extras: ClassVar[tuple[str, ...]] = ("compile", "openvino")
+    run_extras: ClassVar[tuple[str, ...]] = ("openvino",)
     guide: ClassVar[str] = "docs/openvino.md"
     options: ClassVar[tuple[Option[Any], ...]] = (
         KV_CACHE_DTYPE, GROUP_SIZE, ACTIVATION_GROUP_SIZE, SPECIALISE_MEMORY, STARTER,

@@ -112,8 +112,7 @@ def _jax_mlir() -> Any:
     try:
         import jax  # noqa: F401 - only whether it is there
     except ImportError:
-        how = how_to_install("jax", "pip install 'llmc[xla]'")
-        raise DeviceError(f"jax is not installed; {how}") from None
+        raise DeviceError(f"jax is not installed; {how_to_install('jax', 'xla')}") from None
     from jax._src.interpreters import mlir
 
     return mlir

@@ -94,8 +94,8 @@ class XlaTarget(XlaFormats):
     config_only: ClassVar[bool] = True
     compile_needs: ClassVar[tuple[str, ...]] = ("torch", "transformers", "safetensors", "jax")
     run_needs: ClassVar[tuple[str, ...]] = ("jax",)
-    install: ClassVar[str] = "pip install 'llmc[compile,xla]'"
-    run_install: ClassVar[str] = "pip install 'llmc[xla]'"
+    compile_extras: ClassVar[tuple[str, ...]] = ("compile", "xla")
+    run_extras: ClassVar[tuple[str, ...]] = ("xla",)
     rolls_by_default: ClassVar[bool] = False
     loops: ClassVar[bool] = True
     """Whether what is compiled may have loops."""

@@ -23,10 +23,10 @@ from llmc.compiler.targets.xla.chips import CHIPS, Chip, Shape
 from llmc.compiler.targets.xla.machines import DescribedMachine
 from llmc.compiler.targets.xla.tiles import device_bytes
 from llmc.errors import DeviceError, InputError
-from llmc.platforms import how_to_install
+from llmc.platforms import how_to_install, install_line
 
 EXAMPLE = "tpu:v5e-2x2"
-INSTALL = "pip install 'llmc[tpu]'"
+EXTRA = "tpu"
 _SLICE = re.compile(r"([a-z0-9]+)-(\d{1,4}(?:x\d{1,4}){1,2})")
 _TYPE = re.compile(r"([a-z0-9]+)-(\d{1,6})")
 _HOST = {2: (2, 4), 3: (2, 2, 1)}
@@ -121,10 +121,12 @@ class Topology(DescribedMachine):
         except jax.errors.JaxRuntimeError as e:
             raise DeviceError(
                 f"libtpu cannot describe topology {self.name}: {str(e).splitlines()[0]:.300}; "
-                f"is this the version that llmc was made for? {INSTALL}"
+                f"is this the version that llmc was made for? {install_line(EXTRA)}"
             ) from e
         if len(found) != self.devices:
-            raise DeviceError(f"libtpu describes {self.name} as {len(found)} devices, not {self.devices}: {INSTALL}")
+            raise DeviceError(
+                f"libtpu describes {self.name} as {len(found)} devices, not {self.devices}: {install_line(EXTRA)}"
+            )
         return found
 
 
@@ -132,7 +134,7 @@ def require_libtpu() -> None:
     """Raise DeviceError, with the line that installs them, without jax or libtpu; imports neither."""
     missing = [package for package in ("jax", "libtpu") if find_spec(package) is None]
     if missing:
-        how = how_to_install(missing[-1], INSTALL)
+        how = how_to_install(missing[-1], EXTRA)
         raise DeviceError(f"compiling for a TPU needs {' and '.join(missing)}; {how}")
 
 

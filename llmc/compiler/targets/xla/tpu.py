@@ -29,7 +29,7 @@ class TpuTarget(DescribedTarget):
     name: ClassVar[str] = "tpu"
     platform: ClassVar[Platform] = "tpu"
     compile_needs: ClassVar[tuple[str, ...]] = ("torch", "transformers", "safetensors", "jax", "libtpu")
-    install: ClassVar[str] = "pip install 'llmc[compile,tpu]'"
+    compile_extras: ClassVar[tuple[str, ...]] = ("compile", "tpu")
     guide: ClassVar[str] = "docs/tpu.md"
     fresh_process: ClassVar[tuple[str, ...]] = (
         "llmc.compiler.targets.xla.build",

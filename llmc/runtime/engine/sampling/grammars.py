@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 from llmc.errors import ArtifactError, InputError
+from llmc.platforms import install_line
 
 LIMITS: Mapping[str, Any] = {
     "step_lexer_fuel": 100_000, "step_max_items": 20_000, "max_lexer_states": 10_000, "verbose_errors": False,
@@ -30,7 +31,7 @@ def open_tokenizer(tokenizer_json: str, eos_token_ids: Sequence[int]) -> Any:
         from llguidance import LLTokenizer
     except ImportError as error:
         raise InputError(
-            "structured outputs need llguidance, which is not installed; run: pip install 'llmc[serve]'"
+            f"structured outputs need llguidance, which is not installed; run: {install_line('serve')}"
         ) from error
     text = tokenizer_json.lstrip("\ufeff \t\r\n")
     if not text.startswith("{"):  # llguidance would read it as a file name

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.float32]
 
-INSTALL = "pip install 'llmc[compile]'"
 _DTYPES = {"f32": "float32", "bf16": "bfloat16"}
 
 
@@ -277,7 +276,7 @@ def torch_releases(bundle: Bundle) -> tuple[str, str]:
         return bundle.manifest.toolchain.get("torch", ""), metadata.version("torch")
     except metadata.PackageNotFoundError:
         raise DeviceError(
-            f"{bundle.path}: its programs run in torch, which is not installed; " + how_to_install("torch", INSTALL)
+            f"{bundle.path}: its programs run in torch, which is not installed; " + how_to_install("torch", "compile")
         ) from None
 
 

@@ -36,7 +36,6 @@ them, and under any TPU_ACCELERATOR_TYPE, so they are in no key.
 
 
 Platform = Literal["cpu", "tpu", "cuda"]
-INSTALL = {"cpu": "pip install 'llmc[xla]'", "tpu": "pip install 'llmc[tpu]'", "cuda": "pip install 'llmc[cuda]'"}
 COMPILERS = {"tpu": "libtpu", "cuda": "jax-cuda13-pjrt"}
 """The package that holds XLA's compiler for a platform, where jaxlib does not."""
 
@@ -58,7 +57,7 @@ def jax_version() -> str:
     try:
         return f"{metadata.version('jax')} {metadata.version('jaxlib')}"
     except metadata.PackageNotFoundError:
-        raise DeviceError(f"jax is not installed; {how_to_install('jax', INSTALL['cpu'])}") from None
+        raise DeviceError(f"jax is not installed; {how_to_install('jax', 'xla')}") from None
 
 
 def toolchain_version(platform: str) -> str:

@@ -417,7 +417,7 @@ def test_a_host_without_torch_is_told_what_to_install(compiled: Compiled, monkey
 
     monkeypatch.setattr(metadata, "version", missing)
     with pytest.raises(
-        DeviceError, match=r"torch, which is not installed; install it with: pip install 'llmc\[compile\]'"
+        DeviceError, match=r"torch, which is not installed; install it with: pip install .*\[compile\]'"
     ):
         open_executor(Bundle.open(compiled.path))
 

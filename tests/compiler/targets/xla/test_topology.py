@@ -20,6 +20,7 @@ from llmc.compiler.targets.xla.chips import CHIPS
 from llmc.compiler.targets.xla.tiles import device_bytes
 from llmc.compiler.targets.xla.topology import known, parse_topology
 from llmc.errors import DeviceError, InputError
+from llmc.platforms import install_line
 from llmc.runtime.executors.xla.client import LIBTPU_ENVIRONMENT
 from tests.compiler.targets.xla.refusals import out_of_memory
 from tests.tiers import default_cases, full
@@ -33,6 +34,7 @@ PROGRAM = """
 import jax, jax.numpy as jnp
 from jax.sharding import SingleDeviceSharding
 from llmc.compiler.targets.xla.topology import parse_topology
+from llmc.platforms import install_line
 
 jax.config.update("jax_traceback_in_locations_limit", 0)
 
@@ -157,7 +159,7 @@ def test_without_libtpu_the_line_that_installs_it_is_told(
     monkeypatch: pytest.MonkeyPatch, missing: tuple[str, ...], named: str
 ) -> None:
     monkeypatch.setattr(topology, "find_spec", lambda name: None if name in missing else find_spec(name))
-    says = f"compiling for a TPU needs {named}; install it with: pip install 'llmc[tpu]'"
+    says = f"compiling for a TPU needs {named}; install it with: {install_line('tpu')}"
     with pytest.raises(DeviceError, match=re.escape(says)):
         parse_topology("v5e-1x1").describe()
 

@@ -265,7 +265,7 @@ def test_without_jax_the_error_has_the_line_that_installs_it(
 
     monkeypatch.setattr("llmc.runtime.executors.xla.client.metadata.version", missing)
 
-    with pytest.raises(DeviceError, match=r"jax is not installed; install it with: pip install 'llmc\[xla\]'"):
+    with pytest.raises(DeviceError, match=r"jax is not installed; install it with: pip install .*\[xla\]'"):
         open_executor(Bundle.open(compiled.path))
 
 

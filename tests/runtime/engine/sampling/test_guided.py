@@ -259,7 +259,7 @@ def test_a_path_is_no_tokenizer_even_where_one_lies(tmp_path):
 
 def test_without_llguidance_the_remedy_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "llguidance", None)
-    with pytest.raises(InputError, match=r"not installed; run: pip install 'llmc\[serve\]'"):
+    with pytest.raises(InputError, match=r"not installed; run: pip install .*\[serve\]'"):
         ConstraintFactory(tokenizer_json(), VOCAB, [EOS])
 
 
