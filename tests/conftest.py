@@ -271,9 +271,11 @@ def unit(file: str) -> str:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """One worker more than the CPUs that this process may use, since tests also wait for servers and processes. At most
-    one for each 3 GiB of memory, which torch, JAX and OpenVINO take in one process."""
-    return max(1, min(usable_cpus() + 1, psutil.virtual_memory().available // (3 << 30)))
+    """One worker more than the CPUs that this process may use, since tests also wait for servers and processes; of the
+    full suite, which waits more, two. At most one for each 3 GiB of memory, which torch, JAX and OpenVINO take in one
+    process."""
+    more = 1 if "not full" in config.option.markexpr else 2
+    return max(1, min(usable_cpus() + more, psutil.virtual_memory().available // (3 << 30)))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -285,6 +287,15 @@ def _caches_of_their_own(tmp_path_factory: pytest.TempPathFactory) -> None:
     kept = Path(sys.prefix) if os.access(sys.prefix, os.W_OK) else shared
     os.environ.setdefault("ZIG_GLOBAL_CACHE_DIR", str(kept / "zig-cache"))
     os.environ["LLMC_CACHE_DIR"] = str(base / "cache")
+
+
+@pytest.fixture(scope="module")
+def unoptimised_xla() -> Iterator[None]:
+    """What a file compiles through XLA, for tests of what is computed; see the module that this takes it from."""
+    from tests.compiler.targets.xla.unoptimised import unoptimised
+
+    with unoptimised():
+        yield
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -231,6 +231,7 @@ SCENES: Mapping[str, Scene] = {
     "docs/cuda.md": Scene(brief=ONE_BUCKET, anew={"serve": {"bundle": bundle}}),
     "docs/demo.md": Scene(demo_folder),
     "docs/deploying.md": Scene(brought={"configuration": configuration}),
+    "docs/encoders.md": Scene(brief={"--max-num-seqs": "2", "--max-model-len": "64"}),
     "docs/finishing.md": Scene(
         brought={"MODEL": folder_model},
         anew={"--resume": {"bundle": portable}, "warmup": {"bundle": portable}},
@@ -267,5 +268,10 @@ SCENES: Mapping[str, Scene] = {
     "docs/speculation.md": Scene(brought={"bundle": ragged}),
     "docs/traffic.md": Scene(brought={"server.log": written(REQUESTS_LOG)}),
     "docs/tpu.md": Scene(brief=ONE_BUCKET, rest={"compile": f"{LIMITS} -o made"}),
-    "docs/xla.md": Scene(brief={"--max-prompt-len": "128"}),
+    "docs/xla.md": Scene(
+        brief={
+            **{"--max-model-len": "256", "--max-prompt-len": "128", "--max-num-seqs": "1"},
+            "--executable": "decode batch=1 context=256",
+        }
+    ),
 }

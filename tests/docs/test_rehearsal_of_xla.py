@@ -6,15 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.compiler.targets.xla.unoptimised import unoptimised
 from tests.docs.conftest import Rehearse
 from tests.docs.groups import XLA, paths
 from tests.tiers import full
 
-pytestmark = full
+pytestmark = [full, pytest.mark.usefixtures("unoptimised_xla")]
 
 
 @pytest.mark.parametrize("document", paths(XLA), ids=lambda path: path.stem)
 def test_every_command_runs(document: Path, rehearse: Rehearse) -> None:
-    with unoptimised():
-        rehearse(document)
+    rehearse(document)

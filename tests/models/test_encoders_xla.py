@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,17 +12,10 @@ from llmc.buckets.encoding import EncodePlan
 from llmc.buckets.limits import Limits
 from llmc.buckets.provenance import Provenance
 from tests.compiler.encoders_tiny import FAMILIES, write_encoder
-from tests.compiler.targets.xla.unoptimised import unoptimised
 from tests.models.test_encoders import judge, with_words
 from tests.tiers import full
 
-pytestmark = full
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _unoptimised() -> Iterator[None]:
-    with unoptimised():
-        yield
+pytestmark = [full, pytest.mark.usefixtures("unoptimised_xla")]
 
 
 def plan(task: str) -> EncodePlan:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -13,16 +12,9 @@ import torch
 
 from tests.compiler import tiny
 from tests.compiler.replay import SPARE, Replay, Run, Tensors, ringed, symbolic
-from tests.compiler.targets.xla.unoptimised import unoptimised
 from tests.tiers import full
 
-pytestmark = full
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _unoptimised() -> Iterator[None]:
-    with unoptimised():
-        yield
+pytestmark = [full, pytest.mark.usefixtures("unoptimised_xla")]
 
 
 QUERY, CONTEXT = 6, 16

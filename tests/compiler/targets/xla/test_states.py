@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +19,13 @@ from llmc.runtime.executors import open_sized
 from llmc.runtime.llm import BundleLLM
 from llmc.runtime.step import pad
 from tests.compiler import tiny
-from tests.compiler.targets.xla.unoptimised import unoptimised
 from tests.models.texts import NEW, PROMPTS, continued
 from tests.tiers import full
 
+pytestmark = pytest.mark.usefixtures("unoptimised_xla")
+
 CASE = "qwen3_5_text"
 KINDS = ("kv", "state")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _unoptimised() -> Iterator[None]:
-    with unoptimised():
-        yield
 
 
 class CountCore:

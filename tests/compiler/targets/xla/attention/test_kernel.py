@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -14,16 +14,9 @@ from hypothesis import strategies as st
 
 from llmc.compiler.targets.xla.attention.tiling import Tiling
 from tests.compiler.targets.xla.attention.reference import LAYER, Case, Given, given, reference
-from tests.compiler.targets.xla.unoptimised import unoptimised
 from tests.tiers import examples, full
 
-pytestmark = full
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _unoptimised() -> Iterator[None]:
-    with unoptimised():
-        yield
+pytestmark = [full, pytest.mark.usefixtures("unoptimised_xla")]
 
 
 Run = Callable[[Given], np.ndarray]
