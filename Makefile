@@ -34,8 +34,8 @@ $(VENV)/.ready: pyproject.toml requirements.lock | $(VENV)/bin/python
 demo: $(VENV)/.ready
 	LLMC=$(BIN)/llmc DEMO=$(DEMO) bash scripts/demo.sh
 
-# A file's tests run in one process, files that compile first. WORKERS: processes; by default one more than CPUs (full
-# suite: two), at most one for each 3 GiB of memory (tests/conftest.py)
+# A file's tests run in one process, files that compile first. WORKERS: processes; by default one more than CPUs, at most
+# one for each 3 GiB of memory (tests/conftest.py)
 WORKERS ?= auto
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # tests that need an environment of their own

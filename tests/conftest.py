@@ -271,11 +271,9 @@ def unit(file: str) -> str:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """One worker more than the CPUs that this process may use, since tests also wait for servers and processes; of the
-    full suite, which waits more, two. At most one for each 3 GiB of memory, which torch, JAX and OpenVINO take in one
-    process."""
-    more = 1 if "not full" in config.option.markexpr else 2
-    return max(1, min(usable_cpus() + more, psutil.virtual_memory().available // (3 << 30)))
+    """One worker more than the CPUs that this process may use, since tests also wait for servers and processes. At most
+    one for each 3 GiB of memory, which torch, JAX and OpenVINO take in one process."""
+    return max(1, min(usable_cpus() + 1, psutil.virtual_memory().available // (3 << 30)))
 
 
 @pytest.fixture(scope="session", autouse=True)

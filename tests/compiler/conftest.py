@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,13 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compiled:
 @pytest.fixture(params=DEVICES)
 def keyed(request: pytest.FixtureRequest, compiled: Compiled) -> Keyed:
     return compiled(request.param)[0]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _toys_are_verified() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Toy, "verifies", True)
+        yield
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ GREEDY = SamplingParams(max_tokens=4, temperature=0)
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
     toy = Toy.make(tmp_path_factory.mktemp("toy"))
-    toy.compile()
+    toy.compile(verify="all")
     return toy
 
 
@@ -151,7 +151,7 @@ def test_a_damaged_bundle_is_healed_by_compiling_again(toy: Toy, copy: Path) -> 
     for path in list((copy / "blobs").rglob("*")):
         if path.is_file():
             flip(path)
-    assert toy.compile(bundle=copy).built == 0
+    assert toy.compile(bundle=copy, verify="all").built == 0
     use_everything(copy)
 
 

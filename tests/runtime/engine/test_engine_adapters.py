@@ -159,13 +159,13 @@ def test_an_adapter_that_reaches_another_row_is_not_verified(tmp_path: Path, mon
 
     use(monkeypatch, replay=first_of_all)
     with pytest.raises(VerificationError, match="disagree with the reference model"):
-        toy_with_adapters(tmp_path)
+        toy_with_adapters(tmp_path, verify="all")
 
 
 def test_an_adapter_that_is_ignored_is_not_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, replay=lambda program, *given: replace(program, adapters=None).replay(*given))
     with pytest.raises(VerificationError, match="disagree with the reference model"):
-        toy_with_adapters(tmp_path)
+        toy_with_adapters(tmp_path, verify="all")
 
 
 @pytest.mark.parametrize(

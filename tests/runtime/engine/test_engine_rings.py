@@ -47,7 +47,7 @@ def ringed(toy: Toy) -> Callable[[str], Path]:
         device, specialise = KINDS[kind]
         path = toy.bundle.with_name(f"bundle-{kind}")
         if not path.exists():
-            result = toy.compile(bundle=path, device=device, specialise=specialise)
+            result = toy.compile(bundle=path, device=device, specialise=specialise, verify="all")
             assert result.verification is not None
             assert result.verification["leak"] == 0
         return path

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from llmc.artifacts.temporaries import temporary_folder
@@ -167,18 +166,19 @@ def _partitioned(code: bytes, devices: Sequence[Any]) -> bytes:
     import numpy as np
     from jaxlib import _jax
 
-    with temporary_folder("hlo") as name:
+    with temporary_folder("hlo") as folder:
         options = _jax.CompileOptions()
         build = options.executable_build_options
         options.num_partitions = build.num_partitions = len(devices)
         build.use_spmd_partitioning = build.use_shardy_partitioner = True
         build.device_assignment = _jax.DeviceAssignment.create(np.arange(len(devices), dtype=np.int32).reshape(1, -1))
         options.env_option_overrides = [
-            ("xla_dump_to", name), ("xla_dump_hlo_pass_re", "spmd-partitioning"), ("xla_dump_hlo_as_proto", True),
-            ("xla_backend_optimization_level", 0), ("xla_llvm_disable_expensive_passes", True),
+            ("xla_dump_to", str(folder)), ("xla_dump_hlo_pass_re", "spmd-partitioning"),
+            ("xla_dump_hlo_as_proto", True), ("xla_backend_optimization_level", 0),
+            ("xla_llvm_disable_expensive_passes", True),
         ]  # fmt: skip
         devices[0].client.compile_and_load(code, _jax.DeviceList(tuple(devices)), options)
-        (found,) = Path(name).glob(_PARTITIONED)
+        (found,) = folder.glob(_PARTITIONED)
         ((_, _, module),) = (item for item in wire.fields(found.read_bytes()) if item[0] == 1)  # HloProto.hlo_module
     return renumbered(_replicated(wire.as_bytes(module)))
 
