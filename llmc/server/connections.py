@@ -36,7 +36,10 @@ UVICORN: Mapping[str, Any] = {"ws": "none", "server_header": False, "proxy_heade
 """uvicorn's options wherever it speaks for llmc: no WebSocket, no word of itself, no belief in what proxies say."""
 
 # uvicorn does not document its protocol, and without these the bounds below would be no bounds
-require_names("uvicorn", HttpToolsProtocol, "on_headers_complete", "send_400_response", "cycle", "pipeline")
+require_names(
+    "uvicorn", HttpToolsProtocol, "on_header", "on_headers_complete", "on_message_begin", "send_400_response",
+    "cycle", "pipeline",
+)  # fmt: skip
 require_names(
     "uvicorn", RequestResponseCycle,
     "disconnected", "keep_alive", "message_event", "more_body", "response_complete", "response_started",
@@ -63,6 +66,7 @@ class BoundedProtocol(HttpToolsProtocol):
     _awaited: Awaited = None
     _timer: asyncio.TimerHandle | None = None
     _sending: asyncio.TimerHandle | None = None
+    _in_head = False
     _received = 0
     _counted = False
     _deaf = False
@@ -128,13 +132,35 @@ class BoundedProtocol(HttpToolsProtocol):
             self._received = 0
             self._await("body" if cycle.more_body else None)
 
+    def on_message_begin(self) -> None:
+        """Called by httptools: a request begins."""
+        self._in_head = True
+        super().on_message_begin()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Called by httptools: a header has come. What stands behind a body (trailers) is not taken for one (RFC 9110,
+        6.5.1): nobody who looks at the head, as a proxy does, has seen it."""
+        if self._in_head:
+            super().on_header(name, value)
+
+    def _wrong_with_head(self) -> ApiError | None:
+        """Why a head is refused: its size, or what a server must refuse (RFC 9112, 2.3 and 3.2)."""
+        if len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers) > self.head_bytes:
+            return ApiError(431, f"the request's head is larger than {self.head_bytes} bytes")
+        version, hosts = self.parser.get_http_version(), sum(name == b"host" for name, _ in self.headers)
+        if version not in ("1.0", "1.1"):
+            return ApiError(505, f"HTTP {version} is not spoken here; use HTTP/1.1")
+        if hosts > 1 or (hosts == 0 and version == "1.1"):
+            return ApiError(400, f"the request has {hosts or 'no'} Host headers; it needs one")
+        return None
+
     def on_headers_complete(self) -> None:
         """Called by httptools: a head has come; begin its request, or have it wait behind the one before."""
-        size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
-        if size > self.head_bytes:
+        if (error := self._wrong_with_head()) is not None:
             self._deaf = True
             if not self.pipeline and (self.cycle is None or self.cycle.response_complete):
-                self._refuse_head()
+                self._await(None)
+                self._say(error)
             else:
                 self._close_after_these()
             raise _EnoughError
@@ -143,6 +169,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._close_after_these()
             raise _EnoughError
         super().on_headers_complete()
+        self._in_head = False
         self._unanswered = (*(cycle for cycle in self._unanswered if not cycle.response_complete), self.cycle)
 
     def _close_after_these(self) -> None:

@@ -239,3 +239,43 @@ def test_a_connection_is_not_turned_into_a_websocket(served: Served) -> None:
     upgrade = b"upgrade: websocket\r\nsec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
     asked = b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: upgrade, close\r\n" + upgrade + b"\r\n"
     assert served.say(asked).startswith(b"HTTP/1.1 200 OK\r\n")
+
+
+@pytest.mark.parametrize(
+    ("head", "status", "says"),
+    [
+        (b"GET /health HTTP/1.1", 400, "no Host headers"),
+        (b"GET /health HTTP/1.1\r\nhost: a\r\nhost: b", 400, "2 Host headers"),
+        (b"GET /health HTTP/1.1\r\nhost: a\r\nHOST: a", 400, "2 Host headers"),
+        (b"GET /health HTTP/1.0\r\nhost: a\r\nhost: a", 400, "2 Host headers"),
+        (b"GET /health HTTP/2.0\r\nhost: a", 505, "use HTTP/1.1"),
+        (b"GET /health HTTP/1.1\r\nhost: a", 200, ""),
+        (b"GET /health HTTP/1.0", 200, ""),
+    ],
+)  # fmt: skip
+def test_a_request_names_one_host_and_a_version_that_is_spoken_here(
+    live: Live, head: bytes, status: int, says: str
+) -> None:
+    """RFC 9112, 3.2: a server must refuse an HTTP/1.1 request without Host, or with more than one."""
+    with live.connect() as connection:
+        connection.sendall(head + b"\r\nconnection: close\r\n\r\n")
+        answer = rest(connection)
+    assert answer.startswith(b"HTTP/1.1 %d " % status)
+    assert says.encode() in answer
+
+
+@pytest.mark.parametrize("pieces", [1, 2])
+def test_what_stands_behind_a_body_is_no_header(bundle: Path, pieces: int) -> None:
+    """A proxy in front of the server did not see it; httptools tells it as it tells headers."""
+    body = b'{"prompt": "a", "max_tokens": 1}'
+    head = HEAD + b"transfer-encoding: chunked\r\nconnection: close\r\n\r\n"
+    chunks = b"%x\r\n%s\r\n0\r\n" % (len(body), body)
+    trailer = b"authorization: Bearer secret\r\nx: " + b"y" * 40_000 + b"\r\nz: " + b"y" * 40_000 + b"\r\n\r\n"
+    with Live(bundle, api_keys=("secret",)) as live:
+        live.ready()
+        for before, status in ((head, 401), (head.replace(b"host", b"authorization: Bearer secret\r\nhost"), 200)):
+            with live.connect() as connection:
+                whole = before + chunks + trailer
+                for at in range(pieces):
+                    connection.sendall(whole[at * len(before) : (at + 1) * len(before) if at < pieces - 1 else None])
+                assert rest(connection).startswith(b"HTTP/1.1 %d " % status)
