@@ -13,6 +13,8 @@ Variables
     LLMC_TRUSTED_KEYS       folder of the public keys that are trusted; default: in the user's configuration folder
     LLMC_TRUSTED_FOLDERS    folders, separated as in PATH, from which native code is loaded although others may write
                             there, as in a volume of a container that has one user
+    LLMC_TOKEN_HOSTS        hosts of token services, separated by commas, that the account of a registry may be sent
+                            to; default: the registry's own host, and its parent domains
     LLMC_ALLOW_UNSIGNED     true | 1: native code of a remote is taken without a signature
     LLMC_REQUIRE_SIGNATURES true | 1: every bundle, and everything that comes from a remote, has to be signed
     NEURON_COMPILED_ARTIFACTS    folder of a compiled bundle: loaded when it is there; else compiled and put there
@@ -181,6 +183,11 @@ def variables(names: Iterable[str], environ: Mapping[str, str] = os.environ) -> 
 def cuda_visible_devices(environ: Mapping[str, str] = os.environ) -> str | None:
     """CUDA_VISIBLE_DEVICES as it is set; None where it is not. Here the empty string counts: it hides every card."""
     return environ.get("CUDA_VISIBLE_DEVICES")
+
+
+def token_hosts(environ: Mapping[str, str] = os.environ) -> frozenset[str]:
+    """The hosts that LLMC_TOKEN_HOSTS names, as artifacts/oci/login.py compares them."""
+    return frozenset(filter(None, (host.strip().lower() for host in environ.get("LLMC_TOKEN_HOSTS", "").split(","))))
 
 
 def cpu_isa(environ: Mapping[str, str] = os.environ) -> str | None:

@@ -1,8 +1,9 @@
 """Logging in to a registry, by the oras library: docker's configuration, credential helpers, bearer tokens.
 
 What a registry asks for in `WWW-Authenticate` is answered with the account that `docker login` left in
-~/.docker/config.json (or with none, for an anonymous token). Credentials go to the registry and to the token service
-it names, over HTTPS, or plainly on this machine; they never appear in an error or a log.
+~/.docker/config.json (or with none, for an anonymous token). Credentials go to the registry, and to the token service
+that it names if that is on the registry's own host, on a host of a parent domain, or one that the setting
+LLMC_TOKEN_HOSTS names: over HTTPS, or plainly on this machine. They never appear in an error or a log.
 """
 
 from __future__ import annotations
@@ -14,7 +15,12 @@ from typing import Any
 from llmc.artifacts.oci.reference import is_loopback
 from llmc.artifacts.remotes.base import RemoteError
 from llmc.platforms import missing
+from llmc.settings import token_hosts
 
+_KNOWN_PAIRS = frozenset(
+    {(registry, "auth.docker.io") for registry in ("docker.io", "index.docker.io", "registry-1.docker.io")}
+)
+"""Registries whose token service is on a host of its own: Docker Hub's."""
 _REALM = re.compile(r'\brealm="(https?)://([^/"?#]+)[^"]*"', re.IGNORECASE)
 
 
@@ -66,17 +72,32 @@ class Login:
         backend = self._backends.get(scheme)
         if backend is None or (scheme == "basic" and not _has_account(backend)):
             return None
-        if scheme == "bearer" and not self._may_ask(challenge):
-            raise RemoteError(f"{self._host}: its token service is not reached by HTTPS, so nothing is sent there")
+        if scheme == "bearer":
+            self._require_own(challenge, has_account=bool(getattr(backend, "_basic_auth", None)))
         headers, changed = backend.authenticate_request(refused, {}, refresh=True)
         found = headers.get("Authorization")
         return str(found) if changed and found else None
 
-    def _may_ask(self, challenge: str) -> bool:
+    def _require_own(self, challenge: str, *, has_account: bool) -> None:
+        """Raise RemoteError for a token service that nothing may be sent to, or no account."""
         realm = _REALM.search(challenge)
-        if realm is None:
-            return False
-        return realm[1].lower() == "https" or (self._plain_http and is_loopback(realm[2]))
+        if realm is None or not (realm[1].lower() == "https" or (self._plain_http and is_loopback(realm[2]))):
+            raise RemoteError(f"{self._host}: its token service is not reached by HTTPS, so nothing is sent there")
+        place = realm[2].lower()
+        own = place == self._host.lower() or (_host(self._host), _host(place)) in _KNOWN_PAIRS
+        own = own or (is_loopback(self._host) and is_loopback(place))
+        parent = _host(self._host).endswith(f".{_host(place)}") and "." in _host(place)
+        if has_account and not (own or parent or _host(place) in token_hosts()):
+            raise RemoteError(
+                f"{self._host}: the registry names a token service on another host, {place:.200}, so the account of "
+                f"`docker login {self._host}` is not sent there; if that host is the registry's: "
+                f"LLMC_TOKEN_HOSTS={_host(place):.200}"
+            )
+
+
+def _host(place: str) -> str:
+    """A host without its port."""
+    return re.sub(r":\d+$", "", place.rpartition("@")[2].lower())
 
 
 def _has_account(backend: Any) -> bool:

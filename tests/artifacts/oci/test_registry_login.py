@@ -6,9 +6,11 @@ import base64
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
+from llmc.artifacts.oci.login import Login
 from llmc.artifacts.remotes.base import RemoteError
 from llmc.artifacts.store.store import Store
 from tests.artifacts.oci.server import Handler, Server, pull_it, push_it, times
@@ -34,6 +36,15 @@ def asks_for_token(server: Server, valid: int = 99) -> list[str]:
     return told
 
 
+def log_in(server: Server, home: Path) -> str:
+    """Leave what `docker login` leaves; returns the account."""
+    secret = base64.b64encode(b"me:s3cret").decode()
+    (home / ".docker").mkdir()
+    auths = {"auths": {f"127.0.0.1:{server.server_port}": {"auth": secret}}}
+    (home / ".docker" / "config.json").write_text(json.dumps(auths))
+    return secret
+
+
 def test_an_anonymous_token_is_asked_for_once(server: Server, tmp_path: Path) -> None:
     told = asks_for_token(server)
     assert pull_it(server, tmp_path).entries()
@@ -43,10 +54,7 @@ def test_an_anonymous_token_is_asked_for_once(server: Server, tmp_path: Path) ->
 def test_a_token_is_asked_for_with_the_account_and_again_when_it_expires(
     server: Server, store: Store, home: Path
 ) -> None:
-    secret = base64.b64encode(b"me:s3cret").decode()
-    (home / ".docker").mkdir()
-    auths = {"auths": {f"127.0.0.1:{server.server_port}": {"auth": secret}}}
-    (home / ".docker" / "config.json").write_text(json.dumps(auths))
+    secret = log_in(server, home)
     told = asks_for_token(server, valid=3)
     server.answers.append(times(99, lambda handler: handler.reply(404), "HEAD"))
     push_it(server, store)
@@ -66,6 +74,53 @@ def test_no_account_is_told_to_a_token_service_without_https(server: Server, tmp
     server.answers.append(lambda handler: handler.reply(401, WWW_Authenticate=challenge))
     with pytest.raises(RemoteError, match="not reached by HTTPS"):
         pull_it(server, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("realm", "hosts", "told"),
+    [
+        ("https://attacker.invalid/token", "", False),
+        ("https://127.0.0.1.attacker.invalid/token", "", False),
+        ("https://me:x@attacker.invalid/token", "127.0.0.1", False),
+        ("https://auth.invalid:8443/token", "other.invalid, AUTH.invalid", True),
+    ],
+)
+def test_an_account_goes_to_the_registry_s_own_token_service_or_one_that_is_named(
+    server: Server, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch, realm: str, hosts: str, told: bool
+) -> None:
+    """A registry could name anybody's: it would have the password of the account there."""
+    log_in(server, home)
+    monkeypatch.setenv("LLMC_TOKEN_HOSTS", hosts)
+    challenge = f'Bearer realm="{realm}",service="here"'
+    server.answers.append(lambda handler: handler.reply(401, WWW_Authenticate=challenge))
+    with pytest.raises(RemoteError) as raised:
+        pull_it(server, tmp_path)
+    refused = "names a token service on another host" in str(raised.value)
+    assert refused is not told, "a service that is asked is not there: these names do not resolve"
+    if refused:
+        assert f"LLMC_TOKEN_HOSTS={urlsplit(realm).hostname}" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("host", "realm", "own"),
+    [
+        ("ghcr.io", "ghcr.io", True), ("registry.gitlab.com", "gitlab.com", True),
+        ("registry-1.docker.io", "auth.docker.io", True), ("docker.io", "auth.docker.io", True),
+        ("evil.docker.io.example", "auth.docker.io", False), ("registry.example.com", "auth.example.com", False),
+        ("registry.example.com", "com", False), ("registry.example.com", "registry.example.com:444", False),
+        ("gitlab.com", "registry.gitlab.com", False), ("localhost:5000", "127.0.0.1:5001", True),
+    ],
+)  # fmt: skip
+def test_which_token_services_are_a_registry_s_own(host: str, realm: str, own: bool) -> None:
+    login = Login(host, None, plain_http=host.startswith("localhost"))
+    scheme = "http" if host.startswith("localhost") else "https"
+    challenge = f'Bearer realm="{scheme}://{realm}/token"'
+    login._require_own(challenge, has_account=False)
+    if own:
+        login._require_own(challenge, has_account=True)
+        return
+    with pytest.raises(RemoteError, match="names a token service on another host"):
+        login._require_own(challenge, has_account=True)
 
 
 @pytest.fixture
