@@ -154,6 +154,16 @@ class AdapterFacts:
     modules: tuple[str, ...]
 
 
+def folder_name(folder: Path) -> str:
+    """What the model in a folder is called: the folder's name, or the hub's where it is a snapshot of the hub's cache
+    (models--ORG--NAME/snapshots/COMMIT, whose own name is a commit's hash)."""
+    real = folder.resolve()
+    cached = real.parent.parent.name
+    if real.parent.name == "snapshots" and cached.startswith("models--"):
+        return cached.removeprefix("models--").replace("--", "/")
+    return real.name
+
+
 class Checkpoint(ABC):
     """An opened checkpoint. Safe to share between threads: all methods only read."""
 
@@ -162,6 +172,11 @@ class Checkpoint(ABC):
     choose."""
 
     def __init__(self, path: Path, name: str) -> None:
+        """Raises CheckpointError for a name that is not UTF-8, as bundles and keys are."""
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            raise CheckpointError(f"{name!a}: the checkpoint's name is not UTF-8; rename its folder") from None
         self.path = path
         self.name = name
         self.asked = str(path)

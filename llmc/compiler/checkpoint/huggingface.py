@@ -16,6 +16,7 @@ from llmc.compiler.checkpoint.base import (
     Checkpoint,
     FloatArray,
     QuantisedBlocks,
+    folder_name,
     unknown_tensor,
     without_place,
 )
@@ -51,7 +52,7 @@ class HuggingFaceCheckpoint(Checkpoint):
     format = "huggingface"
 
     def __init__(self, path: Path, name: str | None = None, facts: Facts | None = None) -> None:
-        super().__init__(path, name or path.resolve().name)
+        super().__init__(path, name or folder_name(path))
         self._config = read_config_file(path / CONFIG, facts)
         self._shards = {file: SafetensorsFile(path / file) for file in _weight_files(path)}
         self._owner = {name: shard for shard in self._shards.values() for name in shard.tensors}
@@ -336,4 +337,4 @@ class ConfigCheckpoint(HuggingFaceCheckpoint):
 
 
 def _name(file: Path, together: bool) -> str:
-    return file.resolve().parent.name if together else file.stem
+    return folder_name(file.parent) if together else file.stem

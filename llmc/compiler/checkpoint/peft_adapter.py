@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from llmc.compiler.checkpoint.base import ADAPTER_CONFIG, FloatArray
+from llmc.compiler.checkpoint.base import ADAPTER_CONFIG, FloatArray, folder_name
 from llmc.compiler.checkpoint.huggingface import read_json
 from llmc.compiler.checkpoint.safetensors_file import SafetensorsFile
 from llmc.errors import CheckpointError
@@ -54,7 +54,7 @@ class PeftAdapter:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.name = path.resolve().name
+        self.name = folder_name(path)
         self.config = read_json(path / ADAPTER_CONFIG)
         self._check_config()
         if not is_file(path / ADAPTER_WEIGHTS):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -143,3 +144,25 @@ def test_nothing_here_imports_torch():
     code = "import sys, llmc.compiler.checkpoint.gguf, llmc.compiler.checkpoint; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_a_snapshot_of_the_hub_s_cache_is_called_as_the_hub_calls_it(tmp_path):
+    """Its folder has a commit's hash for a name, and its files are links to blobs."""
+    blobs = tmp_path / "models--some-org--a--model" / "blobs"
+    folder = tmp_path / "models--some-org--a--model" / "snapshots" / "0a1b2c3d"
+    write_folder(blobs)
+    folder.mkdir(parents=True)
+    for file in blobs.iterdir():
+        (folder / file.name).symlink_to(file)
+    assert open_checkpoint(folder).name == "some-org/a/model"
+    assert open_checkpoint(folder / "config.json").name == "some-org/a/model"
+    (tmp_path / "link").symlink_to(folder)
+    assert open_checkpoint(tmp_path / "link").name == "some-org/a/model"
+    plain = write_folder(tmp_path / "elsewhere" / "snapshots" / "mine")
+    assert open_checkpoint(plain).name == "mine"
+
+
+def test_a_name_that_is_not_utf8_is_refused_when_it_is_opened(tmp_path):
+    folder = write_folder(tmp_path / "model").rename(os.fsdecode(os.fsencode(tmp_path) + b"/m\xff"))
+    with pytest.raises(CheckpointError, match=r"'m\\udcff': the checkpoint's name is not UTF-8; rename its folder"):
+        open_checkpoint(folder)
