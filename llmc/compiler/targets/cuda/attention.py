@@ -11,7 +11,7 @@ from llmc.errors import InputError
 
 if TYPE_CHECKING:
     from llmc.compiler.program.stage import WeightlessDialect
-    from llmc.compiler.targets.cuda.cards.base import Card
+    from llmc.compiler.targets.cuda.cards import Card
 
 ATTENTION: Option[str] = Option(
     "attention", str, "plain",

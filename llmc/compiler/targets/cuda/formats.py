@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from llmc.compiler.targets.cuda.cards.base import Card
+    from llmc.compiler.targets.cuda.cards import Card
 
 READ_FROM: Mapping[str, tuple[int, int]] = {"int8": (8, 0), "fp8": (9, 0)}
 """The least compute capability, by the format of the weights."""

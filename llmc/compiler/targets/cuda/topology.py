@@ -12,8 +12,7 @@ from importlib import import_module
 from typing import Any, ClassVar
 
 from llmc.artifacts.digest import digest_bytes
-from llmc.compiler.targets.cuda.cards import NAMES, card_of, cards
-from llmc.compiler.targets.cuda.cards.base import Card
+from llmc.compiler.targets.cuda.cards import CARDS, NAMES, Card, card_of
 from llmc.compiler.targets.cuda.toolkit import EXTRA, use_toolkit
 from llmc.compiler.targets.xla.machines import DescribedMachine
 from llmc.errors import DeviceError, InputError
@@ -131,7 +130,7 @@ def slices_of(card: Card) -> list[Topology]:
 
 def known() -> list[Topology]:
     """Every slice, by card, smallest first."""
-    return [topology for card in cards() for topology in slices_of(card)]
+    return [topology for card in CARDS for topology in slices_of(card)]
 
 
 def _known() -> str:

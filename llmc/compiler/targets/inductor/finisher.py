@@ -33,7 +33,7 @@ from llmc.settings import variables
 if TYPE_CHECKING:
     from llmc.artifacts.bundle.manifest_schema import Executable
     from llmc.artifacts.key import Value
-    from llmc.compiler.targets.cuda.cards.base import Card
+    from llmc.compiler.targets.cuda.cards import Card
     from llmc.runtime.bundle import Bundle
     from llmc.runtime.executors.base import Executor
 

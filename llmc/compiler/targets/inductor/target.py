@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from llmc.buckets.bucket import Bucket
     from llmc.compiler.architectures.shared.size import ModelSize
-    from llmc.compiler.targets.cuda.cards.base import Card
+    from llmc.compiler.targets.cuda.cards import Card
     from llmc.compiler.targets.finishing import Finisher
     from llmc.runtime.accelerators import Cards
     from llmc.settings import Settings
@@ -59,7 +59,7 @@ class InductorTarget(ProgramTarget):
 
     @classmethod
     def of(cls, detail: str, settings: Settings) -> Self:
-        """For a card of targets/cuda/cards, or for any; raises UnknownNameError."""
+        """For a card of targets/cuda/cards.py, or for any; raises UnknownNameError."""
         from llmc.compiler.targets.cuda.cards import NAMES, card_of  # no portable program's key has it
 
         card = card_of(detail)

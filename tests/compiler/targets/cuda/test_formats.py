@@ -10,7 +10,7 @@ import pytest
 
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.targets import open_target
-from llmc.compiler.targets.cuda.cards import card_of, cards
+from llmc.compiler.targets.cuda.cards import CARDS, card_of
 from llmc.compiler.targets.cuda.formats import READ_FROM, lacks_format
 from llmc.errors import InputError
 from tests.tiers import full
@@ -47,7 +47,7 @@ def test_what_is_offered_is_read_inside_the_product_and_what_is_refused_would_be
 
 
 def test_each_card_offers_what_its_compute_capability_says() -> None:
-    for card in cards():
+    for card in CARDS:
         for name, least in READ_FROM.items():
             assert (lacks_format(card, "--quantize", name) == "") == (card.compute_capability >= least)
         assert lacks_format(card, "--kv-cache-dtype", "fp8") == lacks_format(card, "--quantize", "none") == ""

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc.compiler.targets.cuda import toolkit
-from llmc.compiler.targets.cuda.cards import NAMES, cards
+from llmc.compiler.targets.cuda.cards import CARDS, NAMES
 from llmc.compiler.targets.cuda.topology import known, parse_topology
 from llmc.errors import DeviceError, InputError
 
@@ -70,8 +70,8 @@ def test_what_is_no_card_is_refused_with_those_that_are(text: str, says: str) ->
 
 
 def test_figures_of_a_card_agree_with_each_other() -> None:
-    assert [card.name for card in cards()] == list(NAMES)
-    for card in cards():
+    assert [card.name for card in CARDS] == list(NAMES)
+    for card in CARDS:
         assert 20 * GIB < card.memory_bytes < 300 * GIB, card.name
         assert card.bf16_flops * 1.9 < (card.fp8_flops or 4 * card.bf16_flops), card.name
         assert bool(card.fp8_flops) == (card.compute_capability >= (8, 9)), card.name
