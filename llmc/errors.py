@@ -18,11 +18,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from llmc.shown import without_logins
+
 
 class LlmcError(Exception):
     """Base of all errors raised on purpose; `exit_code` is the command line's exit status."""
 
     exit_code = 1
+
+    def __str__(self) -> str:
+        """The message, without the user and password of a URL in it."""
+        return without_logins(super().__str__())
 
 
 class InputError(LlmcError):

@@ -27,3 +27,10 @@ def test_each_promise_has_a_way_to_be_broken() -> None:
     promised = re.findall(r"^\| (P\d+) \|", (ROOT / "docs" / "reliability.md").read_text(), re.MULTILINE)
     assert promised
     assert set(promised) == {mutation.promise for mutation in MUTATIONS}
+
+
+def test_each_test_that_the_threat_model_names_is_there() -> None:
+    rows = [line for line in (ROOT / "SECURITY.md").read_text().splitlines() if line.startswith("| ")]
+    tests = {name for row in rows for name in re.findall(r"tests/[\w/]+(?:\.py)?", row)}
+    assert len(tests) > 20
+    assert [name for name in sorted(tests) if not (ROOT / name).exists()] == []

@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 from llmc.cli import bench_cpu, bench_serve, bench_texts
 from llmc.cli.bench_serve import refuse
 from llmc.cli.options import BundleArgument, QuickFlag, RoundsFlag, ThreadsFlag, option
+from llmc.cli.output import echo
 from llmc.cli.pooling import TruncateFlag
 from llmc.errors import InputError
 
@@ -193,8 +194,8 @@ def _buckets(bundle: str, seconds: float, threads: int | None, output: Path | No
         )  # fmt: skip
     if output is not None:
         found.save(output)
-        typer.echo(f"wrote {output}", err=True)
-    typer.echo(found.to_json() if as_json else _text(found), nl=False)
+        echo(f"wrote {output}", err=True)
+    echo(found.to_json() if as_json else _text(found), nl=False)
     end_incomplete(found.unmeasured)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
+from llmc.cli.output import echo
 
 if TYPE_CHECKING:
     from llmc.bench.peers.results import Comparison
@@ -86,7 +86,7 @@ def run(bundle: str, flags: Flags) -> None:
             weights=ready.weights,
         )  # fmt: skip
     _write(found, flags)
-    typer.echo(json.dumps(found.to_dict()) + "\n" if flags.as_json else text(found), nl=False)
+    echo(json.dumps(found.to_dict()) + "\n" if flags.as_json else text(found), nl=False)
     end_incomplete(found.unfinished)
 
 
@@ -95,7 +95,7 @@ def _write(found: Comparison, flags: Flags) -> None:
 
     if flags.output is not None:
         found.save(flags.output)
-        typer.echo(f"wrote {flags.output}", err=True)
+        echo(f"wrote {flags.output}", err=True)
     if flags.plot is not None:
         page.draw(flags.plot, [found])
-        typer.echo(f"wrote {flags.plot}", err=True)
+        echo(f"wrote {flags.plot}", err=True)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llmc.cli.options import QuickFlag, RoundsFlag, ThreadsFlag, option
+from llmc.cli.output import echo
 
 if TYPE_CHECKING:
     from llmc.bench.peers.results import Comparison
@@ -72,15 +73,15 @@ def cpu(
     found, scope = _measure(checkpoint, model, work, engines, count, rounds, quick, hidden)
     if found.unfinished:  # a choice needs all of it
         found.save(work / INTERRUPTED)
-        typer.echo(f"wrote {work / INTERRUPTED}", err=True)
-        typer.echo(json.dumps(found.to_dict()) + "\n" if as_json else text(found), nl=False)
+        echo(f"wrote {work / INTERRUPTED}", err=True)
+        echo(json.dumps(found.to_dict()) + "\n" if as_json else text(found), nl=False)
         end_incomplete(found.unfinished)
     record = _record(found, scope, checkpoint, engines)
     file = output or settings.cache_dir / OWN
     file.parent.mkdir(parents=True, exist_ok=True)
     write_text(file, json.dumps(added(file, record), indent=1) + "\n", "the measurements")
-    typer.echo(f"wrote {file}", err=True)
-    typer.echo(json.dumps(record) if as_json else _text(Measured.of(record)))
+    echo(f"wrote {file}", err=True)
+    echo(json.dumps(record) if as_json else _text(Measured.of(record)))
 
 
 def _measure(

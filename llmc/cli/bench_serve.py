@@ -13,6 +13,7 @@ import typer
 
 from llmc.cli import quantities
 from llmc.cli.options import option
+from llmc.cli.output import echo
 from llmc.errors import InputError
 
 
@@ -169,11 +170,11 @@ def serve(
         from llmc.buckets.files import write_text
 
         write_text(output, json.dumps(report.to_dict(each=True)) + "\n", "report")
-        typer.echo(f"wrote {output}", err=True)
+        echo(f"wrote {output}", err=True)
     if plot is not None:
         plots.draw(plot, report)
-        typer.echo(f"wrote {plot}", err=True)
-    typer.echo(json.dumps(report.to_dict()) + "\n" if as_json else text(report), nl=False)
+        echo(f"wrote {plot}", err=True)
+    echo(json.dumps(report.to_dict()) + "\n" if as_json else text(report), nl=False)
     end_incomplete([f"{report.unfinished} of {requests} requests"] if report.unfinished else [])
 
 

@@ -7,9 +7,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
-
 from llmc.buckets.files import read_text, write_text
+from llmc.cli.output import echo
 from llmc.errors import InputError
 
 if TYPE_CHECKING:
@@ -45,8 +44,8 @@ def run(
         )  # fmt: skip
     if output is not None:
         write_text(output, json.dumps(found.to_dict(), indent=1) + "\n", "measurements")
-        typer.echo(f"wrote {output}", err=True)
-    typer.echo(json.dumps(found.to_dict()) if as_json else _text(found))
+        echo(f"wrote {output}", err=True)
+    echo(json.dumps(found.to_dict()) if as_json else _text(found))
     end_incomplete(found.unmeasured)
 
 

@@ -11,6 +11,7 @@ import typer
 
 from llmc.cli import output as messages
 from llmc.cli.interrupts import EXIT, sigterm_interrupts
+from llmc.cli.output import echo
 from llmc.errors import InputError, LlmcError
 
 if TYPE_CHECKING:
@@ -39,19 +40,19 @@ def certify_bundle(
         with sigterm_interrupts(), _Bars(hidden) as bars:
             made = Certifying(bundle, options, wanted, bars).run()
     except KeyboardInterrupt:
-        print(f"llmc: not certified: {name}; nothing was written to {file}", file=sys.stderr)
+        echo(f"llmc: not certified: {name}; nothing was written to {file}", err=True)
         raise typer.Exit(EXIT) from None
     except LlmcError as error:
         raise type(error)(f"{name}: {error}") from error
     write_file(file, made, signer)
     if as_json:
-        typer.echo(json.dumps({"bundle": name, "file": str(file), "signed": signer is not None, **made.to_dict()}))
+        echo(json.dumps({"bundle": name, "file": str(file), "signed": signer is not None, **made.to_dict()}))
     else:
-        typer.echo(f"{name} on {made.device}")
+        echo(f"{name} on {made.device}")
         for line in certificate_lines(made):
-            typer.echo(line)
+            echo(line)
         by = "not signed" if signer is None else f"signed by key {signer.public.short}"
-        typer.echo(f"{file}: {by}")
+        echo(f"{file}: {by}")
 
 
 def _signer(key: Path | None) -> Signer | None:
@@ -132,9 +133,9 @@ def check_certificate(name: str, bundle: Bundle, file: Path, allow_unsigned: boo
     allow = allow_unsigned or settings.allow_unsigned
     found = check(file, bundle, Keyring.from_settings(settings, allow_unsigned), allow)
     if as_json:
-        typer.echo(json.dumps({"file": str(file), **found.to_dict()}))
+        echo(json.dumps({"file": str(file), **found.to_dict()}))
         return
     by = "not signed" if found.signer is None else f"signed by {found.signer[0]} ({found.signer[1][:16]})"
-    typer.echo(f"{file}: valid for {name}, {by}, made {found.certificate.made}")
+    echo(f"{file}: valid for {name}, {by}, made {found.certificate.made}")
     for line in certificate_lines(found.certificate):
-        typer.echo(line)
+        echo(line)

@@ -11,6 +11,7 @@ import typer
 from llmc.cli.flags import takes
 from llmc.cli.grouped_help import GroupedCommand
 from llmc.cli.on_demand import ModelArgument, TryFlags, answer
+from llmc.cli.output import echo
 from llmc.errors import InputError
 from llmc.runtime.llm import BundleLLM
 
@@ -40,7 +41,7 @@ def chat(
       llmc chat ./SmolLM2-135M-Instruct --system "You are terse." --temperature 0.7
     """
     with flags.opened(model) as llm:
-        _ = llm.prompts.template  # a model without one is refused here
+        llm.prompts.template.check()  # a model without one, or with one that does not parse, is refused here
         turns: list[dict[str, str]] = []
         for said in _lines():
             if said == RESET:
@@ -52,7 +53,7 @@ def chat(
             try:
                 made = answer(llm, prompt, flags)
             except KeyboardInterrupt:
-                typer.echo()
+                echo()
                 turns.pop()
                 continue
             turns.append({"role": "assistant", "content": made})
@@ -69,7 +70,7 @@ def _lines() -> Iterator[str]:
             said = (input("> ") if typed else input()).strip()
         except (EOFError, KeyboardInterrupt):
             if typed:
-                typer.echo()
+                echo()
             return
         if said == LEAVE:
             return
@@ -87,7 +88,5 @@ def _fitting(llm: BundleLLM, flags: TryFlags, turns: list[dict[str, str]]) -> li
             raise InputError(f"the message is longer than the {longest} tokens that a prompt may have here")
         kept = kept[2:]
     if len(kept) < len(turns):
-        print(
-            f"llmc: {(len(turns) - len(kept)) // 2} earlier turns are forgotten: the context is full", file=sys.stderr
-        )
+        echo(f"llmc: {(len(turns) - len(kept)) // 2} earlier turns are forgotten: the context is full", err=True)
     return kept

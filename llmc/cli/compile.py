@@ -14,6 +14,7 @@ from llmc.cli.compiled import print_estimate, print_key, print_programs, print_r
 from llmc.cli.flags import takes_own_options
 from llmc.cli.grouped_help import add
 from llmc.cli.options import StoreFlag, TaskFlag, device_option, one_of, option
+from llmc.cli.output import echo
 from llmc.cli.planning import PlanningFlags, plan_from_flags, takes_planning_flags
 from llmc.cli.pooled_planning import pooled_plan_of
 from llmc.cli.quantities import size
@@ -379,7 +380,7 @@ def _trim(store: Store, max_size: int) -> None:
             return
         text = f"LLMC_CACHE_MAX_SIZE: {'; '.join(summary(found, store.root))}"
     if not output.quiet:
-        print(text, file=sys.stderr)
+        echo(text, err=True)
 
 
 def _planned(

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from llmc.artifacts.digest import parse
 from llmc.buckets.files import write_text
 from llmc.cli.accuracy import accuracy_line, elsewhere_line, verified_line
+from llmc.cli.output import echo
 from llmc.compiler.estimates.estimate import Estimate
 
 if TYPE_CHECKING:
@@ -25,28 +24,28 @@ if TYPE_CHECKING:
 def print_estimate(found: dict[str, Any], as_json: bool) -> None:
     """What a dry run found."""
     if as_json:
-        typer.echo(json.dumps(found))
+        echo(json.dumps(found))
         return
     reasons = {e["why"] for e in found["executables"] if not e["cached"]}
     shared = reasons.pop() if len(reasons) == 1 else None
     for e in found["executables"]:
         sizes = " ".join(f"{k}={e[k]}" for k in ("batch", "query", "context") if e[k] is not None)
         state = "cached" if e["cached"] else "to build" if shared else f"to build: {e['why']}"
-        typer.echo(f"{e['phase']} {sizes or 'every shape'} ({e['buckets']} buckets): {state}")
+        echo(f"{e['phase']} {sizes or 'every shape'} ({e['buckets']} buckets): {state}")
     if shared:
-        typer.echo(f"why: {shared}")
-    typer.echo(found["choice"])
+        echo(f"why: {shared}")
+    echo(found["choice"])
     seconds = found["estimated_seconds"]
-    typer.echo(
+    echo(
         f"{found['to_build']} executables to build, {found['cached']} cached; "
         f"{'time not measured here yet' if seconds is None else f'about {seconds:.0f} s'} "
         f"and {found['estimated_bytes'] / 1e6:,.0f} MB"
     )
     for estimate in (Estimate(**one) for one in found.get("estimates", ())):
         if estimate.name == "KV cache":
-            typer.echo(f"KV cache {estimate.shown}: {estimate.source}")
+            echo(f"KV cache {estimate.shown}: {estimate.source}")
     for warning in found["warnings"]:
-        typer.echo(f"warning: {warning}")
+        echo(f"warning: {warning}")
 
 
 def print_programs(programs: Sequence[tuple[str, str]], output: Path | None, as_json: bool) -> None:
@@ -56,30 +55,30 @@ def print_programs(programs: Sequence[tuple[str, str]], output: Path | None, as_
     else:
         text = "\n".join(f"// {name}\n{program.rstrip()}" for name, program in programs)
     if output is None:
-        typer.echo(text)
+        echo(text)
     else:
         write_text(output, text + "\n", "programs")
 
 
 def print_key(key: Key, as_json: bool) -> None:
     """The digest of a compile's key, or as JSON with its components."""
-    typer.echo(json.dumps({"key": key.digest, "components": dict(key.components)}) if as_json else parse(key.digest))
+    echo(json.dumps({"key": key.digest, "components": dict(key.components)}) if as_json else parse(key.digest))
 
 
 def print_hybrid(result: HybridResult, as_json: bool) -> None:
     """What was compiled of both halves, and how the folder is used."""
     if as_json:
         found = {role: one.to_json() for role, one in result.halves.items()}
-        typer.echo(json.dumps({"hybrid": str(result.folder), **found, "variables": dict(result.variables)}))
+        echo(json.dumps({"hybrid": str(result.folder), **found, "variables": dict(result.variables)}))
         return
     for role, one in result.halves.items():
-        typer.echo(f"{role}:")
+        echo(f"{role}:")
         print_result(one, False)
     if result.variables:
         named = " ".join(f"{name}={value}" for name, value in result.variables.items())
-        typer.echo(f"one bundle: its device hands prompts over by itself where {named} is set when it is opened")
+        echo(f"one bundle: its device hands prompts over by itself where {named} is set when it is opened")
     else:
-        typer.echo(f"prompts on one, decode on the other: llmc generate {result.folder}, or llmc serve {result.folder}")
+        echo(f"prompts on one, decode on the other: llmc generate {result.folder}, or llmc serve {result.folder}")
 
 
 def print_result(result: CompileResult, as_json: bool, file: Path | None = None) -> None:
@@ -87,41 +86,41 @@ def print_result(result: CompileResult, as_json: bool, file: Path | None = None)
     if file is not None:
         write_text(file, json.dumps(result.to_json()) + "\n", "outcome")
     if as_json:
-        typer.echo(json.dumps(result.to_json()))
+        echo(json.dumps(result.to_json()))
         return
-    typer.echo(f"{result.bundle}: {result.built + result.reused} executables ({result.choice})")
-    typer.echo(
+    echo(f"{result.bundle}: {result.built + result.reused} executables ({result.choice})")
+    echo(
         f"built {result.built}, from the store {result.reused}; native {result.native}, portable {result.portable}; "
         f"{result.bytes / 1e6:,.1f} MB, of which weights {result.weights_bytes / 1e6:,.1f} MB; {result.seconds:.1f} s"
     )
     if result.left_out:
         modules = ", ".join(f"{name} ({count} tensors)" for name, count in result.left_out.items())
-        typer.echo(f"the checkpoint's text part; left out: {modules}")
+        echo(f"the checkpoint's text part; left out: {modules}")
     for notice in result.notices:
-        typer.echo(notice)
+        echo(notice)
     if result.sample_top_k:
-        typer.echo(f"graphs return the {result.sample_top_k} largest logits and their ids beside all logits")
+        echo(f"graphs return the {result.sample_top_k} largest logits and their ids beside all logits")
     if result.analysis:
         from llmc.compiler.targets import open_target
 
         for line in open_target(result.device).describe(result.analysis):
-            typer.echo(line)
+            echo(line)
     v = result.verification
     if v.get("mode") == "none":
-        typer.echo(f"not verified: {v['why']}" if "why" in v else "not verified (--verify none)")
+        echo(f"not verified: {v['why']}" if "why" in v else "not verified (--verify none)")
     else:
-        typer.echo(f"verified {verified_line(v, result.native + result.portable)}")
+        echo(f"verified {verified_line(v, result.native + result.portable)}")
         if (accuracy := accuracy_line(v)) is not None:
-            typer.echo(accuracy)
+            echo(accuracy)
         if (taken := elsewhere_line(v)) is not None:
-            typer.echo(taken)
+            echo(taken)
     for line in finished_lines(result.finished):
-        typer.echo(line)
+        echo(line)
     if result.host_files:
         names = ", ".join(Path(name).name for name in result.host_files)
-        typer.echo(f"for the device's own host, in {Path(result.host_files[0]).parent}: {names}")
+        echo(f"for the device's own host, in {Path(result.host_files[0]).parent}: {names}")
     if result.remaining:
-        typer.echo(f"portable: left for the device's own host: {result.remaining}")
+        echo(f"portable: left for the device's own host: {result.remaining}")
 
 
 def finished_lines(finished: Mapping[str, Any]) -> list[str]:

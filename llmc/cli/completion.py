@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from llmc.cli.options import one_of
+from llmc.cli.output import echo
 from llmc.errors import UnknownNameError
 
 SCRIPTS = {
@@ -82,4 +83,4 @@ def completion(
     """
     if shell not in SHELLS:
         raise UnknownNameError("shell", shell, SHELLS)
-    typer.echo(SCRIPTS[shell].strip())
+    echo(SCRIPTS[shell].strip())

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llmc.cli.options import StoreFlag, device_option, option
+from llmc.cli.output import echo
 from llmc.errors import InputError
 
 if TYPE_CHECKING:
@@ -153,11 +154,11 @@ def deploy(
     if output is not None:
         write(output, files, force=force)
     if as_json:
-        typer.echo(json.dumps({"kind": kind, "files": [_told(output, path, text) for path, text in files.items()]}))
+        echo(json.dumps({"kind": kind, "files": [_told(output, path, text) for path, text in files.items()]}))
     elif show:
-        typer.echo("\n".join(f"# {path}\n{text}" for path, text in files.items()), nl=False)
+        echo("\n".join(f"# {path}\n{text}" for path, text in files.items()), nl=False)
     else:
-        typer.echo(f"wrote {', '.join(files)} to {output}", err=True)
+        echo(f"wrote {', '.join(files)} to {output}", err=True)
 
 
 def _bundle(bundle: str | None, cache_dir: Path | None) -> Mapping[str, Any]:

@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from llmc.cli.output import echo
+
 
 def register(app: typer.Typer) -> None:
     """Add the command to `app`."""
@@ -29,20 +31,20 @@ def devices(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
     found = survey()
     if as_json:
-        typer.echo(json.dumps(found))
+        echo(json.dumps(found))
         return
-    typer.echo(f"this host: {host()}")
+    echo(f"this host: {host()}")
     cards = [f"{text} ({row['device']})" for row in found for text in row["found"] if not _is_cpu(row)]
-    typer.echo(f"cards: {', '.join(cards) or 'none found'}\n")
+    echo(f"cards: {', '.join(cards) or 'none found'}\n")
     header = ("device", "compiles here", "runs here", "run on hardware")
     _print(header, [(d["device"], _compiles(d), d["runs"], d["hardware"]["text"]) for d in found])
     for device in found:
         if device["note"]:
-            typer.echo(f"\n{device['device']}: left for the device's own host: {device['note']}")
+            echo(f"\n{device['device']}: left for the device's own host: {device['note']}")
     for device in found:
         if device["topologies"]:
             form = device["topology_form"]
-            typer.echo(f"\n--device {device['device']}:{form['written']}, for example {form['example']}")
+            echo(f"\n--device {device['device']}:{form['written']}, for example {form['example']}")
             header = (form["row"], "memory a device", "devices a chip", form["column"])
             _print(header, _generations(device["topologies"]))
 
@@ -70,4 +72,4 @@ def _print(header: tuple[str, ...], rows: Iterator[tuple[str, ...]] | Sequence[t
     table = [header, *rows]
     widths = [max(len(row[i]) for row in table) for i in range(len(header))]
     for row in table:
-        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

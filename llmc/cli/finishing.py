@@ -7,10 +7,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
-
 from llmc.cli import output as console
 from llmc.cli.compiled import finished_lines
+from llmc.cli.output import echo
 from llmc.paths import is_dir
 
 if TYPE_CHECKING:
@@ -32,14 +31,14 @@ def finish_instead(
         return False
     result = finish(output, open_store(cache_dir, settings), settings, options.jobs, options.verify, as_json)
     if as_json:
-        typer.echo(json.dumps(result.to_json()))
+        echo(json.dumps(result.to_json()))
         return True
-    typer.echo(
+    echo(
         f"{result.bundle}: {result.native + result.portable} executables; native {result.native}, portable "
         f"{result.portable}; {result.bytes / 1e6:,.1f} MB; {result.seconds:.1f} s"
     )
     for line in finished_lines(result.to_json()):
-        typer.echo(line)
+        echo(line)
     return True
 
 
@@ -79,10 +78,10 @@ def finish_first(bundle: Bundle, store: Store, settings: Settings, as_json: bool
     if settings.open_portable or not unfinished(bundle) or finisher_here(target_of(bundle.manifest)) is None:
         return bundle
     if bundle.path.resolve().parent.name == IN_STORE:
-        print(f"llmc: {bundle.path} is not finished, as it lies in a store: put it into a folder of its own with "
-              f"llmc cache pull REFERENCE -o FOLDER, and finish that", file=sys.stderr)  # fmt: skip
+        echo(f"llmc: {bundle.path} is not finished, as it lies in a store: put it into a folder of its own with "
+              f"llmc cache pull REFERENCE -o FOLDER, and finish that", err=True)  # fmt: skip
         return bundle
     result = finish(bundle.path, store, settings, settings.threads, "sample", as_json)
     if not console.quiet:
-        print("\n".join(finished_lines(result.to_json())), file=sys.stderr)
+        echo("\n".join(finished_lines(result.to_json())), err=True)
     return Bundle.open(bundle.path, settings)

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llmc.buckets.limits import DEFAULT_MAX_NUM_SEQS
-from llmc.cli import ahead
 from llmc.cli import output as messages
 from llmc.cli.accuracy import origin_line
 from llmc.cli.flags import takes
 from llmc.cli.grouped_help import add
 from llmc.cli.on_demand import OnDemandFlags
 from llmc.cli.options import ENGINE, BundleOrModelArgument, EagerFlag, PrefillFlag, WeightsFlag, option
+from llmc.cli.output import echo, say
 from llmc.cli.prompt_lines import Asked, parse
 from llmc.cli.speculation import LookupMax, LookupMin, Speculate, asked
 from llmc.errors import ArtifactError, CheckpointError, InputError, VerificationError
@@ -113,12 +113,11 @@ def generate(
     asked_for = _prompts(prompt, prompts, source, chat, sampling)
     given, params = [one for one, _ in asked_for], [how for _, how in asked_for]
     keeps = show_buckets or as_json or speculation is not None
-    begun = ahead.take(bundle)
-    place = bundle if begun else _bundle(bundle, flags, len(given), weights)
+    place = _bundle(bundle, flags, len(given), weights)
     options: dict[str, Any] = {"speculative_config": speculation, "prefill": prefill, "enforce_eager": enforce_eager}
-    with BundleLLM(place, threads, keeps, starting=begun, **options) as llm:
+    with BundleLLM(place, threads, keeps, **options) as llm:
         if messages.verbose:
-            print(f"llmc: {origin_line(bundle, llm.bundle.files)}", file=sys.stderr)
+            echo(f"llmc: {origin_line(bundle, llm.bundle.files)}", err=True)
         if stream and not as_json:
             records, reasons = _stream(llm, given, params, lora_name)
         else:
@@ -130,9 +129,9 @@ def generate(
             _print_steps(records)
         if not as_json and not messages.quiet:
             opened = f"; by the toolchain at open: {n}" if (n := len(llm.compilations_at_open)) else ""
-            typer.echo(f"compilations while serving: {llm.compilations}{opened}", err=True)
+            echo(f"compilations while serving: {llm.compilations}{opened}", err=True)
             if speculation is not None:
-                typer.echo(_speculated(records), err=True)
+                echo(_speculated(records), err=True)
     if failed := reasons.count("error"):
         raise VerificationError(
             f"{failed} of {len(reasons)} texts ended early: the model's logits were no numbers, so that its graphs or "
@@ -194,11 +193,10 @@ def _stream(
     for one, how in zip(asked, params, strict=True):
         reason = None
         for _, update, _ in llm.stream([one], how, lora=lora):
-            typer.echo(update.text, nl=False)
-            sys.stdout.flush()
+            say(update.text)
             reason = update.finish_reason
         reasons.append(reason)
-        typer.echo()
+        echo()
         records += llm.records
     return records, reasons
 
@@ -206,7 +204,7 @@ def _stream(
 def _print(asked: Any, output: RequestOutput, as_json: bool, several: bool) -> None:
     completion = output.outputs[0]
     if as_json:
-        typer.echo(
+        echo(
             json.dumps(
                 {
                     "prompt": asked["messages"] if isinstance(asked, dict) else asked,
@@ -226,8 +224,8 @@ def _print(asked: Any, output: RequestOutput, as_json: bool, several: bool) -> N
         return
     if several:
         shown = asked["messages"][-1]["content"] if isinstance(asked, dict) else asked
-        typer.echo(f"> {shown}")
-    typer.echo(completion.text)
+        echo(f"> {shown}")
+    say(f"{completion.text}\n")
 
 
 def _handed_json(cost: HandOver | None) -> dict[str, Any]:
@@ -275,4 +273,4 @@ def _print_steps(records: list[StepRecord]) -> None:
         at += len(run)
     widths = [max(len(row[i]) for row in table) for i in range(len(header))]
     for row in table:
-        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

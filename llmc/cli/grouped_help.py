@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from llmc.cli.output import echo
 from llmc.compiler.targets.declared import offered
 
 ALL = "--help-all"
@@ -106,7 +107,7 @@ def _name(formatter: Any, rows: Mapping[str, Sequence[str]]) -> None:
 def _show_all(ctx: typer.Context, value: bool) -> None:
     if value and not ctx.resilient_parsing:
         ctx.meta[ALL] = True
-        typer.echo(ctx.get_help())
+        echo(ctx.get_help())
         raise typer.Exit
 
 

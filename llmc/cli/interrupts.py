@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import signal
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import typer
+
+from llmc.cli.output import echo
 
 EXIT = 130
 """The exit code of every interrupted command; main prints that it was interrupted."""
@@ -35,5 +36,5 @@ def end_incomplete(missing: Sequence[str]) -> None:
     """Name the measurements that an interrupt left out, and end the command; does nothing if there are none."""
     if missing:
         some = "; ".join(missing[:8]) + (f"; and {len(missing) - 8} more" if len(missing) > 8 else "")
-        print(f"llmc: not measured: {some}", file=sys.stderr)
+        echo(f"llmc: not measured: {some}", err=True)
         raise typer.Exit(EXIT)

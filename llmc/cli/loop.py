@@ -13,6 +13,7 @@ import typer
 
 from llmc.cli.grouped_help import GroupedCommand
 from llmc.cli.options import StoreFlag, option
+from llmc.cli.output import echo
 from llmc.cli.quantities import duration, fraction
 from llmc.errors import InputError
 
@@ -101,7 +102,7 @@ def loop_command(
             with CompileProgress(as_json and not sys.stderr.isatty()) as progress:
                 done = run_round(asked, store, settings, progress)
             asked = replace(asked, bundle=None) if done.outcome == "ready" else asked
-            typer.echo(json.dumps(done.to_dict()) if as_json else said(done))
+            echo(json.dumps(done.to_dict()) if as_json else said(done))
             code = 1 if done.outcome in ("failed", "refused") else 0
             if once or dry_run:
                 break

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from llmc.cli import ahead, output
+from llmc.cli import output
+from llmc.shown import shown, without_logins
 
 _SEVERAL = "--lora-modules"
 UNEXPECTED = 1
@@ -22,12 +23,7 @@ def main(argv: list[str] | None = None) -> int:
     if any("\0" in argument for argument in arguments):
         _fail("an argument holds a zero byte, which no name has", verbosity)
         return USAGE
-    try:
-        if arguments[:1] == ["generate"]:
-            ahead.begin(arguments[1:])
-        return _run(_spread(arguments), verbosity)
-    finally:
-        ahead.drop()
+    return _run(_spread(arguments), verbosity)
 
 
 def _run(arguments: list[str], verbosity: int) -> int:
@@ -107,16 +103,23 @@ def _spread(arguments: list[str]) -> list[str]:
 
 
 def _logging(verbosity: int) -> None:
-    if verbosity == 0:
-        return
     import logging
 
-    level = logging.DEBUG if verbosity > 1 else logging.INFO if verbosity == 1 else logging.ERROR
-    logging.basicConfig(level=level, stream=sys.stderr, format="llmc: %(message)s")
+    class Shown(logging.Formatter):
+        def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - as logging calls it
+            return shown(without_logins(super().formatMessage(record)))
+
+    if logging.root.handlers:
+        return
+    levels = {-1: logging.ERROR, 0: logging.WARNING, 1: logging.INFO, 2: logging.DEBUG}
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(Shown("llmc: %(message)s" if verbosity else "%(message)s"))
+    logging.root.addHandler(handler)
+    logging.root.setLevel(levels[max(-1, min(verbosity, 2))])
 
 
 def _fail(message: str, verbosity: int) -> None:
-    print(f"llmc: error: {message}", file=sys.stderr)
+    print(f"llmc: error: {shown(message)}", file=sys.stderr)
     if verbosity > 0:
         import traceback
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llmc.cli.options import ThreadsFlag, device_option, option
-from llmc.cli.output import CompileProgress
+from llmc.cli.output import CompileProgress, echo, say
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -86,9 +85,8 @@ def answer(llm: BundleLLM, prompt: Prompt, flags: TryFlags) -> str:
     params = SamplingParams(max_tokens=flags.max_tokens, temperature=flags.temperature, seed=flags.seed)
     for _, update, _ in llm.stream([prompt], params):
         parts.append(update.text)
-        typer.echo(update.text, nl=False)
-        sys.stdout.flush()
-    typer.echo()
+        say(update.text)
+    echo()
     return "".join(parts)
 
 

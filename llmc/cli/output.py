@@ -8,6 +8,8 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from llmc.shown import shown_lines
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -39,6 +41,21 @@ _STAGES = {
     "diagnose": "find the layer that differs",
     "program": "trace",
 }
+
+
+def echo(text: str = "", *, nl: bool = True, err: bool = False) -> None:
+    """Print text for people; what a terminal would obey is shown as an escape (llmc/shown.py), line ends are kept."""
+    stream = sys.stderr if err else sys.stdout
+    stream.write(shown_lines(text) + "\n" * nl)
+    stream.flush()
+
+
+def say(text: str) -> None:
+    """Print what a model says, as it is, and to a terminal as `echo` does."""
+    if sys.stdout.isatty():
+        text = shown_lines(text)
+    sys.stdout.write(text)
+    sys.stdout.flush()
 
 
 class CompileProgress:
@@ -129,9 +146,9 @@ class CompileProgress:
     def _line(self, text: str) -> None:
         self._said_at = time.monotonic()
         if self._progress:
-            self._progress.console.print(text, highlight=False, markup=False)
+            self._progress.console.print(shown_lines(text), highlight=False, markup=False)
         else:
-            print(text, file=sys.stderr, flush=True)
+            echo(text, err=True)
 
     def _bar(self, name: str, done: int, total: int) -> None:
         if not self._progress:
@@ -165,7 +182,7 @@ class StepProgress:
         if self._quiet or time.monotonic() < self._from:
             return
         if not sys.stderr.isatty():
-            print(f"[{done}/{total}] {text}", file=sys.stderr, flush=True)
+            echo(f"[{done}/{total}] {text}", err=True)
             return
         if self._progress is None:
             self._progress = _bars()

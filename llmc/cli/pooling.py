@@ -12,6 +12,7 @@ import typer
 
 from llmc.buckets.files import read_text
 from llmc.cli.options import BundleArgument, ThreadsFlag, option
+from llmc.cli.output import echo
 from llmc.errors import InputError
 from llmc.runtime.pooling.tokens import WHOLE
 
@@ -75,10 +76,10 @@ def embed(
             np.save(file, np.stack([one.values for one in found]))
     for at, one in enumerate(found):
         if as_json:
-            typer.echo(json.dumps({"index": at, "embedding": one.values.tolist(), "prompt_tokens": one.prompt_tokens}))
+            echo(json.dumps({"index": at, "embedding": one.values.tolist(), "prompt_tokens": one.prompt_tokens}))
         elif output is None:
             begins = " ".join(f"{value:.4f}" for value in one.values[:SHOWN])
-            typer.echo(f"[{at}] {one.prompt_tokens} tokens, {len(one.values)} numbers: {begins} …")
+            echo(f"[{at}] {one.prompt_tokens} tokens, {len(one.values)} numbers: {begins} …")
     _summary(len(found), seconds, pooler)
 
 
@@ -115,7 +116,7 @@ def score(
     for at, one in ranked:
         value = float(one.values[0])
         line = {"index": at, "score": value, "document": given[at], "prompt_tokens": one.prompt_tokens}
-        typer.echo(json.dumps(line) if as_json else f"{value:.4f}  [{at}] {given[at]}")
+        echo(json.dumps(line) if as_json else f"{value:.4f}  [{at}] {given[at]}")
     _summary(len(found), seconds, pooler)
 
 
@@ -144,8 +145,8 @@ def _summary(count: int, seconds: float, pooler: object) -> None:
     counted = pooler.statistics
     waste = 1 - counted.tokens / max(counted.padded_tokens, 1)
     if not output.quiet:
-        print(
+        echo(
             f"{count} texts in {seconds:.2f} s; {counted.tokens} tokens in {counted.steps} batches, "
             f"padding {waste:.1%}",
-            file=sys.stderr,
+            err=True,
         )

@@ -16,6 +16,7 @@ import typer
 
 from llmc.cli import output as messages
 from llmc.cli.options import BundleArgument, ThreadsFlag, option
+from llmc.cli.output import echo
 from llmc.errors import InputError
 
 if TYPE_CHECKING:
@@ -88,9 +89,9 @@ def prefill(
         finally:
             listener.close()
     if as_json:
-        typer.echo(json.dumps({"event": "stopped", "served": server.served}))
+        echo(json.dumps({"event": "stopped", "served": server.served}))
     elif not messages.quiet:
-        print(f"llmc: stopped; {server.served} prompts handed over", file=sys.stderr)
+        echo(f"llmc: stopped; {server.served} prompts handed over", err=True)
 
 
 def _watch_input(stop: threading.Event) -> None:
@@ -120,6 +121,6 @@ def _tell(server: PrefillServer, listener: Listener, seconds: float, as_json: bo
     if as_json:
         facts = asdict(server.worker.facts)
         told = {"event": "listening", "address": where, "seconds": seconds, "facts": facts}
-        print(json.dumps(told), flush=True)
+        echo(json.dumps(told))
     elif not messages.quiet:
-        print(f"llmc: ready in {seconds:.1f} s; prompts come in at {where}", file=sys.stderr, flush=True)
+        echo(f"llmc: ready in {seconds:.1f} s; prompts come in at {where}", err=True)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llmc.cli.options import BundleArgument, StoreFlag, option
+from llmc.cli.output import echo
 from llmc.errors import ArtifactError
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def report(
     found = Bundle.open(resolve(bundle, settings, open_store(cache_dir, settings)), settings)
     text = "\n".join(_lines(found, compiled, traffic, certificate)) + "\n"
     if output is None:
-        typer.echo(text, nl=False)
+        echo(text, nl=False)
     else:
         write_text(output, text, "report")
 

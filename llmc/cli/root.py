@@ -10,6 +10,7 @@ from typer.completion import completion_init  # type: ignore[attr-defined]
 from typer.core import TyperGroup
 from typer.main import get_group
 
+from llmc.cli.output import echo
 from llmc.errors import UnknownNameError
 from llmc.version import __version__
 
@@ -81,7 +82,7 @@ def app() -> typer.Typer:
 
 def _version(value: bool) -> None:
     if value:
-        typer.echo(__version__)
+        echo(__version__)
         raise typer.Exit
 
 

@@ -27,6 +27,7 @@ from llmc.cli.options import (
     option,
 )
 from llmc.cli.order import OrderFlag, uses_in
+from llmc.cli.output import echo
 from llmc.cli.quantities import duration, size
 from llmc.cli.replicating import fleet, local_count, require_executor
 from llmc.cli.speculation import ConfigJson, LookupMax, LookupMin, Speculate, asked
@@ -288,7 +289,7 @@ def _vllm_profile(settings: Settings) -> Path | None:
     from llmc.server.telemetry.vllm_trace import file_name
 
     path = Path(file_name())
-    print(f"llmc: VLLM_PROFILER_ENABLED: {path}", file=sys.stderr)
+    echo(f"llmc: VLLM_PROFILER_ENABLED: {path}", err=True)
     return path
 
 
@@ -338,7 +339,7 @@ class _JsonEvents:
 
         if not isinstance(event, Progress):
             line = {"event": type(event).__name__.lower(), **asdict(event)}
-            print(json.dumps(line), flush=True)
+            echo(json.dumps(line))
 
 
 class _Told:
@@ -441,4 +442,4 @@ class _Told:
         self._bars.clear()
 
     def _say(self, text: str) -> None:
-        print(f"llmc: {text}", file=sys.stderr, flush=True)
+        echo(f"llmc: {text}", err=True)

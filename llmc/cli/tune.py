@@ -12,6 +12,7 @@ import typer
 from llmc.cli import output as messages
 from llmc.cli.interrupts import EXIT, sigterm_interrupts
 from llmc.cli.options import BundleArgument, StoreFlag, device_option, option
+from llmc.cli.output import echo
 from llmc.errors import InputError
 
 if TYPE_CHECKING:
@@ -61,10 +62,10 @@ def tune(
     hidden = as_json and not sys.stderr.isatty()
     with sigterm_interrupts(), messages.StepProgress("tune", hidden) as told:
         result = tune_bundle(opened, store, output, told)
-    typer.echo(json.dumps(result.to_json()) if as_json else _text(result))
+    echo(json.dumps(result.to_json()) if as_json else _text(result))
     if result.interrupted:
         done = f"{result.tuned} of {result.executables} executables were tuned"
-        print(f"llmc: {done}; what was found is kept", file=sys.stderr)
+        echo(f"llmc: {done}; what was found is kept", err=True)
         raise typer.Exit(EXIT)
 
 

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from llmc.cli.options import BundleArgument, StoreFlag, option
+from llmc.cli.output import echo
 from llmc.errors import InputError
 
 
@@ -81,15 +82,15 @@ def verify(
             folder = bound(folder, _weights(bundle, reference), store, progress)
         found = verify_again(folder, reference, every, store, progress, lambda d, t: progress(VerifyReport(d, t)))
     if as_json:
-        typer.echo(json.dumps(found))
+        echo(json.dumps(found))
         return
     manifest = read_manifest(folder)
-    typer.echo(f"{bundle}: files intact; {verified_line(found, len(manifest.executables))}")
+    echo(f"{bundle}: files intact; {verified_line(found, len(manifest.executables))}")
     if (accuracy := accuracy_line(found)) is not None:
-        typer.echo(accuracy)
+        echo(accuracy)
     recorded = Origin(found["recorded"]["origin"], tuple(found["recorded"]["signers"]))
     if recorded.name in ("signed", "unsigned"):
-        typer.echo(f"the outcome it records: {origin_words(recorded, manifest.verification)}; verified again here")
+        echo(f"the outcome it records: {origin_words(recorded, manifest.verification)}; verified again here")
 
 
 def _weights(bundle: str, reference: str | None) -> str:

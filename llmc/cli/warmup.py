@@ -16,6 +16,7 @@ from llmc.cli.grouped_help import GroupedCommand
 from llmc.cli.interrupts import EXIT, sigterm_interrupts
 from llmc.cli.options import BundleArgument, EagerFlag, StoreFlag, ThreadsFlag, WeightsFlag, option
 from llmc.cli.order import OrderFlag, uses_in
+from llmc.cli.output import echo
 from llmc.errors import InputError, LlmcError
 
 if TYPE_CHECKING:
@@ -140,15 +141,15 @@ def warmup(
 def _shown(found: Outcome, bundle: str, opened: Bundle, as_json: bool) -> None:
     """Print what ran. Raises LlmcError that names what did not run here, and ends the command after an interrupt."""
     if as_json:
-        typer.echo(json.dumps({"bundle": bundle, "device": opened.manifest.device, **found.to_dict()}))
+        echo(json.dumps({"bundle": bundle, "device": opened.manifest.device, **found.to_dict()}))
     else:
-        typer.echo(_text(found, bundle, opened.manifest.device))
+        echo(_text(found, bundle, opened.manifest.device))
     if found.failed or found.failed_beside:
         raise LlmcError(f"{bundle}: {_failures(found)}")
     if found.capturing is not None and found.capturing.failure and not found.interrupted:
         raise LlmcError(f"{bundle}: {found.capturing.failure}")
     if found.interrupted:
-        print(f"llmc: not warmed up: {len(found.missing)} of {len(found.warming.buckets)} buckets", file=sys.stderr)
+        echo(f"llmc: not warmed up: {len(found.missing)} of {len(found.warming.buckets)} buckets", err=True)
         raise typer.Exit(EXIT)
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +16,7 @@ from llmc.runtime.engine.requests import Request
 from llmc.runtime.engine.sampling import RequestOutputKind, SamplingParams
 from llmc.runtime.prompts import Prompt, Prompts
 from llmc.runtime.startup.opening import EngineOptions, open_executor, open_generator, warm_up
-from llmc.runtime.text.chat import ChatTemplate, check_messages, plain_data
-from llmc.runtime.text.confined_chat import LIMITS as TEMPLATE_LIMITS
-from llmc.runtime.text.confined_chat import ConfinedTemplate
+from llmc.runtime.text.chat import check_messages, plain_data
 
 if TYPE_CHECKING:
     from llmc.runtime.pooling.async_pooler import AsyncPooler
@@ -151,15 +147,8 @@ class BundleAsyncLLM:
         return self.prompts.encode(prompt)
 
     async def _conversation(self, messages: Sequence[Mapping[str, Any]], **how: Any) -> list[int]:
-        text = await self._template.rendered(check_messages(messages), **plain_data(how))
+        text = await self.prompts.template.rendered(check_messages(messages), **plain_data(how))
         return self.prompts.encode_chat(text)
-
-    @cached_property
-    def _template(self) -> ChatTemplate:
-        source, tokens = self.bundle.chat_template, self.bundle.special_tokens
-        if hasattr(os, "fork"):
-            return ConfinedTemplate(source, tokens, TEMPLATE_LIMITS)
-        return ChatTemplate(source, tokens)
 
     async def abort(self, request_id: str) -> None:
         """End a request; its generator ends with finish_reason "abort". Unknown ids are fine."""
@@ -182,8 +171,7 @@ class BundleAsyncLLM:
             self._pooler.close()
             return
         self.engine.close()
-        if "_template" in self.__dict__:
-            self._template.close()
+        self.prompts.close()
         self.bundle.files.close()
 
     async def __aenter__(self) -> BundleAsyncLLM:

@@ -39,21 +39,14 @@ class BundleLLM:
 
     `bundle` is a folder or an opened Bundle. With `keep_steps` each output carries a record of every step it took part
     in. `seed` makes unseeded requests repeatable. `observer` is told of requests and steps; further keywords are those
-    of EngineOptions. `starting` is this bundle's executor that is being opened already; it is used where its options
-    are those of this call. Raises ArtifactError or DeviceError when the bundle cannot run here.
+    of EngineOptions. Raises ArtifactError or DeviceError when the bundle cannot run here.
     """
 
     def __init__(
         self, bundle: Bundle | str | Path, threads: int | None = None, keep_steps: bool = False, *,
-        seed: int | None = None, observer: Observer | None = None, starting: StartingExecutor | None = None,
-        **options: Any,
+        seed: int | None = None, observer: Observer | None = None, **options: Any,
     ) -> None:  # fmt: skip
         how = EngineOptions(threads, **options)
-        if starting is not None and starting.options != how:
-            starting.abandon()
-            starting = None
-        if starting is not None:
-            bundle = starting.bundle
         self.bundle = bundle if isinstance(bundle, Bundle) else Bundle.open(bundle)
         self._pooler: Pooler | None = None
         if self.bundle.task != "generate":
@@ -65,13 +58,13 @@ class BundleLLM:
 
                 warm_pooler(self._pooler)
             return
-        opening = starting or StartingExecutor(self.bundle, how)
+        opening = StartingExecutor(self.bundle, how)
         try:
             from llmc.runtime.offline import Offline
             from llmc.runtime.prompts import Prompts
 
             self.prompts: Prompts = Prompts(self.bundle)
-            self.prompts.prepare(lambda: opening.is_opening)
+            self.prompts.prepare()
             self.executor: Executor = opening.executor
             warm_up(self.executor, how)
             self._offline = Offline(
@@ -214,15 +207,13 @@ class BundleLLM:
         _ = self.generator
         from llmc.runtime.prompts import conversations
 
-        template = self.prompts.template
-        if chat_template is not None:
-            from llmc.runtime.text.chat import ChatTemplate
-
-            template = ChatTemplate(chat_template, self.bundle.special_tokens)
-        texts = [
-            template.render(m, add_generation_prompt=add_generation_prompt, tools=tools, variables=chat_template_kwargs)
-            for m in conversations(messages)
-        ]
+        template = None if chat_template is None else self.prompts.template_of(chat_template)
+        how = {"add_generation_prompt": add_generation_prompt, "tools": tools, "variables": chat_template_kwargs}
+        try:
+            texts = [self.prompts.render(m, template, **how) for m in conversations(messages)]
+        finally:
+            if template is not None:
+                template.close()
         prompts = [{"prompt_token_ids": self.prompts.encode_chat(text)} for text in texts]
         outputs = self.generate(prompts, sampling_params, use_tqdm=use_tqdm, lora=lora)
         for output, text in zip(outputs, texts, strict=True):
@@ -236,6 +227,7 @@ class BundleLLM:
             return
         self._offline.generator.close()
         self.executor.close()
+        self.prompts.close()
         self.bundle.files.close()
 
     def __enter__(self) -> BundleLLM:

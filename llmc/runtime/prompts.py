@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from numbers import Integral
 from operator import index
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from llmc.errors import InputError, LlmcError
+from llmc.errors import InputError
 
 if TYPE_CHECKING:
     from llmc.runtime.bundle import Bundle
@@ -27,24 +27,42 @@ class Prompts:
     @cached_property
     def template(self) -> ChatTemplate:
         """The model's chat template; raises InputError where it has none."""
+        return self.template_of(self._bundle.chat_template)
+
+    def template_of(self, source: str | None) -> ChatTemplate:
+        """A chat template for this model, which renders in a child process: a template is a stranger's program.
+
+        The process starts with the first conversation, and ends with the template's `close`. A system without fork
+        renders here, without limits of time and memory. Raises InputError for None.
+        """
+        tokens = self._bundle.special_tokens
+        if hasattr(os, "fork"):
+            from llmc.runtime.text import confined_chat
+
+            return confined_chat.ConfinedTemplate(source, tokens, confined_chat.LIMITS)
         from llmc.runtime.text.chat import ChatTemplate
 
-        return ChatTemplate(self._bundle.chat_template, self._bundle.special_tokens)
+        return ChatTemplate(source, tokens)
 
-    def prepare(self, has_time: Callable[[], bool]) -> None:
-        """Load the tokenizer, and the chat template if there `has_time` then: many a request needs none.
-
-        Raises ArtifactError for a tokenizer that cannot be used; of such a template those hear who use it.
-        """
+    def prepare(self) -> None:
+        """Load the tokenizer, which the first text would otherwise wait for. Raises ArtifactError for one that cannot
+        be used."""
         if self._bundle.has_tokenizer:
-            self._bundle.tokenizer.encode("")  # the first text would otherwise wait for this
-        if has_time():
-            with suppress(LlmcError):
-                _ = self.template
+            self._bundle.tokenizer.encode("")
 
-    def render(self, messages: Sequence[Mapping[str, Any]], **how: Any) -> str:
-        """The chat template's text for `messages`, ready for an answer; `how` as in ChatTemplate.render."""
-        return self.template.render(messages, **how)
+    def close(self) -> None:
+        """End the process of the chat template, if one was started."""
+        if "template" in vars(self):
+            self.template.close()
+
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], template: ChatTemplate | None = None, **how: Any
+    ) -> str:  # fmt: skip
+        """A chat template's text for `messages` (default: the model's), ready for an answer; `how` as in
+        ChatTemplate.render."""
+        from llmc.runtime.text.chat import check_messages, plain_data
+
+        return (template or self.template).render(check_messages(messages), **plain_data(how))
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a text, of {"prompt": text}, {"prompt_token_ids": ids} or {"messages": [...]}, or as given."""

@@ -36,7 +36,7 @@ HEAVY = {
     "typer",
 }
 
-BASE = ("errors", "paths", "platforms", "quiet", "strict_json", "version", "waiting")
+BASE = ("errors", "paths", "platforms", "quiet", "shown", "strict_json", "version", "waiting")
 """Modules under everything, with the standard library alone; llmc itself imports the last three."""
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import typer.core
 
-from llmc.cli import ahead
 from llmc.cli.main import main
 from tests.cli.conftest import surround
 from tests.docs.commands import AND_SO_ON, DOCUMENTS, OF_PACKAGES, ROOT, llmc_arguments, shown
@@ -39,7 +38,6 @@ def taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.Capture
     """What the command line says against arguments; "" where it takes them. No command runs."""
     surround(monkeypatch, tmp_path, tmp_path)
     monkeypatch.setattr(typer.core.TyperCommand, "invoke", lambda _, ctx: _known(ctx), raising=False)
-    monkeypatch.setattr(ahead, "begin", lambda _: None)
 
     def refusal(arguments: list[str]) -> str:
         capfd.readouterr()

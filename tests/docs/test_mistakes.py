@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import typer.core
 
-from llmc.cli import ahead
 from llmc.cli.main import main
 from tests.cli.conftest import surround
 from tests.docs.commands import AND_SO_ON, DOCUMENTS, OF_PACKAGES, llmc_arguments, shown
@@ -58,7 +57,6 @@ def files_of(arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> lis
 
     with monkeypatch.context() as patch:
         patch.setattr(typer.core.TyperCommand, "invoke", parsed, raising=False)
-        patch.setattr(ahead, "begin", lambda _: None)
         main(list(arguments))
     return found
 

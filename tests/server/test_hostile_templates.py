@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import aclosing
@@ -14,12 +16,13 @@ from typing import Any
 import psutil
 import pytest
 
+from llmc.cli.main import main
 from llmc.errors import InputError
-from llmc.runtime import async_llm
 from llmc.runtime.async_llm import BundleAsyncLLM
 from llmc.runtime.confined.limits import Limits
 from llmc.runtime.engine.sampling import SamplingParams
-from llmc.runtime.text import chat
+from llmc.runtime.llm import BundleLLM
+from llmc.runtime.text import chat, confined_chat
 from llmc.testing import toy
 from tests.server.live import Answer, Call, Live, toy_bundle
 from tests.server.test_hostile_grammars import HEALTHY_S, Health
@@ -143,7 +146,7 @@ def pool(live: Live) -> Any:
 def test_callers_of_one_event_loop_do_not_wait_for_a_template(
     hostile: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    monkeypatch.setattr(async_llm, "TEMPLATE_LIMITS", replace(LIMITS, workers=2))
+    monkeypatch.setattr(confined_chat, "LIMITS", replace(LIMITS, workers=2))
 
     async def said(llm: BundleAsyncLLM, content: str) -> str:
         messages, params = [{"role": "user", "content": content}], SamplingParams(max_tokens=2, ignore_eos=True)
@@ -166,3 +169,33 @@ def test_callers_of_one_event_loop_do_not_wait_for_a_template(
         assert set(psutil.Process().children()) <= before
 
     asyncio.run(callers())
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_program_that_holds_a_conversation_gets_one_error(
+    hostile: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(confined_chat, "LIMITS", LIMITS)
+    before, began = set(psutil.Process().children()), psutil.Process().memory_info().rss
+    with BundleLLM(hostile) as llm:
+        params = SamplingParams(max_tokens=2, ignore_eos=True)
+        for conversation in ({"messages": [{"role": "user", "content": name}]}, None):
+            with pytest.raises(InputError, match=r"the chat template (cannot be rendered .*: it )?takes"):
+                if conversation is None:
+                    llm.chat([{"role": "user", "content": "Hi"}], params, chat_template=HOSTILE[name])
+                else:
+                    llm.generate(conversation, params)
+        assert llm.chat([{"role": "user", "content": "Hi"}], params)[0].outputs[0].token_ids
+    assert set(psutil.Process().children()) <= before
+    assert psutil.Process().memory_info().rss - began < 64 << 20
+
+
+def test_the_command_line_stops_a_template_too(
+    hostile: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(confined_chat, "LIMITS", LIMITS)
+    assert main(["generate", str(hostile), "--chat", "--prompt", "spin"]) == 2
+    assert "the chat template cannot be rendered with these messages" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "stdin", io.StringIO("padded\n"))
+    assert main(["chat", str(hostile)]) == 2
+    assert "the chat template takes more memory for these messages than there is" in capsys.readouterr().err

@@ -19,6 +19,7 @@ from llmc.cli.cache.common import (
     print_json,
 )
 from llmc.cli.options import option
+from llmc.cli.output import echo
 from llmc.errors import InputError
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def export_command(
     text = (
         f"exported {count_text(done.entries, 'entry', 'entries')} to {file}: {count_text(done.blobs, 'blob', 'blobs')}"
     )
-    typer.echo(f"{text}, {size_text(done.bytes)}{squeezed} in {done.seconds:.1f} s", err=file == STREAM)
+    echo(f"{text}, {size_text(done.bytes)}{squeezed} in {done.seconds:.1f} s", err=file == STREAM)
 
 
 def import_command(
@@ -151,7 +152,7 @@ def _whole(store: Store) -> list[Entry]:
         raise InputError(f"there is nothing to export in {store.root}; name bundle folders, or another --cache-dir")
     if len(complete) != len(travels):
         lost = count_text(len(travels) - len(complete), "entry", "entries")
-        typer.echo(f"llmc: left out {lost} whose blobs are missing or damaged; see `llmc cache verify`", err=True)
+        echo(f"llmc: left out {lost} whose blobs are missing or damaged; see `llmc cache verify`", err=True)
     return complete
 
 
@@ -177,9 +178,9 @@ def _print_imported(done: Imported, file: str, folder: Path | None, as_json: boo
     entries = f"{count_text(len(done.entries), 'entry', 'entries')} ({done.new_entries} new)"
     blobs = f"{count_text(done.blobs, 'blob', 'blobs')}, {size_text(done.bytes)}"
     new = f"{done.new_blobs} new, {size_text(done.new_bytes)}"
-    typer.echo(f"imported {entries} from {file}: {blobs} ({new}) in {done.seconds:.1f} s")
+    echo(f"imported {entries} from {file}: {blobs} ({new}) in {done.seconds:.1f} s")
     if folder is not None:
-        typer.echo(f"bundle: {folder}")
+        echo(f"bundle: {folder}")
 
 
 def register(app: typer.Typer) -> None:

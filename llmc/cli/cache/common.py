@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llmc.cli.options import option
+from llmc.cli.output import echo
 from llmc.paths import is_dir
+from llmc.shown import shown
 
 if TYPE_CHECKING:
     from llmc.artifacts.store.store import Store
@@ -54,16 +56,16 @@ def bundle_folder(text: str, store: Store) -> Path:
 
 def print_table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Columns apart by two spaces; the last one is not padded."""
-    table = [titles, *rows]
+    table = [[shown(cell) for cell in row] for row in (titles, *rows)]
     widths = [max(len(row[column]) for row in table) for column in range(len(titles) - 1)]
     for row in table:
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
-        typer.echo("  ".join([*cells, row[-1]]).rstrip())
+        echo("  ".join([*cells, row[-1]]).rstrip())
 
 
 def print_json(value: object) -> None:
     """Print a value as JSON."""
-    typer.echo(json.dumps(value, indent=2, sort_keys=True))
+    echo(json.dumps(value, indent=2, sort_keys=True))
 
 
 def show_value(value: object) -> str:

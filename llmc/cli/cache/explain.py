@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from llmc.cli.cache.common import CacheDirFlag, JsonFlag, bundle_folder, is_bundle, open_cache, print_json, show_value
+from llmc.cli.output import echo
 from llmc.errors import InputError
 
 if TYPE_CHECKING:
@@ -77,9 +78,9 @@ def _print_nearest(store: Store, subject: _Subject, as_json: bool) -> None:
         files = {} if near is None else _files(near, subject)
         print_json({"a": name, "b": subject.name, "differences": [_difference_json(item) for item in found], **files})
     elif near is None:
-        typer.echo(f"{store.root} has no other {subject.kind} to compare it with")
+        echo(f"{store.root} has no other {subject.kind} to compare it with")
     else:
-        typer.echo(f"from {near.kind} {near.name}, the nearest, to {subject.name}:")
+        echo(f"from {near.kind} {near.name}, the nearest, to {subject.name}:")
         _print(found)
         _print_files(near, subject)
 
@@ -146,11 +147,11 @@ def _print(found: list[Difference]) -> None:
     for item in found[:LINES_SHOWN]:
         modules = changed_code(item)
         shown = f"{show_value(item.mine)} → {show_value(item.theirs)}"
-        typer.echo(f"{item.name}: {', '.join(modules) or shown}")
+        echo(f"{item.name}: {', '.join(modules) or shown}")
     if len(found) > LINES_SHOWN:
-        typer.echo(f"and {len(found) - LINES_SHOWN} more; --json lists all")
+        echo(f"and {len(found) - LINES_SHOWN} more; --json lists all")
     if not found:
-        typer.echo("no component differs")
+        echo("no component differs")
 
 
 def _files(one: _Subject, other: _Subject) -> dict[str, Any]:
@@ -171,7 +172,7 @@ def _print_files(one: _Subject, other: _Subject) -> None:
         if names:
             words = {"differ": "with other content", "only_a": "in A alone", "only_b": "in B alone"}[side]
             shown = ", ".join(names[:FILES_SHOWN]) + (" …" if len(names) > FILES_SHOWN else "")
-            typer.echo(f"{len(names)} {words}: {shown}")
+            echo(f"{len(names)} {words}: {shown}")
 
 
 def _difference_json(item: Difference) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import typer
 from llmc.buckets.warmup.sizes import size_text
 from llmc.cli.cache.common import CacheDirFlag, JsonFlag, count_text, open_cache, print_json, print_table
 from llmc.cli.options import option
+from llmc.cli.output import echo
 from llmc.errors import ArtifactError, InputError
 from llmc.paths import expanded
 
@@ -222,11 +223,11 @@ def _print_packed(cache: ForeignCache, done: Packed, folder: Path, as_json: bool
         return
     files = count_text(len(contents.files), "file", "files")
     new = "" if done.new else ", which the store had already"
-    typer.echo(f"packed {cache.name} cache {folder}: {files}, {size_text(contents.size)}{new}")
+    echo(f"packed {cache.name} cache {folder}: {files}, {size_text(contents.size)}{new}")
     for unit, why in done.left_out.items():
-        typer.echo(f"left out: {unit} {why}")
+        echo(f"left out: {unit} {why}")
     _print_facts(cache, contents)
-    typer.echo(f"key: {done.entry.key.digest}")
+    echo(f"key: {done.entry.key.digest}")
 
 
 def _print_facts(cache: ForeignCache, contents: Contents) -> None:
@@ -238,7 +239,7 @@ def _print_facts(cache: ForeignCache, contents: Contents) -> None:
     if shown:
         print_table(("FACT", "VALUE"), [(name, contents.facts[name]) for name in shown])
     if len(contents.facts) > len(shown):
-        typer.echo(f"and {len(contents.facts) - len(shown)} more facts; `llmc cache show KEY` lists all")
+        echo(f"and {len(contents.facts) - len(shown)} more facts; `llmc cache show KEY` lists all")
 
 
 def _print_unpacked(
@@ -253,18 +254,18 @@ def _print_unpacked(
         print_json(found | ({} if done is None else done._asdict()))
         return
     matching = ", ".join(comparison.matching) or "none"
-    typer.echo(f"facts that match: {matching}")
+    echo(f"facts that match: {matching}")
     for item in comparison.mismatches:
-        typer.echo(f"allowed: {item}")
+        echo(f"allowed: {item}")
     if comparison.unchecked:
-        typer.echo(f"not checked, as nothing here says them: {', '.join(comparison.unchecked)}")
+        echo(f"not checked, as nothing here says them: {', '.join(comparison.unchecked)}")
     if done is None:
-        typer.echo(f"{contents.cache} cache for {folder}: nothing written (--dry-run)")
+        echo(f"{contents.cache} cache for {folder}: nothing written (--dry-run)")
         return
     size = size_text(contents.size)
     counts = [(done.placed, "new"), (done.replaced, "replaced"), (done.present, "there already"), (done.kept, "kept")]
     told = ", ".join(f"{count_text(len(units), 'part', 'parts')} {what}" for units, what in counts if units)
-    typer.echo(f"unpacked {contents.cache} cache to {folder}: {size}; {told}")
+    echo(f"unpacked {contents.cache} cache to {folder}: {size}; {told}")
 
 
 def register(app: typer.Typer) -> None:

@@ -18,6 +18,7 @@ from llmc.cli.cache.common import (
     show_value,
 )
 from llmc.cli.options import option
+from llmc.cli.output import echo
 
 if TYPE_CHECKING:
     from llmc.artifacts.overview.survey import Listed
@@ -64,7 +65,7 @@ def list_entries(
         from llmc.settings import Settings
 
         draw(plot, survey, Keyring.from_settings(Settings.from_environment()), _summary)
-        typer.echo(f"wrote {plot}", err=True)
+        echo(f"wrote {plot}", err=True)
     listed = [one for one in survey.entries if kind in (None, one.entry.key.kind)]
     if as_json:
         print_json(
@@ -76,7 +77,7 @@ def list_entries(
         )
         return
     print_table(TITLES, map(_row, listed))
-    typer.echo(f"{len(listed)} entries; {_usage_text(survey.usage, survey.root)}")
+    echo(f"{len(listed)} entries; {_usage_text(survey.usage, survey.root)}")
 
 
 def entry_json(entry: Entry) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,6 +23,7 @@ from llmc.cli.cache.common import (
 )
 from llmc.cli.cache.listing import entry_json
 from llmc.cli.options import option
+from llmc.cli.output import echo
 from llmc.errors import ArtifactError, InputError
 from llmc.paths import is_dir
 
@@ -138,9 +140,7 @@ def verify(
     if as_json:
         print_json({"path": place, **checked, **extra, "bad": errors})
     else:
-        typer.echo(
-            f"{place}: {checked['blobs']} blobs, {size_text(checked['bytes'])} read, {len(errors)} damaged{said}"
-        )
+        echo(f"{place}: {checked['blobs']} blobs, {size_text(checked['bytes'])} read, {len(errors)} damaged{said}")
     if errors:
         shown = "\n  ".join(errors[:BAD_SHOWN])
         more = f"\n  and {len(errors) - BAD_SHOWN} more" if len(errors) > BAD_SHOWN else ""
@@ -163,7 +163,8 @@ def _show_program(what: str, cache_dir: Path | None, executable: str | None, out
         envelope = programs.of_entry(store, store.find(what), executable)
     made = programs.hlo_proto(envelope) if hlo else programs.stablehlo_text(envelope).encode()
     if output is None:
-        typer.echo(made, nl=False)
+        sys.stdout.buffer.write(made)
+        sys.stdout.flush()
         return
     try:
         write_atomic(output, made, output.parent, durable=False)
@@ -172,16 +173,16 @@ def _show_program(what: str, cache_dir: Path | None, executable: str | None, out
 
 
 def _print_entry(entry: Entry) -> None:
-    typer.echo(f"{entry.key.kind} {entry.key.digest}")
+    echo(f"{entry.key.kind} {entry.key.digest}")
     created = f"created {age_text(entry.created)} ago, " if entry.created else ""
-    typer.echo(f"{created}used {age_text(entry.used)} ago, {size_text(entry.size)}")
-    typer.echo("\ncomponents")
+    echo(f"{created}used {age_text(entry.used)} ago, {size_text(entry.size)}")
+    echo("\ncomponents")
     _print_members(entry.key.components)
-    typer.echo("\noutputs")
+    echo("\noutputs")
     for name, blob in entry.outputs.items():
-        typer.echo(f"  {name}: {blob.digest} ({size_text(blob.size)})")
+        echo(f"  {name}: {blob.digest} ({size_text(blob.size)})")
     if entry.meta:
-        typer.echo("\nmeta")
+        echo("\nmeta")
         _print_members(entry.meta)
 
 
@@ -199,24 +200,24 @@ def _origin(what: str, folder: Path, store: Store | None) -> str | None:
 def _print_manifest(path: str, manifest: Manifest, origin: str | None) -> None:
     states = [item.state for item in manifest.executables]
     buckets = sum(item.buckets for item in manifest.executables)
-    typer.echo(f"{path}: bundle for {manifest.device} ({manifest.target}, run by {manifest.executor})")
-    typer.echo(
+    echo(f"{path}: bundle for {manifest.device} ({manifest.target}, run by {manifest.executor})")
+    echo(
         f"{len(states)} executables ({states.count('native')} native, {states.count('portable')} portable) "
         f"for {buckets} buckets; {len(manifest.blobs)} blobs, {size_text(manifest.size)}; llmc {manifest.llmc}"
     )
     if origin is not None:
-        typer.echo(origin)
+        echo(origin)
     for title in ("model", "options", "toolchain", "verification", "provenance", "summary"):
         members = getattr(manifest, title)
         if title == "provenance":
             members = {name: value for name, value in members.items() if not isinstance(value, Mapping)}
         if members:
-            typer.echo(f"\n{title}")
+            echo(f"\n{title}")
             _print_members(members)
-    typer.echo("\nfiles")
+    echo("\nfiles")
     for name, digest in sorted(manifest.files.items()):
-        typer.echo(f"  {name}: {digest} ({size_text(manifest.blobs[digest])})")
-    typer.echo("\nexecutables")
+        echo(f"  {name}: {digest} ({size_text(manifest.blobs[digest])})")
+    echo("\nexecutables")
     rows = [
         (str(item), item.state, str(item.buckets), size_text(manifest.blobs[item.blob]), item.key[7:19])
         for item in manifest.executables
@@ -226,7 +227,7 @@ def _print_manifest(path: str, manifest: Manifest, origin: str | None) -> None:
 
 def _print_members(members: Mapping[str, Any]) -> None:
     for name, value in sorted(members.items()):
-        typer.echo(f"  {name}: {show_value(value)}")
+        echo(f"  {name}: {show_value(value)}")
 
 
 def register(app: typer.Typer) -> None:

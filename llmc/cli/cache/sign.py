@@ -11,6 +11,7 @@ import typer
 from llmc.cli.cache.common import CacheDirFlag, JsonFlag, is_bundle, open_cache, print_json
 from llmc.cli.cache.trust import is_terminal
 from llmc.cli.options import option
+from llmc.cli.output import echo
 from llmc.errors import CapacityError, InputError
 from llmc.paths import expanded
 
@@ -55,9 +56,7 @@ def sign(
         print_json({"key": signer.public.id, "signed": signed})
         return
     for item in signed:
-        typer.echo(
-            f"{item['what']}: signed by key {signer.public.short}" + (", in the store too" if item["stored"] else "")
-        )
+        echo(f"{item['what']}: signed by key {signer.public.short}" + (", in the store too" if item["stored"] else ""))
 
 
 def signer_of(private: Path | None) -> Signer:
@@ -94,7 +93,7 @@ def _sign_bundle(signer: Signer, store: Store, folder: str) -> dict[str, Any]:
         try:
             publish_bundle(store, manifest, signer.sign(content, there))
         except (CapacityError, UnwritableError) as error:
-            typer.echo(f"llmc: signed in {folder} only, not in the store: {error}", err=True)
+            echo(f"llmc: signed in {folder} only, not in the store: {error}", err=True)
             stored = False
     return {"what": folder, "kind": "bundle", "digest": files.manifest.digest, "stored": stored}
 

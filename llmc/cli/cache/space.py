@@ -20,6 +20,7 @@ from llmc.cli.cache.common import (
     print_table,
 )
 from llmc.cli.options import option
+from llmc.cli.output import echo
 from llmc.cli.quantities import duration, size
 from llmc.errors import ArtifactError
 
@@ -75,11 +76,11 @@ def collect_garbage(
         print_json({"root": str(layout.root), **found._asdict(), "temporaries": left._asdict()})
         return
     for line in summary(found, layout.root):
-        typer.echo(line)
+        echo(line)
     if left.folders:
         folders = count_text(left.folders, "temporary folder", "temporary folders")
         done = "would remove" if dry_run else "removed"
-        typer.echo(f"{done} {folders} of processes that were killed, {size_text(left.freed)}")
+        echo(f"{done} {folders} of processes that were killed, {size_text(left.freed)}")
 
 
 def did_something(found: Collection) -> bool:
@@ -212,7 +213,7 @@ def _print_pins(store: Store, found: list[Pin], as_json: bool) -> None:
         rows.append((item.kind, item.hex[:12], age_text(item.since), held))
     if rows:
         print_table(("KIND", "KEY", "PINNED", "SIZE"), rows)
-    typer.echo(f"{len(found)} pinned in {store.root}")
+    echo(f"{len(found)} pinned in {store.root}")
 
 
 def register(app: typer.Typer) -> None:

@@ -12,6 +12,7 @@ import typer
 from llmc.buckets.warmup.sizes import size_text
 from llmc.cli.cache.common import CacheDirFlag, JsonFlag, bundle_folder, count_text, is_bundle, print_json
 from llmc.cli.options import option
+from llmc.cli.output import echo
 from llmc.errors import ArtifactError, InputError
 
 if TYPE_CHECKING:
@@ -229,9 +230,9 @@ def _finish(done: str, way: str, place: str, report: TransferReport, as_json: bo
         moved = f"{count_text(report.blobs, 'blob', 'blobs')}, {size_text(report.bytes)} moved"
         there = f"{count_text(report.skipped_blobs, 'blob', 'blobs')}, {size_text(report.skipped_bytes)} were there"
         entries = count_text(report.entries, "entry", "entries")
-        typer.echo(f"{done} {entries} {way} {place}: {moved} in {report.seconds:.1f} s{speed}; {there}")
+        echo(f"{done} {entries} {way} {place}: {moved} in {report.seconds:.1f} s{speed}; {there}")
         if folder is not None:
-            typer.echo(f"bundle: {folder}")
+            echo(f"bundle: {folder}")
     if report.refused:
         shown = "; ".join(f"{item.name}: {item.reason}" for item in report.refused[:SHOWN])
         more = f"; and {len(report.refused) - SHOWN} more" if len(report.refused) > SHOWN else ""

@@ -9,6 +9,7 @@ import typer
 
 from llmc.cli.cache.common import JsonFlag, print_json, print_table
 from llmc.cli.options import option
+from llmc.cli.output import echo
 from llmc.errors import InputError
 from llmc.paths import expanded
 
@@ -51,8 +52,8 @@ def keygen(
     if as_json:
         print_json({"id": key.id, "private": str(path), "public": str(public_file(path))})
         return
-    typer.echo(f"{path}: private key {key.short}, for LLMC_SIGNING_KEY or `llmc cache sign --key`")
-    typer.echo(f"{public_file(path)}: its public part, for `llmc cache trust` on other machines")
+    echo(f"{path}: private key {key.short}, for LLMC_SIGNING_KEY or `llmc cache sign --key`")
+    echo(f"{public_file(path)}: its public part, for `llmc cache trust` on other machines")
 
 
 def trust(
@@ -95,7 +96,7 @@ def _add(keys: TrustedKeys, path: Path, name: str | None, as_json: bool) -> None
     if as_json:
         print_json({"name": known.name, "id": known.key.id, "file": str(known.file), "new": new})
     else:
-        typer.echo(f"{known.name}: key {known.key.id} is trusted" + ("" if new else " already"))
+        echo(f"{known.name}: key {known.key.id} is trusted" + ("" if new else " already"))
 
 
 def _remove(keys: TrustedKeys, what: str, as_json: bool) -> None:
@@ -103,7 +104,7 @@ def _remove(keys: TrustedKeys, what: str, as_json: bool) -> None:
     if as_json:
         print_json({"removed": files})
     else:
-        typer.echo(f"{what}: trusted no more; removed {', '.join(files)}")
+        echo(f"{what}: trusted no more; removed {', '.join(files)}")
 
 
 def _list(keys: TrustedKeys, as_json: bool) -> None:
@@ -114,7 +115,7 @@ def _list(keys: TrustedKeys, as_json: bool) -> None:
         return
     if found:
         print_table(("NAME", "KEY"), [(item.name, item.key.id) for item in found])
-    typer.echo(f"{len(found)} trusted keys in {keys.folder}")
+    echo(f"{len(found)} trusted keys in {keys.folder}")
 
 
 def _new_passphrase() -> str:

@@ -12,6 +12,7 @@ from llmc.cli import output
 from llmc.cli.capturing import UNCAPTURED_SHOWN, CaptureFlags, takes_capture_flags
 from llmc.cli.grouped_help import GroupedCommand
 from llmc.cli.options import device_option, option
+from llmc.cli.output import echo
 from llmc.cli.quantities import size
 from llmc.errors import InputError
 from llmc.settings import Settings
@@ -94,24 +95,24 @@ def capture(
 
     def tell(attempt: Attempt) -> None:
         if output.verbose:
-            typer.echo(lines.captured(attempt), err=True)
+            echo(lines.captured(attempt), err=True)
 
     outcome = dry_run(made.buckets, memory, size_of, tell)
     steps = {} if traffic is None else _steps(made, traffic)
     shares = {phase.phase: phase.steps_captured(steps) for phase in outcome.phases}
     if as_json:
         found = {"memory": memory.to_dict(), **to_dict(outcome)}
-        typer.echo(json.dumps(found if traffic is None else {**found, "steps_captured": shares}))
+        echo(json.dumps(found if traffic is None else {**found, "steps_captured": shares}))
         return
-    typer.echo(memory.text(outcome.used))
-    typer.echo(budget_line(outcome, options))
+    echo(memory.text(outcome.used))
+    echo(budget_line(outcome, options))
     for phase in outcome.phases:
-        typer.echo(lines.summary(phase))
+        echo(lines.summary(phase))
     if traffic is not None:
         told = [f"{share:.1%} of {phase} steps" for phase, share in shares.items() if share is not None]
-        typer.echo(f"{traffic}: {' and '.join(told)} replay a graph")
+        echo(f"{traffic}: {' and '.join(told)} replay a graph")
     for line in uncaptured_lines(outcome, lines, None if output.verbose else UNCAPTURED_SHOWN):
-        typer.echo(line)
+        echo(line)
 
 
 def _footprint(model: str, made: Plan, device: str, dtype: str, bench: str | None, settings: Settings) -> Footprint:
@@ -131,7 +132,7 @@ def _steps(made: Plan, traffic: str) -> dict[Bucket, int]:
     found = replay(made, requests)
     output.close_bars()
     for note in requests.notes():
-        typer.echo(note, err=True)
+        echo(note, err=True)
     return {use.bucket: use.steps for phase in (found.prompt, found.decode) for use in phase.buckets}
 
 

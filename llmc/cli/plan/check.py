@@ -9,6 +9,7 @@ import typer
 
 from llmc.cli.grouped_help import GroupedCommand
 from llmc.cli.options import option
+from llmc.cli.output import echo
 from llmc.cli.plan.serverflags import ServerFlags, takes_server_flags
 from llmc.cli.quantities import fraction
 from llmc.errors import InputError
@@ -64,14 +65,14 @@ def check(
     notes = [*observed.notes, *text.accepted(source, accepted)]
     notes += text.ranges([(source, now)], ends(server, loaded.setup, {source: accepted.lists}, observed))
     if as_json:
-        typer.echo(json.dumps({"drifted": drifted, "limit": limit, "now": now.to_dict(), "planned_anew": new.to_dict(),
+        echo(json.dumps({"drifted": drifted, "limit": limit, "now": now.to_dict(), "planned_anew": new.to_dict(),
                                "notes": notes}))  # fmt: skip
     else:
         for note in notes:
-            typer.echo(note, err=True)
-        typer.echo(text.comparison([(source, now), ("planned anew", new)]), nl=False)
+            echo(note, err=True)
+        echo(text.comparison([(source, now), ("planned anew", new)]), nl=False)
         said = f"padding {percent(now.worst)}, steps without a graph {percent(now.missing)}"
         gain = f"planned anew: {percent(new.worst)} and {percent(new.missing)}"
-        typer.echo(f"{'above the limit' if drifted else 'within the limit'}: {said}, limit {percent(limit)}; {gain}")
+        echo(f"{'above the limit' if drifted else 'within the limit'}: {said}, limit {percent(limit)}; {gain}")
     if drifted:
         raise typer.Exit(DRIFTED)

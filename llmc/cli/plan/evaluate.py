@@ -12,6 +12,7 @@ from llmc.buckets.plan import Plan
 from llmc.cli import output as output_bars
 from llmc.cli.grouped_help import GroupedCommand
 from llmc.cli.options import option
+from llmc.cli.output import echo
 from llmc.cli.plan.printing import draw_to
 from llmc.cli.plan.serverflags import ServerFlags, takes_server_flags
 from llmc.cli.planning import PlanningFlags, open_traffic
@@ -89,17 +90,17 @@ def _own(files: list[str], flags: PlanningFlags, plot: Path | None, *, as_json: 
             {"plan": name, **evaluation.to_dict(), "traffic": counts, **({"waste_range": wastes} if wastes else {})}
             for name, evaluation, counts, _, wastes in found
         ]
-        typer.echo(json.dumps(documents[0] if len(documents) == 1 else {"plans": documents}))
+        echo(json.dumps(documents[0] if len(documents) == 1 else {"plans": documents}))
         return
     for note in dict.fromkeys(note for one in found for note in one[3]):
-        typer.echo(note, err=True)
+        echo(note, err=True)
     if len(found) == 1:
-        typer.echo(text(found[0][1]), nl=False)
+        echo(text(found[0][1]), nl=False)
     else:
-        typer.echo(comparison_text([(name, evaluation) for name, evaluation, *_ in found]), nl=False)
+        echo(comparison_text([(name, evaluation) for name, evaluation, *_ in found]), nl=False)
     for name, evaluation, _, _, wastes in found:
         if wastes:
-            typer.echo(range_text(name if len(found) > 1 else "", evaluation, wastes), nl=False)
+            echo(range_text(name if len(found) > 1 else "", evaluation, wastes), nl=False)
 
 
 def _replay(
@@ -153,11 +154,11 @@ def _servers(sources: list[str], flags: ServerFlags, default: bool, plot: Path |
     setup = Setup(setups[0].limits, same)
     if plot is not None:
         write_text(plot, page(Findings(server, setup, found, Export(), notes)), "report")
-        typer.echo(f"wrote {plot}", err=True)
+        echo(f"wrote {plot}", err=True)
     if as_json:
-        typer.echo(json.dumps({"server": server.name, "configurations": {name: one.to_dict() for name, one in found},
+        echo(json.dumps({"server": server.name, "configurations": {name: one.to_dict() for name, one in found},
                                "traffic": dict(observed.counts), "notes": notes}))  # fmt: skip
         return
     for note in notes:
-        typer.echo(note, err=True)
-    typer.echo(text.comparison(found), nl=False)
+        echo(note, err=True)
+    echo(text.comparison(found), nl=False)

@@ -10,6 +10,7 @@ import typer
 
 from llmc.cli.grouped_help import GroupedCommand
 from llmc.cli.options import option
+from llmc.cli.output import echo
 from llmc.cli.plan.serverflags import ServerFlags, takes_server_flags
 from llmc.errors import InputError
 
@@ -69,14 +70,14 @@ def export(
     notes = text.accepted(source, accepted)
     if output is not None:
         names = write_folder(output, given, server.name, page(Findings(server, loaded.setup, found, given, notes)))
-        typer.echo(f"wrote {', '.join(names)} to {output}", err=True)
+        echo(f"wrote {', '.join(names)} to {output}", err=True)
     if as_json:
-        typer.echo(json.dumps({"environment": dict(given.environment), "arguments": list(given.arguments),
+        echo(json.dumps({"environment": dict(given.environment), "arguments": list(given.arguments),
                                "files": dict(given.files), "notes": notes,
                                "configurations": {name: one.to_dict() for name, one in found}}))  # fmt: skip
         return
     for note in notes:
-        typer.echo(note, err=True)
+        echo(note, err=True)
     if output is None:
-        typer.echo(as_text(given), nl=False)
-    typer.echo(text.comparison(found), nl=False, err=output is None)
+        echo(as_text(given), nl=False)
+    echo(text.comparison(found), nl=False, err=output is None)

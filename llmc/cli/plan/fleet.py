@@ -10,6 +10,7 @@ import typer
 
 from llmc.cli import output
 from llmc.cli.options import option
+from llmc.cli.output import echo
 from llmc.cli.quantities import duration
 from llmc.errors import InputError
 
@@ -68,8 +69,8 @@ def fleet(
         from llmc.fleet.plot import draw
 
         draw(plot, found)
-        typer.echo(f"wrote {plot}", err=True)
-    typer.echo(json.dumps(found.to_dict()) if as_json else found.text(), nl=as_json)
+        echo(f"wrote {plot}", err=True)
+    echo(json.dumps(found.to_dict()) if as_json else found.text(), nl=as_json)
 
 
 def _points(text: str | None) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ import typer
 
 from llmc.cli import output
 from llmc.cli.options import fields_option, option, traffic_format_option
+from llmc.cli.output import echo
 from llmc.cli.planning import PlanningFlags, open_traffic
 from llmc.cli.quantities import size
 from llmc.errors import InputError
@@ -99,7 +100,7 @@ def hybrid(
         Link(_token_bytes(model, kv_bytes_per_token), gb_per_s, latency_ms / 1e3), max_num_seqs,
         Sharing(same_host, contention), max_model_len,
     )  # fmt: skip
-    typer.echo(json.dumps(found.to_dict()) if as_json else found.text(), nl=as_json)
+    echo(json.dumps(found.to_dict()) if as_json else found.text(), nl=as_json)
 
 
 def _stage(file: str, overhead_ms: float) -> Stage:
@@ -144,7 +145,7 @@ def _requests(
     found = list(itertools.islice(source.requests(Limits(longest, slots)), MOST_REQUESTS + 1))
     output.close_bars()
     for note in source.notes():
-        typer.echo(note, err=True)
+        echo(note, err=True)
     if len(found) > MOST_REQUESTS:
-        typer.echo(f"simulated: the first {MOST_REQUESTS:,} requests", err=True)
+        echo(f"simulated: the first {MOST_REQUESTS:,} requests", err=True)
     return found[:MOST_REQUESTS]

@@ -9,6 +9,7 @@ import typer
 
 from llmc.cli.grouped_help import GroupedCommand
 from llmc.cli.options import option
+from llmc.cli.output import echo
 from llmc.cli.plan.serverflags import ServerFlags, takes_server_flags
 
 
@@ -41,10 +42,10 @@ def import_(
     loaded = flags.load(server, source)
     accepted = loaded.accepted(server)
     for note in text.accepted(source, accepted):
-        typer.echo(note, err=True)
+        echo(note, err=True)
     plan = ServerPlan(server.name, loaded.setup, accepted.lists, f"read from {Path(source).name}")
     if output is None:
-        typer.echo(plan.to_json(), nl=False)
+        echo(plan.to_json(), nl=False)
         return
     plan.save(output)
-    typer.echo(f"wrote {output}", err=True)
+    echo(f"wrote {output}", err=True)

@@ -12,6 +12,7 @@ from llmc.cli import output as output_bars
 from llmc.cli.flags import takes_own_options
 from llmc.cli.grouped_help import add
 from llmc.cli.options import TaskFlag, device_option, one_of, option
+from llmc.cli.output import echo
 from llmc.cli.plan.printing import draw_to, print_for_server, print_plan
 from llmc.cli.planning import PlanningFlags, open_traffic, plan_from_flags, planning_arguments, takes_planning_flags
 from llmc.cli.pooled_planning import pooled_plan
@@ -126,8 +127,8 @@ def plan(
     if model is not None and (pooled := pooled_plan(model, task, flags)) is not None:
         if output is not None:
             pooled.save(output)
-            typer.echo(f"wrote {output}", err=True)
-        typer.echo(pooled.to_json() if as_json else pooled.text())
+            echo(f"wrote {output}", err=True)
+        echo(pooled.to_json() if as_json else pooled.text())
         return
     options = CompileOptions(device or "cpu", quantize, dtype or "auto", own=own)
     made = plan_from_flags(flags, model, config, device=device, options=options)
@@ -137,7 +138,7 @@ def plan(
     output_bars.close_bars()
     if output is not None:
         made.save(output)
-        typer.echo(f"wrote {output}", err=True)
+        echo(f"wrote {output}", err=True)
     if plot is not None:
         draw_to(
             plot, [(output or "plan", made)], None if flags.traffic is None else open_traffic(flags, "draw"), points
@@ -147,7 +148,7 @@ def plan(
         return
     print_plan(made, points, as_json=as_json)
     if estimates and not as_json:
-        typer.echo("\n" + estimates, nl=False)
+        echo("\n" + estimates, nl=False)
 
 
 def _frontier(flags: PlanningFlags, model: str | None, config: str | None) -> list[FrontierPoint]:

@@ -6,11 +6,10 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
-
 from llmc.buckets import report
 from llmc.buckets.plan import Plan
 from llmc.cli import output as output_bars
+from llmc.cli.output import echo
 
 if TYPE_CHECKING:
     from llmc.buckets.frontier import FrontierPoint
@@ -23,25 +22,25 @@ def draw_to(path: Path, plans: list[tuple[str, Plan]], traffic: Traffic | None, 
 
     draw(path, plans, traffic, points)
     output_bars.close_bars()
-    typer.echo(f"wrote {path}", err=True)
+    echo(f"wrote {path}", err=True)
 
 
 def print_plan(made: Plan, points: list[FrontierPoint], *, as_json: bool) -> None:
     """The report on a plan, or its JSON, with the frontier where there is one."""
     if not as_json:
-        typer.echo(report.text(made), nl=False)
+        echo(report.text(made), nl=False)
         if points:
             from llmc.buckets.frontier import text
 
-            typer.echo("\n" + text(points), nl=False)
+            echo("\n" + text(points), nl=False)
         return
     for note in made.provenance.notes:
         if note.kind == "warning":
-            typer.echo(str(note), err=True)
+            echo(str(note), err=True)
     if points:
-        typer.echo(json.dumps({"plan": made.to_dict(), "frontier": [point.to_dict() for point in points]}))
+        echo(json.dumps({"plan": made.to_dict(), "frontier": [point.to_dict() for point in points]}))
     else:
-        typer.echo(made.to_json(), nl=False)
+        echo(made.to_json(), nl=False)
 
 
 def print_for_server(made: Plan, name: str, *, as_json: bool) -> None:
@@ -58,10 +57,10 @@ def print_for_server(made: Plan, name: str, *, as_json: bool) -> None:
     planned = Configuration("plan", setup, server.from_plan(setup, made))
     accepted = planned.accepted(server)
     for note in text.accepted(planned.name, accepted):
-        typer.echo(note, err=True)
+        echo(note, err=True)
     given = server.export(setup, accepted.lists)
     if as_json:
-        typer.echo(json.dumps({"plan": made.to_dict(), "environment": dict(given.environment),
+        echo(json.dumps({"plan": made.to_dict(), "environment": dict(given.environment),
                                "arguments": list(given.arguments), "files": dict(given.files)}))  # fmt: skip
     else:
-        typer.echo(as_text(given), nl=False)
+        echo(as_text(given), nl=False)

@@ -12,6 +12,7 @@ from llmc.buckets.fields import Fields
 from llmc.buckets.files import read_text
 from llmc.buckets.plan import Plan
 from llmc.cli.options import option
+from llmc.cli.output import echo
 from llmc.cli.plan.printing import draw_to, print_plan
 from llmc.errors import InputError
 
@@ -46,7 +47,7 @@ def show(
     made = Plan.from_json(text, files[0])
     if output is not None:
         made.save(output)
-        typer.echo(f"wrote {output}", err=True)
+        echo(f"wrote {output}", err=True)
     if plot is not None:
         draw_to(plot, [(files[0], made)], None, [])
     print_plan(made, [], as_json=as_json)
@@ -57,5 +58,5 @@ def _show_pooled(made: EncodePlan, plot: Path | None, output: str | None, as_jso
         raise InputError(f"--plot draws plans to generate text, not one to {made.task}; leave it out")
     if output is not None:
         made.save(output)
-        typer.echo(f"wrote {output}", err=True)
-    typer.echo(made.to_json() if as_json else made.text())
+        echo(f"wrote {output}", err=True)
+    echo(made.to_json() if as_json else made.text())

@@ -10,6 +10,7 @@ import typer
 
 from llmc.cli.grouped_help import GroupedCommand
 from llmc.cli.options import option
+from llmc.cli.output import echo
 from llmc.cli.plan.serverflags import ServerFlags, takes_server_flags
 from llmc.cli.quantities import duration, size
 
@@ -76,17 +77,17 @@ def tune(
     given = server.export(setup, plan.lists)
     if save is not None:
         plan.save(save)
-        typer.echo(f"wrote {save}", err=True)
+        echo(f"wrote {save}", err=True)
     if output is not None:
         names = write_folder(output, given, server.name, page(Findings(server, setup, found, given, notes)))
-        typer.echo(f"wrote {', '.join(names)} to {output}", err=True)
+        echo(f"wrote {', '.join(names)} to {output}", err=True)
     if as_json:
-        typer.echo(json.dumps({"plan": plan.to_dict(), "configurations": {name: one.to_dict() for name, one in found},
+        echo(json.dumps({"plan": plan.to_dict(), "configurations": {name: one.to_dict() for name, one in found},
                                "environment": dict(given.environment), "arguments": list(given.arguments),
                                "files": dict(given.files), "notes": notes}))  # fmt: skip
         return
     for note in notes:
-        typer.echo(note, err=True)
-    typer.echo(text.comparison(found), nl=False)
+        echo(note, err=True)
+    echo(text.comparison(found), nl=False)
     if output is None:
-        typer.echo("\n" + as_text(given), nl=False)
+        echo("\n" + as_text(given), nl=False)

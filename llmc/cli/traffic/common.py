@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llmc.cli.options import option
-from llmc.cli.output import ReadingProgress, close_bars
+from llmc.cli.output import ReadingProgress, close_bars, echo
 from llmc.errors import InputError
 
 if TYPE_CHECKING:
@@ -65,8 +65,8 @@ def say(done: str, path: Path, requests: int, notes: list[str], as_json: bool) -
     """Print what was written; notes go to stderr."""
     close_bars()
     for note in notes:
-        typer.echo(note, err=True)
+        echo(note, err=True)
     if as_json:
-        typer.echo(json.dumps({"file": str(path), "requests": requests, "notes": notes}))
+        echo(json.dumps({"file": str(path), "requests": requests, "notes": notes}))
     else:
-        typer.echo(f"{done} {requests:,} requests to {path}")
+        echo(f"{done} {requests:,} requests to {path}")

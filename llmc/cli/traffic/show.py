@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llmc.cli.options import option
-from llmc.cli.output import ReadingProgress, StepProgress, close_bars
+from llmc.cli.output import ReadingProgress, StepProgress, close_bars, echo
 from llmc.cli.quantities import duration
 from llmc.cli.traffic.common import FieldsFlag, FormatFlag, JsonFlag, fields_of
 from llmc.errors import InputError
@@ -77,10 +77,10 @@ def show_command(
         from llmc.buckets.plots.traffic import draw
 
         draw(plot, file, found)
-        typer.echo(f"wrote {plot}", err=True)
+        echo(f"wrote {plot}", err=True)
     for note in found.notes:
-        typer.echo(note, err=True)
-    typer.echo(json.dumps(_json(file, found)) if as_json else found.text, nl=as_json)
+        echo(note, err=True)
+    echo(json.dumps(_json(file, found)) if as_json else found.text, nl=as_json)
 
 
 def _sampled(url: str, seconds: str | None, every: str | None, output: Path | None) -> Lengths:
@@ -99,7 +99,7 @@ def _sampled(url: str, seconds: str | None, every: str | None, output: Path | No
         )
     if output is not None:
         write_text(output, text(found), "sample")
-        typer.echo(f"wrote {output}", err=True)
+        echo(f"wrote {output}", err=True)
     return found
 
 

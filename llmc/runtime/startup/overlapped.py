@@ -40,11 +40,6 @@ class StartingExecutor:
             self._executor = self._open()
 
     @property
-    def is_opening(self) -> bool:
-        """Whether there is time to do something else."""
-        return self._thread is not None and self._thread.is_alive()
-
-    @property
     def executor(self) -> Executor:
         """The executor, when it is open."""
         if self._thread is not None:

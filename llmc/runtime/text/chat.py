@@ -1,10 +1,10 @@
 """Chat messages to prompt text, through the model's jinja2 template in a sandbox.
 
 Templates come with checkpoints and are not trusted: they run in jinja2's immutable sandbox, see plain data
-only, and are bounded in output. Time and memory are not bounded here; a server renders in child processes, where
-they are (confined_chat.py). Settings and helper names (raise_exception, tojson, strftime_now, loop
-controls, the generation tag) are those that transformers gives to templates, so that a template renders the
-same text here and there.
+only, and are bounded in output. Time and memory are not bounded here, but in the child processes that templates are
+rendered in wherever the system has fork (confined_chat.py). Settings and helper names (raise_exception, tojson,
+strftime_now, loop controls, the generation tag) are those that transformers gives to templates, so that a template
+renders the same text here and there.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Chat templates in child processes, where whatever they do is stopped: a server's way to render."""
+"""Chat templates in child processes, where whatever they do is stopped."""
 
 from __future__ import annotations
 

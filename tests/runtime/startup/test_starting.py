@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from llmc.artifacts.bundle.manifest import read_manifest
@@ -23,8 +24,6 @@ from llmc.runtime.executors.fake.executor import FakeExecutor
 from llmc.runtime.executors.onnxruntime.executor import OnnxRuntimeExecutor
 from llmc.runtime.llm import BundleLLM
 from llmc.runtime.prompts import Prompts
-from llmc.runtime.startup.opening import EngineOptions
-from llmc.runtime.startup.overlapped import StartingExecutor
 from tests.artifacts.helpers import flip
 from tests.devices import noting, use
 from tests.manifests import edit_manifest
@@ -91,38 +90,24 @@ def test_an_executor_of_the_future_is_told_as_ever(bundle: Path) -> None:
         BundleLLM(bundle)
 
 
-def test_what_is_opening_already_is_used_where_the_options_are_the_same(
-    bundle: Path, events: list[tuple[str, str]]
-) -> None:
-    starting = StartingExecutor(Bundle.open(bundle), EngineOptions(threads=1))
-    with BundleLLM(bundle, threads=1, starting=starting) as llm:
-        assert llm.executor is starting.executor
-        assert [name for name, _ in events] == ["check", "warm"]
-
-
-def test_and_closed_where_they_are_not(bundle: Path, events: list[tuple[str, str]]) -> None:
-    starting = StartingExecutor(Bundle.open(bundle), EngineOptions(threads=1))
-    with BundleLLM(bundle, threads=1, enable_prefix_caching=False, starting=starting) as llm:
-        assert llm.executor is not starting.executor
-        assert [name for name, _ in events] == ["check", "warm", "close", "check", "warm"]
-
-
 # Prompts
 
 
-def test_the_chat_template_is_compiled_while_there_is_time(bundle: Path) -> None:
-    opened = Bundle.open(bundle)
-    for has_time in (False, True):
-        prompts = Prompts(opened)
-        prompts.prepare(lambda: has_time)  # noqa: B023 - called at once
-        assert ("template" in vars(prompts)) is has_time
-        assert "tokenizer" in vars(opened)
+def test_the_tokenizer_is_loaded_and_nothing_is_started_for_the_chat_template(bundle: Path) -> None:
+    opened, before = Bundle.open(bundle), psutil.Process().children()
+    prompts = Prompts(opened)
+    prompts.prepare()
+    assert "tokenizer" in vars(opened) and "template" not in vars(prompts)
+    prompts.render([{"role": "user", "content": "hi"}])
+    assert len(psutil.Process().children()) == len(before) + 1
+    prompts.close()
+    assert len(psutil.Process().children()) == len(before)
 
 
 def test_a_template_that_cannot_be_used_is_told_to_who_uses_it(bundle: Path) -> None:
     damage(bundle, "chat_template.jinja")
     prompts = Prompts(Bundle.open(bundle))
-    prompts.prepare(lambda: True)
+    prompts.prepare()
     assert prompts.encode("plain")
     with pytest.raises(ArtifactError, match="chat_template"):
         prompts.render([{"role": "user", "content": "hi"}])
@@ -131,7 +116,7 @@ def test_a_template_that_cannot_be_used_is_told_to_who_uses_it(bundle: Path) -> 
 def test_a_bundle_without_tokenizer_or_template_is_prepared_too(bundle: Path) -> None:
     edit_manifest(bundle, lambda m: m.update(files={"weights": m["files"]["weights"]}))
     prompts = Prompts(Bundle.open(bundle))
-    prompts.prepare(lambda: True)
+    prompts.prepare()
     with pytest.raises(InputError, match="no chat template"):
         prompts.render([{"role": "user", "content": "hi"}])
 
@@ -160,13 +145,14 @@ NEVER = {
     "asyncio", "concurrent.futures.process", "fsspec", "filelock", "llmc.artifacts.store.leases",
     "llmc.artifacts.store.store",
     "llmc.buckets.planner", "llmc.buckets.strategies", "llmc.buckets.traffic", "llmc.cli", "llmc.compiler",
-    "llmc.runtime.engine.async_engine", "llmc.runtime.engine.sampling.guided", "llmc.server", "llmc.server.telemetry",
+    "jinja2", "llmc.runtime.engine.async_engine", "llmc.runtime.engine.sampling.guided", "llmc.server",
+    "llmc.server.telemetry",
     "multiprocessing", "numpy.ma", "numpy.random", "numpy.testing", "onnx", "platformdirs", "pydantic", "requests",
     "rich", "secrets", "shutil", "tempfile", "torch", "transformers", "typer", "urllib.request",
 }  # fmt: skip
 """Not on the way to a first token whose sampling draws nothing."""
 LATER = {
-    "jinja2", "llmc.runtime.engine.engine", "llmc.runtime.engine.generator", "llmc.runtime.engine.outputs",
+    "llmc.runtime.engine.engine", "llmc.runtime.engine.generator", "llmc.runtime.engine.outputs",
     "llmc.runtime.engine.sampling.batch",
     "llmc.runtime.engine.scheduling.scheduler", "llmc.runtime.engine.sequence_text", "llmc.runtime.text.tokenizer",
     "tokenizers",
@@ -187,14 +173,13 @@ def test_a_first_token_imports_what_it_needs_and_the_engine_while_the_executor_o
     assert {"numpy", "llmc.runtime.executors.fake.executor"} <= before, "what the thread needs is there when it starts"
     assert NEVER & after == set()
     assert LATER & before == set()
-    assert LATER - {"jinja2"} <= after
-    assert "jinja2" not in after, "a plain prompt needs no chat template"
+    assert after >= LATER
 
 
-def test_a_first_token_of_a_conversation_needs_the_template_engine_beside(bundle: Path) -> None:
+def test_a_first_token_of_a_conversation_needs_a_process_for_the_template_beside(bundle: Path) -> None:
     before, after = modules(bundle, {"messages": [{"role": "user", "content": "hi"}]})
     assert LATER & before == set()
-    assert NEVER & after <= {"asyncio", "shutil", "tempfile"}, "which jinja2 imports"
+    assert NEVER & after <= {"asyncio", "shutil", "tempfile"}, "which processes are started with"
     assert after >= LATER
 
 

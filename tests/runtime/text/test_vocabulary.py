@@ -259,7 +259,7 @@ def test_a_bundle_brings_it_and_answers_without_the_rest(bundle: Path) -> None:
 
 def test_preparing_for_prompts_leaves_the_first_text_little_to_do(bundle: Path) -> None:
     opened = Bundle.open(bundle)
-    Prompts(opened).prepare(lambda: False)
+    Prompts(opened).prepare()
     vocabulary = opened.tokenizer._vocabulary
     assert vocabulary is not None and {"steps", "_splits"} <= vars(vocabulary).keys()
 
