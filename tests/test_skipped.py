@@ -84,7 +84,6 @@ def test_one_process_runs_all_files_that_share_servers() -> None:
     assert {
         "test_ray.py",
         "test_ray_serve.py",
-        "test_ray_stream.py",
         "test_openai_client.py",
         "test_errors.py",
     } <= names

@@ -215,7 +215,8 @@ def _is_module(name: str) -> bool:
 
 def _path(module: str) -> Path:
     at = ROOT.joinpath(*module.split(".")[1:])
-    return at / "__init__.py" if at.is_dir() else at.with_suffix(".py")
+    package = at / "__init__.py"  # a folder alone may be what an older version's compiled modules left
+    return package if package.is_file() else at.with_suffix(".py")
 
 
 def _read(path: Path) -> bytes:

@@ -11,8 +11,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from llmc.server.connections import UVICORN, BoundedProtocol
 from llmc.server.errors import ApiError, unavailable
-from llmc.server.keeper import Keeper
-from llmc.server.ray_stream import LOST, EndsStreams
 
 NO_ROUTE = ApiError(404, "no such route; /openapi.json lists them", code="unknown_url")
 NO_REPLICA = unavailable(
@@ -68,5 +66,4 @@ def middlewares() -> Sequence[Middleware]:
     """For Ray's RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH: Ray asks for them right before it starts uvicorn, whose
     options are set here too, since Ray lets nobody set them."""
     uvicorn.Config = partial(uvicorn.Config, http=BoundedProtocol, **UVICORN)  # type: ignore[assignment, misc]
-    chunk = b"%x\r\n%s\r\n" % (len(LOST), LOST)
-    return [Middleware(AsAlone), Middleware(EndsStreams, Keeper(chunk + b"0\r\n\r\n"))]
+    return [Middleware(AsAlone)]

@@ -284,3 +284,12 @@ def test_the_digest_in_front_is_over_whole_digests(monkeypatch: pytest.MonkeyPat
     one, other = code._told(["llmc.x"]), code._told(["llmc.x"])
     assert one.split()[1:] == other.split()[1:]
     assert one != other
+
+
+def test_a_folder_that_an_older_version_left_is_not_taken_for_a_package(
+    written: Callable[..., code.Source],
+) -> None:
+    """Of a package that became a module: git removes its sources, and not what Python compiled of them."""
+    found = written({"a.py": "from llmc.cards import CARDS\n", "cards.py": "", "cards/__pycache__/x.pyc": ""}, "llmc.a")
+    assert found.at_top == {"llmc.cards"}
+    assert code.source_of("llmc.cards").at_top == set()

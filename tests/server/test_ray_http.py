@@ -78,8 +78,7 @@ def test_its_own_errors_and_its_silence_are_error_objects(says: tuple[Message, .
 
 def test_uvicorn_is_bounded_and_silent_of_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(uvicorn, "Config", uvicorn.Config)
-    _, around = middlewares()
-    around.args[0].close()
+    assert [one.cls for one in middlewares()] == [AsAlone]
     config = uvicorn.Config(Ray(), loop="none", lifespan="off", log_config=None)
     config.load()
     assert config.http_protocol_class is BoundedProtocol

@@ -12,7 +12,7 @@ import socket
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -127,17 +127,19 @@ def load(server: OverRay, clients: int, **body: Any) -> Iterator[list[Any]]:
             thread.join()
 
 
-def killed_in_mid_stream(server: OverRay, pid: int, headers: Mapping[str, str]) -> str:
-    """What a stream says from its second line on, where the process that answers is killed behind the first."""
+def broken_off(server: OverRay, pid: int, headers: Mapping[str, str]) -> bool:
+    """Whether a stream breaks off, where the process that answers is killed behind its first line."""
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     body = json.dumps(completion(prompt=["abcd"] * 64, max_tokens=27, stream=True))
     connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json", **headers})
-    with connection.getresponse() as answer:
+    with closing(connection), connection.getresponse() as answer:
         assert answer.status == 200 and answer.readline().startswith(b"data: {") and answer.readline() == b"\n"
         os.kill(pid, signal.SIGKILL)
-        rest = answer.read().decode()
-    connection.close()
-    return rest
+        try:
+            answer.read()
+        except (http.client.IncompleteRead, OSError):
+            return True
+    return False
 
 
 def listening(port: int) -> set[str]:
@@ -176,16 +178,13 @@ class TestTwoReplicas:
         assert {complete(two, **{"x-session-id": "one"}) for _ in range(8)} == {200}
         assert sorted((answered(two) - before).values()) == [8]
 
-    def test_a_stream_whose_replica_is_killed_ends_with_an_error_event(self, two: OverRay) -> None:
-        """One event, in OpenAI's form; the other replica answers what comes next."""
+    def test_a_stream_whose_replica_is_killed_breaks_off_and_is_not_taken_for_whole(self, two: OverRay) -> None:
+        """The other replica answers what comes next."""
         session = {"x-session-id": "lost"}
         before = answered(two)
         complete(two, **session)
         (replica,) = answered(two) - before
-        rest = killed_in_mid_stream(two, process_of(replica), session)
-        (told,) = [json.loads(event) for event in re.findall(r"data: (.*)\n\n", rest) if "choices" not in event]
-        assert (told["error"]["type"], told["error"]["code"]) == ("server_error", "engine_dead")
-        assert rest.rindex("error") > rest.rfind("choices")
+        assert broken_off(two, process_of(replica), session)
         until(lambda: answers(two), PATIENCE_S)
 
     def test_haproxys_metrics_and_statistics_listen_at_loopback_alone(self, two: OverRay) -> None:
@@ -201,14 +200,13 @@ class TestTwoReplicas:
 
 
 @pytest.mark.full
-def test_behind_rays_own_proxy_such_a_stream_ends_with_the_event_too(farm: Farm, toy: Bundle, tmp_path: Path) -> None:
+def test_so_does_one_behind_rays_own_proxy(farm: Farm, toy: Bundle, tmp_path: Path) -> None:
     without = "from llmc.server import ray_ingress\nray_ingress.find_spec = lambda _: None"
     with OverRay(farm.address, tmp_path, toy.path, before=without) as server:
         server.ready()
         (replica,) = answered(server)
         assert not listening(METRICS)
-        told = killed_in_mid_stream(server, process_of(replica), {})
-        assert told.count('"engine_dead"') == 1 and told.rindex("error") > told.rfind("choices")
+        assert broken_off(server, process_of(replica), {})
         stopped(server)
 
 

@@ -176,6 +176,7 @@ def test_the_fake_pipeline_imports_no_heavy_package(toy: Toy) -> None:
         from pathlib import Path
         from llmc.artifacts.store.store import Store
         from tests.toy import Toy
+        Toy.verifies = True
         from llmc.runtime.llm import BundleLLM
         folder = Path(sys.argv[1])
         toy = Toy(folder / "toy", Store(folder / "store"), folder / "bundle")
@@ -682,6 +683,7 @@ CHILD = """
     from llmc.artifacts.store.store import Store
     from tests.devices import always, slowly
     from tests.toy import Toy
+    Toy.verifies = True
     folder = Path(sys.argv[1])
     always(compiling=slowly(float(sys.argv[2])))
     toy = Toy(folder / "toy", Store(folder / "store"), folder / "bundle")
@@ -767,6 +769,7 @@ LIMITED = """
     from llmc.artifacts.store.store import Store
     from llmc.errors import CapacityError
     from tests.toy import Toy
+    Toy.verifies = True
     folder, limit = Path(sys.argv[1]), int(sys.argv[2])
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
     toy = Toy(folder / "toy", Store(folder / "limited"), folder / "bundle")
@@ -886,6 +889,7 @@ def test_keys_are_the_same_in_every_process(keyed: Keyed) -> None:
         from tests.compiler.pipeline.test_pipeline import Keyed
         keyed = object.__new__(Keyed)
         from tests.toy import Toy
+        Toy.verifies = True
         from llmc.artifacts.store.store import Store
         from llmc.compiler.targets.base import Shape
         folder = Path(sys.argv[1])
