@@ -26,5 +26,5 @@ def without_logins(text: str) -> str:
 
 
 def shown_lines(text: str) -> str:
-    """As `shown`; line ends and tabs stay."""
+    """Text of several lines, escaped as `shown` does, but for line ends and tabs."""
     return text.translate(_OF_LINES)

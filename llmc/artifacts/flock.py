@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,6 +24,22 @@ def flock(fd: int, *, shared: bool = False) -> bool | None:
     except OSError as error:
         return False if error.errno in _HELD_ELSEWHERE else None
     return True
+
+
+def locked_folder(make: Callable[[], Path]) -> tuple[Path, int]:
+    """A new folder from `make`, and the descriptor that holds its lock. Makes another where a sweep came first.
+
+    Raises OSError.
+    """
+    while True:
+        folder = make()
+        try:
+            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            continue
+        if flock(fd) is not False and folder.exists():
+            return folder, fd
+        os.close(fd)
 
 
 @contextmanager

@@ -60,7 +60,7 @@ def exposed(
     if any(_is_in(real, os.path.realpath(place)) for place in trusted):
         return None
     judge = _Judge({0, os.geteuid(), *users})
-    for path, in_sticky in _way(os.path.join(os.getcwd(), folder)):  # noqa: PTH109, PTH118
+    for path, in_sticky in _way(str(Path(folder).absolute())):
         if (found := judge.on_the_way(path, in_sticky)) is not None:
             return found
     inner = {real} | {parent for file in files for parent in _between(real, os.fspath(file))}

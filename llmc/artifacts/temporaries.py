@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from llmc.artifacts.flock import flock, probe
+from llmc.artifacts.flock import locked_folder, probe
 
 PREFIX, SUFFIX = "llmc-", ".tmp"
 
@@ -31,13 +31,17 @@ class Swept(NamedTuple):
 @contextmanager
 def temporary_folder(what: str) -> Iterator[Path]:
     """A new folder that only this user may enter, removed with its content at the end. Raises OSError."""
+    import shutil
+    import tempfile
+
+    def make() -> Path:
+        return Path(tempfile.mkdtemp(SUFFIX, f"{PREFIX}{what}-"))
+
     sweep()
-    folder, fd = _locked_folder(what)
+    folder, fd = locked_folder(make) if hasattr(os, "O_DIRECTORY") else (make(), None)  # Windows has no such locks
     try:
         yield folder
     finally:
-        import shutil
-
         shutil.rmtree(folder, ignore_errors=True)
         if fd is not None:
             os.close(fd)
@@ -72,20 +76,3 @@ def _left() -> list[Path]:
                     if stat.S_ISDIR(seen.st_mode) and seen.st_uid == user:
                         found.append(Path(item.path))
     return found
-
-
-def _locked_folder(what: str) -> tuple[Path, int | None]:
-    """A folder, and the descriptor that holds its lock; None where a system has no locks."""
-    import tempfile
-
-    while True:
-        folder = Path(tempfile.mkdtemp(SUFFIX, f"{PREFIX}{what}-"))
-        try:
-            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except FileNotFoundError:  # a sweep came first
-            continue
-        except AttributeError:  # Windows
-            return folder, None
-        if flock(fd) is not False and folder.exists():
-            return folder, fd
-        os.close(fd)

@@ -16,7 +16,6 @@ from llmc.runtime.engine.requests import Request
 from llmc.runtime.engine.sampling import RequestOutputKind, SamplingParams
 from llmc.runtime.prompts import Prompt, Prompts
 from llmc.runtime.startup.opening import EngineOptions, open_executor, open_generator, warm_up
-from llmc.runtime.text.chat import check_messages, plain_data
 
 if TYPE_CHECKING:
     from llmc.runtime.pooling.async_pooler import AsyncPooler
@@ -147,7 +146,7 @@ class BundleAsyncLLM:
         return self.prompts.encode(prompt)
 
     async def _conversation(self, messages: Sequence[Mapping[str, Any]], **how: Any) -> list[int]:
-        text = await self.prompts.template.rendered(check_messages(messages), **plain_data(how))
+        text = await self.prompts.rendered(messages, **how)
         return self.prompts.encode_chat(text)
 
     async def abort(self, request_id: str) -> None:

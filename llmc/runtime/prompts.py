@@ -60,9 +60,11 @@ class Prompts:
     ) -> str:  # fmt: skip
         """A chat template's text for `messages` (default: the model's), ready for an answer; `how` as in
         ChatTemplate.render."""
-        from llmc.runtime.text.chat import check_messages, plain_data
+        return (template or self.template).render(**_plain(messages, how))
 
-        return (template or self.template).render(check_messages(messages), **plain_data(how))
+    async def rendered(self, messages: Sequence[Mapping[str, Any]], **how: Any) -> str:
+        """As `render`, without holding up the event loop."""
+        return await self.template.rendered(**_plain(messages, how))
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a text, of {"prompt": text}, {"prompt_token_ids": ids} or {"messages": [...]}, or as given."""
@@ -81,6 +83,13 @@ class Prompts:
     def encode_chat(self, text: str) -> list[int]:
         """Token ids of a rendered conversation, which holds its special tokens already."""
         return self._bundle.tokenizer.encode(text, add_special_tokens=False)
+
+
+def _plain(messages: Sequence[Mapping[str, Any]], how: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of ChatTemplate.render as JSON has them, which a child process gets. Raises InputError."""
+    from llmc.runtime.text.chat import check_messages, plain_data
+
+    return {"messages": check_messages(messages), **plain_data(how)}
 
 
 def several(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

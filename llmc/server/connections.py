@@ -143,10 +143,14 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._in_head:
             super().on_header(name, value)
 
+    @property
+    def _too_large(self) -> str:
+        return f"the request's head is larger than {self.head_bytes} bytes"
+
     def _wrong_with_head(self) -> ApiError | None:
         """Why a head is refused: its size, or what a server must refuse (RFC 9112, 2.3 and 3.2)."""
         if len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers) > self.head_bytes:
-            return ApiError(431, f"the request's head is larger than {self.head_bytes} bytes")
+            return ApiError(431, self._too_large)
         version, hosts = self.parser.get_http_version(), sum(name == b"host" for name, _ in self.headers)
         if version not in ("1.0", "1.1"):
             return ApiError(505, f"HTTP {version} is not spoken here; use HTTP/1.1")
@@ -199,7 +203,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _refuse_head(self) -> None:
         self._received = max(1, self._received)
-        self._refuse(431, f"the request's head is larger than {self.head_bytes} bytes")
+        self._refuse(431, self._too_large)
 
     def _refuse(self, status: int, message: str) -> None:
         awaited, cycle = self._awaited, self.cycle

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from llmc.artifacts import temporaries
 from llmc.artifacts.store.spill import Spill
 from llmc.artifacts.temporaries import Swept, sweep, temporary_folder
 from llmc.cli.main import main
@@ -126,7 +125,6 @@ def test_what_only_has_the_name_stays(place: Path, tmp_path: Path, monkeypatch: 
 def test_where_locks_mean_nothing_everything_stays(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (place / "llmc-left.tmp").mkdir()
     monkeypatch.setattr("llmc.artifacts.flock.flock", lambda fd, **_: None)
-    monkeypatch.setattr(temporaries, "flock", lambda fd: None)
     with temporary_folder("mine"):
         assert len(list(place.iterdir())) == 2
     assert [path.name for path in place.iterdir()] == ["llmc-left.tmp"]

@@ -30,6 +30,7 @@ from llmc.buckets.replay import replay
 from llmc.buckets.selection import Chosen
 from llmc.buckets.traffic.source import Traffic
 from llmc.errors import DeviceError, InputError
+from llmc.platforms import install_line
 from tests.buckets.traffic.files import SAMPLE, written
 from tests.tiers import full
 
@@ -277,7 +278,9 @@ def test_a_folder_that_is_not_there_is_named(tmp_path):
 
 def test_without_matplotlib_the_error_says_how_to_install_it(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(DeviceError, match=r"matplotlib is not installed; install it with: pip install .*\[plot\]'"):
+    with pytest.raises(
+        DeviceError, match=rf"matplotlib is not installed; install it with: {re.escape(install_line('plot'))}"
+    ):
         draw(tmp_path / "plan.html", [("plan", grid_plan())], None, [])
 
 

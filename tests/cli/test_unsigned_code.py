@@ -307,9 +307,8 @@ def test_a_library_in_a_place_of_another_user_is_not_loaded(
 ) -> None:
     swapped.parent.chmod(0o1777)
     os.chown(tmp_path / which, 54321, 54321)
-    assert f"{tmp_path / which} belongs to user 54321; make it the user's" in llmc("generate", swapped, *PROMPT).failed(
-        5
-    )
+    said = llmc("generate", swapped, *PROMPT).failed(5)
+    assert f"{tmp_path / which} belongs to user 54321; make it the user's" in said
     assert not marker.exists()
 
 

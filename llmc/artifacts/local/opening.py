@@ -33,7 +33,8 @@ class OwnPlaces(NamedTuple):
     trusted: tuple[str, ...]
 
     def require(self, key: Key, entry: Entry | None, layouts: Sequence[Layout]) -> None:
-        """See store.contracts.Guard. Notes of this host hold no code, and a bundle is judged where it is opened."""
+        """Raise ArtifactError for native code in an exposed store. Notes of this host hold no code, and a bundle is
+        judged where it is opened."""
         if key.is_local or key.kind == KIND or code_of_entry(key, {} if entry is None else entry.meta) is None:
             return
         blobs = [] if entry is None else [blob.digest for blob in entry.outputs.values()]

@@ -160,11 +160,11 @@ class Store:
 
         Raises ArtifactError as the guard does.
         """
-        self.require_usable(key)
         entry = find_entry(self._areas, key, verify)
         if entry is not None:
             self._hit(entry)
             return entry
+        self.require_usable(key)
         self._misses += 1
         log = logger()
         from logging import INFO

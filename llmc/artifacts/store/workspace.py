@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from llmc.artifacts.atomic_write import UnwritableError, make_folder, temporary_name, writing
 from llmc.artifacts.digest import Blob
-from llmc.artifacts.flock import flock
+from llmc.artifacts.flock import locked_folder
 from llmc.artifacts.store.blob_writer import BlobWriter
 from llmc.artifacts.store.blobs import REMEDY, Blobs
 from llmc.artifacts.store.entries import Entries
@@ -76,7 +77,7 @@ def workspace(area: Area, spill: Callable[[Exception], Area]) -> Iterator[Worksp
     temporaries = area.layout.temporaries
     with writing(temporaries, 0, REMEDY):
         make_folder(temporaries)
-        folder, fd = _locked_folder(temporaries)
+        folder, fd = locked_folder(partial(_made_in, temporaries))
     try:
         yield Workspace(area, folder, spill)
     finally:
@@ -86,14 +87,7 @@ def workspace(area: Area, spill: Callable[[Exception], Area]) -> Iterator[Worksp
         os.close(fd)
 
 
-def _locked_folder(temporaries: Path) -> tuple[Path, int]:
-    while True:
-        folder = temporary_name(temporaries)
-        os.mkdir(folder)  # noqa: PTH102
-        try:
-            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except FileNotFoundError:  # a sweep came first
-            continue
-        if flock(fd) is not False and folder.exists():
-            return folder, fd
-        os.close(fd)
+def _made_in(temporaries: Path) -> Path:
+    folder = temporary_name(temporaries)
+    os.mkdir(folder)  # noqa: PTH102
+    return folder

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from llmc.artifacts.remotes.fsspec_remote import FsspecRemote
 from llmc.artifacts.remotes.transfers import Mover
 from llmc.artifacts.store.layout import Layout
 from llmc.errors import DeviceError, InputError
+from llmc.platforms import install_line
 from tests.artifacts.helpers import files_below, key
 from tests.timing import PATIENCE_S, until
 
@@ -166,7 +168,7 @@ def test_a_url_that_names_nothing(url: str) -> None:
 
 def test_a_package_that_is_missing_is_named_with_the_way_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "fsspec", None)
-    with pytest.raises(DeviceError, match=r"pip install .*\[remote\]'"):
+    with pytest.raises(DeviceError, match=rf"{re.escape(install_line('remote'))}"):
         open_remote("memory://place")
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import errno
 import http.client
 import logging
+import re
 
 import pytest
 
 from llmc.artifacts.remotes.retry import Patience, again, http_status, may_pass
 from llmc.errors import DeviceError
+from llmc.platforms import install_line
 from tests.artifacts.remotes.helpers import BRIEF
 
 
@@ -169,5 +171,5 @@ def test_pauses_double_up_to_a_limit_with_jitter(monkeypatch: pytest.MonkeyPatch
 
 def test_without_tenacity_the_way_to_get_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "tenacity", None)
-    with pytest.raises(DeviceError, match=r"tenacity is not installed; .*pip install .*\[remote\]'"):
+    with pytest.raises(DeviceError, match=rf"tenacity is not installed; .*{re.escape(install_line('remote'))}"):
         again(lambda: 1)

@@ -127,7 +127,7 @@ COMPILERS: dict[str, tuple[Callable[[], object], str]] = {
         lambda: subprocess.run([sys.executable, "-c", ""], check=True), r"processes started saw 1 \(python[\d.]* -c\)",
     ),
     "a process of native code": (  # named where a look found it before it had ended
-        lambda: LIBC.system(b"true"), r"processes started saw 1 \((sh|a process of native code)",
+        lambda: LIBC.system(b"true"), r"processes started saw 1 \((sh( -c true)?[,)]|a process of native code)",
     ),
     "a file in a compile cache": (
         lambda: (Path(__import__("os").environ["TRITON_CACHE_DIR"]) / "kernel.cubin").write_bytes(b"code"),

@@ -1,6 +1,6 @@
 """Cards of one host, described without hardware: `h100-8` is eight H100 in one machine, `h100` is one.
 
-topology = card [ "-" count ]        card as in cards/, count one of the card's slices
+topology = card [ "-" count ]        card as in cards.py, count one of the card's slices
 """
 
 from __future__ import annotations
@@ -72,19 +72,9 @@ class Topology(DescribedMachine):
         """
         use_toolkit()
         import jax
-        from jax.experimental import topologies
-
-        def described() -> Any:
-            return topologies.get_topology_desc(
-                platform="cuda", topology_name="", target_config=self.card.target_config(), topology=f"1x1x{self.count}"
-            ).devices
 
         try:
-            try:
-                found = described()
-            except NotImplementedError:
-                _register_plugin()
-                found = described()
+            found = _described(target_config=self.card.target_config(), topology=f"1x1x{self.count}")
         except (jax.errors.JaxRuntimeError, NotImplementedError) as e:
             raise DeviceError(
                 f"XLA cannot describe {self.name}: {str(e).splitlines()[0]:.300}; "
@@ -97,14 +87,21 @@ class Topology(DescribedMachine):
         return list(found)
 
 
-def _register_plugin() -> None:
-    """Register XLA's plug-in for CUDA in a process where JAX was started before llmc.
+def _described(**how: str) -> Any:
+    """JAX's devices of a topology. Raises NotImplementedError where XLA's plug-in for CUDA cannot be registered.
 
     JAX registers plug-ins when it starts, and this one only where it finds cuDNN or JAX was told to use another
-    platform (jax_plugins/xla_cuda13/__init__.py, initialize). Compiling does not need cuDNN.
+    platform (jax_plugins/xla_cuda13/__init__.py, initialize). A process that used JAX before llmc may lack it.
+    Compiling does not need cuDNN.
     """
-    os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
-    import_module("jax_plugins.xla_cuda13").initialize()
+    from jax.experimental import topologies
+
+    try:
+        return topologies.get_topology_desc(platform="cuda", topology_name="", **how).devices
+    except NotImplementedError:
+        os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
+        import_module("jax_plugins.xla_cuda13").initialize()
+        return topologies.get_topology_desc(platform="cuda", topology_name="", **how).devices
 
 
 def parse_topology(text: str) -> Topology:

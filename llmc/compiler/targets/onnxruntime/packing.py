@@ -93,10 +93,10 @@ def folds_offsets() -> bool:
         "offsets": {"offset": ALIGNMENT, "length": scales.nbytes},
     }  # fmt: skip
     with temporary_folder("packing") as folder:
-        weights = Path(folder) / "plain"
+        weights = folder / "plain"
         weights.write_bytes(codes.tobytes().ljust(ALIGNMENT, b"\0") + scales.tobytes())
         try:
-            file, places = pack_weights(model.SerializeToString(), weights, places, Path(folder), {"codes": "offsets"})
+            file, places = pack_weights(model.SerializeToString(), weights, places, folder, {"codes": "offsets"})
             got = _run(place(model, file.name, places), file.parent, np.ones((1, matrix.width), np.float32))
         except CompileError:
             return False

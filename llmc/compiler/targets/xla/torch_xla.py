@@ -83,8 +83,7 @@ def export(archive: bytes, python: Path) -> StableHlo:
 
     Raises DeviceError where torch-xla cannot be imported, CompileError with the worker's last line for other failures.
     """
-    with temporary_folder("torch-xla") as name:
-        folder = Path(name)
+    with temporary_folder("torch-xla") as folder:
         program = folder / "program.pt2"
         program.write_bytes(archive)
         files = [worker.__file__, portable_program.__file__, str(program), str(folder)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from concurrent.futures import ProcessPoolExecutor
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -26,6 +27,7 @@ from llmc.compiler.targets.base import Lowered, Shape
 from llmc.compiler.targets.cuda.toolkit import PACKAGES
 from llmc.compiler.targets.xla.report import lines
 from llmc.errors import CompileError, DeviceError, InputError
+from llmc.platforms import install_line
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.executors.envelope import Envelope
 from llmc.runtime.executors.xla.envelope import FORM
@@ -163,7 +165,7 @@ def test_a_missing_package_is_named_with_the_line_that_installs_it(
 
     monkeypatch.setattr("llmc.compiler.targets.cuda.toolkit.metadata.version", absent)
 
-    with pytest.raises(DeviceError, match=rf"NVIDIA GPU needs {package}; .*pip install .*\[cuda\]'"):
+    with pytest.raises(DeviceError, match=rf"NVIDIA GPU needs {package}; .*{re.escape(install_line('cuda'))}"):
         open_target(DEVICE).toolchain()
 
 

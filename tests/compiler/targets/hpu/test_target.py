@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import io
 import json
+import re
 import socket
 import sys
 import zipfile
@@ -20,6 +21,7 @@ from llmc.compiler.pipeline.dry_run import dry_run
 from llmc.compiler.targets import open_target
 from llmc.compiler.weights.recipes import Recipe, to_bf16, write_weights
 from llmc.errors import ArtifactError, DeviceError, InputError
+from llmc.platforms import install_line
 from llmc.runtime import portable_program
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.engine.sampling import SamplingParams
@@ -417,7 +419,7 @@ def test_a_host_without_torch_is_told_what_to_install(compiled: Compiled, monkey
 
     monkeypatch.setattr(metadata, "version", missing)
     with pytest.raises(
-        DeviceError, match=r"torch, which is not installed; install it with: pip install .*\[compile\]'"
+        DeviceError, match=rf"torch, which is not installed; install it with: {re.escape(install_line('compile'))}"
     ):
         open_executor(Bundle.open(compiled.path))
 

@@ -34,7 +34,6 @@ PROGRAM = """
 import jax, jax.numpy as jnp
 from jax.sharding import SingleDeviceSharding
 from llmc.compiler.targets.xla.topology import parse_topology
-from llmc.platforms import install_line
 
 jax.config.update("jax_traceback_in_locations_limit", 0)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from concurrent.futures import ProcessPoolExecutor
@@ -24,6 +25,7 @@ from llmc.compiler.targets import open_target
 from llmc.compiler.targets.base import Lowered, Shape
 from llmc.compiler.targets.xla.report import lines
 from llmc.errors import CompileError, DeviceError, InputError
+from llmc.platforms import install_line
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.engine.sampling import SamplingParams
 from llmc.runtime.executors.envelope import Envelope
@@ -191,7 +193,9 @@ def test_without_libtpu_the_error_has_the_line_that_installs_it(
 
     monkeypatch.setattr("llmc.compiler.stages.metadata.version", absent)
 
-    with pytest.raises(DeviceError, match=r"libtpu is not installed; install it with: pip install .*\[tpu\]'"):
+    with pytest.raises(
+        DeviceError, match=rf"libtpu is not installed; install it with: {re.escape(install_line('tpu'))}"
+    ):
         compiled.compile(tmp_path / "b", dtype="bf16")
 
 

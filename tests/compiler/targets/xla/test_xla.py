@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import subprocess
 import sys
 from contextlib import closing
@@ -17,6 +18,7 @@ from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.compile import CompileResult, compile_bundle
 from llmc.compiler.targets import open_target
 from llmc.errors import ArtifactError, DeviceError, InputError, UnknownNameError
+from llmc.platforms import install_line
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.engine.sampling import SamplingParams
 from llmc.runtime.executors import open_executor
@@ -265,7 +267,7 @@ def test_without_jax_the_error_has_the_line_that_installs_it(
 
     monkeypatch.setattr("llmc.runtime.executors.xla.client.metadata.version", missing)
 
-    with pytest.raises(DeviceError, match=r"jax is not installed; install it with: pip install .*\[xla\]'"):
+    with pytest.raises(DeviceError, match=rf"jax is not installed; install it with: {re.escape(install_line('xla'))}"):
         open_executor(Bundle.open(compiled.path))
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from llmc.errors import ArtifactError, InputError
+from llmc.platforms import install_line
 from llmc.runtime.confined.limits import Limits
 from llmc.runtime.confined.pool import Job
 from llmc.runtime.engine.sampling import (
@@ -259,7 +260,7 @@ def test_a_path_is_no_tokenizer_even_where_one_lies(tmp_path):
 
 def test_without_llguidance_the_remedy_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "llguidance", None)
-    with pytest.raises(InputError, match=r"not installed; run: pip install .*\[serve\]'"):
+    with pytest.raises(InputError, match=rf"not installed; run: {re.escape(install_line('serve'))}"):
         ConstraintFactory(tokenizer_json(), VOCAB, [EOS])
 
 

@@ -6,7 +6,6 @@ import re
 from collections.abc import Collection, Iterator
 from difflib import get_close_matches
 from functools import cache
-from pathlib import Path
 
 from llmc.artifacts.bundle.kernel_sets import KERNEL_SETS, KernelSet, best_set
 from llmc.artifacts.temporaries import temporary_folder
@@ -53,7 +52,7 @@ def features_of(name: str) -> frozenset[str]:
     for machine, called in _spellings(name.lower()):
         cpu = re.sub(r"^zen(?=\d)", "znver", called).replace("-", "_")
         with temporary_folder("cpus") as folder:
-            told = zig(("build-obj", "--show-builtin", "-target", f"{machine}-linux", f"-mcpu={cpu}"), Path(folder))
+            told = zig(("build-obj", "--show-builtin", "-target", f"{machine}-linux", f"-mcpu={cpu}"), folder)
         if told.returncode == 0:
             features = set(_FEATURE.findall(told.stdout))
             asked = (f for s in KERNEL_SETS for f in s.features)
