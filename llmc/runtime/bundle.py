@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from llmc.artifacts.bundle.hybrid import Halves
-from llmc.artifacts.bundle.native import code_of_bundle
 from llmc.artifacts.bundle.reader import BundleFiles
 from llmc.artifacts.log import logger
 from llmc.buckets.plan import Plan
@@ -76,10 +75,14 @@ class Bundle:
         files = BundleFiles.open(path, settings)
         if settings.require_signatures:
             require_signature(files, settings)
-        if code_of_bundle(files.manifest) is None:
-            _warn_of_writers(files)
         prefill = None if halves is None else halves.prefill
         return cls(files.portable_half() if settings.open_portable else files, settings, prefill)
+
+    def warn_if_exposed(self) -> None:
+        """Log a warning if others may change the bundle. Called by what opens it to run data of it; for native code
+        `BundleFiles.require_native` raises."""
+        if (found := self.files.exposed) is not None:
+            logger().warning("%s: others may change this bundle: %s; %s", self.path, found, found.remedy)
 
     def within(self, name: str) -> Bundle:
         """The bundle whose manifest is the file `name` of this one. Raises ArtifactError."""
@@ -294,14 +297,9 @@ class Bundle:
         return self.files.read("chat_template.jinja").decode()
 
 
-def _warn_of_writers(files: BundleFiles) -> None:
-    """Say that others may change a bundle. For one with native code, `BundleFiles.require_native` raises."""
-    if (found := files.exposed) is not None:
-        logger().warning("%s: others may change this bundle: %s; %s", files.folder, found, found.remedy)
-
-
 def require_signature(files: BundleFiles, settings: Settings) -> None:
     """Raise UntrustedError unless a trusted key signed the bundle's manifest, and so every blob by its digest."""
+    from llmc.artifacts.bundle.native import code_of_bundle
     from llmc.artifacts.signing.keyring import Keyring
 
     manifest = files.manifest

@@ -275,7 +275,7 @@ def swapped(tmp_path: Path, sound: BundleFiles, library: bytes) -> Path:
 
 @pytest.mark.parametrize("which", ["models", "models/bundle", "models/bundle/blobs", "models/bundle/manifest.json"])
 def test_a_library_in_a_place_that_all_can_write_is_not_loaded(
-    llmc: Llmc, marker: Path, tmp_path: Path, swapped: Path, which: str
+    llmc: Llmc, marker: Path, tmp_path: Path, swapped: Path, which: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     place = tmp_path / which
     place.chmod(0o777)
@@ -285,6 +285,7 @@ def test_a_library_in_a_place_that_all_can_write_is_not_loaded(
         assert (done.code, message in done.err) == (5, True), done
     assert not marker.exists()
     assert llmc("cache", "show", swapped).code == 0, "nothing of it is loaded"
+    assert not any("others may change this bundle" in message for message in caplog.messages), "errors say it"
 
 
 def test_it_would_be_loaded_where_only_this_user_can_write_or_all_are_trusted(
@@ -312,11 +313,14 @@ def test_a_library_in_a_place_of_another_user_is_not_loaded(
     assert not marker.exists()
 
 
+@pytest.mark.parametrize("state", ["portable", "native"])
 def test_data_in_a_place_that_all_can_write_is_used_with_a_warning(
-    llmc: Llmc, tmp_path: Path, sound: BundleFiles, caplog: pytest.LogCaptureFixture
+    llmc: Llmc, tmp_path: Path, sound: BundleFiles, caplog: pytest.LogCaptureFixture, state: str
 ) -> None:
+    """Executables of ONNX Runtime are data, and count as native where the manifest says so."""
     theirs = Store(tmp_path / "theirs")
-    folder = checkout(theirs, publish(theirs, sound, {}), tmp_path / "bundle")
+    executables = [{**item, "state": state} for item in sound.manifest.to_dict()["executables"]]
+    folder = checkout(theirs, publish(theirs, sound, {}, executables=executables), tmp_path / "bundle")
     folder.chmod(0o777)
     assert llmc("generate", folder, *PROMPT).code == 0
     (message,) = caplog.messages

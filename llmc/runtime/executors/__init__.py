@@ -88,6 +88,7 @@ def open_sized(bundle: Bundle, slots: int, capacity: int, threads: int) -> Execu
     for name, content in cls.opens.items():
         if content == "code" and (name == EXECUTABLES or name in bundle.manifest.files):
             bundle.files.require_native(name)
+    bundle.warn_if_exposed()
     try:
         return cls(bundle, slots, capacity, threads)
     except (MemoryError, OverflowError) as e:

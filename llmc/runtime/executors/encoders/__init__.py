@@ -45,6 +45,7 @@ def open_encoder(bundle: Bundle, threads: int | None = None) -> Encoder:
             f"{bundle.path}: {error}; upgrade llmc, or compile again: {bundle.recompile_hint}"
         ) from None
     kind.check(bundle)
+    bundle.warn_if_exposed()
     encoder = kind(bundle, threads or bundle.settings.threads)
     warn_in_place_of(bundle, encoder.in_place_of)
     return encoder
