@@ -100,7 +100,7 @@ test-python: $(OTHER)/.ready
 
 $(OTHER)/.ready: pyproject.toml requirements.lock
 	$(PYTHON) -m venv $(OTHER)
-	$(call install,$(OTHER),requirements.lock) -e '.[archive,fleet,plot,remote,serve,sign]' \
+	$(call install,$(OTHER),requirements.lock) -e '.[fleet,plot,remote,serve,sign]' \
 	  httpx hypothesis packaging psutil pytest pytest-xdist safetensors
 	touch $@
 

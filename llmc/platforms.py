@@ -53,7 +53,6 @@ EXTRAS: Mapping[str, str] = {
     "ray": "ray",
     "jsonschema": "fleet",
     "cryptography": "sign",
-    "backports": "archive",
     **dict.fromkeys(("fsspec", "s3fs", "oras", "requests", "tenacity"), "remote"),
     **dict.fromkeys(("fastapi", "starlette", "uvicorn", "uvloop", "httptools"), "serve"),
     **dict.fromkeys(("pydantic", "pydantic_core", "prometheus_client", "llguidance"), "serve"),

@@ -28,12 +28,12 @@ from typing import Any
 from unittest.mock import patch
 
 import llmc
-from llmc.artifacts.archives.writer import bundle_contents, write_archive
 from llmc.artifacts.bundle.manifest import read_manifest
 from llmc.artifacts.bundle.manifest_schema import SCHEMA as MANIFEST_SCHEMA
 from llmc.artifacts.bundle.reader import BundleFiles
 from llmc.artifacts.bundle.stored import add_bundle
-from llmc.artifacts.oci import push_bundle
+from llmc.artifacts.oci import push_image
+from llmc.artifacts.oci.archive import export_images
 from llmc.artifacts.store.layout import SCHEMA as STORE_SCHEMA
 from llmc.artifacts.store.store import Store
 from llmc.buckets.limits import Limits
@@ -78,8 +78,9 @@ def write(toy: Toy, folder: Path) -> None:
         shutil.copyfile(path, target)
     shutil.copytree(toy.bundle, folder / "bundle", ignore=shutil.ignore_patterns(".stamps.json"))
     with BundleFiles.open(toy.bundle) as files:
-        write_archive(bundle_contents(toy.store, files), folder / "bundle.tar")
-        push_bundle(toy.store, add_bundle(toy.store, files), f"oci-layout:{folder / 'image'}:v1")
+        entry = add_bundle(toy.store, files)
+    export_images(toy.store, [entry], folder / "bundle.tar")
+    push_image(toy.store, entry, f"oci-layout:{folder / 'image'}:v1")
     text = json.dumps(expected(toy, entries), indent=1, sort_keys=True)
     (folder / "expected.json").write_text(text + "\n")
 

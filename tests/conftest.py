@@ -29,7 +29,8 @@ settings.register_profile(tiers.FULL, deadline=None, print_blob=True, suppress_h
 settings.register_profile(tiers.DEFAULT, settings.get_profile(tiers.FULL), max_examples=tiers.DEFAULT_EXAMPLES)
 
 PACKAGES = (
-    "chromium", "docker-registry", "fish", "g++", "libc6-arm64-cross", "openssl", "qemu-user", "strace", "zsh", "zstd",
+    "chromium", "docker-registry", "fish", "g++", "libc6-arm64-cross", "openssl", "qemu-user", "skopeo",
+    "strace", "zsh",
 )  # fmt: skip
 """Debian's packages that tests use; .ci/run installs them."""
 
@@ -37,7 +38,7 @@ HEAVY = frozenset({"jax", "jaxlib", "onnxruntime", "openvino", "torch", "torch_x
 """What no test of the fast tier imports."""
 
 FAST = (
-    "api", "fleet", "artifacts/archives", "artifacts/bundle", "artifacts/foreign", "artifacts/gc", "artifacts/local",
+    "api", "fleet", "artifacts/bundle", "artifacts/foreign", "artifacts/gc", "artifacts/local",
     "artifacts/overview", "artifacts/signing", "artifacts/store", "artifacts/test_digest.py", "artifacts/test_key.py",
     "artifacts/test_stamps.py", "buckets", "compiler/estimates", "compiler/verification", "runtime/confined",
     "runtime/engine", "runtime/hybrid", "runtime/startup", "runtime/text", "runtime/test_bundle.py",
@@ -47,8 +48,7 @@ FAST = (
 """The fast tier (`make test-fast`): folders and files below tests/ that need the fake target and numpy."""
 
 SLOW = (
-    "api/test_api.py", "artifacts/archives/test_damage.py", "artifacts/archives/test_round_trip.py",
-    "artifacts/bundle/test_bundle_processes.py", "artifacts/foreign/test_unpacking.py",
+    "api/test_api.py", "artifacts/bundle/test_bundle_processes.py", "artifacts/foreign/test_unpacking.py",
     "artifacts/gc/test_collect_model.py", "artifacts/gc/test_collect_processes.py",
     "artifacts/local/test_precompiled.py",
     "artifacts/store/test_store_faults.py", "artifacts/store/test_store_processes.py",

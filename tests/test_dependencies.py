@@ -32,8 +32,6 @@ VENDORS = {
 }
 """Modules of software that no package index has, or that another environment holds."""
 
-LATER = {"compression": "in Python's library from 3.14 on; backports.zstd before that"}
-
 NOT_IMPORTED = {
     "jax-cuda13-plugin": "jax finds it: XLA's compiler for NVIDIA GPUs",
     "nvidia-cuda-nvcc": "its programs ptxas and nvlink are run",
@@ -95,7 +93,7 @@ def undeclared(tree: Path, providers: Mapping[str, Sequence[str]]) -> dict[str, 
     return {
         module: files
         for module, files in imported(tree).items()
-        if module not in {*VENDORS, *LATER} and known.isdisjoint(providers.get(module, ()))
+        if module not in VENDORS and known.isdisjoint(providers.get(module, ()))
     }
 
 
@@ -120,7 +118,7 @@ def test_each_declared_distribution_is_imported_or_needed_for_a_stated_reason(
 
 
 def test_lists_of_exceptions_hold_nothing_that_is_not_imported() -> None:
-    assert set(VENDORS) | set(LATER) <= set(imported(ROOT / "llmc"))
+    assert set(VENDORS) <= set(imported(ROOT / "llmc"))
 
 
 def test_the_hint_for_a_missing_module_names_an_extra_that_declares_it(providers: Mapping[str, Sequence[str]]) -> None:

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from llmc.artifacts.bundle.manifest import Manifest
+from llmc.artifacts.bundle.reader import BundleFiles
+from llmc.artifacts.bundle.writer import write_bundle
 from llmc.artifacts.digest import digest_bytes
 from llmc.artifacts.key import Key
 
@@ -138,3 +140,9 @@ def sources(folder: Path, *, mode: int = 0o444) -> dict[str, Path]:
             path.chmod(mode)
         found[DIGESTS[name]] = path
     return found
+
+
+def bundle(folder: Path, signature: bytes | None = None, **changes: object) -> BundleFiles:
+    """A bundle folder over CONTENT."""
+    write_bundle(folder, manifest(**changes), sources(folder.parent / "model"), signature)
+    return BundleFiles.open(folder)

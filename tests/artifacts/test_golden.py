@@ -10,14 +10,13 @@ from typing import Any
 
 import pytest
 
-from llmc.artifacts.archives.reader import import_archive
-from llmc.artifacts.archives.writer import bundle_contents, write_archive
 from llmc.artifacts.bundle.manifest import Manifest, read_manifest
 from llmc.artifacts.bundle.reader import BundleFiles
 from llmc.artifacts.bundle.stored import bundle_key, checkout, read_bundle
 from llmc.artifacts.digest import Blob, digest_bytes
 from llmc.artifacts.key import Key, canonical_json
 from llmc.artifacts.oci import pull_bundle, push_image
+from llmc.artifacts.oci.archive import export_images, import_archive
 from llmc.artifacts.signing.keyring import Keyring
 from llmc.artifacts.store.entries import Entry, decode_entry, encode_entry, entry_body
 from llmc.artifacts.store.layout import SCHEMA
@@ -123,9 +122,9 @@ def test_what_is_read_is_written_back_to_the_byte(golden: Golden) -> None:
 
 def test_an_archive_is_read_and_written_again_to_the_byte(golden: Golden, tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
-    (entry,) = import_archive(store, golden.folder / "bundle.tar", trust=TRUST).entries
+    ((entry,), _) = import_archive(store, golden.folder / "bundle.tar", trust=TRUST)
     assert read_bundle(store, entry) == (read_manifest(golden.bundle), None)
-    write_archive(bundle_contents(store, entry), tmp_path / "again.tar")
+    export_images(store, [entry], tmp_path / "again.tar")
     assert (tmp_path / "again.tar").read_bytes() == (golden.folder / "bundle.tar").read_bytes()
 
 

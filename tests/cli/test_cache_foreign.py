@@ -217,7 +217,7 @@ def test_from_the_job_that_packs_to_the_pod_that_unpacks(llmc: Llmc, keys: Path,
     assert done["key"] == key and len(done["placed"]) == 2
     assert content(place).keys() == {path for path in content(source) if not path.startswith("modelinfos")}
     said = llmc("cache", "pull", image, "-o", place, *pod).failed(2)
-    assert said == f"pulled, but -o is for bundles: `llmc cache unpack {key[7:19]}` puts a cache in place"
+    assert said == f"it is in the store, but -o is for bundles: `llmc cache unpack {key[7:19]}` puts a cache in place"
 
 
 def test_a_cache_that_another_package_brings(tmp_path: Path) -> None:

@@ -75,7 +75,6 @@ FOR_RAY = ("--device", "fake", "--executor", "ray", "--max-model-len", "32", "--
 
 COMMANDS = (
     ("cryptography", ["cache", "keygen", "key"], "sign", 3),
-    ("backports", ["cache", "export", "out.tar.zst", "bundle"], "archive", 3),
     ("fsspec", ["cache", "push", "s3://bucket/folder"], "remote", 3),
     ("s3fs", ["cache", "push", "s3://bucket/folder"], "remote", 3),
     ("oras", ["cache", "push", "oci://localhost:1/name:tag", "bundle"], "remote", 3),

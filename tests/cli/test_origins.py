@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 
-from llmc.artifacts.archives.format import END
-from llmc.artifacts.archives.format import entry_name as archived_name
 from llmc.artifacts.bundle.manifest import read_manifest
 from llmc.artifacts.bundle.stored import bundle_key
 from llmc.artifacts.local.origins import own_key
@@ -23,7 +21,6 @@ from llmc.artifacts.store.entries import encode_entry
 from llmc.artifacts.store.store import Store
 from llmc.cli.main import main
 from llmc.testing.toy import write_toy
-from tests.artifacts.archives.helpers import member
 from tests.artifacts.helpers import child, finish, flip, overwrite
 from tests.cli.conftest import surround
 from tests.cli.helpers import Llmc
@@ -245,12 +242,6 @@ def pulled(mine: Machine, theirs: Machine, far: Path) -> dict[str, str]:
     return {}
 
 
-def imported(mine: Machine, theirs: Machine, far: Path) -> dict[str, str]:
-    assert theirs("cache", "export", f"{far}.tar").code == 0
-    assert mine("cache", "import", f"{far}.tar").code == 0
-    return {}
-
-
 def shared(mine: Machine, theirs: Machine, far: Path) -> dict[str, str]:
     return {"LLMC_SHARED_CACHE": str(theirs.folder / "cache")}
 
@@ -261,7 +252,7 @@ OUTCOMES = 8
 
 @default_cases(1)
 @pytest.mark.parametrize("signed", [False, True])
-@pytest.mark.parametrize("way", [read_through, pulled, imported, shared])
+@pytest.mark.parametrize("way", [read_through, pulled, shared])
 def test_outcomes_from_elsewhere_are_in_the_manifest(
     mine: Machine, theirs: Machine, bundle: Path, toy: Path, tmp_path: Path, way: Callable[..., dict[str, str]],
     signed: bool,
@@ -374,13 +365,6 @@ def test_notes_do_not_come_in(mine: Machine, theirs: Machine, bundle: Path, toy:
     assert mine.compile(toy, **how)["unsigned"] == OUTCOMES
     assert not any(entry.key in {note.key for note in notes} for entry in mine.store.entries())
     assert mine.told(bundle) == UNKNOWN
-
-
-def test_an_archive_with_a_note_is_refused(mine: Machine, theirs: Machine, bundle: Path, tmp_path: Path) -> None:
-    (note,) = theirs.store.entries("local-bundle")
-    (tmp_path / "note.tar").write_bytes(member(archived_name(note.key), encode_entry(note)) + END)
-    assert "means something on the machine it was made on only" in mine("cache", "import", tmp_path / "note.tar").err
-    assert mine.store.entries() == []
 
 
 @default_cases(1)

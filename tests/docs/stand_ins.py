@@ -136,7 +136,7 @@ def torn(kit: Kit, path: Path) -> None:
 
 def evil(_: Kit, path: Path) -> None:
     with tarfile.open(path, "w") as tar:
-        link = tarfile.TarInfo("manifest.json")
+        link = tarfile.TarInfo("index.json")
         link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
         tar.addfile(link)
 

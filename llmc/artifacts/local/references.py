@@ -1,7 +1,7 @@
 """References: texts that can name a bundle in place of its folder.
 
     reference = folder
-              | file ".tar" | file ".tar.zst" | file ".tzst"     an archive with one bundle; see archives/format.py
+              | file ".tar"                                      an archive with one bundle; see oci/archive.py
               | "store:" hex                                     first digits of a bundle's key, or of its manifest
               | "oci://" … | "oci-layout:" …                     an image; see oci/reference.py
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 STORE = "store:"
 IMAGES = ("oci://", "oci-layout:")
-ARCHIVES = (".tar", ".tar.zst", ".tzst")
+ARCHIVES = (".tar",)
 SHORTEST_PREFIX = 4
 
 
@@ -70,7 +70,7 @@ def resolve(text: str | Path, settings: Settings, store: Store | None = None, tr
         trust = Keyring.from_settings(settings)
     if name.startswith(IMAGES):
         return _folder(store, _image(name, store, trust))
-    return _folder(store, _archive(path, store, trust, settings.require_signatures))
+    return _folder(store, _archive(path, store, trust))
 
 
 def find_bundle(store: Store, prefix: str) -> Entry:
@@ -116,14 +116,14 @@ def _is_linked(store: Store, files: BundleFiles) -> bool:
     return all(mine.samefile(theirs) for mine, theirs in pairs)
 
 
-def _archive(path: Path, store: Store, trust: Trust, required: bool) -> Entry:
+def _archive(path: Path, store: Store, trust: Trust) -> Entry:
     note = _archive_note(path)
     if note is not None and (entry := _noted(store, note)):
         return entry
-    from llmc.artifacts.archives.reader import import_archive
+    from llmc.artifacts.oci.archive import import_archive
 
-    found = import_archive(store, path, trust=trust, required=required)
-    bundles = [entry for entry in found.entries if entry.key.kind == KIND]
+    found, _ = import_archive(store, path, trust=trust)
+    bundles = [entry for entry in found if entry.key.kind == KIND]
     if len(bundles) != 1:
         raise ArtifactError(
             f"{path}: holds {len(bundles)} bundles; name one as {STORE}KEY, from `llmc cache ls --kind bundle`"

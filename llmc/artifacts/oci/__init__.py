@@ -10,6 +10,7 @@
     layout.py     a folder
     registry.py, login.py    a registry
     push.py, pull.py
+    archive.py    a layout as one tar file
 
 An image has a layer for every big blob and 16 for the small ones, whose digests depend on nothing but the blobs:
 bundles that share weights share their layers, in a registry, in a layout and on a node that mounts them. A packed cache

@@ -22,11 +22,19 @@ Content = Callable[[], Iterable[bytes]]
 """Makes a content anew, in pieces, as often as it has to be sent."""
 
 
-class Images(Protocol):
-    """A place for images. All methods raise RemoteError where it fails, after retrying what may pass."""
+class Source(Protocol):
+    """Where the blobs of images are read."""
 
     name: str
     """Where it is, without credentials: safe to print."""
+
+    def read(self, blob: Descriptor) -> Generator[bytes, None, None]:
+        """The content of a blob, not verified (see `verified`); close it. Raises ArtifactError when it is not there."""
+        ...
+
+
+class Images(Source, Protocol):
+    """A place for images. All methods raise RemoteError where it fails, after retrying what may pass."""
 
     def close(self) -> None:
         """Let go of connections."""
@@ -41,10 +49,6 @@ class Images(Protocol):
 
     def has(self, blob: Descriptor) -> bool:
         """Whether a blob is there, with its size."""
-        ...
-
-    def read(self, blob: Descriptor) -> Generator[bytes, None, None]:
-        """The content of a blob, not verified (see `verified`); close it. Raises ArtifactError when it is not there."""
         ...
 
     def add(self, blob: Descriptor, content: Content) -> None:
@@ -76,14 +80,14 @@ def verified(
         )
 
 
-def read_small(images: Images, blob: Descriptor) -> bytes:
+def read_small(images: Source, blob: Descriptor) -> bytes:
     """The content of a small blob, verified."""
     with closing(images.read(blob)) as pieces:
         return b"".join(verified(pieces, blob, images.name))
 
 
 def read_archive(
-    images: Images, blob: Descriptor, diff_id: str, moved: Progress = lambda _: None
+    images: Source, blob: Descriptor, diff_id: str, moved: Progress = lambda _: None
 ) -> Generator[bytes, None, None]:
     """The tar file of a layer, verified at its end, compressed or not; `moved` is told of the bytes that came.
 

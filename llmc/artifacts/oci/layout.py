@@ -19,7 +19,7 @@ import re
 import secrets
 import stat
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,9 @@ from llmc.artifacts.store.locks import exclusive
 from llmc.errors import ArtifactError
 
 VERSION = "1.0.0"
+LAYOUT_FILE = canonical_json({"imageLayoutVersion": VERSION})
+"""Content of the file that says what the folder is."""
+
 INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
 REF_NAME = "org.opencontainers.image.ref.name"
 REMEDY = "choose another folder"
@@ -145,7 +148,7 @@ class ImageLayout:
         return any(item.get("digest") == blob.digest and (tag is None or _tag(item) == tag) for item in items)
 
     def _write_index(self, entry: dict[str, Any]) -> None:
-        index = self._index() or {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": []}
+        index = self._index() or new_index([])
         kept = [item for item in index["manifests"] if _tag(item) != _tag(entry) or _tag(item) is None]
         self._write(self._folder / "index.json", canonical_json({**index, "manifests": [*kept, entry]}))
 
@@ -159,11 +162,7 @@ class ImageLayout:
             return None
         except OSError as error:
             raise ArtifactError(f"{path}: cannot be read ({error.strerror}); {REMEDY}") from error
-        index = parse_object(data, MAX_MANIFEST_BYTES, str(path))
-        items = index.get("manifests")
-        if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
-            raise ArtifactError(f"{path}: not the index of an image layout (a list of manifests is missing); {REMEDY}")
-        return index
+        return read_index(data, str(path))
 
     def _prepare(self) -> None:
         """Make the folders and the file that says what this is, and sweep what dead writers left."""
@@ -171,7 +170,7 @@ class ImageLayout:
             if self._folder.is_dir() and not (self._folder / "index.json").exists() and self._holds_others():
                 raise ArtifactError(f"{self._folder}: neither empty nor an image layout; {REMEDY}")
             make_folder(self._blobs)
-            self._write(self._folder / "oci-layout", canonical_json({"imageLayoutVersion": VERSION}))
+            self._write(self._folder / "oci-layout", LAYOUT_FILE)
         self._sweep()
 
     def _sweep(self) -> None:
@@ -230,6 +229,20 @@ def _open_regular(path: Path, size: int | None = None) -> Iterator[int]:
         yield fd
     finally:
         os.close(fd)
+
+
+def new_index(manifests: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """An index of images, by their descriptors as JSON objects."""
+    return {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": list(manifests)}
+
+
+def read_index(data: bytes, origin: str) -> dict[str, Any]:
+    """What an index.json says. Raises ArtifactError for anything but an index."""
+    index = parse_object(data, MAX_MANIFEST_BYTES, origin)
+    items = index.get("manifests")
+    if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
+        raise ArtifactError(f"{origin}: not the index of an image layout (a list of manifests is missing); {REMEDY}")
+    return index
 
 
 def _tag(item: dict[str, Any]) -> str | None:

@@ -14,7 +14,7 @@ from llmc.artifacts.bundle.reader import MAX_SIGNATURE_BYTES
 from llmc.artifacts.bundle.stored import publish_arrived
 from llmc.artifacts.bundle.trust import Admission, Trust
 from llmc.artifacts.digest import Blob
-from llmc.artifacts.oci.base import MEND, Images, read_archive, read_small
+from llmc.artifacts.oci.base import MEND, Images, Source, read_archive, read_small
 from llmc.artifacts.oci.image import CACHE_TYPE, GZIP_TYPE, Descriptor, Image, read_diff_ids, read_image, read_kind
 from llmc.artifacts.oci.layers import Layer, read_facts, split
 from llmc.artifacts.oci.reference import Reference
@@ -24,6 +24,7 @@ from llmc.artifacts.remotes.ingest import expect
 from llmc.artifacts.remotes.ingest import settle as arrived
 from llmc.artifacts.remotes.remote_entries import keeps
 from llmc.artifacts.remotes.transfers import Mover
+from llmc.artifacts.store import leases
 from llmc.artifacts.store.entries import MAX_BYTES as MAX_ENTRY
 from llmc.artifacts.store.entries import entry_body
 from llmc.artifacts.store.workspace import Area
@@ -58,20 +59,28 @@ def pull(
     bundles_only: bool = False,
 ) -> tuple[Entry, TransferReport]:  # fmt: skip
     """See `pull_image`."""
-    began = time.monotonic()
-    data = images.manifest(reference)
-    if data is None:
+    manifest = images.manifest(reference)
+    if manifest is None:
         raise ArtifactError(f"{reference}: there is no such bundle, or cache; is the tag right?")
-    image = read_image(data, str(reference))
+    return receive(
+        store, images, manifest, str(reference), trust=trust, jobs=jobs, progress=progress, bundles_only=bundles_only
+    )  # fmt: skip
+
+
+def receive(
+    store: Store, images: Source, manifest: bytes, origin: str, *, trust: Trust, jobs: int, progress: Meter | None,
+    bundles_only: bool = False,
+) -> tuple[Entry, TransferReport]:  # fmt: skip
+    """Put the image of a manifest into the store; `origin` names it in errors. See `pull_image`."""
+    began = time.monotonic()
+    image = read_image(manifest, origin)
     config = read_small(images, image.config)
-    diff_ids = read_diff_ids(config, len(image.layers), str(reference))
-    kind = read_kind(image, config, str(reference))
+    diff_ids = read_diff_ids(config, len(image.layers), origin)
+    kind = read_kind(image, config, origin)
     if kind == CACHE_TYPE and bundles_only:
-        raise ArtifactError(
-            f"{reference}: a packed cache of another server, not a bundle; `llmc cache unpack` takes it"
-        )
+        raise ArtifactError(f"{origin}: a packed cache of another server, not a bundle; `llmc cache unpack` takes it")
     read = _read_cache if kind == CACHE_TYPE else _read_bundle
-    arrival = read(store, images, image, diff_ids, str(reference), trust)
+    arrival = read(store, images, image, diff_ids, origin, trust)
     missing = [part for part in arrival.parts if not all(store.is_intact(blob) for blob in part.layer.blobs)]
     size = sum(part.blob.size for part in missing)
     with Mover(jobs, progress) as mover:
@@ -91,7 +100,7 @@ def pull(
 
 
 def _read_bundle(
-    store: Store, images: Images, image: Image, diff_ids: Sequence[str], origin: str, trust: Trust
+    store: Store, images: Source, image: Image, diff_ids: Sequence[str], origin: str, trust: Trust
 ) -> _Arrival:  # fmt: skip
     manifest, signature = _read_facts(images, image.layers[-1], diff_ids[-1], origin)
     native = code_of_bundle(manifest) is not None
@@ -101,12 +110,13 @@ def _read_bundle(
         admission.examine(store.path(Blob(*blob), verify=False) for blob in manifest.blobs.items())
         return publish_arrived(store, manifest, signature, vouched=admission.signer is not None)[0]
 
+    store.hold(*map(leases.blob_name, manifest.blobs))  # until the bundle's entry names them
     parts = _match(split(manifest.blobs), image.layers[:-1], diff_ids[:-1], origin)
     return _Arrival(image.layers[-1], parts, settle)
 
 
 def _read_cache(
-    store: Store, images: Images, image: Image, diff_ids: Sequence[str], origin: str, trust: Trust
+    store: Store, images: Source, image: Image, diff_ids: Sequence[str], origin: str, trust: Trust
 ) -> _Arrival:  # fmt: skip
     facts = image.layers[0]
     if facts.size > MAX_ENTRY_BYTES:
@@ -125,7 +135,7 @@ def _read_cache(
     return _Arrival(facts, _match([cache_layer(contents)], image.layers[1:], diff_ids[1:], origin), settle)
 
 
-def _read_facts(images: Images, blob: Descriptor, diff_id: str, origin: str) -> tuple[Manifest, bytes | None]:
+def _read_facts(images: Source, blob: Descriptor, diff_id: str, origin: str) -> tuple[Manifest, bytes | None]:
     if blob.size > MAX_FACTS_BYTES:
         raise ArtifactError(f"{origin}: its last layer has {blob.size} bytes, too many for a bundle's manifest")
     with closing(read_archive(images, blob, diff_id)) as pieces:
@@ -157,7 +167,7 @@ def _match(layers: Sequence[Layer], blobs: Sequence[Descriptor], diff_ids: Seque
     return parts
 
 
-def _fetch(store: Store, images: Images, part: _Part, moved: Progress) -> None:
+def _fetch(store: Store, images: Source, part: _Part, moved: Progress) -> None:
     """Put the blobs of a layer into the store, each once its digest is right."""
     origin = f"{images.name}: layer {part.blob.digest}"
     with closing(read_archive(images, part.blob, part.diff_id, moved)) as pieces:

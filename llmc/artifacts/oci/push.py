@@ -26,12 +26,36 @@ if TYPE_CHECKING:
     from llmc.artifacts.store.store import Store
 
 
-class _Part(NamedTuple):
-    """Something to push; a layer has the digest of its archive (`diff_id`), which may be in a gzip file."""
+class Part(NamedTuple):
+    """A blob of an image; a layer has the digest of its tar file (`diff_id`), which may be in a gzip file."""
 
     blob: Descriptor
     content: Content
     diff_id: str
+
+
+class Built(NamedTuple):
+    """An image: its artifactType, its manifest, and its blobs (layers, and the config last)."""
+
+    kind: str
+    manifest: bytes
+    parts: list[Part]
+
+
+def build(store: Store, entry: Entry, signer: Signs | None, mover: Mover) -> Built:
+    """The image of a bundle or packed cache; its blobs are read once, for their digests.
+
+    Raises ArtifactError for an entry of another kind, or a damaged one.
+    """
+    subject = subject_of(store, entry, signer)
+    facts = Part(describe(LAYER_TYPE, subject.facts), lambda: [subject.facts], digest_bytes(subject.facts))
+    described = [mover.run(_describe, store, layer) for layer in subject.layers]
+    made = list(map(mover.result, described))
+    layers = [facts, *made] if subject.facts_first else [*made, facts]
+    config = write_config(subject.architecture, subject.labels, [layer.diff_id for layer in layers])
+    last = Part(describe(CONFIG_TYPE, config), lambda: [config], "")
+    manifest = write_image(subject.kind, subject.annotations, last.blob, [layer.blob for layer in layers])
+    return Built(subject.kind, manifest, [*layers, last])
 
 
 def push(
@@ -40,15 +64,8 @@ def push(
 ) -> TransferReport:  # fmt: skip
     """See `push_image`."""
     began = time.monotonic()
-    subject = subject_of(store, entry, signer)
-    facts = _Part(describe(LAYER_TYPE, subject.facts), lambda: [subject.facts], digest_bytes(subject.facts))
     with Mover(jobs, progress) as mover:
-        described = [mover.run(_describe, store, layer) for layer in subject.layers]
-        made = list(map(mover.result, described))
-        layers = [facts, *made] if subject.facts_first else [*made, facts]
-        config = write_config(subject.architecture, subject.labels, [layer.diff_id for layer in layers])
-        parts = [*layers, _Part(describe(CONFIG_TYPE, config), lambda: [config], "")]
-        image = write_image(subject.kind, subject.annotations, parts[-1].blob, [layer.blob for layer in layers])
+        _, image, parts = build(store, entry, signer, mover)
         if reference.digest not in {None, digest_bytes(image)}:
             raise InputError(f"{reference}: its image is {digest_bytes(image)}; push it to a tag")
         looking = [mover.run(images.has, part.blob) for part in parts]
@@ -68,7 +85,7 @@ def push(
     )
 
 
-def _send(images: Images, part: _Part, moved: Progress) -> None:
+def _send(images: Images, part: Part, moved: Progress) -> None:
     sent = 0
 
     def content() -> Iterator[bytes]:
@@ -83,7 +100,7 @@ def _send(images: Images, part: _Part, moved: Progress) -> None:
     images.add(part.blob, content)
 
 
-def _describe(store: Store, layer: Layer) -> _Part:
+def _describe(store: Store, layer: Layer) -> Part:
     """A layer's descriptor, for which its blobs are read, and its content."""
 
     def archive() -> Iterator[bytes]:
@@ -103,7 +120,7 @@ def _describe(store: Store, layer: Layer) -> _Part:
         outer.update(piece)
         size += len(piece)
     media_type = GZIP_TYPE if layer.zipped else LAYER_TYPE
-    return _Part(Descriptor(media_type, PREFIX + outer.hexdigest(), size), content, PREFIX + inner.hexdigest())
+    return Part(Descriptor(media_type, PREFIX + outer.hexdigest(), size), content, PREFIX + inner.hexdigest())
 
 
 def _read(store: Store, blob: Blob) -> Iterable[bytes]:

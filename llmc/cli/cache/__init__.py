@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import typer
 
-from llmc.cli.cache import archive, explain, foreign, listing, look, sign, space, transfer, trust
+from llmc.cli.cache import explain, foreign, listing, look, sign, space, transfer, trust
 
-GROUPS = (listing, look, space, explain, sign, trust, transfer, archive, foreign)
+GROUPS = (listing, look, space, explain, sign, trust, transfer, foreign)
 
 
 app = typer.Typer(

@@ -115,7 +115,7 @@ def unpack(
     Example:
       llmc cache unpack 3fa9c2 --expect model=Qwen/Qwen3-8B
       llmc cache unpack oci://registry.example.com/caches/qwen3:h100 --keep
-      llmc cache unpack qwen3.tar.zst -o /cache/vllm --expect tensor_parallel_size=2 --strict
+      llmc cache unpack qwen3.tar -o /cache/vllm --expect tensor_parallel_size=2 --strict
     """
     from llmc.artifacts.foreign import foreign_cache
     from llmc.artifacts.foreign.contents import read_contents
@@ -142,8 +142,8 @@ def unpack(
 
 def _entry(store: Store, source: str, allow_unsigned: bool) -> Entry:
     """The entry of a packed cache, which is pulled or imported first where it is not in the store."""
-    from llmc.artifacts.archives.writer import is_archive_name
     from llmc.artifacts.foreign.contents import KIND
+    from llmc.artifacts.oci.archive import import_archive, is_archive_name
     from llmc.artifacts.oci.reference import is_reference
     from llmc.artifacts.signing.keyring import Keyring
     from llmc.cli.output import TransferProgress
@@ -158,13 +158,9 @@ def _entry(store: Store, source: str, allow_unsigned: bool) -> Entry:
             return pull_image(store, source, trust=trust, progress=progress)[0]
     if not is_archive_name(source):
         return store.find(source)
-    from llmc.artifacts.archives.reader import import_archive
-
     with TransferProgress("import") as progress:
-        done = import_archive(
-            store, expanded(source), trust=trust, required=settings.require_signatures, progress=progress
-        )
-    found = [entry for entry in done.entries if entry.key.kind == KIND]
+        entries, _ = import_archive(store, expanded(source), trust=trust, progress=progress)
+    found = [entry for entry in entries if entry.key.kind == KIND]
     if len(found) != 1:
         raise InputError(f"{source}: {len(found)} packed caches are in it; import it, and unpack one by its KEY")
     return found[0]

@@ -1,7 +1,8 @@
-"""`llmc cache push|pull`: share what is compiled, by a folder, an object store or a container registry."""
+"""`llmc cache push|pull|export|import`: share what is compiled, by a folder, object store, registry or file."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llmc.buckets.warmup.sizes import size_text
-from llmc.cli.cache.common import CacheDirFlag, JsonFlag, bundle_folder, count_text, is_bundle, print_json
+from llmc.cli.cache.common import (
+    CacheDirFlag,
+    JsonFlag,
+    bundle_folder,
+    count_text,
+    is_bundle,
+    open_cache,
+    print_json,
+)
 from llmc.cli.options import option
 from llmc.cli.output import echo
 from llmc.errors import ArtifactError, InputError
@@ -22,6 +31,7 @@ if TYPE_CHECKING:
     from llmc.artifacts.store.store import Store
 
 SHOWN = 5
+STREAM = "-"
 
 UrlArgument = Annotated[
     str,
@@ -168,6 +178,106 @@ def pull(
     _finish("pulled", "from", remote.url, report, as_json, folder)
 
 
+def export_command(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="The archive, NAME.tar; - for stdout.")],
+    what: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY | BUNDLE]...",
+            help="Keys, or their first digits; bundle folders. Default: every bundle and packed cache of the store.",
+            show_default=False,
+        ),
+    ] = None,
+    cache_dir: CacheDirFlag = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Write bundles, or packed caches of other servers, into one file: a tarred OCI image layout.
+
+    The same bundles give the same bytes, wherever and whenever it is made. podman and skopeo read it as
+    `oci-archive:FILE`, and llmc wherever a bundle is asked for. The file appears whole, or not at all.
+
+    \b
+    Example:
+      llmc cache export smollm2-cpu.tar ./smollm2-cpu
+      llmc cache export - ./smollm2-cpu | zstd | ssh host 'zstd -dc | llmc cache import - -o smollm2-cpu'
+    """
+    from llmc.artifacts.oci.archive import export_images
+    from llmc.cli.output import TransferProgress
+
+    if as_json and file == STREAM:
+        raise InputError("--json and the archive cannot both go to standard output; name a file")
+    store = open_cache(cache_dir)
+    entries = _every_image(store) if what is None else _chosen(store, what, None)
+    with TransferProgress("export") as progress:
+        done = export_images(store, entries, sys.stdout.buffer if file == STREAM else Path(file), progress=progress)
+    if as_json:
+        print_json({"file": file, **done._asdict()})
+        return
+    text = f"exported {count_text(done.images, 'image', 'images')} to {file}: {count_text(done.blobs, 'blob', 'blobs')}"
+    echo(f"{text}, {size_text(done.bytes)} in {done.seconds:.1f} s", err=file == STREAM)
+
+
+def import_command(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="An archive of llmc cache export; - for stdin.")],
+    output: Annotated[
+        Path | None, option("--output -o", "FOLDER", "Make this folder the bundle in the archive.", show_default=False)
+    ] = None,
+    require_signature: Annotated[
+        bool, typer.Option("--require-signature", help="Refuse what no key that is trusted here has signed.")
+    ] = False,
+    allow_unsigned: Annotated[
+        bool, typer.Option("--allow-unsigned", help="Take native code without a signature by a trusted key.")
+    ] = False,
+    cache_dir: CacheDirFlag = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Bring the bundles and packed caches of an archive into the store, each verified to the last byte.
+
+    Native code has to be signed by a key that is trusted here (see `llmc cache trust`); --require-signature or
+    LLMC_REQUIRE_SIGNATURES ask for that of everything. A signature that is there has to be right. Exit status 5 when
+    the archive is damaged or not trusted.
+
+    \b
+    Example:
+      llmc cache import smollm2-cpu.tar
+      llmc cache import smollm2-cpu.tar -o ./smollm2-cpu --require-signature
+    """
+    from llmc.artifacts.oci.archive import import_archive
+    from llmc.artifacts.signing.keyring import Keyring
+    from llmc.cli.output import TransferProgress
+    from llmc.settings import Settings
+
+    settings = Settings.from_environment()
+    if require_signature:
+        settings = replace(settings, require_signatures=True)
+    store = open_cache(cache_dir)
+    trust = Keyring.from_settings(settings, allow_unsigned)
+    with TransferProgress("import") as progress:
+        source = sys.stdin.buffer if file == STREAM else Path(file)
+        entries, report = import_archive(store, source, trust=trust, progress=progress)
+    if output is not None and len(entries) != 1:
+        raise InputError(
+            f"{file}: imported, but -o needs one bundle, and {len(entries)} images are in it; name one as store:KEY"
+        )
+    folder = None if output is None else _checkout(store, entries[0], output)
+    _finish("imported", "from", file, report, as_json, folder)
+
+
+def _every_image(store: Store) -> list[Entry]:
+    """All that can be in an archive; incomplete ones are left out, with a message."""
+    from llmc.artifacts.bundle.stored import KIND
+    from llmc.artifacts.foreign.contents import KIND as FOREIGN
+
+    found = [*store.entries(KIND), *store.entries(FOREIGN)]
+    complete = [entry for entry in found if all(store.has(blob) for blob in entry.outputs.values())]
+    if not complete:
+        raise InputError(f"there is no bundle in {store.root}; name bundle folders, or another --cache-dir")
+    if len(complete) != len(found):
+        lost = count_text(len(found) - len(complete), "entry", "entries")
+        echo(f"llmc: left out {lost} whose blobs are missing or damaged; see `llmc cache verify`", err=True)
+    return complete
+
+
 def _chosen(store: Store, what: Sequence[str] | None, kind: str | None) -> list[Entry]:
     """The entries that are meant; bundle folders are put into the store first."""
     if what is None:
@@ -213,7 +323,9 @@ def _checkout(store: Store, entry: Entry, output: Path | None) -> Path | None:
     from llmc.artifacts.foreign.contents import KIND as FOREIGN
 
     if output is not None and entry.key.kind == FOREIGN:
-        raise InputError(f"pulled, but -o is for bundles: `llmc cache unpack {entry.key.short}` puts a cache in place")
+        raise InputError(
+            f"it is in the store, but -o is for bundles: `llmc cache unpack {entry.key.short}` puts a cache in place"
+        )
     return None if output is None else checkout(store, entry, output)
 
 
@@ -243,3 +355,5 @@ def register(app: typer.Typer) -> None:
     """Add the commands to `app`."""
     app.command("push")(push)
     app.command("pull")(pull)
+    app.command("export")(export_command)
+    app.command("import")(import_command)

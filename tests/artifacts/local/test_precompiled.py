@@ -14,19 +14,19 @@ import pytest
 
 import llmc
 from llmc import api
-from llmc.artifacts.archives.writer import bundle_contents, write_archive
 from llmc.artifacts.bundle.reader import BundleFiles
+from llmc.artifacts.bundle.stored import add_bundle
 from llmc.artifacts.key import ABSENT, Difference
 from llmc.artifacts.local import precompiled
 from llmc.artifacts.local.opening import open_store
 from llmc.artifacts.local.precompiled import PLACES, differences, load, place_for, replacing, tell_differences
+from llmc.artifacts.oci.archive import export_images
 from llmc.artifacts.store.store import Store
 from llmc.cli.main import main
 from llmc.errors import ArtifactError
 from llmc.settings import Settings
 from llmc.testing.toy import write_toy
-from tests.artifacts.archives.helpers import bundle
-from tests.artifacts.helpers import CONTENT, DIGESTS, child, finish, flip, manifest, truncate
+from tests.artifacts.helpers import CONTENT, DIGESTS, bundle, child, finish, flip, manifest, truncate
 
 ASKED: dict[str, Any] = {"device": "fake", "max_model_len": 32, "max_num_seqs": 4}
 NAME = PLACES["neuron"]
@@ -208,7 +208,8 @@ def test_a_bundle_that_is_named_is_compared_too(
     monkeypatch.setenv("LLMC_ALLOW_UNSIGNED", "1")
     generated(toy)
     shutil.move(toy / NAME, tmp_path / "bundle")
-    write_archive(bundle_contents(Store(tmp_path / "s"), BundleFiles.open(tmp_path / "bundle")), tmp_path / "b.tar")
+    store = Store(tmp_path / "s")
+    export_images(store, [add_bundle(store, BundleFiles.open(tmp_path / "bundle"))], tmp_path / "b.tar")
     for name in ("bundle", "b.tar"):
         caplog.clear()
         with llmc.LLM(tmp_path / name):
@@ -225,7 +226,7 @@ def test_a_folder_is_loaded_without_the_compiler(toy: Path) -> None:
         from llmc import LLM
         LLM(sys.argv[1]).close()
         local = "llmc.artifacts.local"
-        names = ("llmc.compiler", f"{local}.precompiled", f"{local}.references", "llmc.artifacts.archives")
+        names = ("llmc.compiler", f"{local}.precompiled", f"{local}.references", "llmc.artifacts.oci")
         print([name for name in sys.modules if name.startswith(names)])
     """
     assert finish(child(script, toy / NAME)) == "[]"

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 
 from llmc.artifacts import oci
-from llmc.artifacts.archives import reader
-from llmc.artifacts.archives.writer import bundle_contents, entry_contents, write_archive
 from llmc.artifacts.bundle.reader import BundleFiles
 from llmc.artifacts.bundle.stored import add_bundle, bundle_key, publish_bundle
 from llmc.artifacts.bundle.trust import UntrustedError
 from llmc.artifacts.local.references import find_bundle, is_reference, resolve
+from llmc.artifacts.oci import archive as archive_module
+from llmc.artifacts.oci.archive import export_images
 from llmc.artifacts.store.store import Store
 from llmc.errors import ArtifactError
 from llmc.settings import Settings
-from tests.artifacts.archives.helpers import Words, bundle, sign
-from tests.artifacts.helpers import DIGESTS, child, finish, flip, key, manifest, overwrite
+from tests.artifacts.helpers import DIGESTS, bundle, child, finish, flip, key, manifest, overwrite
+from tests.artifacts.oci.helpers import Anyone
 
 HEX = bundle_key(manifest()).hex
 DIGEST = manifest().digest
@@ -29,8 +31,8 @@ DIGEST = manifest().digest
 @pytest.fixture
 def archive(tmp_path: Path, store: Store) -> Path:
     """An archive that has been there for a while."""
-    path = tmp_path / "a.tar.zst"
-    write_archive(bundle_contents(store, bundle(tmp_path / "bundle")), path)
+    path = tmp_path / "a.tar"
+    export(path, bundle(tmp_path / "bundle"))
     settle()
     return path
 
@@ -39,14 +41,21 @@ def archive(tmp_path: Path, store: Store) -> Path:
 def imports(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Every import of the test."""
     seen: list[Any] = []
-    original = reader.import_archive
+    original = archive_module.import_archive
 
     def counted(*arguments: Any, **named: Any) -> Any:
         seen.append(arguments)
         return original(*arguments, **named)
 
-    monkeypatch.setattr(reader, "import_archive", counted)
+    monkeypatch.setattr(archive_module, "import_archive", counted)
     return seen
+
+
+def export(path: Path, *bundles: BundleFiles) -> None:
+    """Write an archive, by way of a store of its own."""
+    with TemporaryDirectory() as name:
+        store = Store(name)
+        export_images(store, [add_bundle(store, files) for files in bundles], path)
 
 
 def settle() -> None:
@@ -55,19 +64,21 @@ def settle() -> None:
 
 
 def folder(store: Store, text: object, settings: Settings | None = None) -> Path:
-    return resolve(str(text), settings or Settings(), store, Words(allow_unsigned=True))
+    return resolve(str(text), settings or Settings(), store, Anyone())
 
 
 def sound(path: Path) -> bool:
     return BundleFiles.open(path).manifest == manifest() and BundleFiles.open(path).verify() == []
 
 
-@pytest.mark.parametrize("text", ["a.tar", "x/a.tar.zst", "a.tzst", "store:1234", "oci://host/name", "oci-layout:x"])
+@pytest.mark.parametrize("text", ["a.tar", "x/a.tar", "store:1234", "oci://host/name", "oci-layout:x"])
 def test_what_looks_like_a_reference(text: str) -> None:
     assert is_reference(text)
 
 
-@pytest.mark.parametrize("text", ["bundle", "./b", "a.gguf", "org/model", "a.tar.gz", "model.safetensors", "storex"])
+@pytest.mark.parametrize(
+    "text", ["bundle", "./b", "a.gguf", "org/model", "a.tar.gz", "a.tar.zst", "model.safetensors", "storex"]
+)
 def test_what_does_not_stays_a_path(text: str, store: Store) -> None:
     assert not is_reference(text)
     assert folder(store, text) == Path(text)
@@ -104,7 +115,7 @@ def test_the_folder_shares_its_blobs_with_the_store(archive: Path, store: Store)
 
 def test_another_archive_of_that_name_is_imported_anew(archive: Path, store: Store, imports: list[Any]) -> None:
     folder(store, archive)
-    write_archive(bundle_contents(store, bundle(archive.parent / "other", target="other")), archive)
+    export(archive, bundle(archive.parent / "other", target="other"))
     assert BundleFiles.open(folder(store, archive)).manifest == manifest(target="other")
     assert len(imports) == 2
 
@@ -137,19 +148,22 @@ def test_a_folder_with_a_damaged_manifest_is_made_again(archive: Path, store: St
 
 def test_an_archive_of_several_bundles_names_none(tmp_path: Path, store: Store) -> None:
     items = [bundle(tmp_path / "one"), bundle(tmp_path / "two", target="other")]
-    write_archive(entry_contents(store, items), tmp_path / "a.tar")
+    export(tmp_path / "a.tar", *items)
     with pytest.raises(ArtifactError, match="holds 2 bundles; name one as store:KEY"):
         folder(store, tmp_path / "a.tar")
     assert sound(folder(store, f"store:{HEX[:8]}"))
 
 
 def test_a_signature_is_asked_for_where_the_settings_do(tmp_path: Path, archive: Path, store: Store) -> None:
-    strict = Settings(require_signatures=True)
-    with pytest.raises(UntrustedError):
-        folder(store, archive, strict)
-    signed = bundle(tmp_path / "signed", sign(manifest().to_bytes()))
-    write_archive(bundle_contents(store, signed), tmp_path / "signed.tar")
-    assert BundleFiles.open(folder(store, tmp_path / "signed.tar", strict)).signature == signed.signature
+    allowed = Settings(trusted_keys_override=str(tmp_path), allow_unsigned=True)
+    with pytest.raises(UntrustedError, match="not signed"):
+        resolve(archive, replace(allowed, require_signatures=True), store)
+    assert sound(resolve(archive, allowed, store))
+
+
+def test_a_signature_comes_along(tmp_path: Path, store: Store) -> None:
+    export(tmp_path / "signed.tar", bundle(tmp_path / "signed", b"a signature"))
+    assert BundleFiles.open(folder(store, tmp_path / "signed.tar")).signature == b"a signature"
 
 
 def test_a_newer_signature_in_the_store_is_in_the_folder_too(tmp_path: Path, archive: Path, store: Store) -> None:
@@ -199,7 +213,7 @@ def test_an_image_is_pulled_and_by_digest_once(
     pulled: list[str] = []
 
     def pull(into: Store, reference: str, *, trust: Any) -> tuple[Any, None]:
-        assert isinstance(trust, Words)
+        assert isinstance(trust, Anyone)
         pulled.append(reference)
         return add_bundle(into, bundle(tmp_path / "bundle")), None
 

@@ -1,0 +1,274 @@
+"""Bundles and packed caches in one file: a tarred OCI image layout, which skopeo and podman call `oci-archive`.
+
+    archive = tar of "oci-layout" "index.json" {"blobs/sha256/" 64 hex}      the files of an image layout, see layout.py
+
+What is written depends on the images alone, not on time, owner or machine: blobs ascend by digest, and the tar is that
+of tar.py. What is read may come from another tool: members in any order, with or without folders, and "./" before
+their names. Only regular files and folders with the names above are let in, each once; the content of every blob is
+verified by its digest, as in a registry.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tarfile
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, NoReturn
+
+from llmc.artifacts.atomic_write import write_atomic, writing
+from llmc.artifacts.digest import PREFIX, is_digest, parse
+from llmc.artifacts.key import canonical_json
+from llmc.artifacts.oci import tar
+from llmc.artifacts.oci.base import Content, read_small
+from llmc.artifacts.oci.image import MANIFEST_TYPE, MAX_MANIFEST_BYTES, Descriptor, describe, read_descriptor
+from llmc.artifacts.oci.layout import LAYOUT_FILE, new_index, read_index
+from llmc.artifacts.oci.pull import receive
+from llmc.artifacts.oci.push import build
+from llmc.artifacts.remotes.base import JOBS, Meter, TransferReport
+from llmc.artifacts.remotes.transfers import Mover
+from llmc.artifacts.temporaries import temporary_folder
+from llmc.errors import ArtifactError, InputError
+
+if TYPE_CHECKING:
+    from llmc.artifacts.bundle.trust import Trust
+    from llmc.artifacts.store.entries import Entry
+    from llmc.artifacts.store.store import Store
+
+SUFFIX = ".tar"
+REMEDY = "choose another place for the archive"
+LAYOUT_NAME, INDEX_NAME, BLOBS = "oci-layout", "index.json", "blobs/sha256/"
+MAX_MEMBERS = 100_000
+"""Limit for the members of an archive: an image has 128 blobs at most."""
+
+MAX_HEADER_BYTES = 1 << 20
+"""Limit for what tarfile may read at once: an extended header is held in memory."""
+
+_COMPRESSED = {b"\x28\xb5\x2f\xfd": "zstd", b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
+
+
+class Exported(NamedTuple):
+    """Images, their different blobs, bytes of the archive, and seconds that it took."""
+
+    images: int
+    blobs: int
+    bytes: int
+    seconds: float
+
+
+def is_archive_name(text: str) -> bool:
+    """Whether a name is that of an archive."""
+    return text.endswith(SUFFIX)
+
+
+def export_images(
+    store: Store, entries: Iterable[Entry], dest: Path | BinaryIO, *, progress: Meter | None = None
+) -> Exported:
+    """Write the bundles and packed caches of these entries into one archive.
+
+    A file appears whole, durable, and then replaces what was there. Raises InputError for another name than `*.tar`,
+    ArtifactError for an entry that is neither a bundle nor a packed cache, or is damaged, CapacityError or
+    UnwritableError where `dest` cannot be written.
+    """
+    began = time.monotonic()
+    if isinstance(dest, Path) and not is_archive_name(dest.name):
+        raise InputError(f"{dest}: name an archive NAME{SUFFIX}")
+    blobs: dict[str, tuple[int, Content]] = {}
+    images: dict[str, dict[str, Any]] = {}
+    with Mover(JOBS) as mover:
+        for entry in entries:
+            image = build(store, entry, None, mover)
+            blob = describe(MANIFEST_TYPE, image.manifest)
+            images[blob.digest] = {**blob.to_json(), "artifactType": image.kind}
+            blobs[blob.digest] = blob.size, _content(image.manifest)
+            blobs |= {part.blob.digest: (part.blob.size, part.content) for part in image.parts}
+    index = canonical_json(new_index([images[digest] for digest in sorted(images)]))
+    files = [(tar.Member(LAYOUT_NAME, len(LAYOUT_FILE)), _content(LAYOUT_FILE))]
+    files.append((tar.Member(INDEX_NAME, len(index)), _content(index)))
+    files += [(tar.Member(BLOBS + parse(digest), size), content) for digest, (size, content) in sorted(blobs.items())]
+    folders = ("blobs/", BLOBS)
+    total = tar.archive_size(folders, (member for member, _ in files))
+    pieces = _counted(tar.write(folders, ((member, content()) for member, content in files)), total, progress)
+    if isinstance(dest, Path):
+        final = Path(os.path.realpath(dest))
+        with writing(final, total, REMEDY):
+            write_atomic(final, pieces, final.parent)
+    else:
+        with writing(Path("standard output"), total, REMEDY):
+            for piece in pieces:
+                dest.write(piece)
+            dest.flush()
+    return Exported(len(images), len(blobs), total, time.monotonic() - began)
+
+
+def import_archive(
+    store: Store, source: Path | BinaryIO, *, trust: Trust, jobs: int = JOBS, progress: Meter | None = None
+) -> tuple[list[Entry], TransferReport]:
+    """Put every image of an archive into the store, one after the other; each comes in whole or not at all.
+
+    A stream is copied to a temporary file first. Returns the entries, and what was read and was there already, in
+    layers. Raises ArtifactError for what is not an archive of llmc's images, intact; UntrustedError for what is not
+    signed as `trust` asks; CapacityError or UnwritableError where the store cannot take it.
+    """
+    began = time.monotonic()
+    with _opened(source) as images:
+        reports = []
+        entries = []
+        for blob in images.manifests():
+            origin = f"{images.name}: {blob.digest}"
+            entry, report = receive(
+                store, images, read_small(images, blob), origin, trust=trust, jobs=jobs, progress=progress
+            )
+            entries.append(entry)
+            reports.append(report)
+    return entries, TransferReport(
+        entries=len(entries),
+        blobs=sum(report.blobs for report in reports),
+        bytes=sum(report.bytes for report in reports),
+        skipped_blobs=sum(report.skipped_blobs for report in reports),
+        skipped_bytes=sum(report.skipped_bytes for report in reports),
+        seconds=time.monotonic() - began,
+    )
+
+
+class ImageArchive:
+    """The blobs of an archive, read in place. See base.Source. Every method raises ArtifactError."""
+
+    def __init__(self, file: BinaryIO, name: str) -> None:
+        """`file` is a file that can be sought, open until this is not used any more."""
+        self.name = name
+        self._fd = file.fileno()
+        self._places = self._find(file)
+        if LAYOUT_NAME not in self._places:
+            self._fail(f"it has no {LAYOUT_NAME}")
+
+    def manifests(self) -> list[Descriptor]:
+        """The images: at least one."""
+        if INDEX_NAME not in self._places:
+            self._fail(f"it has no {INDEX_NAME}")
+        _, size = self._places[INDEX_NAME]
+        data = b"".join(self._read(INDEX_NAME, min(size, MAX_MANIFEST_BYTES + 1)))
+        items = read_index(data, f"{self.name}: {INDEX_NAME}")["manifests"]
+        if not items:
+            self._fail("no image is in it")
+        return [read_descriptor(item, (MANIFEST_TYPE,), MAX_MANIFEST_BYTES, self.name) for item in items]
+
+    def read(self, blob: Descriptor) -> Generator[bytes, None, None]:
+        """See base.Source."""
+        name = BLOBS + parse(blob.digest)
+        if name not in self._places:
+            self._fail(f"{name}, which is named in it, is missing")
+        if self._places[name][1] != blob.size:
+            self._fail(f"{name} has {self._places[name][1]} bytes, where {blob.size} are announced")
+        yield from self._read(name, blob.size)
+
+    def _read(self, name: str, size: int) -> Generator[bytes, None, None]:
+        at, _ = self._places[name]
+        end = at + size
+        while at < end:
+            try:
+                piece = os.pread(self._fd, min(tar.PIECE, end - at), at)
+            except OSError as error:
+                raise ArtifactError(f"{self.name}: cannot be read ({error.strerror})") from error
+            if not piece:
+                self._fail(f"cut off within {name}")
+            at += len(piece)
+            yield piece
+
+    def _find(self, file: BinaryIO) -> dict[str, tuple[int, int]]:
+        """Where the content of each file begins, and its bytes."""
+        places: dict[str, tuple[int, int]] = {}
+        try:
+            file.seek(0)
+            with tarfile.open(fileobj=_Bounded(file), mode="r:", errorlevel=2) as members:  # type: ignore[call-overload]
+                for count, member in enumerate(members):
+                    if count >= MAX_MEMBERS:
+                        self._fail(f"it has more than {MAX_MEMBERS} members")
+                    name = member.name.removeprefix("./").rstrip("/")
+                    if member.isdir() and name in {".", "", "blobs", BLOBS.rstrip("/")}:
+                        continue
+                    known = name in {LAYOUT_NAME, INDEX_NAME} or is_digest(PREFIX + name.removeprefix(BLOBS))
+                    if not known or not member.isreg() or member.issparse():
+                        self._fail(f"{member.name!r:.200} is no file of an image layout")
+                    if name in places:
+                        self._fail(f"{name} is in it twice")
+                    places[name] = member.offset_data, member.size
+        except (tarfile.TarError, EOFError, ValueError, OverflowError) as error:
+            self._fail(str(error))
+        except OSError as error:
+            raise ArtifactError(f"{self.name}: cannot be read ({error.strerror or error})") from error
+        return places
+
+    def _fail(self, problem: str) -> NoReturn:
+        raise ArtifactError(f"{self.name}: not an intact archive of `llmc cache export` ({problem}); make it again")
+
+
+class _Bounded:
+    """A file of which nothing is read that is too large for memory: tarfile takes the size from the file itself."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.seek, self.tell = file.seek, file.tell
+
+    def read(self, size: int) -> bytes:
+        if not 0 <= size <= MAX_HEADER_BYTES:
+            raise tarfile.ReadError(f"a header of {size} bytes")
+        return self._file.read(size)
+
+
+@contextmanager
+def _opened(source: Path | BinaryIO) -> Iterator[ImageArchive]:
+    if not isinstance(source, Path):
+        with temporary_folder("import") as folder, (folder / "archive").open("w+b") as file:
+            with writing(folder, 0, "set TMPDIR to a larger disk"):
+                _copy(source, file)
+            yield ImageArchive(file, "the archive on standard input")
+        return
+    with ExitStack() as stack:
+        try:
+            opened = stack.enter_context(source.open("rb"))
+            first = opened.read(tar.BLOCK)
+        except OSError as error:
+            raise ArtifactError(f"{source}: the archive cannot be read ({error.strerror})") from error
+        _require_tar(first, str(source))
+        yield ImageArchive(opened, str(source))
+
+
+def _copy(stream: BinaryIO, file: BinaryIO) -> None:
+    """Copy a stream to a file, unless its first bytes are no archive's."""
+    first = b""
+    while len(first) < tar.BLOCK and (piece := stream.read(tar.BLOCK - len(first))):
+        first += piece
+    _require_tar(first, "the archive on standard input")
+    file.write(first)
+    shutil.copyfileobj(stream, file, tar.PIECE)
+    file.flush()
+
+
+def _require_tar(first: bytes, name: str) -> None:
+    """Raise ArtifactError for a file whose first bytes are not those of a tar file."""
+    for magic, what in _COMPRESSED.items():
+        if first.startswith(magic):
+            raise ArtifactError(
+                f"{name}: compressed with {what}; decompress it first, as in `{what} -dc FILE | llmc cache import -`"
+            )
+    try:
+        tarfile.TarInfo.frombuf(first, "utf-8", "surrogateescape")
+    except tarfile.TarError as error:
+        raise ArtifactError(f"{name}: not an archive of `llmc cache export` ({error})") from error
+
+
+def _content(data: bytes) -> Content:
+    return lambda: [data]
+
+
+def _counted(pieces: Iterable[bytes], total: int, progress: Callable[[int, int], None] | None) -> Iterator[bytes]:
+    done = 0
+    for piece in pieces:
+        yield piece
+        done += len(piece)
+        if progress is not None:
+            progress(done, total)
