@@ -156,6 +156,28 @@ def test_the_default_tier_has_the_cases_that_a_mark_names(tmp_path: Path) -> Non
 
 
 @full
+def test_the_default_tier_is_the_same_in_any_order(tmp_path: Path) -> None:
+    marked = """
+        import pytest
+        @pytest.mark.default_cases(3)
+        @pytest.mark.parametrize("n", range(9))
+        def test_numbered(n): ...
+        @pytest.mark.default_cases("a", "b")
+        @pytest.mark.parametrize("x", "abcdef")
+        def test_named(x): ...
+        @pytest.mark.parametrize("a", range(4))
+        @pytest.mark.parametrize("b", range(5))
+        def test_product(a, b): ...
+    """
+    checkout = Checkout(tmp_path, {"tests/test_some.py": textwrap.dedent(marked)})
+    written = checkout.collected()
+    assert len(written) == 3 + 2 + 5
+    for seed in range(5):
+        shuffled = checkout.collected("-p", "pytest_randomly", f"--randomly-seed={seed}")
+        assert shuffled != written and sorted(shuffled) == sorted(written)
+
+
+@full
 def test_property_tests_draw_fewer_examples_in_the_default_tier(tmp_path: Path) -> None:
     drawn = """
         from hypothesis import given, settings, strategies as st

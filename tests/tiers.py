@@ -9,7 +9,7 @@ take `examples(n)`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import combinations, groupby
+from itertools import combinations
 from typing import Any, TypeVar
 
 import pytest
@@ -61,8 +61,12 @@ def mark_full(items: Sequence[pytest.Item]) -> None:
 
     Those are the cases that a `default_cases` marker leaves out; without one, the combinations that add no value.
     """
-    for test, group in groupby(items, key=lambda item: item.nodeid.partition("[")[0]):
-        cases = [item for item in group if hasattr(item, "callspec")]
+    tests: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if hasattr(item, "callspec"):
+            tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for test, group in tests.items():
+        cases = sorted(group, key=_position)  # items may come in random order
         if marker := next((item.get_closest_marker("default_cases") for item in cases), None):
             kept = _named(test, [item.callspec.id for item in cases], marker.args)  # type: ignore[attr-defined]
             left = set(range(len(cases))) - kept
@@ -81,6 +85,11 @@ def _named(test: str, ids: Sequence[str], names: Sequence[int | str]) -> set[int
     if not kept and len(ids) > 1:
         raise pytest.UsageError(f"{test}: default_cases names none of {list(ids)}")
     return kept
+
+
+def _position(item: pytest.Item) -> tuple[int, ...]:
+    """Where a case stands among those of its test, as they are written."""
+    return tuple(item.callspec.indices.values())  # type: ignore[attr-defined]
 
 
 def _axes(item: pytest.Item) -> Axes:

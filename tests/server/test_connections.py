@@ -266,9 +266,12 @@ def test_a_request_names_one_host_and_a_version_that_is_spoken_here(
 
 @pytest.mark.parametrize("pieces", [1, 2])
 def test_what_stands_behind_a_body_is_no_header(bundle: Path, pieces: int) -> None:
-    """A proxy in front of the server did not see it; httptools tells it as it tells headers."""
+    """A proxy in front of the server did not see it; httptools tells it as it tells headers.
+
+    The connection stays: one that closes with bytes unread is reset, and the answer can be lost with it.
+    """
     body = b'{"prompt": "a", "max_tokens": 1}'
-    head = HEAD + b"transfer-encoding: chunked\r\nconnection: close\r\n\r\n"
+    head = HEAD + b"transfer-encoding: chunked\r\n\r\n"
     chunks = b"%x\r\n%s\r\n0\r\n" % (len(body), body)
     trailer = b"authorization: Bearer secret\r\nx: " + b"y" * 40_000 + b"\r\nz: " + b"y" * 40_000 + b"\r\n\r\n"
     with Live(bundle, api_keys=("secret",)) as live:
@@ -278,4 +281,4 @@ def test_what_stands_behind_a_body_is_no_header(bundle: Path, pieces: int) -> No
                 whole = before + chunks + trailer
                 for at in range(pieces):
                     connection.sendall(whole[at * len(before) : (at + 1) * len(before) if at < pieces - 1 else None])
-                assert rest(connection).startswith(b"HTTP/1.1 %d " % status)
+                assert connection.recv(12, socket.MSG_WAITALL) == b"HTTP/1.1 %d" % status
