@@ -1,7 +1,4 @@
-"""JSON with only one reading: text that two readers could read differently is refused.
-
-The bodies of requests have a reader with limits and words of their own, see server/protocol/strict_json.py.
-"""
+"""JSON with only one reading: text that two readers could read differently is refused."""
 
 from __future__ import annotations
 

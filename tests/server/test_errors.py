@@ -19,7 +19,7 @@ SECRET = "/srv/secret/model.bin"
 @pytest.mark.parametrize(
     "body",
     [
-        b"", b"{", b"null", b"[]", b'"x"', b"5", b"true", b'{"prompt": NaN}', b'{"prompt": "a", "prompt": "b"}',
+        b"", b"{", b"null", b"[]", b'"x"', b"5", b"true", b'{"prompt": NaN}',
         b"[" * 50_000, b'{"messages":' * 3000, b"\xff\xfe", rb'{"prompt": "\ud800"}', b'{"temperature": 1e400}',
         b'{"n": ' + b"9" * 5000 + b"}", b"\x00", b'{"prompt": "a"} x', b'{"prompt": "x", "tokens": [], "messages": 1}x',
     ],

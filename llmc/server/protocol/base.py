@@ -21,7 +21,7 @@ Refused = Mapping[str, tuple[Callable[[Any], bool], str]]
 class Part(BaseModel):
     """A JSON object inside a body. Types are strict: "1" is no number. Fields that are not known are left out."""
 
-    model_config = ConfigDict(strict=True, extra="ignore", arbitrary_types_allowed=False)
+    model_config = ConfigDict(strict=True, extra="ignore", arbitrary_types_allowed=False, allow_inf_nan=False)
 
 
 class Body(Part):

@@ -37,7 +37,7 @@ def _prompts(value: Any) -> list[str] | list[list[int]]:
 
 
 _Id = Annotated[int, Field(ge=0, lt=1 << 31)]
-_Ids = Annotated[list[_Id], AtMost(bounds.MAX_VALUES, least=1)]
+_Ids = Annotated[list[_Id], AtMost(bounds.MAX_IDS, least=1)]
 _Texts = Annotated[list[Text], AtMost(bounds.MAX_PROMPTS, least=1)]
 _Lists = Annotated[list[_Ids], AtMost(bounds.MAX_PROMPTS, least=1)]
 Prompts = Annotated[list[Any], BeforeValidator(_prompts, json_schema_input_type=Text | _Texts | _Ids | _Lists)]

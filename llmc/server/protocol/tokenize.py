@@ -42,7 +42,7 @@ class DetokenizeRequest(Body):
     """The text of token ids, special tokens included."""
 
     model: Name | None = None
-    tokens: Annotated[list[Annotated[int, Field(ge=0, lt=1 << 31)]], AtMost(bounds.MAX_VALUES)]
+    tokens: Annotated[list[Annotated[int, Field(ge=0, lt=1 << 31)]], AtMost(bounds.MAX_IDS)]
 
 
 class DetokenizeResponse(Part):

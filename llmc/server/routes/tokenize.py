@@ -15,7 +15,7 @@ from llmc.server.errors import api_error, bad_request
 from llmc.server.openapi import reads
 from llmc.server.prompts import encode_each, render
 from llmc.server.protocol.answers import GENERATING
-from llmc.server.protocol.bounds import MAX_VALUES
+from llmc.server.protocol.bounds import MAX_IDS
 from llmc.server.protocol.tokenize import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -46,9 +46,9 @@ async def tokenize(request: Request) -> Response:
                 request, served, body.messages or [], body.tools, body.add_generation_prompt,
                 body.continue_final_message, body.chat_template_kwargs,
             )  # fmt: skip
-        ((ids, count),) = await encode_each(request, served, [text], bool(special), MAX_VALUES)
-        if count > MAX_VALUES:
-            raise bad_request(f"the text has {count} tokens; at most {MAX_VALUES} are returned", "prompt")
+        ((ids, count),) = await encode_each(request, served, [text], bool(special), MAX_IDS)
+        if count > MAX_IDS:
+            raise bad_request(f"the text has {count} tokens; at most {MAX_IDS} are returned", "prompt")
     except InputError as e:
         raise api_error(e, TokenizeRequest.model_fields) from e
 
