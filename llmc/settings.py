@@ -59,8 +59,6 @@ Variables
     VLLM_HPU_LOG_STEP_GRAPH_COMPILATION, VLLM_HPU_LOG_STEP_CPU_FALLBACKS
                      true | 1: each step on Gaudi that compiled graphs, or ran operators on the host, is logged; with
                      _ALL behind the name every step is
-    VLLM_PROFILER_ENABLED   true | 1 | full: `llmc serve` writes vLLM's high-level profile of its steps to
-                     server_events_….json in the working folder; full makes no further profile
     PT_HPU_METRICS_GC_DETAILS, PT_HPU_RECIPE_CACHE_CONFIG
                      read by the Gaudi software itself
     VLLM_API_KEY     the same, as other servers spell it; LLMC_API_KEY wins
@@ -269,7 +267,6 @@ class Settings:
     kernel_limits: Mapping[str, str] = field(default_factory=dict)
     skip_warmup: bool = False
     enforce_eager: bool = False
-    vllm_profiler: bool = False
     hpu_lazy_mode: bool = False
     cuda_graphs: bool = True
     log_step_compilations: Steps = "none"
@@ -341,8 +338,6 @@ class Settings:
             skip_warmup=environ.get("VLLM_SKIP_WARMUP", "").strip().lower() in {"true", "1"},
             admin_token=environ.get("LLMC_ADMIN_TOKEN", "").strip() or None,
             prefill_key=environ.get("LLMC_PREFILL_KEY", "").strip() or None,
-            vllm_profiler=environ.get("VLLM_PROFILER_ENABLED", "").strip().lower() == "full"
-            or switch(environ, "VLLM_PROFILER_ENABLED"),
             enforce_eager=switch(environ, "LLMC_ENFORCE_EAGER"),
             hpu_lazy_mode=switch(environ, "PT_HPU_LAZY_MODE"),
             cuda_graphs=optional_switch(environ, "LLMC_CUDA_GRAPHS") is not False,

@@ -52,12 +52,6 @@ def test_the_servers_warm_up_is_skipped_where_it_is_asked_for():
 def test_what_gaudi_users_set():
     assert [read(PT_HPU_LAZY_MODE=v).hpu_lazy_mode for v in ("1", "0", "")] == [True, False, False]
     assert read(LLMC_ENFORCE_EAGER="true").enforce_eager and not read().enforce_eager
-    assert [read(VLLM_PROFILER_ENABLED=v).vllm_profiler for v in ("true", "full", "0", "")] == [
-        True,
-        True,
-        False,
-        False,
-    ]
     log = "VLLM_HPU_LOG_STEP_GRAPH_COMPILATION"
     assert [read(**{name: "1"}).log_step_compilations for name in (log, f"{log}_ALL", "X")] == ["some", "all", "none"]
     assert read(VLLM_HPU_LOG_STEP_CPU_FALLBACKS="1").log_step_fallbacks == "some"

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
     from llmc.server.events import Event
     from llmc.server.state import Progress
-    from llmc.settings import Settings
 
 _COMPILE, _OTHERS = "For a MODEL", "Other bundles"
 _LIMITS, _LOGS, _RAY = "Clients", "Logs", "A Ray cluster"
@@ -235,7 +234,7 @@ def serve_command(
         host, port, _keys("--api-key", api_key, settings.api_key), max_queued_requests,
         duration("--shutdown-timeout", shutdown_timeout) or 0, size("--max-body-size", max_body_size) or 0,
         served_model_name, record_traffic, profile, max_connections,
-        max_connections_per_client, max_requests_per_client, vllm_profile=_vllm_profile(settings),
+        max_connections_per_client, max_requests_per_client,
         admin_tokens=_keys("--admin-token", admin_token, settings.admin_token), allow_model_change=allow_model_change,
     )  # fmt: skip
     wanted = {"max_model_len": max_model_len, "max_num_seqs": max_num_seqs, "quantize": quantize, "dtype": dtype}
@@ -280,17 +279,6 @@ def serve_command(
             reopen=reopener(bundle, device, options, store, weights),
         )
     raise typer.Exit(code)
-
-
-def _vllm_profile(settings: Settings) -> Path | None:
-    """Where vLLM's high-level profile goes, if the environment asks for one; its place is logged."""
-    if not settings.vllm_profiler:
-        return None
-    from llmc.server.telemetry.vllm_trace import file_name
-
-    path = Path(file_name())
-    echo(f"llmc: VLLM_PROFILER_ENABLED: {path}", err=True)
-    return path
 
 
 def _server(replicas: int) -> Callable[..., int]:

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from llmc.server.swapping import Reopen
     from llmc.server.telemetry.chrome_trace import ChromeTrace
     from llmc.server.telemetry.recorder import TrafficRecorder
-    from llmc.server.telemetry.vllm_trace import VllmTrace
     from llmc.server.warming import WarmUp
 
 _HANGUP = getattr(signal, "SIGHUP", None)  # which Windows lacks, as it does those of IGNORED
@@ -105,7 +104,7 @@ def means_swap() -> Callable[[int], bool]:
     return lambda signum: signum == _HANGUP and all(map(os.isatty, terminals))
 
 
-def _recorders(config: ServerConfig) -> Iterator[TrafficRecorder | ChromeTrace | VllmTrace]:
+def _recorders(config: ServerConfig) -> Iterator[TrafficRecorder | ChromeTrace]:
     if config.record_traffic is not None:
         from llmc.server.telemetry.recorder import TrafficRecorder
 
@@ -114,10 +113,6 @@ def _recorders(config: ServerConfig) -> Iterator[TrafficRecorder | ChromeTrace |
         from llmc.server.telemetry.chrome_trace import ChromeTrace
 
         yield ChromeTrace(config.profile)
-    if config.vllm_profile is not None:
-        from llmc.server.telemetry.vllm_trace import VllmTrace
-
-        yield VllmTrace(config.vllm_profile)
 
 
 @contextlib.contextmanager

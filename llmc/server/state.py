@@ -62,7 +62,6 @@ class ServerConfig:
     max_requests_per_client: int = 128
     template_limits: ChildLimits = TEMPLATE_LIMITS
     warm_aside: bool = True
-    vllm_profile: Path | None = None
     admin_tokens: tuple[str, ...] = ()
     allow_model_change: bool = False
 

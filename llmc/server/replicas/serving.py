@@ -77,7 +77,6 @@ def _check(count: int, config: ServerConfig, options: EngineOptions) -> int | No
         raise InputError("--admin-token: a request would reach one replica of several; with --replicas send SIGHUP")
     files = {
         "--record-traffic": config.record_traffic, "--profile": config.profile,
-        "VLLM_PROFILER_ENABLED": config.vllm_profile,
     }  # fmt: skip
     if given := [name for name, file in files.items() if file is not None]:
         raise InputError(f"{', '.join(given)}: one server's file, not for --replicas; leave it out")
