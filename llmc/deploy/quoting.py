@@ -1,6 +1,6 @@
 """Values as the languages of the templates write them. A model's name comes from anywhere, so nothing goes in bare.
 
-Each filter returns `Written`, and `templating.py` lets nothing else through but whole numbers.
+Each filter returns `Written`, and `base.py` lets nothing else through but whole numbers.
 """
 
 from __future__ import annotations

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from llmc.server import errors
 from llmc.server.access import HoldServed
 from llmc.server.auth import OPEN_PATHS, RequireKey
 from llmc.server.clients import BoundRequests
-from llmc.server.counting import CountAnswers
 from llmc.server.openapi import document
 from llmc.server.protocol.chat import ChatRequest
 from llmc.server.protocol.completions import CompletionRequest
@@ -23,6 +23,34 @@ if TYPE_CHECKING:
     from fastapi.telemetry import TelemetryConfig
 
     from llmc.server.state import ServerState
+
+if TYPE_CHECKING:
+    from llmc.server.telemetry.metrics import Metrics
+
+
+UNROUTED = "none"
+
+
+class CountAnswers:
+    """Tells `metrics` of every answer: its route as the router spells it ("none" where it came to none) and status."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def counted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._metrics.http(getattr(scope.get("route"), "path", UNROUTED), message["status"])
+            await send(message)
+
+        await self._app(scope, receive, counted)
+
 
 BODIES = (
     CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest, EmbeddingRequest, RerankRequest, ScoreRequest,

@@ -16,12 +16,12 @@ from llmc.buckets.bench_file import Bench, Measurement
 from llmc.buckets.bucket import Bucket
 from llmc.buckets.evaluation import Evaluation, evaluate
 from llmc.buckets.evaluation_text import comparison_text, text
-from llmc.buckets.histogram import WasteHistogram
 from llmc.buckets.limits import Limits
 from llmc.buckets.lookup import prefill_path
 from llmc.buckets.plan import Plan
 from llmc.buckets.provenance import Provenance
 from llmc.buckets.traffic.events import DecodeRun, PromptGroup
+from llmc.buckets.usage import WasteHistogram
 from llmc.errors import InputError
 from tests.buckets.generators import PROPERTY, small_plans
 

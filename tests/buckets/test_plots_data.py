@@ -15,10 +15,9 @@ from llmc.buckets.frontier import FrontierPoint
 from llmc.buckets.limits import Limits
 from llmc.buckets.lookup import prefill_path
 from llmc.buckets.plots.asked import Asked, edges
-from llmc.buckets.plots.cumulative import draw_cumulative
 from llmc.buckets.plots.curve import curve
 from llmc.buckets.plots.data import cells, finding, gather, printable, shortened, spread
-from llmc.buckets.plots.maps import borders, contexts, darkest, log_edges
+from llmc.buckets.plots.maps import borders, contexts, darkest, draw_cumulative, log_edges
 from llmc.buckets.plots.style import short
 from llmc.buckets.traffic.events import DecodeRun, PromptGroup
 from llmc.buckets.traffic.source import Traffic

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from llmc.deploy.base import _environment
 from llmc.deploy.names import label, require_label
-from llmc.deploy.templating import _environment
 from tests.deploy.bundles import facts, files, named
 from tests.tiers import default_cases
 

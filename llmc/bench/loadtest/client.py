@@ -11,7 +11,30 @@ from typing import Any, Literal
 
 from llmc.bench.loadtest.http import ProtocolError, Site, TruncatedError, exchange
 from llmc.bench.loadtest.outcome import Failure, Outcome
-from llmc.bench.loadtest.sse import EventParser
+
+
+class EventParser:
+    """Finds the data of server-sent events (HTML standard, 9.2), wherever pieces were cut. Comments and other fields
+    are passed over."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._data: list[bytes] = []
+
+    def feed(self, piece: bytes) -> list[bytes]:
+        """The data of each event that `piece` completes."""
+        *lines, self._rest = (self._rest + piece).split(b"\n")
+        found = []
+        for ended in lines:
+            line = ended.removesuffix(b"\r")
+            if not line:
+                if self._data:
+                    found.append(b"\n".join(self._data))
+                    self._data.clear()
+            elif line.startswith(b"data:"):
+                self._data.append(line[6:] if line[5:6] == b" " else line[5:])
+        return found
+
 
 Endpoint = Literal["completions", "chat"]
 Prompt = str | list[int]

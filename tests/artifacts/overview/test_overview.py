@@ -16,8 +16,8 @@ from llmc.artifacts.gc.collect import collect
 from llmc.artifacts.key import Key
 from llmc.artifacts.overview import disk, pictures, tables
 from llmc.artifacts.overview.bundles import HeldBundle, bundles
-from llmc.artifacts.overview.freeing import by_limit, in_order
 from llmc.artifacts.overview.survey import Survey, take
+from llmc.artifacts.overview.tables import by_limit, in_order
 from llmc.artifacts.signing.keyring import Keyring
 from llmc.artifacts.signing.trusted import TrustedKeys
 from llmc.artifacts.store.entries import Entries, Entry

@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc.bench.loadtest import client, run
-from llmc.bench.loadtest.client import Caller
+from llmc.bench.loadtest.client import Caller, EventParser
 from llmc.bench.loadtest.http import Site
 from llmc.bench.loadtest.outcome import Failure, Outcome
-from llmc.bench.loadtest.sse import EventParser
 from llmc.errors import InputError
 from tests.bench.loadtest.scripted import DONE, Answer, chunk, error, serving, stream, usage
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from llmc.compiler.frontend.trace import trace
-from llmc.compiler.program.fuse_experts import fuse_experts
+from llmc.compiler.program.fuse import fuse_experts
 from llmc.compiler.program.import_fx import import_program
 from llmc.compiler.program.ir import Graph
 from tests.compiler import tiny

@@ -15,12 +15,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from llmc.compiler.options import CompileOptions, Option
 from llmc.compiler.targets.base import Executable, TopologyForm
-from llmc.compiler.targets.cuda.attention import ATTENTION, DIALECTS, require_kernel
 from llmc.compiler.targets.cuda.tuning import NONE, TUNING, Tuning
 from llmc.compiler.targets.hosting import Hosting, nvidia
 from llmc.compiler.targets.xla.described import DescribedTarget
-from llmc.compiler.targets.xla.target import ROLL_LAYERS
+from llmc.compiler.targets.xla.formats import KV_CACHE_DTYPE
+from llmc.compiler.targets.xla.target import LOWERING, ROLL_LAYERS
+from llmc.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,6 +36,39 @@ if TYPE_CHECKING:
     from llmc.compiler.targets.tuning import Tuner
     from llmc.runtime.accelerators import Cards
     from llmc.runtime.executors.xla.client import Platform
+
+if TYPE_CHECKING:
+    from llmc.compiler.program.stage import WeightlessDialect
+    from llmc.compiler.targets.cuda.cards import Card
+
+
+ATTENTION: Option[str] = Option(
+    "attention", str, "plain",
+    "Attention of steps: plain operators, which XLA fuses, or a kernel that reads a row's live tokens where they lie "
+    "(Pallas for Triton; compiled here, never yet run on a card).",
+    metavar="plain|pallas", choices=("plain", "pallas"),
+)  # fmt: skip
+
+DIALECTS: dict[str, WeightlessDialect] = {"plain": "two_part", "pallas": "read_only"}
+"""The dialect that a model is traced in (frontend/attention.py)."""
+
+FP8_FROM = (8, 9)
+"""The least compute capability for which Triton converts float8 e4m3; XLA of jax 0.10.2 ends the process below it:
+"Conversion from/to f8e4m3nv is only supported on compute capability >= 89"."""
+
+
+def require_kernel(options: CompileOptions, card: Card) -> None:
+    """Raise InputError where the kernel is asked for and cannot be in the bundle."""
+    if ATTENTION.of(options) == "plain":
+        return
+    if LOWERING.of(options) != "jax":
+        raise InputError(f"{ATTENTION.flag} pallas works with --lowering jax; leave one of them out")
+    if KV_CACHE_DTYPE.of(options) == "fp8" and card.compute_capability < FP8_FROM:
+        raise InputError(
+            f"{ATTENTION.flag} pallas with {KV_CACHE_DTYPE.flag} fp8 needs compute capability 8.9, {card.name} has "
+            f"{card.capability}; leave one of them out"
+        )
+
 
 COMPILER_OPTIONS: Mapping[str, str | int | bool] = {"xla_gpu_autotune_level": 0}
 """Autotuning runs candidates on the card, which is not here: see products.py for what chooses instead."""

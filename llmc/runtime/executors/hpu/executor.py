@@ -9,26 +9,76 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmc.artifacts.bundle.native import RECIPES
+from llmc.runtime import accelerators
 from llmc.runtime.executors.base import Content
-from llmc.runtime.executors.hpu.graphs import HpuGraphs
 from llmc.runtime.executors.hpu.habana import Card, Graph, is_installed, open_card
-from llmc.runtime.executors.hpu.host import host
 from llmc.runtime.executors.hpu.modes import Mode
-from llmc.runtime.executors.hpu.recipes import pinned_slots, place
+from llmc.runtime.executors.hpu.recipes import KV_BLOCKS, pinned_slots, place
 from llmc.runtime.executors.hpu.watch import CompilationWatch, GraphCompilations
 from llmc.runtime.executors.torch.executor import Opened, TorchExecutor, release, torch_releases
 from llmc.runtime.executors.whole_step.executor import CardExecutor
+from llmc.runtime.executors.whole_step.graphs import CardGraphs
 from llmc.runtime.executors.whole_step.step_program import Run, flat_step, inputs, step_program
+from llmc.settings import Settings
 
 if TYPE_CHECKING:
     from llmc.artifacts.bundle.manifest_schema import Executable
     from llmc.runtime.bundle import Bundle
     from llmc.runtime.executors.witness import Witness
     from llmc.runtime.step import Step
+
+
+PLUGIN = "habana-torch-plugin"
+_TYPES = ("sys/class/accel/accel*/device/device_type", "sys/class/habanalabs/hl*/device_type")
+_DRIVER = "sys/module/habanalabs/version"
+
+
+def host(settings: Settings | None = None) -> Mapping[str, str]:
+    """What recipes are tied to, without opening the card: card, driver, Synapse and mode by name; empty on a host
+    without a Gaudi card or without its software.
+
+    The card's code name is in sysfs (torvalds/linux, Documentation/ABI/testing/sysfs-driver-habanalabs: device_type,
+    below /sys/class/accel/accel<n>/device since 6.3, before below /sys/class/habanalabs/hl<n>), the driver's version is
+    that of its kernel module, and Synapse's is that of the Python plug-in, which is released with it. Recipes of one
+    mode are of no use in another: lazy graphs are cut elsewhere than compiled ones.
+    """
+    cards = sorted({text for pattern in _TYPES for path in accelerators.ROOT.glob(pattern) if (text := _text(path))})
+    try:
+        synapse = version(PLUGIN)
+    except PackageNotFoundError:
+        return {}
+    if not cards:
+        return {}
+    return {
+        "card": " ".join(cards),
+        "driver": _text(accelerators.ROOT / _DRIVER) or "unknown",
+        "synapse": synapse,
+        "mode": str(Mode.of(settings or Settings.from_environment())),
+    }
+
+
+def _text(path: Path) -> str:
+    with suppress(OSError):
+        return path.read_text(errors="replace").strip()
+    return ""
+
+
+class HpuGraphs(CardGraphs):
+    """With as many blocks as the bundle pins, where it does."""
+
+    graphs: ClassVar[str] = "HPUGraphs"
+    kind: ClassVar[str] = "HPU"
+
+    def allocate(self, blocks: int) -> None:
+        """The blocks that the bundle pins, or these."""
+        super().allocate(self._executor.bundle.option(KV_BLOCKS, 0) or blocks)
+
 
 _log = logging.getLogger("llmc")
 

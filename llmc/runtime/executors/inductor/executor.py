@@ -10,8 +10,9 @@ somebody asks. A host without a card that its torch can use replays the same pro
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -23,7 +24,6 @@ from llmc.runtime.executors.inductor.cuda import CudaCard
 from llmc.runtime.executors.inductor.graphs import CudaGraphs
 from llmc.runtime.executors.inductor.modes import Mode
 from llmc.runtime.executors.inductor.package import FORM, Package, sizes_of
-from llmc.runtime.executors.inductor.watch import watched
 from llmc.runtime.executors.torch.executor import (
     Array,
     Opened,
@@ -46,6 +46,25 @@ if TYPE_CHECKING:
     from llmc.runtime.bundle import Bundle
     from llmc.runtime.executors.whole_step.card import Graph
     from llmc.runtime.step import Step
+
+if TYPE_CHECKING:
+    from llmc.runtime.executors.compilations import CompilationCounter
+
+
+@contextmanager
+def watched(counter: CompilationCounter, what: str) -> Iterator[None]:
+    """Count what torch.compile compiles inside as `what`'s: graphs that were handed to a compiler in this process
+    (torch 2.11 to 2.13, torch/_dynamo/utils.py, `counters["stats"]["unique_graphs"]`)."""
+    before = _graphs()
+    yield
+    for _ in range(_graphs() - before):
+        counter.opened(f"torch.compile: {what}")
+
+
+def _graphs() -> int:
+    module = sys.modules.get("torch._dynamo.utils")
+    return 0 if module is None else int(module.counters["stats"]["unique_graphs"])
+
 
 _log = logging.getLogger("llmc")
 

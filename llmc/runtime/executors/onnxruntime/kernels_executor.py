@@ -2,7 +2,7 @@
 
 A step's rows are laid end to end, so that nothing is padded and prompts and decode share steps (`ragged`). Attention is
 told of each row's slot, past and tokens, and appends in place to the cache, [slots, kv_heads, capacity, head_dim] for
-each layer's keys and values: in float16, bfloat16 (rounded_cache.py) or 8 bits (coded_cache.py), of layers with a
+each layer's keys and values: in float16, bfloat16 or 8 bits (cache_formats.py), of layers with a
 window in rings. A row of more new tokens than rings have room for beside a window takes several steps. States are
 replaced in place, [slots, *shape] in float32.
 """

@@ -17,8 +17,7 @@ import pytest
 
 from llmc.compiler.targets.xla import topology
 from llmc.compiler.targets.xla.chips import CHIPS
-from llmc.compiler.targets.xla.tiles import device_bytes
-from llmc.compiler.targets.xla.topology import known, parse_topology
+from llmc.compiler.targets.xla.topology import device_bytes, known, parse_topology
 from llmc.errors import DeviceError, InputError
 from llmc.platforms import install_line
 from llmc.runtime.executors.xla.client import LIBTPU_ENVIRONMENT

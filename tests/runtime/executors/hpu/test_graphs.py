@@ -14,8 +14,7 @@ from llmc.buckets.warmup.memory import Memory
 from llmc.buckets.warmup.options import CaptureOptions
 from llmc.buckets.warmup.profile import profile
 from llmc.errors import InputError, OutOfDeviceMemoryError
-from llmc.runtime.executors.hpu.executor import OnCard
-from llmc.runtime.executors.hpu.graphs import HpuGraphs
+from llmc.runtime.executors.hpu.executor import HpuGraphs, OnCard
 from llmc.runtime.step import pad
 from llmc.testing.executors import PLAN, prefill
 from tests.runtime.executors.hpu.conftest import Host
