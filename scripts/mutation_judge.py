@@ -134,6 +134,7 @@ class Judge:
             "HYPOTHESIS_STORAGE_DIRECTORY": str(own / "hypothesis"), "ORT_DISABLE_TELEMETRY": "1",
         }  # fmt: skip
         environment.pop("PYTHONDONTWRITEBYTECODE", None)
+        environment.pop("PYTEST_ADDOPTS", None)
         if self._stopped.is_set():
             raise KeyboardInterrupt
         began = time.monotonic()

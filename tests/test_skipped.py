@@ -34,7 +34,7 @@ def run(folder: Path, tests: str, *options: str) -> str:
     (folder / "conftest.py").write_text((ROOT / "tests" / "conftest.py").read_text())
     (folder / "test_some.py").write_text(tests)
     command = [sys.executable, "-m", "pytest", "-q", "-c", "none.ini", "--rootdir", ".", *options, "test_some.py"]
-    bare = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(ROOT)}
+    bare = os.environ | {"PYTEST_ADDOPTS": "", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(ROOT)}
     return subprocess.run(command, cwd=folder, env=bare, capture_output=True, text=True, check=False).stdout
 
 

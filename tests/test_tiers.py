@@ -62,7 +62,11 @@ class Checkout:
 
     def pytest(self, *options: str) -> str:
         command = [sys.executable, "-m", "pytest", "-q", "-c", "own.ini", "--rootdir", ".", *options, "tests"]
-        bare = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(TESTS.parent)}
+        bare = os.environ | {
+            "PYTEST_ADDOPTS": "",
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+            "PYTHONPATH": str(TESTS.parent),
+        }
         ran = subprocess.run(command, cwd=self.folder, env=bare, capture_output=True, text=True, check=False)
         return ran.stdout + ran.stderr
 
@@ -205,7 +209,8 @@ def test_a_failure_ends_with_the_line_that_reproduces_it(tmp_path: Path) -> None
     assert line.endswith("-m pytest -m '' 'tests/test_some.py::test_a[it is]'")
     again = subprocess.run(
         f"{line} -c own.ini --rootdir .", shell=True, cwd=tmp_path, capture_output=True, text=True, check=False,
-        env=os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(TESTS.parent)},
+        env=os.environ
+        | {"PYTEST_ADDOPTS": "", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(TESTS.parent)},
     )  # fmt: skip
     assert "1 failed" in again.stdout, again.stdout + again.stderr
     limited = reproduces("tests/test_some.py::test_a", {"LLMC_CPU_ISA": "avx2"})

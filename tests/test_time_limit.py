@@ -55,5 +55,5 @@ def test_below_the_limit_all_run_and_nothing_is_said(tmp_path: Path) -> None:
 def run(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     (folder / "pytest.ini").write_text("[pytest]\n")
     command = [sys.executable, "-m", "pytest", "-p", "no:randomly", "-p", "tests.time_limit", *options]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"PYTEST_ADDOPTS": "", "PYTHONPATH": str(ROOT)}
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)

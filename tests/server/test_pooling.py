@@ -93,6 +93,7 @@ def test_what_cannot_be_embedded_is_refused_by_field(
 
 
 def test_other_tasks_are_refused_and_rows_are_counted(embedding: Live) -> None:
+    assert embedding.ask("POST", "/v1/embeddings", {"input": "ab"}).status == 200
     for path, body in (
         ("/v1/rerank", {"query": "a", "documents": ["b"]}), ("/v1/score", {"text_1": "a", "text_2": "b"}),
         ("/v1/completions", {"prompt": "a"}),

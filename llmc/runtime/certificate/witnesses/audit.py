@@ -55,14 +55,13 @@ def _name(event: str, arguments: tuple[Any, ...]) -> str | None:
     if event == "subprocess.Popen":
         executable, given = arguments[:2]
         words = shlex.split(os.fsdecode(given)) if isinstance(given, str | bytes) else [os.fsdecode(a) for a in given]
-        name = command_name([os.fsdecode(executable or words[0]), *words[1:]])
-        _here.started = name  # it may start it by os.posix_spawn, which tells of itself
-        return name
+        _here.started = given  # it may start it by os.posix_spawn, of the same list, which tells of itself
+        return command_name([os.fsdecode(executable or words[0]), *words[1:]])
     if event == "os.posix_spawn":
         path, given = arguments[:2]
-        name = command_name([os.fsdecode(path), *(os.fsdecode(a) for a in given[1:])])
-        told, _here.started = getattr(_here, "started", None), None
-        return None if told == name else name
+        if given is getattr(_here, "started", None):
+            return None
+        return command_name([os.fsdecode(path), *(os.fsdecode(a) for a in given[1:])])
     if event == "os.system":
         return command_name(["sh", "-c", os.fsdecode(arguments[0])])
     if event in ("os.fork", "os.forkpty"):

@@ -88,7 +88,7 @@ def test_another_version_compiles_again(lpu: LpuHost, tmp_path: Path) -> None:
 
 
 def test_gpus_need_what_low_memory_usage_drops(lpu: LpuHost, tmp_path: Path) -> None:
-    lpu.compile(tmp_path / "low", low_memory_usage=True)
+    lpu.compile(tmp_path / "low", low_memory_usage=True, max_model_len=44)
     with pytest.raises(ArtifactError, match=r"compiled with --low-memory-usage, .* \(NUM_GPU_DEVICES is 1\)"):
         BundleLLM(Bundle.open(tmp_path / "low", replace(lpu.settings, num_gpu_devices=1)))
 

@@ -67,6 +67,12 @@ def test_every_way_that_python_starts_a_process_is_seen_once(witness: ProcessWit
     assert list(witness.what()) == ["sh -c true", "true", "sh -c true", "a fork of this process"]
 
 
+def test_a_process_is_not_taken_for_one_of_its_name_that_started_before(witness: ProcessWitness) -> None:
+    subprocess.run(["/bin/true"], check=True)  # by fork and exec
+    os.waitpid(os.posix_spawn("/bin/true", ["/bin/true"], {}), 0)
+    assert list(witness.what()) == ["true", "true"]
+
+
 def test_what_a_fork_starts_is_not_told_to_the_locks_that_it_copied(witness: ProcessWitness) -> None:
     assert audit._tells == [witness._tell]
     read, write = os.pipe()
