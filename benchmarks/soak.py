@@ -27,8 +27,8 @@ from serving_server import ServerProcess, llmc_server
 from llmc.bench.loadtest.client import Caller
 from llmc.bench.loadtest.http import Site
 from llmc.bench.loadtest.outcome import Outcome
-from llmc.bench.loadtest.preflight import find_model
 from llmc.bench.loadtest.prompts import Prompts
+from llmc.bench.loadtest.run import find_model
 
 MALFORMED = (
     b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"prompt": 1e400}', b'{"prompt": "a", "max_tokens": -1}',

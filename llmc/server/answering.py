@@ -2,15 +2,70 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Coroutine
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import aclosing
 from typing import Any, Protocol
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
 
-from llmc.server.disconnect import unless_disconnected
+from llmc.server.disconnect import disconnected, unless_disconnected
+from llmc.server.errors import api_error
 from llmc.server.generation import Generation
-from llmc.server.streaming import EventStream
+from llmc.server.protocol.chunks import event
+
+HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+
+
+class EventStream(Response):
+    """Sends `events`, each a piece of the body. An error among them becomes the last event: {"error": {…}}.
+
+    `release` is called in the end, whatever happened: the client read everything, left, or the server is stopping.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncGenerator[bytes, None], release: Callable[[], None]) -> None:
+        self._events = events
+        self._release = release
+        self.background = None
+        self.status_code = 200
+        self.init_headers(HEADERS)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve."""
+        sender = asyncio.ensure_future(self._send(send))
+        watcher = asyncio.ensure_future(disconnected(receive))
+        try:
+            await asyncio.wait({sender, watcher}, return_when=asyncio.FIRST_COMPLETED)
+            if sender.done():
+                sender.result()
+        finally:
+            sender.cancel()
+            watcher.cancel()
+            await asyncio.gather(sender, watcher, return_exceptions=True)
+            await self._events.aclose()
+            self._release()
+
+    async def _send(self, send: Send) -> None:
+        try:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            async with aclosing(self._pieces()) as pieces:
+                async for data in pieces:
+                    await send({"type": "http.response.body", "body": data, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except OSError:  # how ASGI servers may say that the client has gone
+            return
+
+    async def _pieces(self) -> AsyncGenerator[bytes, None]:
+        try:
+            async for data in self._events:
+                if data:
+                    yield data
+        except Exception as e:  # noqa: BLE001 - the answer has begun: an event is all that can tell of it
+            yield event(api_error(e).body)
 
 
 class Writer(Protocol):

@@ -10,13 +10,74 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
-from llmc.server.connections import HEAD_BYTES, HEAD_S, KEEP_ALIVE_S
-from llmc.server.errors import ApiError
-from llmc.server.ray_http import NO_REPLICA, NO_ROUTE
+import uvicorn
+from starlette.middleware import Middleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from llmc.server.connections import HEAD_BYTES, HEAD_S, KEEP_ALIVE_S, UVICORN, BoundedProtocol
+from llmc.server.errors import ApiError, unavailable
+
+NO_ROUTE = ApiError(404, "no such route; /openapi.json lists them", code="unknown_url")
+NO_REPLICA = unavailable(
+    "no replica answers, or the one that was asked died; send the request again", 1.0, "no_replica"
+)
+_OBEYED = frozenset(
+    {b"x_request_id", b"x_request_timeout_seconds", b"x_request_disconnect_disabled", b"serve_multiplexed_model_id"}
+)
+_READ = frozenset({b"x_session_id", b"traceparent", b"tracestate"})
+
+
+class AsAlone:
+    """ASGI around Ray's own: headers that Ray obeys do not reach it, nor those that it cannot read; no answer has its
+    `x-request-id`; and its errors, in plain text, or no answer at all, become error objects."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        scope["headers"] = [header for header in scope["headers"] if _may_pass(*header)]
+        begun = replaced = False
+
+        async def as_alone(message: Message) -> None:
+            nonlocal begun, replaced
+            if message["type"] == "http.response.start":
+                begun, status = True, message["status"]
+                replaced = status >= 400 and _is_plain(message)
+                if replaced:
+                    await (NO_ROUTE if status == 404 else NO_REPLICA).response(scope, receive, send)
+                message["headers"] = [header for header in message["headers"] if header[0].lower() != b"x-request-id"]
+            if not replaced:
+                await send(message)
+
+        await self._app(scope, receive, as_alone)
+        if not begun:
+            await NO_REPLICA.response(scope, receive, send)
+
+
+def _may_pass(name: bytes, value: bytes) -> bool:
+    name = name.lower().replace(b"-", b"_")
+    return name not in _OBEYED and (name not in _READ or value.isascii())
+
+
+def _is_plain(head: Message) -> bool:
+    return bool(dict(head["headers"]).get(b"content-type", b"").startswith(b"text/plain"))
+
+
+def middlewares() -> Sequence[Middleware]:
+    """For Ray's RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH: Ray asks for them right before it starts uvicorn, whose
+    options are set here too, since Ray lets nobody set them."""
+    uvicorn.Config = partial(uvicorn.Config, http=BoundedProtocol, **UVICORN)  # type: ignore[assignment, misc]
+    return [Middleware(AsAlone)]
+
 
 _log = logging.getLogger("llmc")
 _TAKEN = re.compile(r"Address already in use\) for \[([^\]]+)\]")
@@ -24,7 +85,7 @@ LOCAL = ("127.0.0.1", "::1", "localhost")
 DEREGISTERED_S = 3
 """From when a replica is to go until it takes no more connections; HAProxy is told within a second."""
 _ALWAYS = {
-    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "llmc.server.ray_http:middlewares",
+    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "llmc.server.ray_ingress:middlewares",
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",  # Ray's 5 s are too few on a host that is busy
     "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "2",
 }

@@ -14,7 +14,7 @@ import pytest
 
 from llmc.errors import DeviceError
 from llmc.runtime.engine.sampling import SamplingParams
-from llmc.runtime.hybrid.child import ChildPrefiller
+from llmc.runtime.hybrid.opening import ChildPrefiller
 from llmc.runtime.llm import BundleLLM
 from tests.cli.helpers import Llmc
 from tests.tiers import default_cases

@@ -11,7 +11,7 @@ import uvicorn
 from starlette.types import Message
 
 from llmc.server.connections import BoundedProtocol
-from llmc.server.ray_http import AsAlone, middlewares
+from llmc.server.ray_ingress import AsAlone, middlewares
 
 
 class Ray:

@@ -18,6 +18,7 @@ Every rule matches arithmetic, never a module's name; what does not match stays 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -25,10 +26,165 @@ import numpy as np
 
 from llmc.compiler.checkpoint.adapter_layout import ADAPTERS
 from llmc.compiler.program.fuse_attention import fuse_attention
-from llmc.compiler.program.fuse_linear import fuse_gate_up, fuse_gated, fuse_qkv
-from llmc.compiler.program.fuse_norms import fuse_residual, fuse_rms_norm, norm_before_transpose
 from llmc.compiler.program.ir import Graph, Node, Value
-from llmc.compiler.program.match import Matcher, either
+from llmc.compiler.program.match import Matcher, after_inputs, either
+
+
+def fuse_qkv(graph: Graph) -> None:
+    """gqa over three linears of one input → gqa over one packed linear; so where each is a sum of two."""
+    m = Matcher(graph)
+    added: dict[int, list[Node]] = {}
+    for i, node in enumerate(graph.nodes):
+        if node.op != "gqa":
+            continue
+        packed = _packed(m, node.inputs[:3], f"qkv_{node.out.name}")
+        if packed:
+            node.inputs[:3] = [packed[-1].out, None, None]
+            added[i] = [*packed, node]
+    graph.nodes = [n for i, old in enumerate(graph.nodes) for n in added.get(i, [old])]
+
+
+def fuse_gate_up(graph: Graph) -> None:
+    """silu(linear(x, gate)) · linear(x, up) → one linear, split in two; so where each is a sum of two."""
+    m = Matcher(graph)
+    added: dict[int, list[Node]] = {}
+    index = {id(n): i for i, n in enumerate(graph.nodes)}
+    for node in graph.nodes:
+        if node.op != "mul" or (pair := either(node, lambda v: m.made_by(v, "silu", "gelu"))) is None:
+            continue
+        gate, up = m.producers[pair[0]].inputs[0], pair[1]
+        packed = _packed(m, [gate, up], f"gate_up_{node.out.name}")
+        if not packed or gate is None:
+            continue
+        parts = [int(v.shape[-1]) for v in (gate, up)]
+        halves = Node("split", [packed[-1].out], [gate, up], {"parts": parts})
+        first, last = sorted(index[id(m.producers[v])] for v in (gate, up))
+        added[first], added[last] = [*packed, halves], []
+    graph.nodes = [n for i, old in enumerate(graph.nodes) for n in added.get(i, [old])]
+
+
+def fuse_gated(graph: Graph, gate_width: int) -> None:
+    """silu(a) · b of a split linear without biases → gated_linear."""
+    m = Matcher(graph)
+    for node in graph.nodes:
+        if not gate_width or node.op != "mul" or (pair := either(node, lambda v: m.made_by(v, "silu"))) is None:
+            continue
+        gate = m.producers[pair[0]].inputs[0]
+        halves = m.made_by(gate, "split")
+        both = m.made_by(halves.inputs[0], "linear") if halves else None
+        if halves is None or both is None or halves.outputs != [gate, pair[1]]:
+            continue
+        if len(both.inputs) == 3 and all(w % gate_width == 0 for w in both.attrs["parts"]):
+            node.op, node.inputs, node.attrs = "gated_linear", both.inputs, both.attrs
+
+
+def _packed(m: Matcher, values: Sequence[Value | None], name: str) -> list[Node]:
+    """What makes `values` side by side, the last node all of them: a linear over the concatenated weights of theirs, or
+    the sum of two such. None where they are not made by alike linears, and read elsewhere, too."""
+    if not all(v is not None and m.sole(v) for v in values):
+        return []
+    sums = [m.made_by(v, "add") for v in values]
+    if not any(sums):
+        linears = [m.made_by(v, "linear") for v in values]
+        return [_concat_linears([n for n in linears if n], name)] if _alike(linears) else []
+    sides = [[m.made_by(total.optional(at), "linear") if total else None for total in sums] for at in (0, 1)]
+    if not all(_alike(side) and all(n and m.sole(n.out) for n in side) for side in sides):
+        return []
+    made = [_concat_linears([n for n in side if n], f"{name}_{at}") for at, side in enumerate(sides)]
+    first = made[0].out
+    return [*made, Node("add", [n.out for n in made], [Value(name, first.shape, first.dtype)])]
+
+
+def _concat_linears(nodes: list[Node], name: str) -> Node:
+    """One linear over the concatenated weights (and biases) of `nodes`, which read the same input."""
+    widths = [int(n.out.shape[-1]) for n in nodes]
+    out = Value(name, (*nodes[0].out.shape[:-1], sum(widths)), nodes[0].out.dtype)
+    weights = [n.inputs[1] for n in nodes]
+    biases = [n.inputs[2] for n in nodes if len(n.inputs) > 2 and n.inputs[2] is not None]
+    return Node("linear", [nodes[0].inputs[0], *weights, *biases], [out], {"parts": widths})
+
+
+def _alike(nodes: list[Node | None]) -> bool:
+    """Linears of one input, all with a bias or all without."""
+    first = nodes[0]
+    return first is not None and all(
+        n is not None and n.inputs[0] is first.inputs[0] and len(_bias(n)) == len(_bias(first)) for n in nodes
+    )
+
+
+def _bias(node: Node) -> list[Value]:
+    return [v for v in node.inputs[2:] if v is not None]
+
+
+def fuse_rms_norm(graph: Graph) -> None:
+    """weight · (x · rsqrt(mean(x²) + eps)) → rms_norm; the weight may be a number more."""
+    m = Matcher(graph)
+
+    def is_weight(value: Value) -> bool:
+        raised = m.made_by(value, "add")
+        return value in graph.weights or bool(raised and "other" in raised.attrs and raised.inputs[0] in graph.weights)
+
+    def is_root(value: Value) -> bool:
+        power = m.made_by(value, "rsqrt", "pow")
+        return power is not None and (power.op == "rsqrt" or power.attrs.get("exponent") == -0.5)
+
+    for node in graph.nodes:
+        if node.op != "mul" or (pair := either(node, is_weight)) is None:
+            continue
+        weight, scaled = pair
+        inner = m.made_by(scaled, "mul")
+        found = either(inner, is_root) if inner else None
+        if found is None or len(weight.shape) != 1:
+            continue
+        root, x = found
+        eps = _mean_square_eps(m, m.producers[root].inputs[0], x)
+        if eps is not None:
+            node.op, node.inputs, node.attrs = "rms_norm", [x, weight], {"eps": eps}
+
+
+def _mean_square_eps(m: Matcher, value: Value | None, x: Value) -> float | None:
+    added = m.made_by(value, "add")
+    mean = m.made_by(added.inputs[0], "mean") if added and "other" in added.attrs else None
+    power = m.made_by(mean.inputs[0], "pow") if mean else None
+    if added is None or mean is None or power is None or mean.attrs.get("dim") != [-1]:
+        return None
+    if power.attrs.get("exponent") != 2 or power.inputs[0] is not x:
+        return None
+    return float(added.attrs["other"])
+
+
+def norm_before_transpose(graph: Graph) -> None:
+    """rms_norm(transpose(x)) → transpose(rms_norm(x)), where the last axis stays: heads lie by token for longer."""
+    m = Matcher(graph)
+    for node in graph.nodes:
+        turned = m.made_by(node.inputs[0], "transpose") if node.op == "rms_norm" else None
+        if turned is None or not m.sole(turned.out) or {turned.attrs["dim0"], turned.attrs["dim1"]} != {1, 2}:
+            continue
+        source = turned.inputs[0]
+        assert source is not None
+        normed = Value(f"{node.out.name}_by_token", source.shape, source.dtype)
+        graph.nodes[graph.nodes.index(node)] = Node("transpose", [normed], [node.out], dict(turned.attrs))
+        graph.nodes[graph.nodes.index(turned)] = Node("rms_norm", [source, *node.inputs[1:]], [normed], node.attrs)
+    graph.nodes = after_inputs(graph.nodes)
+
+
+def fuse_residual(graph: Graph) -> None:
+    """rms_norm(x + y) → skip_rms_norm, which also yields x + y, where that is hidden states [B, Q, H]; a sum of heads
+    [B, H, Q, D] is a rotary embedding's."""
+    m = Matcher(graph)
+    fused: set[int] = set()
+    for node in graph.nodes:
+        if node.op != "rms_norm":
+            continue
+        total = m.made_by(node.inputs[0], "add")
+        if total is None or len(total.inputs) != 2 or id(total) in fused or total.attrs.get("alpha", 1) != 1:
+            continue
+        if len(total.out.shape) > 3 or any(v is None or v.shape != total.out.shape for v in total.inputs):
+            continue
+        fused.add(id(total))
+        node.op, node.inputs = "skip_rms_norm", [*total.inputs, node.inputs[1]]
+        node.outputs = [node.out, total.out]
+    graph.nodes = after_inputs([n for n in graph.nodes if id(n) not in fused])
 
 
 def fuse_experts(graph: Graph) -> None:

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import logging
+import subprocess
+import sys
+import threading
+import time
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
 from llmc.artifacts.log import logger
+from llmc.artifacts.temporaries import temporary_folder
+from llmc.errors import DeviceError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.hybrid.addresses import Address
-from llmc.runtime.hybrid.child import ChildPrefiller
 from llmc.runtime.hybrid.facts import Facts, require_fit
 from llmc.runtime.hybrid.remote import RemotePrefiller
 from llmc.runtime.hybrid.worker import PrefillWorker
@@ -18,6 +26,98 @@ if TYPE_CHECKING:
 
     from llmc.runtime.engine.handover import Prefiller
     from llmc.runtime.executors.base import Executor
+
+if TYPE_CHECKING:
+    from llmc.runtime.hybrid.facts import Facts
+
+
+GRACE_S = 10.0
+"""Seconds that the process has to end by itself."""
+_PAUSE_S = 1.0
+_log = logging.getLogger("llmc")
+
+
+class ChildPrefiller(RemotePrefiller):
+    """`llmc prefill BUNDLE` over a Unix socket that only this user reaches. The process watches its standard input, and
+    so ends with this one, however that ends.
+
+    Raises DeviceError where the process does not come up, and ArtifactError where the two sides do not fit; what was
+    wrong with the bundle stands on standard error.
+    """
+
+    def __init__(self, bundle: str, facts: Facts, key: str | None = None) -> None:
+        self._opened = ExitStack()
+        path = str(self._opened.enter_context(temporary_folder("prefill")) / "socket")
+        self._command = [sys.executable, "-m", "llmc.cli.main", "prefill", bundle, "--listen", f"unix:{path}"]
+        self._command += ["--json", "--end-with-input"]
+        self._ending = threading.Event()
+        try:
+            self._process = self._start(bundle)
+        except BaseException:
+            self._opened.close()
+            raise
+        try:
+            super().__init__(Address(path=path), facts, key)
+        except BaseException:
+            self._end()
+            raise
+        self._watcher = threading.Thread(target=self._watch, args=(bundle,), name="llmc-prefill-watch", daemon=True)
+        self._watcher.start()
+
+    @property
+    def process(self) -> int:
+        """The number of the process that computes now."""
+        return self._process.pid
+
+    def close(self) -> None:
+        """See Prefiller; ends the process."""
+        self._ending.set()
+        super().close()
+        self._process.terminate()
+        self._watcher.join()
+        self._end()
+
+    def _start(self, bundle: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        with suppress(ValueError, KeyError, TypeError):
+            if json.loads(line)["event"] == "listening":
+                return process
+        process.kill()
+        _release(process)
+        raise DeviceError(f"{bundle}: the process that was to compute prompts ended with code {process.returncode}")
+
+    def _watch(self, bundle: str) -> None:
+        while not self._ending.is_set():
+            self._process.wait()
+            if self._ending.wait(_PAUSE_S):
+                return
+            _log.warning("%s: the process that computes prompts ended with code %s; starting it again", bundle,
+                         self._process.returncode)  # fmt: skip
+            _release(self._process)
+            try:
+                self._process = self._start(bundle)
+            except (DeviceError, OSError) as e:
+                _log.warning("%s", e)
+                time.sleep(_PAUSE_S)
+
+    def _end(self) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(GRACE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+        _release(self._process)
+        self._opened.close()
+
+
+def _release(process: subprocess.Popen[str]) -> None:
+    """Close what leads to a process that ends, and wait for its end."""
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            pipe.close()
+    process.wait()
 
 
 PROCESS = "process:"

@@ -13,9 +13,8 @@ from llmc.buckets.optimise import Demand, ProductSpace
 from llmc.buckets.optimise.bound import Dual
 from llmc.buckets.optimise.covering import fewest_buckets, required_cover
 from llmc.buckets.optimise.instance import Instance
+from llmc.buckets.optimise.joint import coarse_levels, shrink, slide, spend, with_corners
 from llmc.buckets.optimise.lines import Lines
-from llmc.buckets.optimise.polish import shrink, slide, spend
-from llmc.buckets.optimise.resolution import coarse_levels, with_corners
 from llmc.buckets.optimise.search import Search, trim
 from llmc.buckets.optimise.serving import Serving
 from llmc.buckets.optimise.space import product

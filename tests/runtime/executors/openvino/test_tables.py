@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from llmc.errors import InputError
 from llmc.runtime.executors.openvino.blocks import BLOCK
-from llmc.runtime.executors.openvino.tables import BlockTables
+from llmc.runtime.executors.openvino.paged_cache import BlockTables
 from tests.tiers import examples
 
 SLOTS, BLOCKS = 4, 24
