@@ -6,7 +6,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from concurrent.futures import CancelledError, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
 from multiprocessing import get_context
@@ -65,13 +65,26 @@ class Jobs:
     ) -> list[R]:
         """The result of `work` on each of `items`, in their order; `done` hears of each as it is there, in this thread.
 
-        The first error ends the processes, and is raised when no thread runs any more.
+        The first error ends the processes, and is raised when no thread runs any more. Nothing begins after it.
         """
+        errors: list[BaseException] = []
+
+        def unless_failed(item: T) -> R:
+            if errors:
+                raise CancelledError
+            try:
+                return work(item)
+            except BaseException as error:
+                errors.append(error)
+                raise
+
         with ThreadPoolExecutor(self._jobs, thread_name_prefix="llmc-compile") as threads:
-            futures = [threads.submit(work, item) for item in items]
+            futures = [threads.submit(unless_failed, item) for item in items]
             numbers = {future: at for at, future in enumerate(futures)}
             try:
                 for future in as_completed(futures):
+                    if future.exception() is not None:
+                        raise errors[0]
                     done(items[numbers[future]], future.result())
             except BaseException:
                 if self._pool is not None:

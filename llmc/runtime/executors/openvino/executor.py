@@ -1,8 +1,8 @@
 """OpenVINO with paged attention: one executable for every shape of step, and the cache in blocks.
 
 A step's rows are laid end to end, so that nothing is padded and prompts and decode share steps (`ragged`). Each slot
-has a block table; slots that begin alike share blocks, which are copied when one of them writes (paged_cache.py); layers
-with windows have tables of their own, and give blocks back (paged_cache.py). States lie in a row for each slot
+has a block table; slots that begin alike share blocks, which are copied when one of them writes; layers with windows
+have tables of their own, and give blocks back (paged_cache.py). States lie in a row for each slot
 (states.py). Where the model asks for rows of one length, those of a step that have one run together, one length after
 the other.
 Executables of a fixed number of tokens, where the bundle has them, run the decode steps that they fit; a step of a few
