@@ -14,8 +14,8 @@ import os
 import shutil
 import tarfile
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, NoReturn
 
@@ -157,7 +157,7 @@ class ImageArchive:
         return [read_descriptor(item, (MANIFEST_TYPE,), MAX_MANIFEST_BYTES, self.name) for item in items]
 
     def read(self, blob: Descriptor) -> Generator[bytes, None, None]:
-        """See base.Source."""
+        """The content of a blob, not verified. Raises ArtifactError when it is not there."""
         name = BLOBS + parse(blob.digest)
         if name not in self._places:
             self._fail(f"{name}, which is named in it, is missing")
@@ -190,7 +190,8 @@ class ImageArchive:
                     name = member.name.removeprefix("./").rstrip("/")
                     if member.isdir() and name in {".", "", "blobs", BLOBS.rstrip("/")}:
                         continue
-                    known = name in {LAYOUT_NAME, INDEX_NAME} or is_digest(PREFIX + name.removeprefix(BLOBS))
+                    is_blob = name.startswith(BLOBS) and is_digest(PREFIX + name.removeprefix(BLOBS))
+                    known = is_blob or name in {LAYOUT_NAME, INDEX_NAME}
                     if not known or not member.isreg() or member.issparse():
                         self._fail(f"{member.name!r:.200} is no file of an image layout")
                     if name in places:
@@ -207,7 +208,7 @@ class ImageArchive:
 
 
 class _Bounded:
-    """A file of which nothing is read that is too large for memory: tarfile takes the size from the file itself."""
+    """A file whose reads are bounded: tarfile reads an extended header at once, of the size that the file states."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -222,34 +223,30 @@ class _Bounded:
 @contextmanager
 def _opened(source: Path | BinaryIO) -> Iterator[ImageArchive]:
     if not isinstance(source, Path):
-        with temporary_folder("import") as folder, (folder / "archive").open("w+b") as file:
+        name = "the archive on standard input"
+        first = _require_tar(source, name)
+        with temporary_folder("import") as folder, (folder / "archive").open("w+b") as copy:
             with writing(folder, 0, "set TMPDIR to a larger disk"):
-                _copy(source, file)
-            yield ImageArchive(file, "the archive on standard input")
+                copy.write(first)
+                shutil.copyfileobj(source, copy, tar.PIECE)
+                copy.flush()
+            yield ImageArchive(copy, name)
         return
-    with ExitStack() as stack:
-        try:
-            opened = stack.enter_context(source.open("rb"))
-            first = opened.read(tar.BLOCK)
-        except OSError as error:
-            raise ArtifactError(f"{source}: the archive cannot be read ({error.strerror})") from error
-        _require_tar(first, str(source))
-        yield ImageArchive(opened, str(source))
+    try:
+        file = source.open("rb")
+    except OSError as error:
+        raise ArtifactError(f"{source}: the archive cannot be read ({error.strerror})") from error
+    with file:
+        _require_tar(file, str(source))
+        yield ImageArchive(file, str(source))
 
 
-def _copy(stream: BinaryIO, file: BinaryIO) -> None:
-    """Copy a stream to a file, unless its first bytes are no archive's."""
-    first = b""
-    while len(first) < tar.BLOCK and (piece := stream.read(tar.BLOCK - len(first))):
-        first += piece
-    _require_tar(first, "the archive on standard input")
-    file.write(first)
-    shutil.copyfileobj(stream, file, tar.PIECE)
-    file.flush()
-
-
-def _require_tar(first: bytes, name: str) -> None:
-    """Raise ArtifactError for a file whose first bytes are not those of a tar file."""
+def _require_tar(file: BinaryIO, name: str) -> bytes:
+    """The first block of a file or stream. Raises ArtifactError where it is not a tar file's, or cannot be read."""
+    try:
+        first = file.read(tar.BLOCK)
+    except OSError as error:
+        raise ArtifactError(f"{name}: the archive cannot be read ({error.strerror})") from error
     for magic, what in _COMPRESSED.items():
         if first.startswith(magic):
             raise ArtifactError(
@@ -259,13 +256,14 @@ def _require_tar(first: bytes, name: str) -> None:
         tarfile.TarInfo.frombuf(first, "utf-8", "surrogateescape")
     except tarfile.TarError as error:
         raise ArtifactError(f"{name}: not an archive of `llmc cache export` ({error})") from error
+    return first
 
 
 def _content(data: bytes) -> Content:
     return lambda: [data]
 
 
-def _counted(pieces: Iterable[bytes], total: int, progress: Callable[[int, int], None] | None) -> Iterator[bytes]:
+def _counted(pieces: Iterable[bytes], total: int, progress: Meter | None) -> Iterator[bytes]:
     done = 0
     for piece in pieces:
         yield piece

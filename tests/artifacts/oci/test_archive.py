@@ -253,8 +253,8 @@ def test_only_files_and_folders(other: Store, sound: bytes, kind: bytes, name: s
     "name",
     [
         "/index.json", "../index.json", "blobs/sha256/../x", "blobs/sha256/" + "0" * 63, "blobs/sha256/" + "A" * 64,
-        "blobs/sha512/" + "0" * 128, "index.json\0x", "INDEX.json", "manifest.json", "ｉndex.json", "././index.json",
-        "..",
+        "blobs/sha512/" + "0" * 128, "0" * 64, "index.json\0x", "INDEX.json", "manifest.json", "ｉndex.json",
+        "././index.json", "..",
     ],
 )  # fmt: skip
 def test_no_name_but_those_of_a_layout(other: Store, sound: bytes, name: str) -> None:
