@@ -23,10 +23,7 @@ if TYPE_CHECKING:
     from fastapi.telemetry import TelemetryConfig
 
     from llmc.server.state import ServerState
-
-if TYPE_CHECKING:
     from llmc.server.telemetry.metrics import Metrics
-
 
 UNROUTED = "none"
 

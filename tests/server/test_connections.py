@@ -266,7 +266,7 @@ def test_a_request_names_one_host_and_a_version_that_is_spoken_here(
 
 @pytest.mark.parametrize("pieces", [1, 2])
 def test_what_stands_behind_a_body_is_no_header(bundle: Path, pieces: int) -> None:
-    """A proxy in front of the server did not see it; httptools tells it as it tells headers.
+    """A proxy in front of the server did not see it; httptools reports it as it reports headers.
 
     The connection stays: one that closes with bytes unread is reset, and the answer can be lost with it.
     """

@@ -38,13 +38,13 @@ if TYPE_CHECKING:
 
 STORE = "store:"
 IMAGES = ("oci://", "oci-layout:")
-ARCHIVES = (".tar",)
+ARCHIVE = ".tar"
 SHORTEST_PREFIX = 4
 
 
 def is_reference(text: str) -> bool:
     """Whether a text, by its looks, names a bundle and is not a folder's name."""
-    return text.startswith((STORE, *IMAGES)) or text.endswith(ARCHIVES)
+    return text.startswith((STORE, *IMAGES)) or text.endswith(ARCHIVE)
 
 
 def resolve(text: str | Path, settings: Settings, store: Store | None = None, trust: Trust | None = None) -> Path:

@@ -52,7 +52,7 @@ from llmc.errors import ArtifactError
 
 VERSION = "1.0.0"
 LAYOUT_FILE = canonical_json({"imageLayoutVersion": VERSION})
-"""Content of the file that says what the folder is."""
+"""Content of the file `oci-layout`."""
 
 INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
 REF_NAME = "org.opencontainers.image.ref.name"

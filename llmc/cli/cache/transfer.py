@@ -242,15 +242,16 @@ def import_command(
       llmc cache import smollm2-cpu.tar
       llmc cache import smollm2-cpu.tar -o ./smollm2-cpu --require-signature
     """
+    from llmc.artifacts.local.opening import open_store
     from llmc.artifacts.oci.archive import import_archive
     from llmc.artifacts.signing.keyring import Keyring
     from llmc.cli.output import TransferProgress
     from llmc.settings import Settings
 
     settings = Settings.from_environment()
+    store = open_store(cache_dir, settings)
     if require_signature:
         settings = replace(settings, require_signatures=True)
-    store = open_cache(cache_dir)
     trust = Keyring.from_settings(settings, allow_unsigned)
     with TransferProgress("import") as progress:
         source = sys.stdin.buffer if file == STREAM else Path(file)

@@ -33,14 +33,10 @@ from llmc.version import __version__
 if TYPE_CHECKING:
     from llmc.buckets.bucket import Bucket
     from llmc.runtime.bundle import Bundle
-    from llmc.runtime.engine.generator import Generator
-    from llmc.runtime.executors.base import Executor
-
-if TYPE_CHECKING:
     from llmc.runtime.certificate.requests import RandomRequest
     from llmc.runtime.engine.generator import Generator
     from llmc.runtime.engine.requests import Request, Update
-
+    from llmc.runtime.executors.base import Executor
 
 TIE_NATS = 1e-3
 """Two tokens whose log probabilities are this near are a tie, which another bucket's order of sums may break."""

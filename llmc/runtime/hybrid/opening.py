@@ -26,10 +26,7 @@ if TYPE_CHECKING:
 
     from llmc.runtime.engine.handover import Prefiller
     from llmc.runtime.executors.base import Executor
-
-if TYPE_CHECKING:
     from llmc.runtime.hybrid.facts import Facts
-
 
 GRACE_S = 10.0
 """Seconds that the process has to end by itself."""

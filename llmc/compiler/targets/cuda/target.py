@@ -32,15 +32,11 @@ if TYPE_CHECKING:
     from llmc.compiler.program.stage import WeightlessDialect
     from llmc.compiler.stages import Stages
     from llmc.compiler.targets.base import Lowered, Shape
+    from llmc.compiler.targets.cuda.cards import Card
     from llmc.compiler.targets.cuda.topology import Topology
     from llmc.compiler.targets.tuning import Tuner
     from llmc.runtime.accelerators import Cards
     from llmc.runtime.executors.xla.client import Platform
-
-if TYPE_CHECKING:
-    from llmc.compiler.program.stage import WeightlessDialect
-    from llmc.compiler.targets.cuda.cards import Card
-
 
 ATTENTION: Option[str] = Option(
     "attention", str, "plain",

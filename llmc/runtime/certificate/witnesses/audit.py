@@ -55,7 +55,7 @@ def _name(event: str, arguments: tuple[Any, ...]) -> str | None:
     if event == "subprocess.Popen":
         executable, given = arguments[:2]
         words = shlex.split(os.fsdecode(given)) if isinstance(given, str | bytes) else [os.fsdecode(a) for a in given]
-        _here.started = given  # it may start it by os.posix_spawn, of the same list, which tells of itself
+        _here.started = given  # Popen may go on to os.posix_spawn with this list, an event of its own
         return command_name([os.fsdecode(executable or words[0]), *words[1:]])
     if event == "os.posix_spawn":
         path, given = arguments[:2]

@@ -44,11 +44,9 @@ if TYPE_CHECKING:
     from llmc.artifacts.bundle.manifest_schema import Executable
     from llmc.buckets.bucket import Bucket
     from llmc.runtime.bundle import Bundle
+    from llmc.runtime.executors.compilations import CompilationCounter
     from llmc.runtime.executors.whole_step.card import Graph
     from llmc.runtime.step import Step
-
-if TYPE_CHECKING:
-    from llmc.runtime.executors.compilations import CompilationCounter
 
 
 @contextmanager

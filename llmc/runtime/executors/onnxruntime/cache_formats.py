@@ -14,13 +14,7 @@ from llmc.runtime.executors.slot_tensors import Tensors
 
 if TYPE_CHECKING:
     from llmc.runtime.bundle import Bundle
-
-if TYPE_CHECKING:
     from llmc.runtime.executors.slot_tensors import TensorPart
-
-if TYPE_CHECKING:
-    from llmc.runtime.executors.slot_tensors import TensorPart
-
 
 _LARGEST, _LEAST = np.float32(127), np.float32(1e-30)
 _NO_NUMBER = 0x7FC00000
@@ -56,15 +50,15 @@ class CodedTensors(Tensors):
     """Keys and values in 8 bits."""
 
     def numbers(self, held: NDArray[Any]) -> NDArray[np.float32]:
-        """Of lines."""
+        """The numbers that lines hold."""
         return decoded(held)
 
     def held(self, numbers: NDArray[np.float32]) -> NDArray[Any]:
-        """As lines."""
+        """The lines that hold numbers."""
         return encoded(numbers)
 
     def filling(self, part: TensorPart, value: float) -> NDArray[Any]:
-        """A line."""
+        """One line, of a value repeated."""
         return encoded(np.full(part.like.shape[1] - SCALE_BYTES, value, np.float32))
 
 
@@ -85,15 +79,15 @@ class RoundedTensors(Tensors):
     """Keys and values in bfloat16."""
 
     def numbers(self, held: NDArray[Any]) -> NDArray[np.float32]:
-        """Of bits."""
+        """The numbers that bits stand for."""
         return from_bfloat16(held)
 
     def held(self, numbers: NDArray[np.float32]) -> NDArray[Any]:
-        """As bits."""
+        """The bits that stand for numbers."""
         return rounded(numbers)
 
     def filling(self, part: TensorPart, value: float) -> NDArray[Any]:
-        """The bits of one."""
+        """The bits of one value."""
         return rounded(np.full(1, value, np.float32))
 
 

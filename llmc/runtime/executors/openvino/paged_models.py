@@ -34,12 +34,8 @@ if TYPE_CHECKING:
     from llmc.runtime.bundle import Bundle
     from llmc.runtime.executors.compilations import CompilationCounter
     from llmc.runtime.executors.openvino.paged_cache import PagedCache
-
-if TYPE_CHECKING:
-    from llmc.runtime.executors.openvino.paged_cache import PagedCache
     from llmc.runtime.executors.openvino.paged_rows import Longs, RowBlocks, StepRows
     from llmc.runtime.executors.openvino.states import StateTables
-
 
 _INTERVAL = 1 << 30
 """After so many tokens states would be kept on the way: more than a step has."""
