@@ -210,9 +210,7 @@ BROUGHT: Mapping[str, Maker] = {
     **dict.fromkeys(("MODEL", "model", "smollm2-demo", "SmolLM2-Q4_K_M.gguf", "smollm2.gguf"), model),
     **dict.fromkeys(("bge-small-en-v1.5", "bge-small-shape"), partial(encoder, positions=512)),
     "tiny-bert": encoder,
-    **dict.fromkeys(
-        ("bundle", "copied", "current", "decode-bundle", "m", "out", "prefill-bundle", "smollm2-cpu"), bundle
-    ),
+    **dict.fromkeys(("bundle", "copied", "current", "decode-bundle", "m", "prefill-bundle", "smollm2-cpu"), bundle),
     **dict.fromkeys(("smollm2-i8", "smollm2-f32", "u/rootfs"), bundle),
     **dict.fromkeys(("F", "G", "requests.csv", "traffic.csv", "today.csv", "yesterday.csv"), traffic),
     **dict.fromkeys(("replica-0.jsonl", "replica-1.jsonl", "traffic.jsonl"), short_traffic),
