@@ -19,17 +19,16 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from llmc.buckets.servers import create
-from llmc.buckets.servers.base import Lists, Server, Setup
-from llmc.buckets.servers.demand import Demands, collect
-from llmc.buckets.servers.evaluation import evaluate
-from llmc.buckets.servers.settings import Value, complete
-from llmc.buckets.servers.tune import ServerBudget, tune
 from llmc.buckets.traffic.admission import Admission
 from llmc.buckets.traffic.events import TrafficRequest
 from llmc.buckets.traffic.reader import Trace
 from llmc.buckets.traffic.step_time import AssumedStepTime
 from llmc.errors import InputError
+from llmc.integrations import bucket_rules
+from llmc.integrations.base import BucketRules, Demands, Lists, Setup, collect
+from llmc.integrations.evaluation import evaluate
+from llmc.integrations.settings import Value, complete
+from llmc.integrations.tune import ServerBudget, tune
 
 AT_8192 = {"max_model_len": 8192, "max_num_batched_tokens": 8192}
 CASES: tuple[tuple[str, dict[str, int], dict[str, Value]], ...] = (
@@ -63,25 +62,27 @@ def halves(trace: Path, setup: Setup, *, at_once: bool) -> tuple[list[TrafficReq
     return first, [request._replace(time=request.time - second[0].time) for request in second]
 
 
-def padding(server: Server, setup: Setup, lists: Lists, demands: Demands) -> dict[str, tuple[int, int, int]]:
+def padding(server: BucketRules, setup: Setup, lists: Lists, demands: Demands) -> dict[str, tuple[int, int, int]]:
     """(padded minus real work, real work, steps that miss) of each family, as `llmc plan evaluate` counts them."""
     families = evaluate(server, setup, lists, demands).families
     return {found.family.name: (found.padded - found.real, found.real, found.missing) for found in families}
 
 
-def proposed(server: Server, setup: Setup, demands: Demands, most: Mapping[str, int]) -> Lists:
+def proposed(server: BucketRules, setup: Setup, demands: Demands, most: Mapping[str, int]) -> Lists:
     """What the server makes of the lists that are proposed to it."""
     return server.accept(setup, server.propose(setup, demands, most)).lists
 
 
-def sharing(server: Server, setup: Setup, own: Lists, plan: Demands, share: float) -> Lists:
+def sharing(server: BucketRules, setup: Setup, own: Lists, plan: Demands, share: float) -> Lists:
     """Proposed lists with `share` of the graphs of `own`: of each family, or of all where there is one alone."""
     if len(own) == 1:
         return tune(server, setup, plan, ServerBudget(graphs=int(server.graphs(setup, own) * share))).plan.lists
     return proposed(server, setup, plan, {name: max(1, int(len(shapes) * share)) for name, shapes in own.items()})
 
 
-def fewest(server: Server, setup: Setup, family: str, own: Lists, plan: Demands, judge: Demands, bound: int) -> float:
+def fewest(
+    server: BucketRules, setup: Setup, family: str, own: Lists, plan: Demands, judge: Demands, bound: int
+) -> float:
     """The least share of the graphs of `family` with which a proposed list pads at most `bound`; 1 where none does."""
     counts = {name: len(shapes) for name, shapes in own.items()}
     low, high, share = 0, counts[family], 1.0
@@ -104,7 +105,7 @@ def compare(
     trace: Path, name: str, limits: Mapping[str, int], given: Mapping[str, Value], *, at_once: bool
 ) -> list[dict[str, object]]:
     """A row for each family of the server."""
-    server = create(name)
+    server = bucket_rules(name)
     setup = Setup(server.limits(limits), complete(server.settings, given))
     first, second = halves(trace, setup, at_once=at_once)
     own = server.default(setup)

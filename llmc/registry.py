@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoints
 
 GROUPS = (
-    "llmc.caches", "llmc.deployments", "llmc.executors", "llmc.servers", "llmc.strategies", "llmc.targets",
-    "llmc.traffic_formats",
+    "llmc.deployments", "llmc.executors", "llmc.integrations", "llmc.strategies", "llmc.targets",
 )  # fmt: skip
 
 
@@ -42,16 +41,22 @@ def packages() -> frozenset[str]:
 
 class Registry:
     """`what` one is, in words; `group` of entry points; `own`: name to "module:attribute". `untold`: names for tests,
-    which work and which no list for people has."""
+    which work and which no list for people has. `parts` names a function that returns more of both kinds."""
 
-    def __init__(self, what: str, group: str, own: Mapping[str, str], untold: Collection[str] = ()) -> None:
-        self._what, self._group, self._own, self._untold = what, group, own, untold
+    def __init__(
+        self, what: str, group: str = "", own: Mapping[str, str] | None = None, untold: Collection[str] = (),
+        parts: str = "",
+    ) -> None:  # fmt: skip
+        self._what, self._group, self._own, self._untold, self._parts = what, group, own or {}, untold, parts
 
     @cached_property
     def _others(self) -> dict[str, tuple[str, str]]:
         """Name to ("module:attribute", distribution) of other packages'. Raises InputError where two share a name."""
         found: dict[str, tuple[str, str]] = {}
-        for point in _brought(self._group):
+        if self._parts:
+            module, _, attribute = self._parts.partition(":")
+            found = {name: (place, "") for name, place in getattr(import_module(module), attribute)().items()}
+        for point in _brought(self._group) if self._group else ():
             package = point.dist.name if point.dist is not None else point.value
             if point.name in found and found[point.name] != (point.value, package):
                 both = " and ".join(sorted({found[point.name][1], package}))

@@ -38,7 +38,7 @@ HEAVY = frozenset({"jax", "jaxlib", "onnxruntime", "openvino", "torch", "torch_x
 """What no test of the fast tier imports."""
 
 FAST = (
-    "api", "fleet", "artifacts/bundle", "artifacts/foreign", "artifacts/gc", "artifacts/local",
+    "api", "fleet", "integrations", "artifacts/bundle", "artifacts/third_party", "artifacts/gc", "artifacts/local",
     "artifacts/overview", "artifacts/signing", "artifacts/store", "artifacts/test_digest.py", "artifacts/test_key.py",
     "artifacts/test_stamps.py", "buckets", "compiler/estimates", "compiler/verification", "runtime/confined",
     "runtime/engine", "runtime/hybrid", "runtime/startup", "runtime/text", "runtime/test_bundle.py",
@@ -48,7 +48,7 @@ FAST = (
 """The fast tier (`make test-fast`): folders and files below tests/ that need the fake target and numpy."""
 
 SLOW = (
-    "api/test_api.py", "artifacts/bundle/test_bundle_processes.py", "artifacts/foreign/test_unpacking.py",
+    "api/test_api.py", "artifacts/bundle/test_bundle_processes.py", "artifacts/third_party/test_unpacking.py",
     "artifacts/gc/test_collect_model.py", "artifacts/gc/test_collect_processes.py",
     "artifacts/local/test_precompiled.py",
     "artifacts/store/test_store_faults.py", "artifacts/store/test_store_processes.py",

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from llmc.buckets.servers.base import Export
-    from llmc.buckets.servers.evaluation import ServerEvaluation
-    from llmc.buckets.servers.plan import ServerPlan
-    from llmc.buckets.servers.settings import Value
-    from llmc.buckets.servers.tune import Tuned
+    from llmc.integrations.base import Export
+    from llmc.integrations.evaluation import ServerEvaluation
+    from llmc.integrations.plan import ServerPlan
+    from llmc.integrations.settings import Value
+    from llmc.integrations.tune import Tuned
 
 Named = str | os.PathLike[str]
 
@@ -36,13 +36,13 @@ def tune(
     without a bound there are as many graphs as the server's own. Raises InputError for what cannot be used, and
     UnknownNameError for an unknown server.
     """
-    from llmc.buckets.servers import create
-    from llmc.buckets.servers.configuration import setup_for
-    from llmc.buckets.servers.observed import Source, observe
-    from llmc.buckets.servers.tune import ServerBudget
-    from llmc.buckets.servers.tune import tune as choose
+    from llmc.integrations import bucket_rules
+    from llmc.integrations.configuration import setup_for
+    from llmc.integrations.observed import Source, observe
+    from llmc.integrations.tune import ServerBudget
+    from llmc.integrations.tune import tune as choose
 
-    model = create(server)
+    model = bucket_rules(server)
     setup = setup_for(model, limits, settings or {})
     observed = observe(model, setup, Source(os.fspath(traffic), arrival_rate, clip))
     budget = ServerBudget(max_graphs, max_warmup, max_graph_memory)
@@ -57,11 +57,11 @@ def load(
     `limits` and `settings` as in `tune`, for what the source does not state. Raises InputError as tune does, and for
     what the server refuses.
     """
-    from llmc.buckets.servers import create
-    from llmc.buckets.servers.configuration import load as read
-    from llmc.buckets.servers.plan import ServerPlan
+    from llmc.integrations import bucket_rules
+    from llmc.integrations.configuration import load as read
+    from llmc.integrations.plan import ServerPlan
 
-    model = create(server)
+    model = bucket_rules(server)
     loaded = read(model, os.fspath(source), limits, settings or {})
     return ServerPlan(model.name, loaded.setup, loaded.accepted(model).lists, f"read from {Path(source).name}")
 
@@ -70,8 +70,8 @@ def evaluate(
     plan: ServerPlan, traffic: Named, *, clip: bool = False, arrival_rate: float | None = None
 ) -> ServerEvaluation:
     """What `plan` does on `traffic` by its server's rules. Raises InputError where the traffic cannot be read."""
-    from llmc.buckets.servers.evaluation import evaluate as judge
-    from llmc.buckets.servers.observed import Source, observe
+    from llmc.integrations.evaluation import evaluate as judge
+    from llmc.integrations.observed import Source, observe
 
     model = plan.model()
     observed = observe(model, plan.setup, Source(os.fspath(traffic), arrival_rate, clip))

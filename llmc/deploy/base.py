@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
 from llmc.deploy.names import label
 from llmc.deploy.quoting import FILTERS, Written
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 
 def render(template: str, values: Mapping[str, Any]) -> str:
-    """The text of `templates/TEMPLATE.j2` with these values. It has `[[ value | filter ]]`, `[% statement %]`
-    and `[# comment #]`.
+    """The text of `TEMPLATE.j2` in templates/ or llmc/integrations/ with these values. It has `[[ value | filter ]]`,
+    `[% statement %]` and `[# comment #]`.
 
     These delimiters are none of the languages', among which GitHub and Helm write `{{ }}` themselves. A value without
     a filter of quoting.py is an error, so that none goes in unquoted; whole numbers alone need none.
@@ -37,7 +37,8 @@ def render(template: str, values: Mapping[str, Any]) -> str:
 @cache
 def _environment() -> Environment:
     made = Environment(
-        loader=PackageLoader("llmc.deploy"), undefined=StrictUndefined, keep_trailing_newline=True, trim_blocks=True,
+        loader=ChoiceLoader([PackageLoader("llmc.deploy"), PackageLoader("llmc", "integrations")]),
+        undefined=StrictUndefined, keep_trailing_newline=True, trim_blocks=True,
         autoescape=False,  # noqa: S701 - _finished is to these languages what it is to HTML
         lstrip_blocks=True, finalize=_finished, block_start_string="[%", block_end_string="%]",
         variable_start_string="[[", variable_end_string="]]", comment_start_string="[#", comment_end_string="#]",

@@ -14,9 +14,9 @@ from llmc.artifacts.bundle.manifest import Manifest
 from llmc.artifacts.bundle.reader import BundleFiles
 from llmc.artifacts.store.store import Store
 from llmc.cli.cache import app
-from tests.artifacts.foreign.helpers import make_jax
 from tests.artifacts.helpers import flip
 from tests.artifacts.oci.helpers import make_bundle
+from tests.artifacts.third_party.helpers import make_jax
 from tests.cli.helpers import Llmc
 from tests.manifests import write_manifest
 

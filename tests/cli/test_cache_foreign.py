@@ -16,7 +16,7 @@ from llmc.artifacts.bundle.trust import UntrustedError
 from llmc.artifacts.store.store import Store
 from llmc.cli.cache import app
 from llmc.errors import ArtifactError, InputError
-from tests.artifacts.foreign.helpers import FACTORS, HASH, MAKERS, content, make_gaudi, make_jax, make_vllm, write
+from tests.artifacts.third_party.helpers import FACTORS, HASH, MAKERS, content, make_gaudi, make_jax, make_vllm, write
 from tests.cli.cache_runs import data, error, output, run
 from tests.cli.helpers import Llmc
 
@@ -28,8 +28,8 @@ def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("LLMC_TRUSTED_KEYS", str(tmp_path / "no keys"))
-    monkeypatch.setattr("llmc.artifacts.foreign.unpacking.versions", lambda _: iter(()))
-    monkeypatch.setattr("llmc.artifacts.foreign.packing.versions", lambda _: iter(()))
+    monkeypatch.setattr("llmc.artifacts.third_party.unpacking.versions", lambda _: iter(()))
+    monkeypatch.setattr("llmc.artifacts.third_party.packing.versions", lambda _: iter(()))
 
 
 @pytest.fixture
@@ -101,10 +101,12 @@ def test_another_model_version_or_card_is_refused_each_by_name(store: Store, tmp
 
 
 def test_a_version_that_is_installed_here_counts(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from llmc.artifacts.foreign.facts import VERSION, Fact
+    from llmc.artifacts.third_party.facts import VERSION, Fact
 
     key = pack(store, "jax", make_jax(tmp_path / "c"), "--fact", "version.jax=0.10.2")
-    monkeypatch.setattr("llmc.artifacts.foreign.unpacking.versions", lambda _: iter([Fact(f"{VERSION}jax", "0.11.0")]))
+    monkeypatch.setattr(
+        "llmc.artifacts.third_party.unpacking.versions", lambda _: iter([Fact(f"{VERSION}jax", "0.11.0")])
+    )
     found = str(error(store, "unpack", key, "-o", tmp_path / "place"))
     assert "not unpacked: version.jax is 0.10.2 in the cache, 0.11.0 here" in found
     said = output(store, "unpack", key, "-o", tmp_path / "place", "--allow", "version.jax")
@@ -224,7 +226,7 @@ def test_a_cache_that_another_package_brings(tmp_path: Path) -> None:
     site = tmp_path / "site"
     write(site / "pocket_cache.py", POCKET)
     write(site / "llmc_pocket-1.0.dist-info" / "METADATA", "Metadata-Version: 2.1\nName: llmc-pocket\nVersion: 1.0\n")
-    points = "[llmc.caches]\npocket = pocket_cache:PocketCache\n"
+    points = "[llmc.integrations]\npocket = pocket_cache:INTEGRATION\n"
     write(site / "llmc_pocket-1.0.dist-info" / "entry_points.txt", points)
     write(tmp_path / "c" / "a.pocket", "compiled")
     place = os.pathsep.join([str(site), *sys.path])
@@ -245,9 +247,12 @@ def test_a_cache_that_another_package_brings(tmp_path: Path) -> None:
 
 
 POCKET = """
-from llmc.artifacts.foreign.base import Fact, ForeignCache
+from llmc.artifacts.third_party.base import Fact, ThirdPartyCache
+from llmc.integrations.base import Integration
 
-class PocketCache(ForeignCache):
+INTEGRATION = Integration(caches={"pocket": "pocket_cache:PocketCache"})
+
+class PocketCache(ThirdPartyCache):
     name = "pocket"
     looks_like = "files called *.pocket"
     variables = ("POCKET",)

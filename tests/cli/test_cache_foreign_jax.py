@@ -8,10 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from llmc.artifacts.foreign import foreign_cache
-from llmc.artifacts.foreign.packing import pack
-from llmc.artifacts.foreign.unpacking import unpack
 from llmc.artifacts.store.store import Store
+from llmc.artifacts.third_party.packing import pack
+from llmc.artifacts.third_party.unpacking import unpack
+from llmc.integrations import compile_cache
 from tests.tiers import full
 
 PROGRAM = """
@@ -39,7 +39,7 @@ def hits_and_misses(folder: Path) -> list[int]:
 
 @full
 def test_jax_finds_every_executable_of_a_cache_that_was_packed_and_unpacked(tmp_path: Path) -> None:
-    folder, cache, store = tmp_path / "cache", foreign_cache("jax"), Store(tmp_path / "store")
+    folder, cache, store = tmp_path / "cache", compile_cache("jax"), Store(tmp_path / "store")
     _, compiled = hits_and_misses(folder)
     done = pack(store, cache, folder)
     assert compiled == len(done.contents.files) > 0 and done.contents.facts["path"] == str(folder)

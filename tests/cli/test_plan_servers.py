@@ -84,10 +84,14 @@ def test_another_package_brings_a_server(tmp_path: Path) -> None:
     package = tmp_path / "packages"
     (package / "mine-1.0.dist-info").mkdir(parents=True)
     (package / "llmc_mine.py").write_text(
-        "from llmc.buckets.servers.vllm import Vllm\n\n\nclass Mine(Vllm):\n    name = 'mine'\n    title = 'Mine'\n"
+        "from llmc.integrations.base import Integration\nfrom llmc.integrations.vllm.buckets import Vllm\n\n"
+        "INTEGRATION = Integration(buckets='llmc_mine:Mine')\n\n\n"
+        "class Mine(Vllm):\n    name = 'mine'\n    title = 'Mine'\n"
     )
     (package / "mine-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
-    (package / "mine-1.0.dist-info" / "entry_points.txt").write_text("[llmc.servers]\nmine = llmc_mine:Mine\n")
+    (package / "mine-1.0.dist-info" / "entry_points.txt").write_text(
+        "[llmc.integrations]\nmine = llmc_mine:INTEGRATION\n"
+    )
     arguments = [str(word) for word in ("plan", "tune", "--server", "mine", *VLLM[2:], *TRAFFIC, "--json")]
     ran = subprocess.run(
         [sys.executable, "-m", "llmc", *arguments],

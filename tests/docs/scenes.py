@@ -12,13 +12,13 @@ from typing import TypeAlias
 
 import pytest
 
-from llmc.artifacts.foreign import foreign_cache
-from llmc.artifacts.foreign.packing import pack
 from llmc.artifacts.store.store import Store
+from llmc.artifacts.third_party.packing import pack
+from llmc.integrations import compile_cache
 from llmc.runtime.executors.fake import card
 from llmc.runtime.executors.inductor import executor as inductor
 from llmc.testing.toy import write_toy
-from tests.artifacts.foreign import helpers as foreign
+from tests.artifacts.third_party import helpers as foreign
 from tests.docs.stand_ins import (
     LENGTH,
     LISTS,
@@ -101,7 +101,7 @@ def both(*steps: Prepare) -> Prepare:
 
 def neuron_cache(kit: Kit, here: Path, _: pytest.MonkeyPatch) -> Words:
     """What a job on another host packed."""
-    made = pack(Store(kit.folder / "cache"), foreign_cache("vllm-neuron"), foreign.make_neuron(here / "of-the-job"))
+    made = pack(Store(kit.folder / "cache"), compile_cache("vllm-neuron"), foreign.make_neuron(here / "of-the-job"))
     return {"KEY": made.entry.key.digest}
 
 

@@ -17,7 +17,7 @@ from typing import TypeAlias
 from llmc.cli.main import main
 from llmc.testing.toy import write_toy
 from tests.adapters import write_lora
-from tests.artifacts.foreign import helpers as foreign
+from tests.artifacts.third_party import helpers as foreign
 from tests.buckets.traffic.formats import logs
 from tests.buckets.traffic.formats.test_steps import TABLE
 from tests.compiler import tiny

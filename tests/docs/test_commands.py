@@ -17,13 +17,14 @@ from tests.tiers import default_cases
 
 def _known(ctx: Any) -> int:
     """What a command does here: look up the names that its values are."""
-    from llmc.buckets import servers, strategies
+    from llmc.buckets import strategies
     from llmc.buckets.traffic import formats
     from llmc.compiler.targets import open_target as device
     from llmc.deploy import create as kind
+    from llmc.integrations import bucket_rules
 
     look_up = {
-        "--device": device, "--prefill-device": device, "--decode-device": device, "--server": servers.create,
+        "--device": device, "--prefill-device": device, "--decode-device": device, "--server": bucket_rules,
         "--strategy": strategies.create, "--traffic-format": formats.create, "kind": kind,
     }  # fmt: skip
     for param in ctx.command.params:

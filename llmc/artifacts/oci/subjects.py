@@ -14,12 +14,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from llmc.artifacts.bundle.stored import KIND, read_bundle
-from llmc.artifacts.foreign.contents import KIND as CACHE
-from llmc.artifacts.foreign.contents import Contents, read_contents
 from llmc.artifacts.oci import tar
 from llmc.artifacts.oci.image import ARTIFACT_TYPE, CACHE_TYPE, EPOCH, TYPE_LABEL, architecture
 from llmc.artifacts.oci.layers import Layer, split, write_facts
 from llmc.artifacts.store.entries import MAX_BYTES, Entry, decode_entry, encode_entry, entry_body
+from llmc.artifacts.third_party.contents import KIND as CACHE
+from llmc.artifacts.third_party.contents import Contents, read_contents
 from llmc.errors import ArtifactError
 
 if TYPE_CHECKING:

@@ -103,7 +103,7 @@ def _subject(store: Store, text: str) -> _Subject:
 
 def _tree(entry: Entry) -> Mapping[str, str]:
     """The digests of the files of a packed cache, by path; nothing for any other entry."""
-    from llmc.artifacts.foreign.contents import KIND, TREE
+    from llmc.artifacts.third_party.contents import KIND, TREE
 
     if entry.key.kind != KIND:
         return {}

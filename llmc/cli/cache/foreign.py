@@ -16,13 +16,13 @@ from llmc.errors import ArtifactError, InputError
 from llmc.paths import expanded
 
 if TYPE_CHECKING:
-    from llmc.artifacts.foreign.base import ForeignCache
-    from llmc.artifacts.foreign.contents import Contents
-    from llmc.artifacts.foreign.facts import Comparison
-    from llmc.artifacts.foreign.packing import Packed
-    from llmc.artifacts.foreign.unpacking import Unpacked
     from llmc.artifacts.store.entries import Entry
     from llmc.artifacts.store.store import Store
+    from llmc.artifacts.third_party.base import ThirdPartyCache
+    from llmc.artifacts.third_party.contents import Contents
+    from llmc.artifacts.third_party.facts import Comparison
+    from llmc.artifacts.third_party.packing import Packed
+    from llmc.artifacts.third_party.unpacking import Unpacked
 
 FACTS_SHOWN = 12
 
@@ -53,12 +53,12 @@ def pack(
       llmc cache pack gaudi /mnt/recipes --fact num_hpu_blocks=2100
       llmc cache pack jax /mnt/jax-cache --json
     """
-    from llmc.artifacts.foreign import foreign_cache
-    from llmc.artifacts.foreign.facts import parse_facts
-    from llmc.artifacts.foreign.packing import pack as pack_folder
+    from llmc.artifacts.third_party.facts import parse_facts
+    from llmc.artifacts.third_party.packing import pack as pack_folder
     from llmc.cli.output import TransferProgress
+    from llmc.integrations import compile_cache
 
-    cache = foreign_cache(name)
+    cache = compile_cache(name)
     facts = parse_facts(fact or (), "--fact")
     store = open_cache(cache_dir)
     with TransferProgress("pack") as progress:
@@ -117,10 +117,10 @@ def unpack(
       llmc cache unpack oci://registry.example.com/caches/qwen3:h100 --keep
       llmc cache unpack qwen3.tar -o /cache/vllm --expect tensor_parallel_size=2 --strict
     """
-    from llmc.artifacts.foreign import foreign_cache
-    from llmc.artifacts.foreign.contents import read_contents
-    from llmc.artifacts.foreign.facts import parse_facts
-    from llmc.artifacts.foreign.unpacking import compare_with_host
+    from llmc.artifacts.third_party.contents import read_contents
+    from llmc.artifacts.third_party.facts import parse_facts
+    from llmc.artifacts.third_party.unpacking import compare_with_host
+    from llmc.integrations import compile_cache
     from llmc.settings import variables
 
     if keep and replace:
@@ -129,7 +129,7 @@ def unpack(
     store = open_cache(cache_dir)
     entry = _entry(store, source, allow_unsigned)
     contents = read_contents(entry, f"{entry.key.kind} {entry.key.short}")
-    cache = foreign_cache(contents.cache)
+    cache = compile_cache(contents.cache)
     environment = variables(cache.variables)
     folder = _folder(cache, output, environment)
     comparison = compare_with_host(cache, contents, folder, given, environment)
@@ -142,10 +142,10 @@ def unpack(
 
 def _entry(store: Store, source: str, allow_unsigned: bool) -> Entry:
     """The entry of a packed cache, which is pulled or imported first where it is not in the store."""
-    from llmc.artifacts.foreign.contents import KIND
     from llmc.artifacts.oci.archive import import_archive, is_archive_name
     from llmc.artifacts.oci.reference import is_reference
     from llmc.artifacts.signing.keyring import Keyring
+    from llmc.artifacts.third_party.contents import KIND
     from llmc.cli.output import TransferProgress
     from llmc.settings import Settings
 
@@ -166,7 +166,7 @@ def _entry(store: Store, source: str, allow_unsigned: bool) -> Entry:
     return found[0]
 
 
-def _folder(cache: ForeignCache, output: Path | None, environment: Mapping[str, str]) -> Path:
+def _folder(cache: ThirdPartyCache, output: Path | None, environment: Mapping[str, str]) -> Path:
     if output is not None:
         return expanded(output)
     place = cache.place(environment)
@@ -179,7 +179,7 @@ def _folder(cache: ForeignCache, output: Path | None, environment: Mapping[str, 
 
 
 def _require_match(comparison: Comparison, contents: Contents, allow: Sequence[str], strict: bool) -> None:
-    from llmc.artifacts.foreign.facts import resolve
+    from llmc.artifacts.third_party.facts import resolve
 
     allowed = {resolve(name, contents.facts) for name in allow}
     wrong = [str(item) for item in comparison.mismatches if item.name not in allowed]
@@ -196,9 +196,9 @@ def _require_match(comparison: Comparison, contents: Contents, allow: Sequence[s
 
 
 def _place(
-    store: Store, cache: ForeignCache, contents: Contents, folder: Path, keep: bool, replace: bool
+    store: Store, cache: ThirdPartyCache, contents: Contents, folder: Path, keep: bool, replace: bool
 ) -> Unpacked:  # fmt: skip
-    from llmc.artifacts.foreign.unpacking import unpack as unpack_entry
+    from llmc.artifacts.third_party.unpacking import unpack as unpack_entry
     from llmc.cli.output import TransferProgress
 
     with TransferProgress("unpack") as progress:
@@ -208,7 +208,7 @@ def _place(
         )  # fmt: skip
 
 
-def _print_packed(cache: ForeignCache, done: Packed, folder: Path, as_json: bool) -> None:
+def _print_packed(cache: ThirdPartyCache, done: Packed, folder: Path, as_json: bool) -> None:
     contents = done.contents
     if as_json:
         print_json({
@@ -226,7 +226,7 @@ def _print_packed(cache: ForeignCache, done: Packed, folder: Path, as_json: bool
     echo(f"key: {done.entry.key.digest}")
 
 
-def _print_facts(cache: ForeignCache, contents: Contents) -> None:
+def _print_facts(cache: ThirdPartyCache, contents: Contents) -> None:
     from fnmatch import fnmatchcase
 
     decisive = [name for name in contents.facts if any(fnmatchcase(name, item) for item in cache.must_match)]

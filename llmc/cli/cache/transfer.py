@@ -267,7 +267,7 @@ def import_command(
 def _every_image(store: Store) -> list[Entry]:
     """All that can be in an archive; incomplete ones are left out, with a message."""
     from llmc.artifacts.bundle.stored import KIND
-    from llmc.artifacts.foreign.contents import KIND as FOREIGN
+    from llmc.artifacts.third_party.contents import KIND as FOREIGN
 
     found = [*store.entries(KIND), *store.entries(FOREIGN)]
     complete = [entry for entry in found if all(store.has(blob) for blob in entry.outputs.values())]
@@ -293,7 +293,7 @@ def _chosen(store: Store, what: Sequence[str] | None, kind: str | None) -> list[
 def _one_image(store: Store, what: Sequence[str], kind: str | None, url: str) -> Entry:
     """The bundle, or packed cache of another server, that is meant."""
     from llmc.artifacts.bundle.stored import KIND
-    from llmc.artifacts.foreign.contents import KIND as FOREIGN
+    from llmc.artifacts.third_party.contents import KIND as FOREIGN
 
     if len(what) != 1 or kind not in (None, KIND, FOREIGN):
         raise InputError(f"{url} takes one bundle, or one packed cache: name its folder, or its key")
@@ -321,7 +321,7 @@ def _hex(names: Sequence[str], url: str) -> str:
 
 def _checkout(store: Store, entry: Entry, output: Path | None) -> Path | None:
     from llmc.artifacts.bundle.stored import checkout
-    from llmc.artifacts.foreign.contents import KIND as FOREIGN
+    from llmc.artifacts.third_party.contents import KIND as FOREIGN
 
     if output is not None and entry.key.kind == FOREIGN:
         raise InputError(

@@ -45,10 +45,10 @@ def check(
     Example:
       llmc plan check configuration --server vllm-gaudi --traffic yesterday.csv --fail-above 15%
     """
-    from llmc.buckets.servers import text
-    from llmc.buckets.servers.evaluation import evaluate
-    from llmc.buckets.servers.tune import ServerBudget, ends, tune
     from llmc.buckets.text_table import percent
+    from llmc.integrations import report
+    from llmc.integrations.evaluation import evaluate
+    from llmc.integrations.tune import ServerBudget, ends, tune
 
     server, limit = flags.model(), fraction("--fail-above", fail_above) or 0.0
     loaded = flags.load(server, source)
@@ -62,15 +62,15 @@ def check(
     except InputError:  # so few graphs do not cover what the server's limits admit
         new = tune(server, loaded.setup, demands, ServerBudget(), cost).chosen
     drifted = now.worst > limit or now.missing - new.missing > limit
-    notes = [*observed.notes, *text.accepted(source, accepted)]
-    notes += text.ranges([(source, now)], ends(server, loaded.setup, {source: accepted.lists}, observed))
+    notes = [*observed.notes, *report.accepted(source, accepted)]
+    notes += report.ranges([(source, now)], ends(server, loaded.setup, {source: accepted.lists}, observed))
     if as_json:
         echo(json.dumps({"drifted": drifted, "limit": limit, "now": now.to_dict(), "planned_anew": new.to_dict(),
                                "notes": notes}))  # fmt: skip
     else:
         for note in notes:
             echo(note, err=True)
-        echo(text.comparison([(source, now), ("planned anew", new)]), nl=False)
+        echo(report.comparison([(source, now), ("planned anew", new)]), nl=False)
         said = f"padding {percent(now.worst)}, steps without a graph {percent(now.missing)}"
         gain = f"planned anew: {percent(new.worst)} and {percent(new.missing)}"
         echo(f"{'above the limit' if drifted else 'within the limit'}: {said}, limit {percent(limit)}; {gain}")

@@ -20,7 +20,7 @@ from llmc.errors import InputError
 
 if TYPE_CHECKING:
     from llmc.buckets.evaluation import Evaluation
-    from llmc.buckets.servers.observed import Observed
+    from llmc.integrations.observed import Observed
 
 
 def register(group: typer.Typer) -> None:
@@ -119,11 +119,11 @@ def _replay(
 def _servers(sources: list[str], flags: ServerFlags, default: bool, plot: Path | None, *, as_json: bool) -> None:
     """Every configuration on the steps that its own limits and settings make of the traffic."""
     from llmc.buckets.files import write_text
-    from llmc.buckets.servers import text
-    from llmc.buckets.servers.base import Export, Setup
-    from llmc.buckets.servers.evaluation import evaluate as judge
-    from llmc.buckets.servers.report import Findings, page
-    from llmc.buckets.servers.tune import ends
+    from llmc.integrations import report
+    from llmc.integrations.base import Export, Setup
+    from llmc.integrations.evaluation import evaluate as judge
+    from llmc.integrations.report import Findings, page
+    from llmc.integrations.tune import ends
 
     server = flags.model()
     if not sources and not default:
@@ -134,11 +134,11 @@ def _servers(sources: list[str], flags: ServerFlags, default: bool, plot: Path |
     setups = [one.setup for one in loaded] or [flags.setup(server)]
     if any(one.limits != setups[0].limits for one in setups):
         raise InputError("the configurations are of different limits; judge each by itself")
-    judged = [(text.OWN, setups[0], server.default(setups[0]))] if default else []
+    judged = [(report.OWN, setups[0], server.default(setups[0]))] if default else []
     notes: list[str] = []
     for one in loaded:
         accepted = one.accepted(server)
-        notes += text.accepted(one.name, accepted)
+        notes += report.accepted(one.name, accepted)
         judged.append((one.name, one.setup, accepted.lists))
     seen: dict[str, Observed] = {}
     cost = flags.cost(server)
@@ -148,7 +148,7 @@ def _servers(sources: list[str], flags: ServerFlags, default: bool, plot: Path |
             seen[key] = flags.observe(server, setup, "judge the configurations")
         observed = seen[key]
         found.append((name, judge(server, setup, lists, observed.demands, cost)))
-        notes += [*observed.notes, *text.ranges(found[-1:], ends(server, setup, {name: lists}, observed))]
+        notes += [*observed.notes, *report.ranges(found[-1:], ends(server, setup, {name: lists}, observed))]
     notes = list(dict.fromkeys(notes))
     same = {name: value for name, value in setups[0].own.items() if all(one.own[name] == value for one in setups)}
     setup = Setup(setups[0].limits, same)
@@ -161,4 +161,4 @@ def _servers(sources: list[str], flags: ServerFlags, default: bool, plot: Path |
         return
     for note in notes:
         echo(note, err=True)
-    echo(text.comparison(found), nl=False)
+    echo(report.comparison(found), nl=False)

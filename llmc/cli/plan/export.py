@@ -15,8 +15,8 @@ from llmc.cli.plan.serverflags import ServerFlags, takes_server_flags
 from llmc.errors import InputError
 
 if TYPE_CHECKING:
-    from llmc.buckets.servers.demand import Demands
-    from llmc.buckets.servers.evaluation import ServerEvaluation
+    from llmc.integrations.base import Demands
+    from llmc.integrations.evaluation import ServerEvaluation
 
 
 def register(group: typer.Typer) -> None:
@@ -46,28 +46,28 @@ def export(
       llmc plan export plan.json --server vllm-gaudi -o configuration
       llmc plan export tuned.json --server vllm --traffic requests.csv
     """
-    from llmc.buckets.servers import text
-    from llmc.buckets.servers.evaluation import evaluate
-    from llmc.buckets.servers.export import as_text, write_folder
-    from llmc.buckets.servers.report import Findings, page
+    from llmc.integrations import report
+    from llmc.integrations.evaluation import evaluate
+    from llmc.integrations.export import as_text, write_folder
+    from llmc.integrations.report import Findings, page
 
     server = flags.model()
     loaded = flags.load(server, source)
     accepted = loaded.accepted(server)
     if accepted.dropped:
-        raise InputError("; ".join([*text.accepted(source, accepted), "mend the list, or the limits it is for"]))
+        raise InputError("; ".join([*report.accepted(source, accepted), "mend the list, or the limits it is for"]))
     given = server.export(loaded.setup, loaded.lists)
     found: list[tuple[str, ServerEvaluation]] = []
     demands: Demands = {}
     if flags.traffic is not None:
         demands = flags.observe(server, loaded.setup, "judge the plan").demands
-    for name, lists in ((text.OWN, server.default(loaded.setup)), ("exported", accepted.lists)):
+    for name, lists in ((report.OWN, server.default(loaded.setup)), ("exported", accepted.lists)):
         found.append((name, evaluate(server, loaded.setup, lists, demands, flags.cost(server))))
-    if uncovered := text.uncovered(found[-1][1]):
+    if uncovered := report.uncovered(found[-1][1]):
         raise InputError(
             f"{source} leaves steps of {flags.traffic} without a graph: {uncovered}; plan for this traffic"
         )
-    notes = text.accepted(source, accepted)
+    notes = report.accepted(source, accepted)
     if output is not None:
         names = write_folder(output, given, server.name, page(Findings(server, loaded.setup, found, given, notes)))
         echo(f"wrote {', '.join(names)} to {output}", err=True)
@@ -80,4 +80,4 @@ def export(
         echo(note, err=True)
     if output is None:
         echo(as_text(given), nl=False)
-    echo(text.comparison(found), nl=False, err=output is None)
+    echo(report.comparison(found), nl=False, err=output is None)

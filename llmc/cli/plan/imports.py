@@ -35,13 +35,13 @@ def import_(
       llmc plan import server.log --server vllm-gaudi --max-model-len 8192 -o running.json
       llmc plan import command.sh --server vllm
     """
-    from llmc.buckets.servers import text
-    from llmc.buckets.servers.plan import ServerPlan
+    from llmc.integrations import report
+    from llmc.integrations.plan import ServerPlan
 
     server = flags.model()
     loaded = flags.load(server, source)
     accepted = loaded.accepted(server)
-    for note in text.accepted(source, accepted):
+    for note in report.accepted(source, accepted):
         echo(note, err=True)
     plan = ServerPlan(server.name, loaded.setup, accepted.lists, f"read from {Path(source).name}")
     if output is None:

@@ -48,15 +48,15 @@ def print_for_server(made: Plan, name: str, *, as_json: bool) -> None:
 
     Raises UnknownNameError, listing the known servers, and InputError for limits or lists that the server refuses.
     """
-    from llmc.buckets.servers import create, text
-    from llmc.buckets.servers.configuration import Configuration, setup_for
-    from llmc.buckets.servers.export import as_text
+    from llmc.integrations import bucket_rules, report
+    from llmc.integrations.configuration import Configuration, setup_for
+    from llmc.integrations.export import as_text
 
-    server = create(name)
+    server = bucket_rules(name)
     setup = setup_for(server, made.limits.to_dict(), {})
     planned = Configuration("plan", setup, server.from_plan(setup, made))
     accepted = planned.accepted(server)
-    for note in text.accepted(planned.name, accepted):
+    for note in report.accepted(planned.name, accepted):
         echo(note, err=True)
     given = server.export(setup, accepted.lists)
     if as_json:

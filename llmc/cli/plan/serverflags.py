@@ -15,18 +15,18 @@ from llmc.cli.quantities import duration, rate, size
 from llmc.errors import InputError
 
 if TYPE_CHECKING:
-    from llmc.buckets.servers.base import GraphCost, Server, Setup
-    from llmc.buckets.servers.configuration import Configuration
-    from llmc.buckets.servers.observed import Observed
-    from llmc.buckets.servers.settings import Value
+    from llmc.integrations.base import BucketRules, GraphCost, Setup
+    from llmc.integrations.configuration import Configuration
+    from llmc.integrations.observed import Observed
+    from llmc.integrations.settings import Value
 
 LIMITS = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "max_prompt_len")
 
 
 def _known() -> str:
-    from llmc.buckets.servers import SERVERS
+    from llmc.integrations import BUCKETS
 
-    return ", ".join(SERVERS.names())
+    return ", ".join(BUCKETS.names())
 
 
 @dataclass(frozen=True)
@@ -71,19 +71,19 @@ class ServerFlags:
         str | None, option("--graph-bytes", "SIZE", "Device memory of one graph. Default: as published.")
     ] = None
 
-    def model(self) -> Server:
+    def model(self) -> BucketRules:
         """The server. Raises InputError without one, UnknownNameError, listing the known ones, for another name."""
-        from llmc.buckets.servers import create
+        from llmc.integrations import bucket_rules
 
         if self.server is None:
             raise InputError(f"name the server with --server NAME: {_known()}")
-        return create(self.server)
+        return bucket_rules(self.server)
 
     def limits(self) -> dict[str, int]:
         """The limits that were given, by name."""
         return {name: value for name in LIMITS if (value := getattr(self, name)) is not None}
 
-    def own(self, server: Server) -> dict[str, Value]:
+    def own(self, server: BucketRules) -> dict[str, Value]:
         """The server's own settings that were given. Raises InputError for one that it does not have."""
         known = {setting.name: setting for setting in server.settings}
         found: dict[str, Value] = {}
@@ -96,19 +96,19 @@ class ServerFlags:
             found[name] = known[name].parse(value)
         return found
 
-    def setup(self, server: Server) -> Setup:
+    def setup(self, server: BucketRules) -> Setup:
         """The server's setup. Raises InputError without --max-model-len."""
-        from llmc.buckets.servers.configuration import setup_for
+        from llmc.integrations.configuration import setup_for
 
         return setup_for(server, self.limits(), self.own(server))
 
-    def load(self, server: Server, source: str) -> Configuration:
+    def load(self, server: BucketRules, source: str) -> Configuration:
         """The configuration at `source`. Raises InputError as configuration.load does."""
-        from llmc.buckets.servers.configuration import load
+        from llmc.integrations.configuration import load
 
         return load(server, source, self.limits(), self.own(server))
 
-    def cost(self, server: Server) -> GraphCost:
+    def cost(self, server: BucketRules) -> GraphCost:
         """What a graph takes at start: what was given, else what was published."""
         from dataclasses import replace
 
@@ -119,11 +119,11 @@ class ServerFlags:
             size=server.cost.size if held is None else held,
         )
 
-    def observe(self, server: Server, setup: Setup, then: str, path: str | None = None) -> Observed:
+    def observe(self, server: BucketRules, setup: Setup, then: str, path: str | None = None) -> Observed:
         """The steps for the traffic of `path`, else of --traffic, with a bar that says what comes `then`."""
-        from llmc.buckets.servers.observed import Source, observe
         from llmc.buckets.traffic.formats.fields import parse
         from llmc.buckets.traffic.formats.prometheus.live import is_url
+        from llmc.integrations.observed import Source, observe
 
         path = path or self.traffic
         if path is None:

@@ -50,12 +50,12 @@ def tune(
       llmc plan tune --server vllm --traffic requests.csv --max-model-len 8192 --max-num-seqs 128 -o configuration
       llmc plan tune --server vllm-gaudi --traffic requests.csv --max-model-len 8192 --max-num-seqs 32 --max-warmup 20m
     """
-    from llmc.buckets.servers import text
-    from llmc.buckets.servers.evaluation import evaluate
-    from llmc.buckets.servers.export import as_text, write_folder
-    from llmc.buckets.servers.report import Findings, page
-    from llmc.buckets.servers.tune import ServerBudget, ends
-    from llmc.buckets.servers.tune import tune as choose
+    from llmc.integrations import report
+    from llmc.integrations.evaluation import evaluate
+    from llmc.integrations.export import as_text, write_folder
+    from llmc.integrations.report import Findings, page
+    from llmc.integrations.tune import ServerBudget, ends
+    from llmc.integrations.tune import tune as choose
 
     server = flags.model()
     setup, cost = flags.setup(server), flags.cost(server)
@@ -65,14 +65,14 @@ def tune(
     observed = flags.observe(server, setup, "choose graphs")
     tuned = choose(server, setup, observed.demands, budget, cost, facts=observed.facts)
     plan = tuned.plan
-    found = [(text.OWN, tuned.default), (TUNED, tuned.chosen)]
+    found = [(report.OWN, tuned.default), (TUNED, tuned.chosen)]
     notes = [
         *observed.notes,
-        *text.ranges(found, ends(server, setup, {text.OWN: tuned.default_lists, TUNED: plan.lists}, observed)),
+        *report.ranges(found, ends(server, setup, {report.OWN: tuned.default_lists, TUNED: plan.lists}, observed)),
     ]
     if judge is not None:
         other = flags.observe(server, setup, "judge", judge)
-        for name, lists in ((text.OWN, tuned.default_lists), (TUNED, plan.lists)):
+        for name, lists in ((report.OWN, tuned.default_lists), (TUNED, plan.lists)):
             found.append((f"{name}, on {Path(judge).name}", evaluate(server, setup, lists, other.demands, cost)))
     given = server.export(setup, plan.lists)
     if save is not None:
@@ -88,6 +88,6 @@ def tune(
         return
     for note in notes:
         echo(note, err=True)
-    echo(text.comparison(found), nl=False)
+    echo(report.comparison(found), nl=False)
     if output is None:
         echo("\n" + as_text(given), nl=False)

@@ -11,11 +11,11 @@ from jinja2 import Environment, StrictUndefined
 from llmc.artifacts.log import logger
 from llmc.buckets.limits import Limits
 from llmc.buckets.plan import Plan
-from llmc.buckets.servers import create
-from llmc.buckets.servers.base import Export, Setup
-from llmc.buckets.servers.export import texts_for
-from llmc.buckets.servers.settings import complete
 from llmc.errors import InputError
+from llmc.integrations import bucket_rules
+from llmc.integrations.base import Export, Setup
+from llmc.integrations.export import texts_for
+from llmc.integrations.settings import complete
 
 
 def exported(name: str, plan: Plan, limits: Limits | None = None) -> Export | None:
@@ -23,7 +23,7 @@ def exported(name: str, plan: Plan, limits: Limits | None = None) -> Export | No
 
     None, and a warning, where its rules leave nothing of it.
     """
-    server = create(name)
+    server = bucket_rules(name)
     setup = Setup(limits or plan.limits, complete(server.settings, {}))
     try:
         return server.export(setup, server.accept(setup, server.from_plan(setup, plan)).lists)

@@ -13,16 +13,16 @@ import pytest
 
 from llmc.artifacts.bundle.trust import UntrustedError
 from llmc.artifacts.digest import digest_bytes
-from llmc.artifacts.foreign import foreign_cache
-from llmc.artifacts.foreign.packing import pack
-from llmc.artifacts.foreign.unpacking import unpack
 from llmc.artifacts.oci import pull_bundle, pull_image, push_image
 from llmc.artifacts.oci.image import CACHE_TYPE
 from llmc.artifacts.store.entries import Entry
 from llmc.artifacts.store.store import Store
+from llmc.artifacts.third_party.packing import pack
+from llmc.artifacts.third_party.unpacking import unpack
 from llmc.errors import ArtifactError
-from tests.artifacts.foreign.helpers import HASH, MAKERS, content, make_neuron, make_vllm, write
+from llmc.integrations import compile_cache
 from tests.artifacts.oci.helpers import Anyone, Nobody, Seal, blob_file, put, read_layout
+from tests.artifacts.third_party.helpers import HASH, MAKERS, content, make_neuron, make_vllm, write
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def layout(tmp_path: Path) -> Path:
 
 
 def packed(store: Store, name: str, folder: Path) -> Entry:
-    return pack(store, foreign_cache(name), folder, facts={"path": ""}).entry
+    return pack(store, compile_cache(name), folder, facts={"path": ""}).entry
 
 
 def payload(layout: Path) -> bytes:
@@ -51,13 +51,13 @@ def test_it_comes_back_byte_for_byte(store: Store, tmp_path: Path, layout: Path,
     if name == "vllm-neuron":
         (source / "a folder").rmdir()
         write(source / ("de" * 16) / "run", "x").chmod(0o755)
-    done = pack(store, foreign_cache(name), source)
+    done = pack(store, compile_cache(name), source)
     report = push_image(store, done.entry, f"oci-layout:{layout}:v1")
     assert report.entries == 1 and push_image(store, done.entry, f"oci-layout:{layout}:v1").blobs == 0
     other = Store(tmp_path / "other")
     entry, _ = pull_image(other, f"oci-layout:{layout}:v1", trust=Anyone())
     assert entry.key == done.entry.key and other.lookup(entry.key, verify=True) is not None
-    unpack(other, foreign_cache(name), done.contents, tmp_path / "place")
+    unpack(other, compile_cache(name), done.contents, tmp_path / "place")
     expected = {path: value for path, value in content(source).items() if path in done.contents.files}
     assert content(tmp_path / "place") == expected
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from llmc.artifacts.foreign import foreign_cache
-from llmc.artifacts.foreign.contents import KIND, read_contents
-from llmc.artifacts.foreign.packing import pack
-from llmc.artifacts.foreign.unpacking import unpack
 from llmc.artifacts.remotes.base import Remote
 from llmc.artifacts.remotes.pull import pull
 from llmc.artifacts.remotes.push import push
 from llmc.artifacts.store.store import Store
-from tests.artifacts.foreign.helpers import content, make_vllm
+from llmc.artifacts.third_party.contents import KIND, read_contents
+from llmc.artifacts.third_party.packing import pack
+from llmc.artifacts.third_party.unpacking import unpack
+from llmc.integrations import compile_cache
 from tests.artifacts.remotes.helpers import FakeSigner, FakeTrust
+from tests.artifacts.third_party.helpers import content, make_vllm
 from tests.tiers import default_cases
 
 
@@ -22,7 +22,7 @@ def test_a_cache_goes_to_every_remote_and_back_if_it_is_signed(
     store: Store, other: Store, remote: Remote, tmp_path: Path
 ) -> None:
     source = make_vllm(tmp_path / "source")
-    done = pack(store, foreign_cache("vllm"), source)
+    done = pack(store, compile_cache("vllm"), source)
     push(store, [done.entry], remote)
     (refused,) = pull(other, remote, trust=FakeTrust("alice")).refused
     assert "not signed" in refused.reason and other.entries() == [] and other.usage().blobs == 0
@@ -31,6 +31,6 @@ def test_a_cache_goes_to_every_remote_and_back_if_it_is_signed(
     assert pull(other, remote, trust=FakeTrust("alice"), kind=KIND).entries == 1
     found = other.lookup(done.entry.key, verify=True)
     assert found is not None and found.signature is not None
-    unpack(other, foreign_cache("vllm"), read_contents(found, ""), tmp_path / "place")
+    unpack(other, compile_cache("vllm"), read_contents(found, ""), tmp_path / "place")
     expected = {path: value for path, value in content(source).items() if path in done.contents.files}
     assert content(tmp_path / "place") == expected

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 
-from llmc.buckets.servers.vllm_gaudi.log import parse
 from llmc.buckets.warmup.capture import capture
 from llmc.buckets.warmup.options import CaptureOptions
 from llmc.buckets.warmup.report import Lines, to_dict
 from llmc.buckets.warmup.sizes import size_text
+from llmc.integrations.vllm_gaudi.logs import start_lists
 from tests.buckets.warmup.simulated import MIB, SimulatedDevice, decode, prompt
 
 PLAN = [prompt(1, 128, 300), prompt(2, 128, 0), decode(4, 512)]
@@ -18,7 +18,7 @@ def test_lines_of_plans_with_prompt_contexts_are_what_the_gaudi_log_parser_reads
     lines = Lines.of(PLAN, 128)
     log = [lines.run(bucket, 1, 1, 21 * MIB) for bucket in PLAN]
     assert log[0] == "[Warmup][Prompt][1/1] batch_size:1 query_len:128 num_blocks:3 free_mem:21 MiB"
-    assert parse(log) == {"prompt": ((1, 128, 3), (2, 128, 0)), "decode": ((4, 1, 16),)}
+    assert start_lists(log) == {"prompt": ((1, 128, 3), (2, 128, 0)), "decode": ((4, 1, 16),)}
 
 
 def test_json_names_every_bucket_in_tokens():

@@ -1,7 +1,4 @@
-"""Traffic formats by name, each imported when a file is looked at, and the recognition of a file by what it says.
-
-Other packages bring theirs in the entry-point group "llmc.traffic_formats" (registry.py).
-"""
+"""Traffic formats by name, each imported when a file is looked at, and the recognition of a file by what it says."""
 
 from __future__ import annotations
 
@@ -16,20 +13,14 @@ _OWN = {
     "prometheus": f"{_HERE}.prometheus.scrape:Scrape",
     "prometheus-api": f"{_HERE}.prometheus.api:Api",
     "otlp": f"{_HERE}.otlp:OtlpSpans",
-    "tpu-steps": f"{_HERE}.tpu_steps:TpuSteps",
     "jsonl": f"{_HERE}.json_lines:JsonLines",
     "openai": f"{_HERE}.openai_usage:OpenAIUsage",
-    "vllm-requests": f"{_HERE}.vllm_requests:VllmRequests",
-    "vllm-cudagraphs": f"{_HERE}.vllm_cudagraphs:VllmCudagraphs",
-    "vllm-batchsizes": f"{_HERE}.vllm_batchsizes:VllmBatchSizes",
-    "vllm-gaudi": f"{_HERE}.vllm_gaudi:VllmGaudi",
     "csv": f"{_HERE}.comma_separated:CommaSeparated",
     "fields": f"{_HERE}.fields:FieldLog",
 }
-"""In the order in which a file is tried: what tells of requests before what tells of steps."""
 
-FORMATS = Registry("traffic format", "llmc.traffic_formats", _OWN)
-"""Classes that take no arguments, see base.py."""
+FORMATS = Registry("traffic format", own=_OWN, parts="llmc.integrations:logs")
+"""Classes that take no arguments, see base.py. Logs and metrics of single systems are read by their integrations."""
 
 FIELDS = "fields"
 """The format that has no look of its own: its lines are read by the names that --fields gives."""
@@ -49,7 +40,8 @@ def create(name: str) -> Format:
 
 def recognise(file: TraceFile) -> Format:
     """The format that a file is written in. Raises InputError for one that looks like none."""
-    known = [create(name) for name in [*_OWN, *(name for name in FORMATS.names() if name not in _OWN)]]
+    others = (name for name in FORMATS.names() if name not in _OWN)
+    known = sorted(map(create, [*_OWN, *others]), key=lambda one: one.tried)
     path = str(file.path)
     for size in HEADS:
         text, whole = file.start(size)

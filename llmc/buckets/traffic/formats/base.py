@@ -4,8 +4,8 @@
                                 ├─► lengths    Lengths         histograms of lengths        (LengthFormat)
                                 └─► steps      StepHistogram   steps that a server counted  (StepFormat)
 
-A format is one file beside this one and one line in the registry. Other packages bring theirs in the entry-point group
-"llmc.traffic_formats".
+A format that many write is one file beside this one and one line in the registry; that of one system is in its
+integration.
 """
 
 from __future__ import annotations
@@ -69,6 +69,8 @@ class Format(ABC):
     name: ClassVar[str]
     title: ClassVar[str]
     source: ClassVar[str]
+    tried: ClassVar[int] = 0
+    """The order in which a file is tried: formats of a lower number first, of equal ones those of the registry."""
 
     @abstractmethod
     def recognises(self, head: Head) -> bool:

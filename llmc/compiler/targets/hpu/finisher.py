@@ -22,12 +22,12 @@ from llmc.artifacts.atomic_write import make_folder
 from llmc.artifacts.bundle.native import RECIPES
 from llmc.artifacts.bundle.writer import write_bundle
 from llmc.artifacts.digest import Blob, digest_bytes, digest_file
-from llmc.artifacts.foreign.facts import merge
-from llmc.artifacts.foreign.gaudi import VARIABLE, GaudiCache
-from llmc.artifacts.foreign.tree import scan_tree
 from llmc.artifacts.key import Value, canonical_json
+from llmc.artifacts.third_party.facts import merge
+from llmc.artifacts.third_party.tree import scan_tree
 from llmc.compiler.targets.finishing import Told, WholeBundle
 from llmc.errors import CompileError, DeviceError
+from llmc.integrations.vllm_gaudi.cache import VARIABLE, GaudiCache
 from llmc.runtime.executors.hpu.recipes import KV_BLOCKS, Recipes, local_folder
 from llmc.runtime.startup.opening import EngineOptions
 

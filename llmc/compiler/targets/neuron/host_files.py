@@ -17,9 +17,9 @@ from pathlib import Path
 
 from llmc.artifacts.log import logger
 from llmc.buckets.plan import Plan
-from llmc.buckets.servers import create
 from llmc.compiler.targets.host_files import exported, rendered, server_files
 from llmc.errors import InputError
+from llmc.integrations import bucket_rules
 
 SERVER, PREDECESSOR = "vllm-neuron", "nxd"
 TEMPLATES = ("cpu-compile.sh",)
@@ -32,7 +32,7 @@ def host_files(folder: Path, plan: Plan, chip: str, framework: str | None) -> Ma
         logger().warning("VLLM_NEURON_FRAMEWORK=%s: nothing is left for it; it is no longer released", framework)
         return {}
     name = SERVER if framework is None else PREDECESSOR
-    server = create(name)
+    server = bucket_rules(name)
     length = plan.limits.max_model_len
     given = {"max_model_len": length, "max_num_seqs": plan.limits.max_num_seqs, "max_num_batched_tokens": length}
     try:

@@ -6,8 +6,9 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmc.artifacts.foreign import CACHES, foreign_cache, gaudi
 from llmc.errors import DeviceError
+from llmc.integrations import CACHES, compile_cache
+from llmc.integrations.vllm_gaudi import cache as gaudi
 from llmc.runtime.nvidia import gpus
 from llmc.settings import variables
 
@@ -20,7 +21,7 @@ _VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "NEURON_COMPILE_CACHE_URL", "CUDA_CACHE
 def cache_places(settings: Settings, device: str) -> dict[str, Path]:
     """The folders, by the cache's name; none lies in another. `device`: the store of whose compiles is among them.
 
-    The rules of JAX, Triton, vLLM, its plug-in for Neuron, and Gaudi's recipes are those of artifacts/foreign/. Others:
+    The rules of JAX, Triton, vLLM, its plug-in for Neuron, and Gaudi's recipes are those of llmc/integrations/. Others:
     torch 2.13, torch/_inductor/runtime/cache_dir_utils.py; awsdocs-neuron.readthedocs-hosted.com 2.29,
     neuron-caching; CUDA C++ programming guide 13, environment variables.
     """
@@ -28,8 +29,8 @@ def cache_places(settings: Settings, device: str) -> dict[str, Path]:
 
     found: dict[str, str | Path | None] = {}
     for name in sorted({*CACHES.names()} - {gaudi.GaudiCache.name}):
-        cache = foreign_cache(name)
-        found[name] = cache.place(variables(cache.variables))
+        one = compile_cache(name)
+        found[name] = one.place(variables(one.variables))
     for recipes in variables([gaudi.VARIABLE]).values():  # also where it deletes them at its start
         found[gaudi.GaudiCache.name] = recipes.partition(",")[0].strip()
     given = variables(_VARIABLES)

@@ -25,14 +25,14 @@ from llmc.artifacts.atomic_write import make_folder
 from llmc.artifacts.bundle.manifest_schema import FINISHED_FOR
 from llmc.artifacts.bundle.native import RECIPES
 from llmc.artifacts.digest import Blob, digest_bytes, is_digest
-from llmc.artifacts.foreign.contents import Contents, PackedFile
-from llmc.artifacts.foreign.gaudi import VARIABLE, GaudiCache
-from llmc.artifacts.foreign.names import paths_problem
-from llmc.artifacts.foreign.unpacking import unpack
 from llmc.artifacts.key import canonical_json
 from llmc.artifacts.ownership import is_own
 from llmc.artifacts.store.publish_lock import is_local
+from llmc.artifacts.third_party.contents import Contents, PackedFile
+from llmc.artifacts.third_party.names import paths_problem
+from llmc.artifacts.third_party.unpacking import unpack
 from llmc.errors import ArtifactError, DeviceError
+from llmc.integrations.vllm_gaudi.cache import VARIABLE, GaudiCache
 from llmc.settings import variables
 from llmc.strict_json import loads
 
@@ -85,7 +85,7 @@ class Recipes:
 
     @property
     def contents(self) -> Contents:
-        """As a packed cache (artifacts/foreign), to be unpacked."""
+        """As a packed cache (artifacts/third_party), to be unpacked."""
         files = {path: PackedFile(blob, False) for path, blob in self.files.items()}
         return Contents(GaudiCache.name, self.facts, files, (), "", {}, {})
 

@@ -96,7 +96,7 @@ class TestVllm:
         ]
 
     def test_requests_that_are_never_answered_are_forgotten(self, tmp_path, monkeypatch):
-        monkeypatch.setattr("llmc.buckets.traffic.formats.vllm_requests.WAITING", 2)
+        monkeypatch.setattr("llmc.integrations.vllm.logs.WAITING", 2)
         text = "\n".join([*(received(f"r{i}", 9, i) for i in range(5)), generated("r0", 4, 6), generated("r4", 4, 6)])
         trace = Trace(written(tmp_path, "log", text))
         assert list(trace) == [TrafficRequest(0, 9, 4)]

@@ -126,6 +126,6 @@ def test_a_log_without_steps_says_how_to_get_them(name, message):
 
 
 def test_shapes_without_end_are_refused(monkeypatch):
-    monkeypatch.setattr("llmc.buckets.traffic.formats.vllm_gaudi.MAX_SHAPES", 4)
+    monkeypatch.setattr("llmc.integrations.vllm_gaudi.logs.MAX_SHAPES", 4)
     with pytest.raises(InputError, match="more than 4 shapes"):
         of("vllm-gaudi", GAUDI)

@@ -15,11 +15,11 @@ import pytest
 
 from llmc.artifacts.bundle.native import RECIPES
 from llmc.artifacts.bundle.reader import BundleFiles
-from llmc.artifacts.foreign.gaudi import VARIABLE
 from llmc.artifacts.store.store import Store
 from llmc.compiler.pipeline.finish import FinishResult, finish_bundle
 from llmc.compiler.targets.hpu import finisher, recording
 from llmc.errors import ArtifactError, CompileError, DeviceError, LlmcError
+from llmc.integrations.vllm_gaudi.cache import VARIABLE
 from llmc.runtime import accelerators
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.executors.hpu.recipes import KV_BLOCKS, place

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from llmc.buckets.plan import Plan
-from llmc.buckets.servers import create
-from llmc.buckets.servers.configuration import load
-from llmc.buckets.servers.export import write_texts
 from llmc.compiler.pipeline.compile import CompileResult
 from llmc.compiler.pipeline.finish import write_host_files
 from llmc.compiler.pipeline.planning import plan_for
 from llmc.compiler.targets import open_target
+from llmc.integrations import bucket_rules
+from llmc.integrations.configuration import load
+from llmc.integrations.export import write_texts
 from llmc.settings import Settings
 from llmc.testing.toy import toy_plan
 from tests.toy import Toy
@@ -40,7 +40,7 @@ def written(folder: Path, plan: Plan, bundle: str = "bundle") -> dict[str, str]:
 
 def test_the_servers_files_say_what_was_planned(tmp_path: Path, plan: Plan) -> None:
     assert list(written(tmp_path, plan)) == NAMES
-    server = create("vllm-gaudi")
+    server = bucket_rules("vllm-gaudi")
     read = load(server, str(tmp_path / "bundle.hpu"), {}, {})
     assert read.setup.limits == plan.limits
     assert read.accepted(server).dropped == ()
@@ -68,8 +68,8 @@ def test_the_job_is_a_shell_script_that_warms_the_bundle_up(tmp_path: Path, plan
 def test_a_plan_that_the_server_would_not_take_has_the_job_alone(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from llmc.buckets.servers.vllm_gaudi.server import VllmGaudi
     from llmc.errors import InputError
+    from llmc.integrations.vllm_gaudi.buckets import VllmGaudi
 
     def refuse(*_: Any) -> Any:
         raise InputError("no decode bucket is left")

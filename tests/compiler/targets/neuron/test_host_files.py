@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from llmc.buckets.plan import Plan
-from llmc.buckets.servers import create
-from llmc.buckets.servers.configuration import load
-from llmc.buckets.servers.export import write_texts
 from llmc.compiler.pipeline.planning import plan_for
 from llmc.compiler.targets.neuron.host_files import host_files, keywords
+from llmc.integrations import bucket_rules
+from llmc.integrations.configuration import load
+from llmc.integrations.export import write_texts
 from llmc.settings import NEURON_FRAMEWORKS, Settings
 from llmc.testing.toy import toy_plan
 
@@ -25,7 +25,7 @@ VLLM = """
 import json, os, sys
 sys.path.insert(0, {root!r})
 from pathlib import Path
-from tests.artifacts.foreign.helpers import make_neuron
+from tests.artifacts.third_party.helpers import make_neuron
 
 
 class LLM:
@@ -48,7 +48,7 @@ def plan() -> Plan:
 def test_the_servers_files_say_what_was_planned(tmp_path: Path, plan: Plan) -> None:
     texts = host_files(tmp_path, plan, "trn2", None)
     write_texts(tmp_path, texts, "files")
-    server = create("vllm-neuron")
+    server = bucket_rules("vllm-neuron")
     read = load(server, str(tmp_path / "config.yaml"), {}, {})
     assert (read.setup.limits.max_model_len, read.setup.limits.max_num_seqs) == (1024, 4)
     assert read.accepted(server).lists == server.accept(read.setup, server.from_plan(read.setup, plan)).lists

@@ -15,9 +15,9 @@ from llmc.artifacts.bundle.native import RECIPES, code_of_bundle
 from llmc.artifacts.bundle.reader import BundleFiles, blob_path
 from llmc.artifacts.bundle.writer import write_bundle
 from llmc.artifacts.digest import Blob, digest_bytes
-from llmc.artifacts.foreign.gaudi import VARIABLE
 from llmc.artifacts.store import publish_lock
 from llmc.errors import ArtifactError, DeviceError, InputError
+from llmc.integrations.vllm_gaudi.cache import VARIABLE
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.executors.hpu import recipes
 from llmc.runtime.executors.hpu.recipes import BRIDGE, Recipes, place

@@ -3,34 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
+from importlib import import_module
 from typing import Literal, NamedTuple
 
 Role = Literal["prompt", "output"]
 
-HISTOGRAMS: Mapping[str, Role] = {
-    "vllm:request_prompt_tokens": "prompt",
-    "vllm:request_generation_tokens": "output",
-    "sglang:prompt_tokens_histogram": "prompt",
-    "sglang:generation_tokens_histogram": "output",
-    "tgi_request_input_length": "prompt",
-    "tgi_request_generated_tokens": "output",
-    "lmdeploy:request_prompt_tokens": "prompt",
-    "lmdeploy:request_generation_tokens": "output",
-    "dynamo_frontend_input_sequence_tokens": "prompt",
-    "dynamo_frontend_output_sequence_tokens": "output",
-    "inference_model_input_tokens": "prompt",
-    "inference_model_output_tokens": "output",
-    "inference_objective_input_tokens": "prompt",
-    "inference_objective_output_tokens": "output",
-    "llm_d_epp_request_input_tokens": "prompt",
-    "llm_d_epp_request_output_tokens": "output",
-    "llmc:request_prompt_tokens": "prompt",
-    "llmc:request_generation_tokens": "output",
-}
-"""vLLM 005a810 (vllm/v1/metrics/loggers.py), whose names the plug-ins for Gaudi, TPU and Neuron share; SGLang 00ae9c1
-with --enable-metrics --collect-tokens-histogram (python/sglang/srt/metrics/collector.py); TGI (router/src/server.rs);
-LMDeploy 0168eed (lmdeploy/metrics/loggers.py); Dynamo's frontend, as AIPerf's table of metrics lists it; the endpoint
-picker of Gateway API's inference extension under its three names; llmc itself."""
+OWN: Mapping[str, Role] = {"llmc:request_prompt_tokens": "prompt", "llmc:request_generation_tokens": "output"}
+
+
+@cache
+def histograms() -> Mapping[str, Role]:
+    """Those of llmc and of the systems that it knows (llmc/integrations/), without their suffixes."""
+    found: Mapping[str, Role] = import_module("llmc.integrations").histograms()
+    return {**found, **OWN}
+
 
 TOKEN_TYPES: Mapping[str, Mapping[str, Role]] = {
     f"{name}{unit}": {"input": "prompt", "output": "output", "completion": "output"}
@@ -59,7 +46,7 @@ def series(name: str, labels: Mapping[str, str]) -> Series | None:
     for part in (BUCKET, SUM, COUNT):
         if name.endswith(part):
             family = name.removesuffix(part)
-            role = HISTOGRAMS.get(family)
+            role = histograms().get(family)
             if role is None and family in TOKEN_TYPES:
                 role = TOKEN_TYPES[family].get(labels.get(TOKEN_TYPE, ""))
             return None if role is None else Series(role, family, part)
@@ -68,4 +55,4 @@ def series(name: str, labels: Mapping[str, str]) -> Series | None:
 
 def families() -> list[str]:
     """The histograms that are known, for messages."""
-    return [*HISTOGRAMS, "gen_ai_client_token_usage"]
+    return [*histograms(), "gen_ai_client_token_usage"]

@@ -8,13 +8,9 @@ from collections.abc import Iterator
 from llmc.buckets.traffic.formats.base import Head, LengthFormat
 from llmc.buckets.traffic.formats.prometheus.exposition import samples
 from llmc.buckets.traffic.formats.prometheus.increase import Increase, apart
-from llmc.buckets.traffic.formats.prometheus.names import HISTOGRAMS, TOKEN_TYPES
+from llmc.buckets.traffic.formats.prometheus.names import OWN, TOKEN_TYPES, histograms
 from llmc.buckets.traffic.lengths import LengthHistogram, Lengths
 from llmc.buckets.traffic.lines import Progress, TraceFile
-
-_KNOWN = re.compile(
-    rf"^(?:# TYPE )?(?:{'|'.join(map(re.escape, (*HISTOGRAMS, *TOKEN_TYPES)))})(?:_bucket|_sum|_count| )", re.M
-)
 
 DURATION = "llmc_sampled_seconds"
 """The series that a sample of llmc tells its duration by."""
@@ -35,7 +31,8 @@ class Scrape(LengthFormat):
 
     def recognises(self, head: Head) -> bool:
         """Whether a line has one of the histograms."""
-        return _KNOWN.search(head.text) is not None
+        names = "|".join(map(re.escape, (*histograms(), *TOKEN_TYPES)))
+        return re.search(rf"^(?:# TYPE )?(?:{names})(?:_bucket|_sum|_count| )", head.text, re.M) is not None
 
     def lengths(self, file: TraceFile, progress: Progress | None = None) -> Lengths:
         """The histograms of the file."""
@@ -57,7 +54,7 @@ def text(lengths: Lengths) -> str:
     """`lengths` as a scrape that reads back, without any label of the server they are from."""
     lines = [] if lengths.duration is None else [f"{DURATION} {lengths.duration:.3f}"]
     for role, histogram in (("prompt", lengths.prompt), ("output", lengths.output)):
-        name = next(name for name, of in HISTOGRAMS.items() if of == role and name.startswith("llmc:"))
+        name = next(name for name, of in OWN.items() if of == role)
         lines += [f"# TYPE {name} histogram", *_buckets(name, histogram)]
     return "\n".join(lines) + "\n"
 

@@ -1,0 +1,250 @@
+"""Unpacking: a packed cache is put where its server looks, each part of it in one step.
+
+A part is a unit of the cache (`ThirdPartyCache.unit`). Where the folder is not there yet, all of it appears in one
+step. Whoever is killed leaves whole parts, and unpacking again puts the rest; what a dead writer left is swept then.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from llmc.artifacts.atomic_write import discard, make_folder, sync_folder, writing
+from llmc.artifacts.folder_swap import FolderSwap
+from llmc.artifacts.store.layout import scan
+from llmc.artifacts.third_party.base import ThirdPartyCache
+from llmc.artifacts.third_party.contents import Contents, PackedFile
+from llmc.artifacts.third_party.copying import REMEDY, Files, Source
+from llmc.artifacts.third_party.facts import Comparison, compare, merge, versions
+from llmc.artifacts.third_party.packing import Progress
+from llmc.errors import ArtifactError
+
+SHOWN = 3
+LEFTOVERS = (".new", ".old")
+TEMPORARY = "llmc"
+"""Part of the name of the folder in which single files are made, inside the cache's own: `.llmc.<random>.new`."""
+
+Differing = Literal["refuse", "keep", "replace"]
+"""What to do about a part that is there with other content."""
+
+
+class Unpacked(NamedTuple):
+    """The units that were put in place, those that were there already, and those that were there with other content and
+    were kept, or replaced."""
+
+    placed: tuple[str, ...]
+    present: tuple[str, ...]
+    kept: tuple[str, ...]
+    replaced: tuple[str, ...]
+
+
+class _Unit(NamedTuple):
+    """A part of the cache: its files by path, and its empty folders. `whole`: all are below a folder of its name."""
+
+    name: str
+    files: Mapping[str, PackedFile]
+    folders: tuple[str, ...]
+    whole: bool
+
+
+class _PresentError(Exception):
+    """Another process put the same content in place meanwhile."""
+
+
+class _OccupiedError(Exception):
+    """Another process made the folder meanwhile."""
+
+
+def compare_with_host(
+    cache: ThirdPartyCache, contents: Contents, folder: Path, given: Mapping[str, str], environment: Mapping[str, str]
+) -> Comparison:
+    """How the facts of a packed cache compare with those `given`, and with what this host is known to be.
+
+    Raises InputError as `facts.compare`.
+    """
+    found = {**merge(versions(cache.packages)), **cache.here(environment, folder)}
+    return compare(contents.facts, cache.must_match, given, found)
+
+
+def unpack(
+    source: Source,
+    cache: ThirdPartyCache,
+    contents: Contents,
+    folder: Path,
+    *,
+    differing: Differing = "refuse",
+    progress: Progress | None = None,
+) -> Unpacked:
+    """Put a cache into `folder`, which need not exist; other caches in it stay.
+
+    Equal parts are left alone. A part that is there with other content is refused before anything is written, unless
+    `differing` says otherwise. Raises ArtifactError for that, BlobMissingError for a cache that the source has not
+    whole, CapacityError or UnwritableError where the folder cannot be written.
+    """
+    folder = Path(os.path.realpath(folder))
+    units = _units(cache, contents)
+    files = Files(source, contents, progress)
+    with writing(folder, contents.size, REMEDY):
+        if not folder.exists():
+            with suppress(_OccupiedError):
+                _place_all(files, contents, folder)
+                return Unpacked(tuple(unit.name for unit in units), (), (), ())
+        return _place_units(files, units, folder, differing)
+
+
+def _place_all(files: Files, contents: Contents, folder: Path) -> None:
+    def occupied(_: Path) -> None:
+        raise _OccupiedError
+
+    make_folder(folder.parent)
+    files.expect(folder.parent, contents.files.values())
+    swap = FolderSwap(occupied, _remove, REMEDY)
+    swap.sweep(folder)
+    with swap.sibling(folder) as new:
+        files.fill(new, contents.files, contents.folders)
+        swap.install(new, folder)
+
+
+def _place_units(files: Files, units: Iterable[_Unit], folder: Path, differing: Differing) -> Unpacked:
+    found: dict[str, list[_Unit]] = {"absent": [], "same": [], "differs": []}
+    for unit in units:
+        found[_state(files, folder, unit)].append(unit)
+    others = found["differs"]
+    if others and differing == "refuse":
+        raise _refusal(folder, others)
+    wanted = [*found["absent"], *(others if differing == "replace" else ())]
+    files.expect(folder, [file for unit in wanted for file in unit.files.values()])
+    replace = differing == "replace"
+    _sweep(folder, wanted)
+    placed = {unit.name for unit in wanted if unit.whole and _place_folder(files, unit, folder, replace=replace)}
+    placed |= _place_files(files, [unit for unit in wanted if not unit.whole], folder, replace=replace)
+    present = {unit.name for unit in found["same"]} | {unit.name for unit in wanted} - placed
+    names = {unit.name for unit in others}
+    kept = names if differing == "keep" else set()
+    return Unpacked(*(tuple(sorted(some)) for some in (placed - names, present, kept, placed & names)))
+
+
+def _sweep(folder: Path, units: Iterable[_Unit]) -> None:
+    """Remove what dead writers left beside the units; a folder is looked at once, however many are in it."""
+    leftovers = {
+        parent: any(item.name.endswith(LEFTOVERS) for item in scan(parent))
+        for parent in {(folder / unit.name).parent for unit in units}
+    }
+    for place in [folder / unit.name for unit in units if unit.whole] + [folder / TEMPORARY]:
+        if leftovers.get(place.parent):
+            FolderSwap(lambda _: None, _remove, REMEDY).sweep(place)
+
+
+def _place_folder(files: Files, unit: _Unit, folder: Path, *, replace: bool) -> bool:
+    """Put a unit that is a folder in place, in one step; False when another process did."""
+
+    def check(_: Path) -> None:
+        state = _state(files, folder, unit)
+        if state == "same":
+            raise _PresentError
+        if state == "differs" and not replace:
+            raise _refusal(folder, [unit])
+
+    final = folder / unit.name
+    swap = FolderSwap(check, _remove, REMEDY)
+    make_folder(final.parent)
+    with suppress(_PresentError), swap.sibling(final) as new:
+        cut = len(unit.name) + 1
+        files.fill(
+            new,
+            {path[cut:]: file for path, file in unit.files.items()},
+            [path[cut:] for path in unit.folders if path != unit.name],
+        )
+        swap.install(new, final)
+        return True
+    return False
+
+
+def _place_files(files: Files, units: list[_Unit], folder: Path, *, replace: bool) -> set[str]:
+    """Put the files of units in place one by one, each in one step; the units that no other process did."""
+    placed: set[str] = set()
+    if not units:
+        return placed
+    swap = FolderSwap(lambda _: None, _remove, REMEDY)
+    make_folder(folder)
+    with swap.sibling(folder / TEMPORARY) as new:
+        together = {path: file for unit in units for path, file in unit.files.items()}
+        files.fill(new, together, [path for unit in units for path in unit.folders])
+        for unit in units:
+            if not replace and any(os.path.lexists(folder / path) for path in unit.files):
+                state = _state(files, folder, unit)
+                if state == "same":
+                    continue
+                if state == "differs":
+                    raise _refusal(folder, [unit])
+            for path in unit.folders:
+                make_folder(folder / path)
+            for path in sorted(unit.files):
+                make_folder((folder / path).parent)
+                os.rename(new / path, folder / path)  # noqa: PTH104 - the system call, by its name
+            placed.add(unit.name)
+    for parent in {(folder / path).parent for path in together}:
+        sync_folder(parent)
+    return placed
+
+
+def _units(cache: ThirdPartyCache, contents: Contents) -> list[_Unit]:
+    grouped: dict[str, tuple[dict[str, PackedFile], list[str]]] = {}
+    for path, file in contents.files.items():
+        grouped.setdefault(cache.unit(path), ({}, []))[0][path] = file
+    for path in contents.folders:
+        grouped.setdefault(cache.unit(path), ({}, []))[1].append(path)
+    return [
+        _Unit(name, files, tuple(folders), all(path.startswith(f"{name}/") for path in files) and bool(files))
+        for name, (files, folders) in sorted(grouped.items())
+    ]
+
+
+def _state(files: Files, folder: Path, unit: _Unit) -> Literal["absent", "same", "differs"]:
+    """What is in a unit's place."""
+    if unit.whole:
+        final = folder / unit.name
+        if not os.path.lexists(final):
+            return "absent"
+        there = _names_below(final, unit.name)
+        if there == set() and final.is_dir() and not final.is_symlink():
+            return "absent" if unit.files else "same"
+        return "same" if there == set(unit.files) and files.same(folder, unit.files) else "differs"
+    there = {path for path in unit.files if os.path.lexists(folder / path)}
+    if not there:
+        return "absent" if unit.files or not all((folder / path).is_dir() for path in unit.folders) else "same"
+    if not files.same(folder, {path: unit.files[path] for path in there}):
+        return "differs"
+    return "same" if there == set(unit.files) else "absent"
+
+
+def _names_below(final: Path, name: str) -> set[str]:
+    """The paths of all that is not a folder below `final`, which is called `name`; of a file or link, its own."""
+    if final.is_symlink() or not final.is_dir():
+        return {name}
+    found: set[str] = set()
+    for folder, folders, files in os.walk(final):
+        links = [item for item in folders if Path(folder, item).is_symlink()]
+        below = Path(folder).relative_to(final).as_posix()
+        found |= {f"{name}/{item}" if below == "." else f"{name}/{below}/{item}" for item in (*files, *links)}
+    return found
+
+
+def _refusal(folder: Path, units: list[_Unit]) -> ArtifactError:
+    names = ", ".join(repr(unit.name)[:100] for unit in units[:SHOWN])
+    more = f" and {len(units) - SHOWN} more" if len(units) > SHOWN else ""
+    return ArtifactError(
+        f"{folder}: {names}{more} is there with other content; --keep leaves it as it is, --replace puts the packed "
+        "one in its place"
+    )
+
+
+def _remove(path: Path) -> None:
+    if path.is_symlink() or not path.is_dir():
+        discard(path)
+    else:
+        shutil.rmtree(path, ignore_errors=True)

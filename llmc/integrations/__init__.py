@@ -1,0 +1,86 @@
+"""What llmc knows of other systems: one package each, with as much of it as the system has.
+
+    <system>/__init__.py   INTEGRATION: where the parts are (base.py), each imported on first use
+    <system>/buckets.py    sizes, filters, look-up and misses of a server's graphs
+    <system>/config.py     its configuration, read and written
+    <system>/cache.py      its compile cache
+    <system>/logs.py       its request logs and metrics
+    <system>/deploy/       templates of its deployment
+
+To add a system, add a package; to remove one, delete its folder. Other packages bring theirs in the entry-point group
+"llmc.integrations", whose values are `Integration`s. The modules here are what several systems share.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from functools import cache
+from typing import TYPE_CHECKING
+
+from llmc.errors import InputError
+from llmc.registry import Registry
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from llmc.artifacts.third_party.base import ThirdPartyCache
+    from llmc.integrations.base import BucketRules, Integration
+
+_OWN = {
+    module.name.replace("_", "-"): f"{__name__}.{module.name}:INTEGRATION"
+    for module in pkgutil.iter_modules(__path__)
+    if module.ispkg
+}
+INTEGRATIONS = Registry("integration", "llmc.integrations", _OWN)
+BUCKETS = Registry("server", parts="llmc.integrations:buckets")
+CACHES = Registry("cache", parts="llmc.integrations:caches")
+
+
+@cache
+def integrations() -> Mapping[str, Integration]:
+    """All of them by name, llmc's own last. Raises InputError for one of another package that cannot be imported."""
+    found: dict[str, Integration] = {}
+    for name in sorted(INTEGRATIONS.names(), key=_OWN.__contains__):
+        try:
+            found[name] = INTEGRATIONS.get(name)
+        except ImportError as error:
+            raise InputError(
+                f"the integration {name!r} of an installed package cannot be imported ({error}); repair or uninstall it"
+            ) from error
+    return found
+
+
+def _joined(part: Callable[[Integration], Mapping[str, str]]) -> dict[str, str]:
+    return {name: place for one in integrations().values() for name, place in part(one).items()}
+
+
+def buckets() -> dict[str, str]:
+    """The bucket rules by server: its name to "module:attribute"."""
+    return {name: one.buckets for name, one in integrations().items() if one.buckets}
+
+
+def caches() -> dict[str, str]:
+    """The compile caches by name."""
+    return _joined(lambda one: one.caches)
+
+
+def logs() -> dict[str, str]:
+    """The formats of logs and metrics by name."""
+    return _joined(lambda one: one.logs)
+
+
+def histograms() -> dict[str, str]:
+    """What metrics call the histograms of the tokens of a request: to "prompt" or "output"."""
+    return _joined(lambda one: one.histograms)
+
+
+def bucket_rules(name: str) -> BucketRules:
+    """The bucket rules of the server `name`. Raises UnknownNameError, listing the known ones."""
+    made: BucketRules = BUCKETS.get(name)()
+    return made
+
+
+def compile_cache(name: str) -> ThirdPartyCache:
+    """The compile cache `name`. Raises UnknownNameError, listing the known ones."""
+    made: ThirdPartyCache = CACHES.get(name)()
+    return made

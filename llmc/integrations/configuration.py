@@ -1,0 +1,215 @@
+"""Reading what a server is started with: a folder that llmc exported, its own file, its flags and variables, its log.
+
+A .yaml file is the server's own. What another text is follows from its content: llmc's plans are JSON objects with a
+"schema"; flags and variables are a command line or lines of either; a log holds the list that the server printed; all
+else is the server's own file.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from llmc.buckets.fields import Fields
+from llmc.buckets.plan import Plan
+from llmc.errors import InputError
+from llmc.integrations import arguments
+from llmc.integrations.base import Accepted, BucketRules, Export, Lists, Setup
+from llmc.integrations.plan import ServerPlan
+from llmc.integrations.settings import Value, complete, flags_of, from_flags
+
+ENVIRONMENT, ARGUMENTS = "environment", "arguments"
+OWN_FILES = (".txt", ".yaml", ".yml", ".json")
+MAX_FILE = 64 << 20
+"""Most bytes of a configuration's file; a log may be larger."""
+
+_VARIABLE = re.compile(r"(?:export\s+)?([A-Za-z_]\w*)=(.*)", re.ASCII | re.DOTALL)
+T = TypeVar("T")
+_FLAG = re.compile(r"(?:^|\s)(?:--[a-z][\w-]+|-(?:O|cc)[.=\s])", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """What one server is started with; `name` says where it was read."""
+
+    name: str
+    setup: Setup
+    lists: Lists
+
+    def accepted(self, server: BucketRules) -> Accepted:
+        """What the server makes of it. Raises InputError, naming the place, where it would end at start."""
+        try:
+            return server.accept(self.setup, self.lists)
+        except InputError as error:
+            raise InputError(f"{self.name}: {error}") from None
+
+
+def setup_for(server: BucketRules, limits: Mapping[str, int], own: Mapping[str, Value]) -> Setup:
+    """The setup of a server with these limits and settings, its own defaults for the rest.
+
+    Raises InputError without max_model_len, and as the server does for limits and settings that it refuses.
+    """
+    if "max_model_len" not in limits:
+        raise InputError(f"{server.name} needs max_model_len, the tokens of one sequence: give --max-model-len N")
+    return Setup(server.limits(limits), complete(server.settings, own))
+
+
+def load(server: BucketRules, source: str, limits: Mapping[str, int], own: Mapping[str, Value]) -> Configuration:
+    """The configuration at `source`, a folder or a file; `limits` and `own` are what was said beside it.
+
+    Raises InputError, naming file and line where they are known, for what cannot be read, for what the server would
+    skip or refuse, for limits or settings that disagree with what was said, and without max_model_len.
+    """
+    path = Path(source)
+    if path.is_dir():
+        return _of(server, source, _folder(path), limits, own)
+    head = _head(path)
+    if head.lstrip().startswith("{") and len(head) <= MAX_FILE:
+        fields = Fields.parse(head, source)
+        if "schema" in fields.names():
+            return _of_plan(server, source, head, "server" in fields.names(), limits, own)
+        return _own_file(server, source, head, limits, own)
+    if path.suffix in (".yaml", ".yml"):
+        return _own_file(server, source, _whole(path), limits, own)
+    if _is_command(head):
+        return _of(server, source, _with_files(_command(head, source), path.parent), limits, own)
+    found = server.read_log(_lines(path))
+    if found is not None:
+        return Configuration(source, setup_for(server, limits, own), found)
+    return _own_file(server, source, head, limits, own)
+
+
+def _own_file(
+    server: BucketRules, source: str, text: str, limits: Mapping[str, int], own: Mapping[str, Value]
+) -> Configuration:
+    """`text` as the server reads it from a file of this name. Raises InputError where it takes nothing from it."""
+    name = Path(source).name
+    found = _of(server, source, Export(files={name: text}), limits, own)
+    try:
+        unread = server.read(Export(files={name: "\0"}), found.setup) == found.lists
+    except InputError:
+        unread = False
+    if unread:
+        raise InputError(
+            f"{source}: has neither flags or variables of {server.name} nor, as a log, its list, and is no file of its"
+        )
+    return found
+
+
+def _of(
+    server: BucketRules, source: str, given: Export, limits: Mapping[str, int], own: Mapping[str, Value]
+) -> Configuration:
+    flags = arguments.flags(given)
+    stated: dict[str, int] = {}
+    for spelled, name in server.limit_flags.items():
+        flag = spelled.replace("_", "-")
+        if flag in flags:
+            if not flags[flag].isascii() or not flags[flag].isdigit():
+                raise InputError(f"{source}: {flag} {flags[flag]!r} is no whole number")
+            stated[name] = int(flags[flag])
+    try:
+        settings = from_flags(server.settings, flags, given.environment)
+    except InputError as error:
+        raise InputError(f"{source}: {error}") from None
+    setup = setup_for(server, _agreed(source, stated, limits), _agreed(source, settings, own))
+    try:
+        return Configuration(source, setup, server.read(given, setup))
+    except InputError as error:
+        raise error if str(error).startswith(source) else InputError(f"{source}: {error}") from None
+
+
+def _of_plan(
+    server: BucketRules, source: str, text: str, servers: bool, limits: Mapping[str, int], own: Mapping[str, Value]
+) -> Configuration:
+    if servers:
+        made = ServerPlan.from_json(text, source)
+        if made.server != server.name:
+            raise InputError(f"{source} is a plan for {made.server}, not for {server.name}; export a plan for each")
+        _agreed(source, made.setup.limits.to_dict(), limits)
+        _agreed(source, made.setup.own, own)
+        return Configuration(source, made.setup, made.lists)
+    plan = Plan.from_json(text, source)
+    setup = setup_for(server, _agreed(source, plan.limits.to_dict(), limits), own)
+    return Configuration(source, setup, server.from_plan(setup, plan))
+
+
+def _agreed(source: str, stated: Mapping[str, T], given: Mapping[str, T]) -> dict[str, T]:
+    """Both, which must not differ."""
+    for name, value in given.items():
+        if name in stated and stated[name] != value:
+            raise InputError(
+                f"{source} says {name} {stated[name]}, and {value} was given beside it: leave the flag out, or name "
+                "the configuration that the server runs with"
+            )
+    return {**stated, **given}
+
+
+def _folder(path: Path) -> Export:
+    """A folder as llmc exports it: the file of variables, the file of flags, and the server's own files."""
+    names = sorted(entry.name for entry in path.iterdir() if entry.is_file())
+    texts = {name: _whole(path / name) for name in names if not name.endswith(".html")}
+    environment = _command(texts.pop(ENVIRONMENT, ""), str(path / ENVIRONMENT)).environment
+    arguments = _command(texts.pop(ARGUMENTS, ""), str(path / ARGUMENTS)).arguments
+    texts.pop("kubernetes-env.yaml", None)
+    if not environment and not arguments and not texts:
+        raise InputError(
+            f"{path} holds no configuration; a folder that llmc exported has {ENVIRONMENT} and {ARGUMENTS}"
+        )
+    return Export(environment, arguments, {str(path / name): text for name, text in texts.items()})
+
+
+def _with_files(given: Export, folder: Path) -> Export:
+    """`given`, with the server's own files that its values name, beside the command or anywhere."""
+    values = [*given.environment.values(), *(argument.partition(" ")[2] for argument in given.arguments)]
+    named = [value for value in values if value.endswith(OWN_FILES) and (folder / value).is_file()]
+    return Export(given.environment, given.arguments, {value: _whole(folder / value) for value in named})
+
+
+def _is_command(text: str) -> bool:
+    """Whether every line, continued ones joined, has a flag or is a variable."""
+    lines = [line.strip() for line in text.replace("\\\n", " ").splitlines()]
+    lines = [line for line in lines if line and not line.startswith("#")]
+    return bool(lines) and all(_VARIABLE.fullmatch(line) or _FLAG.search(line) for line in lines)
+
+
+def _command(text: str, source: str) -> Export:
+    """Variables and flags of a command line, or of lines of either. Raises InputError for quotes that do not end."""
+    environment: dict[str, str] = {}
+    words: list[str] = []
+    for number, line in enumerate(text.replace("\\\n", " ").splitlines(), 1):
+        try:
+            parts = shlex.split(line, comments=True)
+        except ValueError as error:
+            raise InputError(f"{source}:{number}: {error}; quote the value whole") from None
+        while parts and (match := _VARIABLE.fullmatch(parts[0])):
+            environment[match[1]] = match[2]
+            parts.pop(0)
+        words += parts
+    flags = flags_of(words)
+    return Export(environment, tuple(f"{name} {value}".rstrip() for name, value in flags.items()))
+
+
+def _head(path: Path) -> str:
+    """The text of a file that is no log; of a larger one, which can only be a log, its beginning."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE + 1)
+    except OSError as error:
+        raise InputError(f"cannot read the configuration {path}: {error.strerror or error}") from None
+    return data.decode("utf-8", errors="replace")
+
+
+def _whole(path: Path) -> str:
+    text = _head(path)
+    if len(text) > MAX_FILE:
+        raise InputError(f"{path}: has more than {MAX_FILE} bytes; a configuration is far smaller")
+    return text
+
+
+def _lines(path: Path) -> Iterator[str]:
+    with path.open(encoding="utf-8", errors="replace") as file:
+        yield from file

@@ -1,0 +1,199 @@
+"""What a server's graphs do on traffic, by its own rules: padding, steps without a graph, graphs, warm-up, memory.
+
+Waste is (padded − real) / real of a family's own unit: tokens of a step, blocks of the whole batch, requests. It is of
+the steps that run in graphs: one without a graph that runs eagerly, or fails, is in `misses` alone; one that a graph is
+compiled for in traffic is in `misses`, and padded to that graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+from llmc.integrations.base import BucketRules, Demand, Demands, Family, GraphCost, Lists, Miss, Setup, Shape
+
+
+@dataclass(frozen=True)
+class ShapeUse:
+    """How much one graph was used. `steps` it ran, `real` and `padded` work of all of them."""
+
+    shape: Shape
+    steps: int
+    real: int
+    padded: int
+
+
+@dataclass(frozen=True)
+class FamilyEvaluation:
+    """One family on traffic.
+
+    shapes      of the list that the server was given
+    steps       taken, those without a graph among them
+    real        units of work that the steps in graphs had
+    padded      units that their graphs computed
+    misses      steps that no prepared graph covered, by what the server did
+    missed      their shapes with the steps of each, the most frequent first, at most `SHOWN`
+    waste_pNN   the least waste that NN% of the steps do not exceed; None without steps
+    used        graphs that ran, by shape
+    """
+
+    family: Family
+    shapes: tuple[Shape, ...]
+    steps: int
+    real: int
+    padded: int
+    misses: Mapping[Miss, int]
+    missed: tuple[tuple[Shape, int], ...]
+    waste_p50: float | None
+    waste_p95: float | None
+    used: tuple[ShapeUse, ...]
+
+    @property
+    def waste(self) -> float | None:
+        """(padded − real) / real; None without real work."""
+        return (self.padded - self.real) / self.real if self.real else None
+
+    @property
+    def missing(self) -> int:
+        """Steps that no prepared graph covered."""
+        return sum(self.misses.values())
+
+    @property
+    def dead(self) -> tuple[Shape, ...]:
+        """The graphs of the list that never ran."""
+        ran = {use.shape for use in self.used}
+        return tuple(shape for shape in self.shapes if shape not in ran)
+
+    def to_dict(self) -> dict[str, object]:
+        """As JSON holds it."""
+        return {
+            "axes": list(self.family.axes),
+            "unit": self.family.unit,
+            "graphs": len(self.shapes),
+            "steps": self.steps,
+            "real": self.real,
+            "padded": self.padded,
+            "waste": self.waste,
+            "waste_p50": self.waste_p50,
+            "waste_p95": self.waste_p95,
+            "misses": dict(self.misses),
+            "missed": [{"shape": list(shape), "steps": steps} for shape, steps in self.missed],
+            "dead": [list(shape) for shape in self.dead],
+            "used": [asdict(use) | {"shape": list(use.shape)} for use in self.used],
+        }
+
+
+SHOWN = 20
+"""Missed shapes that an evaluation keeps of each family."""
+
+
+@dataclass(frozen=True)
+class ServerEvaluation:
+    """Lists on traffic, by the rules of one server.
+
+    `graphs` it compiles or captures at start; `warmup_seconds` and `graph_bytes` of them as published, None where
+    nothing was; `families` in the server's order.
+    """
+
+    graphs: int
+    warmup_seconds: float | None
+    graph_bytes: int | None
+    families: tuple[FamilyEvaluation, ...]
+
+    @property
+    def waste(self) -> dict[str, float | None]:
+        """Padding over real work by family; units differ, so that there is no sum of them."""
+        return {family.family.name: family.waste for family in self.families}
+
+    @property
+    def worst(self) -> float:
+        """The most waste of a family that counts; 0 without real work."""
+        wastes = (found.waste for found in self.families if found.family.counted)
+        return max((waste for waste in wastes if waste is not None), default=0.0)
+
+    @property
+    def missing(self) -> float:
+        """The share of steps, 0 to 1, that no prepared graph covered."""
+        steps = sum(family.steps for family in self.families)
+        return sum(family.missing for family in self.families) / steps if steps else 0.0
+
+    def family(self, name: str) -> FamilyEvaluation:
+        """The family `name`."""
+        return next(found for found in self.families if found.family.name == name)
+
+    def to_dict(self) -> dict[str, object]:
+        """As JSON holds it."""
+        return {
+            "graphs": self.graphs,
+            "warmup_seconds": self.warmup_seconds,
+            "graph_bytes": self.graph_bytes,
+            "waste": self.waste,
+            "missing": self.missing,
+            "families": {found.family.name: found.to_dict() for found in self.families},
+        }
+
+
+def evaluate(
+    server: BucketRules, setup: Setup, lists: Lists, demands: Demands, cost: GraphCost | None = None
+) -> ServerEvaluation:
+    """What `lists`, which the server has accepted, do on `demands`; each distinct shape is looked up once, in order.
+
+    `cost` is what a graph takes at start, in place of what was published.
+    """
+    graphs = server.graphs(setup, lists)
+    cost = cost or server.cost
+    return ServerEvaluation(
+        graphs,
+        None if cost.seconds is None else graphs * cost.seconds,
+        None if cost.size is None else graphs * cost.size,
+        tuple(_family(server, setup, family, lists, demands.get(family.name, {})) for family in server.families),
+    )
+
+
+def _family(
+    server: BucketRules, setup: Setup, family: Family, lists: Lists, demands: Mapping[Shape, Demand]
+) -> FamilyEvaluation:
+    shapes = lists[family.name]
+    finder = server.finder(setup, family.name, shapes)
+    used: dict[Shape, list[int]] = {}
+    misses: dict[Miss, int] = {}
+    missed: dict[Shape, int] = {}
+    wastes: list[tuple[float, int]] = []
+    for shape, demand in demands.items():
+        found = finder.find(shape)
+        if found.miss is not None:
+            misses[found.miss] = misses.get(found.miss, 0) + demand.steps
+            missed[shape] = missed.get(shape, 0) + demand.steps
+            if found.miss != "compile":
+                continue
+        ran = found.shape if found.miss is None else tuple(map(max, found.shape, shape))
+        padded = server.work(setup, family.name, ran) * demand.steps
+        known = used.setdefault(ran, [0, 0, 0])
+        known[0] += demand.steps
+        known[1] += demand.real
+        known[2] += padded
+        wastes.append(((padded - demand.real) / max(demand.real, 1), demand.steps))
+    wastes.sort()
+    return FamilyEvaluation(
+        family,
+        shapes,
+        sum(demand.steps for demand in demands.values()),
+        sum(use[1] for use in used.values()),
+        sum(use[2] for use in used.values()),
+        misses,
+        tuple(sorted(missed.items(), key=lambda item: (-item[1], item[0]))[:SHOWN]),
+        _percentile(wastes, 0.50),
+        _percentile(wastes, 0.95),
+        tuple(ShapeUse(shape, *counts) for shape, counts in sorted(used.items())),
+    )
+
+
+def _percentile(wastes: list[tuple[float, int]], share: float) -> float | None:
+    """The least waste that `share` of the steps do not exceed; `wastes` ascending, each with its steps."""
+    total = sum(steps for _, steps in wastes)
+    seen = 0
+    for waste, steps in wastes:
+        seen += steps
+        if seen >= share * total:
+            return waste
+    return None

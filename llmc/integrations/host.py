@@ -1,0 +1,46 @@
+"""What can be told of a machine and of machine code without a server's packages: from files alone."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from llmc.artifacts.third_party.base import Fact
+from llmc.artifacts.third_party.tree import Tree
+
+NVIDIA = Path("/proc/driver/nvidia/gpus")
+"""A folder for each card, with a file "information" (NVIDIA driver README, "Files in /proc")."""
+
+_ELF_MACHINES = {62: "x86_64", 183: "aarch64"}
+_NAMES = {"amd64": "x86_64", "arm64": "aarch64"}
+_LIBRARY = ".so"
+
+
+def machine(tree: Tree) -> Iterator[Fact]:
+    """The fact "machine" of the shared libraries in a tree (ELF-64 header: e_machine at byte 18)."""
+    for path in tree.files:
+        if path.endswith(_LIBRARY):
+            head = tree.head(path, 20)
+            known = _ELF_MACHINES.get(int.from_bytes(head[18:20], "little"))
+            if head.startswith(b"\x7fELF") and known is not None:
+                yield Fact("machine", known)
+
+
+def machine_here() -> dict[str, str]:
+    """The fact "machine" of this host."""
+    name = platform.machine().lower()
+    return {"machine": _NAMES.get(name, name)}
+
+
+def nvidia_card(folder: Path = NVIDIA) -> dict[str, str]:
+    """The fact "device.name" of this host's NVIDIA cards; none where there is none, or cards differ."""
+    found = set()
+    with suppress(OSError):
+        for card in folder.iterdir():
+            for line in (card / "information").read_text(errors="replace").splitlines():
+                name, _, value = line.partition(":")
+                if name.strip() == "Model":
+                    found.add(value.strip())
+    return {"device.name": found.pop()} if len(found) == 1 else {}

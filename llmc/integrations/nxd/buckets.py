@@ -1,0 +1,157 @@
+"""vLLM with NxD Inference on AWS Neuron: prompt lengths of context encoding, contexts of token generation."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import ClassVar
+
+from llmc.buckets.limits import Limits
+from llmc.buckets.plan import Plan
+from llmc.buckets.traffic.events import TrafficRequest
+from llmc.buckets.traffic.step_time import StepTime
+from llmc.errors import InputError
+from llmc.integrations import line
+from llmc.integrations.arguments import LIMITS, agree, config_yaml, json_flag, limit_flags, numbers, stated
+from llmc.integrations.base import Accepted, Demand, Export, Family, Finder, GraphCost, Lists, Setup, Shape
+from llmc.integrations.settings import Setting, within
+from llmc.integrations.steps import Prefill, pieces, separate_steps
+
+ENCODING, GENERATION = "context_encoding", "token_generation"
+CONFIG = "--override-neuron-config"
+SWITCH = "enable_bucketing"
+NAMES = {ENCODING: "context_encoding_buckets", GENERATION: "token_generation_buckets"}
+LEAST = 128
+"""The least bucket that NxD Inference generates; chosen ones are multiples of it."""
+
+_LOGGED = {family: re.compile(rf"""['"]{name}['"]: \[([\d, ]+)\]""") for family, name in NAMES.items()}
+
+
+class Nxd:
+    """The rules of neuronx_distributed_inference/modules/autobucketing.py and models/config.py, with the neuron_config
+    that vLLM makes of its limits: one prompt a prefill, max_num_seqs sequences a decode step, contiguous caches.
+
+    A prompt takes the least bucket that its tokens fit into; a decode step, of max_num_seqs rows however many run, the
+    least above its largest position, which is the number of cached tokens. Releases without the bucket kernels choose
+    on the host, and go one bucket up where a length equals one. Speculation, prefix caching, chunked prefill and batch
+    buckets (token_generation_batches) have lists of other shapes and are not modelled.
+    """
+
+    name: ClassVar[str] = "nxd"
+    title: ClassVar[str] = "vLLM with NxD Inference on AWS Neuron"
+    source: ClassVar[str] = (
+        "neuronx-distributed-inference 11b342a: modules/autobucketing.py, models/config.py; vLLM user guide for NxD "
+        "Inference, Neuron SDK 2.23"
+    )
+    families: ClassVar[tuple[Family, ...]] = (
+        Family(ENCODING, ("tokens",), "tokens"),
+        Family(GENERATION, ("context",), "tokens of context"),
+    )
+    settings: ClassVar[tuple[Setting, ...]] = (
+        Setting(SWITCH, bool, True, "Whether it makes more than one graph of each by itself."),
+    )  # fmt: skip
+    limit_flags: ClassVar[Mapping[str, str]] = {**LIMITS, "--block-size": "block_size"}
+    cost: ClassVar[GraphCost] = GraphCost(
+        None, None, "published only for a whole model: about 15 minutes for one of 15 GB (vLLM user guide, SDK 2.23)"
+    )
+
+    def limits(self, given: Mapping[str, int]) -> Limits:
+        """max_num_seqs 256, vLLM's default; prompts are prefilled whole, and a block is a whole sequence."""
+        length, seqs = given["max_model_len"], given.get("max_num_seqs", 256)
+        tokens = given.get("max_num_batched_tokens", max(length, seqs))
+        if tokens < length:
+            raise InputError(
+                f"nxd: max_num_batched_tokens {tokens} is below max_model_len {length}, but prompts are prefilled "
+                "whole; leave it out or raise it"
+            )
+        return Limits(**{**given, "max_num_seqs": seqs, "max_num_batched_tokens": tokens, "block_size": length})
+
+    def default(self, setup: Setup) -> Lists:
+        """Powers of two from 128 up to where one would be close to max_model_len, and max_model_len."""
+        length = setup.limits.max_model_len
+        values = [length]
+        if setup.own[SWITCH]:
+            values += [1 << power for power in range(LEAST.bit_length() - 1, round(math.log2(length)))]
+        return {ENCODING: line.shapes(values), GENERATION: line.shapes(values)}
+
+    def accept(self, setup: Setup, lists: Lists) -> Accepted:
+        """Every list as it is, sorted. Numbers above max_model_len are refused."""
+        length = setup.limits.max_model_len
+        for family, name in NAMES.items():
+            if not lists[family]:
+                raise InputError(f"nxd: {name} is empty; leave it out, or end it with max_model_len {length}")
+            if lists[family][-1][0] > length:
+                raise InputError(f"nxd: {name} {lists[family][-1][0]} is above max_model_len {length}; lower it")
+        return Accepted({family: lists[family] for family in NAMES})
+
+    def demands(self, setup: Setup, requests: Iterable[TrafficRequest], step_time: StepTime) -> Iterator[Demand]:
+        """A prompt's tokens, none of them cached; a decode step's longest context with the token it adds, and all its
+        tokens of context."""
+        length = setup.limits.max_model_len
+        whole = (request._replace(cached=0) for request in requests)
+        for step in separate_steps(whole, setup.limits, step_time):
+            if isinstance(step, Prefill):
+                yield Demand(ENCODING, (step.new,), 1, step.new)
+                continue
+            for piece in pieces(step.longest + 1, step.steps, length):
+                real = piece.total(step.total + step.batch, step.batch)
+                yield Demand(GENERATION, (piece.context,), piece.steps, real)
+
+    def finder(self, setup: Setup, family: str, shapes: Sequence[Shape]) -> Finder:
+        """The next bucket above; a longer input is an error, unless allow_input_truncation cuts it."""
+        return line.NextAbove(shapes, "error")
+
+    def work(self, setup: Setup, family: str, shape: Shape) -> int:
+        """The prompt's tokens, or max_num_seqs times the context."""
+        return shape[0] * (setup.limits.max_num_seqs if family == GENERATION else 1)
+
+    def graphs(self, setup: Setup, lists: Lists) -> int:
+        """One a bucket of either list."""
+        return sum(len(lists[family]) for family in NAMES)
+
+    def propose(self, setup: Setup, demands: Mapping[str, Mapping[Shape, Demand]], most: Mapping[str, int]) -> Lists:
+        """Multiples of 128, and max_model_len."""
+        length = setup.limits.max_model_len
+        values = [*range(LEAST, length, LEAST), length]
+        return {family: line.choose(demands.get(family, {}), values, [length], most[family]) for family in NAMES}
+
+    def from_plan(self, setup: Setup, plan: Plan) -> Lists:
+        """The queries of prompt buckets, and the contexts of decode buckets with the token they add."""
+        length = setup.limits.max_model_len
+        queries = {bucket.query for bucket in plan.prompt if bucket.query < length}
+        contexts = {bucket.context + 1 for bucket in plan.decode if bucket.context + 1 < length}
+        return {ENCODING: line.shapes([*queries, length]), GENERATION: line.shapes([*contexts, length])}
+
+    def export(self, setup: Setup, lists: Lists) -> Export:
+        """--override-neuron-config, also alone as a file, and the flags as a file for --config."""
+        config: dict[str, object] = {SWITCH: True}
+        config |= {name: [value for (value,) in lists[family]] for family, name in NAMES.items()}
+        arguments = [
+            "--device neuron", *limit_flags(setup.limits), f"--block-size {setup.limits.block_size}",
+            json_flag(CONFIG, config),
+        ]  # fmt: skip
+        files = {"config.json": json.dumps(config, indent=2) + "\n", "config.yaml": config_yaml(arguments)}
+        return Export({"VLLM_NEURON_FRAMEWORK": "neuronx-distributed-inference"}, tuple(arguments), files)
+
+    def read(self, given: Export, setup: Setup) -> Lists:
+        """The two lists of --override-neuron-config, in any order, as NxD Inference sorts them."""
+        found = stated(given, CONFIG, (SWITCH, *NAMES.values()))
+        agree(found, setup.limits)
+        values = {family: numbers(found, CONFIG, (name,)) for family, name in NAMES.items()}
+        switch = within(CONFIG, found[CONFIG], (SWITCH,)) if CONFIG in found else None
+        if not isinstance(switch, bool | None):
+            raise InputError(f"{CONFIG}.{SWITCH} must be true or false")
+        if switch is False:
+            if any(values.values()):
+                raise InputError(f"{CONFIG}: with {SWITCH} false the lists are not read; set it to true")
+            return dict.fromkeys(NAMES, line.shapes([setup.limits.max_model_len]))
+        own = self.default(setup)
+        lists = {family: own[family] if listed is None else line.shapes(listed) for family, listed in values.items()}
+        return self.accept(setup, lists).lists
+
+    def read_log(self, lines: Iterable[str]) -> Lists | None:
+        """The lists in the arguments that vLLM prints when it starts; NxD Inference prints none that it generated."""
+        found = line.logged(lines, _LOGGED, NAMES)
+        return found if found.keys() == NAMES.keys() else None

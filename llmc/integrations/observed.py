@@ -1,0 +1,115 @@
+"""Recorded traffic as a server's steps, whatever it is recorded as: requests, lengths by interval, or the steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from llmc.buckets.bucket import PHASES
+from llmc.buckets.provenance import Fact
+from llmc.buckets.traffic.formats import create, recognise
+from llmc.buckets.traffic.formats.base import Fields, Format, StepFormat
+from llmc.buckets.traffic.lengths import OUTER, End
+from llmc.buckets.traffic.lines import TraceFile
+from llmc.buckets.traffic.source import Traffic
+from llmc.buckets.traffic.steps import StepHistogram
+from llmc.errors import InputError
+from llmc.integrations.base import BucketRules, Demand, Demands, Setup, collect
+
+SPELLED = {"blocks": "context blocks"}
+"""Axes that logs of steps spell otherwise than the families of servers."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file of recorded traffic, and how it is read; see `Traffic`. `progress`: (bytes read, bytes in all)."""
+
+    path: str
+    arrival_rate: float | None = None
+    clip: bool = False
+    format: str | None = None
+    fields: Fields | None = None
+    progress: Callable[[int, int], None] | None = None
+
+
+@dataclass(frozen=True)
+class Observed:
+    """The steps that a server takes, or took, for recorded traffic.
+
+    demands     by family and shape
+    ends        the same with all lengths at the low and at the high end of their intervals, where only these are known
+    facts       what was read, for a plan's provenance
+    counts      requests admitted, left out and clipped
+    notes       sentences on what was left out or counts otherwise
+    """
+
+    demands: Demands
+    ends: tuple[Demands, ...]
+    facts: Mapping[str, Fact]
+    counts: Mapping[str, int]
+    notes: tuple[str, ...]
+
+
+def observe(server: BucketRules, setup: Setup, source: Source) -> Observed:
+    """The steps of `server` for the traffic in `source`; a log of steps is taken as it is.
+
+    Raises InputError where the file cannot be read, or counts steps by what the server's graphs are not of.
+    """
+    file = TraceFile(source.path)
+    format_ = recognise(file) if source.format is None and not source.fields else _named(source)
+    if isinstance(format_, StepFormat):
+        lines = file.lines(None if source.progress is None else lambda done: _tell(source, done, file.size))
+        return _of_steps(server, setup, source.path, format_.steps(source.path, lines))
+    traffic = _traffic(source, "middle")
+    demands = _demands(server, setup, traffic)
+    ends = tuple(_demands(server, setup, _traffic(source, end)) for end in OUTER) if traffic.uncertain else ()
+    return Observed(demands, ends, traffic.facts(), traffic.counts(), tuple(traffic.notes()))
+
+
+def _named(source: Source) -> Format | None:
+    return None if source.format is None else create(source.format)
+
+
+def _tell(source: Source, done: int, size: int) -> None:
+    if source.progress is not None:
+        source.progress(done, size)
+
+
+def _traffic(source: Source, end: End) -> Traffic:
+    return Traffic(
+        source.path, source.arrival_rate, clip=source.clip, format=source.format, fields=source.fields, end=end,
+        progress=source.progress,
+    )  # fmt: skip
+
+
+def _demands(server: BucketRules, setup: Setup, traffic: Traffic) -> Demands:
+    return collect(server.demands(setup, traffic.requests(setup.limits), traffic.step_time))
+
+
+def _of_steps(server: BucketRules, setup: Setup, path: str, found: StepHistogram) -> Observed:
+    demands = collect(_counted(server, setup, found))
+    if not demands:
+        families = "; ".join(f"{family.name}: {', '.join(family.axes)}" for family in server.families)
+        raise InputError(
+            f"{path}: counts steps by {', '.join(found.axes)}, and the graphs of {server.name} are of {families}; give "
+            "requests, or a log of this server"
+        )
+    notes = list(found.notes)
+    if found.padded:
+        notes.append(f"{path}: has sizes after padding only, so that what its own graphs wasted is not in them")
+    if found.counted == "misses":
+        notes.append(f"{path}: has only steps that no graph covered; plan with traffic that has all of them")
+    return Observed(demands, (), {"steps": found.steps}, {"steps": found.steps}, tuple(notes))
+
+
+def _counted(server: BucketRules, setup: Setup, found: StepHistogram) -> Iterator[Demand]:
+    """Each step for every family whose axes the log has, with the work of a graph of just its size."""
+    axes = [SPELLED.get(axis, axis) for axis in found.axes]
+    for family in server.families:
+        if not set(family.axes) <= set(axes):
+            continue
+        places = [axes.index(axis) for axis in family.axes]
+        for key, count in found.counts.items():
+            if key.phase == "any" or family.name not in PHASES or family.name == key.phase:
+                shape = tuple(key.shape[place] for place in places)
+                yield Demand(family.name, shape, count, server.work(setup, family.name, shape) * count)

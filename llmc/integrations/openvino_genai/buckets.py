@@ -1,0 +1,175 @@
+"""OpenVINO GenAI on Intel NPUs: two static graphs, one for the chunks of a prompt and one for generated tokens."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import ClassVar
+
+from llmc.buckets.limits import Limits
+from llmc.buckets.plan import Plan
+from llmc.buckets.traffic.events import TrafficRequest
+from llmc.buckets.traffic.step_time import StepTime
+from llmc.errors import InputError
+from llmc.integrations import arguments, line
+from llmc.integrations.base import Accepted, Demand, Dropped, Export, Family, Finder, GraphCost, Lists, Setup, Shape
+from llmc.integrations.settings import Setting
+
+PROMPT, CACHE = "prompt", "cache"
+PROMPT_KEY, RESPONSE_KEY = "MAX_PROMPT_LEN", "MIN_RESPONSE_LEN"
+HINT_KEY, CHUNK_KEY = "PREFILL_HINT", "NPUW_LLM_PREFILL_CHUNK_SIZE"
+ALIGNMENT = 64
+"""Both lengths are rounded up to multiples of this."""
+
+_LOGGED = re.compile(r"NPUW_LLM_(MAX_PROMPT_LEN|MIN_RESPONSE_LEN): (\d{1,9})\b")
+
+
+class OpenvinoGenai:
+    """One request at a time. The prompt graph holds the longest prompt, MAX_PROMPT_LEN; the other one attends over the
+    whole cache, MAX_PROMPT_LEN + MIN_RESPONSE_LEN, at every token. The variants of NPUW_LLM_GENERATE_PYRAMID and the
+    attention hints, all off by default, are left out."""
+
+    name: ClassVar[str] = "openvino-genai"
+    title: ClassVar[str] = "OpenVINO GenAI on NPU"
+    source: ClassVar[str] = (
+        "openvino.genai, commits 5fc238e7 (src/cpp/src/llm/pipeline_stateful.cpp), 14a3a7f7 (src/cpp/src/utils.cpp); "
+        "openvino, commit e4a97607 (src/plugins/intel_npu/src/plugin/npuw/llm_compiled_model.cpp)"
+    )
+    families: ClassVar[tuple[Family, ...]] = (
+        Family(PROMPT, ("tokens",), "tokens"),
+        Family(CACHE, ("tokens",), "cached tokens"),
+    )
+    settings: ClassVar[tuple[Setting, ...]] = (
+        Setting("prefill_hint", str, "DYNAMIC", "Whether prompts run in chunks.", choices=("DYNAMIC", "STATIC")),
+        Setting("prefill_chunk_size", int, 1024, "Tokens of a chunk, a power of two.", least=1),
+    )
+    limit_flags: ClassVar[Mapping[str, str]] = {}
+    cost: ClassVar[GraphCost] = GraphCost(None, None, "nothing was published of a graph's seconds and memory")
+
+    def limits(self, given: Mapping[str, int]) -> Limits:
+        """One request at a time. Raises InputError for more."""
+        limits = Limits(**{"max_num_seqs": 1, **given})
+        if limits.max_num_seqs != 1:
+            raise InputError(f"openvino-genai: max_num_seqs {limits.max_num_seqs}: an NPU runs one request at a time")
+        return limits
+
+    def default(self, setup: Setup) -> Lists:
+        """MAX_PROMPT_LEN 1024 and MIN_RESPONSE_LEN 128, whatever the limits."""
+        return self._lists(setup, 1024, 128)
+
+    def accept(self, setup: Setup, lists: Lists) -> Accepted:
+        """One length of each, rounded up to multiples of 64, the prompt's to multiples of the chunk too."""
+        for family in (PROMPT, CACHE):
+            if len(lists[family]) != 1:
+                raise InputError(
+                    f"openvino-genai: {len(lists[family])} lengths for {family!r}; an NPU has one graph each"
+                )
+        prompt, total = lists[PROMPT][0][0], lists[CACHE][0][0]
+        if total <= prompt:
+            raise InputError(f"openvino-genai: a cache of {total} tokens has no room behind {prompt} of the prompt")
+        kept = self._lists(setup, prompt, total - prompt)
+        changed = [(family, lists[family][0]) for family in (PROMPT, CACHE) if kept[family] != lists[family]]
+        return Accepted(
+            kept,
+            tuple(Dropped(family, shape, f"rounded up to {kept[family][0][0]}") for family, shape in changed),
+            tuple((family, kept[family][0]) for family, _ in changed),
+        )
+
+    def demands(self, setup: Setup, requests: Iterable[TrafficRequest], step_time: StepTime) -> Iterator[Demand]:
+        """The chunks of each whole prompt, since no prefix is kept, and its tokens behind the first."""
+        chunk = self._chunk(setup)
+        for request in requests:
+            prompt, later = request.prompt, request.output - 1
+            yield Demand(PROMPT, (prompt,), -(-prompt // chunk) if chunk else 1, prompt)
+            if later:
+                attended = later * prompt + later * (later + 1) // 2
+                yield Demand(CACHE, (prompt + request.output,), later, attended)
+
+    def finder(self, setup: Setup, family: str, shapes: Sequence[Shape]) -> Finder:
+        """The one graph; a longer prompt is refused, and an answer that outgrows the cache is cut short."""
+        return line.NextAbove(shapes, "error")
+
+    def work(self, setup: Setup, family: str, shape: Shape) -> int:
+        """The tokens of a chunk, or of the longest prompt where that is less or prompts are not cut; cached tokens."""
+        chunk = self._chunk(setup)
+        return chunk if family == PROMPT and 0 < chunk < shape[0] else shape[0]
+
+    def graphs(self, setup: Setup, lists: Lists) -> int:
+        """Both."""
+        return 2
+
+    def propose(self, setup: Setup, demands: Mapping[str, Mapping[Shape, Demand]], most: Mapping[str, int]) -> Lists:
+        """The least lengths for the longest prompt and the longest sequence that the limits admit: state
+        max_prompt_len, or the prompt graph is as long as the model's context."""
+        limits = setup.limits
+        prompt = self._lists(setup, limits.longest_prompt, 1)[PROMPT][0][0]
+        return self._lists(setup, prompt, max(1, limits.max_model_len - prompt))
+
+    def from_plan(self, setup: Setup, plan: Plan) -> Lists:
+        """The longest prompt of its buckets, and the longest context with the token behind it."""
+        prompt = max(bucket.context + bucket.query for bucket in plan.prompt)
+        total = max(bucket.context for bucket in plan.decode) + 1
+        return self._lists(setup, prompt, max(1, total - prompt))
+
+    def export(self, setup: Setup, lists: Lists) -> Export:
+        """The pipeline's configuration, LLMPipeline(models_path, "NPU", **config), as config.json."""
+        prompt, total = lists[PROMPT][0][0], lists[CACHE][0][0]
+        config = {
+            PROMPT_KEY: prompt,
+            RESPONSE_KEY: total - prompt,
+            HINT_KEY: setup.own["prefill_hint"],
+            CHUNK_KEY: setup.own["prefill_chunk_size"],
+        }
+        return Export({}, (), {"config.json": json.dumps(config, indent=2) + "\n"})
+
+    def read(self, given: Export, setup: Setup) -> Lists:
+        """MAX_PROMPT_LEN and MIN_RESPONSE_LEN of a file, each its default where it is not stated.
+
+        Raises InputError where the file and the settings disagree on chunks, since prompts are padded otherwise then.
+        """
+        prompt, response = 1024, 128
+        for name, text in given.files.items():
+            config = arguments.load_config(text, name)
+            for key, setting in ((HINT_KEY, "prefill_hint"), (CHUNK_KEY, "prefill_chunk_size")):
+                if config.get(key, setup.own[setting]) != setup.own[setting]:
+                    raise InputError(
+                        f"{name}: {key} is {config[key]}, but the setting {setting} is {setup.own[setting]}; "
+                        "set it to the file's"
+                    )
+            prompt = _length(config.get(PROMPT_KEY, prompt), f"{name}: {PROMPT_KEY}")
+            response = _length(config.get(RESPONSE_KEY, response), f"{name}: {RESPONSE_KEY}")
+        return self._lists(setup, prompt, response)
+
+    def read_log(self, lines: Iterable[str]) -> Lists | None:
+        """The lengths among the properties that are printed with OPENVINO_LOG_LEVEL above 2."""
+        found: dict[str, int] = {}
+        for text in lines:
+            for match in _LOGGED.finditer(text):
+                found[match[1]] = int(match[2])
+        if len(found) < 2 or not found[PROMPT_KEY]:
+            return None
+        return {PROMPT: ((found[PROMPT_KEY],),), CACHE: ((found[PROMPT_KEY] + found[RESPONSE_KEY],),)}
+
+    def _chunk(self, setup: Setup) -> int:
+        """Tokens of a chunk; 0 where prompts run whole."""
+        return setup.number("prefill_chunk_size") if setup.own["prefill_hint"] == "DYNAMIC" else 0
+
+    def _lists(self, setup: Setup, prompt: int, response: int) -> Lists:
+        chunk = self._chunk(setup)
+        prompt = _up(prompt, ALIGNMENT)
+        if 0 < chunk < prompt:
+            if chunk & (chunk - 1):
+                raise InputError(f"openvino-genai: {CHUNK_KEY} {chunk} is not a power of two; choose one")
+            prompt = _up(prompt, chunk)
+        return {PROMPT: ((prompt,),), CACHE: ((prompt + _up(response, ALIGNMENT),),)}
+
+
+def _up(length: int, multiple: int) -> int:
+    return -(-length // multiple) * multiple
+
+
+def _length(value: object, spelling: str) -> int:
+    if type(value) is not int or value < 1:
+        raise InputError(f"{spelling} {value!r} must be a whole number above 0")
+    return value

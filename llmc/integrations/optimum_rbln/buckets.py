@@ -1,0 +1,175 @@
+"""Rebellions' NPUs: the requests of a decode step that optimum-rbln or vllm-rbln compiles graphs for."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import ClassVar
+
+from llmc.buckets.limits import Limits
+from llmc.buckets.traffic.events import TrafficRequest
+from llmc.buckets.traffic.step_time import StepTime
+from llmc.errors import InputError
+from llmc.integrations import arguments, line
+from llmc.integrations.base import Accepted, Demand, Export, Finder, GraphCost, Lists, Setup, Shape
+from llmc.integrations.settings import Setting, within
+from llmc.integrations.steps import DECODE, DecodeBatches, prefill_first
+
+STRATEGY, MANUAL = "--rbln-decode-batch-bucket-strategy", "--rbln-decode-batch-bucket-manual-buckets"
+VARIABLES = ("VLLM_RBLN_DECODE_BATCH_BUCKET_STRATEGY", "VLLM_RBLN_DECODE_BATCH_BUCKET_MANUAL_BUCKETS")
+LIMITS = {flag: arguments.LIMITS[flag] for flag in ("--max-model-len", "--max-num-seqs")}
+CONFIG = "--additional-config"
+KEYS = ("decode_batch_bucket_strategy", "decode_batch_bucket_manual_buckets")
+COMPILED = "decoder_batch_sizes"
+
+_LOGGED = re.compile(r"Decode batch buckets: \[([\d,\s]+)\]")
+
+
+class OptimumRbln(DecodeBatches):
+    """Two ways to the same graphs: optimum-rbln compiles a model ahead with decoder_batch_sizes, vllm-rbln's own
+    models compile when it starts, with --rbln-decode-batch-bucket-*. Prompts run one at a time, in chunks of
+    prefill_chunk_size: one graph, which no list changes."""
+
+    name: ClassVar[str] = "optimum-rbln"
+    title: ClassVar[str] = "optimum-rbln and vllm-rbln on Rebellions NPUs"
+    source: ClassVar[str] = (
+        "optimum-rbln, commits f30b3768 and 6fd1d924 (models/decoderonly/configuration_decoderonly.py); vllm-rbln, "
+        "commits 0a7577e0 and b64e2828 (v1/worker/bucketing)"
+    )
+    settings: ClassVar[tuple[Setting, ...]] = (
+        Setting(
+            "decode_batch_bucket_strategy", str, "exponential", "How vllm-rbln makes its own list.", STRATEGY,
+            VARIABLES[0], choices=("exponential", "exp", "linear", "manual"),
+        ),
+        Setting(
+            "decode_batch_bucket_min", int, 1, "The least batch of its own list.", "--rbln-decode-batch-bucket-min",
+            "VLLM_RBLN_DECODE_BATCH_BUCKET_MIN", least=1,
+        ),
+        Setting(
+            "decode_batch_bucket_step", int, 2, "Its divisor (exponential) or difference (linear).",
+            "--rbln-decode-batch-bucket-step", "VLLM_RBLN_DECODE_BATCH_BUCKET_STEP", least=1,
+        ),
+        Setting(
+            "decode_batch_bucket_limit", int, 1, "The most batches of its own list.",
+            "--rbln-decode-batch-bucket-limit", "VLLM_RBLN_DECODE_BATCH_BUCKET_LIMIT", least=1,
+        ),
+        Setting("pipeline_parallel_size", int, 1, "Stages that share requests.", "--pipeline-parallel-size", least=1),
+        Setting("prefill_chunk_size", int, 128, "Tokens of a prompt's chunk, a multiple of 64.", least=64),
+    )  # fmt: skip
+    limit_flags: ClassVar[Mapping[str, str]] = LIMITS
+    cost: ClassVar[GraphCost] = GraphCost(None, None, "nothing was published of a graph's seconds and memory")
+
+    def limits(self, given: Mapping[str, int]) -> Limits:
+        """max_num_seqs 1, as vllm-rbln sets it."""
+        return Limits(**{"max_num_seqs": 1, **given})
+
+    def default(self, setup: Setup) -> Lists:
+        """max_num_seqs over the stages, then each divided by the step (exponential) or less by it (linear), down to
+        the least; only the first unless decode_batch_bucket_limit is set."""
+        top, step = self._top(setup), setup.number("decode_batch_bucket_step")
+        least, linear = setup.number("decode_batch_bucket_min"), setup.own["decode_batch_bucket_strategy"] == "linear"
+        if least > top:
+            raise InputError(f"optimum-rbln: decode_batch_bucket_min {least} is above {top}; lower it")
+        if step == 1 and not linear:
+            raise InputError("optimum-rbln: decode_batch_bucket_step must be above 1 to divide by")
+        found = [top]
+        while len(found) < setup.number("decode_batch_bucket_limit"):
+            following = found[-1] - step if linear else found[-1] // step
+            if following < least:
+                break
+            found.append(following)
+        return {DECODE: line.shapes(found)}
+
+    def accept(self, setup: Setup, lists: Lists) -> Accepted:
+        """The largest batch must be max_num_seqs over the stages: vllm-rbln ends otherwise, and optimum-rbln too where
+        it is larger."""
+        top, largest = self._top(setup), lists[DECODE][-1][0]
+        if setup.number("prefill_chunk_size") % 64:
+            raise InputError(f"optimum-rbln: prefill_chunk_size {setup.own['prefill_chunk_size']} is no multiple of 64")
+        if largest != top:
+            raise InputError(
+                f"optimum-rbln: the largest batch {largest} must be {top}, max_num_seqs over pipeline_parallel_size; "
+                f"{'add' if largest < top else 'remove those above'} {top}"
+            )
+        return Accepted({DECODE: lists[DECODE]})
+
+    def demands(self, setup: Setup, requests: Iterable[TrafficRequest], step_time: StepTime) -> Iterator[Demand]:
+        """Decode steps, which wait while prompts run, each prompt in steps of its own. Stages have equal batches."""
+        stages = setup.number("pipeline_parallel_size")
+        for _, (batch,), steps, _ in prefill_first(requests, setup.limits, step_time, prompt_batch=1):
+            fewer, more = divmod(batch, stages)
+            for size, count in ((fewer + 1, more), (fewer, stages - more)):
+                if size and count:
+                    yield Demand(DECODE, (size,), steps * count, size * steps * count)
+
+    def finder(self, setup: Setup, family: str, shapes: Sequence[Shape]) -> Finder:
+        """The next batch above; the scheduler gives no larger one."""
+        return line.NextAbove(shapes, "error")
+
+    def graphs(self, setup: Setup, lists: Lists) -> int:
+        """One for each batch, and one for the chunks of prompts."""
+        return len(lists[DECODE]) + 1
+
+    def propose(self, setup: Setup, demands: Mapping[str, Mapping[Shape, Demand]], most: Mapping[str, int]) -> Lists:
+        """Any batches, max_num_seqs over the stages among them."""
+        top = self._top(setup)
+        return {DECODE: line.choose(demands.get(DECODE, {}), range(1, top + 1), [top], most[DECODE])}
+
+    def export(self, setup: Setup, lists: Lists) -> Export:
+        """rbln_config for optimum-rbln's from_pretrained as config.json; --additional-config of vllm-rbln, and the
+        variables that its older releases read."""
+        limits, sizes = setup.limits, [size for (size,) in lists[DECODE]]
+        config = {
+            "batch_size": self._top(setup),
+            "max_seq_len": limits.max_model_len,
+            "prefill_chunk_size": setup.own["prefill_chunk_size"],
+            COMPILED: sizes[::-1],
+        }
+        stages = setup.number("pipeline_parallel_size")
+        words = [
+            *arguments.limit_flags(limits, LIMITS),
+            *([f"--pipeline-parallel-size {stages}"] if stages > 1 else []),
+            arguments.json_flag(CONFIG, {KEYS[0]: "manual", KEYS[1]: sizes}),
+        ]
+        environment = dict(zip(VARIABLES, ("manual", ",".join(map(str, sizes))), strict=True))
+        return Export(environment, tuple(words), {"config.json": json.dumps(config, indent=2) + "\n"})
+
+    def read(self, given: Export, setup: Setup) -> Lists:
+        """decoder_batch_sizes of a file, the manual list of the flags, of --additional-config, or of the variables;
+        else its own list.
+
+        Raises InputError where they state different lists, and where a list is stated but the strategy is not manual.
+        """
+        stated: dict[str, tuple[Shape, ...]] = {}
+        for name, text in given.files.items():
+            config = arguments.load_config(text, name)
+            if config.get(COMPILED) is not None:
+                stated[name] = line.numbers(config[COMPILED], f"{name}: {COMPILED}")
+        flags = arguments.flags(given)
+        arguments.agree(flags, setup.limits, LIMITS)
+        for source, strategy, manual in ((flags, STRATEGY, MANUAL), (given.environment, *VARIABLES)):
+            if source.get(manual):
+                if source.get(strategy) != "manual":
+                    raise InputError(f"{manual} is only read with {strategy} manual; set it")
+                stated[manual] = line.written_numbers(source[manual], manual)
+            elif source.get(strategy) == "manual":
+                raise InputError(f"{strategy} manual needs {manual}")
+        chosen, sizes = (within(CONFIG, flags[CONFIG], (key,)) if CONFIG in flags else None for key in KEYS)
+        if sizes is not None:
+            if chosen != "manual":
+                raise InputError(f"{CONFIG}.{KEYS[1]} is only read with {KEYS[0]} manual; set it")
+            stated[CONFIG] = line.numbers(sizes, f"{CONFIG}.{KEYS[1]}")
+        if len(set(stated.values())) > 1:
+            raise InputError(f"{' and '.join(stated)} state different lists; keep one of them")
+        return {DECODE: next(iter(stated.values()))} if stated else self.default(setup)
+
+    def read_log(self, lines: Iterable[str]) -> Lists | None:
+        """The list that vllm-rbln prints when its runner starts."""
+        return line.logged(lines, {DECODE: _LOGGED}, {DECODE: MANUAL}) or None
+
+    def _top(self, setup: Setup) -> int:
+        stages, seqs = setup.number("pipeline_parallel_size"), setup.limits.max_num_seqs
+        if seqs < stages:
+            raise InputError(f"optimum-rbln: max_num_seqs {seqs} is below pipeline_parallel_size {stages}; raise it")
+        return seqs // stages

@@ -1,0 +1,116 @@
+"""A server's plan: the graphs of one server, in its own units, with what its rules depend on.
+
+File format, JSON in UTF-8, keys sorted, no time or host in it, so that equal plans are equal bytes:
+
+    plan     = { "schema": 1, "server": name, "limits": limits, "settings": { name: value… }, "lists": lists,
+                 "origin": text, "facts": { name: text or number… } }
+    limits   = { "max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size" [, "max_prompt_len"] }
+    lists    = { family: [ [number…]… ]… }       ascending and distinct
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import cast
+
+from llmc.buckets.fields import Fields, fail
+from llmc.buckets.files import read_text, write_text
+from llmc.buckets.plan import MAX_BUCKETS, limits_from
+from llmc.buckets.provenance import Fact
+from llmc.errors import InputError
+from llmc.integrations import bucket_rules
+from llmc.integrations.base import BucketRules, Family, Lists, Setup, Shape
+from llmc.integrations.settings import Value, complete
+
+SCHEMA = 1
+"""Version of the file format; a plan of any other version is refused."""
+
+
+@dataclass(frozen=True)
+class ServerPlan:
+    """The graphs that `server` is to prepare. `origin` says where they are from, `facts` what was read and expected."""
+
+    server: str
+    setup: Setup
+    lists: Lists
+    origin: str
+    facts: Mapping[str, Fact] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, object]:
+        """The plan as JSON holds it."""
+        return {
+            "schema": SCHEMA,
+            "server": self.server,
+            "limits": self.setup.limits.to_dict(),
+            "settings": dict(self.setup.own),
+            "lists": {name: [list(shape) for shape in shapes] for name, shapes in self.lists.items()},
+            "origin": self.origin,
+            "facts": dict(self.facts),
+        }
+
+    def to_json(self) -> str:
+        """The canonical text: one line for each field of the plan, ending in a newline."""
+        fields = self.to_dict()
+        lines = (f"{json.dumps(name)}: {json.dumps(fields[name], sort_keys=True)}" for name in sorted(fields))
+        return "{\n" + ",\n".join(lines) + "\n}\n"
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan to `path`, all of it or nothing. Raises InputError when it cannot be written."""
+        write_text(path, self.to_json(), "plan")
+
+    @classmethod
+    def from_json(cls, text: str, source: str = "plan") -> ServerPlan:
+        """The plan that `text` holds; `source` names it in messages.
+
+        Raises InputError, naming `source` and the field, for text that is not such a plan, and UnknownNameError for a
+        server that is not known.
+        """
+        fields = Fields.parse(text, source)
+        schema = fields.integer("schema")
+        if schema != SCHEMA:
+            raise InputError(f"{source}: field 'schema' is {schema}, this version of llmc reads {SCHEMA}; plan anew")
+        server = bucket_rules(fields.text("server"))
+        limits = limits_from(fields.nested("limits"))
+        try:
+            own = complete(server.settings, cast("dict[str, Value]", fields.nested("settings").rest()))
+        except InputError as error:
+            raise InputError(f"{source}: field 'settings': {error}") from None
+        nested = fields.nested("lists")
+        lists = {family.name: shapes(nested, family) for family in server.families}
+        nested.finish()
+        facts = fields.nested("facts")
+        plan = cls(
+            server.name, Setup(limits, own), lists, fields.text("origin"),
+            {name: facts.text_or_number(name) for name in facts.names()},
+        )  # fmt: skip
+        fields.finish()
+        return plan
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> ServerPlan:
+        """The plan in file `path`. Raises InputError as `from_json` does, and when it cannot be read."""
+        return cls.from_json(read_text(path, "plan"), os.fspath(path))
+
+    def model(self) -> BucketRules:
+        """The model of the plan's server."""
+        return bucket_rules(self.server)
+
+
+def shapes(fields: Fields, family: Family) -> tuple[Shape, ...]:
+    """The list of one family. Raises InputError, naming the place, for what is no list of its shapes, ascending."""
+    rows = fields.array(family.name)
+    if len(rows) > MAX_BUCKETS:
+        raise InputError(f"{fields.document}: field {fields.path(family.name)!r} has more than {MAX_BUCKETS} graphs")
+    found: list[Shape] = []
+    for place, row in enumerate(rows):
+        path = f"{fields.path(family.name)}[{place}]"
+        good = isinstance(row, list) and len(row) == len(family.axes)
+        if not good or not all(type(number) is int and 0 <= number < 1 << 31 for number in cast("list[object]", row)):
+            fail(fields.document, path, f"[{', '.join(family.axes)}], whole numbers from 0", row)
+        found.append(tuple(cast("list[int]", row)))
+        if place and found[-2] >= found[-1]:
+            fail(fields.document, path, "above the one before", row)
+    return tuple(found)

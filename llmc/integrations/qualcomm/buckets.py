@@ -1,0 +1,234 @@
+"""vLLM on Qualcomm Cloud AI: compute context lengths of prefill chunks and of decode steps."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import ClassVar
+
+from llmc.buckets.limits import Limits
+from llmc.buckets.plan import Plan
+from llmc.buckets.traffic.chunked import chunked_steps
+from llmc.buckets.traffic.events import TrafficRequest
+from llmc.buckets.traffic.step_time import StepTime
+from llmc.errors import InputError
+from llmc.integrations import line
+from llmc.integrations.arguments import LIMITS, agree, config_yaml, json_flag, limit_flags, stated
+from llmc.integrations.base import (
+    Accepted,
+    Demand,
+    Dropped,
+    Export,
+    Family,
+    Finder,
+    GraphCost,
+    Lists,
+    Setup,
+    Shape,
+)
+from llmc.integrations.settings import Setting, within
+from llmc.integrations.steps import pieces
+
+PREFILL, DECODE = "prefill", "decode"
+CONFIG, OVERRIDE = "--additional-config", "override_qaic_config"
+NAMES = {PREFILL: "comp_ctx_lengths_prefill", DECODE: "comp_ctx_lengths_decode"}
+LEAST = 1024
+"""Tokens of the least compute context length; shorter ones become it, and longer ones run best as its multiples."""
+APART = 32
+"""How far below a multiple of 1024 prefill lengths are chosen, since the two lists must share no number."""
+
+_LOGGED = {
+    PREFILL: re.compile(r"Prefill context lengths: \[([\d, ]+)\]"),
+    DECODE: re.compile(r"Decode context lengths: \[([\d, ]+)\]"),
+}
+
+
+class Qualcomm:
+    """The rules of QEfficient/utils/check_ccl_specializations.py and of vllm_qaic's model runner (_run_prefill,
+    _run_decode) and configuration (_clean_config).
+
+    A program has one prefill shape, of one sequence and prefill_seq_len tokens, and one decode shape, of max_num_seqs
+    sequences. Each is specialised for the tokens of cache that its attention reads, its compute context lengths;
+    without them there is one, max_model_len. A chunk, or a step, takes the least above its largest position.
+    Lists that QEfficient makes by itself (ccl_enabled without lists) are not modelled.
+    """
+
+    name: ClassVar[str] = "qualcomm"
+    title: ClassVar[str] = "vLLM on Qualcomm Cloud AI (QEfficient)"
+    source: ClassVar[str] = (
+        "efficient-transformers main (December 2025): QEfficient/utils/check_ccl_specializations.py; vllm_qaic (2026): "
+        "model runner and utilities"
+    )
+    families: ClassVar[tuple[Family, ...]] = (
+        Family(PREFILL, ("context",), "tokens of context"),
+        Family(DECODE, ("context",), "tokens of context"),
+    )
+    settings: ClassVar[tuple[Setting, ...]] = (
+        Setting("prefill_seq_len", int, 128, "Tokens of a prefill chunk.", "--long-prefill-token-threshold", least=1),
+    )
+    limit_flags: ClassVar[Mapping[str, str]] = LIMITS
+    cost: ClassVar[GraphCost] = GraphCost(None, None, "not published; all specialisations are in one program")
+
+    def limits(self, given: Mapping[str, int]) -> Limits:
+        """max_num_seqs 256 and max_num_batched_tokens 2048, vLLM's least defaults; a block is a whole sequence."""
+        given = {"max_num_seqs": 256, **given}
+        given.setdefault("max_num_batched_tokens", max(2048, given["max_num_seqs"]))
+        return Limits(**{**given, "block_size": given["max_model_len"]})
+
+    def default(self, setup: Setup) -> Lists:
+        """One length, max_model_len, for either."""
+        return dict.fromkeys(NAMES, line.shapes([setup.limits.max_model_len]))
+
+    def accept(self, setup: Setup, lists: Lists) -> Accepted:
+        """Lengths below 1024 become 1024. Each list gets max_model_len. A prefill length that the decode list has too
+        is lowered until no list has it; with chunks of one token both lists become their union."""
+        length = setup.limits.max_model_len
+        if lists == self.default(setup):
+            return Accepted(lists)
+        given = {family: [value for (value,) in lists[family]] for family in NAMES}
+        for family, name in NAMES.items():
+            if not given[family]:
+                raise InputError(f"qualcomm: {name} is empty; end it with max_model_len {length}")
+            if given[family][-1] > length:
+                raise InputError(
+                    f"qualcomm: {name} {given[family][-1]} is above max_model_len {length}, which makes the server "
+                    "ignore both lists; lower it"
+                )
+        chunk = setup.number("prefill_seq_len")
+        if chunk > 1 and length - 1 in given[DECODE]:
+            raise InputError(
+                f"qualcomm: {NAMES[DECODE]} {length - 1} leaves no prefill length for a prompt of as many tokens, "
+                "since the lists share no number; remove it"
+            )
+        made = _made(given, length, chunk)
+        if _made(made, length, chunk) != made:
+            raise InputError(
+                f"qualcomm: {NAMES[PREFILL]} {given[PREFILL]} and {NAMES[DECODE]} {given[DECODE]} push prefill lengths "
+                f"below {LEAST}, the least; leave the shortest out of one of them"
+            )
+        full = {family: line.shapes(values) for family, values in made.items()}
+        reason = f"below {LEAST}, above what max_model_len {length} leaves, or in the other list: changed"
+        dropped = tuple(
+            Dropped(family, shape, reason) for family in NAMES for shape in lists[family] if shape not in full[family]
+        )
+        added = tuple((family, shape) for family in NAMES for shape in full[family] if shape not in lists[family])
+        return Accepted(full, dropped, added)
+
+    def demands(self, setup: Setup, requests: Iterable[TrafficRequest], step_time: StepTime) -> Iterator[Demand]:
+        """The context of each chunk, its own tokens included, and the longest of each decode step, with the token it
+        adds. A step runs both, one after the other. No prefix is cached."""
+        length = setup.limits.max_model_len
+        whole = (request._replace(cached=0) for request in requests)
+        for steps in chunked_steps(whole, setup.limits, step_time, chunk_most=setup.number("prefill_seq_len")):
+            for chunk in steps.chunks:
+                context = chunk.past + chunk.new
+                yield Demand(PREFILL, (context,), 1, context)
+            if not len(steps.cached):
+                continue
+            batch, total = len(steps.cached), int(steps.cached.sum())
+            for piece in pieces(int(steps.cached.max()) + 1, steps.steps, length):
+                yield Demand(DECODE, (piece.context,), piece.steps, piece.total(total + batch, batch))
+
+    def finder(self, setup: Setup, family: str, shapes: Sequence[Shape]) -> Finder:
+        """The next length above; there is none above max_model_len."""
+        return line.NextAbove(shapes, "error")
+
+    def work(self, setup: Setup, family: str, shape: Shape) -> int:
+        """The tokens that attention reads: of one sequence in prefill, of max_num_seqs in decode."""
+        return shape[0] * (setup.limits.max_num_seqs if family == DECODE else 1)
+
+    def graphs(self, setup: Setup, lists: Lists) -> int:
+        """The specialisations of the program."""
+        return sum(len(lists[family]) for family in NAMES)
+
+    def propose(self, setup: Setup, demands: Mapping[str, Mapping[Shape, Demand]], most: Mapping[str, int]) -> Lists:
+        """Multiples of 1024 for decode, 32 less for prefill (1024, or one less where decode has it), and the longest of
+        either."""
+        length = setup.limits.max_model_len
+        if most[PREFILL] == most[DECODE] == 1:
+            return self.default(setup)
+        values = [*range(LEAST, length, LEAST), length]
+        if setup.number("prefill_seq_len") == 1:
+            both = line.choose(self._weighed(setup, demands), values, [length], min(most.values()))
+            return dict.fromkeys(NAMES, both)
+        decode = line.choose(demands.get(DECODE, {}), values, [length], most[DECODE])
+        least = LEAST - 1 if (LEAST,) in decode else LEAST
+        prefill = [value for value in (least, *(value - APART for value in values[1:-1])) if value < length]
+        chosen = line.choose(demands.get(PREFILL, {}), [*prefill, length - 1], [length - 1], most[PREFILL])
+        return self.accept(setup, {PREFILL: chosen, DECODE: decode}).lists
+
+    def _weighed(self, setup: Setup, demands: Mapping[str, Mapping[Shape, Demand]]) -> dict[Shape, Demand]:
+        """All steps as one family's, each as often as it has rows."""
+        steps: Counter[Shape] = Counter()
+        for family, shapes in demands.items():
+            rows = setup.limits.max_num_seqs if family == DECODE else 1
+            steps.update({shape: demand.steps * rows for shape, demand in shapes.items()})
+        return {shape: Demand(DECODE, shape, count, 0) for shape, count in steps.items()}
+
+    def from_plan(self, setup: Setup, plan: Plan) -> Lists:
+        """The tokens that prompt buckets end with, and the contexts of decode buckets with the token they add."""
+        length = setup.limits.max_model_len
+        prefill = [min(bucket.context + bucket.query, length) for bucket in plan.prompt]
+        decode = [min(bucket.context + 1, length) for bucket in plan.decode]
+        return self.accept(setup, {PREFILL: line.shapes(prefill), DECODE: line.shapes(decode)}).lists
+
+    def export(self, setup: Setup, lists: Lists) -> Export:
+        """--additional-config, its override_qaic_config as a file, and the flags as a file for --config."""
+        values = {name: [value for (value,) in lists[family]] for family, name in NAMES.items()}
+        config = {OVERRIDE: {} if lists == self.default(setup) else values}
+        arguments = [
+            *limit_flags(setup.limits), f"--long-prefill-token-threshold {setup.number('prefill_seq_len')}",
+            "--no-enable-prefix-caching", json_flag(CONFIG, config),
+        ]  # fmt: skip
+        files = {"config.json": json.dumps(config[OVERRIDE], indent=2) + "\n", "config.yaml": config_yaml(arguments)}
+        return Export({}, tuple(arguments), files)
+
+    def read(self, given: Export, setup: Setup) -> Lists:
+        """The two lists of override_qaic_config, each a JSON list or numbers with commas; one alone is with
+        max_model_len for the other."""
+        found = stated(given, CONFIG, tuple(NAMES.values()), OVERRIDE)
+        agree(found, setup.limits)
+        lengths = {family: _stated(found, name) for family, name in NAMES.items()}
+        default = self.default(setup)
+        if all(values is None for values in lengths.values()):
+            return default
+        lists = {family: default[family] if values is None else values for family, values in lengths.items()}
+        return self.accept(setup, lists).lists
+
+    def read_log(self, lines: Iterable[str]) -> Lists | None:
+        """The lists that QEfficient prints under "CCL Configuration:"."""
+        found = line.logged(lines, _LOGGED, {family: family for family in NAMES})
+        return found if found.keys() == NAMES.keys() else None
+
+
+def _made(given: Mapping[str, Collection[int]], length: int, chunk: int) -> dict[str, set[int]]:
+    """What QEfficient compiles of lists that have no number above `length`, with prefill chunks of `chunk` tokens."""
+    made = {family: {min(max(value, LEAST), length) for value in values} for family, values in given.items()}
+    made[DECODE].add(length)
+    if max(made[PREFILL]) < length - 1:
+        made[PREFILL].add(length)
+    if chunk == 1:
+        return dict.fromkeys(NAMES, made[PREFILL] | made[DECODE])
+    return {PREFILL: _apart(made[PREFILL], made[DECODE]), DECODE: made[DECODE]}
+
+
+def _apart(prefill: Iterable[int], decode: set[int]) -> set[int]:
+    """`prefill` with each number, in ascending order, lowered until neither list has it."""
+    found: set[int] = set()
+    for value in sorted(prefill):
+        lowered = value
+        while lowered in decode or lowered in found:
+            lowered -= 1
+        found.add(lowered)
+    return found
+
+
+def _stated(found: Mapping[str, str], name: str) -> tuple[Shape, ...] | None:
+    """A list of override_qaic_config, or None where it is not stated."""
+    value = within(CONFIG, found[CONFIG], (OVERRIDE, name)) if CONFIG in found else None
+    spelling = f"{CONFIG}.{OVERRIDE}.{name}"
+    if isinstance(value, str):
+        return line.written_numbers(value, spelling)
+    return None if value is None else line.numbers(value, spelling)

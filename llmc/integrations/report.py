@@ -1,0 +1,226 @@
+"""What configurations of a server do on traffic: tables for a terminal, and a page that justifies one, all inline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from llmc.buckets.text_table import percent, table
+from llmc.buckets.warmup.sizes import size_text
+from llmc.integrations.base import Accepted, BucketRules, Export, Setup, Shape
+from llmc.integrations.evaluation import FamilyEvaluation, ServerEvaluation
+from llmc.integrations.export import arguments_text, environment_text
+
+if TYPE_CHECKING:
+    from matplotlib.figure import FigureBase
+
+    from llmc.buckets.pages.tables import Section
+
+
+BAR = 0.34
+"""Inches of a bar."""
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What a page tells: configurations of one server on the same steps, by name, and what is to be pasted."""
+
+    server: BucketRules
+    setup: Setup
+    evaluations: Sequence[tuple[str, ServerEvaluation]]
+    export: Export
+    notes: Sequence[str] = ()
+    """Sentences below the tables: what was read, left out and added."""
+
+
+def page(found: Findings) -> str:
+    """The page. Raises DeviceError where matplotlib is not installed."""
+    from llmc.buckets.pages.render import page as rendered
+    from llmc.buckets.pages.tables import Section, Table, columns
+    from llmc.buckets.plots.page import Plot, svg
+
+    drawings = []
+    if found.evaluations:
+        for place, family in enumerate(found.server.families, 1):
+            height = 0.9 + BAR * len(found.evaluations)
+            plot = Plot(f"{family.name}: {family.unit}", height, partial(_bars, found=found, family=family.name))
+            drawings.append((f"{family.name}: what was needed, and padding, in {family.unit}", svg(plot, f"f{place}-")))
+    sections = [_start(found)] if found.evaluations else []
+    facts = [(name, str(value)) for name, value in found.setup.limits.to_dict().items()]
+    facts += [(name, str(value)) for name, value in found.setup.own.items()]
+    facts.append(("rules read in", found.server.source))
+    tables = [Table("Limits and settings", columns(("name", "value"), 2), facts)]
+    variables, flags = environment_text(found.export), arguments_text(found.export)
+    for name, content in (("Variables", variables), ("Flags", flags), *found.export.files.items()):
+        if content:
+            rows = [(line,) for line in content.splitlines()]
+            tables.append(Table(name, columns((name,), 1), rows))
+    sections.append(Section("The configuration", tables, tuple(found.notes)))
+    limits = ", ".join(f"{name} {value:,}" for name, value in found.setup.limits.to_dict().items())
+    return rendered(f"{found.server.title}: {limits}", drawings, sections)
+
+
+def _start(found: Findings) -> Section:
+    from llmc.buckets.pages.tables import Section, Table, columns
+
+    starts = [
+        (
+            name,
+            f"{one.graphs:,}",
+            seconds(one.warmup_seconds),
+            size(one.graph_bytes),
+            percent(one.missing),
+        )
+        for name, one in found.evaluations
+    ]
+    names = ("configuration", "graphs", "warm-up", "graph memory", "steps without a graph")
+    tables = [Table("At start and on the traffic", columns(names, 1), starts, note=found.server.cost.source)]
+    for family in found.server.families:
+        rows = []
+        for name, evaluation in found.evaluations:
+            one = evaluation.family(family.name)
+            counts = (len(one.shapes), one.steps, one.real, one.padded, one.missing, len(one.dead))
+            wastes = (one.waste, one.waste_p50, one.waste_p95)
+            rows.append((name, *(f"{count:,}" for count in counts), *(percent(waste) for waste in wastes)))
+        header = (
+            "configuration",
+            "graphs",
+            "steps",
+            "needed",
+            "computed",
+            "misses",
+            "never used",
+            "waste",
+            "p50",
+            "p95",
+        )
+        tables.append(Table(f"{family.name}, in {family.unit}", columns(header, 1), rows))
+    return Section("Before and after", tables)
+
+
+def _bars(figure: FigureBase, found: Findings, family: str) -> None:
+    """One bar a configuration: what the steps needed, and behind it what padding added."""
+    from llmc.buckets.plots.style import PADDING, REAL, tokens
+
+    axes = figure.subplots()
+    for place, (_, evaluation) in enumerate(found.evaluations):
+        one = evaluation.family(family)
+        axes.barh(place, one.real, color=REAL, label="needed" if not place else None)
+        axes.barh(place, one.padded - one.real, left=one.real, color=PADDING, label="padding" if not place else None)
+        axes.annotate(f"  {percent(one.waste)}", (one.padded, place), va="center")
+    axes.set_yticks(range(len(found.evaluations)), [name for name, _ in found.evaluations])
+    axes.invert_yaxis()
+    axes.margins(x=0.12)
+    tokens(axes.xaxis)
+    axes.legend(loc="upper right", bbox_to_anchor=(1, 1.25), ncols=2)
+
+
+HEADER = ("configuration", "family", "graphs", "steps", "waste", "p50", "p95", "misses", "dead")
+OWN = "the server's own"
+"""What tables call the lists that the server would prepare by itself."""
+
+SHOWN = 6
+"""Shapes that a line names."""
+
+
+def seconds(value: float | None) -> str:
+    """A time as people say it: "29 min", "12 s"; "?" where it is not known."""
+    if value is None:
+        return "?"
+    if value < 120:
+        return f"{value:.3g} s"
+    return f"{value / 60:.0f} min" if value < 7200 else f"{value / 3600:.1f} h"
+
+
+def size(value: int | None) -> str:
+    """A number of bytes as people say it; "?" where it is not known."""
+    return "?" if value is None else size_text(value)
+
+
+def comparison(found: Sequence[tuple[str, ServerEvaluation]]) -> str:
+    """A row for each configuration and family, then what each costs at start and what it misses; ends in a newline."""
+    rows: list[tuple[str, ...]] = [HEADER]
+    for name, evaluation in found:
+        rows += [_row(name, family) for family in evaluation.families]
+    lines = table(rows, range(2, 9))
+    lines.append("")
+    starts = [("configuration", "graphs at start", "warm-up", "graph memory", "steps without a graph")]
+    for name, one in found:
+        starts.append(
+            (name, str(one.graphs), seconds(one.warmup_seconds), size(one.graph_bytes),
+             percent(one.missing))
+        )  # fmt: skip
+    lines += table(starts, range(1, 5))
+    for name, evaluation in found:
+        for family in evaluation.families:
+            if family.missed:
+                what = " and ".join(f"{steps} {miss}" for miss, steps in family.misses.items())
+                lines.append(f"{name}: {family.family.name} steps without a graph: {what}; {_missed(family)}")
+    return "\n".join(lines) + "\n"
+
+
+def _row(name: str, family: FamilyEvaluation) -> tuple[str, ...]:
+    counts = (len(family.shapes), family.steps)
+    wastes = (family.waste, family.waste_p50, family.waste_p95)
+    return (
+        name,
+        f"{family.family.name} ({family.family.unit})",
+        *(str(count) for count in counts),
+        *(percent(waste) for waste in wastes),
+        str(family.missing),
+        str(len(family.dead)),
+    )
+
+
+def uncovered(found: ServerEvaluation) -> str:
+    """The steps for which the server compiles in traffic, or which it refuses, by family; "" where there are none."""
+    return "; ".join(
+        f"{family.family.name} {_missed(family)}"
+        for family in found.families
+        if set(family.misses) - {"eager"} and family.missed
+    )
+
+
+def _missed(family: FamilyEvaluation) -> str:
+    return ", ".join(f"{shape_text(shape)} ({steps} steps)" for shape, steps in family.missed[:SHOWN])
+
+
+def ranges(found: Sequence[tuple[str, ServerEvaluation]], ends: Mapping[str, Sequence[ServerEvaluation]]) -> list[str]:
+    """A line for each configuration whose waste is uncertain, since only intervals of lengths are known."""
+    lines = []
+    for name, one in found:
+        for family, waste in one.waste.items() if name in ends else ():
+            wastes = [each for each in (waste, *(end.waste[family] for end in ends[name])) if each is not None]
+            if wastes:
+                low, high = percent(min(wastes)), percent(max(wastes))
+                said = f"{low} to {high} by where lengths lie in their intervals"
+                lines.append(f"{name}: {family} waste {percent(waste)}, {said}")
+    return lines
+
+
+def accepted(name: str, found: Accepted) -> list[str]:
+    """What the server leaves out of a list, and adds to it, a line for each reason."""
+    reasons: dict[tuple[str, str], list[Shape]] = {}
+    for family, shape, reason in found.dropped:
+        reasons.setdefault((family, reason), []).append(shape)
+    lines = [
+        f"{name}: the server leaves out {len(shapes)} {family} graphs, {reason}: {_few(shapes)}"
+        for (family, reason), shapes in reasons.items()
+    ]
+    added: dict[str, list[Shape]] = {}
+    for family, shape in found.added:
+        added.setdefault(family, []).append(shape)
+    return lines + [
+        f"{name}: the server adds {len(shapes)} {family} graphs: {_few(shapes)}" for family, shapes in added.items()
+    ]
+
+
+def _few(shapes: Sequence[Shape]) -> str:
+    return ", ".join(map(shape_text, shapes[:SHOWN])) + (", …" if len(shapes) > SHOWN else "")
+
+
+def shape_text(shape: Shape) -> str:
+    """(1, 128, 0) as "1x128x0"."""
+    return "x".join(map(str, shape))

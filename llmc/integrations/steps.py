@@ -1,0 +1,108 @@
+"""Steps and families that several servers share: prompts one at a time, apart from decodes; decodes by their number."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import ClassVar, NamedTuple
+
+from llmc.buckets.limits import Limits
+from llmc.buckets.plan import Plan
+from llmc.buckets.traffic.chunked import chunked_steps
+from llmc.buckets.traffic.events import DecodeRun, PromptGroup, TrafficRequest
+from llmc.buckets.traffic.schedule import schedule
+from llmc.buckets.traffic.step_time import StepTime
+from llmc.integrations import line
+from llmc.integrations.base import Demand, Family, Finder, Lists, Setup, Shape
+
+
+class Prefill(NamedTuple):
+    """One step that computes `new` tokens of one prompt."""
+
+    new: int
+
+
+class Piece(NamedTuple):
+    """`steps` decode steps in a row whose longest context is at most `context`, from step `start` of their run on."""
+
+    context: int
+    start: int
+    steps: int
+
+    def total(self, first: int, growth: int) -> int:
+        """What is summed over the steps of a number that is `first` at the run's first step and grows at each."""
+        return (first + growth * self.start) * self.steps + growth * self.steps * (self.steps - 1) // 2
+
+
+def pieces(longest: int, steps: int, most: int, block: int = 1) -> Iterator[Piece]:
+    """The decode steps of a run by their longest context, which is `longest` at the first and grows by one a step.
+
+    Contexts are rounded up to multiples of `block`, at most `most`: for look-ups among such numbers nothing changes.
+    """
+    start = 0
+    while start < steps:
+        context = min(-(-(longest + start) // block) * block, most)
+        count = steps - start if context == most else min(steps - start, context - longest - start + 1)
+        yield Piece(context, start, count)
+        start += count
+
+
+def separate_steps(
+    requests: Iterable[TrafficRequest], limits: Limits, step_time: StepTime
+) -> Iterator[Prefill | DecodeRun]:
+    """The steps for `requests`, which keep to `limits` and come in order of arrival.
+
+    As schedule.py has them with one prompt a group, which goes before decodes; what of a prompt is not cached runs in
+    parts of max_num_batched_tokens. Raises as `schedule`.
+    """
+    most = limits.max_num_batched_tokens
+    for event in schedule(requests, limits, step_time=step_time, prompt_batch=1):
+        if isinstance(event, PromptGroup):
+            for length, cached in zip(event.lengths, event.cached, strict=True):
+                for past in range(cached, length, most):
+                    yield Prefill(min(most, length - past))
+        else:
+            yield event
+
+
+DECODE = "decode"
+
+
+class DecodeBatches:
+    """One graph for each number of requests that decode together, and no other list."""
+
+    families: ClassVar[tuple[Family, ...]] = (Family(DECODE, ("requests",), "requests"),)
+
+    def finder(self, setup: Setup, family: str, shapes: Sequence[Shape]) -> Finder:
+        """The next number of requests above; more run eagerly."""
+        return line.NextAbove(shapes, "eager")
+
+    def work(self, setup: Setup, family: str, shape: Shape) -> int:
+        """The requests of the step."""
+        return shape[0]
+
+    def graphs(self, setup: Setup, lists: Lists) -> int:
+        """One for each number of requests."""
+        return len(lists[DECODE])
+
+    def from_plan(self, setup: Setup, plan: Plan) -> Lists:
+        """The batches of decode buckets, whatever their contexts."""
+        return {DECODE: line.shapes(bucket.batch for bucket in plan.decode)}
+
+
+def prefill_first(
+    requests: Iterable[TrafficRequest], limits: Limits, step_time: StepTime, *, prompt_batch: int | None = None
+) -> Iterator[Demand]:
+    """Decode steps of a server that runs waiting prompts, in steps of their own, before any further decode step."""
+    for event in schedule(requests, limits, step_time=step_time, prompt_batch=prompt_batch):
+        if isinstance(event, DecodeRun):
+            yield Demand(DECODE, (event.batch,), event.steps, event.batch * event.steps)
+
+
+def decode_only(
+    requests: Iterable[TrafficRequest], limits: Limits, step_time: StepTime, *, whole: bool
+) -> Iterator[Demand]:
+    """Steps with no prompt in them, of a server whose prompts and decodes share steps (traffic/chunked.py)."""
+    for steps in chunked_steps(requests, limits, step_time, whole=whole):
+        if not steps.chunks:
+            batch = len(steps.cached)
+            yield Demand(DECODE, (batch,), steps.steps, batch * steps.steps)

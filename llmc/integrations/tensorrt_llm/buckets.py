@@ -1,0 +1,180 @@
+"""TensorRT-LLM's PyTorch backend: the requests of a decode step that CUDA graphs are captured for."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import ClassVar
+
+from llmc.buckets.limits import Limits
+from llmc.buckets.traffic.events import TrafficRequest
+from llmc.buckets.traffic.step_time import StepTime
+from llmc.errors import InputError
+from llmc.integrations import arguments, line
+from llmc.integrations.base import Accepted, Demand, Dropped, Export, Finder, GraphCost, Lists, Setup, Shape
+from llmc.integrations.settings import Setting
+from llmc.integrations.steps import DECODE, DecodeBatches, decode_only
+
+CONFIG = "cuda_graph_config"
+KEY = "--cuda-graph-config"
+"""The key of the file as `arguments.flags` reads it."""
+LIMITS = {
+    "--max_seq_len": "max_model_len",
+    "--max_batch_size": "max_num_seqs",
+    "--max_num_tokens": "max_num_batched_tokens",
+}
+MOST_BY_DEFAULT = 128
+"""The largest batch of its own list."""
+
+_LOGGED = re.compile(r"cuda_graph_batch_sizes=\[([\d,\s]+)\]")
+
+
+class TensorrtLlm(DecodeBatches):
+    """A graph serves steps that only decode; every other step runs eagerly, whatever the list."""
+
+    name: ClassVar[str] = "tensorrt-llm"
+    title: ClassVar[str] = "TensorRT-LLM, PyTorch backend"
+    source: ClassVar[str] = (
+        "TensorRT-LLM 1.1 to 1.3, commits fcd3f316 (llmapi/llm_args.py) and 7b437aaa (_torch/pyexecutor/"
+        "cuda_graph_runner.py), _torch/pyexecutor/model_engine.py, _torch/pyexecutor/scheduler"
+    )
+    settings: ClassVar[tuple[Setting, ...]] = (
+        Setting("enable_padding", bool, False, "Batches are rounded up.", KEY, path=("enable_padding",)),
+        Setting(
+            "cuda_graph_max_batch_size",
+            int,
+            None,
+            "The largest batch of its own list.",
+            KEY,
+            path=("max_batch_size",),
+            least=1,
+        ),
+        Setting(
+            "max_draft_len", int, 0, "Draft tokens of a step.", "--speculative-config", path=("max_draft_len",), least=0
+        ),
+        Setting(
+            "enable_chunked_prefill",
+            bool,
+            False,
+            "Prompts are cut to what max_num_tokens leaves.",
+            "--enable-chunked-prefill",
+        ),
+    )
+    limit_flags: ClassVar[Mapping[str, str]] = LIMITS
+    cost: ClassVar[GraphCost] = GraphCost(None, None, "nothing was published of a graph's seconds and memory")
+
+    def limits(self, given: Mapping[str, int]) -> Limits:
+        """max_batch_size 2048 and max_num_tokens 8192, trtllm-serve's defaults, and blocks of 32."""
+        block_size = min(32, given["max_model_len"])
+        return Limits(**{"max_num_seqs": 2048, "max_num_batched_tokens": 8192, "block_size": block_size, **given})
+
+    def default(self, setup: Setup) -> Lists:
+        """With padding 1, 2, 4, multiples of 8 to 128 and of 64 from there; without it 1 to 32, 64, 128 and powers of
+        two; up to cuda_graph_config.max_batch_size, 128 unless it is set, which is always in it."""
+        most = setup.own["cuda_graph_max_batch_size"]
+        most = most if isinstance(most, int) else MOST_BY_DEFAULT
+        if setup.own["enable_padding"]:
+            sizes = [1, 2, 4, *range(8, 129, 8), *range(192, most + 1, 64)]
+        else:
+            sizes = [*range(1, 33), 64, 128, *(2**power for power in range(8, math.ceil(math.log2(most))))]
+        return {DECODE: self._captured(setup, sorted({*(size for size in sizes if size <= most), most}))}
+
+    def accept(self, setup: Setup, lists: Lists) -> Accepted:
+        """Batches that max_batch_size or max_num_tokens exclude are left out; with padding the largest possible batch
+        takes their place."""
+        given = [size for (size,) in lists[DECODE]]
+        kept, reach = self._captured(setup, given), self._reach(setup)
+        dropped = tuple(
+            Dropped(DECODE, (size,), f"above {reach}, the most requests of a decode step")
+            for size in given
+            if size > reach
+        )
+        return Accepted({DECODE: kept}, dropped, tuple((DECODE, shape) for shape in kept if shape[0] not in given))
+
+    def demands(self, setup: Setup, requests: Iterable[TrafficRequest], step_time: StepTime) -> Iterator[Demand]:
+        """Steps with no prompt in them. Prompts and decodes share steps of max_num_tokens; without chunked prefill a
+        prompt runs whole."""
+        return decode_only(requests, setup.limits, step_time, whole=not setup.own["enable_chunked_prefill"])
+
+    def finder(self, setup: Setup, family: str, shapes: Sequence[Shape]) -> Finder:
+        """With padding the next batch above, without it the same one; others run eagerly."""
+        return line.NextAbove(shapes, "eager") if setup.own["enable_padding"] else line.Exact(shapes, "eager")
+
+    def propose(self, setup: Setup, demands: Mapping[str, Mapping[Shape, Demand]], most: Mapping[str, int]) -> Lists:
+        """With padding up to where its own list reaches, so that no step loses its graph; without it the batches that
+        most steps have, which is a reason to switch it on."""
+        top = self.default(setup)[DECODE][-1:]
+        if not top:
+            raise InputError("tensorrt-llm: max_num_tokens leaves no room for one drafted step; raise it")
+        found, candidates = demands.get(DECODE, {}), range(1, top[0][0] + 1)
+        if setup.own["enable_padding"]:
+            return {DECODE: line.choose(found, candidates, top[0], most[DECODE])}
+        return {DECODE: line.most_frequent(found, candidates, most[DECODE]) or top}
+
+    def export(self, setup: Setup, lists: Lists) -> Export:
+        """The file for trtllm-serve's --extra_llm_api_options, and the flags beside it."""
+        own = setup.own
+        sizes = ", ".join(str(size) for (size,) in lists[DECODE])
+        text = (
+            f"enable_chunked_prefill: {_yes(own['enable_chunked_prefill'])}\n"
+            f"{CONFIG}:\n  batch_sizes: [{sizes}]\n  enable_padding: {_yes(own['enable_padding'])}\n"
+        )
+        words = (*arguments.limit_flags(setup.limits, LIMITS), "--extra_llm_api_options config.yaml")
+        return Export({}, words, {"config.yaml": text})
+
+    def read(self, given: Export, setup: Setup) -> Lists:
+        """batch_sizes of cuda_graph_config in a file, else its own list; none where the file has it as null.
+
+        Raises InputError where the file and the settings disagree on padding, since the look-up is another then.
+        """
+        arguments.agree(arguments.flags(given), setup.limits, LIMITS)
+        for name, text in given.files.items():
+            config = arguments.load_config(text, name)
+            if CONFIG in config:
+                return {DECODE: self._stated(setup, config[CONFIG], name)}
+        return self.default(setup)
+
+    def read_log(self, lines: Iterable[str]) -> Lists | None:
+        """The list in the PyTorchConfig that releases up to 1.1 print at start; later ones print none."""
+        return line.logged(lines, {DECODE: _LOGGED}, {DECODE: "cuda_graph_batch_sizes"}) or None
+
+    def _stated(self, setup: Setup, config: object, source: str) -> tuple[Shape, ...]:
+        if config is None:
+            return ()
+        if not isinstance(config, dict):
+            raise InputError(f"{source}: {CONFIG} must be a mapping with batch_sizes, or null")
+        padding = config.get("enable_padding", False)
+        if padding is not setup.own["enable_padding"]:
+            raise InputError(
+                f"{source}: {CONFIG}.enable_padding is {_yes(padding)}, but the setting enable_padding is "
+                f"{_yes(setup.own['enable_padding'])}; set it to the file's"
+            )
+        sizes = config.get("batch_sizes")
+        if not sizes:
+            return self.default(setup)[DECODE]
+        found = line.numbers(sizes, f"{source}: {CONFIG}.batch_sizes")
+        largest = config.get("max_batch_size", 0)
+        if largest not in (0, found[-1][0]):
+            raise InputError(
+                f"{source}: {CONFIG}.max_batch_size {largest} is not the largest of batch_sizes, {found[-1][0]}; "
+                "remove it"
+            )
+        return found
+
+    def _reach(self, setup: Setup) -> int:
+        """The most requests of a step that only decodes."""
+        limits = setup.limits
+        return min(limits.max_num_seqs, limits.max_num_batched_tokens // (1 + setup.number("max_draft_len")))
+
+    def _captured(self, setup: Setup, sizes: Sequence[int]) -> tuple[Shape, ...]:
+        """Ascending `sizes` as far as they can be reached; with padding the reach itself in place of larger ones."""
+        reach = self._reach(setup)
+        kept = [size for size in sizes if size <= reach]
+        if len(kept) < len(sizes) and setup.own["enable_padding"] and reach:
+            kept.append(reach)
+        return line.shapes(kept)
+
+
+def _yes(value: object) -> str:
+    return "true" if value is True else "false"

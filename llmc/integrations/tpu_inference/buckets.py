@@ -1,0 +1,304 @@
+"""vLLM on TPU (tpu-inference): token paddings of a step, and request paddings of its attention."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import ClassVar
+
+from llmc.buckets.limits import Limits
+from llmc.buckets.plan import Plan
+from llmc.buckets.traffic.chunked import MixedSteps, chunked_steps
+from llmc.buckets.traffic.events import TrafficRequest
+from llmc.buckets.traffic.step_time import StepTime
+from llmc.errors import InputError
+from llmc.integrations import line
+from llmc.integrations.arguments import (
+    LIMITS,
+    agree,
+    ascending,
+    config_yaml,
+    json_flag,
+    limit_flags,
+    numbers,
+    stated,
+)
+from llmc.integrations.base import (
+    Accepted,
+    Demand,
+    Export,
+    Family,
+    Finder,
+    GraphCost,
+    Lists,
+    Setup,
+    Shape,
+)
+from llmc.integrations.settings import Setting, from_flags
+
+TOKENS, REQUESTS = "tokens", "requests"
+CONFIG, SIZES = "--additional-config", "compilation_sizes"
+LEAST, GAP = "MIN_TOKEN_BUCKET", "VLLM_TPU_BUCKET_PADDING_GAP"
+BUCKETIZED, CUSTOM = "ATTN_BUCKETIZED_NUM_REQS", "ATTN_CUSTOM_NUM_REQS_BUCKETS"
+MIN_NUM_SEQS = 8
+"""Requests of the least padding that tpu-inference generates."""
+ROWS = 8
+"""Rows of a TPU tile (openxla.org/xla/tiled_layout): fewer tokens than a multiple of it cost as much."""
+
+VARIABLES = {"min_token_bucket": LEAST, "padding_gap": GAP, "bucketized_requests": BUCKETIZED}
+"""Settings that only its own lists depend on. They are read with the lists, and no part of what these hold for."""
+
+_TOKENS = re.compile(r"Prepared token paddings: \[([\d, ]+)\]")
+_REQUESTS = re.compile(r"Prepared attn request paddings: \[([\d, ]+)\]")
+_BACKBONE = re.compile(r"Precompile .*backbone --> \{'num_tokens': (\d{1,9})\b")
+
+
+class TpuInference:
+    """The rules of tpu_inference/runner/utils.py (get_token_paddings, get_req_paddings, get_attn_req_paddings,
+    get_padded_token_len), tpu_runner.py (_init_inputs, _prepare_inputs) and compilation_manager.py.
+
+    A step's tokens on the fullest data-parallel rank are padded to the next size, times the number of ranks; its
+    requests, for attention alone, likewise. The server adds sizes to those it generates and takes none away, so that
+    a list of one's own makes it generate one size, which covers every step (`_one`), and adds the others by
+    compilation_sizes.
+    """
+
+    name: ClassVar[str] = "tpu-inference"
+    title: ClassVar[str] = "vLLM on TPU (tpu-inference)"
+    source: ClassVar[str] = (
+        "tpu-inference b8692ff (August 2026): tpu_inference/runner/utils.py, tpu_runner.py, compilation_manager.py"
+    )
+    families: ClassVar[tuple[Family, ...]] = (
+        Family(TOKENS, ("tokens",), "tokens"),
+        Family(REQUESTS, ("requests",), "requests of attention", counted=False),
+    )
+    settings: ClassVar[tuple[Setting, ...]] = (
+        Setting("data_parallel_size", int, 1, "Data-parallel ranks, attention's included.", "--data-parallel-size",
+                least=1),
+        Setting("kv_cache_dtype", str, "auto", "Type of the KV cache; auto is bfloat16.", "--kv-cache-dtype"),
+        Setting("min_token_bucket", int, 16, f"Least of its own token paddings, a power of two ({LEAST}).", least=1),
+        Setting("padding_gap", int, 0, f"Step between its own token paddings; 0 doubles them ({GAP}).", least=0),
+        Setting("bucketized_requests", bool, False,
+                f"Whether attention has powers of two of requests of its own ({BUCKETIZED})."),
+        Setting("token_multiple", int, ROWS,
+                "What chosen token paddings are multiples of; 16 for MoE models with an odd number of experts a token, "
+                "whose grouped matmul asserts it.", least=1),
+        Setting("num_speculative_tokens", int, 0, "Draft tokens of a step.", "--speculative-config",
+                path=("num_speculative_tokens",), least=0),
+    )  # fmt: skip
+    limit_flags: ClassVar[Mapping[str, str]] = LIMITS
+    cost: ClassVar[GraphCost] = GraphCost(
+        None, None, 'not published by graph; see the log\'s "Compilation of … finished", and set NUM_PRECOMPILE_WORKERS'
+    )
+
+    def limits(self, given: Mapping[str, int]) -> Limits:
+        """max_num_seqs 256 and max_num_batched_tokens 2048, vLLM's least defaults; both count for one rank."""
+        given = {"max_num_seqs": 256, **given}
+        given.setdefault("max_num_batched_tokens", max(2048, given["max_num_seqs"]))
+        return Limits(**given)
+
+    def default(self, setup: Setup) -> Lists:
+        """Powers of two from min_token_bucket (with a gap: up to it, then by it) until a step fits; attention for
+        max_num_seqs requests, with bucketized_requests for powers of two from 8 too."""
+        tokens = self._generated(setup, setup.number("min_token_bucket"), setup.number("padding_gap"))
+        most = setup.limits.max_num_seqs
+        requests = [most]
+        if setup.own["bucketized_requests"] and most >= MIN_NUM_SEQS:
+            requests = line.doubling(MIN_NUM_SEQS, most)
+        return {TOKENS: line.shapes(tokens), REQUESTS: line.shapes(requests)}
+
+    def accept(self, setup: Setup, lists: Lists) -> Accepted:
+        """A size that covers every step, and attention for max_num_seqs requests, are added where there is none."""
+        ranks, most = setup.number("data_parallel_size"), setup.limits.max_num_seqs
+        for (size,) in lists[TOKENS]:
+            if size % ranks:
+                raise InputError(
+                    f"tpu-inference: {SIZES} {size} is no multiple of {ranks}, the data-parallel ranks, so it cannot "
+                    f"be shared among them; use {-(-size // ranks) * ranks}"
+                )
+        for (count,) in lists[REQUESTS]:
+            if count > most:
+                raise InputError(
+                    f"tpu-inference: {CUSTOM} {count} is above max_num_seqs {most}, which the server appends behind "
+                    "it, so that its look-up fails; remove it"
+                )
+        cover = next((size for (size,) in lists[TOKENS] if self._one(setup, size)), self._cover(setup))
+        needed = {TOKENS: (cover,), REQUESTS: (most,)}
+        added = tuple((family, shape) for family, shape in needed.items() if shape not in lists[family])
+        full = {family: tuple(sorted({*lists[family], shape})) for family, shape in needed.items()}
+        return Accepted(full, (), added)
+
+    def demands(self, setup: Setup, requests: Iterable[TrafficRequest], step_time: StepTime) -> Iterator[Demand]:
+        """All tokens of a step, and its requests. Of several ranks the fullest counts: decodes are spread evenly over
+        them, then each prompt's part goes where fewest tokens are."""
+        ranks, drafts = setup.number("data_parallel_size"), setup.number("num_speculative_tokens")
+        own = setup.limits
+        limits = Limits(own.max_model_len, own.max_num_seqs * ranks, own.max_num_batched_tokens * ranks, own.block_size)
+        for steps in chunked_steps(requests, limits, step_time, chunk_most=own.max_num_batched_tokens):
+            tokens, count = _fullest(steps, ranks, 1 + drafts)
+            tokens = min(tokens, own.max_num_batched_tokens) * ranks
+            real = min(steps.tokens + drafts * len(steps.cached), tokens)
+            yield Demand(TOKENS, (tokens,), steps.steps, real * steps.steps)
+            running = len(steps.cached) + len(steps.chunks)
+            yield Demand(REQUESTS, (min(count, own.max_num_seqs),), steps.steps, running * steps.steps)
+
+    def finder(self, setup: Setup, family: str, shapes: Sequence[Shape]) -> Finder:
+        """The next size above; a larger step ends in an assertion."""
+        return line.NextAbove(shapes, "error")
+
+    def work(self, setup: Setup, family: str, shape: Shape) -> int:
+        """The padded tokens of all ranks, or their padded requests."""
+        return shape[0] * (setup.number("data_parallel_size") if family == REQUESTS else 1)
+
+    def graphs(self, setup: Setup, lists: Lists) -> int:
+        """Each size of tokens with each of requests: the model itself. Small graphs come on top, of logits, sampling
+        and selection, whose number follows the same sizes."""
+        return len(lists[TOKENS]) * len(lists[REQUESTS])
+
+    def propose(self, setup: Setup, demands: Mapping[str, Mapping[Shape, Demand]], most: Mapping[str, int]) -> Lists:
+        """Multiples of token_multiple and of the ranks' KV packing, and multiples of 8 requests."""
+        ranks, seqs = setup.number("data_parallel_size"), setup.limits.max_num_seqs
+        step, cover = math.lcm(setup.number("token_multiple"), ranks * _packing(setup)), self._cover(setup)
+        tokens = [*range(step, cover, step), cover]
+        requests = [*range(MIN_NUM_SEQS, seqs, MIN_NUM_SEQS), seqs]
+        return {
+            TOKENS: line.choose(demands.get(TOKENS, {}), tokens, [tokens[-1]], most[TOKENS]),
+            REQUESTS: line.choose(demands.get(REQUESTS, {}), requests, [seqs], most[REQUESTS]),
+        }
+
+    def from_plan(self, setup: Setup, plan: Plan) -> Lists:
+        """The tokens of prompt buckets and of decode steps, shared among the ranks; attention for max_num_seqs."""
+        ranks, cover = setup.number("data_parallel_size"), self._cover(setup)
+        query = 1 + setup.number("num_speculative_tokens")
+        sizes = {bucket.tokens for bucket in plan.prompt} | {bucket.batch * query for bucket in plan.decode}
+        tokens = [-(-size // ranks) * ranks for size in sizes]
+        return {
+            TOKENS: line.shapes([*(size for size in tokens if size < cover), cover]),
+            REQUESTS: line.shapes([setup.limits.max_num_seqs]),
+        }
+
+    def export(self, setup: Setup, lists: Lists) -> Export:
+        """Environment variables, --additional-config, and the flags as a file for --config."""
+        seqs = setup.limits.max_num_seqs
+        tokens = [size for (size,) in lists[TOKENS]]
+        cover = next(size for size in tokens if self._one(setup, size))
+        requests = [count for (count,) in lists[REQUESTS]]
+        least, gap = _power(cover), cover - _power(cover) // 2
+        environment = {
+            LEAST: str(least),
+            GAP: str(gap if cover < least else 0),
+            BUCKETIZED: str(int(requests != [seqs])),
+        }
+        if requests != [seqs]:
+            environment[CUSTOM] = ",".join(map(str, requests))
+        arguments = limit_flags(setup.limits)
+        if (ranks := setup.number("data_parallel_size")) > 1:
+            arguments.append(f"--data-parallel-size {ranks}")
+        if setup.own["kv_cache_dtype"] != "auto":
+            arguments.append(f"--kv-cache-dtype {setup.own['kv_cache_dtype']}")
+        arguments.append(json_flag(CONFIG, {SIZES: [size for size in tokens if size != cover]}))
+        if drafts := setup.number("num_speculative_tokens"):
+            arguments.append(json_flag("--speculative-config", {"num_speculative_tokens": drafts}))
+        return Export(environment, tuple(arguments), {"config.yaml": config_yaml(arguments)})
+
+    def read(self, given: Export, setup: Setup) -> Lists:
+        """The sizes that the variables make the server generate, and compilation_sizes."""
+        found = stated(given, CONFIG, (SIZES,))
+        agree(found, setup.limits)
+        variables = [replace(one, variable=VARIABLES[one.name]) for one in self.settings if one.name in VARIABLES]
+        own = {**setup.own, **from_flags(variables, {}, given.environment)}
+        made = Setup(setup.limits, own)
+        default = self.default(made)
+        sizes = numbers(found, CONFIG, (SIZES,), least=0) or []
+        lists = {TOKENS: line.shapes([*(size for (size,) in default[TOKENS]), *sizes]), REQUESTS: default[REQUESTS]}
+        custom = given.environment.get(CUSTOM, "")
+        if own["bucketized_requests"] and custom:
+            try:
+                counts = [int(word) for word in custom.split(",")]
+            except ValueError:
+                raise InputError(f"{CUSTOM} {custom!r} must be whole numbers with commas, as in 8,16,32") from None
+            ascending(CUSTOM, counts)
+            if counts[0] < 1:
+                raise InputError(f"{CUSTOM} {counts[0]} must be at least 1")
+            lists[REQUESTS] = line.shapes(counts)
+        return self.accept(made, lists).lists
+
+    def read_log(self, lines: Iterable[str]) -> Lists | None:
+        """The sizes that the log names while it compiles; without these lines, the ones it generated."""
+        generated: tuple[Shape, ...] = ()
+        requests: tuple[Shape, ...] = ()
+        compiled = set()
+        for text in lines:
+            if match := _BACKBONE.search(text):
+                compiled.add(int(match[1]))
+            elif not generated and (match := _TOKENS.search(text)):
+                generated = line.written_numbers(match[1], "token paddings")
+            elif match := _REQUESTS.search(text):
+                requests = line.written_numbers(match[1], "attn request paddings")
+        if not (compiled or generated) or not requests:
+            return None
+        return {TOKENS: line.shapes(compiled) or generated, REQUESTS: requests}
+
+    def _cover(self, setup: Setup) -> int:
+        """The least size that every step fits into and that the server can generate alone."""
+        ranks = setup.number("data_parallel_size")
+        full, floor = setup.limits.max_num_batched_tokens * ranks, _power(ranks * _packing(setup))
+        return max(full, floor)
+
+    def _one(self, setup: Setup, size: int) -> bool:
+        """Whether the server can be made to generate `size` and nothing else.
+
+        A power of two p is the only size where MIN_TOKEN_BUCKET is p and every step fits. With a gap below
+        MIN_TOKEN_BUCKET p, generation starts at p / 2 and adds the gap, once where p / 2 is below the most tokens.
+        """
+        cover = self._cover(setup)
+        full = setup.limits.max_num_batched_tokens * setup.number("data_parallel_size")
+        return size >= cover and (size == _power(size) or _power(size) // 2 < full)
+
+    def _generated(self, setup: Setup, least: int, gap: int) -> list[int]:
+        """get_token_paddings: what the server makes of MIN_TOKEN_BUCKET and the gap."""
+        if least & (least - 1):
+            raise InputError(f"{LEAST} {least} must be a power of two; use {_power(least)}")
+        ranks = setup.number("data_parallel_size")
+        full = setup.limits.max_num_batched_tokens * ranks
+        size = max(least, _power(ranks * _packing(setup)))
+        found = []
+        if gap == 0:
+            while size < full:
+                found.append(size)
+                size *= 2
+            return [*found, size]
+        while size <= gap:
+            found.append(size)
+            size *= 2
+        size //= 2
+        while size < full:
+            size += gap
+            found.append(size)
+        if not found:
+            raise InputError(f"{LEAST} {least} with {GAP} {gap} leaves no padding; set {GAP}=0")
+        return found
+
+
+def _power(number: int) -> int:
+    """The least power of two at or above `number`."""
+    return 1 << (number - 1).bit_length()
+
+
+def _packing(setup: Setup) -> int:
+    """Values of the KV cache in 32 bits."""
+    return 4 if str(setup.own["kv_cache_dtype"]).startswith("fp8") else 2
+
+
+def _fullest(steps: MixedSteps, ranks: int, query: int) -> tuple[int, int]:
+    """Tokens and requests of the fullest of `ranks`."""
+    running = len(steps.cached)
+    counts = [running // ranks + (rank < running % ranks) for rank in range(ranks)]
+    tokens = [count * query for count in counts]
+    for chunk in sorted(steps.chunks, reverse=True):
+        rank = min(range(ranks), key=lambda place: (tokens[place], counts[place]))
+        tokens[rank] += chunk.new
+        counts[rank] += 1
+    return max(tokens), max(counts)

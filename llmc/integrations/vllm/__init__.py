@@ -1,0 +1,17 @@
+"""vLLM, on CUDA unless a plug-in of its has a package of its own here."""
+
+from __future__ import annotations
+
+from llmc.integrations.base import Deployment, Integration
+
+INTEGRATION = Integration(
+    buckets="llmc.integrations.vllm.buckets:Vllm",
+    caches={"vllm": "llmc.integrations.vllm.cache:VllmCache"},
+    logs={
+        "vllm-requests": "llmc.integrations.vllm.logs:VllmRequests",
+        "vllm-cudagraphs": "llmc.integrations.vllm.logs:VllmCudagraphs",
+        "vllm-batchsizes": "llmc.integrations.vllm.logs:VllmBatchSizes",
+    },
+    histograms={"vllm:request_prompt_tokens": "prompt", "vllm:request_generation_tokens": "output"},
+    deployment=Deployment("inductor", {"VLLM_CACHE_ROOT": "/cache/vllm"}),
+)

@@ -1,0 +1,294 @@
+"""vLLM on CUDA and ROCm: one list, the tokens of a step that CUDA graphs are captured for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import ClassVar
+
+from llmc.buckets.limits import Limits
+from llmc.buckets.plan import Plan
+from llmc.buckets.traffic.chunked import chunked_steps
+from llmc.buckets.traffic.events import TrafficRequest
+from llmc.buckets.traffic.step_time import StepTime
+from llmc.errors import InputError
+from llmc.integrations import arguments, line
+from llmc.integrations.base import (
+    Accepted,
+    Demand,
+    Dropped,
+    Export,
+    Family,
+    Finder,
+    GraphCost,
+    Lists,
+    Setup,
+    Shape,
+)
+from llmc.integrations.settings import Setting, within
+
+TOKENS = "tokens"
+CONFIG, SIZES, LARGEST = "--compilation-config", "cudagraph_capture_sizes", "max_cudagraph_capture_size"
+MOST_BY_DEFAULT = 512
+"""Tokens that vLLM's own list stops at."""
+
+_LOGGED = re.compile(r"""(?:['"]cudagraph_capture_sizes['"]: ?|is overridden by config )\[([\d,\s]*)\]""")
+
+
+class Vllm:
+    """The rules of vllm/config/vllm.py (_set_cudagraph_sizes), vllm/config/compilation.py
+    (adjust_cudagraph_sizes_for_spec_decode) and vllm/v1/cudagraph_dispatcher.py; vllm/engine/arg_utils.py has the
+    limits. ROCm captures the same sizes; there, context parallelism turns full graphs into PIECEWISE
+    (vllm/platforms/rocm.py)."""
+
+    name: ClassVar[str] = "vllm"
+    title: ClassVar[str] = "vLLM on CUDA and ROCm"
+    source: ClassVar[str] = (
+        "vLLM 0.11 to 0.22 (commits 09f030ea, ee525ce4, ae2e8e62; newest list: ROCm/vllm 0165bbfd): "
+        "vllm/config/vllm.py, vllm/config/compilation.py, vllm/v1/cudagraph_dispatcher.py"
+    )
+    families: ClassVar[tuple[Family, ...]] = (Family(TOKENS, ("tokens",), "tokens"),)
+    settings: ClassVar[tuple[Setting, ...]] = (
+        Setting(
+            "num_speculative_tokens", int, 0, "Draft tokens of a step.", "--speculative-config",
+            path=("num_speculative_tokens",), least=0,
+        ),
+        Setting(LARGEST, int, None, "Tokens that vLLM's own list stops at.", CONFIG, path=(LARGEST,), least=1),
+        Setting(
+            "cudagraph_mode", str, "FULL_AND_PIECEWISE", "Which steps run as graphs.", CONFIG,
+            path=("cudagraph_mode",),
+            choices=("NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"),
+        ),
+        Setting(
+            "performance_mode", str, "balanced", "interactivity captures every size to 32.", "--performance-mode",
+            choices=("balanced", "interactivity", "throughput"),
+        ),
+        Setting("tensor_parallel_size", int, 1, "Devices of one model.", "--tensor-parallel-size", least=1),
+        Setting(
+            "enable_sp", bool, False, "Sequence parallelism: sizes are multiples of tensor_parallel_size.", CONFIG,
+            path=("pass_config", "enable_sp"),
+        ),
+    )  # fmt: skip
+    limit_flags: ClassVar[Mapping[str, str]] = arguments.LIMITS
+    cost: ClassVar[GraphCost] = GraphCost(
+        0.05,
+        16 << 20,
+        "Llama-3.1-8B-Instruct, each graph timed: 0.048 s and 6 MiB at 96 tokens, 0.057 s and 26 MiB at 464 "
+        "(vllm#22897, vllm#23184)",
+    )
+
+    def limits(self, given: Mapping[str, int]) -> Limits:
+        """What `vllm serve` takes on cards of less than 70 GiB, and on A100: max_num_seqs 256, max_num_batched_tokens
+        2048, each bounded by the other where it is not given. Larger cards take 1024 and 8192."""
+        length = given["max_model_len"]
+        tokens = given.get("max_num_batched_tokens", min(2048, given.get("max_num_seqs", 256) * length))
+        seqs = given.get("max_num_seqs", min(256, tokens))
+        return Limits(
+            **{
+                "block_size": min(16, length),
+                **given,
+                "max_num_seqs": seqs,
+                "max_num_batched_tokens": tokens,
+            }
+        )
+
+    def default(self, setup: Setup) -> Lists:
+        """1, 2, 4, multiples of 8 below 256 and of 16 from there, up to min(2 · max_num_seqs · (k + 1), 512), and
+        max_num_batched_tokens where it is no more than that; with interactivity all from 1 to 32 too."""
+        if setup.own["cudagraph_mode"] == "NONE":
+            return {TOKENS: ()}
+        most, tokens = self._most(setup), setup.limits.max_num_batched_tokens
+        small = range(1, 33) if setup.own["performance_mode"] == "interactivity" else (1, 2, 4)
+        sizes = {*small, *range(8, 256, 8), *range(256, most + 1, 16), tokens}
+        kept = sorted(size for size in sizes if size <= most and size % self._devices(setup) == 0)
+        return {TOKENS: self._rounded(setup, kept)}
+
+    def accept(self, setup: Setup, lists: Lists) -> Accepted:
+        """Sizes above max_num_batched_tokens are left out, and with sequence parallelism those that are no multiple of
+        tensor_parallel_size; where decode steps have full graphs, k drafts round all up to multiples of k + 1, and
+        what then lies above the largest size is left out."""
+        if setup.own["cudagraph_mode"] == "NONE":
+            raise InputError("vllm: cudagraph_mode NONE captures no graphs; choose another mode, or give no list")
+        limit, devices = setup.limits.max_num_batched_tokens, self._devices(setup)
+        dropped, kept = [], []
+        for (size,) in lists[TOKENS]:
+            if size > limit:
+                dropped.append(Dropped(TOKENS, (size,), f"above max_num_batched_tokens {limit}"))
+            elif size % devices:
+                dropped.append(Dropped(TOKENS, (size,), f"no multiple of tensor_parallel_size {devices}"))
+            else:
+                kept.append(size)
+        if not kept:
+            raise InputError(
+                f"vllm: no {SIZES} at or below max_num_batched_tokens {limit}"
+                + (f" that is a multiple of tensor_parallel_size {devices}" if devices > 1 else "")
+                + "; give one"
+            )
+        rounded = self._rounded(setup, kept)
+        reason = f"no multiple of {self._query(setup)}, the tokens of a drafted step"
+        dropped += [Dropped(TOKENS, (size,), reason) for size in kept if (size,) not in rounded]
+        added = tuple((TOKENS, size) for size in rounded if size[0] not in kept)
+        return Accepted({TOKENS: rounded}, tuple(dropped), added)
+
+    def demands(self, setup: Setup, requests: Iterable[TrafficRequest], step_time: StepTime) -> Iterator[Demand]:
+        """All tokens of a step, prompts' and decodes' together; under FULL_DECODE_ONLY only of steps without prompts,
+        and under NONE of none, since no list changes how the others run."""
+        mode, drafts = setup.own["cudagraph_mode"], self._query(setup) - 1
+        if mode == "NONE":
+            return
+        for steps in chunked_steps(requests, setup.limits, step_time):
+            if mode != "FULL_DECODE_ONLY" or not steps.chunks:
+                tokens = steps.tokens + drafts * len(steps.cached)
+                yield Demand(TOKENS, (tokens,), steps.steps, tokens * steps.steps)
+
+    def finder(self, setup: Setup, family: str, shapes: Sequence[Shape]) -> Finder:
+        """The next size above; a larger step runs eagerly, without padding. Under FULL_DECODE_ONLY a size serves only
+        where max_num_seqs sequences can fill it, and a step that would be padded to a larger one runs eagerly."""
+        if setup.own["cudagraph_mode"] == "FULL_DECODE_ONLY":
+            shapes = [shape for shape in shapes if self._query(setup) <= shape[0] <= self._reach(setup)]
+        return line.NextAbove(shapes, "eager")
+
+    def work(self, setup: Setup, family: str, shape: Shape) -> int:
+        """The tokens of the step."""
+        return shape[0]
+
+    def graphs(self, setup: Setup, lists: Lists) -> int:
+        """Each size once for steps with prompts (piecewise), and once for those that only decode (full), so far as
+        max_num_seqs sequences reach."""
+        sizes = [size for (size,) in lists[TOKENS]]
+        full = sum(self._query(setup) <= size <= self._reach(setup) for size in sizes)
+        return {
+            "NONE": 0,
+            "PIECEWISE": len(sizes),
+            "FULL": len(sizes),
+            "FULL_DECODE_ONLY": full,
+            "FULL_AND_PIECEWISE": len(sizes) + full,
+        }[str(setup.own["cudagraph_mode"])]
+
+    def propose(self, setup: Setup, demands: Mapping[str, Mapping[Shape, Demand]], most: Mapping[str, int]) -> Lists:
+        """Up to where vLLM's own list reaches, so that no step loses its graph. The most tokens that a step can
+        decode are in it, so that none falls back from a full graph to a piecewise one."""
+        own = self.default(setup)[TOKENS]
+        if not own:
+            raise InputError("vllm: there are no graphs to plan for; choose a cudagraph_mode other than NONE")
+        multiple, top, reach = self._multiple(setup), own[-1][0], -(-self._reach(setup) // self._multiple(setup))
+        reach *= multiple
+        if setup.own["cudagraph_mode"] == "FULL_DECODE_ONLY":
+            top = min(top, reach)
+        required = {top, min(top, reach)}
+        candidates = range(multiple, top + 1, multiple)
+        return {TOKENS: line.choose(demands.get(TOKENS, {}), candidates, required, most[TOKENS])}
+
+    def from_plan(self, setup: Setup, plan: Plan) -> Lists:
+        """The batches of decode buckets, and the tokens of prompt buckets that vLLM's own list would reach."""
+        query, most = self._query(setup), self._most(setup)
+        sizes = {bucket.batch * query for bucket in plan.decode}
+        sizes |= {bucket.tokens for bucket in plan.prompt if bucket.tokens <= most}
+        return {TOKENS: line.shapes(sizes)}
+
+    def export(self, setup: Setup, lists: Lists) -> Export:
+        """--compilation-config, and the same as a file for --config."""
+        own = setup.own
+        config: dict[str, object] = {
+            SIZES: [size for (size,) in lists[TOKENS]],
+            "cudagraph_mode": own["cudagraph_mode"],
+        }
+        if own["enable_sp"]:
+            config["pass_config"] = {"enable_sp": True}
+        words = arguments.limit_flags(setup.limits)
+        if setup.number("tensor_parallel_size") > 1:
+            words.append(f"--tensor-parallel-size {own['tensor_parallel_size']}")
+        words.append(arguments.json_flag(CONFIG, config))
+        if drafts := setup.number("num_speculative_tokens"):
+            words.append(arguments.json_flag("--speculative-config", {"num_speculative_tokens": drafts}))
+        return Export({}, tuple(words), {"config.yaml": arguments.config_yaml(words)})
+
+    def read(self, given: Export, setup: Setup) -> Lists:
+        """cudagraph_capture_sizes of --compilation-config (-O), --cudagraph-capture-sizes or, before 0.11,
+        --cuda-graph-sizes, on the command line or in a file for --config; else vLLM's own list."""
+        flags = arguments.flags(given)
+        if flags.get("--enforce-eager", "false") != "false":
+            raise InputError("--enforce-eager: vLLM runs without graphs; leave it out to plan them")
+        if (level := flags.get("--optimization-level", "3")) not in ("2", "3"):
+            raise InputError(f"-O{level} changes which steps have graphs; leave it out and state cudagraph_mode")
+        arguments.agree(flags, setup.limits)
+        stated: dict[str, tuple[Shape, ...]] = {}
+        found = within(CONFIG, flags[CONFIG], (SIZES,)) if CONFIG in flags else None
+        if found is not None:
+            stated[f"{CONFIG}.{SIZES}"] = line.numbers(found, f"{CONFIG}.{SIZES}")
+        for name in ("--cudagraph-capture-sizes", "--cuda-graph-sizes"):
+            if name in flags:
+                stated[name] = line.written_numbers(flags[name], name)
+        if len(stated) > 1:
+            raise InputError(f"{' and '.join(stated)} both state a list; vLLM takes one of them, so remove the other")
+        if not stated:
+            return self.default(setup)
+        ((name, sizes),) = stated.items()
+        if name == "--cuda-graph-sizes" and len(sizes) == 1:  # 0.9 and 0.10: one number is the largest
+            sizes = line.shapes([1, 2, 4, *range(8, sizes[0][0] + 1, 8)])
+        self._check_largest(setup, flags, sizes)
+        return {TOKENS: sizes}
+
+    def read_log(self, lines: Iterable[str]) -> Lists | None:
+        """The list in the configuration that vLLM prints when the engine starts, or in its warning that it left sizes
+        out; the last one of them."""
+        found: tuple[Shape, ...] = ()
+        for text in lines:
+            for match in _LOGGED.finditer(text):
+                found = line.written_numbers(match[1], SIZES) if match[1].strip() else found
+        return {TOKENS: found} if found else None
+
+    def _check_largest(self, setup: Setup, flags: Mapping[str, str], sizes: Sequence[Shape]) -> None:
+        """Raise InputError where a stated max_cudagraph_capture_size is not the largest size that is kept."""
+        largest: object = within(CONFIG, flags[CONFIG], (LARGEST,)) if CONFIG in flags else None
+        if largest is None and "--max-cudagraph-capture-size" in flags:
+            name = "--max-cudagraph-capture-size"
+            ((largest,),) = line.written_numbers(flags[name], name)[-1:]
+        kept = [
+            size
+            for (size,) in sizes
+            if size <= setup.limits.max_num_batched_tokens and size % self._devices(setup) == 0
+        ]
+        if largest is not None and kept and largest != kept[-1]:
+            raise InputError(f"{LARGEST} {largest} is not the largest of {SIZES}, {kept[-1]}; remove it")
+
+    def _query(self, setup: Setup) -> int:
+        return 1 + setup.number("num_speculative_tokens")
+
+    def _devices(self, setup: Setup) -> int:
+        return setup.number("tensor_parallel_size") if setup.own["enable_sp"] else 1
+
+    def _reach(self, setup: Setup) -> int:
+        """The most tokens of a step that only decodes."""
+        return self._query(setup) * setup.limits.max_num_seqs
+
+    def _most(self, setup: Setup) -> int:
+        given = setup.own[LARGEST]
+        most = given if isinstance(given, int) else min(2 * self._reach(setup), MOST_BY_DEFAULT)
+        return min(most, setup.limits.max_num_batched_tokens)
+
+    def _multiple(self, setup: Setup) -> int:
+        """What all sizes are multiples of. Raises InputError where drafts and sequence parallelism disagree."""
+        query, devices = self._query(setup), self._devices(setup)
+        if query == 1 or setup.own["cudagraph_mode"] == "PIECEWISE":
+            return devices
+        multiple = max(query, devices)
+        if multiple % query or multiple % devices:
+            raise InputError(
+                f"vllm: no size is a multiple of both {query} (num_speculative_tokens + 1) and {devices} "
+                "(tensor_parallel_size, with sequence parallelism); change one or switch enable_sp off"
+            )
+        return multiple
+
+    def _rounded(self, setup: Setup, sizes: Sequence[int]) -> tuple[Shape, ...]:
+        """Ascending `sizes` rounded up to multiples, those above the largest of `sizes` left out."""
+        multiple = self._multiple(setup)
+        if not sizes or multiple == self._devices(setup):
+            return line.shapes(sizes)
+        kept = {size for size in (-(-size // multiple) * multiple for size in sizes) if size <= sizes[-1]}
+        if not kept and multiple > sizes[-1]:
+            raise InputError(
+                f"vllm: a drafted step has {multiple} tokens, more than the largest size {sizes[-1]}; give a size of "
+                f"{multiple} or more, or lower num_speculative_tokens"
+            )
+        return line.shapes(kept or [multiple])

@@ -1,0 +1,112 @@
+"""vLLM's compile cache: torch_compile_cache and torch_aot_compile below VLLM_CACHE_ROOT.
+
+    torch_compile_cache/<10 hex>/rank_<rank>_<dp rank>/[<prefix>/]cache_key_factors.json, …
+    torch_compile_cache/torch_aot_compile/<64 hex>/rank_<rank>_<dp rank>/model
+    torch_compile_cache/torch_aot_compile/<64 hex>/inductor_cache/…
+    torch_aot_compile/<64 hex>/rank_<rank>_<dp rank>/model                    vLLM 0.13 and before
+
+Read in vllm/compilation/backends.py, caching.py and decorators.py of vllm-project/vllm (main of September 2026, which
+writes "compiler" and "config" whole, and 00185c66, which writes the latter as a hash) and torch 2.13's
+torch/_inductor/codecache.py (CacheBase.get_system). `model` and the artifacts hold pickles, which are never read here.
+A cache with kernels of Triton (triton.py) is of use in the folder alone that it was made in. So is one of a vLLM whose
+key covers VLLM_CACHE_ROOT (vllm#47573).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+
+from llmc.artifacts.third_party.base import Fact, ImageForm, ThirdPartyCache
+from llmc.artifacts.third_party.facts import flatten
+from llmc.artifacts.third_party.tree import Tree
+from llmc.integrations import kserve
+from llmc.integrations.host import machine, machine_here, nvidia_card
+from llmc.integrations.triton.cache import kernel_facts
+
+COMPILED, AOT = "torch_compile_cache", "torch_aot_compile"
+FACTORS = "cache_key_factors.json"
+MODEL = "model"
+_RANK = re.compile(r"rank_\d+_\d+")
+_TEMPORARY = re.compile(r".*\.(?:lock|tmp)|lock|tmp\.pid_.*|__pycache__")
+
+
+class VllmCache(ThirdPartyCache):
+    """vLLM's compiled graphs."""
+
+    name = "vllm"
+    looks_like = f"vLLM keeps {COMPILED}/HASH/rank_0_0/… and {COMPILED}/{AOT}/HASH/… in its VLLM_CACHE_ROOT"
+    variables = ("VLLM_CACHE_ROOT", "XDG_CACHE_HOME", "HOME")
+    packages = ("vllm", "torch", "triton")
+    must_match = ("version.*", "compiler*.device.name", "device.name", "machine", "path", "env.VLLM_CACHE_ROOT")
+
+    def root(self, folder: Path) -> Path:
+        """`folder` may be torch_compile_cache itself."""
+        if (folder / COMPILED).is_dir():
+            return folder
+        return folder.parent if folder.resolve().name in {COMPILED, AOT} else folder
+
+    def leaves_out(self, path: str) -> bool:
+        """Other folders of VLLM_CACHE_ROOT hold no compiled code (modelinfos, dummy_cache)."""
+        return (
+            path.partition("/")[0] not in {COMPILED, AOT} or _TEMPORARY.fullmatch(path.rpartition("/")[2]) is not None
+        )
+
+    def unit(self, path: str) -> str:
+        """The folder of one hash."""
+        parts = path.split("/")
+        depth = 3 if parts[:2] == [COMPILED, AOT] else 2
+        return "/".join(parts[:depth])
+
+    def entries(self, tree: Tree) -> Iterable[str]:
+        """Hashes of which a rank has something."""
+        return {self.unit(path) for path in tree.files if any(map(_RANK.fullmatch, path.split("/")[2:-1]))}
+
+    def incomplete(self, tree: Tree) -> Mapping[str, str]:
+        """Factors that are no JSON, and empty models and artifacts."""
+        found = {}
+        for path, file in tree.files.items():
+            name = path.rpartition("/")[2]
+            if name == FACTORS and tree.json_object(path) is None:
+                found[self.unit(path)] = f"has a torn {FACTORS}"
+            elif (name == MODEL or name.startswith("artifact_")) and not file.size:
+                found[self.unit(path)] = f"has an empty {name}"
+        return found
+
+    def facts(self, tree: Tree) -> Iterable[Fact]:
+        """What vLLM's key is made of, as far as its files say; hashes, ranks and prefixes."""
+        for path in tree.files:
+            parts = path.split("/")
+            yield Fact("aot_hash" if AOT in parts[:2] else "hash", self.unit(path).rpartition("/")[2])
+            yield from (Fact("rank", part) for part in parts[2:-1] if _RANK.fullmatch(part))
+            if parts[-1] == FACTORS and (factors := tree.json_object(path)) is not None:
+                yield from _factors(factors)
+        yield from kernel_facts(tree, "/triton")
+        yield from machine(tree)
+
+    def here(self, environment: Mapping[str, str], folder: Path) -> Mapping[str, str]:
+        """The folder, the machine and the card."""
+        place = str(folder.absolute())
+        return {"path": place, "env.VLLM_CACHE_ROOT": place, **machine_here(), **nvidia_card()}
+
+    def place(self, environment: Mapping[str, str]) -> str | None:
+        """By vllm/envs.py."""
+        if root := environment.get("VLLM_CACHE_ROOT"):
+            return root
+        if base := environment.get("XDG_CACHE_HOME"):
+            return f"{base}/vllm"
+        return f"{home}/.cache/vllm" if (home := environment.get("HOME")) else None
+
+    def image(self, tree: Tree, facts: Mapping[str, str], entries: Collection[str]) -> ImageForm:
+        return kserve.vllm_image(tree, facts, entries)
+
+
+def _factors(factors: Mapping[str, object]) -> Iterator[Fact]:
+    for name, value in factors.items():
+        if name == "code" and isinstance(value, list):
+            for item in value:
+                if isinstance(item, dict) and isinstance(item.get("path"), str):
+                    yield Fact(f"code[{item['path']}]", str(item.get("hash", "")))
+        else:
+            yield from flatten(name, value)

@@ -1,0 +1,298 @@
+"""What vLLM logs: requests, batch sizes (VLLM_LOG_BATCHSIZE_INTERVAL) and the table of --cudagraph-metrics.
+
+The token ids that a request log prints are counted, and never kept.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from llmc.buckets.traffic.formats.base import Fields, Found, FoundRows, Head, Place, RequestFormat, StepFormat
+from llmc.buckets.traffic.moments import Moment
+from llmc.buckets.traffic.rows import Rows
+from llmc.buckets.traffic.steps import StepHistogram, StepKey
+from llmc.errors import InputError
+
+PREFIX = re.compile(
+    r"(?:\((\w+(?: rank=\d+)?) pid=(\d+)\)(?:\x1b\[[\d;]*m)? )?"
+    r"(?:\x1b\[[\d;]*m)?(?:DEBUG|INFO|WARNING|ERROR)(?:\x1b\[[\d;]*m)? (\d\d)-(\d\d) (\d\d):(\d\d):(\d\d)",
+    re.ASCII,
+)
+"""A line of vLLM's log as its issues and documents show it: process, level (coloured on a terminal), month-day and time
+without a year, [file:line], message."""
+
+_DAYS_BEFORE = (0, 31, 59, 90, 120, 151, 181, 212, 243, 273, 304, 334)
+_DAY = 86_400
+
+
+class LogClock:
+    """Moments of the lines of one log, which come in order, over a new year too. They tell no year and no time zone."""
+
+    def __init__(self) -> None:
+        self._added = 0
+        self._last = 0.0
+        self._leap = False
+
+    def read(self, line: str) -> Moment | None:
+        """When `line` was written; None for a line that does not tell."""
+        match = PREFIX.search(line, 0, 512)
+        if match is None:
+            return None
+        month, day, hour, minute, second = (int(match[group]) for group in range(3, 8))
+        self._leap |= (month, day) == (2, 29)
+        days = _DAYS_BEFORE[(month - 1) % 12] + day + (self._leap and month > 2)
+        now = self._added + days * _DAY + hour * 3600 + minute * 60 + second
+        if now < self._last - 180 * _DAY:
+            self._added += 365 * _DAY
+            now += 365 * _DAY
+            self._leap = False
+        self._last = max(self._last, now)
+        return Moment(float(now), "relative")
+
+
+def process(line: str) -> tuple[str, str]:
+    """Which process wrote `line`: its name, as "Worker_TP0" or "VllmWorker rank=0", and its number; "" if not told."""
+    match = PREFIX.search(line, 0, 512)
+    return ("", "") if match is None or match[1] is None else (match[1], match[2])
+
+
+RECEIVED = re.compile(r"\b(?:Received request (\S+): |Request (\S+) details: prompt: )")
+GENERATED = re.compile(r"\bGenerated response (\S+?)( \(streaming (?:delta|complete)\))?: output: ")
+DELTA = " (streaming delta)"
+PROMPT_IDS = ", prompt_token_ids: "
+OUTPUT_IDS = ", output_token_ids: "
+PROMPT_TEXT = re.compile(r"\bprompt: ('(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")")
+OUTPUT_TEXT = re.compile(r"\boutput: ('(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")")
+
+ESCAPE = re.compile(r"\\(?:x..|u.{4}|U.{8}|.)")
+"""One character of a text as Python's repr escapes it."""
+
+WAITING, ANSWERED = 1 << 16, 1 << 10
+"""Requests that are remembered until they are answered, and then for further answers; the oldest are forgotten."""
+
+REMEDY = "start vLLM with --enable-log-requests --enable-log-outputs and VLLM_LOGGING_LEVEL=DEBUG"
+
+
+@dataclass
+class _Request:
+    arrived: Moment | None
+    prompt: int = 0
+    streamed: int = 0
+    answers: int = 0
+
+
+class VllmRequests(RequestFormat):
+    """Lines "Received request …" and "Generated response …" of a server's log, among any others.
+
+    A request counts when it is answered, and arrived when it was received. In older versions the first line has the
+    prompt's token ids, later a line "Request … details" at DEBUG. Of a streamed answer the deltas are counted. Several
+    answers to one prompt are as many requests, whose prompt is cached for all but the first. Times are seconds without
+    a year.
+    """
+
+    name = "vllm-requests"
+    title = "vLLM request log"
+    source = "vLLM, vllm/entrypoints/logger.py at 01ff126 (ids in one line) and 63c2b7a (ids at DEBUG)"
+
+    def recognises(self, head: Head) -> bool:
+        """Whether a line tells of a request, with lengths or without."""
+        return RECEIVED.search(head.text) is not None or GENERATED.search(head.text) is not None
+
+    def rows(self, path: str, lines: Iterator[str], fields: Fields) -> Rows:
+        """The rows. Raises InputError too for a log without lengths, and for one that cuts them (--max-log-len)."""
+        place = Place(path)
+        return FoundRows(place, _Log(place).read(lines))
+
+
+class _Log:
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._clock = LogClock()
+        self._waiting: OrderedDict[str, _Request] = OrderedDict()
+        self._answered: OrderedDict[str, _Request] = OrderedDict()
+        self._longest = 0
+        self._cut = 0
+        self.received = self.answered = self.without = self.forgotten = 0
+        place.notes = self._notes
+
+    def read(self, lines: Iterator[str]) -> Iterator[Found]:
+        for line in self._place.counted(lines):
+            if match := RECEIVED.search(line):
+                self._received(line, match[1] or match[2])
+            elif match := GENERATED.search(line):
+                found = self._generated(line, match)
+                if found is not None:
+                    self.answered += 1
+                    yield found
+        if self._cut > 1:
+            raise InputError(
+                f"{self._place.path}: the lengths are cut: {self._cut} texts of {self._longest} characters have "
+                f"{self._longest} tokens, as --max-log-len {self._longest} leaves of longer ones; {REMEDY}, and "
+                "without --max-log-len"
+            )
+        if not self.answered:
+            raise InputError(
+                f"{self._place.path}: the log has no lengths: {self.received} requests received, none of them with the "
+                f"token ids of prompt and output; {REMEDY}, or read the server's /metrics in its place"
+            )
+
+    def _received(self, line: str, name: str) -> None:
+        request = self._waiting.get(name)
+        if request is None:
+            self.received += 1
+            request = self._waiting[name] = _Request(self._clock.read(line))
+            if len(self._waiting) > WAITING:
+                self._waiting.popitem(last=False)
+                self.forgotten += 1
+        ids = _ids(line, PROMPT_IDS)
+        if ids:
+            request.prompt = ids
+            self._check(line, PROMPT_TEXT, ids)
+
+    def _generated(self, line: str, match: re.Match[str]) -> Found | None:
+        name = next((name for name in (match[1], f"{match[1]}-0") if name in self._waiting), match[1])
+        request = self._waiting.get(name) or self._answered.get(name) or self._answered.get(f"{name}-0")
+        if request is None:
+            self.without += match[2] != DELTA
+            return None
+        ids = _ids(line, OUTPUT_IDS)
+        if match[2] == DELTA:
+            request.streamed += ids
+            return None
+        if ids:
+            self._check(line, OUTPUT_TEXT, ids)
+        output = ids or request.streamed
+        request.streamed = 0
+        if not request.prompt or not output:
+            self.without += 1
+            return None
+        request.answers += 1
+        if self._waiting.pop(name, None) is not None:
+            self._answered[name] = request
+            if len(self._answered) > ANSWERED:
+                self._answered.popitem(last=False)
+        return request.arrived, request.prompt, output, 0 if request.answers == 1 else request.prompt
+
+    def _check(self, line: str, literal: re.Pattern[str], ids: int) -> None:
+        """Whether text and ids are cut to the same number, as --max-log-len does; that shows at the longest ones."""
+        if ids < self._longest:
+            return
+        if ids > self._longest:
+            self._longest, self._cut = ids, 0
+        text = literal.search(line)
+        if text is not None and len(ESCAPE.sub("?", text[1])) - 2 == ids:
+            self._cut += 1
+
+    def _notes(self) -> list[str]:
+        unanswered = self.forgotten + len(self._waiting)
+        counts = ((self.without, "answers without lengths"), (unanswered, "requests without an answer"))
+        return [f"{count} {what} were left out" for count, what in counts if count]
+
+
+def _ids(line: str, before: str) -> int:
+    """How many token ids are listed after the last `before`; text that a user wrote stands in front of it."""
+    start = line.rfind(before)
+    if start < 0:
+        return 0
+    start += len(before)
+    end = line.find("]", start)
+    return 0 if line[start : start + 1] != "[" or end <= start + 1 else line.count(",", start, end) + 1
+
+
+LINE = "Batchsize forward time stats (batchsize, count, median_time(ms)): "
+ENTRY = re.compile(r"\((\d{1,9}), (\d{1,12}), [0-9.e+-]+\)")
+RANK = re.compile(r"_(?:TP|PP|EP|DCP)\d+| rank=\d+")
+
+
+class VllmBatchSizes(StepFormat):
+    """The last line of each process, which counts all its steps since its start; sizes seen only once are not in it.
+
+    Sizes are tokens of a step after padding to a CUDA graph. Ranks of one tensor or pipeline parallel group take the
+    same steps, and the first that the log names is counted.
+    """
+
+    name = "vllm-batchsizes"
+    title = "vLLM batch-size log"
+    source = "vLLM 01fb6e2, vllm/forward_context.py; V1 hands it the padded size (v1/worker/gpu_model_runner.py)"
+    tried = 2
+
+    def recognises(self, head: Head) -> bool:
+        """Whether there is such a line."""
+        return LINE in head.text
+
+    def steps(self, path: str, lines: Iterator[str]) -> StepHistogram:
+        """The steps of all processes together."""
+        first: dict[str, str] = {}
+        ended: Counter[int] = Counter()
+        running: dict[tuple[str, str], Counter[int]] = {}
+        place = Place(path)
+        for line in place.counted(lines):
+            start = line.find(LINE)
+            if start < 0:
+                continue
+            writer = process(line)
+            if first.setdefault(RANK.sub("", writer[0]), writer[0]) != writer[0]:
+                continue
+            found = Counter({int(size): int(count) for size, count in ENTRY.findall(line, start)})
+            if not found:
+                raise InputError(f"{place}: the line lists no (batchsize, count, time); it is damaged or cut")
+            before = running.get(writer, Counter())
+            if any(found[size] < count for size, count in before.items()):
+                ended.update(before)
+            running[writer] = found
+        for last in running.values():
+            ended.update(last)
+        if not ended:
+            raise InputError(f"{path}: no line lists batch sizes; start vLLM with VLLM_LOG_BATCHSIZE_INTERVAL=60")
+        counts = {StepKey("any", (size,), None): count for size, count in sorted(ended.items())}
+        return StepHistogram(("tokens",), counts, padded=True)
+
+
+HEADER = re.compile(
+    r"\|\s*Unpadded Tokens\s*\|\s*Padded Tokens\s*\|\s*Num Paddings\s*\|\s*Runtime Mode\s*\|\s*Count\s*\|"
+)
+ROW = re.compile(r"\|\s*(\d{1,9})\s*\|\s*(\d{1,9})\s*\|\s*(\d{1,9})\s*\|\s*(\w+)\s*\|\s*(\d{1,12})\s*\|")
+
+EAGER = "NONE"
+"""The runtime mode of steps that ran without a graph."""
+
+
+class VllmCudagraphs(StepFormat):
+    """Every table in a server's log; each counts the steps since the one before it, and all are added up.
+
+    The first engine of each process prints its own; with data parallelism the engines' steps are added up too.
+    """
+
+    name = "vllm-cudagraphs"
+    title = "vLLM --cudagraph-metrics table"
+    source = "vLLM 018fe84, vllm/compilation/cuda_graph.py"
+    tried = 1
+
+    def recognises(self, head: Head) -> bool:
+        """Whether there is a table's header."""
+        return HEADER.search(head.text) is not None
+
+    def steps(self, path: str, lines: Iterator[str]) -> StepHistogram:
+        """The steps of all tables."""
+        counts: Counter[StepKey] = Counter()
+        eager = 0
+        place = Place(path)
+        for line in place.counted(lines):
+            match = ROW.search(line)
+            if match is None:
+                continue
+            real, padded, more, count = (int(match[group]) for group in (1, 2, 3, 5))
+            if padded != real + more:
+                raise InputError(f"{place}: {real} tokens and {more} paddings are not {padded}; the table is damaged")
+            eager += count if match[4] == EAGER else 0
+            counts[StepKey("any", (real,), (padded,))] += count
+        if not counts:
+            raise InputError(
+                f"{path}: no table of CUDA graphs has a row; start vLLM with --cudagraph-metrics, and without "
+                "--disable-log-stats"
+            )
+        notes = (f"{eager} of {counts.total()} steps ran without a graph",) if eager else ()
+        return StepHistogram(("tokens",), counts, notes=notes)

@@ -1,0 +1,12 @@
+"""vLLM on Intel Gaudi: the planner of the plug-in vllm-gaudi, restated, and Gaudi's recipe cache."""
+
+from __future__ import annotations
+
+from llmc.integrations.base import Deployment, Integration
+
+INTEGRATION = Integration(
+    buckets="llmc.integrations.vllm_gaudi.buckets:VllmGaudi",
+    caches={"gaudi": "llmc.integrations.vllm_gaudi.cache:GaudiCache"},
+    logs={"vllm-gaudi": "llmc.integrations.vllm_gaudi.logs:VllmGaudiLog"},
+    deployment=Deployment("hpu", {"PT_HPU_RECIPE_CACHE_CONFIG": "/cache/recipes,false,8192"}),
+)

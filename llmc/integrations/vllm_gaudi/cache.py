@@ -1,0 +1,77 @@
+"""The recipe cache of Gaudi: the folder in PT_HPU_RECIPE_CACHE_CONFIG=<folder>,<delete>,<MiB>.
+
+    <graph>_<device, hex>_syn<version>.recipe, and .metadata beside it
+
+The names: mcv/pkg/cache/habana.go of redhat-et/GKM (September 2026). What it calls the device is a hash of the Gaudi
+libraries and of variables that compiling depends on (HabanaAI/gaudi-pytorch-bridge, habana_serialization/
+cache_version.h). With another number of KV cache blocks every
+recipe misses (HabanaAI/vllm-fork#1054). No file says that number: it is given when the cache is packed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+
+from llmc.artifacts.third_party.base import Fact, ImageForm, ThirdPartyCache
+from llmc.artifacts.third_party.tree import Tree
+from llmc.errors import InputError
+from llmc.integrations import kserve
+
+VARIABLE = "PT_HPU_RECIPE_CACHE_CONFIG"
+RECIPE, METADATA = ".recipe", ".metadata"
+_NAME = re.compile(r"(?:.*/)?(\d+)_([0-9a-f]+)_syn([\d.]+[0-9a-f]*)\.(?:recipe|metadata)")
+
+
+class GaudiCache(ThirdPartyCache):
+    """Gaudi's recipes."""
+
+    name = "gaudi"
+    looks_like = f"Gaudi keeps GRAPH_DEVICE_synVERSION{RECIPE} and {METADATA} in the folder that {VARIABLE} names"
+    variables = (VARIABLE,)
+    packages = ("habana-torch-plugin", "vllm", "vllm-gaudi", "torch")
+    must_match = ("version.*", "device", "synapse", "num_hpu_blocks")
+
+    def unit(self, path: str) -> str:
+        """A recipe and its metadata."""
+        return path.rpartition(".")[0] if _NAME.fullmatch(path) else path
+
+    def entries(self, tree: Tree) -> Iterable[str]:
+        """The recipes."""
+        return {self.unit(path) for path in tree.files if path.endswith(RECIPE) and _NAME.fullmatch(path)}
+
+    def incomplete(self, tree: Tree) -> Mapping[str, str]:
+        """Empty files, and recipes or metadata without the other."""
+        found = {}
+        for path, file in tree.files.items():
+            if _NAME.fullmatch(path) is None:
+                continue
+            unit = self.unit(path)
+            other = unit + (METADATA if path.endswith(RECIPE) else RECIPE)
+            if not file.size:
+                found[unit] = f"is torn ({path.rpartition('/')[2]} is empty)"
+            elif other not in tree.files:
+                found[unit] = f"is not complete (no {other.rpartition('/')[2]})"
+        return found
+
+    def facts(self, tree: Tree) -> Iterable[Fact]:
+        """Device and version in the names."""
+        for path in tree.files:
+            if (match := _NAME.fullmatch(path)) is not None:
+                yield Fact("device", match[2])
+                yield Fact("synapse", match[3])
+
+    def place(self, environment: Mapping[str, str]) -> str | None:
+        """Raises InputError where the server deletes the folder at its start."""
+        config = environment.get(VARIABLE)
+        if config is None:
+            return None
+        folder, delete, *_ = [*(part.strip() for part in config.split(",")), ""]
+        if delete.lower() in {"true", "1"}:
+            raise InputError(
+                f"{VARIABLE}={config}: the second field makes the server delete {folder} at its start; set it to false"
+            )
+        return folder or None
+
+    def image(self, tree: Tree, facts: Mapping[str, str], entries: Collection[str]) -> ImageForm:
+        return kserve.habana_image(tree, entries)

@@ -1,0 +1,216 @@
+"""The steps of traffic: prompts in the runner's groups, decodes of all running sequences, both in blocks.
+
+Rules of vllm_gaudi/v1/worker/hpu_model_runner.py (_extract_prefill_batch_contents, _can_merge_prefill_contents,
+_create_decode_input_data, get_habana_paged_attn_buffers), August 2026. Contiguous paged attention pays for the highest
+block that a step reads (`Pool`).
+
+vLLM V1 hands blocks out of a queue (vllm/v1/core/block_pool.py): block 0 is never used, a request takes the first of
+the queue, and what it gives back goes to its end, its last block first. So ids walk through the whole cache. The
+plug-in's defragmenter (vllm_gaudi/extension/defragmentation.py, on by default with contiguous PA) maps them to places:
+before a step whose highest used place is above the number of used ones plus VLLM_DEFRAG_THRESHOLD, it moves the
+highest ones, at most 512, to the lowest free places.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
+from heapq import heapify, heappop, heappush
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmc.buckets.traffic.chunked import Chunk, MixedSteps
+from llmc.integrations.base import Demand, Shape
+from llmc.integrations.vllm_gaudi.config import DECODE, PROMPT, View
+
+MOST_MOVES = 512
+"""Blocks that one pass of the defragmenter moves."""
+
+
+class Pool:
+    """The blocks of the requests of a simulated server; nothing is cached beyond a request, and none is preempted: a
+    request that finds the cache empty takes a block beyond it."""
+
+    def __init__(self, view: View) -> None:
+        self._block = view.block
+        self._threshold = view.number("defrag_threshold") if view.defrag else None
+        self._fresh, self._size = 1, view.pool
+        self._queue: deque[int] = deque()
+        self._held: dict[int, list[int]] = {}
+        self._place: dict[int, int] = {}
+        self._id_at: dict[int, int] = {}
+        self._used: set[int] = set()
+        self._high: list[int] = []
+        self._low: list[int] = []
+        self._reach = 1
+
+    def take(self, step: MixedSteps) -> Iterator[tuple[int, int, int]]:
+        """(decoding sequences, highest place + 1, steps) of the decode steps of `step`, in order."""
+        for number in step.finished:
+            self._free(number)
+        for chunk in step.chunks:
+            self._grow(chunk.request, chunk.past + chunk.new)
+        numbers = step.requests.tolist()
+        filled = step.cached % self._block
+        for place in np.flatnonzero(filled == 0).tolist():
+            self._grow(numbers[place], int(step.cached[place]) + 1)
+        self._defragment()
+        if not numbers:
+            return
+        first = self._block - filled
+        turns: dict[int, list[int]] = {}
+        for place in np.flatnonzero(first < step.steps).tolist():
+            for turn in range(int(first[place]), step.steps, self._block):
+                turns.setdefault(turn, []).append(numbers[place])
+        last = 0
+        for turn in sorted(turns):
+            yield len(numbers), self._highest() + 1, turn - last
+            for number in turns[turn]:
+                self._add(number)
+            self._defragment()
+            last = turn
+        yield len(numbers), self._highest() + 1, step.steps - last
+
+    def _grow(self, number: int, tokens: int) -> None:
+        held = self._held.setdefault(number, [])
+        for _ in range(len(held), -(-tokens // self._block)):
+            self._add(number)
+
+    def _add(self, number: int) -> None:
+        if self._fresh < self._size or not self._queue:
+            block = self._fresh
+            self._fresh += 1
+        else:
+            block = self._queue.popleft()
+        self._held[number].append(block)
+        self._use(self._place.get(block, block))
+
+    def _use(self, place: int) -> None:
+        self._used.add(place)
+        heappush(self._high, -place)
+        while self._reach <= place:
+            heappush(self._low, self._reach)
+            self._reach += 1
+
+    def _free(self, number: int) -> None:
+        for block in reversed(self._held.pop(number)):
+            self._queue.append(block)
+            place = self._place.get(block, block)
+            self._used.remove(place)
+            heappush(self._low, place)
+
+    def _highest(self) -> int:
+        while self._high and -self._high[0] not in self._used:
+            heappop(self._high)
+        return -self._high[0] if self._high else 0
+
+    def _lowest_free(self) -> int:
+        while self._low and self._low[0] in self._used:
+            heappop(self._low)
+        return self._low[0] if self._low else self._reach
+
+    def _defragment(self) -> None:
+        if self._threshold is None or self._highest() - self._threshold <= len(self._used):
+            return
+        for _ in range(MOST_MOVES):
+            source, target = self._highest(), self._lowest_free()
+            if target > source:
+                break
+            moved, other = self._id_at.get(source, source), self._id_at.get(target, target)
+            self._place[moved], self._place[other] = target, source
+            self._id_at[target], self._id_at[source] = moved, other
+            self._used.remove(source)
+            self._use(target)
+            heappush(self._low, source)
+        if len(self._low) > 4 * self._reach:
+            self._low = [place for place in range(1, self._reach) if place not in self._used]
+            heapify(self._low)
+
+
+Ints = NDArray[np.int64]
+
+
+def count(view: View, steps: Iterable[MixedSteps]) -> Iterator[Demand]:
+    """The demands of `steps`, each shape once; memory grows with distinct shapes.
+
+    A prompt step is (sequences, longest query, longest context in blocks). Sequences without context run together, in
+    order, at most VLLM_PROMPT_BS_BUCKET_MAX of them and while sequences · longest query stay within
+    max_num_batched_tokens (the runner asks that of the padded numbers); one with context runs alone; merged prefill
+    runs all as one sequence. A decode step is (sequences, 1, blocks): the blocks of all sequences, each with room for
+    the token of the step, or with contiguous PA the highest block id + 1. k drafts make k + 1 rows of each sequence,
+    each with all its blocks.
+    """
+    prompts: Counter[Shape] = Counter()
+    real: Counter[Shape] = Counter()
+    decodes = _Decodes()
+    pool = Pool(view) if view.contiguous else None
+    for step in steps:
+        for group in groups(view, step.chunks):
+            contexts = [-(-chunk.past // view.block) for chunk in group]
+            news = [chunk.new for chunk in group]
+            shape: Shape = (1, sum(news), sum(contexts)) if view.merged else (len(group), max(news), max(contexts))
+            prompts[shape] += 1
+            real[shape] += sum(news) + sum(contexts)
+        if pool is not None:
+            for batch, highest, number in pool.take(step):
+                decodes.add(batch, highest, np.array([number]))
+        elif len(step.cached):
+            decodes.add(len(step.cached), *blocks(step.cached, step.steps, view.block))
+    for shape, number in prompts.items():
+        yield Demand(PROMPT, shape, number, real[shape])
+    rows = 1 + view.drafts
+    for batch, context, number in decodes.counted():
+        needed = context if view.contiguous else context * rows
+        yield Demand(DECODE, (batch * rows, 1, needed), number, number * (batch * rows + needed))
+
+
+def groups(view: View, chunks: Iterable[Chunk]) -> Iterator[list[Chunk]]:
+    """The chunks that run together, in their order."""
+    group: list[Chunk] = []
+    for chunk in chunks:
+        rows = len(group) + 1
+        fits = rows <= view.prefill and rows * max([chunk.new, *(c.new for c in group)]) <= view.tokens
+        if group and not view.merged and (chunk.past or group[0].past or not fits):
+            yield group
+            group = []
+        group.append(chunk)
+    if group:
+        yield group
+
+
+def blocks(cached: Ints, steps: int, block: int) -> tuple[int, Ints]:
+    """Blocks of all sequences in each of `steps` steps, in which every one grows by a token: (least, how many steps
+    have least, least + 1, … blocks)."""
+    least = int((cached // block + 1).sum())
+    if steps == 1:
+        return least, np.ones(1, np.int64)
+    starts = block - cached % block
+    grown = np.concatenate([starts + block * turn for turn in range(-(-steps // block))])
+    added = np.bincount(grown[grown < steps], minlength=steps)
+    return least, np.bincount(np.cumsum(added))
+
+
+class _Decodes:
+    """Steps by sequences and blocks."""
+
+    def __init__(self) -> None:
+        self._rows: dict[int, Ints] = {}
+
+    def add(self, batch: int, least: int, steps: Ints) -> None:
+        """steps[i] more steps of `batch` sequences with least + i blocks."""
+        end = least + len(steps)
+        row = self._rows.get(batch)
+        if row is None or len(row) < end:
+            grown = np.zeros(2 * end, np.int64)
+            if row is not None:
+                grown[: len(row)] = row
+            row = self._rows[batch] = grown
+        row[least:end] += steps
+
+    def counted(self) -> Iterator[tuple[int, int, int]]:
+        """(sequences, blocks, steps), ascending."""
+        for batch in sorted(self._rows):
+            row = self._rows[batch]
+            for context in np.flatnonzero(row).tolist():
+                yield batch, context, int(row[context])

@@ -1,0 +1,11 @@
+"""vLLM on AWS Trainium: the plug-in vLLM Neuron."""
+
+from __future__ import annotations
+
+from llmc.integrations.base import Deployment, Integration
+
+INTEGRATION = Integration(
+    buckets="llmc.integrations.vllm_neuron.buckets:VllmNeuron",
+    caches={"vllm-neuron": "llmc.integrations.vllm_neuron.cache:VllmNeuronCache"},
+    deployment=Deployment("neuron", {"VLLM_CACHE_ROOT": "/cache/vllm"}),
+)

@@ -1,0 +1,101 @@
+"""Entries of packed caches that come from anywhere: sound, or refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmc.artifacts.bundle.native import code_of_entry
+from llmc.artifacts.digest import Blob, digest_bytes
+from llmc.artifacts.key import Key
+from llmc.artifacts.store.entries import Entry
+from llmc.artifacts.third_party.contents import Contents, PackedFile, read_contents
+from llmc.errors import ArtifactError
+
+BLOB = Blob(digest_bytes(b"x"), 1)
+
+
+def contents(*paths: str, folders: tuple[str, ...] = (), **changes: Any) -> Contents:
+    files = {path: PackedFile(BLOB, executable=False) for path in paths}
+    members = {
+        "cache": "jax",
+        "facts": {"a": "b"},
+        "image_folder": "io.jax.cache",
+        "image_labels": {},
+        "image_files": {},
+    }
+    return Contents(files=files, folders=folders, **(members | changes))  # type: ignore[arg-type]
+
+
+def entry(made: Contents) -> Entry:
+    return Entry(made.key(), made.outputs(), made.meta(), 0.0, 0.0)
+
+
+def test_a_sound_one_reads_back() -> None:
+    made = contents("a/b", "c", folders=("d",), image_files={"io.x/manifest.json": BLOB})
+    assert read_contents(entry(made), "x") == made
+
+
+@pytest.mark.parametrize("path", ["../../etc/cron.d/x", "/etc/passwd", "a/../b", "", "a\nb", "a//b", "x" * 300])
+def test_a_path_that_leaves_the_folder_is_refused(path: str) -> None:
+    for made in (contents(path), contents("a", folders=(path,)), contents("a", image_files={path: BLOB})):
+        with pytest.raises(ArtifactError, match="a path cannot be made"):
+            read_contents(entry(made), "x")
+    with pytest.raises(ArtifactError, match="cannot be made"):
+        read_contents(entry(contents("a", image_folder=path)), "x")
+
+
+def test_a_file_that_is_a_folder_too_is_refused() -> None:
+    with pytest.raises(ArtifactError, match="'a' is a file, or an empty folder, and has 'a/b' in it"):
+        read_contents(entry(contents("a", "a/b")), "x")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"executable": ["a", "a"]}, {"executable": ["b"]}, {"executable": [1]}, {"executable": None}, {"folders": "ab"},
+        {"folders": [["a"]]}, {"image": None}, {"image": {"folder": "a"}}, {"more": 1},
+        {"image": {"folder": "a", "labels": {"a": 1}}}, {"image": {"folder": "a", "labels": {}, "more": 1}},
+    ],
+)  # fmt: skip
+def test_other_members_are_refused(change: dict[str, Any]) -> None:
+    good = entry(contents("a"))
+    with pytest.raises(ArtifactError, match="pack the cache again"):
+        read_contents(good._replace(meta={**good.meta, **change}), "x")
+
+
+def test_files_that_the_key_does_not_name_are_refused() -> None:
+    good = entry(contents("a"))
+    for outputs in ({"tree/a": Blob(digest_bytes(b"y"), 1)}, {**good.outputs, "tree/b": BLOB}, {"other": BLOB}, {}):
+        with pytest.raises(ArtifactError, match=r"not what its key says|has an output 'other'"):
+            read_contents(good._replace(outputs=outputs), "x")
+
+
+def test_another_version_of_the_format_says_so() -> None:
+    good = entry(contents("a"))
+    with pytest.raises(ArtifactError, match="a cache packed in format 2, where this llmc reads 1; pack it again"):
+        read_contents(good._replace(meta={**good.meta, "schema": 2}), "x")
+
+
+def test_another_entry_is_not_a_cache() -> None:
+    with pytest.raises(ArtifactError, match="x: a weights, not a packed cache"):
+        read_contents(entry(contents("a"))._replace(key=Key("weights", {"a": 1})), "x")
+
+
+def test_a_packed_cache_counts_as_code_whatever_it_says() -> None:
+    for meta in ({}, {"state": "portable"}):
+        assert code_of_entry(contents("a").key(), meta) is not None
+
+
+def test_the_digest_covers_names_content_and_modes(tmp_path: Path) -> None:
+    base = contents("a")
+    other = Blob(digest_bytes(b"y"), 1)
+    changed = [
+        contents("b"), contents("a", "b"), contents("a", folders=("b",)),
+        base._replace(files={"a": PackedFile(other, executable=False)}),
+        base._replace(files={"a": PackedFile(BLOB, executable=True)}),
+    ]  # fmt: skip
+    assert len({made.key() for made in [base, *changed]}) == 6
+    assert base._replace(facts={"a": "c"}).key() != base.key()

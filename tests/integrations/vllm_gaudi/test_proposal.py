@@ -1,0 +1,131 @@
+"""Proposed lists: all of them are kept, nothing admissible misses, and they pad less than the server's own."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmc.errors import InputError
+from llmc.integrations.base import Demand, Lists, Setup, Shape
+from llmc.integrations.vllm_gaudi.config import View
+from llmc.integrations.vllm_gaudi.proposal import required_decodes, required_prompts
+from tests.integrations.vllm_gaudi.setups import GAUDI, setup, setups
+from tests.tiers import examples
+
+
+def admissible(made: Setup, data: st.DataObject) -> tuple[str, Shape]:
+    """A step that can happen: prompts within the tokens of a step, decodes within max_model_len and the cache."""
+    seen = View.of(made)
+    if data.draw(st.booleans()):
+        past = data.draw(st.integers(0, seen.longest_prompt - 1))
+        new = data.draw(st.integers(1, min(seen.tokens, seen.longest_prompt - past)))
+        batch = 1 if past else data.draw(st.integers(1, min(seen.prefill, seen.seqs, max(1, seen.tokens // new))))
+        return "prompt", (batch, new, -(-past // seen.block))
+    batch = data.draw(st.integers(1, seen.seqs))
+    most = batch * seen.blocks_each
+    if seen.contiguous:
+        return "decode", (batch * (1 + seen.drafts), 1, data.draw(st.integers(2, seen.pool)))
+    blocks = data.draw(st.integers(batch, max(batch, min(most, 3 * seen.pool))))
+    return "decode", (batch * (1 + seen.drafts), 1, blocks * (1 + seen.drafts))
+
+
+@examples(20)
+@given(setups(), st.integers(3, 40), st.data())
+def test_nothing_proposed_is_left_out_and_nothing_admissible_misses(
+    made: Setup, most: int, data: st.DataObject
+) -> None:
+    steps: dict[str, dict[Shape, Demand]] = {"prompt": {}, "decode": {}}
+    for _ in range(data.draw(st.integers(0, 12))):
+        family, shape = admissible(made, data)
+        steps[family][shape] = Demand(family, shape, data.draw(st.integers(1, 50)), 1)
+    limits = {"prompt": most + 8, "decode": most}
+    lists = GAUDI.propose(made, steps, limits)
+    accepted = GAUDI.accept(made, lists)
+    assert not accepted.dropped and accepted.lists == lists
+    assert all(len(accepted.lists[family]) <= limits[family] for family in limits)
+    for _ in range(20):
+        family, shape = admissible(made, data)
+        assert GAUDI.finder(made, family, accepted.lists[family]).find(shape).miss is None, shape
+
+
+def padded(made: Setup, lists: Lists, steps: dict[str, dict[Shape, Demand]]) -> int:
+    total = 0
+    for family, demands in steps.items():
+        finder = GAUDI.finder(made, family, lists[family])
+        for shape, demand in demands.items():
+            found = finder.find(shape)
+            assert found.miss is None
+            total += demand.steps * GAUDI.work(made, family, found.shape)
+    return total
+
+
+@examples(20)
+@given(
+    st.lists(st.tuples(st.integers(1, 32), st.integers(1, 60), st.integers(1, 20)), min_size=4, max_size=60),
+    st.booleans(),
+)
+def test_a_proposal_pads_no_more_than_the_servers_own_list(rows: list[tuple[int, int, int]], contiguous: bool) -> None:
+    made = setup(8192, 32, 2048, contiguous_pa=contiguous)
+    steps: dict[str, dict[Shape, Demand]] = {"decode": {}, "prompt": {}}
+    for batch, blocks, count in rows:
+        shape = (batch, 1, batch * blocks + contiguous)
+        steps["decode"][shape] = Demand("decode", shape, count, 1)
+        query = (1, 33 * blocks, batch)
+        steps["prompt"][query] = Demand("prompt", query, count, 1)
+    own = GAUDI.default(made)
+    lists = GAUDI.propose(made, steps, {family: len(shapes) for family, shapes in own.items()})
+    assert padded(made, lists, steps) <= padded(made, own, steps)
+
+
+@examples(15)
+@given(setups(contiguous_pa=True, num_speculative_tokens=0), st.integers(1, 40), st.data())
+def test_with_contiguous_attention_every_row_reaches_the_end_of_the_cache(
+    made: Setup, most: int, data: st.DataObject
+) -> None:
+    """The runner looks a step up twice, by its blocks in use and by its highest block: both must end in one row."""
+    seen = View.of(made)
+    steps = {}
+    for _ in range(data.draw(st.integers(1, 12))):
+        shape = (data.draw(st.integers(1, seen.seqs)), 1, data.draw(st.integers(2, seen.pool)))
+        steps[shape] = Demand("decode", shape, data.draw(st.integers(1, 50)), 1)
+    lists = GAUDI.propose(made, {"decode": steps}, {"prompt": 9, "decode": most})
+    assert all((batch, 1, seen.pool) in lists["decode"] for batch, _, _ in lists["decode"])
+    finder = GAUDI.finder(made, "decode", lists["decode"])
+    for batch, _, highest in steps:
+        used = data.draw(st.integers(1, highest - 1))
+        padded_batch = finder.find((batch, 1, used)).shape[0]
+        assert finder.find((padded_batch, 1, highest)).shape == finder.find((batch, 1, highest)).shape
+
+
+def test_the_buckets_that_are_there_in_any_case() -> None:
+    seen = View.of(setup(8192, 32, 2048, prompt_bs_max=3))
+    assert required_prompts(seen) == [(1, 2048, 64), (2, 1024, 0), (3, 682, 0)]
+    assert required_decodes(seen) == [(32, 1, 2048)]
+    small = View.of(setup(8192, 32, 2048, num_hpu_blocks=600, contiguous_pa=True))
+    assert required_decodes(small) == [(32, 1, 600)]
+
+
+def test_too_few_graphs_are_refused() -> None:
+    made = setup(prompt_bs_max=4)
+    with pytest.raises(InputError, match="3 prompt buckets do not reach every admissible step; allow 4"):
+        GAUDI.propose(made, {}, {"prompt": 3, "decode": 5})
+    with pytest.raises(InputError, match="decode buckets do not reach"):
+        GAUDI.propose(setup(num_speculative_tokens=1), {}, {"prompt": 3, "decode": 2})
+    with pytest.raises(InputError, match="merged prefill"):
+        GAUDI.propose(setup(merged_prefill=True), {}, {"prompt": 3, "decode": 2})
+
+
+def test_queries_are_whole_blocks_of_128() -> None:
+    made = setup(8192, 32, 2048)
+    steps = {"prompt": {(1, 200, 0): Demand("prompt", (1, 200, 0), 5, 1000)}, "decode": {}}
+    assert GAUDI.propose(made, steps, {"prompt": 2, "decode": 1})["prompt"] == ((1, 256, 0), (1, 2048, 64))
+
+
+def test_graphs_that_past_traffic_does_not_need_go_where_steps_may_yet_be() -> None:
+    made = setup(8192, 32, 2048)
+    steps = {"decode": {(1, 1, 2): Demand("decode", (1, 1, 2), 10_000, 30_000)}}
+    lists = GAUDI.propose(made, steps, {"prompt": 2, "decode": 20})
+    assert lists["decode"][0] == (1, 1, 2)
+    found = GAUDI.finder(made, "decode", lists["decode"]).find((9, 1, 200)).shape
+    assert GAUDI.work(made, "decode", found) <= 1.25 * (9 + 200)
