@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -51,3 +51,15 @@ def read_text(path: str | os.PathLike[str], what: str) -> str:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read the {what} {os.fspath(path)}: {error}") from None
+
+
+def write_texts(folder: Path, texts: Mapping[str, str], what: str) -> list[str]:
+    """Write texts by path below `folder`, which is made, and return the paths. Raises InputError, naming `what`."""
+    for path in {folder, *((folder / name).parent for name in texts)}:
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"cannot make the folder {path}: {error.strerror or error}") from None
+    for name, text in texts.items():
+        write_text(folder / name, text, what)
+    return list(texts)

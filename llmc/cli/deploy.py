@@ -134,8 +134,7 @@ def deploy(
       llmc deploy github-actions --bundle bundle --model org/model --bundle-image oci://ghcr.io/org/model:cpu -o .
     """
     from llmc.deploy import create
-    from llmc.deploy.request import options_for
-    from llmc.deploy.writing import write
+    from llmc.deploy.request import options_for, write
 
     chosen = create(kind)
     if (output is None) != show:

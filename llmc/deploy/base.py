@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
-from llmc.deploy.names import label
-from llmc.deploy.quoting import FILTERS, Written
+from llmc.deploy.quoting import FILTERS, Written, label
 from llmc.errors import InputError
 from llmc.version import __version__
 

@@ -1,18 +1,20 @@
-"""`llmc deploy docker`: a Dockerfile that compiles, and a slim image that serves, without torch and without root."""
+"""`llmc deploy docker` and `compose`: images, and a service over the one that serves."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar
 
 from llmc.deploy.base import Kind, Options, base_image
+from llmc.errors import InputError
 
 
 class Docker(Kind):
-    """See the module's docstring."""
+    """A Dockerfile that compiles, and a slim image that serves, without torch and without root."""
 
-    name: ClassVar[str] = "docker"
-    takes: ClassVar[tuple[str, ...]] = ("bundle", "base_image", "port")
+    name = "docker"
+    takes = ("bundle", "base_image", "port")
     templates: ClassVar[Mapping[str, str]] = {
         "Dockerfile": "docker/Dockerfile", ".dockerignore": "docker/dockerignore",
     }  # fmt: skip
@@ -25,3 +27,22 @@ class Docker(Kind):
     def values(self, options: Options) -> dict[str, Any]:
         """The image that all stages are built on."""
         return {**super().values(options), "base_image": base_image(options)}
+
+
+class Compose(Kind):
+    """A service of Docker Compose over the image of `Docker`."""
+
+    name = "compose"
+    takes = ("bundle", "image", "port", "cpus")
+    templates: ClassVar[Mapping[str, str]] = {"compose.yaml": "compose/compose.yaml"}
+
+    def values(self, options: Options) -> dict[str, Any]:
+        """The bundle's folder, the image, and the device's part. Raises InputError for a bundle that is no folder."""
+        folder = Path(options.bundle_path).absolute()
+        if not folder.is_dir():
+            raise InputError(f"{options.bundle_path} is not a folder, which a container could mount; pull it with -o")
+        found = super().values(options)
+        return {
+            **found, "folder": str(folder), "image": options.image or f"llmc-{options.label}:latest",
+            "devices": [f"{one}:{one}" for one in found["hosting"].devices],
+        }  # fmt: skip

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmc.compiler.estimates.server import Server
 from llmc.compiler.targets.hosting import Hosting
-from llmc.deploy.names import label
+from llmc.deploy.quoting import label
 from llmc.errors import ArtifactError, InputError
 
 if TYPE_CHECKING:

@@ -1,13 +1,10 @@
-"""`llmc deploy kubernetes`: a kustomize base, with the device's plug-in and node labels, and a job that certifies.
-
-Requests that wait or run scale it: an HPA of autoscaling/v2, which is Kubernetes' own, over the metrics of the
-Prometheus adapter. KEDA would make the same HPA, and needs a CRD of its own.
-"""
+"""`llmc deploy kubernetes` and `kserve`."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmc.artifacts.bundle.kernel_sets import sets_in
@@ -17,20 +14,25 @@ from llmc.errors import InputError
 if TYPE_CHECKING:
     from llmc.artifacts.oci.reference import Reference
 
+
 PROBE_S = 5
 BUSY = 0.8
 """Share of the slots that run, on average of all servers, above which one is added."""
 
 
 class Kubernetes(Kind):
-    """See the module's docstring."""
+    """A kustomize base, with the device's plug-in and node labels, and a job that certifies.
 
-    name: ClassVar[str] = "kubernetes"
-    takes: ClassVar[tuple[str, ...]] = (
+    Requests that wait or run scale it: an HPA of autoscaling/v2, which is Kubernetes' own, over the metrics of the
+    Prometheus adapter. KEDA would make the same HPA, and needs a CRD of its own.
+    """
+
+    name = "kubernetes"
+    takes = (
         "bundle", "bundle_image", "image", "namespace", "replicas", "max_replicas", "port", "cpus", "pull",
         "trusted_keys", "api_key_secret", "allow_from",
     )  # fmt: skip
-    needs: ClassVar[tuple[str, ...]] = ("bundle", "image", "bundle_image")
+    needs = ("bundle", "image", "bundle_image")
     templates: ClassVar[Mapping[str, str]] = {
         f"{name}.yaml": f"kubernetes/{name}"
         for name in (
@@ -81,3 +83,25 @@ def registry_port(reference: Reference) -> int:
 
 def _architecture(name: str) -> dict[str, str]:
     return {"kubernetes.io/arch": name} if name else {}
+
+
+class Kserve(Kind):
+    """A ServingRuntime that opens the bundle from its registry, and an InferenceService on it.
+
+    The server pulls the image itself (`llmc serve oci://…`), which checks the signature: KServe's own `oci://` wants a
+    model below /models of an image that has a shell (KServe 0.15, "Modelcars"), and a bundle's image has neither.
+    """
+
+    name = "kserve"
+    takes = (
+        "bundle", "bundle_image", "image", "namespace", "replicas", "max_replicas", "cpus", "trusted_keys",
+        "api_key_secret",
+    )  # fmt: skip
+    needs = Kubernetes.needs
+    templates: ClassVar[Mapping[str, str]] = {
+        "serving-runtime.yaml": "kserve/serving-runtime", "inference-service.yaml": "kserve/inference-service",
+    }  # fmt: skip
+
+    def values(self, options: Options) -> dict[str, Any]:
+        """As of pods that pull the bundle."""
+        return Kubernetes().values(replace(options, pull=True))

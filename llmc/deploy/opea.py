@@ -1,9 +1,4 @@
-"""`llmc deploy opea`: OPEA's guide of a vLLM endpoint, over a bundle: its launch script's seven parameters, and its two
-forms of a request.
-
-What was compiled is fixed, so of block_size, max_num_seqs and max_seq_len_to_capture the script takes those of the
-bundle alone, and says how to compile for others.
-"""
+"""`llmc deploy opea`."""
 
 from __future__ import annotations
 
@@ -11,17 +6,21 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmc.deploy.base import Kind, Options
-from llmc.deploy.compose import Compose
+from llmc.deploy.docker import Compose
 
 if TYPE_CHECKING:
     from llmc.compiler.targets.hosting import Hosting
 
 
 class Opea(Kind):
-    """See the module's docstring."""
+    """OPEA's guide of a vLLM endpoint, over a bundle: its launch script's seven parameters, its two forms of a request.
 
-    name: ClassVar[str] = "opea"
-    takes: ClassVar[tuple[str, ...]] = ("bundle", "image", "cpus")
+    What was compiled is fixed, so of block_size, max_num_seqs and max_seq_len_to_capture the script takes those of the
+    bundle alone, and says how to compile for others.
+    """
+
+    name = "opea"
+    takes = ("bundle", "image", "cpus")
     templates: ClassVar[Mapping[str, str]] = {
         "launch_vllm_service.sh": "opea/launch", "query.sh": "opea/query",
     }  # fmt: skip

@@ -1,16 +1,20 @@
-"""From what a user gave to files: which options a kind takes and needs, and whether they are names."""
+"""From what a user gave to files on disk: which options a kind takes and needs, and whether they are names."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llmc.buckets.files import write_texts
 from llmc.deploy.base import Kind, Options, flag_of
-from llmc.deploy.names import require_image, require_label
+from llmc.deploy.quoting import require_image, require_label
 from llmc.errors import InputError
 
 if TYPE_CHECKING:
     from llmc.artifacts.oci.reference import Reference
+
 
 LABELS = ("name", "namespace", "trusted_keys", "api_key_secret")
 IMAGES = ("image", "base_image", "tool_image")
@@ -60,3 +64,23 @@ def _reference(flag: str, text: str) -> Reference:
 
 def _flag(name: str) -> str:
     return FLAGS.get(name, flag_of(name))
+
+
+def write(folder: Path, files: Mapping[str, str], *, force: bool = False) -> None:
+    """Write texts by path below `folder`, which is made. Files that hold the same already are left alone.
+
+    Raises InputError, before anything is written, where a file is there with other content and not `force`; and where
+    something cannot be written.
+    """
+    todo = {path: text for path, text in files.items() if not _holds(folder / path, text)}
+    there = sorted(str(folder / path) for path in todo if os.path.lexists(folder / path))
+    if there and not force:
+        raise InputError(f"{', '.join(there)} would be replaced; name another folder with -o, or add --force")
+    write_texts(folder, todo, "deployment file")
+
+
+def _holds(path: Path, text: str) -> bool:
+    try:
+        return path.read_bytes() == text.encode()
+    except OSError:
+        return False

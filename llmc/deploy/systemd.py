@@ -1,4 +1,4 @@
-"""`llmc deploy systemd`: a unit for a host, closed but for the bundle, its cache and its port."""
+"""`llmc deploy systemd`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from llmc.deploy.base import Kind, Options
 
 
 class Systemd(Kind):
-    """See the module's docstring."""
+    """A unit for a host, closed but for the bundle, its cache and its port."""
 
-    name: ClassVar[str] = "systemd"
-    takes: ClassVar[tuple[str, ...]] = ("bundle", "port", "cpus", "program")
+    name = "systemd"
+    takes = ("bundle", "port", "cpus", "program")
     templates: ClassVar[Mapping[str, str]] = {"llmc-{name}.service": "systemd/unit"}
 
     def values(self, options: Options) -> dict[str, Any]:

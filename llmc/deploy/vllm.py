@@ -1,9 +1,4 @@
-"""`llmc deploy vllm`: a vLLM server with a plan of llmc's, and with a compile cache that llmc packed, in Kubernetes.
-
-The plan is a configuration of `llmc plan tune` or `export`, or a bundle's own. An init container unpacks the cache;
-without one the server compiles when it starts. What is rendered here follows the servers' documentation
-(docs/servers.md, docs/foreign-caches.md), and was validated and not run.
-"""
+"""`llmc deploy vllm`."""
 
 from __future__ import annotations
 
@@ -25,14 +20,19 @@ LOAD_S = 600
 
 
 class Vllm(Kind):
-    """See the module's docstring."""
+    """A vLLM server with a plan of llmc's, and with a compile cache that llmc packed, in Kubernetes.
 
-    name: ClassVar[str] = "vllm"
-    takes: ClassVar[tuple[str, ...]] = (
+    The plan is a configuration of `llmc plan tune` or `export`, or a bundle's own. An init container unpacks the cache;
+    without one the server compiles when it starts. What is rendered here follows the servers' documentation
+    (docs/servers.md, docs/foreign-caches.md), and was validated and not run.
+    """
+
+    name = "vllm"
+    takes = (
         "bundle", "server", "configuration", "model", "image", "tool_image", "cache_image", "device", "namespace",
         "replicas", "port", "cpus", "trusted_keys", "api_key_secret",
     )  # fmt: skip
-    needs: ClassVar[tuple[str, ...]] = ("server", "model", "image")
+    needs = ("server", "model", "image")
     templates: ClassVar[Mapping[str, str]] = {
         "deployment.yaml": "vllm/deploy/deployment", "service.yaml": "kubernetes/service",
         "kustomization.yaml": "vllm/deploy/kustomization",
@@ -41,7 +41,7 @@ class Vllm(Kind):
     def values(self, options: Options) -> dict[str, Any]:
         """Raises InputError and UnknownNameError for what cannot be planned or has no device."""
         from llmc.integrations import bucket_rules, integrations
-        from llmc.integrations.export import MOUNT, mounted
+        from llmc.integrations.configuration import MOUNT, mounted
 
         deployments = {name: one.deployment for name, one in integrations().items() if one.deployment is not None}
         if options.server not in deployments:

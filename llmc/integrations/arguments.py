@@ -9,14 +9,17 @@ from itertools import pairwise
 from llmc.buckets.limits import Limits
 from llmc.errors import InputError
 from llmc.integrations import line
-from llmc.integrations.base import Export
-from llmc.integrations.settings import flags_of, within
+from llmc.integrations.base import LIMITS, Export, Setup
+from llmc.integrations.settings import DRAFTS, flags_of, within
 
-LIMITS = {
-    "--max-model-len": "max_model_len",
-    "--max-num-seqs": "max_num_seqs",
-    "--max-num-batched-tokens": "max_num_batched_tokens",
-}
+BLOCK_LIMITS = {**LIMITS, "--block-size": "block_size"}
+
+
+def vllm_limits(given: Mapping[str, int], **more: int) -> Limits:
+    """The limits of a server with vLLM's least defaults, max_num_seqs 256 and max_num_batched_tokens 2048, and `more`
+    of its own."""
+    given = {"max_num_seqs": 256, **more, **given}
+    return Limits(**{"max_num_batched_tokens": max(2048, given["max_num_seqs"]), **given})
 
 
 def limit_flags(limits: Limits, names: Mapping[str, str] = LIMITS) -> list[str]:
@@ -27,6 +30,19 @@ def limit_flags(limits: Limits, names: Mapping[str, str] = LIMITS) -> list[str]:
 def json_flag(flag: str, value: Mapping[str, object]) -> str:
     """A flag whose value is a JSON object."""
     return f"{flag} {json.dumps(value)}"
+
+
+def drafts_flag(setup: Setup) -> list[str]:
+    """vLLM's flag of the draft tokens, if there are any."""
+    drafts = setup.number(DRAFTS.name)
+    return [json_flag(DRAFTS.flag, {DRAFTS.name: drafts})] if drafts else []
+
+
+def vllm_export(
+    arguments: Sequence[str], environment: Mapping[str, str] | None = None, files: Mapping[str, str] | None = None
+) -> Export:
+    """`arguments`, and the same as a file for --config."""
+    return Export(environment or {}, tuple(arguments), {**(files or {}), "config.yaml": config_yaml(arguments)})
 
 
 def config_yaml(arguments: Sequence[str]) -> str:

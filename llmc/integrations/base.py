@@ -13,15 +13,18 @@ Bucket rules restate those of one version of the server, which `source` names. T
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Protocol
 
-from llmc.buckets.limits import Limits
-from llmc.buckets.plan import Plan
-from llmc.buckets.traffic.events import TrafficRequest
-from llmc.buckets.traffic.step_time import StepTime
-from llmc.integrations.settings import Setting, Value
+if TYPE_CHECKING:
+    from llmc.buckets.limits import Limits
+    from llmc.buckets.plan import Plan
+    from llmc.buckets.traffic.events import TrafficRequest
+    from llmc.buckets.traffic.step_time import StepTime
+    from llmc.integrations.settings import Setting, Value
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,13 @@ class Integration:
 
 Shape = tuple[int, ...]
 """The numbers of one graph, one for each axis of its family."""
+
+LIMITS = {
+    "--max-model-len": "max_model_len",
+    "--max-num-seqs": "max_num_seqs",
+    "--max-num-batched-tokens": "max_num_batched_tokens",
+}
+"""vLLM's flags of llmc's limits."""
 
 Lists = Mapping[str, tuple[Shape, ...]]
 """The graphs that a server prepares: family to shapes, ascending and distinct; every family of the server is there."""
@@ -97,6 +107,10 @@ class Demand(NamedTuple):
     shape: Shape
     steps: int
     real: int
+
+
+Demands = Mapping[str, Mapping[Shape, Demand]]
+"""Family to shape to all steps of that shape, in the order in which the shapes first came."""
 
 
 class Found(NamedTuple):
@@ -155,85 +169,98 @@ class Export:
     files: Mapping[str, str] = field(default_factory=dict)
 
 
-class BucketRules(Protocol):
-    """One server's planner, restated. A class takes no arguments; `Setup` carries what a rule depends on."""
+class NextAbove:
+    """Takes the least number at or above the one asked for; above the largest, a step runs in its own shape."""
+
+    def __init__(self, shapes: Sequence[Shape], miss: Miss) -> None:
+        self._values = [value for (value,) in shapes]
+        self._miss: Miss = miss
+
+    def find(self, shape: Shape) -> Found:
+        """The graph that a step of `shape` takes."""
+        place = bisect_left(self._values, shape[0])
+        return Found((self._values[place],)) if place < len(self._values) else Found(shape, self._miss)
+
+
+class BucketRules(ABC):
+    """One server's planner, restated. A class takes no arguments; `Setup` carries what a rule depends on.
+
+    name, title   as --server spells it, and as people call it: "vLLM on Intel Gaudi"
+    source        where the rules were read: project, version or commit, and files
+    settings      the server's own, beside the limits, that its rules depend on
+    limit_flags   the server's own flag of each of llmc's limits that it has one for
+    miss          what the server does with a step above the largest graph
+    """
 
     name: ClassVar[str]
     title: ClassVar[str]
-    """As people call it: "vLLM on Intel Gaudi"."""
     source: ClassVar[str]
-    """Where the rules were read: project, version or commit, and files."""
     families: ClassVar[tuple[Family, ...]]
     settings: ClassVar[tuple[Setting, ...]]
-    """The server's own settings, beside the limits, that its rules depend on."""
-    limit_flags: ClassVar[Mapping[str, str]]
-    """The server's own flag of each of llmc's limits that it has one for: "--max-num-seqs" to "max_num_seqs"."""
-    cost: ClassVar[GraphCost]
+    limit_flags: ClassVar[Mapping[str, str]] = LIMITS
+    cost: ClassVar[GraphCost] = GraphCost(None, None, "nothing was published of a graph's seconds and memory")
+    miss: ClassVar[Miss] = "error"
 
+    @abstractmethod
     def limits(self, given: Mapping[str, int]) -> Limits:
         """The limits that the server runs with where only some of them, by name, are given.
 
         Raises InputError for limits that the server refuses at start.
         """
-        ...
 
+    @abstractmethod
     def default(self, setup: Setup) -> Lists:
         """The graphs that the server prepares when nobody gives it a list."""
-        ...
 
+    @abstractmethod
     def accept(self, setup: Setup, lists: Lists) -> Accepted:
         """What the server makes of lists from outside, by its own filters.
 
         Raises InputError where the server ends at start: no graph of a family left, or a list that it refuses.
         """
-        ...
 
+    @abstractmethod
     def demands(self, setup: Setup, requests: Iterable[TrafficRequest], step_time: StepTime) -> Iterator[Demand]:
         """The steps that the server takes for `requests`, which keep to the limits and come in order of arrival."""
-        ...
 
     def finder(self, setup: Setup, family: str, shapes: Sequence[Shape]) -> Finder:
         """The look-up among prepared `shapes`, as `Lists` has them."""
-        ...
+        return NextAbove(shapes, self.miss)
 
     def work(self, setup: Setup, family: str, shape: Shape) -> int:
         """Units of work of one run of the graph `shape`, padding included."""
-        ...
+        return shape[0]
 
     def graphs(self, setup: Setup, lists: Lists) -> int:
         """How many graphs the server compiles or captures at start for `lists`."""
-        ...
+        return sum(map(len, lists.values()))
 
-    def propose(self, setup: Setup, demands: Mapping[str, Mapping[Shape, Demand]], most: Mapping[str, int]) -> Lists:
+    @abstractmethod
+    def propose(self, setup: Setup, demands: Demands, most: Mapping[str, int]) -> Lists:
         """The lists of least padding for `demands` under the server's own look-up, at most `most` shapes a family.
 
         They cover every step that the limits admit, so far as the server's list has to. Raises InputError where
         `most` shapes cannot do that.
         """
-        ...
 
+    @abstractmethod
     def from_plan(self, setup: Setup, plan: Plan) -> Lists:
         """The graphs of llmc's plan, whose contexts are tokens of each sequence, as this server counts them."""
-        ...
 
+    @abstractmethod
     def export(self, setup: Setup, lists: Lists) -> Export:
         """`lists` and the settings they hold for, complete enough to start the server with."""
-        ...
 
+    @abstractmethod
     def read(self, given: Export, setup: Setup) -> Lists:
         """The lists that variables, flags and files of the server state; its own defaults for families not stated.
 
         Raises InputError, naming file and line or flag, for what the server would skip, and for what it refuses.
         """
-        ...
 
+    @abstractmethod
     def read_log(self, lines: Iterable[str]) -> Lists | None:
         """The lists that the server printed when it started, or None where the log has none."""
-        ...
-
-
-Demands = Mapping[str, Mapping[Shape, Demand]]
-"""Family to shape to all steps of that shape, in the order in which the shapes first came."""
 
 
 def collect(demands: Iterable[Demand]) -> dict[str, dict[Shape, Demand]]:

@@ -1,4 +1,10 @@
-"""Reading what a server is started with: a folder that llmc exported, its own file, its flags and variables, its log.
+"""What a server is started with, read and written: a folder, its own file, its flags and variables, its log.
+
+    DIR/environment           NAME=VALUE a line
+    DIR/arguments             a flag a line, its value quoted as a shell wants it
+    DIR/<file>                the server's own file, where it reads one: buckets.txt, config.yaml, config.json
+    DIR/kubernetes-env.yaml   the same for a container: env and args, and the files as a ConfigMap
+    DIR/report.html           the numbers that justify it
 
 A .yaml file is the server's own. What another text is follows from its content: llmc's plans are JSON objects with a
 "schema"; flags and variables are a command line or lines of either; a log holds the list that the server printed; all
@@ -7,14 +13,16 @@ else is the server's own file.
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from llmc.buckets.fields import Fields
+from llmc.buckets.files import write_texts
 from llmc.buckets.plan import Plan
 from llmc.errors import InputError
 from llmc.integrations import arguments
@@ -154,7 +162,7 @@ def _folder(path: Path) -> Export:
     texts = {name: _whole(path / name) for name in names if not name.endswith(".html")}
     environment = _command(texts.pop(ENVIRONMENT, ""), str(path / ENVIRONMENT)).environment
     arguments = _command(texts.pop(ARGUMENTS, ""), str(path / ARGUMENTS)).arguments
-    texts.pop("kubernetes-env.yaml", None)
+    texts.pop(KUBERNETES, None)
     if not environment and not arguments and not texts:
         raise InputError(
             f"{path} holds no configuration; a folder that llmc exported has {ENVIRONMENT} and {ARGUMENTS}"
@@ -213,3 +221,101 @@ def _whole(path: Path) -> str:
 def _lines(path: Path) -> Iterator[str]:
     with path.open(encoding="utf-8", errors="replace") as file:
         yield from file
+
+
+KUBERNETES = "kubernetes-env.yaml"
+REPORT = "report.html"
+MOUNT = "/etc/llmc"
+"""Where a container finds the server's own files."""
+
+
+def environment_text(given: Export) -> str:
+    """NAME=VALUE a line."""
+    return "".join(f"{name}={value}\n" for name, value in given.environment.items())
+
+
+def arguments_text(given: Export) -> str:
+    """A flag a line, quoted."""
+    return "".join(f"{_quoted(argument)}\n" for argument in given.arguments)
+
+
+def kubernetes_text(given: Export, name: str) -> str:
+    """Parts of a pod: the container's env and args, and with files their ConfigMap, volume and mount.
+
+    JSON strings are YAML's too, so that every value is quoted.
+    """
+    lines = ["# for the container that runs the server"]
+    environment, arguments = mounted(given)
+    if environment:
+        lines.append("env:")
+        for variable, value in environment.items():
+            lines += [f"  - name: {variable}", f"    value: {json.dumps(value)}"]
+    if arguments:
+        lines += ["args:", *(f"  - {json.dumps(argument)}" for argument in arguments)]
+    if given.files:
+        config = f"llmc-{name}"
+        lines += ["volumeMounts:", f"  - name: {config}", f"    mountPath: {MOUNT}", "    readOnly: true"]
+        lines += ["# for its pod", "volumes:", f"  - name: {config}", "    configMap:", f"      name: {config}", "---"]
+        lines += ["apiVersion: v1", "kind: ConfigMap", "metadata:", f"  name: {config}", "data:"]
+        for file, text in given.files.items():
+            lines += [f"  {json.dumps(file)}: |", *(f"    {line}" for line in text.splitlines())]
+    return "\n".join(lines) + "\n"
+
+
+def as_text(given: Export) -> str:
+    """All of it, each part under a line that names it."""
+    parts = [(ENVIRONMENT, environment_text(given)), (ARGUMENTS, arguments_text(given)), *given.files.items()]
+    return "\n".join(f"# {name}\n{text}" for name, text in parts if text)
+
+
+def write_folder(folder: Path, given: Export, name: str, report: str) -> list[str]:
+    """Write everything to `folder`, which is made; returns the files' names. Each file is whole or not there.
+
+    Values that name one of the files name it in `folder`, absolutely; in Kubernetes, where it is mounted. Raises
+    InputError where the folder or a file cannot be written.
+    """
+    return write_texts(folder, texts_for(folder, given, name) | {REPORT: report}, "configuration")
+
+
+def texts_for(folder: Path, given: Export, name: str) -> dict[str, str]:
+    """What is pasted from `folder`, by file name: all but the report."""
+    here = {file: str((folder / file).absolute()) for file in given.files}
+    placed = Export(
+        {variable: here.get(value, value) for variable, value in given.environment.items()},
+        tuple(_placed(argument, here) for argument in given.arguments),
+        given.files,
+    )
+    return {
+        ENVIRONMENT: environment_text(placed),
+        ARGUMENTS: arguments_text(placed),
+        **given.files,
+        KUBERNETES: kubernetes_text(given, name),
+    }
+
+
+def _quoted(argument: str) -> str:
+    flag, blank, value = argument.partition(" ")
+    return f"{flag} {_words(value)}" if blank else flag
+
+
+def _words(value: str) -> str:
+    """A value for a shell: words of numbers as they are, since they are several, anything else as one."""
+    return value if all(word.isdigit() for word in value.split()) else shlex.quote(value)
+
+
+def _placed(argument: str, here: Mapping[str, str]) -> str:
+    flag, blank, value = argument.partition(" ")
+    return f"{flag}{blank}{here.get(value, value)}"
+
+
+def mounted(given: Export) -> tuple[Mapping[str, str], Sequence[str]]:
+    """Variables, and arguments of one word each, of a container that has the server's own files at MOUNT."""
+
+    def placed(value: str) -> str:
+        return f"{MOUNT}/{value}" if value in given.files else value
+
+    apart = (argument.partition(" ") for argument in given.arguments)
+    return (
+        {name: placed(value) for name, value in given.environment.items()},
+        [f"{flag}={placed(value)}" if value else flag for flag, _, value in apart],
+    )

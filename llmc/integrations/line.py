@@ -13,19 +13,6 @@ from llmc.errors import InputError
 from llmc.integrations.base import Demand, Found, Miss, Shape
 
 
-class NextAbove:
-    """Takes the least number at or above the one asked for; above the largest, a step runs in its own shape."""
-
-    def __init__(self, shapes: Sequence[Shape], miss: Miss) -> None:
-        self._values = [value for (value,) in shapes]
-        self._miss: Miss = miss
-
-    def find(self, shape: Shape) -> Found:
-        """The graph that a step of `shape` takes."""
-        place = bisect_left(self._values, shape[0])
-        return Found((self._values[place],)) if place < len(self._values) else Found(shape, self._miss)
-
-
 class Exact:
     """Takes a number of the list alone; every other step runs in its own shape."""
 
@@ -41,6 +28,11 @@ class Exact:
 def shapes(values: Iterable[int]) -> tuple[Shape, ...]:
     """`values` as shapes of one number, ascending and distinct."""
     return tuple((value,) for value in sorted(set(values)))
+
+
+def values(shapes: Iterable[Shape]) -> list[int]:
+    """The numbers of shapes that have one."""
+    return [value for (value,) in shapes]
 
 
 def whole_numbers(value: object, spelling: str, least: int = 1) -> list[int]:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from llmc.buckets.text_table import percent, table
 from llmc.buckets.warmup.sizes import size_text
 from llmc.integrations.base import Accepted, BucketRules, Export, Setup, Shape
+from llmc.integrations.configuration import arguments_text, environment_text
 from llmc.integrations.evaluation import FamilyEvaluation, ServerEvaluation
-from llmc.integrations.export import arguments_text, environment_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import FigureBase

@@ -68,6 +68,13 @@ class Setting:
         return value
 
 
+DRAFTS = Setting(
+    "num_speculative_tokens", int, 0, "Draft tokens of a step.", "--speculative-config",
+    path=("num_speculative_tokens",), least=0,
+)  # fmt: skip
+"""vLLM's."""
+
+
 def complete(settings: Sequence[Setting], given: Mapping[str, Value]) -> dict[str, Value]:
     """All `settings` by name: what is given, checked, else the default. Raises as `Setting.check`, and for a name
     that no setting has."""

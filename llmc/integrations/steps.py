@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import ClassVar, NamedTuple
 
 from llmc.buckets.limits import Limits
 from llmc.buckets.plan import Plan
-from llmc.buckets.traffic.chunked import chunked_steps
 from llmc.buckets.traffic.events import DecodeRun, PromptGroup, TrafficRequest
 from llmc.buckets.traffic.schedule import schedule
 from llmc.buckets.traffic.step_time import StepTime
 from llmc.integrations import line
-from llmc.integrations.base import Demand, Family, Finder, Lists, Setup, Shape
+from llmc.integrations.base import BucketRules, Family, Lists, Miss, Setup
 
 
 class Prefill(NamedTuple):
@@ -67,42 +66,12 @@ def separate_steps(
 DECODE = "decode"
 
 
-class DecodeBatches:
-    """One graph for each number of requests that decode together, and no other list."""
+class DecodeBatches(BucketRules):
+    """One graph for each number of requests that decode together, whatever their contexts; more run eagerly."""
 
     families: ClassVar[tuple[Family, ...]] = (Family(DECODE, ("requests",), "requests"),)
-
-    def finder(self, setup: Setup, family: str, shapes: Sequence[Shape]) -> Finder:
-        """The next number of requests above; more run eagerly."""
-        return line.NextAbove(shapes, "eager")
-
-    def work(self, setup: Setup, family: str, shape: Shape) -> int:
-        """The requests of the step."""
-        return shape[0]
-
-    def graphs(self, setup: Setup, lists: Lists) -> int:
-        """One for each number of requests."""
-        return len(lists[DECODE])
+    miss: ClassVar[Miss] = "eager"
 
     def from_plan(self, setup: Setup, plan: Plan) -> Lists:
-        """The batches of decode buckets, whatever their contexts."""
+        """The batches of decode buckets."""
         return {DECODE: line.shapes(bucket.batch for bucket in plan.decode)}
-
-
-def prefill_first(
-    requests: Iterable[TrafficRequest], limits: Limits, step_time: StepTime, *, prompt_batch: int | None = None
-) -> Iterator[Demand]:
-    """Decode steps of a server that runs waiting prompts, in steps of their own, before any further decode step."""
-    for event in schedule(requests, limits, step_time=step_time, prompt_batch=prompt_batch):
-        if isinstance(event, DecodeRun):
-            yield Demand(DECODE, (event.batch,), event.steps, event.batch * event.steps)
-
-
-def decode_only(
-    requests: Iterable[TrafficRequest], limits: Limits, step_time: StepTime, *, whole: bool
-) -> Iterator[Demand]:
-    """Steps with no prompt in them, of a server whose prompts and decodes share steps (traffic/chunked.py)."""
-    for steps in chunked_steps(requests, limits, step_time, whole=whole):
-        if not steps.chunks:
-            batch = len(steps.cached)
-            yield Demand(DECODE, (batch,), steps.steps, batch * steps.steps)

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from llmc.deploy.base import _environment
-from llmc.deploy.names import label, require_label
+from llmc.deploy.quoting import label, require_label
 from tests.deploy.bundles import facts, files, named
 from tests.tiers import default_cases
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from llmc.artifacts.bundle.kernel_sets import KERNEL_SETS
+from llmc.deploy.request import write
 from llmc.errors import ArtifactError, InputError, LlmcError, UnknownNameError
 from tests.deploy.bundles import facts, files, on
 
@@ -115,3 +116,27 @@ def test_images_have_the_versions_that_compiled_the_bundle(tmp_path: Path) -> No
     bundle = facts(tmp_path / "bundle", compiled)
     assert files("docker", bundle)["constraints.txt"] == "onnxruntime==1.31.1\ntorch==2.13.0\n"
     assert facts(tmp_path / "other", lambda d: d.update(provenance={"runDetails": 1}, toolchain={})).constraints == ""
+
+
+def test_what_is_there_is_replaced_when_asked_to(tmp_path: Path) -> None:
+    write(tmp_path, {"a/b": "1", "c": "2"})
+    write(tmp_path, {"a/b": "1", "c": "2"})  # the same again is no replacement
+    with pytest.raises(InputError, match=r"/c would be replaced.*--force"):
+        write(tmp_path, {"a/b": "1", "c": "3", "d": "4"})
+    assert (tmp_path / "c").read_text() == "2" and not (tmp_path / "d").exists()
+    write(tmp_path, {"c": "3"}, force=True)
+    assert (tmp_path / "c").read_text() == "3"
+
+
+def test_a_dangling_link_is_not_written_through(tmp_path: Path) -> None:
+    (tmp_path / "c").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(InputError, match="would be replaced"):
+        write(tmp_path, {"c": "3"})
+    write(tmp_path, {"c": "3"}, force=True)
+    assert not (tmp_path / "elsewhere").exists() and not (tmp_path / "c").is_symlink()
+
+
+def test_what_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match=r"cannot make the folder .*file"):
+        write(tmp_path / "file", {"a": "1"})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import ClassVar
 
 from llmc.buckets.limits import Limits
 from llmc.buckets.plan import Plan
@@ -11,20 +10,32 @@ from llmc.buckets.traffic.chunked import chunked_steps
 from llmc.buckets.traffic.events import TrafficRequest
 from llmc.buckets.traffic.step_time import StepTime
 from llmc.integrations import arguments, line
-from llmc.integrations.base import Accepted, Demand, Export, Family, Finder, GraphCost, Lists, Setup, Shape
+from llmc.integrations.base import (
+    Accepted,
+    BucketRules,
+    Demand,
+    Export,
+    Family,
+    Finder,
+    GraphCost,
+    Lists,
+    NextAbove,
+    Setup,
+    Shape,
+)
 from llmc.integrations.settings import Setting
 
 
-class Fake:
-    name: ClassVar[str] = "fake"
-    title: ClassVar[str] = "A fake server"
-    source: ClassVar[str] = "this test"
-    families: ClassVar[tuple[Family, ...]] = (
+class Fake(BucketRules):
+    name = "fake"
+    title = "A fake server"
+    source = "this test"
+    families = (
         Family("tokens", ("tokens",), "tokens"), Family("decode", ("batch",), "requests"),
     )  # fmt: skip
-    settings: ClassVar[tuple[Setting, ...]] = (Setting("gap", int, 0, "A gap.", "--gap", "FAKE_GAP", least=0),)
-    limit_flags: ClassVar[Mapping[str, str]] = {**arguments.LIMITS, "--block-size": "block_size"}
-    cost: ClassVar[GraphCost] = GraphCost(2.0, None, "this test")
+    settings = (Setting("gap", int, 0, "A gap.", "--gap", "FAKE_GAP", least=0),)
+    limit_flags = arguments.BLOCK_LIMITS
+    cost = GraphCost(2.0, None, "this test")
 
     def limits(self, given: Mapping[str, int]) -> Limits:
         return Limits(**{"max_num_seqs": 8, "max_num_batched_tokens": 64, "block_size": 8, **given})
@@ -46,10 +57,7 @@ class Fake:
                 yield Demand("decode", (len(one.cached),), one.steps, len(one.cached) * one.steps)
 
     def finder(self, setup: Setup, family: str, shapes: Sequence[Shape]) -> Finder:
-        return line.NextAbove(shapes, "eager" if family == "tokens" else "compile")
-
-    def work(self, setup: Setup, family: str, shape: Shape) -> int:
-        return shape[0]
+        return NextAbove(shapes, "eager" if family == "tokens" else "compile")
 
     def graphs(self, setup: Setup, lists: Lists) -> int:
         return len(lists["tokens"]) * len(lists["decode"])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from llmc.buckets.limits import Limits
 from llmc.buckets.planner import make_plan
 from llmc.errors import InputError, UnknownNameError
-from llmc.integrations import export
+from llmc.integrations import configuration
 from llmc.integrations.base import Setup
 from llmc.integrations.configuration import load, setup_for
 from llmc.integrations.plan import ServerPlan
@@ -22,7 +22,7 @@ LISTS = {"tokens": ((1,), (64,)), "decode": ((8,),)}
 
 
 def written(folder: Path, fake: Fake, setup: Setup) -> Path:
-    export.write_folder(folder, fake.export(setup, LISTS), "fake", "<html></html>")
+    configuration.write_folder(folder, fake.export(setup, LISTS), "fake", "<html></html>")
     return folder
 
 
@@ -38,7 +38,7 @@ def test_a_folder_that_was_exported_is_read_back(fake: Fake, tmp_path: Path) -> 
 
 
 def test_a_container_finds_the_file_where_it_is_mounted(fake: Fake, setup: Setup) -> None:
-    text = export.kubernetes_text(fake.export(setup, LISTS), "fake")
+    text = configuration.kubernetes_text(fake.export(setup, LISTS), "fake")
     assert '  - name: FAKE_LISTS\n    value: "/etc/llmc/lists.txt"\n' in text
     assert '  - "--max-model-len=64"\n' in text
     assert '  "lists.txt": |\n    tokens 1 64\n' in text

@@ -5,22 +5,59 @@
     outputs    = {"tree/" path: blob, "image/" path: blob}       files of the cache, and those for its image alone
     meta       = {"schema": 1, "executable": [path, …], "folders": [path, …],
                   "image": {"folder": str, "labels": {name: text}}}
+    path       = part ("/" part)*      at most 1024 bytes in UTF-8
+    part       = 1 to 255 bytes of printable characters, neither "." nor "..", without "/" and "\\"
 
 "tree" is the sha256 of the canonical JSON of {"files": {path: [digest, size, executable]}, "folders": [path, …]}.
-"folders" are those without files; paths are by the grammar in names.py. So an entry's key says what is in it, and its
-signature covers every name and byte. Times, owners and the folder that it was packed from are not in it.
+"folders" are those without files. So an entry's key says what is in it, and its signature covers every name and byte.
+Times, owners and the folder that it was packed from are not in it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple, NoReturn
 
 from llmc.artifacts.digest import Blob, digest_bytes
 from llmc.artifacts.key import Key, canonical_json
 from llmc.artifacts.store.entries import Entry
-from llmc.artifacts.third_party.names import path_problem, paths_problem
 from llmc.errors import ArtifactError
+
+MAX_PATH_BYTES = 1024
+MAX_PART_BYTES = 255
+
+
+def path_problem(path: str) -> str | None:
+    """What is wrong with a path, in words; None for one by the grammar."""
+    if not path.isprintable():
+        return "it has characters that cannot be printed, or is not UTF-8"
+    if len(path.encode()) > MAX_PATH_BYTES:
+        return f"it is longer than {MAX_PATH_BYTES} bytes"
+    for part in path.split("/"):
+        if part in {"", ".", ".."} or "\\" in part:
+            return "it leads out of its folder, or is not in its plainest form"
+        if len(part.encode()) > MAX_PART_BYTES:
+            return f"a part of it is longer than {MAX_PART_BYTES} bytes"
+    return None
+
+
+def paths_problem(files: Collection[str], folders: Iterable[str]) -> str | None:
+    """What is wrong with the paths of a tree's files and empty folders; None when they can all be made."""
+    names = [*files, *folders]
+    for path in names:
+        if (problem := path_problem(path)) is not None:
+            return f"{path!r:.200}: {problem}"
+    taken = set(names)
+    if len(taken) != len(names):
+        return "a path occurs twice"
+    for path in names:
+        parent = path.rpartition("/")[0]
+        while parent:
+            if parent in taken:
+                return f"{parent!r:.200} is a file, or an empty folder, and has {path!r:.200} in it"
+            parent = parent.rpartition("/")[0]
+    return None
+
 
 KIND = "foreign-cache"
 SCHEMA = 1

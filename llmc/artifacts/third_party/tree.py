@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from llmc.artifacts.digest import open_regular
-from llmc.artifacts.third_party.names import path_problem
+from llmc.artifacts.third_party.contents import path_problem
 from llmc.errors import ArtifactError, InputError
 from llmc.strict_json import loads
 

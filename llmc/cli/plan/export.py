@@ -47,8 +47,8 @@ def export(
       llmc plan export tuned.json --server vllm --traffic requests.csv
     """
     from llmc.integrations import report
+    from llmc.integrations.configuration import as_text, write_folder
     from llmc.integrations.evaluation import evaluate
-    from llmc.integrations.export import as_text, write_folder
     from llmc.integrations.report import Findings, page
 
     server = flags.model()

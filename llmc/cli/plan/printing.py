@@ -49,8 +49,7 @@ def print_for_server(made: Plan, name: str, *, as_json: bool) -> None:
     Raises UnknownNameError, listing the known servers, and InputError for limits or lists that the server refuses.
     """
     from llmc.integrations import bucket_rules, report
-    from llmc.integrations.configuration import Configuration, setup_for
-    from llmc.integrations.export import as_text
+    from llmc.integrations.configuration import Configuration, as_text, setup_for
 
     server = bucket_rules(name)
     setup = setup_for(server, made.limits.to_dict(), {})

@@ -51,8 +51,8 @@ def tune(
       llmc plan tune --server vllm-gaudi --traffic requests.csv --max-model-len 8192 --max-num-seqs 32 --max-warmup 20m
     """
     from llmc.integrations import report
+    from llmc.integrations.configuration import as_text, write_folder
     from llmc.integrations.evaluation import evaluate
-    from llmc.integrations.export import as_text, write_folder
     from llmc.integrations.report import Findings, page
     from llmc.integrations.tune import ServerBudget, ends
     from llmc.integrations.tune import tune as choose

@@ -14,7 +14,7 @@ from llmc.buckets.plan import Plan
 from llmc.errors import InputError
 from llmc.integrations import bucket_rules
 from llmc.integrations.base import Export, Setup
-from llmc.integrations.export import texts_for
+from llmc.integrations.configuration import texts_for
 from llmc.integrations.settings import complete
 
 

@@ -5,17 +5,26 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import ClassVar
+from collections.abc import Iterable, Iterator, Mapping
 
 from llmc.buckets.limits import Limits
 from llmc.buckets.plan import Plan
 from llmc.buckets.traffic.events import TrafficRequest
 from llmc.buckets.traffic.step_time import StepTime
 from llmc.errors import InputError
-from llmc.integrations import line
-from llmc.integrations.arguments import LIMITS, agree, config_yaml, json_flag, limit_flags, numbers, stated
-from llmc.integrations.base import Accepted, Demand, Export, Family, Finder, GraphCost, Lists, Setup, Shape
+from llmc.integrations import arguments, line
+from llmc.integrations.base import (
+    Accepted,
+    BucketRules,
+    Demand,
+    Demands,
+    Export,
+    Family,
+    GraphCost,
+    Lists,
+    Setup,
+    Shape,
+)
 from llmc.integrations.settings import Setting, within
 from llmc.integrations.steps import Prefill, pieces, separate_steps
 
@@ -29,31 +38,32 @@ LEAST = 128
 _LOGGED = {family: re.compile(rf"""['"]{name}['"]: \[([\d, ]+)\]""") for family, name in NAMES.items()}
 
 
-class Nxd:
+class Nxd(BucketRules):
     """The rules of neuronx_distributed_inference/modules/autobucketing.py and models/config.py, with the neuron_config
     that vLLM makes of its limits: one prompt a prefill, max_num_seqs sequences a decode step, contiguous caches.
 
     A prompt takes the least bucket that its tokens fit into; a decode step, of max_num_seqs rows however many run, the
-    least above its largest position, which is the number of cached tokens. Releases without the bucket kernels choose
+    least above its largest position, which is the number of cached tokens. A longer input is an error, unless
+    allow_input_truncation cuts it. Releases without the bucket kernels choose
     on the host, and go one bucket up where a length equals one. Speculation, prefix caching, chunked prefill and batch
     buckets (token_generation_batches) have lists of other shapes and are not modelled.
     """
 
-    name: ClassVar[str] = "nxd"
-    title: ClassVar[str] = "vLLM with NxD Inference on AWS Neuron"
-    source: ClassVar[str] = (
+    name = "nxd"
+    title = "vLLM with NxD Inference on AWS Neuron"
+    source = (
         "neuronx-distributed-inference 11b342a: modules/autobucketing.py, models/config.py; vLLM user guide for NxD "
         "Inference, Neuron SDK 2.23"
     )
-    families: ClassVar[tuple[Family, ...]] = (
+    families = (
         Family(ENCODING, ("tokens",), "tokens"),
         Family(GENERATION, ("context",), "tokens of context"),
     )
-    settings: ClassVar[tuple[Setting, ...]] = (
+    settings = (
         Setting(SWITCH, bool, True, "Whether it makes more than one graph of each by itself."),
     )  # fmt: skip
-    limit_flags: ClassVar[Mapping[str, str]] = {**LIMITS, "--block-size": "block_size"}
-    cost: ClassVar[GraphCost] = GraphCost(
+    limit_flags = arguments.BLOCK_LIMITS
+    cost = GraphCost(
         None, None, "published only for a whole model: about 15 minutes for one of 15 GB (vLLM user guide, SDK 2.23)"
     )
 
@@ -99,19 +109,11 @@ class Nxd:
                 real = piece.total(step.total + step.batch, step.batch)
                 yield Demand(GENERATION, (piece.context,), piece.steps, real)
 
-    def finder(self, setup: Setup, family: str, shapes: Sequence[Shape]) -> Finder:
-        """The next bucket above; a longer input is an error, unless allow_input_truncation cuts it."""
-        return line.NextAbove(shapes, "error")
-
     def work(self, setup: Setup, family: str, shape: Shape) -> int:
         """The prompt's tokens, or max_num_seqs times the context."""
         return shape[0] * (setup.limits.max_num_seqs if family == GENERATION else 1)
 
-    def graphs(self, setup: Setup, lists: Lists) -> int:
-        """One a bucket of either list."""
-        return sum(len(lists[family]) for family in NAMES)
-
-    def propose(self, setup: Setup, demands: Mapping[str, Mapping[Shape, Demand]], most: Mapping[str, int]) -> Lists:
+    def propose(self, setup: Setup, demands: Demands, most: Mapping[str, int]) -> Lists:
         """Multiples of 128, and max_model_len."""
         length = setup.limits.max_model_len
         values = [*range(LEAST, length, LEAST), length]
@@ -127,19 +129,17 @@ class Nxd:
     def export(self, setup: Setup, lists: Lists) -> Export:
         """--override-neuron-config, also alone as a file, and the flags as a file for --config."""
         config: dict[str, object] = {SWITCH: True}
-        config |= {name: [value for (value,) in lists[family]] for family, name in NAMES.items()}
-        arguments = [
-            "--device neuron", *limit_flags(setup.limits), f"--block-size {setup.limits.block_size}",
-            json_flag(CONFIG, config),
-        ]  # fmt: skip
-        files = {"config.json": json.dumps(config, indent=2) + "\n", "config.yaml": config_yaml(arguments)}
-        return Export({"VLLM_NEURON_FRAMEWORK": "neuronx-distributed-inference"}, tuple(arguments), files)
+        config |= {name: line.values(lists[family]) for family, name in NAMES.items()}
+        words = ["--device neuron", *arguments.limit_flags(setup.limits, self.limit_flags)]
+        words.append(arguments.json_flag(CONFIG, config))
+        variables = {"VLLM_NEURON_FRAMEWORK": "neuronx-distributed-inference"}
+        return arguments.vllm_export(words, variables, {"config.json": json.dumps(config, indent=2) + "\n"})
 
     def read(self, given: Export, setup: Setup) -> Lists:
         """The two lists of --override-neuron-config, in any order, as NxD Inference sorts them."""
-        found = stated(given, CONFIG, (SWITCH, *NAMES.values()))
-        agree(found, setup.limits)
-        values = {family: numbers(found, CONFIG, (name,)) for family, name in NAMES.items()}
+        found = arguments.stated(given, CONFIG, (SWITCH, *NAMES.values()))
+        arguments.agree(found, setup.limits)
+        values = {family: arguments.numbers(found, CONFIG, (name,)) for family, name in NAMES.items()}
         switch = within(CONFIG, found[CONFIG], (SWITCH,)) if CONFIG in found else None
         if not isinstance(switch, bool | None):
             raise InputError(f"{CONFIG}.{SWITCH} must be true or false")
@@ -152,6 +152,6 @@ class Nxd:
         return self.accept(setup, lists).lists
 
     def read_log(self, lines: Iterable[str]) -> Lists | None:
-        """The lists in the arguments that vLLM prints when it starts; NxD Inference prints none that it generated."""
+        """The lists in the words that vLLM prints when it starts; NxD Inference prints none that it generated."""
         found = line.logged(lines, _LOGGED, NAMES)
         return found if found.keys() == NAMES.keys() else None

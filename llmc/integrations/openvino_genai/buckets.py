@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import ClassVar
 
 from llmc.buckets.limits import Limits
@@ -12,8 +12,8 @@ from llmc.buckets.plan import Plan
 from llmc.buckets.traffic.events import TrafficRequest
 from llmc.buckets.traffic.step_time import StepTime
 from llmc.errors import InputError
-from llmc.integrations import arguments, line
-from llmc.integrations.base import Accepted, Demand, Dropped, Export, Family, Finder, GraphCost, Lists, Setup, Shape
+from llmc.integrations import arguments
+from llmc.integrations.base import Accepted, BucketRules, Demand, Demands, Dropped, Export, Family, Lists, Setup, Shape
 from llmc.integrations.settings import Setting
 
 PROMPT, CACHE = "prompt", "cache"
@@ -25,27 +25,27 @@ ALIGNMENT = 64
 _LOGGED = re.compile(r"NPUW_LLM_(MAX_PROMPT_LEN|MIN_RESPONSE_LEN): (\d{1,9})\b")
 
 
-class OpenvinoGenai:
+class OpenvinoGenai(BucketRules):
     """One request at a time. The prompt graph holds the longest prompt, MAX_PROMPT_LEN; the other one attends over the
     whole cache, MAX_PROMPT_LEN + MIN_RESPONSE_LEN, at every token. The variants of NPUW_LLM_GENERATE_PYRAMID and the
-    attention hints, all off by default, are left out."""
+    attention hints, all off by default, are left out. A longer prompt is refused, and an answer that outgrows the cache
+    is cut short."""
 
-    name: ClassVar[str] = "openvino-genai"
-    title: ClassVar[str] = "OpenVINO GenAI on NPU"
-    source: ClassVar[str] = (
+    name = "openvino-genai"
+    title = "OpenVINO GenAI on NPU"
+    source = (
         "openvino.genai, commits 5fc238e7 (src/cpp/src/llm/pipeline_stateful.cpp), 14a3a7f7 (src/cpp/src/utils.cpp); "
         "openvino, commit e4a97607 (src/plugins/intel_npu/src/plugin/npuw/llm_compiled_model.cpp)"
     )
-    families: ClassVar[tuple[Family, ...]] = (
+    families = (
         Family(PROMPT, ("tokens",), "tokens"),
         Family(CACHE, ("tokens",), "cached tokens"),
     )
-    settings: ClassVar[tuple[Setting, ...]] = (
+    settings = (
         Setting("prefill_hint", str, "DYNAMIC", "Whether prompts run in chunks.", choices=("DYNAMIC", "STATIC")),
         Setting("prefill_chunk_size", int, 1024, "Tokens of a chunk, a power of two.", least=1),
     )
     limit_flags: ClassVar[Mapping[str, str]] = {}
-    cost: ClassVar[GraphCost] = GraphCost(None, None, "nothing was published of a graph's seconds and memory")
 
     def limits(self, given: Mapping[str, int]) -> Limits:
         """One request at a time. Raises InputError for more."""
@@ -86,20 +86,12 @@ class OpenvinoGenai:
                 attended = later * prompt + later * (later + 1) // 2
                 yield Demand(CACHE, (prompt + request.output,), later, attended)
 
-    def finder(self, setup: Setup, family: str, shapes: Sequence[Shape]) -> Finder:
-        """The one graph; a longer prompt is refused, and an answer that outgrows the cache is cut short."""
-        return line.NextAbove(shapes, "error")
-
     def work(self, setup: Setup, family: str, shape: Shape) -> int:
         """The tokens of a chunk, or of the longest prompt where that is less or prompts are not cut; cached tokens."""
         chunk = self._chunk(setup)
         return chunk if family == PROMPT and 0 < chunk < shape[0] else shape[0]
 
-    def graphs(self, setup: Setup, lists: Lists) -> int:
-        """Both."""
-        return 2
-
-    def propose(self, setup: Setup, demands: Mapping[str, Mapping[Shape, Demand]], most: Mapping[str, int]) -> Lists:
+    def propose(self, setup: Setup, demands: Demands, most: Mapping[str, int]) -> Lists:
         """The least lengths for the longest prompt and the longest sequence that the limits admit: state
         max_prompt_len, or the prompt graph is as long as the model's context."""
         limits = setup.limits

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import ClassVar
+from collections.abc import Iterable, Iterator, Mapping
 
 from llmc.buckets.limits import Limits
-from llmc.buckets.traffic.events import TrafficRequest
+from llmc.buckets.traffic.events import DecodeRun, TrafficRequest
+from llmc.buckets.traffic.schedule import schedule
 from llmc.buckets.traffic.step_time import StepTime
 from llmc.errors import InputError
 from llmc.integrations import arguments, line
-from llmc.integrations.base import Accepted, Demand, Export, Finder, GraphCost, Lists, Setup, Shape
+from llmc.integrations.base import Accepted, Demand, Demands, Export, Lists, Setup, Shape
 from llmc.integrations.settings import Setting, within
-from llmc.integrations.steps import DECODE, DecodeBatches, prefill_first
+from llmc.integrations.steps import DECODE, DecodeBatches
 
 STRATEGY, MANUAL = "--rbln-decode-batch-bucket-strategy", "--rbln-decode-batch-bucket-manual-buckets"
 VARIABLES = ("VLLM_RBLN_DECODE_BATCH_BUCKET_STRATEGY", "VLLM_RBLN_DECODE_BATCH_BUCKET_MANUAL_BUCKETS")
-LIMITS = {flag: arguments.LIMITS[flag] for flag in ("--max-model-len", "--max-num-seqs")}
+LIMITS = {"--max-model-len": "max_model_len", "--max-num-seqs": "max_num_seqs"}
 CONFIG = "--additional-config"
 KEYS = ("decode_batch_bucket_strategy", "decode_batch_bucket_manual_buckets")
 COMPILED = "decoder_batch_sizes"
@@ -31,13 +31,13 @@ class OptimumRbln(DecodeBatches):
     models compile when it starts, with --rbln-decode-batch-bucket-*. Prompts run one at a time, in chunks of
     prefill_chunk_size: one graph, which no list changes."""
 
-    name: ClassVar[str] = "optimum-rbln"
-    title: ClassVar[str] = "optimum-rbln and vllm-rbln on Rebellions NPUs"
-    source: ClassVar[str] = (
+    name = "optimum-rbln"
+    title = "optimum-rbln and vllm-rbln on Rebellions NPUs"
+    source = (
         "optimum-rbln, commits f30b3768 and 6fd1d924 (models/decoderonly/configuration_decoderonly.py); vllm-rbln, "
         "commits 0a7577e0 and b64e2828 (v1/worker/bucketing)"
     )
-    settings: ClassVar[tuple[Setting, ...]] = (
+    settings = (
         Setting(
             "decode_batch_bucket_strategy", str, "exponential", "How vllm-rbln makes its own list.", STRATEGY,
             VARIABLES[0], choices=("exponential", "exp", "linear", "manual"),
@@ -57,8 +57,8 @@ class OptimumRbln(DecodeBatches):
         Setting("pipeline_parallel_size", int, 1, "Stages that share requests.", "--pipeline-parallel-size", least=1),
         Setting("prefill_chunk_size", int, 128, "Tokens of a prompt's chunk, a multiple of 64.", least=64),
     )  # fmt: skip
-    limit_flags: ClassVar[Mapping[str, str]] = LIMITS
-    cost: ClassVar[GraphCost] = GraphCost(None, None, "nothing was published of a graph's seconds and memory")
+    limit_flags = LIMITS
+    miss = "error"
 
     def limits(self, given: Mapping[str, int]) -> Limits:
         """max_num_seqs 1, as vllm-rbln sets it."""
@@ -97,21 +97,18 @@ class OptimumRbln(DecodeBatches):
     def demands(self, setup: Setup, requests: Iterable[TrafficRequest], step_time: StepTime) -> Iterator[Demand]:
         """Decode steps, which wait while prompts run, each prompt in steps of its own. Stages have equal batches."""
         stages = setup.number("pipeline_parallel_size")
-        for _, (batch,), steps, _ in prefill_first(requests, setup.limits, step_time, prompt_batch=1):
-            fewer, more = divmod(batch, stages)
-            for size, count in ((fewer + 1, more), (fewer, stages - more)):
-                if size and count:
-                    yield Demand(DECODE, (size,), steps * count, size * steps * count)
-
-    def finder(self, setup: Setup, family: str, shapes: Sequence[Shape]) -> Finder:
-        """The next batch above; the scheduler gives no larger one."""
-        return line.NextAbove(shapes, "error")
+        for event in schedule(requests, setup.limits, step_time=step_time, prompt_batch=1):
+            if isinstance(event, DecodeRun):
+                fewer, more = divmod(event.batch, stages)
+                for size, count in ((fewer + 1, event.steps * more), (fewer, event.steps * (stages - more))):
+                    if size and count:
+                        yield Demand(DECODE, (size,), count, size * count)
 
     def graphs(self, setup: Setup, lists: Lists) -> int:
         """One for each batch, and one for the chunks of prompts."""
         return len(lists[DECODE]) + 1
 
-    def propose(self, setup: Setup, demands: Mapping[str, Mapping[Shape, Demand]], most: Mapping[str, int]) -> Lists:
+    def propose(self, setup: Setup, demands: Demands, most: Mapping[str, int]) -> Lists:
         """Any batches, max_num_seqs over the stages among them."""
         top = self._top(setup)
         return {DECODE: line.choose(demands.get(DECODE, {}), range(1, top + 1), [top], most[DECODE])}
@@ -119,7 +116,7 @@ class OptimumRbln(DecodeBatches):
     def export(self, setup: Setup, lists: Lists) -> Export:
         """rbln_config for optimum-rbln's from_pretrained as config.json; --additional-config of vllm-rbln, and the
         variables that its older releases read."""
-        limits, sizes = setup.limits, [size for (size,) in lists[DECODE]]
+        limits, sizes = setup.limits, line.values(lists[DECODE])
         config = {
             "batch_size": self._top(setup),
             "max_seq_len": limits.max_model_len,

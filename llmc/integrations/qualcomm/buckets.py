@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import ClassVar
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from llmc.buckets.limits import Limits
 from llmc.buckets.plan import Plan
@@ -14,15 +13,15 @@ from llmc.buckets.traffic.chunked import chunked_steps
 from llmc.buckets.traffic.events import TrafficRequest
 from llmc.buckets.traffic.step_time import StepTime
 from llmc.errors import InputError
-from llmc.integrations import line
-from llmc.integrations.arguments import LIMITS, agree, config_yaml, json_flag, limit_flags, stated
+from llmc.integrations import arguments, line
 from llmc.integrations.base import (
     Accepted,
+    BucketRules,
     Demand,
+    Demands,
     Dropped,
     Export,
     Family,
-    Finder,
     GraphCost,
     Lists,
     Setup,
@@ -45,7 +44,7 @@ _LOGGED = {
 }
 
 
-class Qualcomm:
+class Qualcomm(BucketRules):
     """The rules of QEfficient/utils/check_ccl_specializations.py and of vllm_qaic's model runner (_run_prefill,
     _run_decode) and configuration (_clean_config).
 
@@ -55,27 +54,24 @@ class Qualcomm:
     Lists that QEfficient makes by itself (ccl_enabled without lists) are not modelled.
     """
 
-    name: ClassVar[str] = "qualcomm"
-    title: ClassVar[str] = "vLLM on Qualcomm Cloud AI (QEfficient)"
-    source: ClassVar[str] = (
+    name = "qualcomm"
+    title = "vLLM on Qualcomm Cloud AI (QEfficient)"
+    source = (
         "efficient-transformers main (December 2025): QEfficient/utils/check_ccl_specializations.py; vllm_qaic (2026): "
         "model runner and utilities"
     )
-    families: ClassVar[tuple[Family, ...]] = (
+    families = (
         Family(PREFILL, ("context",), "tokens of context"),
         Family(DECODE, ("context",), "tokens of context"),
     )
-    settings: ClassVar[tuple[Setting, ...]] = (
+    settings = (
         Setting("prefill_seq_len", int, 128, "Tokens of a prefill chunk.", "--long-prefill-token-threshold", least=1),
     )
-    limit_flags: ClassVar[Mapping[str, str]] = LIMITS
-    cost: ClassVar[GraphCost] = GraphCost(None, None, "not published; all specialisations are in one program")
+    cost = GraphCost(None, None, "not published; all specialisations are in one program")
 
     def limits(self, given: Mapping[str, int]) -> Limits:
-        """max_num_seqs 256 and max_num_batched_tokens 2048, vLLM's least defaults; a block is a whole sequence."""
-        given = {"max_num_seqs": 256, **given}
-        given.setdefault("max_num_batched_tokens", max(2048, given["max_num_seqs"]))
-        return Limits(**{**given, "block_size": given["max_model_len"]})
+        """A block is a whole sequence."""
+        return arguments.vllm_limits({**given, "block_size": given["max_model_len"]})
 
     def default(self, setup: Setup) -> Lists:
         """One length, max_model_len, for either."""
@@ -87,7 +83,7 @@ class Qualcomm:
         length = setup.limits.max_model_len
         if lists == self.default(setup):
             return Accepted(lists)
-        given = {family: [value for (value,) in lists[family]] for family in NAMES}
+        given = {family: line.values(lists[family]) for family in NAMES}
         for family, name in NAMES.items():
             if not given[family]:
                 raise InputError(f"qualcomm: {name} is empty; end it with max_model_len {length}")
@@ -131,19 +127,11 @@ class Qualcomm:
             for piece in pieces(int(steps.cached.max()) + 1, steps.steps, length):
                 yield Demand(DECODE, (piece.context,), piece.steps, piece.total(total + batch, batch))
 
-    def finder(self, setup: Setup, family: str, shapes: Sequence[Shape]) -> Finder:
-        """The next length above; there is none above max_model_len."""
-        return line.NextAbove(shapes, "error")
-
     def work(self, setup: Setup, family: str, shape: Shape) -> int:
         """The tokens that attention reads: of one sequence in prefill, of max_num_seqs in decode."""
         return shape[0] * (setup.limits.max_num_seqs if family == DECODE else 1)
 
-    def graphs(self, setup: Setup, lists: Lists) -> int:
-        """The specialisations of the program."""
-        return sum(len(lists[family]) for family in NAMES)
-
-    def propose(self, setup: Setup, demands: Mapping[str, Mapping[Shape, Demand]], most: Mapping[str, int]) -> Lists:
+    def propose(self, setup: Setup, demands: Demands, most: Mapping[str, int]) -> Lists:
         """Multiples of 1024 for decode, 32 less for prefill (1024, or one less where decode has it), and the longest of
         either."""
         length = setup.limits.max_model_len
@@ -159,7 +147,7 @@ class Qualcomm:
         chosen = line.choose(demands.get(PREFILL, {}), [*prefill, length - 1], [length - 1], most[PREFILL])
         return self.accept(setup, {PREFILL: chosen, DECODE: decode}).lists
 
-    def _weighed(self, setup: Setup, demands: Mapping[str, Mapping[Shape, Demand]]) -> dict[Shape, Demand]:
+    def _weighed(self, setup: Setup, demands: Demands) -> dict[Shape, Demand]:
         """All steps as one family's, each as often as it has rows."""
         steps: Counter[Shape] = Counter()
         for family, shapes in demands.items():
@@ -176,20 +164,19 @@ class Qualcomm:
 
     def export(self, setup: Setup, lists: Lists) -> Export:
         """--additional-config, its override_qaic_config as a file, and the flags as a file for --config."""
-        values = {name: [value for (value,) in lists[family]] for family, name in NAMES.items()}
+        values = {name: line.values(lists[family]) for family, name in NAMES.items()}
         config = {OVERRIDE: {} if lists == self.default(setup) else values}
-        arguments = [
-            *limit_flags(setup.limits), f"--long-prefill-token-threshold {setup.number('prefill_seq_len')}",
-            "--no-enable-prefix-caching", json_flag(CONFIG, config),
+        words = [
+            *arguments.limit_flags(setup.limits), f"--long-prefill-token-threshold {setup.number('prefill_seq_len')}",
+            "--no-enable-prefix-caching", arguments.json_flag(CONFIG, config),
         ]  # fmt: skip
-        files = {"config.json": json.dumps(config[OVERRIDE], indent=2) + "\n", "config.yaml": config_yaml(arguments)}
-        return Export({}, tuple(arguments), files)
+        return arguments.vllm_export(words, files={"config.json": json.dumps(config[OVERRIDE], indent=2) + "\n"})
 
     def read(self, given: Export, setup: Setup) -> Lists:
         """The two lists of override_qaic_config, each a JSON list or numbers with commas; one alone is with
         max_model_len for the other."""
-        found = stated(given, CONFIG, tuple(NAMES.values()), OVERRIDE)
-        agree(found, setup.limits)
+        found = arguments.stated(given, CONFIG, tuple(NAMES.values()), OVERRIDE)
+        arguments.agree(found, setup.limits)
         lengths = {family: _stated(found, name) for family, name in NAMES.items()}
         default = self.default(setup)
         if all(values is None for values in lengths.values()):

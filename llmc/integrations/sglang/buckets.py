@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +19,7 @@ from llmc.integrations import arguments, line
 from llmc.integrations.base import (
     Accepted,
     Demand,
+    Demands,
     Dropped,
     Export,
     Family,
@@ -68,15 +68,15 @@ class Sglang(DecodeBatches):
     """Steps of prompts come before decode steps and are not mixed with them. Data-parallel attention, the DeepEP cap
     and the prompt backend "full" are left out."""
 
-    name: ClassVar[str] = "sglang"
-    title: ClassVar[str] = "SGLang on CUDA and ROCm"
-    source: ClassVar[str] = (
+    name = "sglang"
+    title = "SGLang on CUDA and ROCm"
+    source = (
         "SGLang, commits 399499ca (arg_groups/cuda_graph_hook.py), a82da8da (arg_groups/memory_hook.py), e55d1556 "
         "(model_executor/runner/base_cuda_graph_runner.py), aba9610a (runner/decode_cuda_graph_runner.py), 16144fe4 "
         "(runner/prefill_cuda_graph_runner.py)"
     )
-    families: ClassVar[tuple[Family, ...]] = (*DecodeBatches.families, Family(PREFILL, ("tokens",), "tokens"))
-    settings: ClassVar[tuple[Setting, ...]] = (
+    families = (*DecodeBatches.families, Family(PREFILL, ("tokens",), "tokens"))
+    settings = (
         Setting("gpu_memory_gib", int, 80, "Memory of one card, which the largest batch depends on.", least=1),
         Setting("tp_size", int, 1, "Devices of one model.", "--tp-size", least=1,
                 also=("--tp", "--tensor-parallel-size")),
@@ -104,13 +104,12 @@ class Sglang(DecodeBatches):
             "enable_two_batch_overlap", bool, False, "Batches are even numbers.", "--enable-two-batch-overlap"
         ),
     )  # fmt: skip
-    limit_flags: ClassVar[Mapping[str, str]] = LIMITS
-    cost: ClassVar[GraphCost] = GraphCost(
-        None,
-        2 << 20,
+    limit_flags = LIMITS
+    cost = GraphCost(
+        None, 2 << 20,
         "SGLang itself reserves 2 MiB for each request of the largest batch (arg_groups/memory_hook.py); no seconds of "
         'a graph were published: the log has them as "CUDA graph end. elapsed="',
-    )
+    )  # fmt: skip
 
     def limits(self, given: Mapping[str, int]) -> Limits:
         """max_running_requests 2048, the least that SGLang derives from its memory, and chunked_prefill_size 8192, as
@@ -134,7 +133,7 @@ class Sglang(DecodeBatches):
     def accept(self, setup: Setup, lists: Lists) -> Accepted:
         """Batches above max_running_requests are left out and it takes their place; with two-batch overlap odd ones
         are left out too. Tokens of prompts are taken as they are, unless their graphs are disabled."""
-        given = [size for (size,) in lists[DECODE]]
+        given = line.values(lists[DECODE])
         if not given:
             raise InputError("sglang: no batch of decode steps in the list; give one")
         kept = self._captured(setup, given)
@@ -172,13 +171,9 @@ class Sglang(DecodeBatches):
         if family == PREFILL:
             return WithinFactor(shapes, FACTOR)
         exact = setup.own["disable_cuda_graph_padding"]
-        return line.Exact(shapes, "eager") if exact else line.NextAbove(shapes, "eager")
+        return line.Exact(shapes, self.miss) if exact else super().finder(setup, family, shapes)
 
-    def graphs(self, setup: Setup, lists: Lists) -> int:
-        """One for each number of both lists."""
-        return sum(map(len, lists.values()))
-
-    def propose(self, setup: Setup, demands: Mapping[str, Mapping[Shape, Demand]], most: Mapping[str, int]) -> Lists:
+    def propose(self, setup: Setup, demands: Demands, most: Mapping[str, int]) -> Lists:
         """Up to where SGLang's own lists reach, so that no step loses its graph. Tokens of prompts are every number to
         64, multiples of 4 to 256 and of 16 from there."""
         step = self._step(setup)
@@ -205,7 +200,7 @@ class Sglang(DecodeBatches):
     def export(self, setup: Setup, lists: Lists) -> Export:
         """--cuda-graph-config, one word in a shell, with the limits and settings that it holds for."""
         words = arguments.limit_flags(setup.limits, LIMITS)
-        phases = {family: {"bs": [size for (size,) in sizes]} for family, sizes in lists.items() if sizes}
+        phases = {family: {"bs": line.values(sizes)} for family, sizes in lists.items() if sizes}
         words.append(arguments.json_flag(CONFIG, phases))
         for setting in self.settings:
             value = setup.own[setting.name]

@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import ClassVar
 
 from llmc.buckets.limits import Limits
+from llmc.buckets.traffic.chunked import chunked_steps
 from llmc.buckets.traffic.events import TrafficRequest
 from llmc.buckets.traffic.step_time import StepTime
 from llmc.errors import InputError
 from llmc.integrations import arguments, line
-from llmc.integrations.base import Accepted, Demand, Dropped, Export, Finder, GraphCost, Lists, Setup, Shape
+from llmc.integrations.base import Accepted, Demand, Demands, Dropped, Export, Finder, Lists, Setup, Shape
 from llmc.integrations.settings import Setting
-from llmc.integrations.steps import DECODE, DecodeBatches, decode_only
+from llmc.integrations.steps import DECODE, DecodeBatches
 
 CONFIG = "cuda_graph_config"
 KEY = "--cuda-graph-config"
@@ -33,36 +33,27 @@ _LOGGED = re.compile(r"cuda_graph_batch_sizes=\[([\d,\s]+)\]")
 class TensorrtLlm(DecodeBatches):
     """A graph serves steps that only decode; every other step runs eagerly, whatever the list."""
 
-    name: ClassVar[str] = "tensorrt-llm"
-    title: ClassVar[str] = "TensorRT-LLM, PyTorch backend"
-    source: ClassVar[str] = (
+    name = "tensorrt-llm"
+    title = "TensorRT-LLM, PyTorch backend"
+    source = (
         "TensorRT-LLM 1.1 to 1.3, commits fcd3f316 (llmapi/llm_args.py) and 7b437aaa (_torch/pyexecutor/"
         "cuda_graph_runner.py), _torch/pyexecutor/model_engine.py, _torch/pyexecutor/scheduler"
     )
-    settings: ClassVar[tuple[Setting, ...]] = (
+    settings = (
         Setting("enable_padding", bool, False, "Batches are rounded up.", KEY, path=("enable_padding",)),
         Setting(
-            "cuda_graph_max_batch_size",
-            int,
-            None,
-            "The largest batch of its own list.",
-            KEY,
-            path=("max_batch_size",),
-            least=1,
+            "cuda_graph_max_batch_size", int, None, "The largest batch of its own list.", KEY,
+            path=("max_batch_size",), least=1,
         ),
         Setting(
             "max_draft_len", int, 0, "Draft tokens of a step.", "--speculative-config", path=("max_draft_len",), least=0
         ),
         Setting(
-            "enable_chunked_prefill",
-            bool,
-            False,
-            "Prompts are cut to what max_num_tokens leaves.",
+            "enable_chunked_prefill", bool, False, "Prompts are cut to what max_num_tokens leaves.",
             "--enable-chunked-prefill",
         ),
-    )
-    limit_flags: ClassVar[Mapping[str, str]] = LIMITS
-    cost: ClassVar[GraphCost] = GraphCost(None, None, "nothing was published of a graph's seconds and memory")
+    )  # fmt: skip
+    limit_flags = LIMITS
 
     def limits(self, given: Mapping[str, int]) -> Limits:
         """max_batch_size 2048 and max_num_tokens 8192, trtllm-serve's defaults, and blocks of 32."""
@@ -83,25 +74,26 @@ class TensorrtLlm(DecodeBatches):
     def accept(self, setup: Setup, lists: Lists) -> Accepted:
         """Batches that max_batch_size or max_num_tokens exclude are left out; with padding the largest possible batch
         takes their place."""
-        given = [size for (size,) in lists[DECODE]]
+        given = line.values(lists[DECODE])
         kept, reach = self._captured(setup, given), self._reach(setup)
-        dropped = tuple(
-            Dropped(DECODE, (size,), f"above {reach}, the most requests of a decode step")
-            for size in given
-            if size > reach
-        )
+        reason = f"above {reach}, the most requests of a decode step"
+        dropped = tuple(Dropped(DECODE, (size,), reason) for size in given if size > reach)
         return Accepted({DECODE: kept}, dropped, tuple((DECODE, shape) for shape in kept if shape[0] not in given))
 
     def demands(self, setup: Setup, requests: Iterable[TrafficRequest], step_time: StepTime) -> Iterator[Demand]:
         """Steps with no prompt in them. Prompts and decodes share steps of max_num_tokens; without chunked prefill a
         prompt runs whole."""
-        return decode_only(requests, setup.limits, step_time, whole=not setup.own["enable_chunked_prefill"])
+        whole = not setup.own["enable_chunked_prefill"]
+        for steps in chunked_steps(requests, setup.limits, step_time, whole=whole):
+            if not steps.chunks:
+                batch = len(steps.cached)
+                yield Demand(DECODE, (batch,), steps.steps, batch * steps.steps)
 
     def finder(self, setup: Setup, family: str, shapes: Sequence[Shape]) -> Finder:
-        """With padding the next batch above, without it the same one; others run eagerly."""
-        return line.NextAbove(shapes, "eager") if setup.own["enable_padding"] else line.Exact(shapes, "eager")
+        """With padding the next batch above, without it the same one."""
+        return super().finder(setup, family, shapes) if setup.own["enable_padding"] else line.Exact(shapes, self.miss)
 
-    def propose(self, setup: Setup, demands: Mapping[str, Mapping[Shape, Demand]], most: Mapping[str, int]) -> Lists:
+    def propose(self, setup: Setup, demands: Demands, most: Mapping[str, int]) -> Lists:
         """With padding up to where its own list reaches, so that no step loses its graph; without it the batches that
         most steps have, which is a reason to switch it on."""
         top = self.default(setup)[DECODE][-1:]

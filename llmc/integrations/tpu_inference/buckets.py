@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import ClassVar
 
 from llmc.buckets.limits import Limits
 from llmc.buckets.plan import Plan
@@ -14,29 +13,20 @@ from llmc.buckets.traffic.chunked import MixedSteps, chunked_steps
 from llmc.buckets.traffic.events import TrafficRequest
 from llmc.buckets.traffic.step_time import StepTime
 from llmc.errors import InputError
-from llmc.integrations import line
-from llmc.integrations.arguments import (
-    LIMITS,
-    agree,
-    ascending,
-    config_yaml,
-    json_flag,
-    limit_flags,
-    numbers,
-    stated,
-)
+from llmc.integrations import arguments, line
 from llmc.integrations.base import (
     Accepted,
+    BucketRules,
     Demand,
+    Demands,
     Export,
     Family,
-    Finder,
     GraphCost,
     Lists,
     Setup,
     Shape,
 )
-from llmc.integrations.settings import Setting, from_flags
+from llmc.integrations.settings import DRAFTS, Setting, from_flags
 
 TOKENS, REQUESTS = "tokens", "requests"
 CONFIG, SIZES = "--additional-config", "compilation_sizes"
@@ -55,7 +45,7 @@ _REQUESTS = re.compile(r"Prepared attn request paddings: \[([\d, ]+)\]")
 _BACKBONE = re.compile(r"Precompile .*backbone --> \{'num_tokens': (\d{1,9})\b")
 
 
-class TpuInference:
+class TpuInference(BucketRules):
     """The rules of tpu_inference/runner/utils.py (get_token_paddings, get_req_paddings, get_attn_req_paddings,
     get_padded_token_len), tpu_runner.py (_init_inputs, _prepare_inputs) and compilation_manager.py.
 
@@ -65,16 +55,14 @@ class TpuInference:
     compilation_sizes.
     """
 
-    name: ClassVar[str] = "tpu-inference"
-    title: ClassVar[str] = "vLLM on TPU (tpu-inference)"
-    source: ClassVar[str] = (
-        "tpu-inference b8692ff (August 2026): tpu_inference/runner/utils.py, tpu_runner.py, compilation_manager.py"
-    )
-    families: ClassVar[tuple[Family, ...]] = (
+    name = "tpu-inference"
+    title = "vLLM on TPU (tpu-inference)"
+    source = "tpu-inference b8692ff (August 2026): tpu_inference/runner/utils.py, tpu_runner.py, compilation_manager.py"
+    families = (
         Family(TOKENS, ("tokens",), "tokens"),
         Family(REQUESTS, ("requests",), "requests of attention", counted=False),
     )
-    settings: ClassVar[tuple[Setting, ...]] = (
+    settings = (
         Setting("data_parallel_size", int, 1, "Data-parallel ranks, attention's included.", "--data-parallel-size",
                 least=1),
         Setting("kv_cache_dtype", str, "auto", "Type of the KV cache; auto is bfloat16.", "--kv-cache-dtype"),
@@ -85,19 +73,15 @@ class TpuInference:
         Setting("token_multiple", int, ROWS,
                 "What chosen token paddings are multiples of; 16 for MoE models with an odd number of experts a token, "
                 "whose grouped matmul asserts it.", least=1),
-        Setting("num_speculative_tokens", int, 0, "Draft tokens of a step.", "--speculative-config",
-                path=("num_speculative_tokens",), least=0),
+        DRAFTS,
     )  # fmt: skip
-    limit_flags: ClassVar[Mapping[str, str]] = LIMITS
-    cost: ClassVar[GraphCost] = GraphCost(
+    cost = GraphCost(
         None, None, 'not published by graph; see the log\'s "Compilation of … finished", and set NUM_PRECOMPILE_WORKERS'
     )
 
     def limits(self, given: Mapping[str, int]) -> Limits:
-        """max_num_seqs 256 and max_num_batched_tokens 2048, vLLM's least defaults; both count for one rank."""
-        given = {"max_num_seqs": 256, **given}
-        given.setdefault("max_num_batched_tokens", max(2048, given["max_num_seqs"]))
-        return Limits(**given)
+        """max_num_seqs and max_num_batched_tokens count for one rank."""
+        return arguments.vllm_limits(given)
 
     def default(self, setup: Setup) -> Lists:
         """Powers of two from min_token_bucket (with a gap: up to it, then by it) until a step fits; attention for
@@ -144,10 +128,6 @@ class TpuInference:
             running = len(steps.cached) + len(steps.chunks)
             yield Demand(REQUESTS, (min(count, own.max_num_seqs),), steps.steps, running * steps.steps)
 
-    def finder(self, setup: Setup, family: str, shapes: Sequence[Shape]) -> Finder:
-        """The next size above; a larger step ends in an assertion."""
-        return line.NextAbove(shapes, "error")
-
     def work(self, setup: Setup, family: str, shape: Shape) -> int:
         """The padded tokens of all ranks, or their padded requests."""
         return shape[0] * (setup.number("data_parallel_size") if family == REQUESTS else 1)
@@ -157,7 +137,7 @@ class TpuInference:
         and selection, whose number follows the same sizes."""
         return len(lists[TOKENS]) * len(lists[REQUESTS])
 
-    def propose(self, setup: Setup, demands: Mapping[str, Mapping[Shape, Demand]], most: Mapping[str, int]) -> Lists:
+    def propose(self, setup: Setup, demands: Demands, most: Mapping[str, int]) -> Lists:
         """Multiples of token_multiple and of the ranks' KV packing, and multiples of 8 requests."""
         ranks, seqs = setup.number("data_parallel_size"), setup.limits.max_num_seqs
         step, cover = math.lcm(setup.number("token_multiple"), ranks * _packing(setup)), self._cover(setup)
@@ -182,9 +162,8 @@ class TpuInference:
     def export(self, setup: Setup, lists: Lists) -> Export:
         """Environment variables, --additional-config, and the flags as a file for --config."""
         seqs = setup.limits.max_num_seqs
-        tokens = [size for (size,) in lists[TOKENS]]
+        tokens, requests = line.values(lists[TOKENS]), line.values(lists[REQUESTS])
         cover = next(size for size in tokens if self._one(setup, size))
-        requests = [count for (count,) in lists[REQUESTS]]
         least, gap = _power(cover), cover - _power(cover) // 2
         environment = {
             LEAST: str(least),
@@ -193,33 +172,31 @@ class TpuInference:
         }
         if requests != [seqs]:
             environment[CUSTOM] = ",".join(map(str, requests))
-        arguments = limit_flags(setup.limits)
+        words = arguments.limit_flags(setup.limits)
         if (ranks := setup.number("data_parallel_size")) > 1:
-            arguments.append(f"--data-parallel-size {ranks}")
+            words.append(f"--data-parallel-size {ranks}")
         if setup.own["kv_cache_dtype"] != "auto":
-            arguments.append(f"--kv-cache-dtype {setup.own['kv_cache_dtype']}")
-        arguments.append(json_flag(CONFIG, {SIZES: [size for size in tokens if size != cover]}))
-        if drafts := setup.number("num_speculative_tokens"):
-            arguments.append(json_flag("--speculative-config", {"num_speculative_tokens": drafts}))
-        return Export(environment, tuple(arguments), {"config.yaml": config_yaml(arguments)})
+            words.append(f"--kv-cache-dtype {setup.own['kv_cache_dtype']}")
+        words.append(arguments.json_flag(CONFIG, {SIZES: [size for size in tokens if size != cover]}))
+        return arguments.vllm_export([*words, *arguments.drafts_flag(setup)], environment)
 
     def read(self, given: Export, setup: Setup) -> Lists:
         """The sizes that the variables make the server generate, and compilation_sizes."""
-        found = stated(given, CONFIG, (SIZES,))
-        agree(found, setup.limits)
+        found = arguments.stated(given, CONFIG, (SIZES,))
+        arguments.agree(found, setup.limits)
         variables = [replace(one, variable=VARIABLES[one.name]) for one in self.settings if one.name in VARIABLES]
         own = {**setup.own, **from_flags(variables, {}, given.environment)}
         made = Setup(setup.limits, own)
         default = self.default(made)
-        sizes = numbers(found, CONFIG, (SIZES,), least=0) or []
-        lists = {TOKENS: line.shapes([*(size for (size,) in default[TOKENS]), *sizes]), REQUESTS: default[REQUESTS]}
+        sizes = arguments.numbers(found, CONFIG, (SIZES,), least=0) or []
+        lists = {TOKENS: line.shapes([*line.values(default[TOKENS]), *sizes]), REQUESTS: default[REQUESTS]}
         custom = given.environment.get(CUSTOM, "")
         if own["bucketized_requests"] and custom:
             try:
                 counts = [int(word) for word in custom.split(",")]
             except ValueError:
                 raise InputError(f"{CUSTOM} {custom!r} must be whole numbers with commas, as in 8,16,32") from None
-            ascending(CUSTOM, counts)
+            arguments.ascending(CUSTOM, counts)
             if counts[0] < 1:
                 raise InputError(f"{CUSTOM} {counts[0]} must be at least 1")
             lists[REQUESTS] = line.shapes(counts)

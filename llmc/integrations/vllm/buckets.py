@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import ClassVar
 
 from llmc.buckets.limits import Limits
 from llmc.buckets.plan import Plan
@@ -15,7 +14,9 @@ from llmc.errors import InputError
 from llmc.integrations import arguments, line
 from llmc.integrations.base import (
     Accepted,
+    BucketRules,
     Demand,
+    Demands,
     Dropped,
     Export,
     Family,
@@ -25,7 +26,7 @@ from llmc.integrations.base import (
     Setup,
     Shape,
 )
-from llmc.integrations.settings import Setting, within
+from llmc.integrations.settings import DRAFTS, Setting, within
 
 TOKENS = "tokens"
 CONFIG, SIZES, LARGEST = "--compilation-config", "cudagraph_capture_sizes", "max_cudagraph_capture_size"
@@ -35,24 +36,21 @@ MOST_BY_DEFAULT = 512
 _LOGGED = re.compile(r"""(?:['"]cudagraph_capture_sizes['"]: ?|is overridden by config )\[([\d,\s]*)\]""")
 
 
-class Vllm:
+class Vllm(BucketRules):
     """The rules of vllm/config/vllm.py (_set_cudagraph_sizes), vllm/config/compilation.py
     (adjust_cudagraph_sizes_for_spec_decode) and vllm/v1/cudagraph_dispatcher.py; vllm/engine/arg_utils.py has the
     limits. ROCm captures the same sizes; there, context parallelism turns full graphs into PIECEWISE
     (vllm/platforms/rocm.py)."""
 
-    name: ClassVar[str] = "vllm"
-    title: ClassVar[str] = "vLLM on CUDA and ROCm"
-    source: ClassVar[str] = (
+    name = "vllm"
+    title = "vLLM on CUDA and ROCm"
+    source = (
         "vLLM 0.11 to 0.22 (commits 09f030ea, ee525ce4, ae2e8e62; newest list: ROCm/vllm 0165bbfd): "
         "vllm/config/vllm.py, vllm/config/compilation.py, vllm/v1/cudagraph_dispatcher.py"
     )
-    families: ClassVar[tuple[Family, ...]] = (Family(TOKENS, ("tokens",), "tokens"),)
-    settings: ClassVar[tuple[Setting, ...]] = (
-        Setting(
-            "num_speculative_tokens", int, 0, "Draft tokens of a step.", "--speculative-config",
-            path=("num_speculative_tokens",), least=0,
-        ),
+    families = (Family(TOKENS, ("tokens",), "tokens"),)
+    settings = (
+        DRAFTS,
         Setting(LARGEST, int, None, "Tokens that vLLM's own list stops at.", CONFIG, path=(LARGEST,), least=1),
         Setting(
             "cudagraph_mode", str, "FULL_AND_PIECEWISE", "Which steps run as graphs.", CONFIG,
@@ -69,13 +67,12 @@ class Vllm:
             path=("pass_config", "enable_sp"),
         ),
     )  # fmt: skip
-    limit_flags: ClassVar[Mapping[str, str]] = arguments.LIMITS
-    cost: ClassVar[GraphCost] = GraphCost(
-        0.05,
-        16 << 20,
+    miss = "eager"
+    cost = GraphCost(
+        0.05, 16 << 20,
         "Llama-3.1-8B-Instruct, each graph timed: 0.048 s and 6 MiB at 96 tokens, 0.057 s and 26 MiB at 464 "
         "(vllm#22897, vllm#23184)",
-    )
+    )  # fmt: skip
 
     def limits(self, given: Mapping[str, int]) -> Limits:
         """What `vllm serve` takes on cards of less than 70 GiB, and on A100: max_num_seqs 256, max_num_batched_tokens
@@ -83,14 +80,8 @@ class Vllm:
         length = given["max_model_len"]
         tokens = given.get("max_num_batched_tokens", min(2048, given.get("max_num_seqs", 256) * length))
         seqs = given.get("max_num_seqs", min(256, tokens))
-        return Limits(
-            **{
-                "block_size": min(16, length),
-                **given,
-                "max_num_seqs": seqs,
-                "max_num_batched_tokens": tokens,
-            }
-        )
+        block = {"block_size": min(16, length)}
+        return Limits(**{**block, **given, "max_num_seqs": seqs, "max_num_batched_tokens": tokens})
 
     def default(self, setup: Setup) -> Lists:
         """1, 2, 4, multiples of 8 below 256 and of 16 from there, up to min(2 · max_num_seqs · (k + 1), 512), and
@@ -142,37 +133,28 @@ class Vllm:
                 yield Demand(TOKENS, (tokens,), steps.steps, tokens * steps.steps)
 
     def finder(self, setup: Setup, family: str, shapes: Sequence[Shape]) -> Finder:
-        """The next size above; a larger step runs eagerly, without padding. Under FULL_DECODE_ONLY a size serves only
-        where max_num_seqs sequences can fill it, and a step that would be padded to a larger one runs eagerly."""
+        """Under FULL_DECODE_ONLY a size serves only where max_num_seqs sequences can fill it, and a step that would be
+        padded to a larger one runs eagerly."""
         if setup.own["cudagraph_mode"] == "FULL_DECODE_ONLY":
             shapes = [shape for shape in shapes if self._query(setup) <= shape[0] <= self._reach(setup)]
-        return line.NextAbove(shapes, "eager")
-
-    def work(self, setup: Setup, family: str, shape: Shape) -> int:
-        """The tokens of the step."""
-        return shape[0]
+        return super().finder(setup, family, shapes)
 
     def graphs(self, setup: Setup, lists: Lists) -> int:
         """Each size once for steps with prompts (piecewise), and once for those that only decode (full), so far as
         max_num_seqs sequences reach."""
-        sizes = [size for (size,) in lists[TOKENS]]
+        sizes = line.values(lists[TOKENS])
         full = sum(self._query(setup) <= size <= self._reach(setup) for size in sizes)
-        return {
-            "NONE": 0,
-            "PIECEWISE": len(sizes),
-            "FULL": len(sizes),
-            "FULL_DECODE_ONLY": full,
-            "FULL_AND_PIECEWISE": len(sizes) + full,
-        }[str(setup.own["cudagraph_mode"])]
+        counts = {"NONE": 0, "FULL_DECODE_ONLY": full, "FULL_AND_PIECEWISE": len(sizes) + full}
+        return counts.get(str(setup.own["cudagraph_mode"]), len(sizes))
 
-    def propose(self, setup: Setup, demands: Mapping[str, Mapping[Shape, Demand]], most: Mapping[str, int]) -> Lists:
+    def propose(self, setup: Setup, demands: Demands, most: Mapping[str, int]) -> Lists:
         """Up to where vLLM's own list reaches, so that no step loses its graph. The most tokens that a step can
         decode are in it, so that none falls back from a full graph to a piecewise one."""
         own = self.default(setup)[TOKENS]
         if not own:
             raise InputError("vllm: there are no graphs to plan for; choose a cudagraph_mode other than NONE")
-        multiple, top, reach = self._multiple(setup), own[-1][0], -(-self._reach(setup) // self._multiple(setup))
-        reach *= multiple
+        multiple, top = self._multiple(setup), own[-1][0]
+        reach = -(-self._reach(setup) // multiple) * multiple
         if setup.own["cudagraph_mode"] == "FULL_DECODE_ONLY":
             top = min(top, reach)
         required = {top, min(top, reach)}
@@ -189,19 +171,13 @@ class Vllm:
     def export(self, setup: Setup, lists: Lists) -> Export:
         """--compilation-config, and the same as a file for --config."""
         own = setup.own
-        config: dict[str, object] = {
-            SIZES: [size for (size,) in lists[TOKENS]],
-            "cudagraph_mode": own["cudagraph_mode"],
-        }
+        config: dict[str, object] = {SIZES: line.values(lists[TOKENS]), "cudagraph_mode": own["cudagraph_mode"]}
         if own["enable_sp"]:
             config["pass_config"] = {"enable_sp": True}
         words = arguments.limit_flags(setup.limits)
         if setup.number("tensor_parallel_size") > 1:
             words.append(f"--tensor-parallel-size {own['tensor_parallel_size']}")
-        words.append(arguments.json_flag(CONFIG, config))
-        if drafts := setup.number("num_speculative_tokens"):
-            words.append(arguments.json_flag("--speculative-config", {"num_speculative_tokens": drafts}))
-        return Export({}, tuple(words), {"config.yaml": arguments.config_yaml(words)})
+        return arguments.vllm_export([*words, arguments.json_flag(CONFIG, config), *arguments.drafts_flag(setup)])
 
     def read(self, given: Export, setup: Setup) -> Lists:
         """cudagraph_capture_sizes of --compilation-config (-O), --cudagraph-capture-sizes or, before 0.11,
@@ -244,11 +220,8 @@ class Vllm:
         if largest is None and "--max-cudagraph-capture-size" in flags:
             name = "--max-cudagraph-capture-size"
             ((largest,),) = line.written_numbers(flags[name], name)[-1:]
-        kept = [
-            size
-            for (size,) in sizes
-            if size <= setup.limits.max_num_batched_tokens and size % self._devices(setup) == 0
-        ]
+        most, devices = setup.limits.max_num_batched_tokens, self._devices(setup)
+        kept = [size for (size,) in sizes if size <= most and size % devices == 0]
         if largest is not None and kept and largest != kept[-1]:
             raise InputError(f"{LARGEST} {largest} is not the largest of {SIZES}, {kept[-1]}; remove it")
 

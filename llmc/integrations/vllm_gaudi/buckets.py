@@ -1,9 +1,15 @@
-"""The contract of a server model, for vLLM on Gaudi."""
+"""vLLM on Gaudi: prompt and decode buckets, the one that a step takes, and the one that a miss adds.
+
+Look-up and fallback are those of vllm_gaudi/extension/bucketing/common.py (find_prompt_bucket, find_decode_bucket,
+generate_fallback_bucket, calc_fallback_value), August 2026: as summed up at commit 091bbad.
+"""
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import ClassVar
+from itertools import groupby
 
 from llmc.buckets.limits import Limits
 from llmc.buckets.plan import Plan
@@ -14,42 +20,42 @@ from llmc.errors import InputError
 from llmc.integrations import arguments
 from llmc.integrations.base import (
     Accepted,
+    BucketRules,
     Demand,
+    Demands,
     Export,
     Family,
     Finder,
+    Found,
     GraphCost,
     Lists,
     Setup,
     Shape,
 )
-from llmc.integrations.settings import Setting
 from llmc.integrations.vllm_gaudi import config, demands, logs, proposal, sizes
 from llmc.integrations.vllm_gaudi.config import DECODE, PROMPT, SETTINGS, View
-from llmc.integrations.vllm_gaudi.lookup import Lookup
 
 AXES = ("batch", "query", "context blocks")
 
-LIMITS = {**arguments.LIMITS, "--block-size": "block_size"}
 
-
-class VllmGaudi:
+class VllmGaudi(BucketRules):
     """Two families: prompt buckets of (batch, query, context blocks of one sequence) and decode buckets of (batch, 1,
-    blocks of the whole batch). The modules beside this one name the file that each rule was read from."""
+    blocks of the whole batch). The modules beside this one name the file that each rule was read from. The sampler, the
+    defragmenter and images have graphs of their own, the same for every list; they are not counted."""
 
-    name: ClassVar[str] = "vllm-gaudi"
-    title: ClassVar[str] = "vLLM on Intel Gaudi"
-    source: ClassVar[str] = (
+    name = "vllm-gaudi"
+    title = "vLLM on Intel Gaudi"
+    source = (
         "vllm-gaudi 091bbad (August 2026), features.py and docs at 024a962, pull requests 1362, 1552, 1700 and 1745: "
         "vllm_gaudi/extension/bucketing, vllm_gaudi/v1/worker/hpu_model_runner.py"
     )
-    families: ClassVar[tuple[Family, ...]] = (
+    families = (
         Family(PROMPT, AXES, "new tokens and context blocks"),
         Family(DECODE, AXES, "rows and KV cache blocks"),
     )
-    settings: ClassVar[tuple[Setting, ...]] = SETTINGS
-    limit_flags: ClassVar[Mapping[str, str]] = LIMITS
-    cost: ClassVar[GraphCost] = GraphCost(
+    settings = SETTINGS
+    limit_flags = arguments.BLOCK_LIMITS
+    cost = GraphCost(
         14.0,
         (25 << 30) // 300,
         "126 decode buckets take 29 minutes with Llama-4-Maverick-17B-128E (vllm-gaudi#1160), and more than 300 "
@@ -57,10 +63,8 @@ class VllmGaudi:
     )
 
     def limits(self, given: Mapping[str, int]) -> Limits:
-        """max_num_seqs 256, max_num_batched_tokens 2048 and blocks of 128, as `vllm serve` on Gaudi has them."""
-        given = {"max_num_seqs": 256, "block_size": 128, **given}
-        given.setdefault("max_num_batched_tokens", max(2048, given["max_num_seqs"]))
-        return Limits(**given)
+        """Blocks of 128, as `vllm serve` on Gaudi has them."""
+        return arguments.vllm_limits(given, block_size=128)
 
     def default(self, setup: Setup) -> Lists:
         """The buckets of VLLM_BUCKETING_STRATEGY. Raises InputError for ranges that end the server."""
@@ -87,23 +91,15 @@ class VllmGaudi:
         return Accepted(_lists(prompts, prepared), (*dropped, *more), added)
 
     def demands(self, setup: Setup, requests: Iterable[TrafficRequest], step_time: StepTime) -> Iterator[Demand]:
-        """See `demands.count`."""
         return demands.count(View.of(setup), chunked_steps(requests, setup.limits, step_time))
 
     def finder(self, setup: Setup, family: str, shapes: Sequence[Shape]) -> Finder:
-        """The first covering bucket in sort order; a miss adds one. See `Lookup`."""
         return Lookup(View.of(setup), family, shapes)
 
     def work(self, setup: Setup, family: str, shape: Shape) -> int:
-        """See `proposal.work`."""
         return proposal.work(family, shape)
 
-    def graphs(self, setup: Setup, lists: Lists) -> int:
-        """One for each bucket. The sampler's, the defragmenter's and those of images are the same for every list."""
-        return sum(map(len, lists.values()))
-
-    def propose(self, setup: Setup, demands: Mapping[str, Mapping[Shape, Demand]], most: Mapping[str, int]) -> Lists:
-        """See `proposal.propose`."""
+    def propose(self, setup: Setup, demands: Demands, most: Mapping[str, int]) -> Lists:
         return proposal.propose(View.of(setup), demands, most)
 
     def from_plan(self, setup: Setup, plan: Plan) -> Lists:
@@ -114,7 +110,7 @@ class VllmGaudi:
         """
         view = View.of(setup)
         theirs, ours = plan.limits.to_dict(), setup.limits.to_dict()
-        for name in LIMITS.values():
+        for name in self.limit_flags.values():
             if theirs[name] != ours[name]:
                 raise InputError(f"the plan has {name} {theirs[name]} and the server {ours[name]}; plan for the server")
         prompts = {
@@ -142,13 +138,12 @@ class VllmGaudi:
             "VLLM_PROMPT_BS_BUCKET_MAX": str(batch),
             "VLLM_CONTIGUOUS_PA": str(view.contiguous).lower(),
         }
-        flags = arguments.limit_flags(setup.limits, LIMITS)
+        flags = arguments.limit_flags(setup.limits, self.limit_flags)
         if setup.own["num_hpu_blocks"] is not None:
             flags.append(f"--num-gpu-blocks-override {view.pool}")
         if not setup.own["prefix_caching"]:
             flags.append("--no-enable-prefix-caching")
-        if view.drafts:
-            flags.append(arguments.json_flag("--speculative-config", {"num_speculative_tokens": view.drafts}))
+        flags += arguments.drafts_flag(setup)
         return Export(environment, tuple(flags), {config.BUCKET_FILE: config.write_buckets(listed)})
 
     def read(self, given: Export, setup: Setup) -> Lists:
@@ -158,7 +153,7 @@ class VllmGaudi:
         Raises InputError for lines that the server would skip, a file without buckets of a family, and flags that
         state other limits than `setup`.
         """
-        arguments.agree(arguments.flags(given), setup.limits, LIMITS)
+        arguments.agree(arguments.flags(given), setup.limits, self.limit_flags)
         file = config.bucket_file(given.environment, given.files)
         if file is None:
             return self.default(setup)
@@ -171,7 +166,6 @@ class VllmGaudi:
         return _lists(lists[PROMPT], sizes.with_drafts(view, kept).union(drop.shape for drop in dropped))
 
     def read_log(self, lines: Iterable[str]) -> Lists | None:
-        """The lists behind "Generated … buckets", else the lines of the warm-up. See `logs.start_lists`."""
         return logs.start_lists(lines)
 
 
@@ -183,3 +177,94 @@ def _check_left(family: str, shapes: Iterable[Shape]) -> None:
     if not shapes:
         words = f"no {family} bucket is left by the server's filters, which ends it"
         raise InputError(f"vllm-gaudi: {words}; raise the limits or give other buckets")
+
+
+BATCH_STEP, QUERY_STEP, BLOCKS_STEP = 2, 32, 32
+
+
+def fallback_value(number: int, step: int) -> int:
+    """`number` rounded up to a multiple of ceil(∛number) · step; 0 and 1 stay."""
+    if number <= 1:
+        return number
+    unit = math.ceil(math.pow(number, 1 / 3)) * step
+    return -(-number // unit) * unit
+
+
+Rows = list[tuple[int, list[tuple[int, list[int]]]]]
+"""Buckets by batch, query and context, each ascending."""
+
+
+def _rows(shapes: set[Shape]) -> Rows:
+    return [
+        (batch, [(query, [c for _, _, c in same]) for query, same in groupby(row, lambda shape: shape[1])])
+        for batch, row in groupby(sorted(shapes), lambda shape: shape[0])
+    ]
+
+
+class Lookup:
+    """The buckets of one family while the server runs.
+
+    The first bucket in sort order that covers all three numbers is taken, not the cheapest. Where none does, a bucket
+    is added and compiled in traffic: each number by `fallback_value`, the batch at most max_num_seqs, the query at
+    most max_num_batched_tokens, a prompt's context at most what max_model_len needs, and a decode's at most the
+    largest one prepared at start; a decode that needs more than that is looked up with that many. So a found bucket
+    can be smaller than the step, which then runs unpadded and is compiled by itself.
+    """
+
+    def __init__(self, view: View, family: str, shapes: Sequence[Shape]) -> None:
+        self._view = view
+        self._prompt = family == PROMPT
+        self._shapes = set(shapes)
+        self._rows = _rows(self._shapes)
+        self._most = max((context for _, _, context in shapes), default=0)
+        self._known: dict[Shape, Found] = {}
+
+    def find(self, shape: Shape) -> Found:
+        """The bucket that a step of `shape` takes."""
+        found = self._known.get(shape)
+        if found is None:
+            found = self._find(shape)
+            if found.miss is None:
+                self._known[shape] = found
+        return found
+
+    def _find(self, shape: Shape) -> Found:
+        batch, query, context = shape
+        cut = not self._prompt and 0 < self._most < context
+        if cut:
+            context = self._most
+        asked = (batch, query, context)
+        bucket = self._first(asked)
+        if bucket is not None:
+            return Found(bucket, "compile" if cut else None)
+        bucket = self.fallback(asked)
+        if bucket not in self._shapes:
+            self._shapes.add(bucket)
+            self._rows = _rows(self._shapes)
+            self._known.clear()
+        return Found(bucket, "compile")
+
+    def _first(self, asked: Shape) -> Shape | None:
+        """The first bucket in sort order that covers `asked`."""
+        batch, query, context = asked
+        for rows, queries in self._rows[bisect_left(self._rows, (batch,)) :]:
+            for tokens, contexts in queries[bisect_left(queries, (query,)) :]:
+                place = bisect_left(contexts, context)
+                if place < len(contexts):
+                    return rows, tokens, contexts[place]
+        return None
+
+    def fallback(self, shape: Shape) -> Shape:
+        """The bucket that is added for a step of `shape`, which none covers."""
+        view = self._view
+        batch, query, context = shape
+        slice_size = view.number("sdpa_slice")
+        if view.own["sdpa_slices"] and query >= view.number("sdpa_threshold"):
+            query = -(-query // slice_size) * slice_size
+        else:
+            query = min(fallback_value(query, max(QUERY_STEP, view.number("mamba_chunk_size"))), view.tokens)
+        most = view.most_context if self._prompt else self._most
+        blocks = fallback_value(context, BLOCKS_STEP)
+        if most > 0:
+            blocks = min(blocks, most)
+        return min(fallback_value(batch, BATCH_STEP), view.seqs), query, blocks

@@ -5,37 +5,27 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import ClassVar
 
 from llmc.buckets.limits import Limits
 from llmc.buckets.plan import Plan
 from llmc.buckets.traffic.events import TrafficRequest
 from llmc.buckets.traffic.step_time import StepTime
 from llmc.errors import InputError
-from llmc.integrations import line
-from llmc.integrations.arguments import (
-    LIMITS,
-    agree,
-    ascending,
-    config_yaml,
-    json_flag,
-    limit_flags,
-    numbers,
-    stated,
-)
+from llmc.integrations import arguments, line
 from llmc.integrations.base import (
     Accepted,
+    BucketRules,
     Demand,
+    Demands,
     Dropped,
     Export,
     Family,
-    Finder,
     GraphCost,
     Lists,
     Setup,
     Shape,
 )
-from llmc.integrations.settings import Setting
+from llmc.integrations.settings import DRAFTS, Setting
 from llmc.integrations.steps import Prefill, pieces, separate_steps
 
 TOKENS, REQUESTS, CONTEXT = "tokens", "requests", "context"
@@ -60,7 +50,7 @@ _LOGGED = {
 _LENGTH = re.compile(r"\bmax_(?:seq|model)_len['\"]?[=:] ?(\d{1,9})\b")
 
 
-class VllmNeuron:
+class VllmNeuron(BucketRules):
     """The rules of vllm_neuron/utils/bucket_utils.py, vllm_neuron/vllm/core/scheduler.py and the worker's warm-up,
     as the documentation of Neuron SDK 2.33 states them too.
 
@@ -69,27 +59,24 @@ class VllmNeuron:
     given, reads the cache up to the next one instead of max_model_len. With segments there is one bucket of tokens.
     """
 
-    name: ClassVar[str] = "vllm-neuron"
-    title: ClassVar[str] = "vLLM on AWS Trainium (vLLM Neuron)"
-    source: ClassVar[str] = (
+    name = "vllm-neuron"
+    title = "vLLM on AWS Trainium (vLLM Neuron)"
+    source = (
         "Neuron SDK 2.33 (June 2026): vllm_neuron/utils/bucket_utils.py, vllm_neuron/vllm/core/scheduler.py, "
         "vllm_neuron/vllm/worker; docs/design/vllm/neuron-scheduler.md, decode-context-length-bucketing.md"
     )
-    families: ClassVar[tuple[Family, ...]] = (
+    families = (
         Family(TOKENS, ("tokens",), "tokens"),
         Family(REQUESTS, ("requests",), "tokens, one a request"),
         Family(CONTEXT, ("context",), "tokens of the longest context", counted=False),
     )
-    settings: ClassVar[tuple[Setting, ...]] = (
-        Setting("num_speculative_tokens", int, 0, "Draft tokens of a step.", "--speculative-config",
-                path=("num_speculative_tokens",), least=0),
+    settings = (
+        DRAFTS,
         Setting("decode_context_parallel_size", int, 1, "Ranks that share a sequence's cache.",
                 "--decode-context-parallel-size", least=1),
     )  # fmt: skip
-    limit_flags: ClassVar[Mapping[str, str]] = {**LIMITS, "--block-size": "block_size"}
-    cost: ClassVar[GraphCost] = GraphCost(
-        None, None, "not published by graph; see Neuron's compilation cache and the log's warm-up lines"
-    )
+    limit_flags = arguments.BLOCK_LIMITS
+    cost = GraphCost(None, None, "not published by graph; see Neuron's compilation cache and the log's warm-up lines")
 
     def limits(self, given: Mapping[str, int]) -> Limits:
         """max_num_seqs 256 and max_num_batched_tokens 2048 (vLLM's least defaults), at most max_model_len, of which a
@@ -128,7 +115,7 @@ class VllmNeuron:
         """Each list must end with its limit. Contexts get max_model_len. With a cache that several ranks share, tokens
         that are no multiple of their blocks are left out."""
         limits = setup.limits
-        tokens, requests, contexts = ([value for (value,) in lists[name]] for name in (TOKENS, REQUESTS, CONTEXT))
+        tokens, requests, contexts = (line.values(lists[name]) for name in (TOKENS, REQUESTS, CONTEXT))
         for family, values, limit in (
             (TOKENS, tokens, "max_num_batched_tokens"), (REQUESTS, requests, "max_num_seqs"),
         ):  # fmt: skip
@@ -166,21 +153,13 @@ class VllmNeuron:
                 real = min(piece.total(first, 1), piece.context * piece.steps)
                 yield Demand(CONTEXT, (piece.context,), piece.steps, real)
 
-    def finder(self, setup: Setup, family: str, shapes: Sequence[Shape]) -> Finder:
-        """The next bucket above; a step beyond the last one fails."""
-        return line.NextAbove(shapes, "error")
-
-    def work(self, setup: Setup, family: str, shape: Shape) -> int:
-        """The bucket's tokens, requests, or tokens of context."""
-        return shape[0]
-
     def graphs(self, setup: Setup, lists: Lists) -> int:
         """One a bucket of tokens, and one a pair of requests and context; with drafts a second of each pair, for
         decodes without them. The drafter's own come on top."""
         pairs = len(lists[REQUESTS]) * len(lists[CONTEXT])
         return len(lists[TOKENS]) + pairs * (2 if setup.number("num_speculative_tokens") else 1)
 
-    def propose(self, setup: Setup, demands: Mapping[str, Mapping[Shape, Demand]], most: Mapping[str, int]) -> Lists:
+    def propose(self, setup: Setup, demands: Demands, most: Mapping[str, int]) -> Lists:
         """Tokens and contexts in multiples of 128, any number of requests; with segments the one bucket of tokens."""
         limits, stride = setup.limits, self._stride(setup)
         tokens, seqs, length = limits.max_num_batched_tokens, limits.max_num_seqs, limits.max_model_len
@@ -209,25 +188,24 @@ class VllmNeuron:
     def export(self, setup: Setup, lists: Lists) -> Export:
         """--additional-config, and the flags as a file for --config. Prefix caching is turned off where the server
         demands it: without segments."""
-        values = {family: [value for (value,) in lists[family]] for family in NAMES}
+        values = {family: line.values(lists[family]) for family in NAMES}
         config: dict[str, object] = {NAMES[TOKENS]: values[TOKENS], NAMES[REQUESTS]: values[REQUESTS]}
         if contexts := [value for value in values[CONTEXT] if value < setup.limits.max_model_len]:
             config[NAMES[CONTEXT]] = contexts
-        arguments = [*limit_flags(setup.limits), f"--block-size {setup.limits.block_size}"]
+        words = arguments.limit_flags(setup.limits, arguments.BLOCK_LIMITS)
         if not _segmented(setup.limits):
-            arguments.append("--no-enable-prefix-caching")
+            words.append("--no-enable-prefix-caching")
         if (ranks := setup.number("decode_context_parallel_size")) > 1:
-            arguments.append(f"--decode-context-parallel-size {ranks}")
-        arguments.append(json_flag(CONFIG, {NEURON: config}))
-        if drafts := setup.number("num_speculative_tokens"):
-            arguments.append(json_flag("--speculative-config", {"num_speculative_tokens": drafts}))
-        return Export({}, tuple(arguments), {"config.yaml": config_yaml(arguments)})
+            words.append(f"--decode-context-parallel-size {ranks}")
+        return arguments.vllm_export(
+            [*words, arguments.json_flag(CONFIG, {NEURON: config}), *arguments.drafts_flag(setup)]
+        )
 
     def read(self, given: Export, setup: Setup) -> Lists:
         """The three lists of neuron_config; kv_segment_size_buckets must agree with the limits."""
-        found = stated(given, CONFIG, (NEURON,))
-        agree(found, setup.limits)
-        segment = numbers(found, CONFIG, (NEURON, SEGMENT))
+        found = arguments.stated(given, CONFIG, (NEURON,))
+        arguments.agree(found, setup.limits)
+        segment = arguments.numbers(found, CONFIG, (NEURON, SEGMENT))
         tokens = setup.limits.max_num_batched_tokens
         if segment is not None and (segment != [tokens] or tokens not in SEGMENTS):
             raise InputError(
@@ -236,10 +214,10 @@ class VllmNeuron:
             )
         lists = dict(self.default(setup))
         for family, name in NAMES.items():
-            values = numbers(found, CONFIG, (NEURON, name))
+            values = arguments.numbers(found, CONFIG, (NEURON, name))
             if values is None:
                 continue
-            ascending(f"{CONFIG}.{NEURON}.{name}", values)
+            arguments.ascending(f"{CONFIG}.{NEURON}.{name}", values)
             if family == CONTEXT and values[-1] >= setup.limits.max_model_len:
                 raise InputError(
                     f"{CONFIG}.{NEURON}.{name} {values[-1]} must be below max_model_len {setup.limits.max_model_len}, "
@@ -247,7 +225,7 @@ class VllmNeuron:
                 )
             lists[family] = line.shapes(values)
         if segment is not None and lists[TOKENS] != line.shapes(segment):
-            if numbers(found, CONFIG, (NEURON, NAMES[TOKENS])) is not None:
+            if arguments.numbers(found, CONFIG, (NEURON, NAMES[TOKENS])) is not None:
                 raise InputError(f"{CONFIG}.{NEURON}.{NAMES[TOKENS]} must equal {SEGMENT}, {segment}")
             lists[TOKENS] = line.shapes(segment)
         return self.accept(setup, lists).lists
@@ -265,8 +243,7 @@ class VllmNeuron:
                 length = [int(match[1])]
         if not {TOKENS, REQUESTS} <= found.keys():
             return None
-        contexts = [value for (value,) in found.get(CONTEXT, ())]
-        return {**found, CONTEXT: line.shapes([*contexts, *length])}
+        return {**found, CONTEXT: line.shapes([*line.values(found.get(CONTEXT, ())), *length])}
 
     def _stride(self, setup: Setup) -> int:
         """What buckets of tokens must be multiples of, where ranks share a sequence's cache block by block."""

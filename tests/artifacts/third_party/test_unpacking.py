@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from llmc.artifacts.atomic_write import UnwritableError
 from llmc.artifacts.store.blobs import BlobMissingError
 from llmc.artifacts.store.store import Store
-from llmc.artifacts.third_party.names import path_problem, paths_problem
+from llmc.artifacts.third_party.contents import path_problem, paths_problem
 from llmc.artifacts.third_party.unpacking import unpack
 from llmc.errors import ArtifactError, CapacityError
 from llmc.integrations import compile_cache

@@ -28,8 +28,7 @@ from llmc.artifacts.digest import Blob, digest_bytes, is_digest
 from llmc.artifacts.key import canonical_json
 from llmc.artifacts.ownership import is_own
 from llmc.artifacts.store.publish_lock import is_local
-from llmc.artifacts.third_party.contents import Contents, PackedFile
-from llmc.artifacts.third_party.names import paths_problem
+from llmc.artifacts.third_party.contents import Contents, PackedFile, paths_problem
 from llmc.artifacts.third_party.unpacking import unpack
 from llmc.errors import ArtifactError, DeviceError
 from llmc.integrations.vllm_gaudi.cache import VARIABLE, GaudiCache

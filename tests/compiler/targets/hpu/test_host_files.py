@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from llmc.buckets.files import write_texts
 from llmc.buckets.plan import Plan
 from llmc.compiler.pipeline.compile import CompileResult
 from llmc.compiler.pipeline.finish import write_host_files
@@ -18,7 +19,6 @@ from llmc.compiler.pipeline.planning import plan_for
 from llmc.compiler.targets import open_target
 from llmc.integrations import bucket_rules
 from llmc.integrations.configuration import load
-from llmc.integrations.export import write_texts
 from llmc.settings import Settings
 from llmc.testing.toy import toy_plan
 from tests.toy import Toy

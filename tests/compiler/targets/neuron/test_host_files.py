@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from llmc.buckets.files import write_texts
 from llmc.buckets.plan import Plan
 from llmc.compiler.pipeline.planning import plan_for
 from llmc.compiler.targets.neuron.host_files import host_files, keywords
 from llmc.integrations import bucket_rules
 from llmc.integrations.configuration import load
-from llmc.integrations.export import write_texts
 from llmc.settings import NEURON_FRAMEWORKS, Settings
 from llmc.testing.toy import toy_plan
 

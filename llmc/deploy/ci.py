@@ -1,4 +1,4 @@
-"""What the CI kinds share: the commands of a pipeline that plans, compiles, verifies, certifies and pushes a bundle.
+"""`llmc deploy github-actions` and `gitlab`: a pipeline that plans, compiles, verifies, certifies and pushes a bundle.
 
 Each fails where llmc does: 2 where a plan leaves a request uncovered or wastes too much, 3 without the device, 4 where
 numbers differ, 5 without a signature, 1 where something was compiled while serving.
@@ -17,8 +17,8 @@ from llmc.errors import InputError
 class Pipeline(Kind):
     """Base of the CI kinds."""
 
-    takes: ClassVar[tuple[str, ...]] = ("bundle", "model", "bundle_image", "traffic", "max_waste", "runner")
-    needs: ClassVar[tuple[str, ...]] = ("bundle", "model", "bundle_image")
+    takes = ("bundle", "model", "bundle_image", "traffic", "max_waste", "runner")
+    needs = ("bundle", "model", "bundle_image")
     default_runner: ClassVar[str]
     constraints: ClassVar[str]
     """Path of the packages that compile, at the versions that compiled the bundle; as in `templates`."""
@@ -55,3 +55,24 @@ class Pipeline(Kind):
             "runner": options.runner or self.default_runner,
             "constraints": self.constraints.format(name=options.label),
         }  # fmt: skip
+
+
+class Gitlab(Pipeline):
+    """The pipeline for GitLab CI, as a file to include."""
+
+    name = "gitlab"
+    default_runner = ""
+    constraints = "llmc-{name}-constraints.txt"
+    templates: ClassVar[Mapping[str, str]] = {".gitlab-ci-llmc-{name}.yml": "gitlab/pipeline"}
+
+
+class GithubActions(Pipeline):
+    """A workflow, and the action that it uses, which other workflows may use as well."""
+
+    name = "github-actions"
+    default_runner = "ubuntu-latest"
+    constraints = ".github/llmc-{name}-constraints.txt"
+    templates: ClassVar[Mapping[str, str]] = {
+        ".github/workflows/llmc-{name}.yml": "github-actions/workflow",
+        ".github/actions/llmc-bundle/action.yml": "github-actions/action",
+    }
