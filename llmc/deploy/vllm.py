@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+from llmc.compiler.targets import open_target
 from llmc.deploy.base import Kind, Options
 from llmc.deploy.kubernetes import PROBE_S
 from llmc.errors import InputError, UnknownNameError
-
-if TYPE_CHECKING:
-    from llmc.compiler.targets.hosting import Hosting
-    from llmc.integrations.base import BucketRules, Deployment
-    from llmc.integrations.configuration import Configuration
+from llmc.integrations import bucket_rules, integrations
+from llmc.integrations.base import BucketRules
+from llmc.integrations.configuration import MOUNT, Configuration, load, mounted, setup_for
 
 LOAD_S = 600
 """For fetching and loading a checkpoint, which nothing here knows."""
@@ -40,9 +39,6 @@ class Vllm(Kind):
 
     def values(self, options: Options) -> dict[str, Any]:
         """Raises InputError and UnknownNameError for what cannot be planned or has no device."""
-        from llmc.integrations import bucket_rules, integrations
-        from llmc.integrations.configuration import MOUNT, mounted
-
         deployments = {name: one.deployment for name, one in integrations().items() if one.deployment is not None}
         if options.server not in deployments:
             raise UnknownNameError("vLLM server", options.server, deployments)
@@ -54,7 +50,12 @@ class Vllm(Kind):
         environment, arguments = mounted(exported)
         seconds = server.graphs(plan.setup, plan.lists) * (server.cost.seconds or 0) + LOAD_S
         reference = options.cache_image
-        hosting = _hosting(options, deployment)
+        device = options.device or deployment.device
+        if not device:
+            raise InputError(
+                f"{options.server} runs on one of several devices: say which with --device, as in tpu:v5e-2x2"
+            )
+        hosting = open_target(device).hosting({})
         return {
             "hosting": hosting, "variables": {**deployment.cache, **hosting.environment, **environment},
             "arguments": [f"--port={options.port}", *arguments],
@@ -66,8 +67,6 @@ class Vllm(Kind):
 
 def _configuration(server: BucketRules, options: Options) -> Configuration:
     """The plan that was named, or the bundle's. Raises InputError without either."""
-    from llmc.integrations.configuration import Configuration, load, setup_for
-
     if options.configuration is not None:
         return load(server, str(options.configuration), {}, {})
     if options.bundle is None:
@@ -75,12 +74,3 @@ def _configuration(server: BucketRules, options: Options) -> Configuration:
     plan = options.bundle.plan
     setup = setup_for(server, plan.limits.to_dict(), {})
     return Configuration(str(options.bundle_path), setup, server.from_plan(setup, plan))
-
-
-def _hosting(options: Options, deployment: Deployment) -> Hosting:
-    from llmc.compiler.targets import open_target
-
-    device = options.device or deployment.device
-    if not device:
-        raise InputError(f"{options.server} runs on one of several devices: say which with --device, as in tpu:v5e-2x2")
-    return open_target(device).hosting({})

@@ -19,13 +19,13 @@ from llmc.testing.toy import write_toy
 from tests.adapters import write_lora
 from tests.artifacts.third_party import helpers as foreign
 from tests.buckets.traffic.formats import logs
-from tests.buckets.traffic.formats.test_steps import TABLE
 from tests.compiler import tiny
 from tests.compiler.checkpoint import writers
 from tests.compiler.checkpoint.quantised import packers
 from tests.compiler.encoders_tiny import write_encoder
 from tests.docs.commands import ROOT
 from tests.hyperdex import interpreter
+from tests.integrations.test_logs import TABLE
 
 Maker: TypeAlias = Callable[["Kit", Path], object]
 """Makes what a name stands for, at a path."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from llmc.artifacts.store.store import Store
-from llmc.integrations.kserve import _targets
+from llmc.integrations.kserve import targets
 from tests.artifacts.third_party.helpers import AOT_HASH, HASH, MAKERS, make_gaudi, make_vllm, packed, write
 
 
@@ -71,8 +71,8 @@ def test_tritons_own_target_is_what_counts() -> None:
         "target.warp_size": "64",
         "env.VLLM_TARGET_DEVICE": "rocm",
     }
-    assert _targets(facts) == [{"backend": "hip", "arch": "gfx90a", "warp_size": 64}]
-    assert _targets({}) == []
+    assert targets(facts) == [{"backend": "hip", "arch": "gfx90a", "warp_size": 64}]
+    assert targets({}) == []
 
 
 def test_labels_of_gaudis(store: Store, tmp_path: Path) -> None:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from itertools import repeat
 from pathlib import Path
 from typing import NamedTuple
 
-from llmc.artifacts.digest import Blob
 from llmc.artifacts.store.entries import MAX_BYTES, Entry, encode_entry
 from llmc.artifacts.store.store import Store
 from llmc.artifacts.third_party.base import ThirdPartyCache
@@ -87,7 +85,7 @@ def _store_files(store: Store, tree: Tree, progress: Progress | None) -> dict[st
     found: dict[str, PackedFile] = {}
     with ThreadPoolExecutor(JOBS, thread_name_prefix="llmc-pack") as pool:
         try:
-            stored = pool.map(_store_file, repeat(store), (tree.root / path for path in tree.files))
+            stored = pool.map(store.put_file, (tree.root / path for path in tree.files))
             for (path, file), blob in zip(tree.files.items(), stored, strict=True):
                 found[path] = PackedFile(blob, file.executable)
                 done += blob.size
@@ -97,10 +95,6 @@ def _store_files(store: Store, tree: Tree, progress: Progress | None) -> dict[st
             pool.shutdown(cancel_futures=True)
             raise
     return found
-
-
-def _store_file(store: Store, path: Path) -> Blob:
-    return store.put_file(path)
 
 
 def _publish(store: Store, contents: Contents) -> tuple[Entry, bool]:

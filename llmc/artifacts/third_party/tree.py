@@ -46,11 +46,7 @@ class Tree(NamedTuple):
 
     def text(self, path: str) -> bytes:
         """The content of a small file. Raises ArtifactError for one of over 8 MiB, or that cannot be read."""
-        try:
-            with open_regular(self.root / path) as file:
-                data = file.read(MAX_TEXT_BYTES + 1)
-        except OSError as error:
-            raise ArtifactError(f"{self.root / path}: cannot be read ({error.strerror})") from error
+        data = self.head(path, MAX_TEXT_BYTES + 1)
         if len(data) > MAX_TEXT_BYTES:
             raise ArtifactError(f"{self.root / path}: larger than {MAX_TEXT_BYTES} bytes, which no file of its kind is")
         return data

@@ -63,7 +63,7 @@ class TritonCache(ThirdPartyCache):
         return f"{home}/.triton/cache" if home else None
 
     def image(self, tree: Tree, facts: Mapping[str, str], entries: Collection[str]) -> ImageForm:
-        return kserve.triton_image(tree, facts, entries)
+        return kserve.image("triton", tree, entries, kserve.targets(facts))
 
 
 def kernel_facts(tree: Tree, below: str = "") -> Iterator[Fact]:

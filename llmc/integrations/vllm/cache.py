@@ -14,9 +14,11 @@ key covers VLLM_CACHE_ROOT (vllm#47573).
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from llmc.artifacts.third_party.base import Fact, ImageForm, ThirdPartyCache
 from llmc.artifacts.third_party.facts import flatten
@@ -27,7 +29,8 @@ from llmc.integrations.triton.cache import kernel_facts
 
 COMPILED, AOT = "torch_compile_cache", "torch_aot_compile"
 FACTORS = "cache_key_factors.json"
-MODEL = "model"
+MODEL, ARTIFACT = "model", "artifact_"
+_HASHES = ("code_hash", "compiler_hash", "config_hash")
 _RANK = re.compile(r"rank_\d+_\d+")
 _TEMPORARY = re.compile(r".*\.(?:lock|tmp)|lock|tmp\.pid_.*|__pycache__")
 
@@ -70,7 +73,7 @@ class VllmCache(ThirdPartyCache):
             name = path.rpartition("/")[2]
             if name == FACTORS and tree.json_object(path) is None:
                 found[self.unit(path)] = f"has a torn {FACTORS}"
-            elif (name == MODEL or name.startswith("artifact_")) and not file.size:
+            elif (name == MODEL or name.startswith(ARTIFACT)) and not file.size:
                 found[self.unit(path)] = f"has an empty {name}"
         return found
 
@@ -99,7 +102,16 @@ class VllmCache(ThirdPartyCache):
         return f"{home}/.cache/vllm" if (home := environment.get("HOME")) else None
 
     def image(self, tree: Tree, facts: Mapping[str, str], entries: Collection[str]) -> ImageForm:
-        return kserve.vllm_image(tree, facts, entries)
+        ranks = _ranks(tree)
+        formats = {rank["cache_save_format"] for rank in ranks}
+        return kserve.image(
+            "vllm", tree, entries, kserve.targets(facts), form="unpacked" if formats <= {"unpacked"} else "binary",
+            files={"io.vllm.manifest/manifest.json": _manifest(ranks)} if ranks else {},
+            framework="vllm", cache_type="torch-compile",
+            cache_root_env=f"VLLM_CACHE_ROOT={facts.get('path', f'{kserve.HOME}/vllm')}",
+            cache_mount_subpath=min(entries).partition("/")[0],
+            cache_hash=",".join(sorted({entry.rpartition("/")[2] for entry in entries})),
+        )  # fmt: skip
 
 
 def _factors(factors: Mapping[str, object]) -> Iterator[Fact]:
@@ -110,3 +122,47 @@ def _factors(factors: Mapping[str, object]) -> Iterator[Fact]:
                     yield Fact(f"code[{item['path']}]", str(item.get("hash", "")))
         else:
             yield from flatten(name, value)
+
+
+def _ranks(tree: Tree) -> list[dict[str, Any]]:
+    """Every folder of a rank (and prefix) with compiled artifacts in it, as the image's manifest has them."""
+    factors = [_rank(tree, path) for path in tree.files if path.rpartition("/")[2] == FACTORS]
+    models = [path for path in tree.files if path.rpartition("/")[2] == MODEL and AOT in path.split("/")[:2]]
+    return [*factors, *map(_model, models)]
+
+
+def _model(path: str) -> dict[str, Any]:
+    *_, name, rank, _ = path.split("/")
+    return {
+        "hash": name, "rank": rank, "prefix": "", "artifact_count": 1, "artifact_names": [MODEL],
+        "cache_save_format": "mega-aot",
+    }  # fmt: skip
+
+
+def _rank(tree: Tree, path: str) -> dict[str, Any]:
+    folder = path.rpartition("/")[0]
+    _, name, rank, *prefix = folder.split("/")
+    below = [other.removeprefix(folder + "/") for other in tree.files if other.startswith(f"{folder}/{ARTIFACT}")]
+    artifacts = sorted({item.partition("/")[0] for item in below})
+    factors = tree.json_object(path) or {}
+    env = factors.get("env")
+    environment = env if isinstance(env, dict) else {}
+    return {
+        "hash": name,
+        "rank": rank,
+        "prefix": "/".join(prefix),
+        "artifact_count": len(artifacts),
+        "artifact_names": artifacts,
+        **{hashed: factors[hashed] for hashed in _HASHES if isinstance(factors.get(hashed), str)},
+        "cache_save_format": "unpacked" if any("/" in item for item in below) else "binary",
+        "target_device": str(environment.get("VLLM_TARGET_DEVICE", "")),
+        "env": environment,
+    }
+
+
+def _manifest(ranks: list[dict[str, Any]]) -> bytes:
+    found: dict[str, list[dict[str, Any]]] = {}
+    for rank in ranks:
+        found.setdefault(rank["hash"], []).append({name: value for name, value in rank.items() if name != "hash"})
+    entries = [{"vllmHash": name, "cacheFormat": "binary", "binary": found[name]} for name in sorted(found)]
+    return json.dumps({"vllm": entries}, indent=2, sort_keys=True).encode() + b"\n"

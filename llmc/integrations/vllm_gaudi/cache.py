@@ -20,6 +20,7 @@ from llmc.integrations import kserve
 
 VARIABLE = "PT_HPU_RECIPE_CACHE_CONFIG"
 RECIPE, METADATA = ".recipe", ".metadata"
+RECIPE_MIB = 8192
 _NAME = re.compile(r"(?:.*/)?(\d+)_([0-9a-f]+)_syn([\d.]+[0-9a-f]*)\.(?:recipe|metadata)")
 
 
@@ -74,4 +75,8 @@ class GaudiCache(ThirdPartyCache):
         return folder or None
 
     def image(self, tree: Tree, facts: Mapping[str, str], entries: Collection[str]) -> ImageForm:
-        return kserve.habana_image(tree, entries)
+        return kserve.image(
+            "habana", tree, entries, [{"backend": "hpu", "arch": "", "warp_size": 0}], framework="habana",
+            cache_type="habana-recipe", cache_root_env=f"{VARIABLE}={kserve.HOME}/habana,false,{RECIPE_MIB}",
+            cache_mount_subpath=".",
+        )  # fmt: skip

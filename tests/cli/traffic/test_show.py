@@ -11,8 +11,8 @@ from llmc.buckets.traffic.reader import Trace
 from tests.buckets.traffic.files import SAMPLE
 from tests.buckets.traffic.formats.logs import scrape
 from tests.buckets.traffic.formats.test_prometheus import answer, serving
-from tests.buckets.traffic.formats.test_steps import GAUDI, TABLE
 from tests.cli.helpers import Llmc
+from tests.integrations.test_logs import GAUDI, TABLE
 
 
 def test_requests_as_a_table(llmc: Llmc) -> None:

@@ -17,7 +17,7 @@ from tests.buckets.generators import PROPERTY
 from tests.buckets.traffic.files import AZURE, written
 from tests.buckets.traffic.formats import logs, test_prometheus
 from tests.buckets.traffic.formats.test_recognition import SEEN
-from tests.buckets.traffic.formats.test_steps import GAUDI, SIZES, TABLE
+from tests.integrations.test_logs import GAUDI, SIZES, TABLE
 
 TEXTS = [
     *(text for _, text in SEEN),
