@@ -1,4 +1,4 @@
-"""Files that deploy a bundle: one file per kind of deployment, found by name, over templates beside them.
+"""Files that deploy a bundle: kinds of deployment, found by name, over templates beside them.
 
 Other packages bring theirs in the entry-point group "llmc.deployments" (registry.py).
 """

@@ -1,4 +1,4 @@
-"""The contract of a kind of deployment: options in, texts by path out. A kind is one file here and one in the registry.
+"""The contract of a kind of deployment: options in, texts by path out. A kind is a class here and a line in KINDS.
 
 What a bundle is told by its manifest (`Facts`); a kind opens none of its other files, and starts nothing.
 """

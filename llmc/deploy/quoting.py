@@ -64,11 +64,8 @@ def as_yaml(value: Any) -> Written:
         return Written("{" + ", ".join(f"{as_yaml(str(k))}: {as_yaml(v)}" for k, v in value.items()) + "}")
     if isinstance(value, list | tuple):
         return Written("[" + ", ".join(map(as_yaml, value)) + "]")
-    return Written("".join(c if c.isprintable() else _escape(c) for c in json.dumps(value, ensure_ascii=False)))
-
-
-def _escape(character: str) -> str:
-    return f"\\U{ord(character):08x}"
+    text = json.dumps(value, ensure_ascii=False)
+    return Written("".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in text))
 
 
 def as_compose(value: Any) -> Written:
@@ -109,7 +106,8 @@ def as_docker(value: object) -> Written:
 
 def as_unit(value: object) -> Written:
     """One quoted word of a systemd unit's command or Environment= (systemd.service(5), systemd.syntax(7))."""
-    text = "".join(c if c.isprintable() else "".join(f"\\x{byte:02x}" for byte in c.encode()) for c in _slashed(value))
+    slashed = str(value).replace("\\", "\\\\")
+    text = "".join(c if c.isprintable() else "".join(f"\\x{byte:02x}" for byte in c.encode()) for c in slashed)
     return Written('"' + text.replace('"', '\\"').replace("%", "%%") + '"')
 
 
@@ -134,10 +132,6 @@ def as_variable(value: str) -> Written:
 def as_line(value: object) -> Written:
     """The rest of a line that is nothing but text: a comment, or a unit's Description=."""
     return Written("".join(c if c.isprintable() else " " for c in str(value)).replace("%", "%%"))
-
-
-def _slashed(value: object) -> str:
-    return str(value).replace("\\", "\\\\")
 
 
 FILTERS: Mapping[str, Callable[[Any], Written]] = {

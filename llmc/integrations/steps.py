@@ -14,12 +14,6 @@ from llmc.integrations import line
 from llmc.integrations.base import BucketRules, Family, Lists, Miss, Setup
 
 
-class Prefill(NamedTuple):
-    """One step that computes `new` tokens of one prompt."""
-
-    new: int
-
-
 class Piece(NamedTuple):
     """`steps` decode steps in a row whose longest context is at most `context`, from step `start` of their run on."""
 
@@ -47,8 +41,9 @@ def pieces(longest: int, steps: int, most: int, block: int = 1) -> Iterator[Piec
 
 def separate_steps(
     requests: Iterable[TrafficRequest], limits: Limits, step_time: StepTime
-) -> Iterator[Prefill | DecodeRun]:
-    """The steps for `requests`, which keep to `limits` and come in order of arrival.
+) -> Iterator[int | DecodeRun]:
+    """The steps for `requests`, which keep to `limits` and come in order of arrival; a number is one that computes so
+    many tokens of one prompt.
 
     As schedule.py has them with one prompt a group, which goes before decodes; what of a prompt is not cached runs in
     parts of max_num_batched_tokens. Raises as `schedule`.
@@ -58,7 +53,7 @@ def separate_steps(
         if isinstance(event, PromptGroup):
             for length, cached in zip(event.lengths, event.cached, strict=True):
                 for past in range(cached, length, most):
-                    yield Prefill(min(most, length - past))
+                    yield min(most, length - past)
         else:
             yield event
 

@@ -1,4 +1,4 @@
-"""What holds for every server model that llmc ships, whatever its rules."""
+"""What holds for every server whose bucket rules llmc has, whatever they are."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import pytest
 from llmc.buckets.traffic.events import TrafficRequest
 from llmc.buckets.traffic.step_time import AssumedStepTime
 from llmc.errors import InputError, UnknownNameError
-from llmc.integrations import BUCKETS, bucket_rules
+from llmc.integrations import BUCKETS, bucket_rules, integrations
 from llmc.integrations.base import BucketRules, Export, Setup, collect
 from llmc.integrations.settings import complete
+from llmc.registry import Registry
 
 REQUESTS = [TrafficRequest(place / 8, 1 + 37 * place % 900, 1 + 11 * place % 60) for place in range(40)]
 
@@ -98,3 +99,10 @@ def test_text_that_is_no_configuration_is_an_error_or_its_own_list(server: Bucke
             server.read(Export(files={"config.json": text}), made)
         except InputError as error:
             assert "\n" not in str(error)
+
+
+def test_an_integration_that_cannot_be_imported_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = Registry("integration", own={"mine": "llmc_no_such_package:INTEGRATION"})
+    monkeypatch.setattr("llmc.integrations.INTEGRATIONS", broken)
+    with pytest.raises(InputError, match=r"the integration 'mine' .* cannot be imported \(No module named 'llmc_no"):
+        integrations.__wrapped__()

@@ -57,16 +57,16 @@ def merge(facts: Iterable[Fact]) -> dict[str, str]:
 def fact_name(text: str) -> str:
     """A name as the components of a key can have it: other characters are percent-encoded, a long one is cut."""
     name = quote(text, safe=_KEPT, errors="backslashreplace") or "%"
-    return name if len(name) <= MAX_NAME else f"{name[: MAX_NAME - 20]}~{_short(name)}"
+    return (
+        name
+        if len(name) <= MAX_NAME
+        else f"{name[: MAX_NAME - 20]}~{digest_bytes(name.encode()).removeprefix('sha256:')[:16]}"
+    )
 
 
 def _value(text: str) -> str:
     text = text if text.isprintable() else canonical_json(text).decode()
     return text if len(text) <= MAX_VALUE else digest_bytes(text.encode())
-
-
-def _short(text: str) -> str:
-    return digest_bytes(text.encode()).removeprefix("sha256:")[:16]
 
 
 def versions(packages: Sequence[str]) -> Iterator[Fact]:

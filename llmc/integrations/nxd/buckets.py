@@ -26,7 +26,7 @@ from llmc.integrations.base import (
     Shape,
 )
 from llmc.integrations.settings import Setting, within
-from llmc.integrations.steps import Prefill, pieces, separate_steps
+from llmc.integrations.steps import pieces, separate_steps
 
 ENCODING, GENERATION = "context_encoding", "token_generation"
 CONFIG = "--override-neuron-config"
@@ -102,8 +102,8 @@ class Nxd(BucketRules):
         length = setup.limits.max_model_len
         whole = (request._replace(cached=0) for request in requests)
         for step in separate_steps(whole, setup.limits, step_time):
-            if isinstance(step, Prefill):
-                yield Demand(ENCODING, (step.new,), 1, step.new)
+            if isinstance(step, int):
+                yield Demand(ENCODING, (step,), 1, step)
                 continue
             for piece in pieces(step.longest + 1, step.steps, length):
                 real = piece.total(step.total + step.batch, step.batch)

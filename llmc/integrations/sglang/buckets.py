@@ -298,7 +298,6 @@ class WithinFactor:
         self._factor = factor
 
     def find(self, shape: Shape) -> Found:
-        """The graph that a step of `shape` takes."""
         place = bisect_left(self._values, shape[0])
         if place < len(self._values) and self._values[place] <= self._factor * shape[0]:
             return Found((self._values[place],))

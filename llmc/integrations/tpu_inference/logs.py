@@ -26,11 +26,9 @@ class TpuSteps(StepFormat):
     tried = -1
 
     def recognises(self, head: Head) -> bool:
-        """Whether the first object is such a step."""
         return bool(head.objects) and {REAL, PADDED, REQUESTS} <= head.objects[0].keys()
 
     def steps(self, path: str, lines: Iterator[str]) -> StepHistogram:
-        """The steps."""
         counts: Counter[StepKey] = Counter()
         place = Place(path)
         for record in objects(place, lines):

@@ -220,7 +220,6 @@ class VllmBatchSizes(StepFormat):
     tried = 2
 
     def recognises(self, head: Head) -> bool:
-        """Whether there is such a line."""
         return LINE in head.text
 
     def steps(self, path: str, lines: Iterator[str]) -> StepHistogram:
@@ -272,11 +271,9 @@ class VllmCudagraphs(StepFormat):
     tried = 1
 
     def recognises(self, head: Head) -> bool:
-        """Whether there is a table's header."""
         return HEADER.search(head.text) is not None
 
     def steps(self, path: str, lines: Iterator[str]) -> StepHistogram:
-        """The steps of all tables."""
         counts: Counter[StepKey] = Counter()
         eager = 0
         place = Place(path)

@@ -220,7 +220,6 @@ class Lookup:
         self._known: dict[Shape, Found] = {}
 
     def find(self, shape: Shape) -> Found:
-        """The bucket that a step of `shape` takes."""
         found = self._known.get(shape)
         if found is None:
             found = self._find(shape)

@@ -22,8 +22,9 @@ _TRIPLE = r"\((\d{1,9}), (\d{1,9}), (\d{1,9})\)"
 MISSING = re.compile(rf"\b(Prompt|Decode) bucket for {_TRIPLE} was not prepared\. Adding new bucket:? {_TRIPLE}")
 COLD = re.compile(r"Configuration: \('?(prompt|decode)'?, (\d{1,9}), (\d{1,9}), (\d{1,9})\) was not warmed-up!")
 WARMUP = re.compile(
-    r"\[Warmup\]\[[^\]]*(Prompt|Decode)[^\]]*\]\[\d+/\d+\] "
-    r"batch_size:(\d{1,9}) query_len:(\d{1,9}) num_blocks:(\d{1,9})"
+    r"\[Warmup\]\[[^\]]*(prompt|decode)[^\]]*\]\[\d+/\d+\] "
+    r"batch_size:(\d{1,9}) query_len:(\d{1,9}) num_blocks:(\d{1,9})\b",
+    re.I,
 )
 PHASES: dict[str, StepPhase] = {"prompt": "prompt", "decode": "decode"}
 
@@ -45,7 +46,6 @@ class VllmGaudiLog(StepFormat):
     tried = 3
 
     def recognises(self, head: Head) -> bool:
-        """Whether a line tells of a bucket."""
         return any(known.search(head.text) is not None for known in (MISSING, COLD, WARMUP))
 
     def steps(self, path: str, lines: Iterator[str]) -> StepHistogram:
@@ -81,11 +81,6 @@ class VllmGaudiLog(StepFormat):
 
 _GENERATED = re.compile(r"Generated (\d{1,9}) (prompt|decode) buckets \[([a-z_, ]+)\]: \[(.*)")
 _TUPLE = re.compile(r"\((\d{1,9}(?:, ?\d{1,9})*)\)")
-_WARMUP = re.compile(
-    r"\[Warmup\]\[(?:Graph/)?(prompt|decode)\]\[\d+/\d+\] "
-    r"batch_size:(\d{1,9}) query_len:(\d{1,9}) num_blocks:(\d{1,9})\b",
-    re.I,
-)
 
 
 def start_lists(lines: Iterable[str]) -> Lists | None:
@@ -98,7 +93,7 @@ def start_lists(lines: Iterable[str]) -> Lists | None:
     for number, line in enumerate(lines, 1):
         if match := _GENERATED.search(line):
             generated[match[2]] = _generated(match, number)
-        elif match := _WARMUP.search(line):
+        elif match := WARMUP.search(line):
             warmed.setdefault(match[1].lower(), set()).add((int(match[2]), int(match[3]), int(match[4])))
     found = {family: generated.get(family) or tuple(sorted(warmed.get(family, ()))) for family in (PROMPT, DECODE)}
     return found if all(found.values()) else None

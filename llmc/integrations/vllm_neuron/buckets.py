@@ -26,7 +26,7 @@ from llmc.integrations.base import (
     Shape,
 )
 from llmc.integrations.settings import DRAFTS, Setting
-from llmc.integrations.steps import Prefill, pieces, separate_steps
+from llmc.integrations.steps import pieces, separate_steps
 
 TOKENS, REQUESTS, CONTEXT = "tokens", "requests", "context"
 CONFIG, NEURON = "--additional-config", "neuron_config"
@@ -144,8 +144,8 @@ class VllmNeuron(BucketRules):
         query = 1 + setup.number("num_speculative_tokens")
         length = setup.limits.max_model_len
         for step in separate_steps(requests, setup.limits, step_time):
-            if isinstance(step, Prefill):
-                yield Demand(TOKENS, (step.new,), 1, step.new)
+            if isinstance(step, int):
+                yield Demand(TOKENS, (step,), 1, step)
                 continue
             yield Demand(REQUESTS, (step.batch,), step.steps, step.batch * step.steps)
             first = step.longest + query
