@@ -38,13 +38,13 @@ def tune(
     """
     from llmc.integrations import bucket_rules
     from llmc.integrations.configuration import setup_for
-    from llmc.integrations.observed import Source, observe
+    from llmc.integrations.observed import TrafficSource, observe
     from llmc.integrations.tune import ServerBudget
     from llmc.integrations.tune import tune as choose
 
     model = bucket_rules(server)
     setup = setup_for(model, limits, settings or {})
-    observed = observe(model, setup, Source(os.fspath(traffic), arrival_rate, clip))
+    observed = observe(model, setup, TrafficSource(os.fspath(traffic), arrival_rate, clip))
     budget = ServerBudget(max_graphs, max_warmup, max_graph_memory)
     return choose(model, setup, observed.demands, budget, facts=observed.facts)
 
@@ -71,10 +71,10 @@ def evaluate(
 ) -> ServerEvaluation:
     """What `plan` does on `traffic` by its server's rules. Raises InputError where the traffic cannot be read."""
     from llmc.integrations.evaluation import evaluate as judge
-    from llmc.integrations.observed import Source, observe
+    from llmc.integrations.observed import TrafficSource, observe
 
     model = plan.model()
-    observed = observe(model, plan.setup, Source(os.fspath(traffic), arrival_rate, clip))
+    observed = observe(model, plan.setup, TrafficSource(os.fspath(traffic), arrival_rate, clip))
     return judge(model, plan.setup, plan.lists, observed.demands)
 
 

@@ -165,13 +165,13 @@ def _bundle(bundle: str | None, cache_dir: Path | None) -> Mapping[str, Any]:
         return {}
     from llmc.artifacts.local.opening import open_store
     from llmc.artifacts.local.references import resolve
-    from llmc.deploy.facts import Facts
+    from llmc.deploy.facts import BundleFacts
     from llmc.runtime.bundle import Bundle
     from llmc.settings import Settings
 
     settings = Settings.from_environment()
     folder = resolve(bundle, settings, open_store(cache_dir, settings))
-    return {"bundle": Facts.of(Bundle.open(folder, settings)), "bundle_path": bundle}
+    return {"bundle": BundleFacts.of(Bundle.open(folder, settings)), "bundle_path": bundle}
 
 
 def _told(output: Path | None, path: str, text: str) -> dict[str, str]:

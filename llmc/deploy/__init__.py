@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from llmc.registry import Registry
 
 if TYPE_CHECKING:
-    from llmc.deploy.base import Kind
+    from llmc.deploy.base import DeploymentKind
 
 KINDS = Registry(
     "kind of deployment",
@@ -24,13 +24,13 @@ KINDS = Registry(
         "kubernetes": "llmc.deploy.kubernetes:Kubernetes",
         "opea": "llmc.deploy.opea:Opea",
         "systemd": "llmc.deploy.systemd:Systemd",
-        "vllm": "llmc.deploy.vllm:Vllm",
+        "vllm": "llmc.deploy.vllm:VllmDeployment",
     },
 )
 """Classes that take no arguments."""
 
 
-def create(name: str) -> Kind:
+def create(name: str) -> DeploymentKind:
     """The kind of a name. Raises UnknownNameError, listing the known ones."""
-    made: Kind = KINDS.get(name)()
+    made: DeploymentKind = KINDS.get(name)()
     return made

@@ -1,6 +1,6 @@
 """The contract of a kind of deployment: options in, texts by path out. A kind is a class here and a line in KINDS.
 
-What a bundle is told by its manifest (`Facts`); a kind opens none of its other files, and starts nothing.
+What a bundle is told by its manifest (`BundleFacts`); a kind opens none of its other files, and starts nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from llmc.version import __version__
 
 if TYPE_CHECKING:
     from llmc.artifacts.oci.reference import Reference
-    from llmc.deploy.facts import Facts
+    from llmc.deploy.facts import BundleFacts
 
 
 def render(template: str, values: Mapping[str, Any]) -> str:
@@ -71,7 +71,7 @@ class Options:
     """
 
     name: str = ""
-    bundle: Facts | None = None
+    bundle: BundleFacts | None = None
     bundle_path: str = ""
     bundle_image: Reference | None = None
     image: str = ""
@@ -97,7 +97,7 @@ class Options:
     tool_image: str = ""
 
     @property
-    def facts(self) -> Facts:
+    def facts(self) -> BundleFacts:
         """Of the bundle, which has to be there."""
         assert self.bundle is not None
         return self.bundle
@@ -118,7 +118,7 @@ class Options:
         return ",".join(dict.fromkeys(filter(None, ("compile", self.facts.hosting.extra))))
 
 
-class Kind(ABC):
+class DeploymentKind(ABC):
     """One kind of deployment, as files that are rendered from templates."""
 
     name: ClassVar[str]

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, ClassVar
 
-from llmc.deploy.base import Kind, Options
+from llmc.deploy.base import DeploymentKind, Options
 from llmc.errors import InputError
 
 
-class Pipeline(Kind):
+class Pipeline(DeploymentKind):
     """Base of the CI kinds."""
 
     takes = ("bundle", "model", "bundle_image", "traffic", "max_waste", "runner")

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from llmc.deploy.base import Kind, Options, base_image
+from llmc.deploy.base import DeploymentKind, Options, base_image
 from llmc.errors import InputError
 
 
-class Docker(Kind):
+class Docker(DeploymentKind):
     """A Dockerfile that compiles, and a slim image that serves, without torch and without root."""
 
     name = "docker"
@@ -29,7 +29,7 @@ class Docker(Kind):
         return {**super().values(options), "base_image": base_image(options)}
 
 
-class Compose(Kind):
+class Compose(DeploymentKind):
     """A service of Docker Compose over the image of `Docker`."""
 
     name = "compose"

@@ -33,14 +33,14 @@ _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 @dataclass(frozen=True)
-class Facts:
+class BundleFacts:
     """Of one bundle. Sizes in bytes, times in seconds."""
 
     bundle: Bundle
     target: Target
 
     @classmethod
-    def of(cls, bundle: Bundle) -> Facts:
+    def of(cls, bundle: Bundle) -> BundleFacts:
         """Raises UnknownNameError for a device, and InputError for one that no single server has, or a bundle without
         weights; ArtifactError for sizes of its cache that are none."""
         from llmc.compiler.targets import open_target

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmc.artifacts.bundle.kernel_sets import sets_in
-from llmc.deploy.base import Kind, Options
+from llmc.deploy.base import DeploymentKind, Options
 from llmc.errors import InputError
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ BUSY = 0.8
 """Share of the slots that run, on average of all servers, above which one is added."""
 
 
-class Kubernetes(Kind):
+class Kubernetes(DeploymentKind):
     """A kustomize base, with the device's plug-in and node labels, and a job that certifies.
 
     Requests that wait or run scale it: an HPA of autoscaling/v2, which is Kubernetes' own, over the metrics of the
@@ -85,7 +85,7 @@ def _architecture(name: str) -> dict[str, str]:
     return {"kubernetes.io/arch": name} if name else {}
 
 
-class Kserve(Kind):
+class Kserve(DeploymentKind):
     """A ServingRuntime that opens the bundle from its registry, and an InferenceService on it.
 
     The server pulls the image itself (`llmc serve oci://…`), which checks the signature: KServe's own `oci://` wants a

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from llmc.deploy.base import Kind, Options
+from llmc.deploy.base import DeploymentKind, Options
 from llmc.deploy.docker import Compose
 
 if TYPE_CHECKING:
     from llmc.compiler.targets.hosting import Hosting
 
 
-class Opea(Kind):
+class Opea(DeploymentKind):
     """OPEA's guide of a vLLM endpoint, over a bundle: its launch script's seven parameters, its two forms of a request.
 
     What was compiled is fixed, so of block_size, max_num_seqs and max_seq_len_to_capture the script takes those of the

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmc.buckets.files import write_texts
-from llmc.deploy.base import Kind, Options, flag_of
+from llmc.deploy.base import DeploymentKind, Options, flag_of
 from llmc.deploy.quoting import require_image, require_label
 from llmc.errors import InputError
 
@@ -23,7 +23,7 @@ FLAGS = {"pull": "--bundle-volume pull"}
 """Flags that are not named as their options are."""
 
 
-def options_for(kind: Kind, given: Mapping[str, Any]) -> Options:
+def options_for(kind: DeploymentKind, given: Mapping[str, Any]) -> Options:
     """The options that a kind is rendered with; `given` by name, None or () for what was not given.
 
     Raises InputError for an option that means nothing to the kind, for one that it needs and that is missing, and for

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from llmc.deploy.base import Kind, Options
+from llmc.deploy.base import DeploymentKind, Options
 
 
-class Systemd(Kind):
+class Systemd(DeploymentKind):
     """A unit for a host, closed but for the bundle, its cache and its port."""
 
     name = "systemd"

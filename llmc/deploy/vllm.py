@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from llmc.compiler.targets import open_target
-from llmc.deploy.base import Kind, Options
+from llmc.deploy.base import DeploymentKind, Options
 from llmc.deploy.kubernetes import PROBE_S
 from llmc.errors import InputError, UnknownNameError
 from llmc.integrations import bucket_rules, integrations
@@ -18,7 +18,7 @@ LOAD_S = 600
 """For fetching and loading a checkpoint, which nothing here knows."""
 
 
-class Vllm(Kind):
+class VllmDeployment(DeploymentKind):
     """A vLLM server with a plan of llmc's, and with a compile cache that llmc packed, in Kubernetes.
 
     The plan is a configuration of `llmc plan tune` or `export`, or a bundle's own. An init container unpacks the cache;

@@ -14,7 +14,7 @@ from llmc.fleet.description import Asked
 if TYPE_CHECKING:
     from llmc.buckets.bucket import Bucket
     from llmc.compiler.estimates.footprint import Footprint
-    from llmc.deploy.facts import Facts
+    from llmc.deploy.facts import BundleFacts
     from llmc.settings import Settings
 
 
@@ -74,13 +74,13 @@ def cost_of(asked: Asked, settings: Settings) -> Cost:
 def _of_bundle(asked: Asked, settings: Settings) -> Cost:
     from llmc.artifacts.local.references import resolve
     from llmc.artifacts.oci.layers import split
-    from llmc.deploy.facts import Facts
+    from llmc.deploy.facts import BundleFacts
     from llmc.runtime.bundle import Bundle
 
     bundle = Bundle.open(resolve(str(asked.bundle), settings), settings)
     if bundle.task != "generate":
         raise InputError(f"a bundle to {bundle.task}; a fleet is planned of models that generate")
-    facts = Facts.of(bundle)
+    facts = BundleFacts.of(bundle)
     manifest, server = facts.manifest, facts.server
     return Cost(
         asked.name, manifest.device, asked.replicas, True, **_compile(_footprint(facts), bundle.plan.buckets),
@@ -90,7 +90,7 @@ def _of_bundle(asked: Asked, settings: Settings) -> Cost:
     )  # fmt: skip
 
 
-def _footprint(facts: Facts) -> Footprint:
+def _footprint(facts: BundleFacts) -> Footprint:
     """Of the model that a bundle was compiled from; where that is not on this host, of its weights alone."""
     from llmc.artifacts.store.store import Store
     from llmc.compiler.architectures.shared.size import Weights

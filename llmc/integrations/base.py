@@ -6,7 +6,7 @@ A server counts graphs in families of its own: vLLM on CUDA has one list, of tok
 graphs of (batch, query, context blocks) and decode graphs of (batch, 1, blocks of the whole batch). A shape is what one
 graph is made for, in the units of its family's axes.
 
-    requests ──demands──► Demand(family, shape, steps, real) ──find──► Found(shape of the graph, miss)
+    requests ──demands──► Demand(family, shape, steps, real) ──find──► Pick(shape of the graph, miss)
 
 Bucket rules restate those of one version of the server, which `source` names. They import nothing of the server.
 """
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Deployment:
+class ServerDeployment:
     """How a vLLM server is deployed: the `device` that it runs on, as llmc names it ("": one of several), and the
     variables that put its compile cache below /cache, which are those that `llmc cache unpack` reads."""
 
@@ -52,7 +52,7 @@ class Integration:
     caches: Mapping[str, str] = field(default_factory=dict)
     logs: Mapping[str, str] = field(default_factory=dict)
     histograms: Mapping[str, Literal["prompt", "output"]] = field(default_factory=dict)
-    deployment: Deployment | None = None
+    deployment: ServerDeployment | None = None
 
 
 Shape = tuple[int, ...]
@@ -73,7 +73,7 @@ Miss = Literal["compile", "eager", "error"]
 
 
 @dataclass(frozen=True)
-class Family:
+class GraphFamily:
     """One list of graphs. `axes` name the numbers of a shape; `unit` is what its work is counted in, in the plural.
 
     `counted` says whether its padding is judged where one figure is: not where its unit says little of a step's time.
@@ -113,7 +113,7 @@ Demands = Mapping[str, Mapping[Shape, Demand]]
 """Family to shape to all steps of that shape, in the order in which the shapes first came."""
 
 
-class Found(NamedTuple):
+class Pick(NamedTuple):
     """The graph that the server takes for a step; `miss` says what it does where no prepared graph covers the step.
 
     A server that bounds what it adds may take a `shape` that is smaller than the step in a number: then the step runs
@@ -127,7 +127,7 @@ class Found(NamedTuple):
 class Finder(Protocol):
     """The look-up of one family; it may remember what earlier look-ups added."""
 
-    def find(self, shape: Shape) -> Found:
+    def find(self, shape: Shape) -> Pick:
         """The graph that a step of `shape` takes."""
         ...
 
@@ -176,10 +176,10 @@ class NextAbove:
         self._values = [value for (value,) in shapes]
         self._miss: Miss = miss
 
-    def find(self, shape: Shape) -> Found:
+    def find(self, shape: Shape) -> Pick:
         """The graph that a step of `shape` takes."""
         place = bisect_left(self._values, shape[0])
-        return Found((self._values[place],)) if place < len(self._values) else Found(shape, self._miss)
+        return Pick((self._values[place],)) if place < len(self._values) else Pick(shape, self._miss)
 
 
 class BucketRules(ABC):
@@ -195,7 +195,7 @@ class BucketRules(ABC):
     name: ClassVar[str]
     title: ClassVar[str]
     source: ClassVar[str]
-    families: ClassVar[tuple[Family, ...]]
+    families: ClassVar[tuple[GraphFamily, ...]]
     settings: ClassVar[tuple[Setting, ...]]
     limit_flags: ClassVar[Mapping[str, str]] = LIMITS
     cost: ClassVar[GraphCost] = GraphCost(None, None, "nothing was published of a graph's seconds and memory")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
-from llmc.integrations.base import BucketRules, Demand, Demands, Family, GraphCost, Lists, Miss, Setup, Shape
+from llmc.integrations.base import BucketRules, Demand, Demands, GraphCost, GraphFamily, Lists, Miss, Setup, Shape
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class FamilyEvaluation:
     used        graphs that ran, by shape
     """
 
-    family: Family
+    family: GraphFamily
     shapes: tuple[Shape, ...]
     steps: int
     real: int
@@ -151,7 +151,7 @@ def evaluate(
 
 
 def _family(
-    server: BucketRules, setup: Setup, family: Family, lists: Lists, demands: Mapping[Shape, Demand]
+    server: BucketRules, setup: Setup, family: GraphFamily, lists: Lists, demands: Mapping[Shape, Demand]
 ) -> FamilyEvaluation:
     shapes = lists[family.name]
     finder = server.finder(setup, family.name, shapes)

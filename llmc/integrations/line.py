@@ -10,7 +10,7 @@ import numpy as np
 
 from llmc.buckets.optimise.line import Line
 from llmc.errors import InputError
-from llmc.integrations.base import Demand, Found, Miss, Shape
+from llmc.integrations.base import Demand, Miss, Pick, Shape
 
 
 class Exact:
@@ -20,9 +20,9 @@ class Exact:
         self._shapes = frozenset(shapes)
         self._miss: Miss = miss
 
-    def find(self, shape: Shape) -> Found:
+    def find(self, shape: Shape) -> Pick:
         """The graph that a step of `shape` takes."""
-        return Found(shape, None if shape in self._shapes else self._miss)
+        return Pick(shape, None if shape in self._shapes else self._miss)
 
 
 def shapes(values: Iterable[int]) -> tuple[Shape, ...]:

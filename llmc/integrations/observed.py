@@ -21,7 +21,7 @@ SPELLED = {"blocks": "context blocks"}
 
 
 @dataclass(frozen=True)
-class Source:
+class TrafficSource:
     """A file of recorded traffic, and how it is read; see `Traffic`. `progress`: (bytes read, bytes in all)."""
 
     path: str
@@ -33,7 +33,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Observed:
+class ObservedSteps:
     """The steps that a server takes, or took, for recorded traffic.
 
     demands     by family and shape
@@ -50,7 +50,7 @@ class Observed:
     notes: tuple[str, ...]
 
 
-def observe(server: BucketRules, setup: Setup, source: Source) -> Observed:
+def observe(server: BucketRules, setup: Setup, source: TrafficSource) -> ObservedSteps:
     """The steps of `server` for the traffic in `source`; a log of steps is taken as it is.
 
     Raises InputError where the file cannot be read, or counts steps by what the server's graphs are not of.
@@ -63,19 +63,19 @@ def observe(server: BucketRules, setup: Setup, source: Source) -> Observed:
     traffic = _traffic(source, "middle")
     demands = _demands(server, setup, traffic)
     ends = tuple(_demands(server, setup, _traffic(source, end)) for end in OUTER) if traffic.uncertain else ()
-    return Observed(demands, ends, traffic.facts(), traffic.counts(), tuple(traffic.notes()))
+    return ObservedSteps(demands, ends, traffic.facts(), traffic.counts(), tuple(traffic.notes()))
 
 
-def _named(source: Source) -> Format | None:
+def _named(source: TrafficSource) -> Format | None:
     return None if source.format is None else create(source.format)
 
 
-def _tell(source: Source, done: int, size: int) -> None:
+def _tell(source: TrafficSource, done: int, size: int) -> None:
     if source.progress is not None:
         source.progress(done, size)
 
 
-def _traffic(source: Source, end: End) -> Traffic:
+def _traffic(source: TrafficSource, end: End) -> Traffic:
     return Traffic(
         source.path, source.arrival_rate, clip=source.clip, format=source.format, fields=source.fields, end=end,
         progress=source.progress,
@@ -86,7 +86,7 @@ def _demands(server: BucketRules, setup: Setup, traffic: Traffic) -> Demands:
     return collect(server.demands(setup, traffic.requests(setup.limits), traffic.step_time))
 
 
-def _of_steps(server: BucketRules, setup: Setup, path: str, found: StepHistogram) -> Observed:
+def _of_steps(server: BucketRules, setup: Setup, path: str, found: StepHistogram) -> ObservedSteps:
     demands = collect(_counted(server, setup, found))
     if not demands:
         families = "; ".join(f"{family.name}: {', '.join(family.axes)}" for family in server.families)
@@ -99,7 +99,7 @@ def _of_steps(server: BucketRules, setup: Setup, path: str, found: StepHistogram
         notes.append(f"{path}: has sizes after padding only, so that what its own graphs wasted is not in them")
     if found.counted == "misses":
         notes.append(f"{path}: has only steps that no graph covered; plan with traffic that has all of them")
-    return Observed(demands, (), {"steps": found.steps}, {"steps": found.steps}, tuple(notes))
+    return ObservedSteps(demands, (), {"steps": found.steps}, {"steps": found.steps}, tuple(notes))
 
 
 def _counted(server: BucketRules, setup: Setup, found: StepHistogram) -> Iterator[Demand]:

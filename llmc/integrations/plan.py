@@ -22,7 +22,7 @@ from llmc.buckets.plan import MAX_BUCKETS, limits_from
 from llmc.buckets.provenance import Fact
 from llmc.errors import InputError
 from llmc.integrations import bucket_rules
-from llmc.integrations.base import BucketRules, Family, Lists, Setup, Shape
+from llmc.integrations.base import BucketRules, GraphFamily, Lists, Setup, Shape
 from llmc.integrations.settings import Value, complete
 
 SCHEMA = 1
@@ -99,7 +99,7 @@ class ServerPlan:
         return bucket_rules(self.server)
 
 
-def shapes(fields: Fields, family: Family) -> tuple[Shape, ...]:
+def shapes(fields: Fields, family: GraphFamily) -> tuple[Shape, ...]:
     """The list of one family. Raises InputError, naming the place, for what is no list of its shapes, ascending."""
     rows = fields.array(family.name)
     if len(rows) > MAX_BUCKETS:

@@ -11,7 +11,7 @@ from llmc.buckets.traffic.events import DecodeRun, PromptGroup, TrafficRequest
 from llmc.buckets.traffic.schedule import schedule
 from llmc.buckets.traffic.step_time import StepTime
 from llmc.integrations import line
-from llmc.integrations.base import BucketRules, Family, Lists, Miss, Setup
+from llmc.integrations.base import BucketRules, GraphFamily, Lists, Miss, Setup
 
 
 class Piece(NamedTuple):
@@ -64,7 +64,7 @@ DECODE = "decode"
 class DecodeBatches(BucketRules):
     """One graph for each number of requests that decode together, whatever their contexts; more run eagerly."""
 
-    families: ClassVar[tuple[Family, ...]] = (Family(DECODE, ("requests",), "requests"),)
+    families: ClassVar[tuple[GraphFamily, ...]] = (GraphFamily(DECODE, ("requests",), "requests"),)
     miss: ClassVar[Miss] = "eager"
 
     def from_plan(self, setup: Setup, plan: Plan) -> Lists:

@@ -12,7 +12,7 @@ from llmc.buckets.provenance import Fact
 from llmc.errors import InputError
 from llmc.integrations.base import BucketRules, Demands, GraphCost, Lists, Setup
 from llmc.integrations.evaluation import ServerEvaluation, evaluate
-from llmc.integrations.observed import Observed
+from llmc.integrations.observed import ObservedSteps
 from llmc.integrations.plan import ServerPlan
 
 ROUNDS = 8
@@ -77,7 +77,7 @@ def tune(
 
 
 def ends(
-    server: BucketRules, setup: Setup, lists: Mapping[str, Lists], observed: Observed
+    server: BucketRules, setup: Setup, lists: Mapping[str, Lists], observed: ObservedSteps
 ) -> dict[str, list[ServerEvaluation]]:
     """What each of `lists`, by name, does with lengths at either end of their intervals; empty where they are known."""
     return {

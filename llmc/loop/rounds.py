@@ -179,12 +179,12 @@ def _source(
     """The checkpoint and options that the running bundle was compiled with. Raises CheckpointError, InputError."""
     from llmc.compiler.checkpoint import open_checkpoint
     from llmc.compiler.pipeline.provenance import find_model
-    from llmc.deploy.facts import Facts
+    from llmc.deploy.facts import BundleFacts
 
     manifest = running.manifest
     known = manifest.provenance
     model = asked.model or find_model(store, str(known.get("checkpoint", "")), str(known.get("model", "")))
-    options = Facts.of(running).target.compiled_with(manifest.device, manifest.options)
+    options = BundleFacts.of(running).target.compiled_with(manifest.device, manifest.options)
     return open_checkpoint(model), replace(options, jobs=settings.threads)
 
 

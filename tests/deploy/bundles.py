@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from llmc.deploy import create
-from llmc.deploy.facts import Facts
+from llmc.deploy.facts import BundleFacts
 from llmc.deploy.request import options_for
 from llmc.runtime.bundle import Bundle
 from llmc.settings import Settings
@@ -30,12 +30,12 @@ GIVEN: Mapping[str, Mapping[str, Any]] = {
 """What each kind is asked for, beside the bundle."""
 
 
-def facts(folder: Path, change: Callable[[dict[str, Any]], object] = lambda document: None) -> Facts:
+def facts(folder: Path, change: Callable[[dict[str, Any]], object] = lambda document: None) -> BundleFacts:
     """Of a copy of the toy's manifest below `folder`."""
     if not folder.exists():
         shutil.copytree(GOLDEN, folder)
         edit_manifest(folder, change)
-    return Facts.of(Bundle.open(folder, Settings.from_environment({})))
+    return BundleFacts.of(Bundle.open(folder, Settings.from_environment({})))
 
 
 def on(device: str) -> Callable[[dict[str, Any]], object]:
@@ -48,7 +48,7 @@ def named(model: str) -> Callable[[dict[str, Any]], object]:
     return lambda document: document["model"].update(name=model)
 
 
-def files(kind: str, of: Facts, **more: Any) -> Mapping[str, str]:
+def files(kind: str, of: BundleFacts, **more: Any) -> Mapping[str, str]:
     """What a kind renders, as GIVEN asks; `more` is given, too, None for what is left out."""
     chosen = create(kind)
     given = {"bundle": of, "bundle_path": str(of.bundle.path), **GIVEN[kind], **more}

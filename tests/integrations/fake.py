@@ -15,9 +15,9 @@ from llmc.integrations.base import (
     BucketRules,
     Demand,
     Export,
-    Family,
     Finder,
     GraphCost,
+    GraphFamily,
     Lists,
     NextAbove,
     Setup,
@@ -31,7 +31,7 @@ class Fake(BucketRules):
     title = "A fake server"
     source = "this test"
     families = (
-        Family("tokens", ("tokens",), "tokens"), Family("decode", ("batch",), "requests"),
+        GraphFamily("tokens", ("tokens",), "tokens"), GraphFamily("decode", ("batch",), "requests"),
     )  # fmt: skip
     settings = (Setting("gap", int, 0, "A gap.", "--gap", "FAKE_GAP", least=0),)
     limit_flags = arguments.BLOCK_LIMITS

@@ -11,7 +11,7 @@ from llmc.integrations import bucket_rules
 from llmc.integrations.base import Demand, Setup
 from llmc.integrations.configuration import setup_for
 from llmc.integrations.evaluation import evaluate
-from llmc.integrations.observed import Source, observe
+from llmc.integrations.observed import TrafficSource, observe
 from llmc.integrations.report import ranges
 from llmc.integrations.tune import ends
 from tests.integrations.fake import Fake
@@ -37,14 +37,17 @@ GRAPHS = """\
 
 def test_requests_become_steps(fake: Fake, setup: Setup, tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("time,prompt_tokens,output_tokens\n0,20,3\n0,70,3\n")
-    found = observe(fake, setup, Source(str(tmp_path / "t.csv")))
-    assert found.demands["tokens"] == {(20,): Demand("tokens", (20,), 1, 20), (1,): Demand("tokens", (1,), 2, 2)}
+    found = observe(fake, setup, TrafficSource(str(tmp_path / "t.csv")))
+    assert found.demands["tokens"] == {
+        (20,): Demand("tokens", (20,), 1, 20),
+        (1,): Demand("tokens", (1,), 2, 2),
+    }
     assert found.counts["above_prompt"] == 1 and "left out" in found.notes[0] and found.ends == ()
 
 
 def test_intervals_of_lengths_make_waste_a_range(fake: Fake, setup: Setup, tmp_path: Path) -> None:
     (tmp_path / "scrape.prom").write_text(HISTOGRAM)
-    found = observe(fake, setup, Source(str(tmp_path / "scrape.prom")))
+    found = observe(fake, setup, TrafficSource(str(tmp_path / "scrape.prom")))
     assert len(found.ends) == 2
     lists = {"a": fake.default(setup)}
     one = evaluate(fake, setup, lists["a"], found.demands)
@@ -57,7 +60,7 @@ def test_intervals_of_lengths_make_waste_a_range(fake: Fake, setup: Setup, tmp_p
 def test_a_log_of_steps_is_taken_as_it_is(tmp_path: Path) -> None:
     vllm = bucket_rules("vllm")
     (tmp_path / "server.log").write_text(GRAPHS)
-    found = observe(vllm, setup_for(vllm, {"max_model_len": 64}, {}), Source(str(tmp_path / "server.log")))
+    found = observe(vllm, setup_for(vllm, {"max_model_len": 64}, {}), TrafficSource(str(tmp_path / "server.log")))
     assert found.demands == {"tokens": {(3,): Demand("tokens", (3,), 7, 21), (9,): Demand("tokens", (9,), 2, 18)}}
     assert found.facts == {"steps": 9}
 
@@ -66,4 +69,4 @@ def test_steps_of_another_server_are_refused(tmp_path: Path) -> None:
     gaudi = bucket_rules("vllm-gaudi")
     (tmp_path / "server.log").write_text(GRAPHS)
     with pytest.raises(InputError, match=r"counts steps by tokens, and the graphs of vllm-gaudi are of prompt: batch"):
-        observe(gaudi, setup_for(gaudi, {"max_model_len": 2048}, {}), Source(str(tmp_path / "server.log")))
+        observe(gaudi, setup_for(gaudi, {"max_model_len": 2048}, {}), TrafficSource(str(tmp_path / "server.log")))

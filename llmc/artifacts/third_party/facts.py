@@ -108,7 +108,7 @@ class Mismatch(NamedTuple):
         return f"{self.name} is {self.packed} in the cache, {self.here} {'was expected' if self.given else 'here'}"
 
 
-class Comparison(NamedTuple):
+class FactComparison(NamedTuple):
     """How a cache's facts compare with this host's: the names that match, that differ, and that nobody could check."""
 
     matching: tuple[str, ...]
@@ -118,7 +118,7 @@ class Comparison(NamedTuple):
 
 def compare(
     packed: Mapping[str, str], must_match: Collection[str], given: Mapping[str, str], found: Mapping[str, str]
-) -> Comparison:
+) -> FactComparison:
     """Compare a cache's facts with those `given` and with those `found` here, of which `must_match` are looked at.
 
     A name that is given or found may be the end of a fact's ("tensor_parallel_size" of
@@ -130,7 +130,7 @@ def compare(
     ends = {name: [end for end in found if f".{name}".endswith(f".{end}")] for name in needed}
     here = {name: found[max(fitting, key=len)] for name, fitting in ends.items() if fitting} | expected
     differing = {name for name, value in here.items() if packed[name] != value}
-    return Comparison(
+    return FactComparison(
         tuple(sorted(here.keys() - differing)),
         tuple(Mismatch(name, packed[name], here[name], name in expected) for name in sorted(differing)),
         tuple(sorted(set(needed) - here.keys())),

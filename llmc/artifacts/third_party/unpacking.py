@@ -21,7 +21,7 @@ from llmc.artifacts.folder_swap import FolderSwap
 from llmc.artifacts.store.layout import scan
 from llmc.artifacts.third_party.base import ThirdPartyCache
 from llmc.artifacts.third_party.contents import Contents, PackedFile
-from llmc.artifacts.third_party.facts import Comparison, compare, merge, versions
+from llmc.artifacts.third_party.facts import FactComparison, compare, merge, versions
 from llmc.artifacts.third_party.packing import JOBS, Progress
 from llmc.errors import ArtifactError, CapacityError
 
@@ -63,7 +63,7 @@ class _OccupiedError(Exception):
 
 def compare_with_host(
     cache: ThirdPartyCache, contents: Contents, folder: Path, given: Mapping[str, str], environment: Mapping[str, str]
-) -> Comparison:
+) -> FactComparison:
     """How the facts of a packed cache compare with those `given`, and with what this host is known to be.
 
     Raises InputError as `facts.compare`.
@@ -73,7 +73,7 @@ def compare_with_host(
 
 
 def unpack(
-    source: Source,
+    source: BlobSource,
     cache: ThirdPartyCache,
     contents: Contents,
     folder: Path,
@@ -255,7 +255,7 @@ def _remove(path: Path) -> None:
 REMEDY = "choose another folder with -o"
 
 
-class Source(Protocol):
+class BlobSource(Protocol):
     """What has the files of a packed cache: a store, or a bundle."""
 
     def path(self, blob: Blob, /) -> Path:
@@ -269,7 +269,7 @@ class Files:
     `progress` is told of the bytes that were compared, and then anew of those that were copied.
     """
 
-    def __init__(self, source: Source, contents: Contents, progress: Progress | None) -> None:
+    def __init__(self, source: BlobSource, contents: Contents, progress: Progress | None) -> None:
         self._source = source
         self._size = contents.size
         self._total = self._copied = self._compared = 0

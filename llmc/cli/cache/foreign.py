@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from llmc.artifacts.store.store import Store
     from llmc.artifacts.third_party.base import ThirdPartyCache
     from llmc.artifacts.third_party.contents import Contents
-    from llmc.artifacts.third_party.facts import Comparison
+    from llmc.artifacts.third_party.facts import FactComparison
     from llmc.artifacts.third_party.packing import Packed
     from llmc.artifacts.third_party.unpacking import Unpacked
 
@@ -178,7 +178,7 @@ def _folder(cache: ThirdPartyCache, output: Path | None, environment: Mapping[st
     return expanded(place)
 
 
-def _require_match(comparison: Comparison, contents: Contents, allow: Sequence[str], strict: bool) -> None:
+def _require_match(comparison: FactComparison, contents: Contents, allow: Sequence[str], strict: bool) -> None:
     from llmc.artifacts.third_party.facts import resolve
 
     allowed = {resolve(name, contents.facts) for name in allow}
@@ -239,7 +239,7 @@ def _print_facts(cache: ThirdPartyCache, contents: Contents) -> None:
 
 
 def _print_unpacked(
-    entry: Entry, contents: Contents, folder: Path, comparison: Comparison, done: Unpacked | None, as_json: bool
+    entry: Entry, contents: Contents, folder: Path, comparison: FactComparison, done: Unpacked | None, as_json: bool
 ) -> None:
     if as_json:
         found: dict[str, Any] = {

@@ -20,7 +20,7 @@ from llmc.errors import InputError
 
 if TYPE_CHECKING:
     from llmc.buckets.evaluation import Evaluation
-    from llmc.integrations.observed import Observed
+    from llmc.integrations.observed import ObservedSteps
 
 
 def register(group: typer.Typer) -> None:
@@ -140,7 +140,7 @@ def _servers(sources: list[str], flags: ServerFlags, default: bool, plot: Path |
         accepted = one.accepted(server)
         notes += report.accepted(one.name, accepted)
         judged.append((one.name, one.setup, accepted.lists))
-    seen: dict[str, Observed] = {}
+    seen: dict[str, ObservedSteps] = {}
     cost = flags.cost(server)
     found = []
     for name, setup, lists in judged:

@@ -17,7 +17,7 @@ from llmc.errors import InputError
 if TYPE_CHECKING:
     from llmc.integrations.base import BucketRules, GraphCost, Setup
     from llmc.integrations.configuration import Configuration
-    from llmc.integrations.observed import Observed
+    from llmc.integrations.observed import ObservedSteps
     from llmc.integrations.settings import Value
 
 LIMITS = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "max_prompt_len")
@@ -119,18 +119,18 @@ class ServerFlags:
             size=server.cost.size if held is None else held,
         )
 
-    def observe(self, server: BucketRules, setup: Setup, then: str, path: str | None = None) -> Observed:
+    def observe(self, server: BucketRules, setup: Setup, then: str, path: str | None = None) -> ObservedSteps:
         """The steps for the traffic of `path`, else of --traffic, with a bar that says what comes `then`."""
         from llmc.buckets.traffic.formats.fields import parse
         from llmc.buckets.traffic.formats.prometheus.live import is_url
-        from llmc.integrations.observed import Source, observe
+        from llmc.integrations.observed import TrafficSource, observe
 
         path = path or self.traffic
         if path is None:
             raise InputError("name the recorded requests with --traffic FILE")
         if is_url(path):
             raise InputError(not_a_file(path))
-        source = Source(
+        source = TrafficSource(
             path, rate("--arrival-rate", self.arrival_rate), self.clip, self.traffic_format,
             None if self.fields is None else parse(self.fields), ReadingProgress(f"replay {path}", then),
         )  # fmt: skip

@@ -19,8 +19,8 @@ from llmc.integrations.base import (
     Demand,
     Demands,
     Export,
-    Family,
     GraphCost,
+    GraphFamily,
     Lists,
     Setup,
     Shape,
@@ -56,8 +56,8 @@ class Nxd(BucketRules):
         "Inference, Neuron SDK 2.23"
     )
     families = (
-        Family(ENCODING, ("tokens",), "tokens"),
-        Family(GENERATION, ("context",), "tokens of context"),
+        GraphFamily(ENCODING, ("tokens",), "tokens"),
+        GraphFamily(GENERATION, ("context",), "tokens of context"),
     )
     settings = (
         Setting(SWITCH, bool, True, "Whether it makes more than one graph of each by itself."),

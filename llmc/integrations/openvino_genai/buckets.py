@@ -13,7 +13,18 @@ from llmc.buckets.traffic.events import TrafficRequest
 from llmc.buckets.traffic.step_time import StepTime
 from llmc.errors import InputError
 from llmc.integrations import arguments
-from llmc.integrations.base import Accepted, BucketRules, Demand, Demands, Dropped, Export, Family, Lists, Setup, Shape
+from llmc.integrations.base import (
+    Accepted,
+    BucketRules,
+    Demand,
+    Demands,
+    Dropped,
+    Export,
+    GraphFamily,
+    Lists,
+    Setup,
+    Shape,
+)
 from llmc.integrations.settings import Setting
 
 PROMPT, CACHE = "prompt", "cache"
@@ -38,8 +49,8 @@ class OpenvinoGenai(BucketRules):
         "openvino, commit e4a97607 (src/plugins/intel_npu/src/plugin/npuw/llm_compiled_model.cpp)"
     )
     families = (
-        Family(PROMPT, ("tokens",), "tokens"),
-        Family(CACHE, ("tokens",), "cached tokens"),
+        GraphFamily(PROMPT, ("tokens",), "tokens"),
+        GraphFamily(CACHE, ("tokens",), "cached tokens"),
     )
     settings = (
         Setting("prefill_hint", str, "DYNAMIC", "Whether prompts run in chunks.", choices=("DYNAMIC", "STATIC")),

@@ -21,8 +21,8 @@ from llmc.integrations.base import (
     Demands,
     Dropped,
     Export,
-    Family,
     GraphCost,
+    GraphFamily,
     Lists,
     Setup,
     Shape,
@@ -61,8 +61,8 @@ class Qualcomm(BucketRules):
         "model runner and utilities"
     )
     families = (
-        Family(PREFILL, ("context",), "tokens of context"),
-        Family(DECODE, ("context",), "tokens of context"),
+        GraphFamily(PREFILL, ("context",), "tokens of context"),
+        GraphFamily(DECODE, ("context",), "tokens of context"),
     )
     settings = (
         Setting("prefill_seq_len", int, 128, "Tokens of a prefill chunk.", "--long-prefill-token-threshold", least=1),

@@ -22,11 +22,11 @@ from llmc.integrations.base import (
     Demands,
     Dropped,
     Export,
-    Family,
     Finder,
-    Found,
     GraphCost,
+    GraphFamily,
     Lists,
+    Pick,
     Setup,
     Shape,
 )
@@ -75,7 +75,7 @@ class Sglang(DecodeBatches):
         "(model_executor/runner/base_cuda_graph_runner.py), aba9610a (runner/decode_cuda_graph_runner.py), 16144fe4 "
         "(runner/prefill_cuda_graph_runner.py)"
     )
-    families = (*DecodeBatches.families, Family(PREFILL, ("tokens",), "tokens"))
+    families = (*DecodeBatches.families, GraphFamily(PREFILL, ("tokens",), "tokens"))
     settings = (
         Setting("gpu_memory_gib", int, 80, "Memory of one card, which the largest batch depends on.", least=1),
         Setting("tp_size", int, 1, "Devices of one model.", "--tp-size", least=1,
@@ -297,11 +297,11 @@ class WithinFactor:
         self._values = [value for (value,) in shapes]
         self._factor = factor
 
-    def find(self, shape: Shape) -> Found:
+    def find(self, shape: Shape) -> Pick:
         place = bisect_left(self._values, shape[0])
         if place < len(self._values) and self._values[place] <= self._factor * shape[0]:
-            return Found((self._values[place],))
-        return Found(shape, "eager")
+            return Pick((self._values[place],))
+        return Pick(shape, "eager")
 
 
 def _choose(demands: Mapping[Shape, Demand], candidates: Sequence[int], most: int, factor: int) -> tuple[Shape, ...]:

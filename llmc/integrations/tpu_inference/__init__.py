@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from llmc.integrations.base import Deployment, Integration
+from llmc.integrations.base import Integration, ServerDeployment
 
 INTEGRATION = Integration(
     buckets="llmc.integrations.tpu_inference.buckets:TpuInference",
     logs={"tpu-steps": "llmc.integrations.tpu_inference.logs:TpuSteps"},
-    deployment=Deployment("", {"VLLM_XLA_CACHE_PATH": "/cache/jax"}),
+    deployment=ServerDeployment("", {"VLLM_XLA_CACHE_PATH": "/cache/jax"}),
 )

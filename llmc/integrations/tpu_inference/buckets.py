@@ -20,8 +20,8 @@ from llmc.integrations.base import (
     Demand,
     Demands,
     Export,
-    Family,
     GraphCost,
+    GraphFamily,
     Lists,
     Setup,
     Shape,
@@ -59,8 +59,8 @@ class TpuInference(BucketRules):
     title = "vLLM on TPU (tpu-inference)"
     source = "tpu-inference b8692ff (August 2026): tpu_inference/runner/utils.py, tpu_runner.py, compilation_manager.py"
     families = (
-        Family(TOKENS, ("tokens",), "tokens"),
-        Family(REQUESTS, ("requests",), "requests of attention", counted=False),
+        GraphFamily(TOKENS, ("tokens",), "tokens"),
+        GraphFamily(REQUESTS, ("requests",), "requests of attention", counted=False),
     )
     settings = (
         Setting("data_parallel_size", int, 1, "Data-parallel ranks, attention's included.", "--data-parallel-size",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llmc.integrations.base import Deployment, Integration
+from llmc.integrations.base import Integration, ServerDeployment
 
 INTEGRATION = Integration(
     buckets="llmc.integrations.vllm.buckets:Vllm",
@@ -13,5 +13,5 @@ INTEGRATION = Integration(
         "vllm-batchsizes": "llmc.integrations.vllm.logs:VllmBatchSizes",
     },
     histograms={"vllm:request_prompt_tokens": "prompt", "vllm:request_generation_tokens": "output"},
-    deployment=Deployment("inductor", {"VLLM_CACHE_ROOT": "/cache/vllm"}),
+    deployment=ServerDeployment("inductor", {"VLLM_CACHE_ROOT": "/cache/vllm"}),
 )

@@ -19,9 +19,9 @@ from llmc.integrations.base import (
     Demands,
     Dropped,
     Export,
-    Family,
     Finder,
     GraphCost,
+    GraphFamily,
     Lists,
     Setup,
     Shape,
@@ -48,7 +48,7 @@ class Vllm(BucketRules):
         "vLLM 0.11 to 0.22 (commits 09f030ea, ee525ce4, ae2e8e62; newest list: ROCm/vllm 0165bbfd): "
         "vllm/config/vllm.py, vllm/config/compilation.py, vllm/v1/cudagraph_dispatcher.py"
     )
-    families = (Family(TOKENS, ("tokens",), "tokens"),)
+    families = (GraphFamily(TOKENS, ("tokens",), "tokens"),)
     settings = (
         DRAFTS,
         Setting(LARGEST, int, None, "Tokens that vLLM's own list stops at.", CONFIG, path=(LARGEST,), least=1),

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from llmc.integrations.base import Deployment, Integration
+from llmc.integrations.base import Integration, ServerDeployment
 
 INTEGRATION = Integration(
     buckets="llmc.integrations.vllm_gaudi.buckets:VllmGaudi",
     caches={"gaudi": "llmc.integrations.vllm_gaudi.cache:GaudiCache"},
     logs={"vllm-gaudi": "llmc.integrations.vllm_gaudi.logs:VllmGaudiLog"},
-    deployment=Deployment("hpu", {"PT_HPU_RECIPE_CACHE_CONFIG": "/cache/recipes,false,8192"}),
+    deployment=ServerDeployment("hpu", {"PT_HPU_RECIPE_CACHE_CONFIG": "/cache/recipes,false,8192"}),
 )

@@ -24,16 +24,16 @@ from llmc.integrations.base import (
     Demand,
     Demands,
     Export,
-    Family,
     Finder,
-    Found,
     GraphCost,
+    GraphFamily,
     Lists,
+    Pick,
     Setup,
     Shape,
 )
 from llmc.integrations.vllm_gaudi import config, demands, logs, proposal, sizes
-from llmc.integrations.vllm_gaudi.config import DECODE, PROMPT, SETTINGS, View
+from llmc.integrations.vllm_gaudi.config import DECODE, PROMPT, SETTINGS, GaudiView
 
 AXES = ("batch", "query", "context blocks")
 
@@ -50,8 +50,8 @@ class VllmGaudi(BucketRules):
         "vllm_gaudi/extension/bucketing, vllm_gaudi/v1/worker/hpu_model_runner.py"
     )
     families = (
-        Family(PROMPT, AXES, "new tokens and context blocks"),
-        Family(DECODE, AXES, "rows and KV cache blocks"),
+        GraphFamily(PROMPT, AXES, "new tokens and context blocks"),
+        GraphFamily(DECODE, AXES, "rows and KV cache blocks"),
     )
     settings = SETTINGS
     limit_flags = arguments.BLOCK_LIMITS
@@ -68,7 +68,7 @@ class VllmGaudi(BucketRules):
 
     def default(self, setup: Setup) -> Lists:
         """The buckets of VLLM_BUCKETING_STRATEGY. Raises InputError for ranges that end the server."""
-        view = View.of(setup)
+        view = GaudiView.of(setup)
         prompts = sizes.prompt_buckets(view, sizes.prompt_ranges(view))
         decodes = sizes.decode_buckets(view, sizes.decode_ranges(view))
         _check_left(PROMPT, prompts)
@@ -81,7 +81,7 @@ class VllmGaudi(BucketRules):
 
         Raises InputError where a family has none left, which ends the server.
         """
-        view = View.of(setup)
+        view = GaudiView.of(setup)
         prompts, dropped = sizes.from_file(view, PROMPT, lists[PROMPT])
         decodes, more = sizes.from_file(view, DECODE, lists[DECODE])
         _check_left(PROMPT, prompts)
@@ -91,16 +91,16 @@ class VllmGaudi(BucketRules):
         return Accepted(_lists(prompts, prepared), (*dropped, *more), added)
 
     def demands(self, setup: Setup, requests: Iterable[TrafficRequest], step_time: StepTime) -> Iterator[Demand]:
-        return demands.count(View.of(setup), chunked_steps(requests, setup.limits, step_time))
+        return demands.count(GaudiView.of(setup), chunked_steps(requests, setup.limits, step_time))
 
     def finder(self, setup: Setup, family: str, shapes: Sequence[Shape]) -> Finder:
-        return Lookup(View.of(setup), family, shapes)
+        return Lookup(GaudiView.of(setup), family, shapes)
 
     def work(self, setup: Setup, family: str, shape: Shape) -> int:
         return proposal.work(family, shape)
 
     def propose(self, setup: Setup, demands: Demands, most: Mapping[str, int]) -> Lists:
-        return proposal.propose(View.of(setup), demands, most)
+        return proposal.propose(GaudiView.of(setup), demands, most)
 
     def from_plan(self, setup: Setup, plan: Plan) -> Lists:
         """Contexts in blocks, a decode's of all its sequences, each with room for the token of the step.
@@ -108,7 +108,7 @@ class VllmGaudi(BucketRules):
         Prompt batches above VLLM_PROMPT_BS_BUCKET_MAX, which the server never runs, are left out. Raises InputError for
         a plan of other limits.
         """
-        view = View.of(setup)
+        view = GaudiView.of(setup)
         theirs, ours = plan.limits.to_dict(), setup.limits.to_dict()
         for name in self.limit_flags.values():
             if theirs[name] != ours[name]:
@@ -130,7 +130,7 @@ class VllmGaudi(BucketRules):
         The prefill batch is a variable of its own: without it larger prompt buckets are never used. The number of
         blocks is pinned where it is given: compiled recipes are not reused for another one (vllm-fork#1054).
         """
-        view = View.of(setup)
+        view = GaudiView.of(setup)
         listed = {PROMPT: lists[PROMPT], DECODE: tuple(sorted(sizes.seeds(view, lists[DECODE])))}
         batch = max([view.prefill, *(shape[0] for shape in lists[PROMPT])])
         environment = {
@@ -161,7 +161,7 @@ class VllmGaudi(BucketRules):
         for family, query in ((PROMPT, "a query above 1"), (DECODE, "query 1")):
             if not lists[family]:
                 raise InputError(f"{file[0]}: lists no {family} bucket, one with {query}: the server ends; add one")
-        view = View.of(setup)
+        view = GaudiView.of(setup)
         kept, dropped = sizes.from_file(view, DECODE, lists[DECODE])
         return _lists(lists[PROMPT], sizes.with_drafts(view, kept).union(drop.shape for drop in dropped))
 
@@ -211,15 +211,15 @@ class Lookup:
     can be smaller than the step, which then runs unpadded and is compiled by itself.
     """
 
-    def __init__(self, view: View, family: str, shapes: Sequence[Shape]) -> None:
+    def __init__(self, view: GaudiView, family: str, shapes: Sequence[Shape]) -> None:
         self._view = view
         self._prompt = family == PROMPT
         self._shapes = set(shapes)
         self._rows = _rows(self._shapes)
         self._most = max((context for _, _, context in shapes), default=0)
-        self._known: dict[Shape, Found] = {}
+        self._known: dict[Shape, Pick] = {}
 
-    def find(self, shape: Shape) -> Found:
+    def find(self, shape: Shape) -> Pick:
         found = self._known.get(shape)
         if found is None:
             found = self._find(shape)
@@ -227,7 +227,7 @@ class Lookup:
                 self._known[shape] = found
         return found
 
-    def _find(self, shape: Shape) -> Found:
+    def _find(self, shape: Shape) -> Pick:
         batch, query, context = shape
         cut = not self._prompt and 0 < self._most < context
         if cut:
@@ -235,13 +235,13 @@ class Lookup:
         asked = (batch, query, context)
         bucket = self._first(asked)
         if bucket is not None:
-            return Found(bucket, "compile" if cut else None)
+            return Pick(bucket, "compile" if cut else None)
         bucket = self.fallback(asked)
         if bucket not in self._shapes:
             self._shapes.add(bucket)
             self._rows = _rows(self._shapes)
             self._known.clear()
-        return Found(bucket, "compile")
+        return Pick(bucket, "compile")
 
     def _first(self, asked: Shape) -> Shape | None:
         """The first bucket in sort order that covers `asked`."""

@@ -82,7 +82,7 @@ SETTINGS: tuple[Setting, ...] = (
 
 
 @dataclass(frozen=True)
-class View:
+class GaudiView:
     """The numbers that the plug-in's rules are written in; `own` has the rest of its settings."""
 
     own: dict[str, Value]
@@ -93,7 +93,7 @@ class View:
     longest_prompt: int
 
     @classmethod
-    def of(cls, setup: Setup) -> View:
+    def of(cls, setup: Setup) -> GaudiView:
         """The view of `setup`."""
         limits = setup.limits
         return cls(

@@ -2,7 +2,7 @@
 
 Rules of vllm_gaudi/v1/worker/hpu_model_runner.py (_extract_prefill_batch_contents, _can_merge_prefill_contents,
 _create_decode_input_data, get_habana_paged_attn_buffers), August 2026. Contiguous paged attention pays for the highest
-block that a step reads (`Pool`).
+block that a step reads (`BlockPool`).
 
 vLLM V1 hands blocks out of a queue (vllm/v1/core/block_pool.py): block 0 is never used, a request takes the first of
 the queue, and what it gives back goes to its end, its last block first. So ids walk through the whole cache. The
@@ -22,17 +22,17 @@ from numpy.typing import NDArray
 
 from llmc.buckets.traffic.chunked import Chunk, MixedSteps
 from llmc.integrations.base import Demand, Shape
-from llmc.integrations.vllm_gaudi.config import DECODE, PROMPT, View
+from llmc.integrations.vllm_gaudi.config import DECODE, PROMPT, GaudiView
 
 MOST_MOVES = 512
 """Blocks that one pass of the defragmenter moves."""
 
 
-class Pool:
+class BlockPool:
     """The blocks of the requests of a simulated server; nothing is cached beyond a request, and none is preempted: a
     request that finds the cache empty takes a block beyond it."""
 
-    def __init__(self, view: View) -> None:
+    def __init__(self, view: GaudiView) -> None:
         self._block = view.block
         self._threshold = view.number("defrag_threshold") if view.defrag else None
         self._fresh, self._size = 1, view.pool
@@ -131,7 +131,7 @@ class Pool:
 Ints = NDArray[np.int64]
 
 
-def count(view: View, steps: Iterable[MixedSteps]) -> Iterator[Demand]:
+def count(view: GaudiView, steps: Iterable[MixedSteps]) -> Iterator[Demand]:
     """The demands of `steps`, each shape once; memory grows with distinct shapes.
 
     A prompt step is (sequences, longest query, longest context in blocks). Sequences without context run together, in
@@ -144,7 +144,7 @@ def count(view: View, steps: Iterable[MixedSteps]) -> Iterator[Demand]:
     prompts: Counter[Shape] = Counter()
     real: Counter[Shape] = Counter()
     decodes = _Decodes()
-    pool = Pool(view) if view.contiguous else None
+    pool = BlockPool(view) if view.contiguous else None
     for step in steps:
         for group in groups(view, step.chunks):
             contexts = [-(-chunk.past // view.block) for chunk in group]
@@ -165,7 +165,7 @@ def count(view: View, steps: Iterable[MixedSteps]) -> Iterator[Demand]:
         yield Demand(DECODE, (batch * rows, 1, needed), number, number * (batch * rows + needed))
 
 
-def groups(view: View, chunks: Iterable[Chunk]) -> Iterator[list[Chunk]]:
+def groups(view: GaudiView, chunks: Iterable[Chunk]) -> Iterator[list[Chunk]]:
     """The chunks that run together, in their order."""
     group: list[Chunk] = []
     for chunk in chunks:

@@ -1,8 +1,8 @@
 """The lists of least padding under the server's own look-up, none of which its filters leave out.
 
-Rows of columns are solved exactly (`Grid`); then moves follow (`polish`). The server takes the least prepared row at or
-above a step's, and there the least column at or above the step's. So rows R1 < R2 < …, each with columns of its own,
-cost what each row's steps cost on its own line.
+`StepGrid` solves rows of columns exactly; then `polish` moves single buckets. The server takes the least prepared row
+at or above a step's, and there the least column at or above the step's. So rows R1 < R2 < …, each with columns of its
+own, cost what each row's steps cost on its own line.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from llmc.errors import InputError
 from llmc.integrations.base import Demand, Lists, Shape
 from llmc.integrations.vllm_gaudi import sizes
-from llmc.integrations.vllm_gaudi.config import CLAMP, DECODE, PROMPT, View
+from llmc.integrations.vllm_gaudi.config import CLAMP, DECODE, PROMPT, GaudiView
 
 Floats = NDArray[np.float64]
 
@@ -27,7 +27,7 @@ NEVER = 1e15
 
 
 @dataclass(frozen=True, eq=False)
-class Grid:
+class StepGrid:
     """Steps on a grid of rows and columns, both ascending, and what one run costs at each point.
 
     weights    float64 [rows, columns], at least 0: how often steps round up to the point
@@ -156,7 +156,7 @@ def grid(
     weights = np.zeros(costs.shape)
     for (row, column), number in steps.items():
         weights[bisect_left(rows, row), bisect_left(columns, column)] += number
-    return [(rows[row], columns[column]) for row, column in Grid(weights, costs, full).solve(most)]
+    return [(rows[row], columns[column]) for row, column in StepGrid(weights, costs, full).solve(most)]
 
 
 def rounded(demands: Mapping[Shape, Demand], axes: Sequence[Sequence[int]]) -> dict[Shape, float]:
@@ -279,7 +279,7 @@ def work(family: str, shape: Shape) -> int:
     return batch * (query + context) if family == PROMPT else batch + context
 
 
-def propose(view: View, demands: Mapping[str, Demands], most: Mapping[str, int]) -> Lists:
+def propose(view: GaudiView, demands: Mapping[str, Demands], most: Mapping[str, int]) -> Lists:
     """The buckets to prepare, those that drafts add among them.
 
     Raises InputError where `most` buckets do not reach every admissible step.
@@ -301,7 +301,7 @@ def _check(family: str, needed: int, most: int) -> None:
         raise InputError(f"vllm-gaudi: {most} {family} buckets do not reach every admissible step; allow {needed}")
 
 
-def required_prompts(view: View) -> list[Shape]:
+def required_prompts(view: GaudiView) -> list[Shape]:
     """The buckets that cover all admissible prompt steps, whatever else is there.
 
     One sequence with the longest query and the longest context, and for each larger batch, which runs without
@@ -316,7 +316,7 @@ def required_prompts(view: View) -> list[Shape]:
     return [_sliced(view, shape) for shape in found]
 
 
-def _sliced(view: View, shape: Shape) -> Shape:
+def _sliced(view: GaudiView, shape: Shape) -> Shape:
     """A prompt bucket without context as a server takes it that slices long prompts: it would leave others out."""
     if not sizes.unsliced(view, shape):
         return shape
@@ -326,7 +326,7 @@ def _sliced(view: View, shape: Shape) -> Shape:
     return (batch, longer, 0) if not sizes.refused_prompt(view, (batch, longer, 0)) else (batch, query, 1)
 
 
-def required_decodes(view: View) -> list[Shape]:
+def required_decodes(view: GaudiView) -> list[Shape]:
     """The bucket that covers all admissible decode steps, before drafts.
 
     All sequences with as many blocks as they can have; with contiguous PA as many as the cache has, and without it at
@@ -339,7 +339,7 @@ def required_decodes(view: View) -> list[Shape]:
     return [(view.seqs, 1, max(most, view.seqs))]
 
 
-def _prompt(view: View, demands: Demands, most: int) -> tuple[Shape, ...]:
+def _prompt(view: GaudiView, demands: Demands, most: int) -> tuple[Shape, ...]:
     required = required_prompts(view)
     _check(PROMPT, len(required), most)
     _, longest, context = required[0]
@@ -362,11 +362,11 @@ def _prompt(view: View, demands: Demands, most: int) -> tuple[Shape, ...]:
     return _polished(PROMPT, steps, chosen, allowed, required, most)
 
 
-def _accepted_prompt(view: View, shape: Shape) -> bool:
+def _accepted_prompt(view: GaudiView, shape: Shape) -> bool:
     return not sizes.refused_prompt(view, shape) and not sizes.unsliced(view, shape)
 
 
-def _decode(view: View, demands: Demands, most: int) -> set[Shape]:
+def _decode(view: GaudiView, demands: Demands, most: int) -> set[Shape]:
     """The seeds: with k drafts a step of n · (k + 1) rows is one of n sequences, and each seed makes three buckets.
 
     With contiguous PA every row reaches the end of the cache: there the runner takes the batch from one look-up, by the
@@ -402,7 +402,7 @@ def _decode(view: View, demands: Demands, most: int) -> set[Shape]:
     return set(_polished(DECODE, steps, chosen, candidates, required, most // each))
 
 
-def _seeded(view: View, demands: Demands, top: int) -> Demands:
+def _seeded(view: GaudiView, demands: Demands, top: int) -> Demands:
     """Steps of sequences without their drafts, with at most `top` blocks."""
     tokens = 1 + view.drafts
     found: dict[Shape, Demand] = {}
@@ -415,7 +415,7 @@ def _seeded(view: View, demands: Demands, top: int) -> Demands:
     return found
 
 
-def _fitted(view: View, shape: Shape) -> Shape:
+def _fitted(view: GaudiView, shape: Shape) -> Shape:
     """A decode bucket that the server keeps as it is: at least a block for each sequence, at most max_model_len's."""
     batch, query, blocks = shape
     return sizes.clipped(view, (batch, query, blocks if view.contiguous else max(batch, blocks)))

@@ -17,13 +17,13 @@ import numpy as np
 from llmc.buckets.strategies import linear, padding_aware
 from llmc.errors import InputError
 from llmc.integrations.base import Dropped, Shape
-from llmc.integrations.vllm_gaudi.config import CLAMP, PARAMETERS, PROMPT, View
+from llmc.integrations.vllm_gaudi.config import CLAMP, PARAMETERS, PROMPT, GaudiView
 
 LONG_CONTEXT = 8192
 """From this max_model_len on, prompt contexts are sized by the largest query."""
 
 
-class Ranges(NamedTuple):
+class PhaseValues(NamedTuple):
     """The values of a phase's three dimensions, each ascending."""
 
     batches: list[int]
@@ -55,12 +55,12 @@ def exponential(least: int, step: int, most: int, limit: int, exact_top: bool) -
     return sorted({*values[:-1], min(values[-1], most)})
 
 
-def prompt_ranges(view: View) -> Ranges:
+def prompt_ranges(view: GaudiView) -> PhaseValues:
     """The generated values of prompts. Raises InputError for ranges that end the server."""
     return {"exp": _prompt_exponential, "lin": _prompt_linear, "pad": _prompt_padding_aware}[view.strategy](view)
 
 
-def decode_ranges(view: View) -> Ranges:
+def decode_ranges(view: GaudiView) -> PhaseValues:
     """The generated values of decodes; with contiguous PA the cache's blocks are one of them."""
     made = {"exp": _decode_exponential, "lin": _decode_linear, "pad": _decode_padding_aware}[view.strategy](view)
     if view.contiguous and made.contexts[-1] < view.pool:
@@ -73,7 +73,7 @@ def _log2_up(number: int) -> int:
     return (number - 1).bit_length()
 
 
-def _prompt_exponential(view: View) -> Ranges:
+def _prompt_exponential(view: GaudiView) -> PhaseValues:
     least = 1 if view.own["prompt_query_min"] == 1 else view.block
     long = view.model_len >= LONG_CONTEXT
     contexts = max(1, (view.model_len - (view.tokens if long else least)) // view.block)
@@ -85,10 +85,10 @@ def _prompt_exponential(view: View) -> Ranges:
         batch = (1, 1, 1, 1)
         query = (least, view.block * 4, *query[2:])
         context = (0, 4, contexts * view.prefill_seqs, limit)
-    return Ranges(*(exponential(*numbers, view.contiguous) for numbers in (batch, query, context)))
+    return PhaseValues(*(exponential(*numbers, view.contiguous) for numbers in (batch, query, context)))
 
 
-def _decode_exponential(view: View) -> Ranges:
+def _decode_exponential(view: GaudiView) -> PhaseValues:
     worst = view.blocks_each * view.seqs
     bounded = view.pool * CLAMP
     if view.contiguous:
@@ -99,10 +99,10 @@ def _decode_exponential(view: View) -> Ranges:
     if not view.contiguous and most > bounded:
         limit += ceil(log2(most / bounded)) + 1
     batches = exponential(1, 2, view.seqs, _log2_up(view.seqs) + 1, view.contiguous)
-    return Ranges(batches, [1], exponential(1, view.seqs, most, limit, view.contiguous))
+    return PhaseValues(batches, [1], exponential(1, view.seqs, most, limit, view.contiguous))
 
 
-def _numbers(view: View, phase: str, dimension: str, *defaults: int) -> list[int]:
+def _numbers(view: GaudiView, phase: str, dimension: str, *defaults: int) -> list[int]:
     """Each number from its variable, else the default; PROMPT_SEQ stands in for PROMPT_QUERY."""
     found = []
     for parameter, default in zip(PARAMETERS, defaults, strict=False):
@@ -113,7 +113,7 @@ def _numbers(view: View, phase: str, dimension: str, *defaults: int) -> list[int
     return found
 
 
-def _prompt_linear(view: View) -> Ranges:
+def _prompt_linear(view: GaudiView) -> PhaseValues:
     batch = _numbers(view, "prompt", "bs", 1, 1, view.prefill_seqs)
     query = _numbers(view, "prompt", "query", view.block, view.block, view.tokens)
     contexts = (view.model_len - query[0]) // view.block
@@ -122,7 +122,7 @@ def _prompt_linear(view: View) -> Ranges:
         batch = [1, 1, 1]
         query = [query[0], query[1] * 4, view.tokens]
         context = _numbers(view, "prompt", "ctx", 0, 4, contexts * view.prefill_seqs)
-    return Ranges(*(_linear(numbers) for numbers in (batch, query, context)))
+    return PhaseValues(*(_linear(numbers) for numbers in (batch, query, context)))
 
 
 def _linear(numbers: list[int]) -> list[int]:
@@ -130,14 +130,14 @@ def _linear(numbers: list[int]) -> list[int]:
     return linear.values(least, step, most)
 
 
-def _decode_linear(view: View) -> Ranges:
+def _decode_linear(view: GaudiView) -> PhaseValues:
     batch = _numbers(view, "decode", "bs", 1, 32, view.seqs)
     most = view.pool if view.contiguous else max(view.model_len * view.seqs // view.block, view.block)
     block = _within_pool(view, _numbers(view, "decode", "block", 1, view.block, most))
-    return Ranges(_linear(batch), [1], _linear(block))
+    return PhaseValues(_linear(batch), [1], _linear(block))
 
 
-def _prompt_padding_aware(view: View) -> Ranges:
+def _prompt_padding_aware(view: GaudiView) -> PhaseValues:
     seqs, block = view.prefill_seqs, view.block
     batch = _numbers(view, "prompt", "bs", 1, 1, seqs, -(-seqs // 4), 25)
     query = _numbers(view, "prompt", "query", block, block, view.tokens, -(-view.tokens // 4), 25)
@@ -148,14 +148,14 @@ def _prompt_padding_aware(view: View) -> Ranges:
         batch = [1, 1, 1, *batch[3:]]
         query = [query[0], query[1] * 4, view.tokens, *query[3:]]
         context = _numbers(view, "prompt", "ctx", 0, 4, contexts * seqs, pad, 25)
-    return Ranges(*(_padding_aware(numbers) for numbers in (batch, query, context)))
+    return PhaseValues(*(_padding_aware(numbers) for numbers in (batch, query, context)))
 
 
-def _decode_padding_aware(view: View) -> Ranges:
+def _decode_padding_aware(view: GaudiView) -> PhaseValues:
     batch = _numbers(view, "decode", "bs", 1, 2, view.seqs, -(-view.seqs // 4), 25)
     most = view.pool if view.contiguous else max(-(-view.model_len * view.seqs // view.block), view.block)
     block = _numbers(view, "decode", "block", view.block, view.block, most, -(-most // 4), 25)
-    return Ranges(_padding_aware(batch), [1], _padding_aware(_within_pool(view, block)))
+    return PhaseValues(_padding_aware(batch), [1], _padding_aware(_within_pool(view, block)))
 
 
 def _padding_aware(numbers: list[int]) -> list[int]:
@@ -163,7 +163,7 @@ def _padding_aware(numbers: list[int]) -> list[int]:
     return padding_aware.values(least, step, most, pad_max, pad_percent)
 
 
-def _within_pool(view: View, numbers: list[int]) -> list[int]:
+def _within_pool(view: GaudiView, numbers: list[int]) -> list[int]:
     """A decode range, its max at most the cache's blocks with contiguous PA, and its min below them."""
     least, step, most, *rest = numbers
     if view.contiguous and most > view.pool:
@@ -177,7 +177,7 @@ MOST_BUCKETS = 1 << 20
 """Of a phase, far beyond what a server can warm up; it bounds memory."""
 
 
-def prompt_buckets(view: View, ranges: Ranges) -> set[Shape]:
+def prompt_buckets(view: GaudiView, ranges: PhaseValues) -> set[Shape]:
     """The generated prompt buckets: the product, filtered.
 
     From max_model_len 8192 on, the largest context of each query becomes the one with which it fills max_model_len, if
@@ -205,20 +205,20 @@ def prompt_buckets(view: View, ranges: Ranges) -> set[Shape]:
     return {shape for shape in found if not unsliced(view, shape)}
 
 
-def decode_buckets(view: View, ranges: Ranges) -> set[Shape]:
+def decode_buckets(view: GaudiView, ranges: PhaseValues) -> set[Shape]:
     """The generated decode buckets. The plug-in adds each one's neighbours, which the whole product has already."""
     _check_count(ranges)
     product = ((batch, 1, context) for batch in ranges.batches for context in ranges.contexts)
     return {clipped(view, shape) for shape in product if not refused_decode(view, shape)}
 
 
-def _check_count(ranges: Ranges) -> None:
+def _check_count(ranges: PhaseValues) -> None:
     count = len(ranges.batches) * len(ranges.queries) * len(ranges.contexts)
     if count > MOST_BUCKETS:
         raise InputError(f"vllm-gaudi: its ranges make {count} buckets, more than {MOST_BUCKETS}; raise their steps")
 
 
-def refused_prompt(view: View, shape: Shape) -> str:
+def refused_prompt(view: GaudiView, shape: Shape) -> str:
     """Why the server leaves a prompt bucket out, or ""."""
     batch, query, context = shape
     if view.merged:
@@ -234,7 +234,7 @@ def refused_prompt(view: View, shape: Shape) -> str:
     return ""
 
 
-def unsliced(view: View, shape: Shape) -> str:
+def unsliced(view: GaudiView, shape: Shape) -> str:
     """Why a prompt bucket falls out of a server that slices long prompts (PT_HPU_SDPA_QKV_SLICE_MODE_FWD), or ""."""
     _, query, context = shape
     slice_size, threshold = view.number("sdpa_slice"), view.number("sdpa_threshold")
@@ -243,13 +243,13 @@ def unsliced(view: View, shape: Shape) -> str:
     return ""
 
 
-def refused_decode(view: View, shape: Shape) -> str:
+def refused_decode(view: GaudiView, shape: Shape) -> str:
     """Why the server leaves a decode bucket out, or ""; with contiguous PA it takes all."""
     batch, _, context = shape
     return "" if view.contiguous or batch <= context else "context below one block for each sequence"
 
 
-def clipped(view: View, shape: Shape) -> Shape:
+def clipped(view: GaudiView, shape: Shape) -> Shape:
     """A decode bucket with at most as many blocks as its sequences can have; with contiguous PA as it is."""
     batch, query, context = shape
     if view.contiguous and not view.number("mamba_chunk_size"):
@@ -257,7 +257,7 @@ def clipped(view: View, shape: Shape) -> Shape:
     return batch, query, min(context, batch * view.blocks_each)
 
 
-def drafted(view: View, shape: Shape) -> set[Shape]:
+def drafted(view: GaudiView, shape: Shape) -> set[Shape]:
     """What speculation adds for one decode bucket."""
     batch, query, context = shape
     tokens = 1 + view.drafts
@@ -269,31 +269,31 @@ def drafted(view: View, shape: Shape) -> set[Shape]:
     return {(b, q, min(c, b * view.blocks_each)) for b, q, c in wide}
 
 
-def with_drafts(view: View, decode: set[Shape]) -> set[Shape]:
+def with_drafts(view: GaudiView, decode: set[Shape]) -> set[Shape]:
     """`decode` and what speculation adds; a list that has this for some of its buckets already is whole."""
     if not view.drafts or expanded(view, _seeds(view, decode)) == decode:
         return decode
     return expanded(view, decode)
 
 
-def seeds(view: View, prepared: Iterable[Shape]) -> set[Shape]:
+def seeds(view: GaudiView, prepared: Iterable[Shape]) -> set[Shape]:
     """Decode buckets of which the server prepares just `prepared`, or `prepared` where there are none such."""
     known = set(prepared)
     found = _seeds(view, known)
     return found if expanded(view, found) == known else known
 
 
-def expanded(view: View, decode: set[Shape]) -> set[Shape]:
+def expanded(view: GaudiView, decode: set[Shape]) -> set[Shape]:
     """`decode` and what speculation adds for each of its buckets."""
     return decode.union(*(drafted(view, shape) for shape in decode)) if view.drafts else decode
 
 
-def _seeds(view: View, prepared: set[Shape]) -> set[Shape]:
+def _seeds(view: GaudiView, prepared: set[Shape]) -> set[Shape]:
     """All of `prepared` whose additions are there too: if any list gives `prepared`, this one does."""
     return {shape for shape in prepared if not view.drafts or drafted(view, shape) <= prepared}
 
 
-def from_file(view: View, family: str, shapes: Iterable[Shape]) -> tuple[set[Shape], list[Dropped]]:
+def from_file(view: GaudiView, family: str, shapes: Iterable[Shape]) -> tuple[set[Shape], list[Dropped]]:
     """What is left of a file's buckets, clipped, and what is not."""
     left: set[Shape] = set()
     dropped = []

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from llmc.integrations.base import Deployment, Integration
+from llmc.integrations.base import Integration, ServerDeployment
 
 INTEGRATION = Integration(
     buckets="llmc.integrations.vllm_neuron.buckets:VllmNeuron",
     caches={"vllm-neuron": "llmc.integrations.vllm_neuron.cache:VllmNeuronCache"},
-    deployment=Deployment("neuron", {"VLLM_CACHE_ROOT": "/cache/vllm"}),
+    deployment=ServerDeployment("neuron", {"VLLM_CACHE_ROOT": "/cache/vllm"}),
 )

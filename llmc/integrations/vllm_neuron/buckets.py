@@ -19,8 +19,8 @@ from llmc.integrations.base import (
     Demands,
     Dropped,
     Export,
-    Family,
     GraphCost,
+    GraphFamily,
     Lists,
     Setup,
     Shape,
@@ -66,9 +66,9 @@ class VllmNeuron(BucketRules):
         "vllm_neuron/vllm/worker; docs/design/vllm/neuron-scheduler.md, decode-context-length-bucketing.md"
     )
     families = (
-        Family(TOKENS, ("tokens",), "tokens"),
-        Family(REQUESTS, ("requests",), "tokens, one a request"),
-        Family(CONTEXT, ("context",), "tokens of the longest context", counted=False),
+        GraphFamily(TOKENS, ("tokens",), "tokens"),
+        GraphFamily(REQUESTS, ("requests",), "tokens, one a request"),
+        GraphFamily(CONTEXT, ("context",), "tokens of the longest context", counted=False),
     )
     settings = (
         DRAFTS,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from llmc.buckets.planner import make_plan
 from llmc.errors import InputError
 from llmc.integrations import bucket_rules
-from llmc.integrations.base import Export, Found, Setup
+from llmc.integrations.base import Export, Pick, Setup
 from llmc.integrations.settings import Value
 from tests.integrations import judging
 from tests.integrations.judging import shapes, values
@@ -66,7 +66,11 @@ def test_a_decode_step_counts_its_longest_context_and_all_its_tokens() -> None:
 
 def test_the_least_bucket_that_covers_is_taken_and_a_longer_input_fails() -> None:
     finder = NXD.finder(setup(), "context_encoding", shapes(128, 512))
-    assert [finder.find((n,)) for n in (128, 129, 513)] == [Found((128,)), Found((512,)), Found((513,), "error")]
+    assert [finder.find((n,)) for n in (128, 129, 513)] == [
+        Pick((128,)),
+        Pick((512,)),
+        Pick((513,), "error"),
+    ]
 
 
 @pytest.mark.parametrize(

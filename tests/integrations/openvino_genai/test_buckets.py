@@ -12,7 +12,7 @@ from llmc.buckets.traffic.events import TrafficRequest
 from llmc.buckets.traffic.step_time import AssumedStepTime
 from llmc.errors import InputError
 from llmc.integrations import bucket_rules
-from llmc.integrations.base import Demand, Export, Found, Lists, Setup
+from llmc.integrations.base import Demand, Export, Lists, Pick, Setup
 from llmc.integrations.settings import Value, complete
 
 NPU = bucket_rules("openvino-genai")
@@ -68,7 +68,7 @@ def test_a_longer_prompt_is_refused_and_a_longer_answer_cut() -> None:
     for family, length in (("prompt", 1024), ("cache", 1152)):
         finder = NPU.finder(setup(), family, ((length,),))
         assert [finder.find((n,)) for n in (1, length, length + 1)] == [
-            Found((length,)), Found((length,)), Found((length + 1,), "error"),
+            Pick((length,)), Pick((length,)), Pick((length + 1,), "error"),
         ]  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from llmc.buckets.traffic.events import TrafficRequest
 from llmc.buckets.traffic.step_time import AssumedStepTime
 from llmc.errors import InputError
 from llmc.integrations import bucket_rules
-from llmc.integrations.base import Demand, Export, Found, Setup, Shape
+from llmc.integrations.base import Demand, Export, Pick, Setup, Shape
 from llmc.integrations.settings import Value, complete, flags_of, from_flags
 from tests.integrations import judging
 
@@ -73,7 +73,7 @@ def test_the_largest_batch_is_that_of_all_requests() -> None:
 
 def test_the_next_batch_above_is_taken() -> None:
     finder = RBLN.finder(setup(), "decode", ((4,), (32,)))
-    assert [finder.find((n,)) for n in (1, 5, 32)] == [Found((4,)), Found((32,)), Found((32,))]
+    assert [finder.find((n,)) for n in (1, 5, 32)] == [Pick((4,)), Pick((32,)), Pick((32,))]
 
 
 def test_a_prompt_runs_alone_and_stages_share_the_requests() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from llmc.buckets.planner import make_plan
 from llmc.errors import InputError
 from llmc.integrations import bucket_rules
-from llmc.integrations.base import Export, Found, Setup
+from llmc.integrations.base import Export, Pick, Setup
 from llmc.integrations.settings import Value
 from tests.integrations import judging
 from tests.integrations.judging import shapes, values
@@ -90,7 +90,11 @@ def test_a_step_runs_chunks_and_a_decode_of_all_rows() -> None:
 
 def test_the_next_length_above_is_taken() -> None:
     finder = QAIC.finder(setup(), "decode", shapes(1024, 8192))
-    assert [finder.find((n,)) for n in (1024, 1025, 8193)] == [Found((1024,)), Found((8192,)), Found((8193,), "error")]
+    assert [finder.find((n,)) for n in (1024, 1025, 8193)] == [
+        Pick((1024,)),
+        Pick((8192,)),
+        Pick((8193,), "error"),
+    ]
 
 
 @given(

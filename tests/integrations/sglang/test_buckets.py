@@ -12,7 +12,7 @@ from llmc.buckets.traffic.events import TrafficRequest
 from llmc.buckets.traffic.step_time import AssumedStepTime
 from llmc.errors import InputError
 from llmc.integrations import bucket_rules
-from llmc.integrations.base import Demand, Export, Found, Lists, Setup, Shape
+from llmc.integrations.base import Demand, Export, Lists, Pick, Setup, Shape
 from llmc.integrations.settings import Value, complete, flags_of, from_flags
 from tests.integrations import judging
 
@@ -109,15 +109,15 @@ def test_overlapping_batches_are_even() -> None:
 def test_the_next_batch_above_is_taken_or_the_same_alone_without_padding() -> None:
     shapes = ((4,), (16,))
     finder = SGLANG.finder(setup(), "decode", shapes)
-    assert [finder.find((n,)) for n in (1, 16, 17)] == [Found((4,)), Found((16,)), Found((17,), "eager")]
+    assert [finder.find((n,)) for n in (1, 16, 17)] == [Pick((4,)), Pick((16,)), Pick((17,), "eager")]
     finder = SGLANG.finder(setup(disable_cuda_graph_padding=True), "decode", shapes)
-    assert [finder.find((n,)) for n in (3, 4)] == [Found((3,), "eager"), Found((4,))]
+    assert [finder.find((n,)) for n in (3, 4)] == [Pick((3,), "eager"), Pick((4,))]
 
 
 def test_a_graph_of_more_than_twice_the_tokens_is_not_taken_for_prompts() -> None:
     finder = SGLANG.finder(setup(), "prefill", ((4,), (16,)))
     assert [finder.find((n,)) for n in (1, 2, 4, 7, 8, 17)] == [
-        Found((1,), "eager"), Found((4,)), Found((4,)), Found((7,), "eager"), Found((16,)), Found((17,), "eager"),
+        Pick((1,), "eager"), Pick((4,)), Pick((4,)), Pick((7,), "eager"), Pick((16,)), Pick((17,), "eager"),
     ]  # fmt: skip
 
 

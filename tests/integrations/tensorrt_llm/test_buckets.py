@@ -10,7 +10,7 @@ from llmc.buckets.traffic.events import TrafficRequest
 from llmc.buckets.traffic.step_time import AssumedStepTime
 from llmc.errors import InputError
 from llmc.integrations import bucket_rules
-from llmc.integrations.base import Demand, Export, Found, Setup, Shape
+from llmc.integrations.base import Demand, Export, Pick, Setup, Shape
 from llmc.integrations.settings import Value, complete
 from tests.integrations import judging
 
@@ -55,9 +55,9 @@ def test_batches_that_cannot_run_are_left_out_and_padding_adds_the_largest_that_
 
 def test_a_batch_without_a_graph_of_its_own_size_runs_eagerly_unless_it_is_padded() -> None:
     finder = TRT.finder(setup(), "decode", ((4,), (8,)))
-    assert [finder.find((n,)) for n in (4, 5)] == [Found((4,)), Found((5,), "eager")]
+    assert [finder.find((n,)) for n in (4, 5)] == [Pick((4,)), Pick((5,), "eager")]
     finder = TRT.finder(setup(enable_padding=True), "decode", ((4,), (8,)))
-    assert [finder.find((n,)) for n in (4, 5, 9)] == [Found((4,)), Found((8,)), Found((9,), "eager")]
+    assert [finder.find((n,)) for n in (4, 5, 9)] == [Pick((4,)), Pick((8,)), Pick((9,), "eager")]
 
 
 def test_only_steps_without_prompts_can_have_graphs() -> None:

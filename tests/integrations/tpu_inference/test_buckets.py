@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from llmc.buckets.planner import make_plan
 from llmc.errors import InputError
 from llmc.integrations import bucket_rules
-from llmc.integrations.base import Export, Found, Setup
+from llmc.integrations.base import Export, Pick, Setup
 from llmc.integrations.settings import Value, from_flags
 from tests.integrations import judging
 from tests.integrations.judging import shapes, values
@@ -72,7 +72,7 @@ def test_sizes_that_ranks_cannot_share_and_requests_above_the_most_are_refused()
 def test_the_next_size_above_is_taken_and_a_larger_step_fails() -> None:
     finder = TPU.finder(setup(), "tokens", shapes(16, 96))
     assert [finder.find((n,)) for n in (1, 16, 17, 97)] == [
-        Found((16,)), Found((16,)), Found((96,)), Found((97,), "error"),
+        Pick((16,)), Pick((16,)), Pick((96,)), Pick((97,), "error"),
     ]  # fmt: skip
 
 

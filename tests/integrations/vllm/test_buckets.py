@@ -13,7 +13,7 @@ from llmc.buckets.traffic.events import TrafficRequest
 from llmc.buckets.traffic.step_time import AssumedStepTime
 from llmc.errors import InputError
 from llmc.integrations import bucket_rules
-from llmc.integrations.base import Demand, Export, Found, Setup, Shape
+from llmc.integrations.base import Demand, Export, Pick, Setup, Shape
 from llmc.integrations.configuration import load
 from llmc.integrations.settings import Value, complete
 from tests.integrations import judging
@@ -92,7 +92,7 @@ def test_no_mode_no_graphs() -> None:
 def test_graphs_of_decode_steps_alone_serve_no_more_than_max_num_seqs_can_fill() -> None:
     made = setup(10, cudagraph_mode="FULL_DECODE_ONLY")
     finder = VLLM.finder(made, "tokens", ((4,), (8,), (16,)))
-    assert [finder.find((n,)) for n in (3, 8, 9)] == [Found((4,)), Found((8,)), Found((9,), "eager")]
+    assert [finder.find((n,)) for n in (3, 8, 9)] == [Pick((4,)), Pick((8,)), Pick((9,), "eager")]
     assert VLLM.propose(made, {}, {"tokens": 4}) == {"tokens": ((10,),)}
 
 
@@ -129,7 +129,7 @@ def test_more_sequences_than_tokens_of_a_step_are_refused() -> None:
 def test_the_next_size_above_is_taken_and_a_larger_step_runs_eagerly() -> None:
     finder = VLLM.finder(setup(), "tokens", ((4,), (16,)))
     assert [finder.find((n,)) for n in (1, 4, 5, 17)] == [
-        Found((4,)), Found((4,)), Found((16,)), Found((17,), "eager"),
+        Pick((4,)), Pick((4,)), Pick((16,)), Pick((17,), "eager"),
     ]  # fmt: skip
 
 

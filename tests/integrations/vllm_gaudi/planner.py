@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from llmc.integrations.vllm_gaudi.config import View
+from llmc.integrations.vllm_gaudi.config import GaudiView
 
 Bucket = tuple[int, int, int]
 
@@ -46,7 +46,7 @@ def sparse(low: int, step: int, high: int, gap: int, percent: int) -> list[int]:
     return kept if kept[-1] == high else [*kept, high]
 
 
-def prompt_ranges(view: View) -> tuple[list[int], list[int], list[int]]:
+def prompt_ranges(view: GaudiView) -> tuple[list[int], list[int], list[int]]:
     length, tokens, block, seqs = view.model_len, view.tokens, view.block, view.prefill
     if view.strategy == "lin":
         return ramp(1, 1, seqs), ramp(block, block, tokens), ramp(0, 1, (length - block) // block)
@@ -63,7 +63,7 @@ def prompt_ranges(view: View) -> tuple[list[int], list[int], list[int]]:
     )
 
 
-def decode_ranges(view: View) -> tuple[list[int], list[int]]:
+def decode_ranges(view: GaudiView) -> tuple[list[int], list[int]]:
     seqs, block = view.seqs, view.block
     if view.strategy == "lin":
         high = view.pool if view.contiguous else max(view.model_len * seqs // block, block)
@@ -78,7 +78,7 @@ def decode_ranges(view: View) -> tuple[list[int], list[int]]:
     return batches, spread(1, seqs, most, math.ceil(math.log2(most)) + 1, view.contiguous)
 
 
-def prompt_buckets(view: View) -> set[Bucket]:
+def prompt_buckets(view: GaudiView) -> set[Bucket]:
     length, block = view.model_len, view.block
     batches, queries, contexts = prompt_ranges(view)
     found = set()
@@ -94,7 +94,7 @@ def prompt_buckets(view: View) -> set[Bucket]:
     return found
 
 
-def decode_buckets(view: View) -> set[Bucket]:
+def decode_buckets(view: GaudiView) -> set[Bucket]:
     each = math.ceil(view.model_len / view.block)
     batches, contexts = decode_ranges(view)
     if view.contiguous and max(contexts) < view.pool:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from llmc.integrations import bucket_rules
 from llmc.integrations.base import Setup
 from llmc.integrations.settings import Value, complete
-from llmc.integrations.vllm_gaudi.config import View
+from llmc.integrations.vllm_gaudi.config import GaudiView
 
 GAUDI = bucket_rules("vllm-gaudi")
 
@@ -24,8 +24,8 @@ def setup(
     return Setup(GAUDI.limits(limits), complete(GAUDI.settings, own))
 
 
-def view(**given: Value) -> View:
-    return View.of(setup(**given))  # type: ignore[arg-type]
+def view(**given: Value) -> GaudiView:
+    return GaudiView.of(setup(**given))  # type: ignore[arg-type]
 
 
 @st.composite

@@ -11,7 +11,7 @@ from llmc.buckets.limits import Limits
 from llmc.buckets.plan import Plan
 from llmc.buckets.provenance import Provenance
 from llmc.errors import InputError
-from llmc.integrations.base import Demand, Export, Found, Setup
+from llmc.integrations.base import Demand, Export, Pick, Setup
 from llmc.integrations.evaluation import evaluate
 from llmc.integrations.settings import complete, flags_of, from_flags
 from llmc.integrations.vllm_gaudi.buckets import fallback_value
@@ -112,8 +112,8 @@ def test_values_of_the_plug_ins_examples(number: int, step: int, value: int) -> 
 
 def test_the_first_covering_bucket_is_taken_and_not_the_cheapest() -> None:
     finder = GAUDI.finder(setup(), "decode", ((1, 1, 64), (2, 1, 2048), (4, 1, 64)))
-    assert finder.find((2, 1, 40)) == Found((2, 1, 2048))
-    assert finder.find((1, 1, 100)) == Found((2, 1, 2048))
+    assert finder.find((2, 1, 40)) == Pick((2, 1, 2048))
+    assert finder.find((1, 1, 100)) == Pick((2, 1, 2048))
 
 
 @examples(60)
@@ -140,13 +140,13 @@ def test_found_buckets_are_the_planners(made: Setup, data: st.DataObject) -> Non
 def test_a_miss_adds_a_bucket_within_the_limits() -> None:
     made = setup(8192, 32, 2048, num_hpu_blocks=4000)
     prompts = GAUDI.finder(made, "prompt", ((1, 128, 0),))
-    assert prompts.find((1, 1000, 10)) == Found((1, 1280, 64), "compile")
-    assert prompts.find((1, 1100, 60)) == Found((1, 1280, 64))
-    assert prompts.find((1, 2001, 3)) == Found((1, 2048, 64), "compile")
+    assert prompts.find((1, 1000, 10)) == Pick((1, 1280, 64), "compile")
+    assert prompts.find((1, 1100, 60)) == Pick((1, 1280, 64))
+    assert prompts.find((1, 2001, 3)) == Pick((1, 2048, 64), "compile")
     decodes = GAUDI.finder(made, "decode", ((1, 1, 300),))
-    assert decodes.find((31, 1, 200)) == Found((32, 1, 300), "compile")
-    assert decodes.find((31, 1, 999)) == Found((32, 1, 300), "compile")
-    assert decodes.find((20, 1, 200)) == Found((32, 1, 300))
+    assert decodes.find((31, 1, 200)) == Pick((32, 1, 300), "compile")
+    assert decodes.find((31, 1, 999)) == Pick((32, 1, 300), "compile")
+    assert decodes.find((20, 1, 200)) == Pick((32, 1, 300))
 
 
 def test_a_step_that_is_larger_than_what_is_added_counts_in_its_own_size() -> None:

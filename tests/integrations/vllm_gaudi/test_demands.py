@@ -13,7 +13,7 @@ from llmc.buckets.traffic.events import TrafficRequest
 from llmc.buckets.traffic.step_time import AssumedStepTime
 from llmc.integrations.base import Demand
 from llmc.integrations.vllm_gaudi import demands
-from llmc.integrations.vllm_gaudi.demands import Pool
+from llmc.integrations.vllm_gaudi.demands import BlockPool
 from tests.integrations.vllm_gaudi.setups import GAUDI, setup, view
 from tests.tiers import examples
 
@@ -101,7 +101,7 @@ def test_places_are_those_of_a_walk(lengths: list[tuple[int, int]], seqs: int, t
     own = {"contiguous_pa": True, "defrag": defrag, "defrag_threshold": threshold, "num_hpu_blocks": 160}
     made = setup(512, seqs, 128, 16, **own)
     requests = [TrafficRequest(i / 50, prompt, output) for i, (prompt, output) in enumerate(lengths)]
-    pool = Pool(view(max_model_len=512, max_num_seqs=seqs, tokens=128, block_size=16, **own))
+    pool = BlockPool(view(max_model_len=512, max_num_seqs=seqs, tokens=128, block_size=16, **own))
     walked = Walked(160, 16, threshold if defrag else None)
     for run in chunked_steps(requests, made.limits, AssumedStepTime()):
         found: Counter[int] = Counter()
@@ -118,7 +118,7 @@ def test_places_are_those_of_a_walk(lengths: list[tuple[int, int]], seqs: int, t
         assert +found == +expected
 
 
-def decoded(pool: Pool, requests: list[int], tokens: int, finished: tuple[int, ...] = ()) -> int:
+def decoded(pool: BlockPool, requests: list[int], tokens: int, finished: tuple[int, ...] = ()) -> int:
     """The highest place + 1 of the first decode step of `requests`, whose prompts of `tokens` run before it."""
     none = np.zeros(0, np.int64)
     prompts = tuple(Chunk(tokens, 0, True, request) for request in requests)
@@ -131,7 +131,9 @@ def decoded(pool: Pool, requests: list[int], tokens: int, finished: tuple[int, .
 
 def test_ids_walk_through_the_cache_and_the_defragmenter_brings_them_down() -> None:
     def highest(defrag: bool) -> int:
-        pool = Pool(view(max_model_len=8192, max_num_seqs=2, num_hpu_blocks=2000, contiguous_pa=True, defrag=defrag))
+        pool = BlockPool(
+            view(max_model_len=8192, max_num_seqs=2, num_hpu_blocks=2000, contiguous_pa=True, defrag=defrag)
+        )
         return max(decoded(pool, [turn], 8000, (turn - 1,) if turn else ()) for turn in range(40))
 
     assert highest(False) > 1900
@@ -139,5 +141,5 @@ def test_ids_walk_through_the_cache_and_the_defragmenter_brings_them_down() -> N
 
 
 def test_a_cache_that_is_too_small_grows_since_nothing_is_preempted() -> None:
-    pool = Pool(view(max_model_len=2048, max_num_seqs=4, num_hpu_blocks=8, contiguous_pa=True))
+    pool = BlockPool(view(max_model_len=2048, max_num_seqs=4, num_hpu_blocks=8, contiguous_pa=True))
     assert decoded(pool, [0, 1], 2000) == 33

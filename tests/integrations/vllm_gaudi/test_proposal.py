@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from llmc.errors import InputError
 from llmc.integrations.base import Demand, Lists, Setup, Shape
-from llmc.integrations.vllm_gaudi.config import View
+from llmc.integrations.vllm_gaudi.config import GaudiView
 from llmc.integrations.vllm_gaudi.proposal import (
     NEVER,
-    Grid,
+    StepGrid,
     grid,
     polish,
     required_decodes,
@@ -29,7 +29,7 @@ from tests.tiers import examples
 
 def admissible(made: Setup, data: st.DataObject) -> tuple[str, Shape]:
     """A step that can happen: prompts within the tokens of a step, decodes within max_model_len and the cache."""
-    seen = View.of(made)
+    seen = GaudiView.of(made)
     if data.draw(st.booleans()):
         past = data.draw(st.integers(0, seen.longest_prompt - 1))
         new = data.draw(st.integers(1, min(seen.tokens, seen.longest_prompt - past)))
@@ -97,7 +97,7 @@ def test_with_contiguous_attention_every_row_reaches_the_end_of_the_cache(
     made: Setup, most: int, data: st.DataObject
 ) -> None:
     """The runner looks a step up twice, by its blocks in use and by its highest block: both must end in one row."""
-    seen = View.of(made)
+    seen = GaudiView.of(made)
     steps = {}
     for _ in range(data.draw(st.integers(1, 12))):
         shape = (data.draw(st.integers(1, seen.seqs)), 1, data.draw(st.integers(2, seen.pool)))
@@ -112,10 +112,10 @@ def test_with_contiguous_attention_every_row_reaches_the_end_of_the_cache(
 
 
 def test_the_buckets_that_are_there_in_any_case() -> None:
-    seen = View.of(setup(8192, 32, 2048, prompt_bs_max=3))
+    seen = GaudiView.of(setup(8192, 32, 2048, prompt_bs_max=3))
     assert required_prompts(seen) == [(1, 2048, 64), (2, 1024, 0), (3, 682, 0)]
     assert required_decodes(seen) == [(32, 1, 2048)]
-    small = View.of(setup(8192, 32, 2048, num_hpu_blocks=600, contiguous_pa=True))
+    small = GaudiView.of(setup(8192, 32, 2048, num_hpu_blocks=600, contiguous_pa=True))
     assert required_decodes(small) == [(32, 1, 600)]
 
 
@@ -188,7 +188,7 @@ def test_steps_are_rounded_up_to_the_axes() -> None:
     assert rounded(steps, ([2], [2, 4])) == {(2, 4): 4.0, (2, 2): 2.0}
 
 
-def cost(grid: Grid, points: tuple[tuple[int, int], ...]) -> float | None:
+def cost(grid: StepGrid, points: tuple[tuple[int, int], ...]) -> float | None:
     """The total of all steps, each in the least chosen row at or above its own, and there the least column; None where
     a row does not reach its steps."""
     total = 0.0
@@ -215,7 +215,7 @@ def test_no_choice_costs_less(rows: int, columns: int, most: int, data: st.DataO
     costs = np.maximum.accumulate(rising, axis=0)
     if data.draw(st.booleans()) and rows > 1:
         costs[0, 0] = NEVER
-    grid = Grid(weights, costs, data.draw(st.booleans()))
+    grid = StepGrid(weights, costs, data.draw(st.booleans()))
     cells = [(r, c) for r in range(rows) for c in range(columns)]
     top = (rows - 1, columns - 1)
     tops = {row: (row, columns - 1) for row in range(rows)}
@@ -233,5 +233,5 @@ def test_no_choice_costs_less(rows: int, columns: int, most: int, data: st.DataO
 def test_rows_are_given_up_where_graphs_are_few() -> None:
     weights = np.array([[9.0, 0.0, 0.0], [0.0, 0.0, 1.0]])
     costs = np.array([[work("decode", (row, 1, column)) for column in (1, 4, 8)] for row in (1, 8)], np.float64)
-    assert Grid(weights, costs).solve(1) == [(1, 2)]
-    assert Grid(weights, costs).solve(2) == [(0, 0), (1, 2)]
+    assert StepGrid(weights, costs).solve(1) == [(1, 2)]
+    assert StepGrid(weights, costs).solve(2) == [(0, 0), (1, 2)]

@@ -10,8 +10,8 @@ from llmc.buckets.strategies import exponential as exact
 from llmc.errors import InputError
 from llmc.integrations.base import Dropped, Setup
 from llmc.integrations.vllm_gaudi import sizes
-from llmc.integrations.vllm_gaudi.config import View
-from llmc.integrations.vllm_gaudi.sizes import Ranges
+from llmc.integrations.vllm_gaudi.config import GaudiView
+from llmc.integrations.vllm_gaudi.sizes import PhaseValues
 from tests.integrations.vllm_gaudi import planner
 from tests.integrations.vllm_gaudi.setups import GAUDI, setup, setups, view
 from tests.tiers import examples
@@ -104,7 +104,7 @@ def test_merged_prefill_counts_all_prompts_of_a_step() -> None:
 @examples(60)
 @given(st.one_of(setups(), setups(6000, bucketing_strategy="lin"), setups(6000, bucketing_strategy="pad")))
 def test_its_own_buckets_are_the_planners(made: Setup) -> None:
-    seen = View.of(made)
+    seen = GaudiView.of(made)
     if seen.strategy != "exp" and seen.block > seen.tokens:
         with pytest.raises(InputError, match="min is above max"):
             GAUDI.default(made)
@@ -118,22 +118,24 @@ def test_drafts_widen_the_servers_own_buckets_even_where_some_are_there_already(
     made = setup(
         300, 8, 128, block_size=128, bucketing_strategy="lin", contiguous_pa=False, num_speculative_tokens=3,
     )  # fmt: skip
-    assert set(GAUDI.default(made)["decode"]) == planner.decode_buckets(View.of(made)) >= {(16, 1, 32), (32, 1, 96)}
+    assert (
+        set(GAUDI.default(made)["decode"]) == planner.decode_buckets(GaudiView.of(made)) >= {(16, 1, 32), (32, 1, 96)}
+    )
 
 
 def test_a_product_of_prompts_is_bounded_by_the_tokens_of_a_step() -> None:
-    made = Ranges([1, 2, 4, 8, 16], [512, 1024], [0, 1, 2, 3, 4])
+    made = PhaseValues([1, 2, 4, 8, 16], [512, 1024], [0, 1, 2, 3, 4])
     assert len(sizes.prompt_buckets(view(max_model_len=2048, block_size=64), made)) == 25
 
 
 def test_a_product_of_decodes_is_clipped_to_the_blocks_of_its_sequences() -> None:
-    made = Ranges([1, 2, 4, 8, 16, 32, 64], [1], list(range(128, 2049, 128)))
+    made = PhaseValues([1, 2, 4, 8, 16, 32, 64], [1], list(range(128, 2049, 128)))
     found = sizes.decode_buckets(view(max_model_len=2048, max_num_seqs=64), made)
     assert len(found) == 18 and all(context <= batch * 16 for batch, _, context in found)
 
 
 def test_a_context_that_is_not_allowed_stays_what_the_query_before_had() -> None:
-    made = Ranges([1], [2048, 4096, 8192, 16384], [0, 40])
+    made = PhaseValues([1], [2048, 4096, 8192, 16384], [0, 40])
     limits = {"max_model_len": 16384, "tokens": 16384}
     assert sizes.prompt_buckets(view(**limits, prompt_ctx_max=100), made) >= {
         (1, 2048, 40), (1, 4096, 96), (1, 8192, 64), (1, 16384, 0),
@@ -177,6 +179,6 @@ def test_drafts_add_rows() -> None:
 @examples(60)
 @given(setups(), st.sets(st.tuples(st.integers(1, 40), st.just(1), st.integers(1, 300)), min_size=1, max_size=12))
 def test_seeds_give_what_the_server_prepares(made: Setup, shapes: set[tuple[int, int, int]]) -> None:
-    seen = View.of(made)
+    seen = GaudiView.of(made)
     prepared = sizes.with_drafts(seen, shapes)
     assert sizes.with_drafts(seen, sizes.seeds(seen, prepared)) == prepared

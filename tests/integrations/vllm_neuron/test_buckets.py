@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from llmc.buckets.planner import make_plan
 from llmc.errors import InputError
 from llmc.integrations import bucket_rules
-from llmc.integrations.base import Export, Found, Setup
+from llmc.integrations.base import Export, Pick, Setup
 from llmc.integrations.settings import Value
 from tests.integrations import judging
 from tests.integrations.judging import shapes, values
@@ -117,7 +117,7 @@ def test_ranks_that_share_a_cache_leave_buckets_out() -> None:
 
 def test_the_next_bucket_above_is_taken() -> None:
     finder = NEURON.finder(setup(), "requests", shapes(1, 4))
-    assert [finder.find((n,)) for n in (1, 2, 5)] == [Found((1,)), Found((4,)), Found((5,), "error")]
+    assert [finder.find((n,)) for n in (1, 2, 5)] == [Pick((1,)), Pick((4,)), Pick((5,), "error")]
 
 
 def test_graphs_are_prefills_and_pairs_of_requests_and_context_twice_with_drafts() -> None:
