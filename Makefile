@@ -14,7 +14,7 @@ export ORT_DISABLE_TELEMETRY ?= 1
 # some containers set it, and then each of the thousands of processes that tests start compiles llmc's modules again
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-fast test-affected test-shard test-newest newest-env test-oldest oldest-env test-python lock lint site audit bench peers-env promises torch-xla-env clean
+.PHONY: demo test test-all test-fast test-affected test-shard test-newest newest-env test-oldest oldest-env test-python oracles lock lint site audit bench peers-env promises torch-xla-env clean
 
 # pip of environment $(1), held to the lock $(2), and so is what it builds with (newer pips read the second variable);
 # modules are compiled when they are imported, or by all processors at once, and not one after the other
@@ -39,7 +39,7 @@ demo: $(VENV)/.ready
 WORKERS ?= auto
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # tests that need an environment of their own
-OTHERS := not torch_xla and not two_versions
+OTHERS := not torch_xla and not two_versions and not oracle
 
 # the default tier, which plain pytest runs too; it needs Python and make only
 test: $(VENV)/.ready
@@ -128,6 +128,18 @@ audit:
 	test -x .venv-audit/bin/pip-audit || $(PYTHON) -m venv .venv-audit
 	.venv-audit/bin/pip install --quiet --disable-pip-version-check $(PIP_AUDIT)
 	.venv-audit/bin/pip-audit --no-deps --disable-pip -r requirements.lock
+
+# llmc's rules of other servers against these servers' own functions, which pip fetches by name and nothing installs
+oracles: $(VENV)/.ready .venv-oracles/.ready
+	$(BIN)/python -m pytest -m oracle tests/oracles
+
+.venv-oracles/.ready: tests/oracles/releases.txt scripts/fetch_oracles.py | $(VENV)/.ready
+	$(PYTHON) -m venv .venv-oracles
+	.venv-oracles/bin/pip install --quiet --disable-pip-version-check setuptools setuptools_rust setuptools_scm \
+	  packaging cmake ninja jinja2
+	PYTHONPATH=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') \
+	  .venv-oracles/bin/python scripts/fetch_oracles.py .oracles
+	touch $@
 
 # takes each promise of docs/reliability.md out of the code, and sees its tests fail
 promises: $(VENV)/.ready

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -30,26 +31,44 @@ from llmc.integrations.settings import DRAFTS, Setting, within
 
 TOKENS = "tokens"
 CONFIG, SIZES, LARGEST = "--compilation-config", "cudagraph_capture_sizes", "max_cudagraph_capture_size"
-MOST_BY_DEFAULT = 512
+MOST_BY_DEFAULT, MOST_ON_BLACKWELL = 512, 1024
 """Tokens that vLLM's own list stops at."""
+NEWEST = "0.33"
 
 _LOGGED = re.compile(r"""(?:['"]cudagraph_capture_sizes['"]: ?|is overridden by config )\[([\d,\s]*)\]""")
 
 
 class Vllm(BucketRules):
     """The rules of vllm/config/vllm.py (_set_cudagraph_sizes), vllm/config/compilation.py
-    (adjust_cudagraph_sizes_for_spec_decode) and vllm/v1/cudagraph_dispatcher.py; vllm/engine/arg_utils.py has the
-    limits. ROCm captures the same sizes; there, context parallelism turns full graphs into PIECEWISE
-    (vllm/platforms/rocm.py)."""
+    (adjust_cudagraph_sizes_for_spec_decode), vllm/v1/cudagraph_dispatcher.py and, for Model Runner V2,
+    vllm/v1/worker/gpu/cudagraph_utils.py; vllm/engine/arg_utils.py has the limits. tests/oracles/ compares them with
+    vLLM's own functions. ROCm captures the same sizes; there, context parallelism turns full graphs into PIECEWISE
+    (vllm/platforms/rocm.py).
+
+    What changed between releases:
+
+        0.17  performance_mode
+        0.21  max_num_batched_tokens joins the list
+        0.28  sizes to 1,024 on data-center Blackwell
+        0.29  with drafts, tokens of 1, 2, 4, 8 … decoding sequences; Model Runner V2 is the default
+        0.31  without drafts, max_num_seqs
+        0.32  no sequence parallelism (enable_sp)
+    """
 
     name = "vllm"
     title = "vLLM on CUDA and ROCm"
     source = (
-        "vLLM 0.11 to 0.22 (commits 09f030ea, ee525ce4, ae2e8e62; newest list: ROCm/vllm 0165bbfd): "
-        "vllm/config/vllm.py, vllm/config/compilation.py, vllm/v1/cudagraph_dispatcher.py"
+        "vLLM 0.13 to 0.33: vllm/config/vllm.py, vllm/config/compilation.py, vllm/v1/cudagraph_dispatcher.py, "
+        "vllm/v1/worker/gpu/cudagraph_utils.py"
     )
     families = (GraphFamily(TOKENS, ("tokens",), "tokens"),)
     settings = (
+        Setting("release", str, NEWEST, "vLLM's release, as 0.24; --server vllm@0.24 is the same."),
+        Setting(
+            "use_v2_model_runner", bool, None, "Model Runner V2. Default: from 0.29 on.",
+            variable="VLLM_USE_V2_MODEL_RUNNER",
+        ),
+        Setting("blackwell", bool, False, "Data-center Blackwell GPUs (compute capability 10.x)."),
         DRAFTS,
         Setting(LARGEST, int, None, "Tokens that vLLM's own list stops at.", CONFIG, path=(LARGEST,), least=1),
         Setting(
@@ -63,8 +82,8 @@ class Vllm(BucketRules):
         ),
         Setting("tensor_parallel_size", int, 1, "Devices of one model.", "--tensor-parallel-size", least=1),
         Setting(
-            "enable_sp", bool, False, "Sequence parallelism: sizes are multiples of tensor_parallel_size.", CONFIG,
-            path=("pass_config", "enable_sp"),
+            "enable_sp", bool, False, "Sequence parallelism, before 0.32: sizes are multiples of "
+            "tensor_parallel_size.", CONFIG, path=("pass_config", "enable_sp"),
         ),
     )  # fmt: skip
     miss = "eager"
@@ -85,14 +104,17 @@ class Vllm(BucketRules):
 
     def default(self, setup: Setup) -> Lists:
         """1, 2, 4, multiples of 8 below 256 and of 16 from there, up to min(2 · max_num_seqs · (k + 1), 512), and
-        max_num_batched_tokens where it is no more than that; with interactivity all from 1 to 32 too."""
+        max_num_batched_tokens where it is no more than that; with interactivity all from 1 to 32 too. From 0.29 on the
+        tokens of decode steps with k drafts, and from 0.31 on max_num_seqs."""
         if setup.own["cudagraph_mode"] == "NONE":
             return {TOKENS: ()}
-        most, tokens = self._most(setup), setup.limits.max_num_batched_tokens
-        small = range(1, 33) if setup.own["performance_mode"] == "interactivity" else (1, 2, 4)
-        sizes = {*small, *range(8, 256, 8), *range(256, most + 1, 16), tokens}
-        kept = sorted(size for size in sizes if size <= most and size % self._devices(setup) == 0)
-        return {TOKENS: self._rounded(setup, kept)}
+        release, tokens, most = self._release(setup), setup.limits.max_num_batched_tokens, self._most(setup)
+        interactive = setup.own["performance_mode"] == "interactivity" and release >= (0, 17)
+        sizes = {*(range(1, 33) if interactive else (1, 2, 4)), *range(8, 256, 8), *range(256, most + 1, 16)}
+        if release >= (0, 21):
+            sizes.add(tokens)
+        sizes = {size for size in sizes if size <= most} | self._decode_sizes(setup)
+        return {TOKENS: self._rounded(setup, sorted(size for size in sizes if size % self._devices(setup) == 0))}
 
     def accept(self, setup: Setup, lists: Lists) -> Accepted:
         """Sizes above max_num_batched_tokens are left out, and with sequence parallelism those that are no multiple of
@@ -115,7 +137,7 @@ class Vllm(BucketRules):
                 + (f" that is a multiple of tensor_parallel_size {devices}" if devices > 1 else "")
                 + "; give one"
             )
-        rounded = self._rounded(setup, kept)
+        rounded = self._rounded(setup, sorted(set(kept)))
         reason = f"no multiple of {self._query(setup)}, the tokens of a drafted step"
         dropped += [Dropped(TOKENS, (size,), reason) for size in kept if (size,) not in rounded]
         added = tuple((TOKENS, size) for size in rounded if size[0] not in kept)
@@ -136,16 +158,15 @@ class Vllm(BucketRules):
         """Under FULL_DECODE_ONLY a size serves only where max_num_seqs sequences can fill it, and a step that would be
         padded to a larger one runs eagerly."""
         if setup.own["cudagraph_mode"] == "FULL_DECODE_ONLY":
-            shapes = [shape for shape in shapes if self._query(setup) <= shape[0] <= self._reach(setup)]
+            shapes = line.shapes(self._full(setup, shapes))
         return super().finder(setup, family, shapes)
 
     def graphs(self, setup: Setup, lists: Lists) -> int:
         """Each size once for steps with prompts (piecewise), and once for those that only decode (full), so far as
         max_num_seqs sequences reach."""
-        sizes = line.values(lists[TOKENS])
-        full = sum(self._query(setup) <= size <= self._reach(setup) for size in sizes)
-        counts = {"NONE": 0, "FULL_DECODE_ONLY": full, "FULL_AND_PIECEWISE": len(sizes) + full}
-        return counts.get(str(setup.own["cudagraph_mode"]), len(sizes))
+        sizes, full = len(lists[TOKENS]), len(self._full(setup, lists[TOKENS]))
+        counts = {"NONE": 0, "FULL_DECODE_ONLY": full, "FULL_AND_PIECEWISE": sizes + full}
+        return counts.get(str(setup.own["cudagraph_mode"]), sizes)
 
     def propose(self, setup: Setup, demands: Demands, most: Mapping[str, int]) -> Lists:
         """Up to where vLLM's own list reaches, so that no step loses its graph. The most tokens that a step can
@@ -153,8 +174,10 @@ class Vllm(BucketRules):
         own = self.default(setup)[TOKENS]
         if not own:
             raise InputError("vllm: there are no graphs to plan for; choose a cudagraph_mode other than NONE")
-        multiple, top = self._multiple(setup), own[-1][0]
-        reach = -(-self._reach(setup) // multiple) * multiple
+        multiple = self._multiple(setup)
+        top, reach = (-(-tokens // multiple) * multiple for tokens in (own[-1][0], self._reach(setup)))
+        if top > setup.limits.max_num_batched_tokens:
+            top -= multiple
         if setup.own["cudagraph_mode"] == "FULL_DECODE_ONLY":
             top = min(top, reach)
         required = {top, min(top, reach)}
@@ -225,28 +248,68 @@ class Vllm(BucketRules):
         if largest is not None and kept and largest != kept[-1]:
             raise InputError(f"{LARGEST} {largest} is not the largest of {SIZES}, {kept[-1]}; remove it")
 
+    def _release(self, setup: Setup) -> tuple[int, ...]:
+        """The release as numbers. Raises InputError where it is none."""
+        text = str(setup.own["release"])
+        if not re.fullmatch(r"\d+\.\d+(\.\d+)*", text):
+            raise InputError(f"vllm: release {text!r} is no release of vLLM; write it as 0.24")
+        return tuple(map(int, text.split(".")))
+
+    def _v2(self, setup: Setup) -> bool:
+        given = setup.own["use_v2_model_runner"]
+        return self._release(setup) >= (0, 29) if given is None else bool(given)
+
     def _query(self, setup: Setup) -> int:
         return 1 + setup.number("num_speculative_tokens")
 
     def _devices(self, setup: Setup) -> int:
+        """What sequence parallelism makes all sizes multiples of. Raises InputError for a release without it."""
+        if setup.own["enable_sp"] and self._release(setup) >= (0, 32):
+            raise InputError("vllm: enable_sp does not exist from release 0.32 on; leave it out, or name the release")
         return setup.number("tensor_parallel_size") if setup.own["enable_sp"] else 1
 
     def _reach(self, setup: Setup) -> int:
         """The most tokens of a step that only decodes."""
         return self._query(setup) * setup.limits.max_num_seqs
 
-    def _most(self, setup: Setup) -> int:
+    def _cap(self, setup: Setup) -> int:
+        wide = setup.own["blackwell"] and self._release(setup) >= (0, 28)
+        return MOST_ON_BLACKWELL if wide else MOST_BY_DEFAULT
+
+    def _widest(self, setup: Setup) -> int:
+        """The largest size by the setting, or vLLM's own, before max_num_batched_tokens cuts it."""
         given = setup.own[LARGEST]
-        most = given if isinstance(given, int) else min(2 * self._reach(setup), MOST_BY_DEFAULT)
-        return min(most, setup.limits.max_num_batched_tokens)
+        return given if isinstance(given, int) else min(2 * self._reach(setup), self._cap(setup))
+
+    def _most(self, setup: Setup) -> int:
+        return min(self._widest(setup), setup.limits.max_num_batched_tokens)
+
+    def _decode_sizes(self, setup: Setup) -> set[int]:
+        """Tokens of the decode steps that vLLM adds to its own list, unless max_cudagraph_capture_size is stated."""
+        release, query, seqs = self._release(setup), self._query(setup), setup.limits.max_num_seqs
+        if setup.own[LARGEST] is not None or release < ((0, 31) if query == 1 else (0, 29)):
+            return set()
+        most = min(seqs, self._cap(setup))
+        counts = {1, 2, 4, *range(8, 256, 8), *range(256, most + 1, 16), most} if query > 1 else {seqs}
+        return {count * query for count in counts if count <= seqs and count * query <= self._most(setup)}
+
+    def _full(self, setup: Setup, shapes: Sequence[Shape]) -> list[int]:
+        """Tokens of the full graphs of decode steps, ascending: sizes that max_num_seqs sequences can fill. Model
+        Runner V2 rounds each up to whole sequences, V1 has rounded the list already."""
+        query, reach = self._query(setup), self._reach(setup)
+        sizes = [size for (size,) in shapes]
+        if sizes and self._v2(setup):
+            sizes = sorted({-(-size // query) * query for size in sizes if -(-size // query) * query <= sizes[-1]})
+        return [size for size in sizes if query <= size <= reach]
 
     def _multiple(self, setup: Setup) -> int:
-        """What all sizes are multiples of. Raises InputError where drafts and sequence parallelism disagree."""
+        """What sizes for full graphs of decode steps are multiples of. Raises InputError where drafts and sequence
+        parallelism disagree."""
         query, devices = self._query(setup), self._devices(setup)
         if query == 1 or setup.own["cudagraph_mode"] == "PIECEWISE":
             return devices
-        multiple = max(query, devices)
-        if multiple % query or multiple % devices:
+        multiple = math.lcm(query, devices)
+        if multiple != max(query, devices) and not self._v2(setup):
             raise InputError(
                 f"vllm: no size is a multiple of both {query} (num_speculative_tokens + 1) and {devices} "
                 "(tensor_parallel_size, with sequence parallelism); change one or switch enable_sp off"
@@ -254,9 +317,8 @@ class Vllm(BucketRules):
         return multiple
 
     def _rounded(self, setup: Setup, sizes: Sequence[int]) -> tuple[Shape, ...]:
-        """Ascending `sizes` rounded up to multiples, those above the largest of `sizes` left out."""
-        multiple = self._multiple(setup)
-        if not sizes or multiple == self._devices(setup):
+        """Ascending `sizes` rounded up to multiples by Model Runner V1, those above the largest of `sizes` left out."""
+        if not sizes or self._v2(setup) or (multiple := self._multiple(setup)) == self._devices(setup):
             return line.shapes(sizes)
         kept = {size for size in (-(-size // multiple) * multiple for size in sizes) if size <= sizes[-1]}
         if not kept and multiple > sizes[-1]:

@@ -27,6 +27,10 @@ def setup(max_num_seqs: int = 256, max_num_batched_tokens: int = 8192, **own: Va
     return Setup(VLLM.limits(limits), complete(VLLM.settings, own))
 
 
+def of_v1(**own: Value) -> Setup:
+    return setup(8, 64, release="0.24", **own)
+
+
 def sizes(shapes: tuple[Shape, ...]) -> list[int]:
     return [size for (size,) in shapes]
 
@@ -40,10 +44,18 @@ def sizes(shapes: tuple[Shape, ...]) -> list[int]:
         (setup(128), [1, 2, 4, 8], 256, 35),
         (setup(256, 300), [1, 2, 4, 8], 300, 38),
         (setup(performance_mode="interactivity"), [1, 2, 3, 4, 5, 6, 7, 8, 9], 512, 76),
-        (setup(8, enable_sp=True, tensor_parallel_size=4), [4, 8, 16], 16, 3),
-        (setup(8, num_speculative_tokens=2, cudagraph_mode="PIECEWISE"), [1, 2, 4, 8], 48, 9),
+        (setup(8, release="0.24", enable_sp=True, tensor_parallel_size=4), [4, 8, 16], 16, 3),
+        (setup(8, release="0.24", num_speculative_tokens=2, cudagraph_mode="PIECEWISE"), [1, 2, 4, 8], 48, 9),
         (setup(max_cudagraph_capture_size=8192), [1, 2, 4], 8192, 531),
-        (setup(8, num_speculative_tokens=2), [3, 6, 9, 18], 48, 8),
+        (setup(8, release="0.24", num_speculative_tokens=2), [3, 6, 9, 18], 48, 8),
+        (setup(8, release="0.29", num_speculative_tokens=2), [1, 2, 3, 4, 6, 8, 12, 16, 24], 48, 12),
+        (setup(8, num_speculative_tokens=2, use_v2_model_runner=False), [3, 6, 9, 12, 18, 24], 48, 9),
+        (setup(30), [1, 2, 4, 8, 16, 24, 30, 32], 56, 11),
+        (setup(30, release="0.30"), [1, 2, 4, 8, 16, 24, 32], 56, 10),
+        (setup(blackwell=True), [1, 2, 4], 512, 51),
+        (setup(512, blackwell=True), [1, 2, 4], 1024, 83),
+        (setup(512, blackwell=True, release="0.27"), [1, 2, 4], 512, 51),
+        (setup(256, 300, release="0.20"), [1, 2, 4, 8], 288, 37),
     ],
 )
 def test_its_own_list(made: Setup, first: list[int], last: int, count: int) -> None:
@@ -52,7 +64,7 @@ def test_its_own_list(made: Setup, first: list[int], last: int, count: int) -> N
 
 
 def test_a_list_is_cut_at_the_tokens_of_a_step_and_rounded_to_drafts() -> None:
-    accepted = VLLM.accept(setup(8, 64, num_speculative_tokens=2), {"tokens": ((1,), (8,), (30,), (64,), (65,))})
+    accepted = VLLM.accept(of_v1(num_speculative_tokens=2), {"tokens": ((1,), (8,), (30,), (64,), (65,))})
     assert sizes(accepted.lists["tokens"]) == [3, 9, 30]
     assert {drop.shape for drop in accepted.dropped} == {(1,), (8,), (64,), (65,)}
     with pytest.raises(InputError, match="at or below max_num_batched_tokens 64"):
@@ -66,18 +78,36 @@ def test_drafts_leave_sizes_as_they_are_where_no_decode_step_has_a_full_graph() 
 
 def test_a_list_below_one_drafted_step_is_refused() -> None:
     with pytest.raises(InputError, match="a drafted step has 5 tokens, more than the largest size 4"):
-        VLLM.accept(setup(8, num_speculative_tokens=4), {"tokens": ((1,), (4,))})
+        VLLM.accept(of_v1(num_speculative_tokens=4), {"tokens": ((1,), (4,))})
 
 
 def test_sequence_parallelism_keeps_multiples_of_its_devices() -> None:
-    made = setup(8, enable_sp=True, tensor_parallel_size=4)
+    made = setup(8, release="0.31", enable_sp=True, tensor_parallel_size=4)
     accepted = VLLM.accept(made, {"tokens": ((2,), (8,), (12,))})
     assert sizes(accepted.lists["tokens"]) == [8, 12]
     assert [drop.reason for drop in accepted.dropped] == ["no multiple of tensor_parallel_size 4"]
     with pytest.raises(InputError, match="that is a multiple of tensor_parallel_size 4; give one"):
         VLLM.accept(made, {"tokens": ((2,), (3,))})
     with pytest.raises(InputError, match=r"no size is a multiple of both 3 .* and 4"):
-        VLLM.accept(setup(8, enable_sp=True, tensor_parallel_size=4, num_speculative_tokens=2), {"tokens": ((12,),)})
+        VLLM.accept(of_v1(enable_sp=True, tensor_parallel_size=4, num_speculative_tokens=2), {"tokens": ((12,),)})
+
+
+def test_sequence_parallelism_is_refused_where_vllm_no_longer_has_it() -> None:
+    with pytest.raises(InputError, match="enable_sp does not exist from release 0.32 on"):
+        VLLM.default(setup(8, enable_sp=True, tensor_parallel_size=4))
+
+
+@pytest.mark.parametrize("release", ["", "v0.24", "0", "newest"])
+def test_what_is_no_release_is_refused(release: str) -> None:
+    with pytest.raises(InputError, match="is no release of vLLM; write it as 0.24"):
+        VLLM.default(setup(8, release=release))
+
+
+def test_model_runner_v2_keeps_sizes_and_rounds_the_graphs_of_decode_steps() -> None:
+    made = setup(8, 64, num_speculative_tokens=2)
+    accepted = VLLM.accept(made, {"tokens": ((1,), (8,), (30,), (64,), (65,))})
+    assert sizes(accepted.lists["tokens"]) == [1, 8, 30, 64]
+    assert VLLM.graphs(made, accepted.lists) == 4 + 2  # decode graphs of 3 and 9 tokens; 30 and 66 are more than 24
 
 
 def test_no_mode_no_graphs() -> None:

@@ -1,0 +1,56 @@
+"""Unpack the sources that tests/oracles/ compares llmc's rules with: python scripts/fetch_oracles.py FOLDER
+
+Packages come by name through pip, at the releases of tests/oracles/releases.txt. They are unpacked, never installed,
+and nothing of them is imported. Wheels are taken, but of vLLM, whose wheels are large, the source archive. pip reads its
+metadata only where torch and the packages that build it are installed (`make oracles`).
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from pathlib import Path
+
+RELEASES = Path(__file__).resolve().parent.parent / "tests/oracles/releases.txt"
+
+
+def fetch(requirement: str, folder: Path) -> Path:
+    """Download and unpack `requirement`, as "vllm==0.33.0", unless it is there; return its folder."""
+    name, _, version = requirement.partition("==")
+    place = folder / f"{name}-{version}"
+    if place.is_dir():
+        return place
+    with tempfile.TemporaryDirectory(dir=folder) as work:
+        download = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", work, requirement]
+        kind = ["--no-binary", name, "--no-build-isolation"] if name == "vllm" else ["--only-binary", ":all:"]
+        settings = {**os.environ, "VLLM_TARGET_DEVICE": "empty", "VLLM_VERSION_OVERRIDE": version}
+        subprocess.run([*download, *kind], check=True, env=settings)
+        (archive,) = Path(work).glob("*.[wt]*")
+        unpacked = Path(work) / "unpacked"
+        if archive.suffix == ".whl":
+            with zipfile.ZipFile(archive) as wheel:
+                wheel.extractall(unpacked, [one for one in wheel.namelist() if one.endswith(".py")])
+            unpacked.rename(place)
+        else:
+            with tarfile.open(archive) as source:
+                source.extractall(unpacked, [one for one in source if one.name.endswith(".py")], filter="data")
+            next(unpacked.iterdir()).rename(place)
+    return place
+
+
+def main() -> int:
+    """Fetch every release of the list into the folder that is named."""
+    folder = Path(sys.argv[1])
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = [line.partition("#")[0].strip() for line in RELEASES.read_text(encoding="utf-8").splitlines()]
+    for requirement in filter(None, lines):
+        print(fetch(requirement, folder))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

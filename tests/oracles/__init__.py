@@ -1,0 +1,1 @@
+"""llmc's rules of other servers against these servers' own code (`make oracles`)."""

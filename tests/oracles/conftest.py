@@ -1,0 +1,22 @@
+"""Where `make oracles` has unpacked the packages that tests of this folder compare with."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(os.environ.get("LLMC_ORACLES", Path(__file__).parents[2] / ".oracles"))
+
+
+def releases(package: str) -> list[Path]:
+    """The unpacked releases of a package, oldest first."""
+    found = [path for path in FOLDER.glob(f"{package}-*") if path.is_dir()]
+    return sorted(found, key=lambda path: [int(n) for n in path.name.rpartition("-")[2].split(".") if n.isdigit()])
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents and "oracle" not in item.keywords:
+            raise pytest.UsageError(f"{item.nodeid} needs the mark oracle")
