@@ -31,19 +31,20 @@ def tune(
 ) -> Tuned:  # fmt: skip
     """The lists of `server` that pad the requests in `traffic` least, and its own, on the same steps.
 
-    `limits`: max_model_len, and where the server's defaults do not hold max_num_seqs, max_num_batched_tokens and
+    `server` may name a release: "vllm@0.24". `limits`: max_model_len, and where the server's defaults do not hold max_num_seqs, max_num_batched_tokens and
     block_size; `settings` are the server's own, by name. `max_warmup` is in seconds, `max_graph_memory` in bytes;
     without a bound there are as many graphs as the server's own. Raises InputError for what cannot be used, and
     UnknownNameError for an unknown server.
     """
-    from llmc.integrations import bucket_rules
+    from llmc.integrations import bucket_rules, released
     from llmc.integrations.configuration import setup_for
     from llmc.integrations.observed import TrafficSource, observe
     from llmc.integrations.tune import ServerBudget
     from llmc.integrations.tune import tune as choose
 
-    model = bucket_rules(server)
-    setup = setup_for(model, limits, settings or {})
+    name, release = released(server)
+    model = bucket_rules(name)
+    setup = setup_for(model, limits, {**release, **(settings or {})})
     observed = observe(model, setup, TrafficSource(os.fspath(traffic), arrival_rate, clip))
     budget = ServerBudget(max_graphs, max_warmup, max_graph_memory)
     return choose(model, setup, observed.demands, budget, facts=observed.facts)
@@ -57,12 +58,13 @@ def load(
     `limits` and `settings` as in `tune`, for what the source does not state. Raises InputError as tune does, and for
     what the server refuses.
     """
-    from llmc.integrations import bucket_rules
+    from llmc.integrations import bucket_rules, released
     from llmc.integrations.configuration import load as read
     from llmc.integrations.plan import ServerPlan
 
-    model = bucket_rules(server)
-    loaded = read(model, os.fspath(source), limits, settings or {})
+    name, release = released(server)
+    model = bucket_rules(name)
+    loaded = read(model, os.fspath(source), limits, {**release, **(settings or {})})
     return ServerPlan(model.name, loaded.setup, loaded.accepted(model).lists, f"read from {Path(source).name}")
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from llmc.artifacts.third_party.base import ThirdPartyCache
     from llmc.integrations.base import BucketRules, Integration
+    from llmc.integrations.settings import Value
 
 _OWN = {
     module.name.replace("_", "-"): f"{__name__}.{module.name}:INTEGRATION"
@@ -78,6 +79,20 @@ def bucket_rules(name: str) -> BucketRules:
     """The bucket rules of the server `name`. Raises UnknownNameError, listing the known ones."""
     made: BucketRules = BUCKETS.get(name)()
     return made
+
+
+def released(text: str) -> tuple[str, dict[str, Value]]:
+    """What "vllm@0.24" names: the server, and its release as a setting of its own.
+
+    Raises UnknownNameError for an unknown server, InputError where llmc has the rules of one release alone.
+    """
+    name, at, release = text.partition("@")
+    if not at:
+        return name, {}
+    rules = bucket_rules(name)
+    if "release" not in {setting.name for setting in rules.settings}:
+        raise InputError(f"llmc has the rules of one release of {name} ({rules.source}); leave out @{release}")
+    return name, {"release": release}
 
 
 def compile_cache(name: str) -> ThirdPartyCache:

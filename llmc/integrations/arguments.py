@@ -10,7 +10,7 @@ from llmc.buckets.limits import Limits
 from llmc.errors import InputError
 from llmc.integrations import line
 from llmc.integrations.base import LIMITS, Export, Setup
-from llmc.integrations.settings import DRAFTS, flags_of, within
+from llmc.integrations.settings import SPECULATION, SPECULATIVE, flags_of, within
 
 BLOCK_LIMITS = {**LIMITS, "--block-size": "block_size"}
 
@@ -20,6 +20,10 @@ def vllm_limits(given: Mapping[str, int], **more: int) -> Limits:
     of its own."""
     given = {"max_num_seqs": 256, **more, **given}
     return Limits(**{"max_num_batched_tokens": max(2048, given["max_num_seqs"]), **given})
+
+
+WITHOUT_MODEL = ("ngram", "ngram_gpu", "suffix", "mtp", "extract_hidden_states")
+"""Methods of vLLM's speculative decoding that need no model of their own."""
 
 
 def limit_flags(limits: Limits, names: Mapping[str, str] = LIMITS) -> list[str]:
@@ -33,9 +37,11 @@ def json_flag(flag: str, value: Mapping[str, object]) -> str:
 
 
 def drafts_flag(setup: Setup) -> list[str]:
-    """vLLM's flag of the draft tokens, if there are any."""
-    drafts = setup.number(DRAFTS.name)
-    return [json_flag(DRAFTS.flag, {DRAFTS.name: drafts})] if drafts else []
+    """--speculative-config, or nothing where the model that makes drafts is not known: vLLM refuses such a flag at start
+    (vllm/config/speculative.py)."""
+    stated = {one.path[0]: setup.own[one.name] for one in SPECULATIVE if setup.own[one.name]}
+    known = "model" in stated or stated.get("method") in WITHOUT_MODEL
+    return [json_flag(SPECULATION, stated)] if known else []
 
 
 def vllm_export(

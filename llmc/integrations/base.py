@@ -13,6 +13,7 @@ Bucket rules restate those of one version of the server, which `source` names. T
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -190,6 +191,7 @@ class BucketRules(ABC):
     settings      the server's own, beside the limits, that its rules depend on
     limit_flags   the server's own flag of each of llmc's limits that it has one for
     miss          what the server does with a step above the largest graph
+    logged        settings that the server's log states, each with a pattern whose first group is the value
     """
 
     name: ClassVar[str]
@@ -200,6 +202,7 @@ class BucketRules(ABC):
     limit_flags: ClassVar[Mapping[str, str]] = LIMITS
     cost: ClassVar[GraphCost] = GraphCost(None, None, "nothing was published of a graph's seconds and memory")
     miss: ClassVar[Miss] = "error"
+    logged: ClassVar[Mapping[str, re.Pattern[str]]] = {}
 
     @abstractmethod
     def limits(self, given: Mapping[str, int]) -> Limits:

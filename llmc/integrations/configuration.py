@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -85,9 +85,10 @@ def load(server: BucketRules, source: str, limits: Mapping[str, int], own: Mappi
         return _own_file(server, source, _whole(path), limits, own)
     if _is_command(head):
         return _of(server, source, _with_files(_command(head, source), path.parent), limits, own)
-    found = server.read_log(_lines(path))
+    stated: dict[str, Value] = {}
+    found = server.read_log(_noting(_lines(path), server, stated))
     if found is not None:
-        return Configuration(source, setup_for(server, limits, own), found)
+        return Configuration(source, setup_for(server, limits, {**stated, **own}), found)
     return _own_file(server, source, head, limits, own)
 
 
@@ -216,6 +217,15 @@ def _whole(path: Path) -> str:
     if len(text) > MAX_FILE:
         raise InputError(f"{path}: has more than {MAX_FILE} bytes; a configuration is far smaller")
     return text
+
+
+def _noting(lines: Iterable[str], server: BucketRules, stated: dict[str, Value]) -> Iterator[str]:
+    """`lines`, whose settings go into `stated` as they pass."""
+    for text in lines:
+        for name, pattern in server.logged.items():
+            if match := pattern.search(text):
+                stated[name] = match[1]
+        yield text
 
 
 def _lines(path: Path) -> Iterator[str]:

@@ -68,10 +68,15 @@ class Setting:
         return value
 
 
+SPECULATION = "--speculative-config"
 DRAFTS = Setting(
-    "num_speculative_tokens", int, 0, "Draft tokens of a step.", "--speculative-config",
-    path=("num_speculative_tokens",), least=0,
-)  # fmt: skip
+    "num_speculative_tokens", int, 0, "Draft tokens of a step.", SPECULATION, path=("num_speculative_tokens",), least=0
+)
+SPECULATIVE = (
+    DRAFTS,
+    Setting("speculative_method", str, None, "How drafts are made, as ngram or eagle3.", SPECULATION, path=("method",)),
+    Setting("speculative_model", str, None, "The model that makes drafts.", SPECULATION, path=("model",)),
+)
 """vLLM's."""
 
 

@@ -33,7 +33,7 @@ def _known() -> str:
 class ServerFlags:
     """The flags as typed; None is a flag that was not given."""
 
-    server: Annotated[str | None, option("--server", "NAME", f"Which server: {_known()}.")] = None
+    server: Annotated[str | None, option("--server", "NAME", f"Which server, vllm also at a release, as vllm@0.24: {_known()}.")] = None
     max_model_len: Annotated[
         int | None, option("--max-model-len", "N", "Tokens of one sequence, as the server runs.")
     ] = None
@@ -73,11 +73,11 @@ class ServerFlags:
 
     def model(self) -> BucketRules:
         """The server. Raises InputError without one, UnknownNameError, listing the known ones, for another name."""
-        from llmc.integrations import bucket_rules
+        from llmc.integrations import bucket_rules, released
 
         if self.server is None:
             raise InputError(f"name the server with --server NAME: {_known()}")
-        return bucket_rules(self.server)
+        return bucket_rules(released(self.server)[0])
 
     def limits(self) -> dict[str, int]:
         """The limits that were given, by name."""
@@ -85,8 +85,10 @@ class ServerFlags:
 
     def own(self, server: BucketRules) -> dict[str, Value]:
         """The server's own settings that were given. Raises InputError for one that it does not have."""
+        from llmc.integrations import released
+
         known = {setting.name: setting for setting in server.settings}
-        found: dict[str, Value] = {}
+        found = released(self.server or "")[1]
         for text in self.settings or []:
             name, equals, value = text.partition("=")
             name = name.strip("-").replace("-", "_")

@@ -26,7 +26,7 @@ from llmc.integrations.base import (
     Setup,
     Shape,
 )
-from llmc.integrations.settings import DRAFTS, Setting, from_flags
+from llmc.integrations.settings import SPECULATIVE, Setting, from_flags
 
 TOKENS, REQUESTS = "tokens", "requests"
 CONFIG, SIZES = "--additional-config", "compilation_sizes"
@@ -73,7 +73,7 @@ class TpuInference(BucketRules):
         Setting("token_multiple", int, ROWS,
                 "What chosen token paddings are multiples of; 16 for MoE models with an odd number of experts a token, "
                 "whose grouped matmul asserts it.", least=1),
-        DRAFTS,
+        *SPECULATIVE,
     )  # fmt: skip
     cost = GraphCost(
         None, None, 'not published by graph; see the log\'s "Compilation of … finished", and set NUM_PRECOMPILE_WORKERS'

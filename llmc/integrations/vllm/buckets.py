@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 from llmc.buckets.limits import Limits
 from llmc.buckets.plan import Plan
@@ -27,7 +28,7 @@ from llmc.integrations.base import (
     Setup,
     Shape,
 )
-from llmc.integrations.settings import DRAFTS, Setting, within
+from llmc.integrations.settings import SPECULATIVE, Setting, within
 
 TOKENS = "tokens"
 CONFIG, SIZES, LARGEST = "--compilation-config", "cudagraph_capture_sizes", "max_cudagraph_capture_size"
@@ -69,7 +70,7 @@ class Vllm(BucketRules):
             variable="VLLM_USE_V2_MODEL_RUNNER",
         ),
         Setting("blackwell", bool, False, "Data-center Blackwell GPUs (compute capability 10.x)."),
-        DRAFTS,
+        *SPECULATIVE,
         Setting(LARGEST, int, None, "Tokens that vLLM's own list stops at.", CONFIG, path=(LARGEST,), least=1),
         Setting(
             "cudagraph_mode", str, "FULL_AND_PIECEWISE", "Which steps run as graphs.", CONFIG,
@@ -87,6 +88,7 @@ class Vllm(BucketRules):
         ),
     )  # fmt: skip
     miss = "eager"
+    logged = MappingProxyType({"release": re.compile(r"(?:API server version|LLM engine \(v)\s*(\d+\.\d+)")})
     cost = GraphCost(
         0.05, 16 << 20,
         "Llama-3.1-8B-Instruct, each graph timed: 0.048 s and 6 MiB at 96 tokens, 0.057 s and 26 MiB at 464 "
@@ -276,13 +278,11 @@ class Vllm(BucketRules):
         wide = setup.own["blackwell"] and self._release(setup) >= (0, 28)
         return MOST_ON_BLACKWELL if wide else MOST_BY_DEFAULT
 
-    def _widest(self, setup: Setup) -> int:
-        """The largest size by the setting, or vLLM's own, before max_num_batched_tokens cuts it."""
-        given = setup.own[LARGEST]
-        return given if isinstance(given, int) else min(2 * self._reach(setup), self._cap(setup))
-
     def _most(self, setup: Setup) -> int:
-        return min(self._widest(setup), setup.limits.max_num_batched_tokens)
+        """The largest size by the setting, or vLLM's own, as far as max_num_batched_tokens lets it be."""
+        given = setup.own[LARGEST]
+        most = given if isinstance(given, int) else min(2 * self._reach(setup), self._cap(setup))
+        return min(most, setup.limits.max_num_batched_tokens)
 
     def _decode_sizes(self, setup: Setup) -> set[int]:
         """Tokens of the decode steps that vLLM adds to its own list, unless max_cudagraph_capture_size is stated."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from llmc.buckets.strategies import from_file
 from llmc.errors import InputError
 from llmc.integrations.base import Lists, Setup, Shape
-from llmc.integrations.settings import DRAFTS, Setting, Value
+from llmc.integrations.settings import SPECULATIVE, Setting, Value
 
 PROMPT, DECODE = "prompt", "decode"
 
@@ -66,7 +66,7 @@ SETTINGS: tuple[Setting, ...] = (
         "num_hpu_blocks", int, None, "Blocks of the KV cache, in the log as \"# HPU blocks\".",
         "--num-gpu-blocks-override", least=1,
     ),
-    DRAFTS,
+    *SPECULATIVE,
     Setting("merged_prefill", bool, False, "All prompts of a step run as one.", variable="VLLM_MERGED_PREFILL"),
     Setting(
         "unbounded_decode_blocks", bool, False,

@@ -25,7 +25,7 @@ from llmc.integrations.base import (
     Setup,
     Shape,
 )
-from llmc.integrations.settings import DRAFTS, Setting
+from llmc.integrations.settings import SPECULATIVE, Setting
 from llmc.integrations.steps import pieces, separate_steps
 
 TOKENS, REQUESTS, CONTEXT = "tokens", "requests", "context"
@@ -71,7 +71,7 @@ class VllmNeuron(BucketRules):
         GraphFamily(CONTEXT, ("context",), "tokens of the longest context", counted=False),
     )
     settings = (
-        DRAFTS,
+        *SPECULATIVE,
         Setting("decode_context_parallel_size", int, 1, "Ranks that share a sequence's cache.",
                 "--decode-context-parallel-size", least=1),
     )  # fmt: skip

@@ -280,3 +280,31 @@ def test_a_file_for_config_states_limits_and_settings_too(tmp_path: Path) -> Non
     assert found.lists == {"tokens": ((1,), (8,))}
     with pytest.raises(InputError, match="says max_num_seqs 8, and 9 was given beside it"):
         load(VLLM, str(file), {"max_num_seqs": 9}, {})
+
+
+def test_the_release_of_a_log_decides_which_rules_hold(tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    log.write_text(
+        "INFO Initializing a V1 LLM engine (v0.24.1) with config: ... 'cudagraph_capture_sizes': [1, 2, 4, 8], ...\n"
+    )
+    limits = {"max_model_len": 8192, "max_num_seqs": 8}
+    assert load(VLLM, str(log), limits, {}).setup.own["release"] == "0.24"
+    assert load(VLLM, str(log), limits, {"release": "0.33"}).setup.own["release"] == "0.33"
+
+
+@pytest.mark.parametrize(
+    ("own", "written"),
+    [
+        ({}, None),
+        ({"speculative_method": "eagle3"}, None),
+        ({"speculative_method": "ngram"}, {"num_speculative_tokens": 3, "method": "ngram"}),
+        ({"speculative_method": "eagle3", "speculative_model": "org/draft"},
+         {"num_speculative_tokens": 3, "method": "eagle3", "model": "org/draft"}),
+    ],
+)  # fmt: skip
+def test_drafts_are_written_only_where_vllm_would_take_them(
+    own: dict[str, str], written: dict[str, object] | None
+) -> None:
+    made = setup(num_speculative_tokens=3, **own)
+    words = [word for word in VLLM.export(made, {"tokens": ((4,),)}).arguments if word.startswith("--speculative")]
+    assert [json.loads(word.partition(" ")[2]) for word in words] == ([] if written is None else [written])

@@ -41,7 +41,8 @@ def test_what_is_exported_is_read_and_prepared_again(made: Setup, decodes: set[t
 
 
 def test_the_export_of_a_pinned_server() -> None:
-    made = setup(8192, 32, 2048, num_hpu_blocks=3000, prefix_caching=False, num_speculative_tokens=2)
+    made = setup(8192, 32, 2048, num_hpu_blocks=3000, prefix_caching=False, num_speculative_tokens=2,
+                 speculative_method="ngram")  # fmt: skip
     written = GAUDI.export(made, {"prompt": ((1, 128, 0), (4, 128, 0)), "decode": ((1, 1, 8),)})
     assert written.environment == {
         "VLLM_BUCKETING_FROM_FILE": "buckets.txt", "VLLM_PROMPT_BS_BUCKET_MAX": "4", "VLLM_CONTIGUOUS_PA": "true",
@@ -49,7 +50,7 @@ def test_the_export_of_a_pinned_server() -> None:
     assert written.arguments == (
         "--max-model-len 8192", "--max-num-seqs 32", "--max-num-batched-tokens 2048", "--block-size 128",
         "--num-gpu-blocks-override 3000", "--no-enable-prefix-caching",
-        '--speculative-config {"num_speculative_tokens": 2}',
+        '--speculative-config {"num_speculative_tokens": 2, "method": "ngram"}',
     )  # fmt: skip
     flags = flags_of([word for argument in written.arguments for word in argument.split(" ", 1)])
     own = complete(GAUDI.settings, from_flags(GAUDI.settings, flags, written.environment))
