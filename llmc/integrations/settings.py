@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -66,6 +67,13 @@ class Setting:
         if self.least is not None and not isinstance(value, str) and value < self.least:
             raise InputError(f"{self.spelling} {value} must be at least {self.least}")
         return value
+
+
+def release(server: str, text: str) -> tuple[int, ...]:
+    """A release as numbers, "0.24" as (0, 24). Raises InputError for text that is none."""
+    if not re.fullmatch(r"\d+(\.\d+)+", text):
+        raise InputError(f"{server}: release {text!r} is no release; write it as 0.24")
+    return tuple(map(int, text.split(".")))
 
 
 SPECULATION = "--speculative-config"

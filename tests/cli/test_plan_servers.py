@@ -154,7 +154,7 @@ def test_the_longest_prompt_is_a_limit_of_its_own(llmc: Llmc) -> None:
         (["tune", *VLLM, *TRAFFIC, "--set", "x=1"], "known: release (release): "),
         (["tune", "--server", "sglang@0.5.9"], "llmc has the rules of one release of sglang"),
         (["tune", "--server", "absent@1"], "unknown server 'absent'; known: "),
-        (["tune", "--server", "vllm@new", *VLLM[2:], *TRAFFIC], "release 'new' is no release of vLLM"),
+        (["tune", "--server", "vllm@new", *VLLM[2:], *TRAFFIC], "release 'new' is no release"),
         (["tune", *VLLM, *TRAFFIC, "--set", "cudagraph_mode=ALL"], "unknown cudagraph mode 'ALL'"),
         (["evaluate", *VLLM, *TRAFFIC], "name the configurations to judge, or --default"),
         (["evaluate", "c", *VLLM, *TRAFFIC, "--plot", "p.png"], "ends in .html"),

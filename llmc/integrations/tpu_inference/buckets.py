@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from itertools import islice
 
 from llmc.buckets.limits import Limits
 from llmc.buckets.plan import Plan
@@ -26,14 +27,16 @@ from llmc.integrations.base import (
     Setup,
     Shape,
 )
-from llmc.integrations.settings import SPECULATIVE, Setting, from_flags
+from llmc.integrations.settings import SPECULATIVE, Setting, from_flags, release
 
 TOKENS, REQUESTS = "tokens", "requests"
 CONFIG, SIZES = "--additional-config", "compilation_sizes"
 LEAST, GAP = "MIN_TOKEN_BUCKET", "VLLM_TPU_BUCKET_PADDING_GAP"
+PROCESSES = "TPU_MULTIPROCESS_DP"
 BUCKETIZED, CUSTOM = "ATTN_BUCKETIZED_NUM_REQS", "ATTN_CUSTOM_NUM_REQS_BUCKETS"
 MIN_NUM_SEQS = 8
 """Requests of the least padding that tpu-inference generates."""
+NEWEST = "0.32"
 ROWS = 8
 """Rows of a TPU tile (openxla.org/xla/tiled_layout): fewer tokens than a multiple of it cost as much."""
 
@@ -46,23 +49,27 @@ _BACKBONE = re.compile(r"Precompile .*backbone --> \{'num_tokens': (\d{1,9})\b")
 
 
 class TpuInference(BucketRules):
-    """The rules of tpu_inference/runner/utils.py (get_token_paddings, get_req_paddings, get_attn_req_paddings,
-    get_padded_token_len), tpu_runner.py (_init_inputs, _prepare_inputs) and compilation_manager.py.
+    """The rules of tpu_inference/runner/utils.py (build_token_paddings, get_token_paddings, get_req_paddings,
+    get_attn_req_paddings, get_padded_token_len), tpu_runner.py (_init_inputs, _prepare_inputs) and compilation_manager.py.
 
     A step's tokens on the fullest data-parallel rank are padded to the next size, times the number of ranks; its
-    requests, for attention alone, likewise. The server adds sizes to those it generates and takes none away, so that
-    a list of one's own makes it generate one size, which covers every step (`_one`), and adds the others by
-    compilation_sizes.
+    requests, for attention alone, likewise. `vllm serve` runs each rank in a process of its own, which pads alone,
+    unless TPU_MULTIPROCESS_DP=0. The server adds sizes to those it generates and takes none away, so a list of one's
+    own makes it generate as few as it can (`_generated_with`), and adds the others by compilation_sizes. From 0.30 on
+    it also adds the token budget, rounded up to a multiple of MIN_TOKEN_BUCKET, and drops what it generates above.
     """
 
     name = "tpu-inference"
     title = "vLLM on TPU (tpu-inference)"
-    source = "tpu-inference b8692ff (August 2026): tpu_inference/runner/utils.py, tpu_runner.py, compilation_manager.py"
+    source = "tpu-inference 0.24 to 0.32: tpu_inference/runner/utils.py, tpu_runner.py, compilation_manager.py"
     families = (
         GraphFamily(TOKENS, ("tokens",), "tokens"),
         GraphFamily(REQUESTS, ("requests",), "requests of attention", counted=False),
     )
     settings = (
+        Setting("release", str, NEWEST, "tpu-inference's release; --server tpu-inference@0.29 is the same."),
+        Setting("multiprocess_dp", bool, True, "Whether each data-parallel rank is a process that pads alone.",
+                variable="TPU_MULTIPROCESS_DP"),
         Setting("data_parallel_size", int, 1, "Data-parallel ranks, attention's included.", "--data-parallel-size",
                 least=1),
         Setting("kv_cache_dtype", str, "auto", "Type of the KV cache; auto is bfloat16.", "--kv-cache-dtype"),
@@ -95,9 +102,11 @@ class TpuInference(BucketRules):
 
     def accept(self, setup: Setup, lists: Lists) -> Accepted:
         """A size that covers every step, and attention for max_num_seqs requests, are added where there is none."""
-        ranks, most = setup.number("data_parallel_size"), setup.limits.max_num_seqs
+        ranks, most = _ranks(setup), setup.limits.max_num_seqs
+        cover = next((size for (size,) in lists[TOKENS] if self._one(setup, size)), self._cover(setup))
+        generated = self._generated_with(setup, cover)
         for (size,) in lists[TOKENS]:
-            if size % ranks:
+            if size % ranks and size not in generated:
                 raise InputError(
                     f"tpu-inference: {SIZES} {size} is no multiple of {ranks}, the data-parallel ranks, so it cannot "
                     f"be shared among them; use {-(-size // ranks) * ranks}"
@@ -108,17 +117,20 @@ class TpuInference(BucketRules):
                     f"tpu-inference: {CUSTOM} {count} is above max_num_seqs {most}, which the server appends behind "
                     "it, so that its look-up fails; remove it"
                 )
-        cover = next((size for (size,) in lists[TOKENS] if self._one(setup, size)), self._cover(setup))
-        needed = {TOKENS: (cover,), REQUESTS: (most,)}
-        added = tuple((family, shape) for family, shape in needed.items() if shape not in lists[family])
-        full = {family: tuple(sorted({*lists[family], shape})) for family, shape in needed.items()}
+        needed = {TOKENS: line.shapes(generated), REQUESTS: ((most,),)}
+        added = tuple(
+            (family, shape) for family, shapes in needed.items() for shape in shapes if shape not in lists[family]
+        )
+        full = {family: tuple(sorted({*lists[family], *shapes})) for family, shapes in needed.items()}
         return Accepted(full, (), added)
 
     def demands(self, setup: Setup, requests: Iterable[TrafficRequest], step_time: StepTime) -> Iterator[Demand]:
         """All tokens of a step, and its requests. Of several ranks the fullest counts: decodes are spread evenly over
-        them, then each prompt's part goes where fewest tokens are."""
-        ranks, drafts = setup.number("data_parallel_size"), setup.number("num_speculative_tokens")
-        own = setup.limits
+        them, then each prompt's part goes where fewest tokens are. Of ranks in processes of their own the first
+        counts, with its share of the requests: every Nth."""
+        ranks, drafts, own = _ranks(setup), setup.number("num_speculative_tokens"), setup.limits
+        if setup.own["multiprocess_dp"]:
+            requests = islice(requests, 0, None, setup.number("data_parallel_size"))
         limits = Limits(own.max_model_len, own.max_num_seqs * ranks, own.max_num_batched_tokens * ranks, own.block_size)
         for steps in chunked_steps(requests, limits, step_time, chunk_most=own.max_num_batched_tokens):
             tokens, count = _fullest(steps, ranks, 1 + drafts)
@@ -130,7 +142,7 @@ class TpuInference(BucketRules):
 
     def work(self, setup: Setup, family: str, shape: Shape) -> int:
         """The padded tokens of all ranks, or their padded requests."""
-        return shape[0] * (setup.number("data_parallel_size") if family == REQUESTS else 1)
+        return shape[0] * (_ranks(setup) if family == REQUESTS else 1)
 
     def graphs(self, setup: Setup, lists: Lists) -> int:
         """Each size of tokens with each of requests: the model itself. Small graphs come on top, of logits, sampling
@@ -139,23 +151,27 @@ class TpuInference(BucketRules):
 
     def propose(self, setup: Setup, demands: Demands, most: Mapping[str, int]) -> Lists:
         """Multiples of token_multiple and of the ranks' KV packing, and multiples of 8 requests."""
-        ranks, seqs = setup.number("data_parallel_size"), setup.limits.max_num_seqs
-        step, cover = math.lcm(setup.number("token_multiple"), ranks * _packing(setup)), self._cover(setup)
+        seqs, cover = setup.limits.max_num_seqs, self._cover(setup)
+        step = math.lcm(setup.number("token_multiple"), _ranks(setup) * _packing(setup))
         tokens = [*range(step, cover, step), cover]
         requests = [*range(MIN_NUM_SEQS, seqs, MIN_NUM_SEQS), seqs]
+        unused = [size for size in self._generated_with(setup, cover) if size != cover]
+        if most[TOKENS] <= len(unused):
+            raise InputError(f"tpu-inference: it generates {len(unused) + 1} sizes at least; allow as many")
+        chosen = line.choose(demands.get(TOKENS, {}), tokens, [cover], most[TOKENS] - len(unused))
         return {
-            TOKENS: line.choose(demands.get(TOKENS, {}), tokens, [tokens[-1]], most[TOKENS]),
+            TOKENS: line.shapes([*line.values(chosen), *unused]),
             REQUESTS: line.choose(demands.get(REQUESTS, {}), requests, [seqs], most[REQUESTS]),
         }
 
     def from_plan(self, setup: Setup, plan: Plan) -> Lists:
         """The tokens of prompt buckets and of decode steps, shared among the ranks; attention for max_num_seqs."""
-        ranks, cover = setup.number("data_parallel_size"), self._cover(setup)
+        ranks, cover = _ranks(setup), self._cover(setup)
         query = 1 + setup.number("num_speculative_tokens")
         sizes = {bucket.tokens for bucket in plan.prompt} | {bucket.batch * query for bucket in plan.decode}
         tokens = [-(-size // ranks) * ranks for size in sizes]
         return {
-            TOKENS: line.shapes([*(size for size in tokens if size < cover), cover]),
+            TOKENS: line.shapes([*(size for size in tokens if size < cover), *self._generated_with(setup, cover)]),
             REQUESTS: line.shapes([setup.limits.max_num_seqs]),
         }
 
@@ -164,6 +180,7 @@ class TpuInference(BucketRules):
         seqs = setup.limits.max_num_seqs
         tokens, requests = line.values(lists[TOKENS]), line.values(lists[REQUESTS])
         cover = next(size for size in tokens if self._one(setup, size))
+        made = self._generated_with(setup, cover)
         least, gap = _power(cover), cover - _power(cover) // 2
         environment = {
             LEAST: str(least),
@@ -172,12 +189,14 @@ class TpuInference(BucketRules):
         }
         if requests != [seqs]:
             environment[CUSTOM] = ",".join(map(str, requests))
+        if setup.number("data_parallel_size") > 1:
+            environment[PROCESSES] = str(int(bool(setup.own["multiprocess_dp"])))
         words = arguments.limit_flags(setup.limits)
         if (ranks := setup.number("data_parallel_size")) > 1:
             words.append(f"--data-parallel-size {ranks}")
         if setup.own["kv_cache_dtype"] != "auto":
             words.append(f"--kv-cache-dtype {setup.own['kv_cache_dtype']}")
-        words.append(arguments.json_flag(CONFIG, {SIZES: [size for size in tokens if size != cover]}))
+        words.append(arguments.json_flag(CONFIG, {SIZES: [size for size in tokens if size not in made]}))
         return arguments.vllm_export([*words, *arguments.drafts_flag(setup)], environment)
 
     def read(self, given: Export, setup: Setup) -> Lists:
@@ -220,43 +239,56 @@ class TpuInference(BucketRules):
 
     def _cover(self, setup: Setup) -> int:
         """The least size that every step fits into and that the server can generate alone."""
-        ranks = setup.number("data_parallel_size")
-        full, floor = setup.limits.max_num_batched_tokens * ranks, _power(ranks * _packing(setup))
-        return max(full, floor)
+        ranks = _ranks(setup)
+        return max(setup.limits.max_num_batched_tokens * ranks, _power(ranks * _packing(setup)))
 
     def _one(self, setup: Setup, size: int) -> bool:
-        """Whether the server can be made to generate `size` and nothing else.
+        """Whether the server can be made to generate `size` with nothing below it.
 
         A power of two p is the only size where MIN_TOKEN_BUCKET is p and every step fits. With a gap below
         MIN_TOKEN_BUCKET p, generation starts at p / 2 and adds the gap, once where p / 2 is below the most tokens.
         """
         cover = self._cover(setup)
-        full = setup.limits.max_num_batched_tokens * setup.number("data_parallel_size")
+        full = setup.limits.max_num_batched_tokens * _ranks(setup)
         return size >= cover and (size == _power(size) or _power(size) // 2 < full)
 
+    def _generated_with(self, setup: Setup, cover: int) -> tuple[int, ...]:
+        """What the server generates where it is made to generate `cover`: from 0.30 on a power of two, too."""
+        return (cover,) if _release(setup) < (0, 30) else tuple(sorted({cover, _power(cover)}))
+
     def _generated(self, setup: Setup, least: int, gap: int) -> list[int]:
-        """get_token_paddings: what the server makes of MIN_TOKEN_BUCKET and the gap."""
+        """build_token_paddings, before 0.30 get_token_paddings: what the server makes of MIN_TOKEN_BUCKET and the gap."""
         if least & (least - 1):
             raise InputError(f"{LEAST} {least} must be a power of two; use {_power(least)}")
-        ranks = setup.number("data_parallel_size")
+        ranks = _ranks(setup)
         full = setup.limits.max_num_batched_tokens * ranks
-        size = max(least, _power(ranks * _packing(setup)))
+        least = size = max(least, _power(ranks * _packing(setup)))
         found = []
-        if gap == 0:
-            while size < full:
-                found.append(size)
-                size *= 2
-            return [*found, size]
-        while size <= gap:
+        while size < full if gap == 0 else size <= gap:
             found.append(size)
             size *= 2
-        size //= 2
-        while size < full:
-            size += gap
+        if gap == 0:
             found.append(size)
+        else:
+            size //= 2
+            while size < full:
+                size += gap
+                found.append(size)
+        if _release(setup) >= (0, 30):
+            budget = -(-full // least) * least
+            return sorted({*(one for one in found if one <= budget), budget})
         if not found:
             raise InputError(f"{LEAST} {least} with {GAP} {gap} leaves no padding; set {GAP}=0")
         return found
+
+
+def _release(setup: Setup) -> tuple[int, ...]:
+    return release("tpu-inference", str(setup.own["release"]))
+
+
+def _ranks(setup: Setup) -> int:
+    """Data-parallel ranks that pad together."""
+    return 1 if setup.own["multiprocess_dp"] else setup.number("data_parallel_size")
 
 
 def _power(number: int) -> int:
@@ -265,8 +297,9 @@ def _power(number: int) -> int:
 
 
 def _packing(setup: Setup) -> int:
-    """Values of the KV cache in 32 bits."""
-    return 4 if str(setup.own["kv_cache_dtype"]).startswith("fp8") else 2
+    """Values of the KV cache in 32 bits; "auto" is the model's 16 bits."""
+    kind = str(setup.own["kv_cache_dtype"])
+    return 4 if kind.startswith(("fp8", "int8", "float8")) else 1 if kind in ("float32", "float") else 2
 
 
 def _fullest(steps: MixedSteps, ranks: int, query: int) -> tuple[int, int]:

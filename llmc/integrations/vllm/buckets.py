@@ -28,7 +28,7 @@ from llmc.integrations.base import (
     Setup,
     Shape,
 )
-from llmc.integrations.settings import SPECULATIVE, Setting, within
+from llmc.integrations.settings import SPECULATIVE, Setting, release, within
 
 TOKENS = "tokens"
 CONFIG, SIZES, LARGEST = "--compilation-config", "cudagraph_capture_sizes", "max_cudagraph_capture_size"
@@ -251,11 +251,7 @@ class Vllm(BucketRules):
             raise InputError(f"{LARGEST} {largest} is not the largest of {SIZES}, {kept[-1]}; remove it")
 
     def _release(self, setup: Setup) -> tuple[int, ...]:
-        """The release as numbers. Raises InputError where it is none."""
-        text = str(setup.own["release"])
-        if not re.fullmatch(r"\d+\.\d+(\.\d+)*", text):
-            raise InputError(f"vllm: release {text!r} is no release of vLLM; write it as 0.24")
-        return tuple(map(int, text.split(".")))
+        return release("vllm", str(setup.own["release"]))
 
     def _v2(self, setup: Setup) -> bool:
         given = setup.own["use_v2_model_runner"]

@@ -30,13 +30,17 @@ def setup(max_num_batched_tokens: int = 2048, max_num_seqs: int = 256, **own: Va
     ("made", "tokens"),
     [
         (setup(2048), [16, 32, 64, 128, 256, 512, 1024, 2048]),
-        (setup(1500), [16, 32, 64, 128, 256, 512, 1024, 2048]),
+        (setup(1500), [16, 32, 64, 128, 256, 512, 1024, 1504]),
+        (setup(1500, release="0.29"), [16, 32, 64, 128, 256, 512, 1024, 2048]),
         (setup(2048, min_token_bucket=2048), [2048]),
         (setup(1024, padding_gap=256), [16, 32, 64, 128, 256, 512, 768, 1024]),
-        (setup(1024, padding_gap=100), [16, 32, 64, 164, 264, 364, 464, 564, 664, 764, 864, 964, 1064]),
-        (setup(900, min_token_bucket=1024, padding_gap=388), [900]),
-        (setup(256, data_parallel_size=16), [32, 64, 128, 256, 512, 1024, 2048, 4096]),
-        (setup(256, data_parallel_size=16, kv_cache_dtype="fp8"), [64, 128, 256, 512, 1024, 2048, 4096]),
+        (setup(1024, padding_gap=100), [16, 32, 64, 164, 264, 364, 464, 564, 664, 764, 864, 964, 1024]),
+        (setup(1024, release="0.29", min_token_bucket=512, padding_gap=400), [656, 1056]),
+        (setup(900, min_token_bucket=1024, padding_gap=388), [900, 1024]),
+        (setup(900, release="0.29", min_token_bucket=1024, padding_gap=388), [900]),
+        (setup(256, data_parallel_size=16), [16, 32, 64, 128, 256]),
+        (setup(256, data_parallel_size=16, multiprocess_dp=False), [32, 64, 128, 256, 512, 1024, 2048, 4096]),
+        (setup(256, data_parallel_size=16, multiprocess_dp=False, kv_cache_dtype="fp8"), [64, 128, 256, 512, 1024, 2048, 4096]),
     ],
 )
 def test_its_own_tokens(made: Setup, tokens: list[int]) -> None:
@@ -58,13 +62,15 @@ def test_a_least_size_that_is_no_power_of_two_is_refused() -> None:
 
 def test_what_covers_every_step_is_added() -> None:
     accepted = TPU.accept(setup(2000, 64), {"tokens": shapes(96, 512), "requests": shapes(8)})
-    assert accepted.lists == {"tokens": shapes(96, 512, 2000), "requests": shapes(8, 64)}
-    assert set(accepted.added) == {("tokens", (2000,)), ("requests", (64,))}
+    assert accepted.lists == {"tokens": shapes(96, 512, 2000, 2048), "requests": shapes(8, 64)}
+    assert set(accepted.added) == {("tokens", (2000,)), ("tokens", (2048,)), ("requests", (64,))}
+    before = TPU.accept(setup(2000, 64, release="0.29"), {"tokens": shapes(96, 512), "requests": shapes(8)})
+    assert before.lists["tokens"] == shapes(96, 512, 2000)
 
 
 def test_sizes_that_ranks_cannot_share_and_requests_above_the_most_are_refused() -> None:
     with pytest.raises(InputError, match=r"compilation_sizes 97 is no multiple of 4.*use 100"):
-        TPU.accept(setup(data_parallel_size=4), {"tokens": shapes(97), "requests": shapes(256)})
+        TPU.accept(setup(data_parallel_size=4, multiprocess_dp=False), {"tokens": shapes(97), "requests": shapes(256)})
     with pytest.raises(InputError, match="300 is above max_num_seqs 256"):
         TPU.accept(setup(), {"tokens": shapes(2048), "requests": shapes(8, 300)})
 
@@ -87,9 +93,15 @@ def test_a_step_counts_its_tokens_and_its_requests() -> None:
 
 
 def test_the_fullest_rank_decides_for_all_of_them() -> None:
-    found = judging.steps(TPU, setup(64, data_parallel_size=4, max_num_seqs=8), (0.0, 50, 2), (0.0, 30, 1))
+    found = judging.steps(TPU, setup(64, data_parallel_size=4, multiprocess_dp=False, max_num_seqs=8), (0.0, 50, 2), (0.0, 30, 1))
     assert found[:2] == [("tokens", 200, 1, 80), ("requests", 1, 1, 2)]
-    assert TPU.work(setup(data_parallel_size=4), "requests", (8,)) == 32
+    assert TPU.work(setup(data_parallel_size=4, multiprocess_dp=False), "requests", (8,)) == 32
+
+
+def test_ranks_of_their_own_processes_pad_alone() -> None:
+    found = judging.steps(TPU, setup(64, data_parallel_size=2, max_num_seqs=8), (0.0, 50, 1), (0.0, 30, 1))
+    assert found == [("tokens", 50, 1, 50), ("requests", 1, 1, 1)]
+    assert TPU.work(setup(data_parallel_size=2), "requests", (8,)) == 8
 
 
 def test_drafts_are_tokens_of_the_step() -> None:
@@ -108,30 +120,31 @@ def test_graphs_are_tokens_times_requests() -> None:
     st.sampled_from(["auto", "fp8"]),
 )
 def test_what_is_written_is_read(tokens: set[int], requests: set[int], most: int, ranks: int, kind: str) -> None:
-    made = setup(max(most, 64), 64, data_parallel_size=ranks, kv_cache_dtype=kind)
+    made = setup(max(most, 64), 64, data_parallel_size=ranks, multiprocess_dp=False, kv_cache_dtype=kind)
     given_lists = {"tokens": shapes(*sorted(n * ranks for n in tokens)), "requests": shapes(*sorted(requests))}
     lists = TPU.accept(made, given_lists).lists
     assert TPU.accept(made, lists).lists == lists
     written = judging.written_is_read(TPU, made, lists)
     environment = written.environment
     generated = setup(
-        max(most, 64), 64, data_parallel_size=ranks, kv_cache_dtype=kind,
+        max(most, 64), 64, data_parallel_size=ranks, multiprocess_dp=False, kv_cache_dtype=kind,
         min_token_bucket=int(environment["MIN_TOKEN_BUCKET"]),
         padding_gap=int(environment["VLLM_TPU_BUCKET_PADDING_GAP"]),
     )  # fmt: skip
-    assert len(TPU.default(generated)["tokens"]) == 1, "the server generates one size, and the others are given"
+    assert len(TPU.default(generated)["tokens"]) <= 2, "the server generates as few as it can; the others are given"
 
 
 @given(st.integers(1, 9000), st.sampled_from([1, 2, 16]), st.integers(0, 600), st.booleans())
 def test_its_own_lists_can_be_written_too(most: int, ranks: int, gap: int, bucketized: bool) -> None:
-    made = setup(max(most, 8), 8, data_parallel_size=ranks, padding_gap=gap * ranks, bucketized_requests=bucketized)
+    made = setup(max(most, 8), 8, data_parallel_size=ranks, multiprocess_dp=False, padding_gap=gap * ranks,
+                 bucketized_requests=bucketized)  # fmt: skip
     assume(most * ranks > 32)
     lists = TPU.default(made)
     judging.written_is_read(TPU, made, TPU.accept(made, lists).lists)
 
 
 def test_a_file_states_what_the_environment_and_flags_do() -> None:
-    written = TPU.export(setup(1500, 32), {"tokens": shapes(48, 1500), "requests": shapes(8, 32)})
+    written = TPU.export(setup(1500, 32), {"tokens": shapes(48, 1500, 2048), "requests": shapes(8, 32)})
     assert written.environment == {
         "MIN_TOKEN_BUCKET": "2048", "VLLM_TPU_BUCKET_PADDING_GAP": "476",
         "ATTN_BUCKETIZED_NUM_REQS": "1", "ATTN_CUSTOM_NUM_REQS_BUCKETS": "8,32",
@@ -159,7 +172,7 @@ def test_a_file_states_what_the_environment_and_flags_do() -> None:
 )
 def test_what_the_server_refuses_is_an_error(given_: Export, match: str) -> None:
     with pytest.raises(InputError, match=match):
-        TPU.read(given_, setup())
+        TPU.read(given_, setup(release="0.29"))
 
 
 def test_custom_requests_count_only_where_they_are_turned_on() -> None:

@@ -99,7 +99,7 @@ def test_sequence_parallelism_is_refused_where_vllm_no_longer_has_it() -> None:
 
 @pytest.mark.parametrize("release", ["", "v0.24", "0", "newest"])
 def test_what_is_no_release_is_refused(release: str) -> None:
-    with pytest.raises(InputError, match="is no release of vLLM; write it as 0.24"):
+    with pytest.raises(InputError, match="is no release; write it as 0.24"):
         VLLM.default(setup(8, release=release))
 
 
