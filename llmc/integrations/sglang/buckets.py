@@ -71,9 +71,8 @@ class Sglang(DecodeBatches):
     name = "sglang"
     title = "SGLang on CUDA and ROCm"
     source = (
-        "SGLang, commits 399499ca (arg_groups/cuda_graph_hook.py), a82da8da (arg_groups/memory_hook.py), e55d1556 "
-        "(model_executor/runner/base_cuda_graph_runner.py), aba9610a (runner/decode_cuda_graph_runner.py), 16144fe4 "
-        "(runner/prefill_cuda_graph_runner.py)"
+        "SGLang 0.5.23: arg_groups/cuda_graph_hook.py, arg_groups/memory_hook.py, "
+        "model_executor/runner/base_cuda_graph_runner.py, decode_cuda_graph_runner.py, prefill_cuda_graph_runner.py"
     )
     families = (*DecodeBatches.families, GraphFamily(PREFILL, ("tokens",), "tokens"))
     settings = (
@@ -85,11 +84,11 @@ class Sglang(DecodeBatches):
             "--cuda-graph-max-bs-decode", least=1, also=("--cuda-graph-max-bs",),
         ),
         Setting(
-            "cuda_graph_backend_prefill", str, "breakable", "How graphs of prompts are made; ROCm: tc_piecewise.",
-            "--cuda-graph-backend-prefill", choices=("breakable", "tc_piecewise", "disabled"),
+            "cuda_graph_backend_prefill", str, None, "Whether prompts have graphs. Default: breakable, but disabled with "
+            "two-batch overlap; ROCm: disabled.", "--cuda-graph-backend-prefill", choices=("breakable", "disabled"),
         ),
         Setting(
-            "cuda_graph_max_bs_prefill", int, None, "The most tokens of SGLang's own list; 2048 with MLA.",
+            "cuda_graph_max_bs_prefill", int, None, "The most tokens of SGLang's own list; at most 8192 with MLA.",
             "--cuda-graph-max-bs-prefill", least=4,
         ),
         Setting(
@@ -243,7 +242,7 @@ class Sglang(DecodeBatches):
         """Raise InputError where --cuda-graph-config says of a phase, beside its list, what the settings do not."""
         holds = {"backend": "full", "max_bs": setup.own[f"cuda_graph_max_bs_{family}"]}
         if family == PREFILL:
-            holds["backend"] = setup.own["cuda_graph_backend_prefill"]
+            holds["backend"] = "breakable" if self._prompts(setup) else "disabled"
         for key, value in holds.items():
             stated = within(CONFIG, text, (family, key))
             if stated is not None and stated != value:
@@ -251,7 +250,8 @@ class Sglang(DecodeBatches):
                 raise InputError(f"{CONFIG}.{family}.{key} {stated}: state it as --cuda-graph-{name}-{family}")
 
     def _prompts(self, setup: Setup) -> bool:
-        return setup.own["cuda_graph_backend_prefill"] != "disabled"
+        chosen = setup.own["cuda_graph_backend_prefill"]
+        return not setup.own["enable_two_batch_overlap"] if chosen is None else chosen == "breakable"
 
     def _tokens(self, setup: Setup) -> list[int]:
         """SGLang's own list of tokens of prompts."""
@@ -264,14 +264,15 @@ class Sglang(DecodeBatches):
         return [size for size in sizes if size <= most] if self._prompts(setup) else []
 
     def _largest(self, setup: Setup) -> int:
+        """The largest batch of SGLang's own list: as stated, else by the card's memory and max_running_requests."""
         given = setup.own["cuda_graph_max_bs_decode"]
         if isinstance(given, int):
             return given
-        wide = setup.number("tp_size") >= 4
-        for below, narrow_most, wide_most in TIERS:
+        wide, most = setup.number("tp_size") >= 4, 512
+        for below, narrow_most, wide_most in reversed(TIERS):
             if setup.number("gpu_memory_gib") < below:
-                return wide_most if wide else narrow_most
-        return 512
+                most = wide_most if wide else narrow_most
+        return min(most, setup.limits.max_num_seqs)
 
     def _step(self, setup: Setup) -> int:
         return 2 if setup.own["enable_two_batch_overlap"] else 1

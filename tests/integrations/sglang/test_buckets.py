@@ -48,7 +48,8 @@ def sizes(shapes: tuple[Shape, ...]) -> list[int]:
         (setup(disable_cuda_graph_padding=True), [1, 2, 3, 4, 5], 256, 256),
         (setup(20), [1, 2, 4, 8, 12, 16, 20], 20, 7),
         (setup(1), [1], 1, 1),
-        (setup(33, enable_two_batch_overlap=True), [2, 4, 8, 12], 34, 8),
+        (setup(33, enable_two_batch_overlap=True), [2, 4, 8, 12], 32, 7),
+        (setup(33, enable_two_batch_overlap=True, cuda_graph_max_bs_decode=64), [2, 4, 8, 12], 34, 8),
     ],
 )
 def test_its_own_list(made: Setup, first: list[int], last: int, count: int) -> None:
@@ -101,7 +102,8 @@ def test_overlapping_batches_are_even() -> None:
     made = setup(20, enable_two_batch_overlap=True)
     accepted = SGLANG.accept(made, batches(3, 8))
     assert sizes(accepted.lists["decode"]) == [8]
-    assert [drop.reason for drop in accepted.dropped] == ["odd, with batch overlap"]
+    assert [drop.reason for drop in accepted.dropped if drop.family == "decode"] == ["odd, with batch overlap"]
+    assert SGLANG.default(made)["prefill"] == accepted.lists["prefill"] == (), "graphs of prompts are off by default"
     with pytest.raises(InputError, match="no batch in the list is an even number up to 20"):
         SGLANG.accept(made, batches(3))
 
@@ -136,7 +138,7 @@ def test_decode_steps_wait_while_prompts_run() -> None:
         {},
         optional={
             "tp_size": st.integers(1, 8),
-            "cuda_graph_backend_prefill": st.sampled_from(["breakable", "tc_piecewise", "disabled"]),
+            "cuda_graph_backend_prefill": st.sampled_from(["breakable", "disabled", None]),
             "speculative_num_draft_tokens": st.integers(0, 4),
             "disable_cuda_graph_padding": st.booleans(),
         },
