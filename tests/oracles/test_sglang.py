@@ -72,10 +72,9 @@ def lists_of_sglang(root: Path, made: Setup, given: list[int] | None) -> tuple[l
 def test_its_own_lists_and_lists_that_it_is_given(root: Path) -> None:
     random_ = random.Random(root.name)
     for _ in range(CASES):
-        limits = {
-            "max_model_len": 8192, "max_num_seqs": random_.choice([random_.randint(2, 2048), 16, 256]),
-            "max_num_batched_tokens": random_.choice([random_.randint(64, 20000), 8192]),
-        }  # fmt: skip
+        seqs = random_.choice([random_.randint(2, 2048), 16, 256])
+        tokens = max(seqs, random_.choice([random_.randint(64, 20000), 8192]))
+        limits = {"max_model_len": 8192, "max_num_seqs": seqs, "max_num_batched_tokens": tokens}
         own = {
             "gpu_memory_gib": random_.choice([16, 24, 40, 80, 141, 192]), "tp_size": random_.choice([1, 2, 4, 8]),
             "cuda_graph_max_bs_decode": random_.choice([None, None, random_.randint(2, 800)]),
