@@ -1,8 +1,8 @@
 """Unpack the sources that tests/oracles/ compares llmc's rules with: python scripts/fetch_oracles.py FOLDER
 
 Packages come by name through pip, at the releases of tests/oracles/releases.txt. They are unpacked, never installed,
-and nothing of them is imported. Wheels are taken, but of vLLM, whose wheels are large, the source archive. pip reads its
-metadata only where torch and the packages that build it are installed (`make oracles`).
+and nothing of them is imported. Wheels are taken, but of vLLM, whose wheels are large, the source archive. pip reads
+its metadata only where torch and the packages that build it are installed (`make oracles`).
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ def fetch(requirement: str, folder: Path) -> Path:
         unpacked = Path(work) / "unpacked"
         if archive.suffix == ".whl":
             with zipfile.ZipFile(archive) as wheel:
-                wheel.extractall(unpacked, [one for one in wheel.namelist() if one.endswith(".py")])
+                wheel.extractall(unpacked, [one for one in wheel.namelist() if one.endswith(".py")])  # noqa: S202
             unpacked.rename(place)
         else:
             with tarfile.open(archive) as source:
-                source.extractall(unpacked, [one for one in source if one.name.endswith(".py")], filter="data")
+                source.extractall(unpacked, [one for one in source if one.name.endswith(".py")], filter="data")  # noqa: S202: filtered
             next(unpacked.iterdir()).rename(place)
     return place
 

@@ -31,10 +31,10 @@ def tune(
 ) -> Tuned:  # fmt: skip
     """The lists of `server` that pad the requests in `traffic` least, and its own, on the same steps.
 
-    `server` may name a release: "vllm@0.24". `limits`: max_model_len, and where the server's defaults do not hold max_num_seqs, max_num_batched_tokens and
-    block_size; `settings` are the server's own, by name. `max_warmup` is in seconds, `max_graph_memory` in bytes;
-    without a bound there are as many graphs as the server's own. Raises InputError for what cannot be used, and
-    UnknownNameError for an unknown server.
+    `server` may name a release: "vllm@0.24". `limits`: max_model_len, and where the server's defaults do not hold
+    max_num_seqs, max_num_batched_tokens and block_size; `settings` are the server's own, by name. `max_warmup` is in
+    seconds, `max_graph_memory` in bytes; without a bound there are as many graphs as the server's own. Raises
+    InputError for what cannot be used, and UnknownNameError for an unknown server.
     """
     from llmc.integrations import bucket_rules, released
     from llmc.integrations.configuration import setup_for

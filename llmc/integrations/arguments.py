@@ -37,7 +37,7 @@ def json_flag(flag: str, value: Mapping[str, object]) -> str:
 
 
 def drafts_flag(setup: Setup) -> list[str]:
-    """--speculative-config, or nothing where the model that makes drafts is not known: vLLM refuses such a flag at start
+    """--speculative-config, or nothing where the model that makes drafts is not known: vLLM refuses such a flag
     (vllm/config/speculative.py)."""
     stated = {one.path[0]: setup.own[one.name] for one in SPECULATIVE if setup.own[one.name]}
     known = "model" in stated or stated.get("method") in WITHOUT_MODEL

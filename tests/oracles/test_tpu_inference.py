@@ -61,7 +61,8 @@ def draw(random_: random.Random, release: str) -> Setup:
     own = {
         "release": release, "data_parallel_size": random_.choice([1, 1, 2, 4]),
         "multiprocess_dp": random_.random() < 0.5, "kv_cache_dtype": random_.choice(list(PACKING)),
-        "min_token_bucket": random_.choice([16, 16, 32, 128, 1024]), "padding_gap": random_.choice([0, 0, 64, 256, 100]),
+        "min_token_bucket": random_.choice([16, 16, 32, 128, 1024]),
+        "padding_gap": random_.choice([0, 0, 64, 256, 100]),
         "bucketized_requests": random_.random() < 0.5,
     }  # fmt: skip
     return Setup(TPU.limits(limits), complete(TPU.settings, own))

@@ -96,12 +96,10 @@ def of_vllm(root: Path, case: Case, v2: bool) -> list[int] | None:
     }  # fmt: skip
     held = SimpleNamespace(
         cudagraph_mode=Mode[case.mode], max_cudagraph_capture_size=case.largest, pass_config=passes,
-        cudagraph_capture_sizes=None if case.given is None else list(case.given), post_init_cudagraph_sizes=lambda: None,
-        compute_bs_to_padded_graph_size=lambda: None,
+        cudagraph_capture_sizes=None if case.given is None else list(case.given),
+        post_init_cudagraph_sizes=lambda: None, compute_bs_to_padded_graph_size=lambda: None,
     )  # fmt: skip
-    speculative = SimpleNamespace(
-        num_speculative_tokens=case.drafts, uses_dynamic_speculative_decoding=lambda: False
-    )
+    speculative = SimpleNamespace(num_speculative_tokens=case.drafts, uses_dynamic_speculative_decoding=lambda: False)
     this = SimpleNamespace(
         model_config=SimpleNamespace(enforce_eager=False), compilation_config=held, performance_mode=case.performance,
         scheduler_config=SimpleNamespace(max_num_seqs=case.seqs, max_num_batched_tokens=case.tokens),

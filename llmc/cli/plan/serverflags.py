@@ -33,7 +33,9 @@ def _known() -> str:
 class ServerFlags:
     """The flags as typed; None is a flag that was not given."""
 
-    server: Annotated[str | None, option("--server", "NAME", f"Which server, vllm also at a release, as vllm@0.24: {_known()}.")] = None
+    server: Annotated[
+        str | None, option("--server", "NAME", f"Which server, vllm also at a release, as vllm@0.24: {_known()}.")
+    ] = None
     max_model_len: Annotated[
         int | None, option("--max-model-len", "N", "Tokens of one sequence, as the server runs.")
     ] = None

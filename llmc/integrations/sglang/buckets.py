@@ -84,8 +84,9 @@ class Sglang(DecodeBatches):
             "--cuda-graph-max-bs-decode", least=1, also=("--cuda-graph-max-bs",),
         ),
         Setting(
-            "cuda_graph_backend_prefill", str, None, "Whether prompts have graphs. Default: breakable, but disabled with "
-            "two-batch overlap; ROCm: disabled.", "--cuda-graph-backend-prefill", choices=("breakable", "disabled"),
+            "cuda_graph_backend_prefill", str, None, "Whether prompts have graphs. Default: breakable, disabled "
+            "with two-batch overlap; ROCm: disabled.", "--cuda-graph-backend-prefill",
+            choices=("breakable", "disabled"),
         ),
         Setting(
             "cuda_graph_max_bs_prefill", int, None, "The most tokens of SGLang's own list; at most 8192 with MLA.",

@@ -50,7 +50,7 @@ _BACKBONE = re.compile(r"Precompile .*backbone --> \{'num_tokens': (\d{1,9})\b")
 
 class TpuInference(BucketRules):
     """The rules of tpu_inference/runner/utils.py (build_token_paddings, get_token_paddings, get_req_paddings,
-    get_attn_req_paddings, get_padded_token_len), tpu_runner.py (_init_inputs, _prepare_inputs) and compilation_manager.py.
+    get_attn_req_paddings, get_padded_token_len), tpu_runner.py (_init_inputs, _prepare_inputs), compilation_manager.py.
 
     A step's tokens on the fullest data-parallel rank are padded to the next size, times the number of ranks; its
     requests, for attention alone, likewise. `vllm serve` runs each rank in a process of its own, which pads alone,
@@ -257,7 +257,7 @@ class TpuInference(BucketRules):
         return (cover,) if _release(setup) < (0, 30) else tuple(sorted({cover, _power(cover)}))
 
     def _generated(self, setup: Setup, least: int, gap: int) -> list[int]:
-        """build_token_paddings, before 0.30 get_token_paddings: what the server makes of MIN_TOKEN_BUCKET and the gap."""
+        """What the server makes of MIN_TOKEN_BUCKET and the gap: build_token_paddings, 0.29 get_token_paddings."""
         if least & (least - 1):
             raise InputError(f"{LEAST} {least} must be a power of two; use {_power(least)}")
         ranks = _ranks(setup)

@@ -40,7 +40,10 @@ def setup(max_num_batched_tokens: int = 2048, max_num_seqs: int = 256, **own: Va
         (setup(900, release="0.29", min_token_bucket=1024, padding_gap=388), [900]),
         (setup(256, data_parallel_size=16), [16, 32, 64, 128, 256]),
         (setup(256, data_parallel_size=16, multiprocess_dp=False), [32, 64, 128, 256, 512, 1024, 2048, 4096]),
-        (setup(256, data_parallel_size=16, multiprocess_dp=False, kv_cache_dtype="fp8"), [64, 128, 256, 512, 1024, 2048, 4096]),
+        (
+            setup(256, data_parallel_size=16, multiprocess_dp=False, kv_cache_dtype="fp8"),
+            [64, 128, 256, 512, 1024, 2048, 4096],
+        ),
     ],
 )
 def test_its_own_tokens(made: Setup, tokens: list[int]) -> None:
@@ -93,7 +96,9 @@ def test_a_step_counts_its_tokens_and_its_requests() -> None:
 
 
 def test_the_fullest_rank_decides_for_all_of_them() -> None:
-    found = judging.steps(TPU, setup(64, data_parallel_size=4, multiprocess_dp=False, max_num_seqs=8), (0.0, 50, 2), (0.0, 30, 1))
+    found = judging.steps(
+        TPU, setup(64, data_parallel_size=4, multiprocess_dp=False, max_num_seqs=8), (0.0, 50, 2), (0.0, 30, 1)
+    )
     assert found[:2] == [("tokens", 200, 1, 80), ("requests", 1, 1, 2)]
     assert TPU.work(setup(data_parallel_size=4, multiprocess_dp=False), "requests", (8,)) == 32
 

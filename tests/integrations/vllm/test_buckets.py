@@ -93,13 +93,13 @@ def test_sequence_parallelism_keeps_multiples_of_its_devices() -> None:
 
 
 def test_sequence_parallelism_is_refused_where_vllm_no_longer_has_it() -> None:
-    with pytest.raises(InputError, match="enable_sp does not exist from release 0.32 on"):
+    with pytest.raises(InputError, match=r"enable_sp does not exist from release 0\.32 on"):
         VLLM.default(setup(8, enable_sp=True, tensor_parallel_size=4))
 
 
 @pytest.mark.parametrize("release", ["", "v0.24", "0", "newest"])
 def test_what_is_no_release_is_refused(release: str) -> None:
-    with pytest.raises(InputError, match="is no release; write it as 0.24"):
+    with pytest.raises(InputError, match=r"is no release; write it as 0\.24"):
         VLLM.default(setup(8, release=release))
 
 
