@@ -332,9 +332,9 @@ def required_decodes(view: GaudiView) -> list[Shape]:
     All sequences with as many blocks as they can have; with contiguous PA as many as the cache has, and without it at
     most three times that, since sequences share cached blocks, which is where the server's own list ends too.
     """
-    worst = view.seqs * view.blocks_each
     if view.contiguous:
-        return [(view.seqs, 1, min(view.pool, worst) if view.number("mamba_chunk_size") else view.pool)]
+        return [(view.seqs, 1, view.pool)]
+    worst = view.seqs * view.blocks_each
     most = worst if view.own["unbounded_decode_blocks"] else min(worst, view.pool * CLAMP)
     return [(view.seqs, 1, max(most, view.seqs))]
 

@@ -252,7 +252,7 @@ def refused_decode(view: GaudiView, shape: Shape) -> str:
 def clipped(view: GaudiView, shape: Shape) -> Shape:
     """A decode bucket with at most as many blocks as its sequences can have; with contiguous PA as it is."""
     batch, query, context = shape
-    if view.contiguous and not view.number("mamba_chunk_size"):
+    if view.contiguous:
         return shape
     return batch, query, min(context, batch * view.blocks_each)
 
