@@ -68,7 +68,8 @@ def draw(random_: random.Random) -> Setup:
     tokens = max(seqs, block * random_.randint(2, 40))
     own = {
         "contiguous_pa": random_.random() < 0.5, "prompt_bs_max": random_.choice([None, 1, 4]),
-        "num_hpu_blocks": random_.randint(max(seqs, 10), 40 * seqs + 200), "num_speculative_tokens": random_.choice([0, 0, 2]),
+        "num_hpu_blocks": random_.randint(max(seqs, 10), 40 * seqs + 200),
+        "num_speculative_tokens": random_.choice([0, 0, 2]),
         "unbounded_decode_blocks": random_.random() < 0.2, "mamba_chunk_size": random_.choice([0, 0, block]),
         "mamba_chunk_size_is_explicit": random_.random() < 0.5,
     }  # fmt: skip
