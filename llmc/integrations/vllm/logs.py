@@ -60,10 +60,12 @@ def process(line: str) -> tuple[str, str]:
 
 
 RECEIVED = re.compile(r"\b(?:Received request (\S+): |Request (\S+) details: prompt: )")
-GENERATED = re.compile(r"\bGenerated response (\S+?)( \(streaming (?:delta|complete)\))?: output: ")
+GENERATED = re.compile(r"\bGenerated response (\S+?)( \(streaming (?:delta|complete)\))?(: output| details): ")
 DELTA = " (streaming delta)"
+DETAILS = " details"
 PROMPT_IDS = ", prompt_token_ids: "
 OUTPUT_IDS = ", output_token_ids: "
+DETAILED_IDS = " details: output_token_ids: "
 PROMPT_TEXT = re.compile(r"\bprompt: ('(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")")
 OUTPUT_TEXT = re.compile(r"\boutput: ('(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")")
 
@@ -81,6 +83,7 @@ class _Request:
     arrived: Moment | None
     prompt: int = 0
     streamed: int = 0
+    detailed: int = 0
     answers: int = 0
 
 
@@ -88,14 +91,18 @@ class VllmRequests(RequestFormat):
     """Lines "Received request …" and "Generated response …" of a server's log, among any others.
 
     A request counts when it is answered, and arrived when it was received. In older versions the first line has the
-    prompt's token ids, later a line "Request … details" at DEBUG. Of a streamed answer the deltas are counted. Several
+    prompt's token ids, later a line "Request … details" at DEBUG; the ids of an answer are in a line "Generated
+    response … details" at DEBUG before it, from 0.32 on. Of a streamed answer the deltas are counted. Several
     answers to one prompt are as many requests, whose prompt is cached for all but the first. Times are seconds without
     a year.
     """
 
     name = "vllm-requests"
     title = "vLLM request log"
-    source = "vLLM, vllm/entrypoints/logger.py at 01ff126 (ids in one line) and 63c2b7a (ids at DEBUG)"
+    source = (
+        "vLLM, vllm/entrypoints/logger.py at 01ff126 (ids in one line) and 63c2b7a (ids at DEBUG); 0.33.0, "
+        "vllm/entrypoints/serve/utils/request_logger.py (ids of answers at DEBUG)"
+    )
 
     def recognises(self, head: Head) -> bool:
         """Whether a line tells of a request, with lengths or without."""
@@ -156,9 +163,12 @@ class _Log:
         name = next((name for name in (match[1], f"{match[1]}-0") if name in self._waiting), match[1])
         request = self._waiting.get(name) or self._answered.get(name) or self._answered.get(f"{name}-0")
         if request is None:
-            self.without += match[2] != DELTA
+            self.without += match[2] != DELTA and match[3] != DETAILS
             return None
-        ids = _ids(line, OUTPUT_IDS)
+        if match[3] == DETAILS:
+            request.detailed = _ids(line, DETAILED_IDS)
+            return None
+        ids, request.detailed = request.detailed or _ids(line, OUTPUT_IDS), 0
         if match[2] == DELTA:
             request.streamed += ids
             return None

@@ -56,6 +56,30 @@ class TestVllm:
         )
         assert of(tmp_path, text) == [TrafficRequest(0, 9, 4)]
 
+    def test_from_0_32_on_the_ids_of_an_answer_are_in_a_line_before_it(self, tmp_path):
+        """The lines of vllm/entrypoints/serve/utils/request_logger.py at 0.33.0; the text may say what it likes."""
+        at = "(APIServer pid=7) {} 11-23 12:57:0{} [request_logger.py:9] "
+        said = "', output_token_ids: [1, 2, 3, 4, 5, 6]"
+        text = "\n".join(
+            [
+                at.format("DEBUG", 1)
+                + "Request a-0 details: prompt: 'x', prompt_token_ids: [5, 6], prompt_embeds shape: None.",
+                at.format("INFO", 1) + "Received request a-0: params: SamplingParams(n=1), lora_request: None.",
+                at.format("DEBUG", 1)
+                + "Request b details: prompt: 'x', prompt_token_ids: [7], prompt_embeds shape: None.",
+                at.format("INFO", 1) + "Received request b: params: SamplingParams(n=1), lora_request: None.",
+                at.format("DEBUG", 2) + "Generated response b (streaming delta) details: output_token_ids: [8, 9]",
+                at.format("INFO", 2) + "Generated response b (streaming delta): output: 'a', finish_reason: None",
+                at.format("DEBUG", 3) + "Generated response a details: output_token_ids: [1, 2, 3]",
+                at.format("INFO", 3) + f"Generated response a: output: {said!r}, finish_reason: stop",
+                at.format("DEBUG", 4) + "Generated response b (streaming delta) details: output_token_ids: [8]",
+                at.format("INFO", 4) + "Generated response b (streaming delta): output: 'b', finish_reason: None",
+                at.format("DEBUG", 4) + "Generated response b (streaming complete) details: output_token_ids: None",
+                at.format("INFO", 4) + "Generated response b (streaming complete): output: 'ab', finish_reason: stop",
+            ]
+        )
+        assert of(tmp_path, text) == [TrafficRequest(0, 2, 3), TrafficRequest(0, 1, 3)]
+
     def test_answers_to_one_prompt_share_it(self, tmp_path):
         text = "\n".join([received("c", 9, 0), generated("c", 4, 1), generated("c", 5, 1)])
         assert of(tmp_path, text) == [TrafficRequest(0, 9, 4), TrafficRequest(0, 9, 5, 8)]
