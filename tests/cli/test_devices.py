@@ -132,8 +132,15 @@ def test_what_ran_on_hardware_says_on_what_and_where_its_figures_are_and_the_oth
             assert record["text"].startswith("no: contract-tested, not run on hardware; "), name
 
 
+STATUS = {
+    True: "runs here, measured",
+    "native": "compiles here, never run on hardware",
+    "portable": "needs the vendor's host for the last step",
+}
+
+
 def test_the_table_of_the_readme_says_what_devices_does(llmc: Llmc) -> None:
-    """Its rows: names in backticks, the lowering, what compiles here, and what was run on hardware."""
+    """Its rows: names in backticks, and what was run on hardware or else compiles here."""
     cells = [line.strip("| \n").split(" | ") for line in (ROOT / "README.md").read_text().splitlines()]
     begin = next(i for i, row in enumerate(cells) if row[0] == "`--device`")
     named = [row for row in cells[begin + 2 :] if row[0].startswith("`")]
@@ -143,8 +150,7 @@ def test_the_table_of_the_readme_says_what_devices_does(llmc: Llmc) -> None:
     for name, row in table.items():
         device = found.get(name.partition(":TOPOLOGY")[0])
         if device is not None:
-            assert row[2].startswith(device["state"]), name
-            assert row[3] == device["hardware"]["text"], name
+            assert row[1].startswith(STATUS[device["hardware"]["ran"] or device["state"]]), name
 
 
 def test_every_device_has_a_page_that_begins_with_what_was_run_and_what_was_not(llmc: Llmc) -> None:

@@ -1,0 +1,194 @@
+"""Write the figures of benchmarks/results.toml into README.md, benchmarks/RESULTS.md and the charts of docs/images/.
+
+    python -m scripts.results            write them
+    python -m scripts.results --check    exit with 1 if a file differs from what would be written
+
+In a document a table stands between `<!-- figures: NAME -->` and `<!-- end -->`.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import tomllib
+from collections.abc import Callable
+from html import escape
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCUMENTS = ("README.md", "benchmarks/RESULTS.md")
+IMAGES = "docs/images"
+THEMES = {
+    "light": {"back": "#ffffff", "text": "#1f2328", "faint": "#59636e", "before": "#afb8c1", "after": "#0969da"},
+    "dark": {"back": "#0d1117", "text": "#f0f6fc", "faint": "#9198a1", "before": "#656c76", "after": "#4493f8"},
+}
+CHART_STEPS = ("decode, batch 1", "decode, batch 8", "prefill, 512 tokens")
+
+_BLOCK = re.compile(r"(<!-- figures: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def faster(ratio: float) -> str:
+    """A ratio of times, llmc/baseline, as the factor by which llmc is faster; below 1 it is slower."""
+    return f"{1 / ratio:.2f}" if ratio > 0.8 else f"{1 / ratio:.1f}"
+
+
+def _milliseconds(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _table(header: list[str], rows: list[list[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+
+
+def _headlines(data: dict[str, Any], document: str) -> str:
+    page = "" if document.startswith("benchmarks/") else "benchmarks/RESULTS.md"
+    rows = [[f"**{one['figure']}**", one["what"], f"[{one['how']}]({page}#{one['link']})"] for one in data["headlines"]]
+    return _table(["figure", "what", "how it was found"], rows)
+
+
+def _steps(data: dict[str, Any], weights: str) -> str:
+    text = []
+    for group in data["steps"]:
+        if group["weights"] != weights:
+            continue
+        host = data["hosts"][group["host"]]
+        text.append(f"\n**{host['name']}** ({host['detail']}), {group['weights']} weights:\n\n")
+        rows = []
+        for step, llmc, name, baseline, ratio, *bounds in group["rows"]:
+            spread = f" ({faster(bounds[1])}–{faster(bounds[0])})" if bounds else ""
+            rows.append(
+                [step, f"{_milliseconds(llmc)} ms", f"{_milliseconds(baseline)} ms, {name}", f"{faster(ratio)}{spread}"]
+            )
+        text.append(_table(["step", "llmc", "fastest baseline", "llmc is faster by (range)"], rows))
+    return "".join(text) + "\n"
+
+
+def _padding(data: dict[str, Any]) -> str:
+    rows = [
+        [server, phase, str(graphs), f"{own}%", f"{planned}%"]
+        for server, phase, graphs, own, planned in data["padding"]["rows"]
+    ]
+    return _table(["server", "padded", "graphs", "its own list", "planned from traffic"], rows)
+
+
+def _svg(title: str, height: int, parts: list[str], theme: dict[str, str]) -> str:
+    """An SVG image 760 units wide."""
+    size = f'viewBox="0 0 760 {height}" width="760" height="{height}"'
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="system-ui, sans-serif" font-size="12" role="img">'
+    )
+    back = f'<rect width="760" height="{height}" fill="{theme["back"]}"/>'
+    return "\n".join([head, f"<title>{escape(title)}</title>", back, *parts, "</svg>\n"])
+
+
+def _text(x: float, y: float, text: str, colour: str, more: str = "") -> str:
+    return f'<text x="{x:g}" y="{y:g}" fill="{colour}"{more}>{escape(text)}</text>'
+
+
+def _bars(title: str, note: str, rows: list[tuple[str, list[tuple[float, str, str]]]], theme: dict[str, str]) -> str:
+    """Horizontal bars: a row is a label and its bars, each a value, its text and the colour's name."""
+    label, width, height, gap = 300, 270, 15, 12
+    most = max(value for _, group in rows for value, _, _ in group)
+    parts = [
+        _text(10, 20, title, theme["text"], ' font-size="14" font-weight="600"'),
+        _text(10, 38, note, theme["faint"]),
+    ]
+    y = 52
+    for name, group in rows:
+        parts.append(_text(label - 10, y + height * len(group) / 2 + 4, name, theme["text"], ' text-anchor="end"'))
+        for value, text, colour in group:
+            size = round(width * value / most, 1)
+            parts.append(
+                f'<rect x="{label}" y="{y}" width="{size}" height="{height - 2}" rx="2" fill="{theme[colour]}"/>'
+            )
+            parts.append(_text(label + size + 6, y + 11, text, theme["text"]))
+            y += height
+        y += gap
+    return _svg(title, y, parts, theme)
+
+
+def _pipeline(theme: dict[str, str]) -> str:
+    """The way from traffic to a served request: four boxes, each with what it does."""
+    boxes = [
+        ("llmc plan", "buckets from traffic"),
+        ("llmc compile", "every graph, in CI"),
+        ("store or registry", "verified, signed bundle"),
+        ("llmc serve", "pad, replay, no compile"),
+    ]
+    parts = []
+    for i, (name, what) in enumerate(boxes):
+        x = 10 + i * 188
+        outline = f'fill="none" stroke="{theme["after"]}" stroke-width="1.5"'
+        parts.append(f'<rect x="{x}" y="10" width="158" height="56" rx="8" {outline}/>')
+        parts.append(_text(x + 79, 34, name, theme["text"], ' text-anchor="middle" font-weight="600"'))
+        parts.append(_text(x + 79, 53, what, theme["faint"], ' text-anchor="middle"'))
+        if i:
+            parts.append(
+                f'<path d="M{x - 28} 38h20m-6 -5l6 5l-6 5" fill="none" stroke="{theme["faint"]}" stroke-width="1.5"/>'
+            )
+    return _svg("Plan, compile, store, serve", 76, parts, theme)
+
+
+def _padding_chart(data: dict[str, Any], theme: dict[str, str]) -> str:
+    chosen = [data["padding"]["rows"][i] for i in data["padding"]["chart"]]
+    rows = [
+        (f"{server}: {phase}", [(own, f"{own}%", "before"), (planned, f"{planned}%", "after")])
+        for server, phase, _, own, planned in chosen
+    ]
+    note = (
+        "Grey: the server's own list. Blue: as many graphs, planned from traffic. Held-out half of a trace; simulated."
+    )
+    return _bars("Padding, as a share of the real work (lower is better)", note, rows, theme)
+
+
+def _speed_chart(data: dict[str, Any], theme: dict[str, str]) -> str:
+    rows = []
+    for step in CHART_STEPS:
+        for group in (one for one in data["steps"] if one["weights"] == "int8"):
+            row = next(row for row in group["rows"] if row[0] == step)
+            name = f"{step} · {data['hosts'][group['host']]['name']}"
+            rows.append((name, [(1 / row[4], f"{faster(row[4])}×, over {row[2]}", "after")]))
+    note = (
+        "SmolLM2-135M in int8, 2 cores. 1 is the fastest of llama.cpp, openvino-genai and onnxruntime-genai in 8 bits."
+    )
+    return _bars("Speed relative to the fastest 8-bit baseline (higher is better)", note, rows, theme)
+
+
+def written() -> dict[str, str]:
+    """The text of every file with figures, by its path from the repository's root."""
+    data = tomllib.loads((ROOT / "benchmarks/results.toml").read_text(encoding="utf-8"))
+    blocks: dict[str, Callable[[str], str]] = {
+        "headlines": lambda document: _headlines(data, document),
+        "int8": lambda _: _steps(data, "int8"),
+        "four-bit": lambda _: _steps(data, "4-bit"),
+        "padding": lambda _: _padding(data),
+    }
+    texts = {}
+    for document in DOCUMENTS:
+        text = (ROOT / document).read_text(encoding="utf-8")
+        texts[document] = _BLOCK.sub(lambda found: found[1] + blocks[found[2]](document) + found[3], text)  # noqa: B023
+    for theme, colours in THEMES.items():
+        texts[f"{IMAGES}/pipeline-{theme}.svg"] = _pipeline(colours)
+        texts[f"{IMAGES}/padding-{theme}.svg"] = _padding_chart(data, colours)
+        texts[f"{IMAGES}/speed-{theme}.svg"] = _speed_chart(data, colours)
+    return texts
+
+
+def main() -> int:
+    """Write what differs, or name it."""
+    texts = written()
+    differ = [name for name, text in texts.items() if not (ROOT / name).is_file() or (ROOT / name).read_text() != text]
+    if "--check" in sys.argv[1:]:
+        for name in differ:
+            print(f"{name} differs from benchmarks/results.toml: run python -m scripts.results", file=sys.stderr)
+        return 1 if differ else 0
+    for name in differ:
+        (ROOT / name).write_text(texts[name], encoding="utf-8")
+        print(f"wrote {name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
