@@ -56,7 +56,7 @@ def test_what_reads_none_is_keyed_by_none(what: str) -> None:
 def test_a_change_of_a_family_and_a_new_one_change_the_keys_of_what_reads_it(what: str, copied: Path) -> None:
     seen = [code.code_digest(*READERS[what])]
     for change in (copied / "qwen3.py", copied / "shared/base.py"):
-        change.write_text(change.read_text() + "\n")
+        change.write_text(change.read_text() + "EDITED = 1\n")
         code.forget()
         seen.append(code.code_digest(*READERS[what]))
     (copied / "new.py").write_text("FAMILY = None\n")
