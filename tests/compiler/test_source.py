@@ -76,7 +76,8 @@ async def f(a, /, b: int = 1, *c, d=2, **e) -> None:
     try: pass
     except* (A, B) as z: raise z from None
     finally: del x[1:2, ...], y.z
-    return lambda *, k: {**a, 1: 2}, [i async for i in a if (n := i)], 1e300, -0.0, 2j, 10**30, rb"\x", "ۢ\U00010d4e\u200b"
+    return lambda *, k: {**a, 1: 2}, [i async for i in a
+                                         if (n := i)], 1e300, -0.0, 2j, 10**30, rb"\x", "ۢ\U00010d4e\u200b"
 class C(B, metaclass=M):
     a: int
     (b): int = 3
