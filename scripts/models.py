@@ -8,7 +8,6 @@ Devices are recorded, all else is computed: tests/test_models_page.py holds the 
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
 import tempfile
@@ -81,16 +80,15 @@ def row(name: str, devices: Sequence[str]) -> list[str]:
 
 def computed(name: str) -> list[str]:
     """What of its line needs no compile: notes, configuration, parameters and memory."""
-    module = importlib.import_module(f"llmc.compiler.architectures.{name}")
-    note = " ".join((module.__doc__ or "").split("\n\n")[0].split())
-    made = getattr(transformers, family({"model_type": name}).model_class).config_class
+    found = family({"model_type": name})
+    made = getattr(transformers, found.model_class).config_class
     try:
         size = size_of(published(made().to_dict() | {"model_type": name}), name)
     except (CheckpointError, TypeError, ValueError):
-        return [note, f"`{made.__name__}`", "not known", "not known"]
+        return [found.summary, f"`{made.__name__}`", "not known", "not known"]
     needed = BYTES * (size.parameters + TOKENS * size.cache_values)
     fits = next((f"{memory:,} GiB" for memory in MEMORIES if needed <= memory << 30), f"over {MEMORIES[-1]:,} GiB")
-    return [note, f"`{made.__name__}`", count(size.parameters), fits]
+    return [found.summary, f"`{made.__name__}`", count(size.parameters), fits]
 
 
 def published(config: Mapping[str, object]) -> Mapping[str, object]:

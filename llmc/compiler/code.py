@@ -1,6 +1,9 @@
 """The component `code` of a key: a digest of the llmc sources that make the result.
 
-    code = digest of all that follows, " ", {module without "llmc.", "=", first 12 hex digits of its source's digest}
+    code = digest of all that follows, " ", {module without "llmc.", "=", first 12 hex digits of its digest}
+
+The digest of a module is that of its syntax tree (source.py), and of the bytes of files that it looks for beside it.
+So an edit of comments, docstrings or layout keeps all keys, and any other edit of a module that counts changes them.
 
 A result is made by functions, methods and classes. What counts is found by reading sources, and imports nothing:
 
@@ -8,9 +11,8 @@ A result is made by functions, methods and classes. What counts is found by read
 - what the function, and what it reaches by name in those modules, imports as it runs; of a class, any of its methods;
 - of every module so found all that it imports, anywhere but for type checking. Where it runs stages of its own, only
   what it imports at its top: what its stages make is in keys by digest;
-- modules that a module names in a string of their own, those of a package that are imported by name only when they are
-  asked for (by the package itself, or where import_module takes f"llmc.….{name}"), and files that lie beside a module
-  that looks for them there (C sources, measurements);
+- modules that a module names in a string of their own, and those of a package that are imported by name only when they
+  are asked for (by the package itself, or where import_module takes f"llmc.….{name}" or f"{__name__}.{name}");
 - of a target or an executor that another package brings, that whole package, and what it imports of llmc.
 
 STOPS are left out.
@@ -21,14 +23,14 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import inspect
-import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache, lru_cache
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple, TypeAlias
 
+from llmc.compiler.source import facts, save
 from llmc.errors import CompileError
 from llmc.registry import packages
 
@@ -37,41 +39,20 @@ Maker: TypeAlias = "Callable[..., Any] | type | str"
 
 ROOT = Path(__file__).parent.parent
 STOPS = {
-    "llmc": "the public names and the version, which manifests say",
+    "llmc.artifacts": "moves bytes by digest; a change of how keys or formats are written changes keys or schema",
     "llmc.cpus": "how many threads run, which changes no key on purpose",
     "llmc.errors": "words for people",
-    "llmc.registry": "finds what others name",
     "llmc.settings": "settings that a result depends on are components by value",
     "llmc.variables": "reads what settings hold",
-    "llmc.artifacts": "moves bytes by digest; a change of how keys or formats are written changes keys or schema",
-    "llmc.compiler.code": "what is written here is in every `code`",
-    "llmc.compiler.estimates.durations": "times are estimated by it, and nothing is made of them",
     "llmc.compiler.architectures.shared.caches": "the shape of a cache is a component by value",
-    "llmc.compiler.architectures.shared.size": "sizes are estimated by it, and nothing is made of them",
-    "llmc.compiler.frontend.consistent": "refuses what contradicts itself, and makes nothing",
     "llmc.compiler.frontend.consumed": "refuses what nothing would read, and makes nothing",
-    "llmc.compiler.model_size": "sizes are estimated by it, and told apart in what entries say of themselves",
-    "llmc.compiler.options": "options are components by value",
-    "llmc.compiler.targets.hardware": "says what ran where, and makes nothing",
-    "llmc.compiler.targets.costs": "times are estimated by it, and nothing is made of them",
-    "llmc.runtime.accelerators": "finds cards for people, and makes nothing",
-    "llmc.runtime.nvidia": "finds cards and refuses them, and makes nothing",
     "llmc.compiler.stages": "makes keys and runs what other modules make",
 }
-"""Modules and packages that change no result, each with the reason; "llmc" means only its own `__init__`."""
-
-_FROM = re.compile(r"from (llmc[\w.]*) import (?:\(([^)]*)\)|(.*))")
-_IMPORT = re.compile(r"import (llmc[\w., \t]*)$", re.MULTILINE)
-_TYPES_ONLY = re.compile(r"\n([ \t]*)if TYPE_CHECKING:(?:\n\1[ \t]+.*|\n[ \t]*(?=\n))+")
-_NAMED = re.compile(r"""llmc((?:\.\w+)+)["']""")
-_BY_NAME = re.compile(r'import_module\(f"(llmc[\w.]*)\.\{')
-_QUOTED = re.compile(r"""["']([\w.-]+)["']""")
-_COMMENT = re.compile(r"#.*")
-_RUNS_STAGES = "stages.run("
+"""Modules and packages that change no result, each with the reason."""
 
 
 class Source(NamedTuple):
-    """A module: digest of its source and the files that go with it; modules that it imports at its top, and later."""
+    """A module: digest of its source and the files beside it; modules that it imports at its top, and later."""
 
     digest: str
     at_top: frozenset[str]
@@ -81,15 +62,17 @@ class Source(NamedTuple):
 @lru_cache(256)
 def code_digest(*makers: Maker) -> str:
     """The `code` of a result that these functions, methods and classes make together."""
-    return _told(closure(*makers))
+    return _component(closure(*makers))
 
 
 @cache
 def package_digest() -> str:
-    """Digest of all of llmc's own sources."""
+    """Digest of all of llmc's own sources, by their bytes."""
     content = hashlib.sha256()
     for path in sorted(ROOT.rglob("*.py")):
-        content.update(f"{path.relative_to(ROOT).as_posix()} {hashlib.sha256(_read(path)).hexdigest()}\n".encode())
+        content.update(
+            f"{path.relative_to(ROOT).as_posix()} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode()
+        )
     return "sha256:" + content.hexdigest()
 
 
@@ -114,12 +97,13 @@ def closure(*makers: Maker) -> list[str]:
         found.add(module)
         source = source_of(module)
         pending += source.at_top | source.later
+    save()
     return sorted(found)
 
 
 def stopped(module: str) -> bool:
     """Whether STOPS leave a module out."""
-    return module in STOPS or any(module.startswith(f"{name}.") for name in STOPS if name != "llmc")
+    return any(f"{module}.".startswith(f"{name}.") for name in STOPS)
 
 
 @cache
@@ -128,23 +112,16 @@ def source_of(module: str) -> Source:
     if module.partition(".")[0] != "llmc":
         return _package(module)
     path = _path(module)
-    data = _read(path)
-    text = _TYPES_ONLY.sub("", data.decode())
-    content = hashlib.sha256(data)
-    if "__file__" in text:
-        for file in _files_beside(path, text):
-            content.update(f"\0{file.relative_to(path.parent).as_posix()} ".encode() + file.read_bytes())
-    at_top, later = set[str](), _named(text)
-    for before, names in _imports(text):
-        if not before.strip():
-            (later if before else at_top).update(names)
-    if "\ndef __getattr__(" in text:
-        later |= _modules_in(module)
-    for package in _BY_NAME.findall(text):
-        later |= _modules_in(package)
-    if _RUNS_STAGES in text:
-        later.clear()
-    return Source(content.hexdigest(), frozenset(at_top), frozenset(later))
+    said = facts(path.read_bytes())
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    content = hashlib.sha256(said.digest.encode())
+    for file in _files_beside(path, said.files):
+        content.update(f"\0{file.relative_to(path.parent).as_posix()} ".encode() + file.read_bytes())
+    later = {_imported(name, package) for name in said.later} | {name for name in said.modules if _is_module(name)}
+    for name in [*said.packages, *([""] if said.is_lazy else [])]:
+        later |= _modules_in(name or package)
+    at_top = frozenset(_imported(name, package) for name in said.at_top)
+    return Source(content.hexdigest(), at_top, frozenset() if said.runs_stages else frozenset(later))
 
 
 def _package(name: str) -> Source:
@@ -156,38 +133,16 @@ def _package(name: str) -> Source:
     files = sorted(origin.parent.rglob("*.py")) if found is not None and found.submodule_search_locations else [origin]
     content, imported = hashlib.sha256(), set[str]()
     for file in files:
-        data = _read(file)
-        content.update(f"\0{file.relative_to(origin.parent).as_posix()} ".encode() + data)
-        for _, names in _imports(_TYPES_ONLY.sub("", data.decode())):
-            imported |= names
+        said = facts(file.read_bytes())
+        content.update(f"\0{file.relative_to(origin.parent).as_posix()} {said.digest}".encode())
+        imported |= {_imported(name, "") for name in (*said.at_top, *said.later) if not name.startswith(".")}
     return Source(content.hexdigest(), frozenset(imported), frozenset())
 
 
-def _told(modules: list[str]) -> str:
+def _component(modules: list[str]) -> str:
     digests = {module.removeprefix("llmc."): source_of(module).digest for module in modules}
     whole = hashlib.sha256("".join(f"{name} {digest}\n" for name, digest in digests.items()).encode())
     return " ".join([f"sha256:{whole.hexdigest()}", *(f"{name}={digest[:12]}" for name, digest in digests.items())])
-
-
-def _imports(text: str) -> Iterator[tuple[str, set[str]]]:
-    """Of each import of llmc what stands before it, and the modules."""
-    for found in _FROM.finditer(text):
-        module, several, one = found.groups()
-        names = _COMMENT.sub("", several or one).replace("\n", " ").split(",")
-        yield _before(text, found), {_imported(module, name.split()[0]) for name in names if name.split()}
-    for found in _IMPORT.finditer(text):
-        yield _before(text, found), {name.split()[0] for name in found[1].split(",")}
-
-
-def _before(text: str, found: re.Match[str]) -> str:
-    """What stands before a match in its line."""
-    return text[text.rfind("\n", 0, found.start()) + 1 : found.start()]
-
-
-def _named(text: str) -> set[str]:
-    """Modules that strings name."""
-    found = {f"llmc{m[1]}" for m in _NAMED.finditer(text) if text[m.start() - 1] in "\"'"}
-    return {name for name in found if _is_module(name)}
 
 
 def _modules_in(package: str) -> set[str]:
@@ -195,12 +150,16 @@ def _modules_in(package: str) -> set[str]:
     return {f"{package}.{file.stem}" for file in init.parent.glob("*.py") if file != init}
 
 
-def _imported(module: str, name: str) -> str:
-    return inner if _is_module(inner := f"{module}.{name}") else module
+def _imported(statement: str, package: str) -> str:
+    """The module of an import as source.py writes it, in a module of a package."""
+    module, _, name = statement.partition(":")
+    if module.startswith("."):
+        module = importlib.util.resolve_name(module, package)
+    return inner if name and _is_module(inner := f"{module}.{name}") else module
 
 
-def _files_beside(path: Path, text: str) -> Iterator[Path]:
-    for name in sorted(set(_QUOTED.findall(text))):
+def _files_beside(path: Path, names: Iterable[str]) -> Iterator[Path]:
+    for name in names:
         beside = path.parent / name
         if beside.is_dir() and name not in (".", ".."):
             yield from (file for file in sorted(beside.rglob("*")) if file.is_file() and file.suffix != ".pyc")
@@ -217,10 +176,6 @@ def _path(module: str) -> Path:
     at = ROOT.joinpath(*module.split(".")[1:])
     package = at / "__init__.py"  # a folder alone may be what an older version's compiled modules left
     return package if package.is_file() else at.with_suffix(".py")
-
-
-def _read(path: Path) -> bytes:
-    return path.read_bytes()
 
 
 def _own(maker: Maker) -> set[str]:
@@ -259,7 +214,7 @@ def _first(maker: Maker) -> set[str]:
             continue
         seen.add(function.__code__)
         for names in _names(function.__code__):
-            found |= {_imported(m, name) for m in names if m.startswith("llmc.") for name in names}
+            found |= {_imported(f"{m}:{name}", "") for m in names if m.startswith("llmc.") for name in names}
             for name in names:
                 pending += _functions(function.__globals__.get(name))
                 pending += [f for c in (inspect.getmro(owner) if owner else ()) for f in _functions(vars(c).get(name))]

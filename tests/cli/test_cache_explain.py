@@ -62,7 +62,7 @@ def test_code_that_differs_is_named_by_module(
             code.forget()
             assert llmc(*asked).code == 0
             before = {entry.key.digest for entry in store.entries()}
-            (sources / name).write_text((sources / name).read_text() + "\n")
+            (sources / name).write_text((sources / name).read_text() + "EDITED = 1\n")
             code.forget()
             said = llmc(*asked, "--dry-run").out
             assert llmc(*asked).code == 0

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
 
-from llmc.compiler.architectures.encoders import encoder_family, encoders
+from llmc.compiler.architectures.encoders import ENCODERS, encoder_family
 from llmc.testing.toy import VOCAB, tokenizer_json
 
-FAMILIES = encoders()
+FAMILIES = sorted(ENCODERS)
 
 
 def config_of(name: str, **more: Any) -> dict[str, Any]:

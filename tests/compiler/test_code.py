@@ -1,13 +1,10 @@
-"""What makes a result is found by reading sources, as Python's own parser would find it, and nothing is left out."""
+"""What makes a result is found by reading sources, and nothing is left out."""
 
 from __future__ import annotations
 
-import ast
-import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import Any
@@ -19,11 +16,11 @@ from llmc.artifacts.key import Difference, Key, changed_code, tell
 from llmc.artifacts.store.store import Store
 from llmc.compiler import code
 from llmc.compiler.pipeline import verification
+from llmc.compiler.source import facts
 from llmc.compiler.targets.base import Target
 from llmc.compiler.targets.fake import FakeTarget
 from llmc.compiler.verification.verify import Verification
 from tests.compiler.keyed import Compiled
-from tests.tiers import full
 from tests.toy import Toy
 
 SOURCES = Path(llmc.__file__).parent
@@ -33,49 +30,7 @@ MODULES = sorted(
 )
 
 
-# How sources are read
-
-
-def parsed(path: Path) -> tuple[set[str], set[str]]:
-    """Modules of llmc that a module imports at its top, and later, but for type checking, by Python's own parser."""
-    at_top, later = set[str](), set[str]()
-
-    def walk(node: ast.AST, depth: int) -> None:
-        for child in ast.iter_child_nodes(node):
-            if isinstance(child, ast.If) and isinstance(child.test, ast.Name) and child.test.id == "TYPE_CHECKING":
-                assert not child.orelse, path
-                continue
-            found = at_top if depth == 0 else later
-            if isinstance(child, ast.ImportFrom):
-                assert child.level == 0, f"{path}: relative imports are not read"
-                if (child.module or "").split(".")[0] == "llmc":
-                    inner = [f"{child.module}.{alias.name}" for alias in child.names]
-                    found |= {name if name in MODULES else str(child.module) for name in inner}
-            elif isinstance(child, ast.Import):
-                found |= {alias.name for alias in child.names if alias.name.split(".")[0] == "llmc"}
-            walk(child, depth + 1)
-
-    walk(ast.parse(path.read_text()), 0)
-    return at_top, later
-
-
-@full
-def test_imports_are_read_as_pythons_parser_reads_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(code, "_RUNS_STAGES", "no module says this")
-    code.forget()
-    for module in MODULES:
-        spec = find_spec(module)
-        assert spec is not None
-        assert spec.origin is not None
-        at_top, later = parsed(Path(spec.origin))
-        found = code.source_of(module)
-        assert set(found.at_top) == at_top, module
-        assert later <= set(found.later), module
-        text = Path(spec.origin).read_text()
-        put_together = re.findall(r'import_module\(f"([\w.]+)\.\{', text)
-        named = {name for name in found.later - later if f'"{name}"' in text or name.rpartition(".")[0] in put_together}
-        assert found.later - later <= named or "def __getattr__(" in text, module
-    code.forget()
+# What a module imports
 
 
 @pytest.fixture
@@ -96,14 +51,46 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
     code.forget()
 
 
-def test_what_is_imported_for_types_only_does_not_count(written: Callable[..., code.Source]) -> None:
+def test_imports_are_found_wherever_they_are(written: Callable[..., code.Source]) -> None:
     text = (
-        "if TYPE_CHECKING:\n    from llmc.b import B\n\n    from llmc.c import C\nfrom llmc.d import (\n    D,  # why\n"
-        "    e,\n)\ndef f():\n    import llmc.b as b, llmc.c\n    from llmc import g\n"
+        "if TYPE_CHECKING:\n    from llmc.b import B\n\n    from llmc.c import C\nfrom llmc.d import (\n"
+        "    D,  # why\n    e,\n)\nfrom ..i import j, K\nfrom . import l\ntry:\n    import llmc.m\nfinally:\n    pass\n"
+        "def f():\n    import llmc.b as b, llmc.c\n    from llmc import g\n    from .l.n import o\n"
     )
-    found = written({"a.py": text, "g.py": "", "d/__init__.py": "", "d/e.py": ""}, "llmc.a")
-    assert found.at_top == {"llmc.d", "llmc.d.e"}
-    assert found.later == {"llmc.b", "llmc.c", "llmc.g"}
+    others = ("g.py", "d/__init__.py", "d/e.py", "i/__init__.py", "i/j.py", "x/l/__init__.py")
+    found = written({"x/a.py": text, **dict.fromkeys(others, "")}, "llmc.x.a")
+    assert found.at_top == {"llmc.d", "llmc.d.e", "llmc.i", "llmc.i.j", "llmc.x.l", "llmc.m"}
+    assert found.later == {"llmc.b", "llmc.c", "llmc.g", "llmc.x.l.n"}
+
+
+def test_a_package_imports_relative_to_itself(written: Callable[..., code.Source]) -> None:
+    assert written({"x/__init__.py": "from .a import b\n", "x/a.py": ""}, "llmc.x").at_top == {"llmc.x.a"}
+
+
+CHAIN = {
+    "top.py": "from llmc.near import near\n\n\ndef top():\n    from llmc.lazy import lazy\n    return near(lazy)\n",
+    "near.py": "from .constants import SIZE\n\n\ndef near(x):\n    return x * SIZE\n",
+    "constants.py": "SIZE = 8\n",
+    "lazy.py": "from pathlib import Path\nlazy = Path(__file__).with_name('table.json')\n",
+    "table.json": "1\n",
+    "unrelated.py": "from llmc.top import top\n",
+}
+
+
+@pytest.mark.parametrize("edited", CHAIN)
+def test_a_change_of_what_is_imported_reaches_all_that_imports_it(
+    edited: str, written: Callable[..., code.Source]
+) -> None:
+    """A constant over a relative import, what a function imports, a file that is read."""
+    written(CHAIN, "llmc.top")
+    before = code.code_digest("llmc.top")
+    written({edited: f"# A comment.\n\n{CHAIN[edited]}"} if edited.endswith(".py") else {}, "llmc.top")
+    assert code.code_digest("llmc.top") == before
+    written({edited: CHAIN[edited] + "EDITED = 2\n"}, "llmc.top")
+    after = code.code_digest("llmc.top")
+    assert (after != before) == (edited != "unrelated.py")
+    found = changed_code(Difference("code", after, before))
+    assert found == {"unrelated.py": [], "table.json": ["lazy"]}.get(edited, [edited.removesuffix(".py")])
 
 
 def test_a_module_that_is_named_in_a_string_counts_and_one_of_a_registry_does_not(
@@ -125,9 +112,10 @@ def test_a_package_that_imports_its_modules_when_asked_for_a_name_counts_with_al
 def test_modules_of_a_package_that_are_imported_by_a_name_that_is_put_together_count_all_of_them(
     written: Callable[..., code.Source],
 ) -> None:
-    text = 'def get(name):\n    return import_module(f"llmc.a.{name}").FAMILY\n'
-    found = written({"get.py": text, "a/__init__.py": "", "a/b.py": "", "a/c.py": "", "a/d/e.py": ""}, "llmc.get")
-    assert found.later == {"llmc.a.b", "llmc.a.c"}
+    text = 'def get(name):\n    return import_module(f"{}.{name}").FAMILY\n'
+    files = {"a/b.py": "", "a/c.py": "", "a/d/e.py": "", "a/__init__.py": text.replace("{}", "{__name__}")}
+    assert written({**files, "get.py": text.replace("{}", "llmc.a")}, "llmc.get").later == {"llmc.a.b", "llmc.a.c"}
+    assert code.source_of("llmc.a").later == {"llmc.a.b", "llmc.a.c"}
 
 
 @pytest.mark.parametrize("beside", ["table.json", "source/kernel.c", "source/deep/kernel.h"])
@@ -146,7 +134,7 @@ def test_every_file_that_comes_with_the_package_and_shapes_results_counts() -> N
         ("llmc.compiler.targets.cpu.measurements", "measurements.json"),
     ):
         path = code._path(module)
-        assert name in {file.name for file in code._files_beside(path, path.read_text())}
+        assert name in {file.name for file in code._files_beside(path, facts(path.read_bytes()).files)}
 
 
 # What is left out
@@ -164,7 +152,7 @@ def test_what_is_left_out_is_met_and_leads_to_nothing_else() -> None:
     reached = {name for module in MODULES for name in (code.source_of(module).at_top | code.source_of(module).later)}
     for stop in code.STOPS:
         assert any(name == stop or name.startswith(f"{stop}.") for name in reached), stop
-    behind, pending = set[str](), [module for module in MODULES if code.stopped(module) and module != "llmc"]
+    behind, pending = set[str](), [module for module in MODULES if code.stopped(module)]
     while pending:
         source = code.source_of(pending.pop())
         new = {name for name in source.at_top | source.later if not code.stopped(name)} - behind
@@ -173,7 +161,8 @@ def test_what_is_left_out_is_met_and_leads_to_nothing_else() -> None:
     assert {name for name in behind if name.startswith(("llmc.compiler.", "llmc.runtime."))} <= {
         "llmc.compiler.checkpoint.base",  # stages.py: what a configuration says of its place
         "llmc.runtime.cache_shape",  # what families say caches in: a component by value
-        "llmc.runtime.host",  # accelerators.py: what this CPU has, for people
+        "llmc.compiler.frontend.consistent",  # consumed.py: refuses what contradicts itself
+        "llmc.compiler.model_size",  # stages.py: what entries say of their size
         *FAMILIES,  # model_size.py: their sizes alone; consumed.py: their names of keys and tensors
     }
 
@@ -281,7 +270,7 @@ def test_the_digest_in_front_is_over_whole_digests(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(code, "closure", lambda *_: ["llmc.x"])
     sources = SimpleNamespace(read=lambda _: code.Source(next(digests), frozenset(), frozenset()))
     monkeypatch.setattr(code, "source_of", sources.read)
-    one, other = code._told(["llmc.x"]), code._told(["llmc.x"])
+    one, other = code._component(["llmc.x"]), code._component(["llmc.x"])
     assert one.split()[1:] == other.split()[1:]
     assert one != other
 

@@ -1,9 +1,9 @@
-"""The model types that may be compiled: one file in this folder for each, with all facts about it.
+"""The model types that may be compiled, and the file in this folder that has all facts about each.
 
-The file's name is the model type, as config.json has it; it defines FAMILY (shared/base.py has the contract,
-docs/adding-an-architecture.md shows one). A file is added only after its traced program gave the reference model's
-greedy tokens in a ragged, padded batch (tests/models). Any other model type is refused by name, because some
-models trace without an error and compute something else.
+A file defines FAMILIES, model types → `Family` (shared/base.py has the contract, docs/adding-an-architecture.md shows
+one). A model type, as config.json has it, is added only after its traced program gave the reference model's greedy
+tokens in a ragged, padded batch (tests/models). Any other is refused by name, because some models trace without an
+error and compute something else.
 
 Nothing here imports a family, so that keys of code that only needs the names do not depend on the families.
 """
@@ -11,22 +11,38 @@ Nothing here imports a family, so that keys of code that only needs the names do
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
-from pkgutil import iter_modules
 from typing import Any
 
 from llmc.errors import CheckpointError
 
+_FILES: Mapping[str, tuple[str, ...]] = {
+    "cohere": ("cohere", "cohere2"),
+    "deepseek": ("deepseek_v2", "deepseek_v3"),
+    "ernie": ("ernie4_5", "ernie4_5_moe"),
+    "gemma": ("gemma", "gemma2", "gemma3_text", "gemma4_text", "vaultgemma"),
+    "glm": ("glm", "glm4", "glm4_moe"),
+    "gpt": ("gpt2", "gpt_bigcode", "gptj", "codegen", "gpt_neox", "bloom", "falcon", "mpt", "opt"),
+    "gpt_oss": ("gpt_oss",),
+    "granite": ("granite", "granitemoe"),
+    "lfm2": ("lfm2",),
+    "llama": (
+        "llama", "arcee", "cwm", "exaone4", "helium", "hunyuan_v1_dense", "jais2", "nemotron", "smollm3",
+        "stablelm", "starcoder2",
+    ),
+    "mamba": ("mamba", "falcon_mamba", "mamba2", "bamba", "falcon_h1", "granitemoehybrid", "jamba", "nemotron_h"),
+    "mistral": ("mistral", "ministral", "ministral3", "mixtral"),
+    "olmo": ("olmo", "olmo2", "olmo3", "olmoe"),
+    "phi": ("phi", "phi3", "phimoe"),
+    "qwen": ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"),
+}  # fmt: skip
+"""File → the model types that it defines."""
+FILES = {name: file for file, names in _FILES.items() for name in names}
+"""Model type → the file that defines it."""
+
 
 def supported() -> list[str]:
     """The model types that may be compiled, sorted."""
-    return list(_files(tuple(__path__)))
-
-
-@cache
-def _files(folders: tuple[str, ...]) -> tuple[str, ...]:
-    """Read once: a compile asks hundreds of times."""
-    return tuple(sorted(module.name for module in iter_modules(folders) if not module.ispkg))
+    return sorted(FILES)
 
 
 def require_supported(config: Mapping[str, Any]) -> str:

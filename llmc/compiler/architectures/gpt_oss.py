@@ -1,20 +1,23 @@
-"""gpt-oss: attention with sinks, windows in turn, and clamped experts whose gate and input lie in turn."""
+"""gpt-oss."""
 
 from __future__ import annotations
 
-from llmc.compiler.architectures.shared.base import Family
+from llmc.compiler.architectures.shared.base import TINY, WINDOW, Family
 from llmc.compiler.architectures.shared.cache import cache_in_turn
 from llmc.compiler.architectures.shared.experts import EXPERT_RULES, Experts, ExpertsSize, expert_layer
-from llmc.compiler.architectures.shared.names import layer
+from llmc.compiler.architectures.shared.names import biased_layer
 from llmc.compiler.architectures.shared.sharding import LAYER, Rule
-from llmc.compiler.architectures.shared.tiny import TINY, WINDOW
+
+FAMILIES: dict[str, Family] = {}
 
 _ROUTER = ("router.weight", "router.bias", "experts.gate_up_proj_bias", "experts.down_proj_bias")
 
-FAMILY = Family(
+
+FAMILIES["gpt_oss"] = Family(
+    summary="gpt-oss: attention with sinks, windows in turn, and clamped experts whose gate and input lie in turn.",
     model_class="GptOssForCausalLM",
     layer=lambda config: [
-        *expert_layer(layer("qkvo" if config.get("attention_bias", True) else ""), _ROUTER),
+        *expert_layer(biased_layer(config, default=True), _ROUTER),
         "self_attn.sinks",
     ],
     reads=frozenset({

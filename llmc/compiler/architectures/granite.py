@@ -1,19 +1,19 @@
-"""Granite 3: Llama's layers, where keys of the configuration scale embeddings, scores, residuals and logits."""
+"""Granite without recurrent layers."""
 
 from __future__ import annotations
 
-from llmc.compiler.architectures.shared.base import Config, Family
-from llmc.compiler.architectures.shared.names import layer
-from llmc.compiler.architectures.shared.tiny import TINY
+from llmc.compiler.architectures.shared.base import TINY, Family
+from llmc.compiler.architectures.shared.experts import EXPERT_RULES, Experts, ExpertsSize, expert_layer
+from llmc.compiler.architectures.shared.names import biased_layer
 
+FAMILIES: dict[str, Family] = {}
 
-def _layer(config: Config) -> list[str]:
-    return layer("qkvo" if config.get("attention_bias") else "", mlp_biases=bool(config.get("mlp_bias")))
-
-
-FAMILY = Family(
+FAMILIES["granite"] = Family(
+    summary=(
+        "Granite 3: Llama's layers, where keys of the configuration scale embeddings, scores, residuals and logits."
+    ),
     model_class="GraniteForCausalLM",
-    layer=_layer,
+    layer=biased_layer,
     reads=frozenset({
         "attention_bias", "mlp_bias", "embedding_multiplier", "logits_scaling", "residual_multiplier",
         "attention_multiplier",
@@ -21,5 +21,28 @@ FAMILY = Family(
     tiny={
         **TINY, "num_hidden_layers": 2, "embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.5,
         "attention_multiplier": 0.2,
+    },
+)  # fmt: skip
+
+
+FAMILIES["granitemoe"] = Family(
+    summary=(
+        "Granite with experts: multipliers of the embedding, attention, residuals and logits; routing after the "
+        "choice."
+    ),
+    model_class="GraniteMoeForCausalLM",
+    layer=lambda config: expert_layer(biased_layer(config), ("router.weight",), "block_sparse_moe"),
+    reads=frozenset({
+        "num_local_experts", "num_experts_per_tok", "embedding_multiplier", "attention_multiplier",
+        "residual_multiplier", "logits_scaling", "attention_bias",
+    }),
+    harmless=frozenset({"router_aux_loss_coef", "output_router_logits"}),
+    experts=Experts(("num_local_experts",), "linear"),
+    sharding=EXPERT_RULES,
+    size=ExpertsSize.reading(("num_local_experts",), "num_experts_per_tok"),
+    fused={"linear": 3, "rms_norm": 0},
+    tiny={
+        **TINY, "num_hidden_layers": 2, "num_local_experts": 8, "num_experts_per_tok": 2, "embedding_multiplier": 12.0,
+        "attention_multiplier": 0.2, "residual_multiplier": 0.3, "logits_scaling": 6.0,
     },
 )  # fmt: skip

@@ -1,15 +1,17 @@
-"""LFM2: layers of a short gated convolution, between which some attend with normed queries and keys."""
+"""LFM2."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from llmc.compiler.architectures.shared.base import Config, Family
-from llmc.compiler.architectures.shared.hybrid import ATTENTION, CountedSize, attention_weights, hybrid_cache
+from llmc.compiler.architectures.shared.base import Config, Family, tiny_without
+from llmc.compiler.architectures.shared.cache import ATTENTION, attention_layer, hybrid_cache
 from llmc.compiler.architectures.shared.names import Names, with_biases
 from llmc.compiler.architectures.shared.sharding import rules
-from llmc.compiler.architectures.shared.tiny import TINY
-from llmc.runtime.cache_shape import CacheShape, CacheTensor, key_value
+from llmc.compiler.architectures.shared.size import CountedSize, attention_weights
+from llmc.runtime.cache_shape import CacheShape, CacheTensor
+
+FAMILIES: dict[str, Family] = {}
 
 NAMES = Names(others=lambda config: ["model.embedding_norm.weight"])
 
@@ -51,11 +53,9 @@ def _derived(config: Config) -> dict[str, Any]:
 
 
 def _cache(config: Config) -> CacheShape:
-    heads, hidden = config["num_attention_heads"], config["hidden_size"]
-    kept = config.get("num_key_value_heads") or heads
+    convolved = (int(config.get("conv_L_cache") or 3) - 1, config["hidden_size"])
     return hybrid_cache([
-        key_value(i, kept, config.get("head_dim") or hidden // heads) if attends
-        else [CacheTensor(i, "conv", "state", (int(config.get("conv_L_cache") or 3) - 1, hidden))]
+        attention_layer(config, i) if attends else [CacheTensor(i, "conv", "state", convolved)]
         for i, attends in enumerate(_types(config))
     ])  # fmt: skip
 
@@ -68,7 +68,8 @@ def _size(config: Config, source: str) -> CountedSize:
     return CountedSize.counted({**config, "intermediate_size": _width(config)}, source, inner=inner)
 
 
-FAMILY = Family(
+FAMILIES["lfm2"] = Family(
+    summary="LFM2: layers of a short gated convolution, between which some attend with normed queries and keys.",
     model_class="Lfm2ForCausalLM",
     layer_at=_layer,
     names=NAMES,
@@ -94,7 +95,7 @@ FAMILY = Family(
     cache=_cache,
     fused={"linear": 5, "rms_norm": 0},
     tiny={
-        **{k: v for k, v in TINY.items() if k not in ("head_dim", "rms_norm_eps", "tie_word_embeddings")},
+        **tiny_without("head_dim", "rms_norm_eps", "tie_word_embeddings"),
         "num_hidden_layers": 2, "norm_eps": 1e-5, "layer_types": ["conv", "full_attention"], "block_multiple_of": 32,
     },
 )  # fmt: skip

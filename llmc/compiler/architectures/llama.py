@@ -1,27 +1,237 @@
-"""Llama, and whatever has its layers: biases are optional, GGUF files have the rows of q and k interleaved."""
+"""Llama, and models with its layers but for a detail."""
 
 from __future__ import annotations
 
 from collections.abc import Container
 from typing import Any
 
-from llmc.compiler.architectures.shared.base import Config, Family, Gguf
-from llmc.compiler.architectures.shared.names import layer
-from llmc.compiler.architectures.shared.tiny import TINY
+from llmc.compiler.architectures.shared.base import TINY, WINDOW, Config, Family, Gguf, tied_by_default, tiny_without
+from llmc.compiler.architectures.shared.cache import SLIDING, attention_cache, cache_in_turn
+from llmc.compiler.architectures.shared.names import Names, biased_layer, layer, ungated, with_biases
+from llmc.compiler.architectures.shared.sharding import PROJECTIONS, rules
+from llmc.compiler.architectures.shared.size import ModelSize, tied_size
+from llmc.runtime.cache_shape import CacheShape
 
-
-def _layer(config: Config) -> list[str]:
-    return layer("qkvo" if config.get("attention_bias") else "", mlp_biases=bool(config.get("mlp_bias")))
+FAMILIES: dict[str, Family] = {}
+_LAYER_NORM = Names(others=lambda config: with_biases("model.norm"))
+"""Of models whose last norm has a bias."""
 
 
 def _gguf_config(tensors: Container[str]) -> dict[str, Any]:
     return {"attention_bias": "blk.0.attn_q.bias" in tensors, "mlp_bias": "blk.0.ffn_up.bias" in tensors}
 
 
-FAMILY = Family(
+FAMILIES["llama"] = Family(
+    summary="Llama, and whatever has its layers: biases are optional, GGUF files have the rows of q and k interleaved.",
     model_class="LlamaForCausalLM",
-    layer=_layer,
+    layer=biased_layer,
     reads=frozenset({"attention_bias", "mlp_bias"}),
     gguf=Gguf("llama", interleaved=("q_proj", "k_proj"), config=_gguf_config),
     tiny={**TINY, "num_hidden_layers": 2},
 )
+
+
+FAMILIES["arcee"] = Family(
+    summary="Arcee's AFM: Llama's layers with an MLP that has no gate, and squares what ReLU leaves.",
+    model_class="ArceeForCausalLM",
+    layer=lambda config: ungated(biased_layer(config)),
+    reads=frozenset({"attention_bias", "mlp_bias"}),
+    size=ModelSize.ungated,
+    tiny={**TINY, "num_hidden_layers": 2, "hidden_act": "relu2"},
+)
+
+
+FAMILIES["cwm"] = Family(
+    summary="CWM: Llama 3's layers, of which only every fourth sees more than a window.",
+    model_class="CwmForCausalLM",
+    reads=frozenset({"sliding_window", "layer_types"}),
+    cache=cache_in_turn(4, 8192, first=True),
+    tiny={
+        **TINY, "num_hidden_layers": 2, "sliding_window": WINDOW,
+        "layer_types": ["full_attention", "sliding_attention"],
+    },
+)  # fmt: skip
+
+
+def _exaone4_layer(config: Config) -> list[str]:
+    parts = layer(qk_norms=True)
+    return ["post_feedforward_layernorm.weight", *(part for part in parts if part != "input_layernorm.weight")]
+
+
+FAMILIES["exaone4"] = Family(
+    summary=(
+        "EXAONE 4: what a block gives is normed, not what it takes; layers without a window have no rotary positions."
+    ),
+    model_class="Exaone4ForCausalLM",
+    layer=_exaone4_layer,
+    reads=frozenset({"sliding_window", "sliding_window_pattern", "layer_types"}),
+    cache=cache_in_turn(4),
+    tiny={
+        **TINY, "num_hidden_layers": 2, "sliding_window": WINDOW, "pad_token_id": 0,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
+)  # fmt: skip
+
+
+FAMILIES["helium"] = Family(
+    summary="Helium: Llama's layers, which rotate neighbours of a head with each other.",
+    model_class="HeliumForCausalLM",
+    layer=lambda config: biased_layer(config, "qkv"),
+    reads=frozenset({"attention_bias", "mlp_bias"}),
+    tiny={**TINY, "num_hidden_layers": 2, "pad_token_id": 0},
+)
+
+
+def _hunyuan_layer(config: Config) -> list[str]:
+    found = biased_layer(config)
+    return [*found, "self_attn.query_layernorm.weight", "self_attn.key_layernorm.weight"]
+
+
+FAMILIES["hunyuan_v1_dense"] = Family(
+    summary="Hunyuan's dense models: Llama's layers, where queries and keys are normed after they are rotated.",
+    model_class="HunYuanDenseV1ForCausalLM",
+    layer=_hunyuan_layer,
+    reads=frozenset({"attention_bias"}),
+    rope={"dynamic": frozenset({"alpha"})},
+    allows={"use_qk_norm": (True,), "use_cla": (False,)},
+    harmless=frozenset({"eod_token_id"}),
+    tiny={
+        **TINY, "num_hidden_layers": 2,
+        "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 1.0, "alpha": 1000.0},
+    },
+)  # fmt: skip
+
+
+def _jais2_layer(config: Config) -> list[str]:
+    biases = "qkvo" if config.get("attention_bias", True) else ""
+    found = layer(biases, mlp_biases=bool(config.get("mlp_bias", True)))
+    norms = ["input_layernorm.bias", "post_attention_layernorm.bias"]
+    return [*norms, *ungated(found)]
+
+
+FAMILIES["jais2"] = Family(
+    summary=(
+        "Jais 2: Llama's layers with LayerNorms and biases, and an MLP without a gate that squares what ReLU leaves."
+    ),
+    model_class="Jais2ForCausalLM",
+    layer=_jais2_layer,
+    names=_LAYER_NORM,
+    unread=frozenset({"rms_norm_eps"}),
+    reads=frozenset({"attention_bias", "mlp_bias", "layer_norm_eps"}),
+    size=ModelSize.ungated,
+    tiny={
+        **tiny_without("rms_norm_eps"), "num_hidden_layers": 2, "layer_norm_eps": 1e-5,
+        "hidden_act": "relu2", "attention_bias": True, "mlp_bias": True,
+    },
+)  # fmt: skip
+
+
+def _nemotron_layer(config: Config) -> list[str]:
+    found = biased_layer(config)
+    norms = ["input_layernorm.bias", "post_attention_layernorm.bias"]
+    return [*norms, *ungated(found)]
+
+
+FAMILIES["nemotron"] = Family(
+    summary=(
+        "Nemotron 4 and Minitron: LayerNorms that add one to their weight, half of each head rotated, squared ReLU."
+    ),
+    model_class="NemotronForCausalLM",
+    layer=_nemotron_layer,
+    names=_LAYER_NORM,
+    unread=frozenset({"rms_norm_eps"}),
+    reads=frozenset({"attention_bias", "mlp_bias", "norm_eps", "partial_rotary_factor"}),
+    size=ModelSize.ungated,
+    tiny={
+        **tiny_without("rms_norm_eps"), "num_hidden_layers": 2, "norm_eps": 1e-5,
+        "hidden_act": "relu2",
+    },
+)  # fmt: skip
+
+
+def _cache(config: Config) -> CacheShape:
+    """Layers without rotary positions have a window, where `use_sliding_window` asks for one."""
+    every, layers = config.get("no_rope_layer_interval", 4), range(config["num_hidden_layers"])
+    rotated = config.get("no_rope_layers") or [(i + 1) % every for i in layers]
+    types = [SLIDING if config.get("use_sliding_window") and not rotated[i] else "full_attention" for i in layers]
+    return attention_cache({**config, "layer_types": config.get("layer_types") or types})
+
+
+FAMILIES["smollm3"] = Family(
+    summary="SmolLM3: Llama's layers, some of them without rotary positions, by layer or every so many.",
+    model_class="SmolLM3ForCausalLM",
+    layer=biased_layer,
+    reads=frozenset({
+        "attention_bias", "mlp_bias", "use_sliding_window", "sliding_window", "no_rope_layers",
+        "no_rope_layer_interval", "layer_types",
+    }),
+    allows={"pretraining_tp": (1, 2)},
+    harmless=frozenset({"max_window_layers"}),
+    cache=_cache,
+    size=tied_size,
+    tiny={**TINY, "num_hidden_layers": 2, "no_rope_layers": [1, 0], "pad_token_id": 0},
+)  # fmt: skip
+
+
+def _stablelm_layer(config: Config) -> list[str]:
+    parts = [*layer("qkv" if config.get("use_qkv_bias") else ""), "input_layernorm.bias"]
+    if config.get("use_parallel_residual"):
+        parts.remove("post_attention_layernorm.weight")
+    else:
+        parts.append("post_attention_layernorm.bias")
+    if config.get("qk_layernorm"):
+        heads = {"q": config["num_attention_heads"], "k": config["num_key_value_heads"]}
+        parts += [f"self_attn.{name}_layernorm.norms.{i}.weight" for name, count in heads.items() for i in range(count)]
+    return parts
+
+
+FAMILIES["stablelm"] = Family(
+    summary="StableLM: Llama's layers with LayerNorm, a part of each head rotated, and optionally norms of each head.",
+    model_class="StableLmForCausalLM",
+    layer=_stablelm_layer,
+    names=_LAYER_NORM,
+    unread=frozenset({"head_dim", "rms_norm_eps"}),
+    reads=frozenset({
+        "layer_norm_eps", "use_qkv_bias", "qk_layernorm", "use_parallel_residual", "partial_rotary_factor",
+    }),
+    harmless=frozenset({"rope_pct", "rotary_scaling_factor"}),
+    sharding=rules(
+        _LAYER_NORM, **PROJECTIONS,
+        up=r"mlp\.(?:gate|up)_proj", down=r"mlp\.down_proj",
+    ),
+    tiny={
+        **tiny_without("head_dim", "rms_norm_eps"),
+        "num_hidden_layers": 2, "layer_norm_eps": 1e-5, "partial_rotary_factor": 0.5, "use_qkv_bias": True,
+    },
+)  # fmt: skip
+
+
+def _starcoder2_layer(config: Config) -> list[str]:
+    linear = [*(f"self_attn.{name}_proj" for name in "qkvo"), "mlp.c_fc", "mlp.c_proj"]
+    norms = with_biases("input_layernorm", "post_attention_layernorm")
+    return norms + (with_biases(*linear) if config.get("use_bias", True) else [f"{name}.weight" for name in linear])
+
+
+FAMILIES["starcoder2"] = Family(
+    summary=(
+        "StarCoder 2: grouped heads, LayerNorm, biases everywhere by a key, an MLP without a gate, a sliding window."
+    ),
+    model_class="Starcoder2ForCausalLM",
+    layer=_starcoder2_layer,
+    names=_LAYER_NORM,
+    derived=tied_by_default,
+    unread=frozenset({"head_dim", "rms_norm_eps"}),
+    reads=frozenset({"norm_epsilon", "use_bias", "sliding_window"}),
+    allows={"mlp_type": ("default",), "norm_type": ("layer_norm",)},
+    harmless=frozenset({"residual_dropout", "embedding_dropout"}),
+    sharding=rules(
+        _LAYER_NORM, **PROJECTIONS,
+        up=r"mlp\.c_fc", down=r"mlp\.c_proj",
+    ),
+    size=ModelSize.ungated,
+    tiny={
+        **tiny_without("head_dim", "rms_norm_eps"),
+        "num_hidden_layers": 2, "norm_epsilon": 1e-5, "hidden_act": "gelu_pytorch_tanh", "sliding_window": WINDOW,
+        "tie_word_embeddings": True,
+    },
+)  # fmt: skip

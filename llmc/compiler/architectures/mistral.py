@@ -1,14 +1,63 @@
-"""Mistral: Llama's layers without biases, and attention within a sliding window. GGUF files say that it is a Llama."""
+"""Mistral's models."""
 
 from __future__ import annotations
 
-from llmc.compiler.architectures.shared.base import Family
+from llmc.compiler.architectures.shared.base import TINY, WINDOW, Family
 from llmc.compiler.architectures.shared.cache import attention_cache
-from llmc.compiler.architectures.shared.tiny import TINY, WINDOW
+from llmc.compiler.architectures.shared.experts import EXPERT_RULES, Experts, ExpertsSize, expert_layer
+from llmc.compiler.architectures.shared.names import layer
 
-FAMILY = Family(
+FAMILIES: dict[str, Family] = {}
+
+FAMILIES["mistral"] = Family(
+    summary=(
+        "Mistral: Llama's layers without biases, and attention within a sliding window. GGUF files say that it is a "
+        "Llama."
+    ),
     model_class="MistralForCausalLM",
     reads=frozenset({"sliding_window"}),
     cache=lambda config: attention_cache({"sliding_window": 4096, **config}),
     tiny={**TINY, "num_hidden_layers": 2, "sliding_window": WINDOW},
+)
+
+
+FAMILIES["ministral"] = Family(
+    summary="Ministral: Mistral's layers, whose windows differ by layer.",
+    model_class="MinistralForCausalLM",
+    reads=frozenset({"sliding_window", "layer_types"}),
+    cache=lambda config: attention_cache({"sliding_window": 4096, **config}),
+    tiny={
+        **TINY, "num_hidden_layers": 2, "sliding_window": WINDOW,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
+)  # fmt: skip
+
+
+FAMILIES["ministral3"] = Family(
+    summary=(
+        "Ministral 3: Mistral's layers, whose queries grow with the logarithm of how often their position passed a "
+        "length."
+    ),
+    model_class="Ministral3ForCausalLM",
+    reads=frozenset({"sliding_window", "llama_4_scaling_beta"}),
+    tiny={
+        **TINY, "num_hidden_layers": 2, "sliding_window": WINDOW, "pad_token_id": 0, "rope_parameters": {
+            "rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 16,
+            "beta_fast": 8.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.5,
+        },
+    },
+)  # fmt: skip
+
+
+FAMILIES["mixtral"] = Family(
+    summary="Mixtral: Mistral's attention, and two of eight MLPs a token, whose weights sum to 1.",
+    model_class="MixtralForCausalLM",
+    layer=lambda config: expert_layer(layer()),
+    reads=frozenset({"sliding_window", "num_local_experts", "num_experts_per_tok"}),
+    harmless=frozenset({"router_aux_loss_coef", "router_jitter_noise", "output_router_logits"}),
+    experts=Experts(("num_local_experts",), "w123"),
+    sharding=EXPERT_RULES,
+    size=ExpertsSize.reading(("num_local_experts",), "num_experts_per_tok"),
+    fused={"linear": 3, "rms_norm": 0},
+    tiny={**TINY, "num_hidden_layers": 2, "num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": WINDOW},
 )

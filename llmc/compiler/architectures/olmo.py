@@ -1,24 +1,76 @@
-"""OLMo: Llama's layers with LayerNorms that have no weights; a key clips queries, keys and values."""
+"""OLMo's models."""
 
 from __future__ import annotations
 
-from llmc.compiler.architectures.shared.base import Config, Family
-from llmc.compiler.architectures.shared.names import Names, layer
-from llmc.compiler.architectures.shared.tiny import TINY
+from llmc.compiler.architectures.shared.base import TINY, WINDOW, Config, Family, tiny_without
+from llmc.compiler.architectures.shared.cache import cache_in_turn
+from llmc.compiler.architectures.shared.experts import EXPERT_RULES, Experts, ExpertsSize, expert_layer
+from llmc.compiler.architectures.shared.names import Names, biased_layer
+
+FAMILIES: dict[str, Family] = {}
 
 
-def _layer(config: Config) -> list[str]:
-    return [part for part in layer("qkvo" if config.get("attention_bias") else "") if "layernorm" not in part]
+def _olmo_layer(config: Config) -> list[str]:
+    return [part for part in biased_layer(config) if "layernorm" not in part]
 
 
-FAMILY = Family(
+FAMILIES["olmo"] = Family(
+    summary="OLMo: Llama's layers with LayerNorms that have no weights; a key clips queries, keys and values.",
     model_class="OlmoForCausalLM",
-    layer=_layer,
+    layer=_olmo_layer,
     names=Names(others=lambda config: []),
     unread=frozenset({"rms_norm_eps", "head_dim"}),
     reads=frozenset({"attention_bias", "clip_qkv"}),
     tiny={
-        **{k: v for k, v in TINY.items() if k not in ("rms_norm_eps", "head_dim")}, "num_hidden_layers": 2,
-        "clip_qkv": 1.5,
+        **tiny_without("rms_norm_eps", "head_dim"), "num_hidden_layers": 2, "clip_qkv": 1.5,
     },
 )  # fmt: skip
+
+
+def _olmo2_layer(config: Config) -> list[str]:
+    found = biased_layer(config, qk_norms=True)
+    return ["post_feedforward_layernorm.weight", *(part for part in found if part != "input_layernorm.weight")]
+
+
+FAMILIES["olmo2"] = Family(
+    summary=(
+        "OLMo 2: what a block gives is normed, not what it takes; queries and keys are normed over all heads together."
+    ),
+    model_class="Olmo2ForCausalLM",
+    layer=_olmo2_layer,
+    reads=frozenset({"attention_bias"}),
+    tiny={**tiny_without("head_dim"), "num_hidden_layers": 2},
+)
+
+
+FAMILIES["olmo3"] = Family(
+    summary="OLMo 3: OLMo 2's layers, some with a sliding window; those without one may scale their RoPE.",
+    model_class="Olmo3ForCausalLM",
+    layer=_olmo2_layer,
+    reads=frozenset({"attention_bias", "sliding_window", "layer_types"}),
+    cache=cache_in_turn(4),
+    tiny={
+        **tiny_without("head_dim"), "num_hidden_layers": 2, "sliding_window": WINDOW,
+        "layer_types": ["sliding_attention", "full_attention"], "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            "full_attention": {
+                "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32,
+                "attention_factor": 1.2, "beta_fast": 8.0, "beta_slow": 1.0,
+            },
+        },
+    },
+)  # fmt: skip
+
+
+FAMILIES["olmoe"] = Family(
+    summary="OLMoE: queries and keys are normed over all heads at once, and each token takes some of many small MLPs.",
+    model_class="OlmoeForCausalLM",
+    layer=lambda config: expert_layer(biased_layer(config, qk_norms=True)),
+    reads=frozenset({"num_experts", "num_experts_per_tok", "norm_topk_prob", "attention_bias"}),
+    harmless=frozenset({"router_aux_loss_coef", "output_router_logits"}),
+    experts=Experts(("num_experts",)),
+    sharding=EXPERT_RULES,
+    size=ExpertsSize.reading(("num_experts",), "num_experts_per_tok"),
+    fused={"linear": 5, "rms_norm": 2},
+    tiny={**TINY, "num_hidden_layers": 2, "num_experts": 8, "num_experts_per_tok": 2},
+)

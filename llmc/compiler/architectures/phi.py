@@ -1,12 +1,14 @@
-"""Phi 1, 1.5 and 2: attention and MLP read the same hidden states, heads are rotated in part, the head has a bias."""
+"""Phi's models."""
 
 from __future__ import annotations
 
-from llmc.compiler.architectures.shared.base import Config, Family
-from llmc.compiler.architectures.shared.names import Names, with_biases
-from llmc.compiler.architectures.shared.sharding import rules
+from llmc.compiler.architectures.shared.base import TINY, WINDOW, Config, Family, tiny_without
+from llmc.compiler.architectures.shared.experts import EXPERT_RULES, Experts, ExpertsSize, expert_layer
+from llmc.compiler.architectures.shared.names import HEAD, Names, biased_layer, with_biases
+from llmc.compiler.architectures.shared.sharding import PACKED_RULES, rules
 from llmc.compiler.architectures.shared.size import ModelSize
-from llmc.compiler.architectures.shared.tiny import TINY
+
+FAMILIES: dict[str, Family] = {}
 
 NAMES = Names(others=lambda config: [*with_biases("model.final_layernorm"), "lm_head.bias"])
 
@@ -17,7 +19,11 @@ def _layer(config: Config) -> list[str]:
     return with_biases("input_layernorm", *parts, *norms)
 
 
-FAMILY = Family(
+FAMILIES["phi"] = Family(
+    summary=(
+        "Phi 1, 1.5 and 2: attention and MLP read the same hidden states, heads are rotated in part, the head has a "
+        "bias."
+    ),
     model_class="PhiForCausalLM",
     layer=_layer,
     names=NAMES,
@@ -29,7 +35,57 @@ FAMILY = Family(
     ),
     size=ModelSize.ungated,
     tiny={
-        **{name: value for name, value in TINY.items() if name not in ("head_dim", "rms_norm_eps")},
+        **tiny_without("head_dim", "rms_norm_eps"),
         "num_hidden_layers": 2, "hidden_act": "gelu_new", "layer_norm_eps": 1e-5, "partial_rotary_factor": 0.5,
+    },
+)  # fmt: skip
+
+
+_LAYER = [
+    "input_layernorm.weight", "post_attention_layernorm.weight", "self_attn.qkv_proj.weight", "self_attn.o_proj.weight",
+    "mlp.gate_up_proj.weight", "mlp.down_proj.weight",
+]  # fmt: skip
+
+
+FAMILIES["phi3"] = Family(
+    summary="Phi-3 and Phi-4: Llama's layers whose q, k and v, and gate and up, are one tensor each.",
+    model_class="Phi3ForCausalLM",
+    layer=lambda config: list(_LAYER),
+    reads=frozenset({"original_max_position_embeddings", "partial_rotary_factor", "sliding_window"}),
+    allows={"full_attn_mod": (1,), "interpolate_factor": (1,), "lm_head_bias": (False,)},
+    sharding=PACKED_RULES,
+    tiny={
+        **TINY, "num_hidden_layers": 2, "sliding_window": WINDOW, "pad_token_id": 0,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+    },
+)  # fmt: skip
+
+
+_NORMS = ["input_layernorm.bias", "post_attention_layernorm.bias"]
+
+
+def _others(config: Config) -> list[str]:
+    return [*with_biases("model.norm"), *(["lm_head.bias"] if config.get("lm_head_bias") else [])]
+
+
+FAMILIES["phimoe"] = Family(
+    summary=(
+        "Phi with experts (Phi-3.5-MoE): LayerNorm, and two experts a token, each weighed among those that are near "
+        "it."
+    ),
+    model_class="PhimoeForCausalLM",
+    layer=lambda config: [*expert_layer(biased_layer(config), ("router.weight",)), *_NORMS],
+    names=Names(others=_others, head=HEAD),
+    reads=frozenset({
+        "num_local_experts", "num_experts_per_tok", "router_jitter_noise", "attention_bias", "lm_head_bias",
+    }),
+    harmless=frozenset({"router_aux_loss_coef", "output_router_logits", "input_jitter_noise"}),
+    experts=Experts(("num_local_experts",), "w123-router"),
+    sharding=EXPERT_RULES,
+    size=ExpertsSize.reading(("num_local_experts",), "num_experts_per_tok"),
+    fused={"linear": 3, "rms_norm": 0},
+    tiny={
+        **TINY, "num_hidden_layers": 2, "num_local_experts": 8, "num_experts_per_tok": 2, "router_jitter_noise": 0.2,
+        "attention_bias": True, "lm_head_bias": True,
     },
 )  # fmt: skip

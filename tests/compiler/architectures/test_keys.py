@@ -1,4 +1,4 @@
-"""Families are found by listing a folder, and are in the keys of what reads them all the same."""
+"""Families are imported by name, and are in the keys of what reads them all the same."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 import llmc
 from llmc.compiler import code
-from llmc.compiler.architectures import supported
+from llmc.compiler.architectures import FILES
 from llmc.compiler.checkpoint.gguf import GgufCheckpoint
 from llmc.compiler.checkpoint.huggingface import HuggingFaceCheckpoint
 from llmc.compiler.frontend.trace import trace, trace_weightless
@@ -29,7 +29,7 @@ OTHERS: dict[str, tuple[code.Maker, ...]] = {
     "references of safetensors": (probes_stage, HuggingFaceCheckpoint),
     "executables for a CPU": (open_target("onnxruntime").compile,),
 }
-FAMILIES = {f"llmc.compiler.architectures.{name}" for name in supported()}
+FAMILIES = {f"llmc.compiler.architectures.{file}" for file in FILES.values()}
 
 
 @pytest.fixture
@@ -55,11 +55,11 @@ def test_what_reads_none_is_keyed_by_none(what: str) -> None:
 @pytest.mark.parametrize("what", READERS)
 def test_a_change_of_a_family_and_a_new_one_change_the_keys_of_what_reads_it(what: str, copied: Path) -> None:
     seen = [code.code_digest(*READERS[what])]
-    for change in (copied / "qwen3.py", copied / "shared/base.py"):
-        change.write_text(change.read_text() + "\n")
+    for change in (copied / "qwen.py", copied / "shared/base.py"):
+        change.write_text(change.read_text() + "EDITED = 1\n")
         code.forget()
         seen.append(code.code_digest(*READERS[what]))
-    (copied / "new.py").write_text("FAMILY = None\n")
+    (copied / "new.py").write_text("FAMILIES = {}\n")
     code.forget()
     seen.append(code.code_digest(*READERS[what]))
     assert len(set(seen)) == 4
@@ -70,7 +70,7 @@ def test_a_change_of_a_family_and_a_new_one_change_the_keys_of_what_reads_it(wha
 @pytest.mark.parametrize("what", OTHERS)
 def test_a_new_family_leaves_all_else_as_it_is(what: str, copied: Path) -> None:
     before = code.code_digest(*OTHERS[what])
-    (copied / "new.py").write_text("FAMILY = None\n")
-    (copied / "llama.py").write_text("FAMILY = None\n")
+    (copied / "new.py").write_text("FAMILIES = {}\n")
+    (copied / "llama.py").write_text("FAMILIES = {}\n")
     code.forget()
     assert code.code_digest(*OTHERS[what]) == before

@@ -1,4 +1,4 @@
-"""A family is one file: docs/adding-an-architecture.md's, as it stands there, with nothing in llmc changed."""
+"""The family of docs/adding-an-architecture.md, as it stands there."""
 
 from __future__ import annotations
 
@@ -25,16 +25,17 @@ from tests.compiler import tiny
 from tests.compiler.architectures.dropped import drop_in
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "adding-an-architecture.md"
-NAME = "seed_oss"
+NAME, FILE = "seed_oss", "seed"
 
 
 @pytest.fixture
 def dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file of the page lies among the families."""
-    (text,) = re.findall(rf"^```python\n# {NAME}\.py\n(.*?)^```", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL)
+    (text,) = re.findall(rf"^```python\n# {FILE}\.py\n(.*?)^```", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL)
     with pytest.raises(CheckpointError, match=f"'{NAME}' is not supported; supported: {', '.join(supported())}"):
         require_supported({"model_type": NAME})
-    drop_in(NAME, text, tmp_path, monkeypatch)
+    assert f'"{FILE}": ("{NAME}",),' in DOCUMENT.read_text()
+    drop_in(NAME, FILE, text, tmp_path, monkeypatch)
 
 
 @pytest.mark.usefixtures("dropped")
@@ -80,25 +81,26 @@ def test_it_is_gone_after_a_test() -> None:
 
 
 OWN = """
-from llmc.compiler.architectures.shared.base import Family, Gguf
+from llmc.compiler.architectures.shared.base import TINY, Family, Gguf
 from llmc.compiler.architectures.shared.sharding import Rule
 from llmc.compiler.architectures.shared.size import ModelSize
-from llmc.compiler.architectures.shared.tiny import TINY
 
-FAMILY = Family(
-    model_class="OddForCausalLM",
-    gguf=Gguf("odd-in-gguf"),
-    sharding=(Rule("all", r".*", 0, "vocab_size", "words", "all"),),
-    size=lambda config, source: ModelSize(1, 2, 3, 4, 5, 6, 7, tied=True),
-    tiny=TINY,
-)
+FAMILIES = {
+    "odd": Family(
+        model_class="OddForCausalLM",
+        gguf=Gguf("odd-in-gguf"),
+        sharding=(Rule("all", r".*", 0, "vocab_size", "words", "all"),),
+        size=lambda config, source: ModelSize(1, 2, 3, 4, 5, 6, 7, tied=True),
+        tiny=TINY,
+    )
+}
 """
 
 
 def test_a_familys_own_sizes_rules_and_name_in_gguf_files_are_the_ones_that_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    drop_in("odd", OWN, tmp_path, monkeypatch)
+    drop_in("odd", "odd_models", OWN, tmp_path, monkeypatch)
     assert size_of({"model_type": "odd"}, "config.json").vocabulary == 7
     assert by_gguf_architecture()["odd-in-gguf"] == "odd"
     found = weight_shardings({"anything": (8, 3)}, {"model_type": "odd", "vocab_size": 4}, 2)

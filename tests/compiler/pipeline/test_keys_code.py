@@ -90,9 +90,9 @@ def elsewhere(copied: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def edit(folder: Path, name: str) -> bytes:
-    """Add a line to a source, and return what it was."""
+    """Add a statement to a source, and return what it was."""
     source = (folder / name).read_bytes()
-    (folder / name).write_bytes(source + b"\n")
+    (folder / name).write_bytes(source + b"\nEDITED = 1\n")
     code.forget()
     return source
 

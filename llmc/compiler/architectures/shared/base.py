@@ -1,7 +1,7 @@
-"""The contract of a family's file: FAMILY, one `Family`, says all that llmc knows of a model type beside its code.
+"""The contract of a family: one `Family` says all that llmc knows of a model type beside its code.
 
 The code of a model is transformers' own, traced unmodified. Defaults are those of a plain decoder (Llama's layers
-without biases), so that a file states what differs. Families are part of keys: the key of every result that reads a
+without biases), so that a family states what differs. Families are part of keys: the key of every result that reads a
 family has the sources of all families in `code` (compiler/code.py).
 """
 
@@ -21,6 +21,31 @@ from llmc.runtime.cache_shape import CacheShape
 
 Config: TypeAlias = Mapping[str, Any]
 """A configuration in the terms of config.json, as `Checkpoint.config` has it."""
+
+
+NO_ROPE = frozenset({"rope_parameters", "rope_theta"})
+"""Common keys that a model without rotary positions does not read."""
+
+WINDOW = 5
+"""A sliding window that is shorter than every sequence of the tests."""
+
+TINY: Mapping[str, Any] = {
+    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 128, "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+"""What the families' tiny configurations have in common: grouped heads, and no two equal sizes that could be confused.
+"""
+
+
+def tied_by_default(config: Config) -> dict[str, Any]:
+    """For `Family.derived`: the head is tied unless config.json says otherwise."""
+    return {"tie_word_embeddings": config.get("tie_word_embeddings", True)}
+
+
+def tiny_without(*names: str) -> dict[str, Any]:
+    """TINY without keys that a family does not have."""
+    return {name: value for name, value in TINY.items() if name not in names}
 
 
 @dataclass(frozen=True)
@@ -57,6 +82,8 @@ class Family:
 
     model_class: str
     """transformers' class of the causal language model, which configurations name in `architectures`."""
+    summary: str = ""
+    """What sets it apart, for docs/models.md."""
     layer: Callable[[Config], list[str]] = lambda config: layer()
     """Tensors of one layer, without `model.layers.N.`; a checkpoint with further tensors is refused."""
     layer_at: Callable[[Config, int], list[str]] | None = None

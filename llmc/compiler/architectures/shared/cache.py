@@ -5,15 +5,17 @@ Rules were read from transformers 5.23's configuration and modeling files of the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from llmc.runtime.cache_shape import CacheShape
+from llmc.runtime.cache_shape import CacheShape, CacheTensor, key_value
 
 Config: TypeAlias = Mapping[str, Any]
 
 SLIDING = "sliding_attention"
 """The member of `layer_types` whose layers see `sliding_window` tokens, themselves included."""
+ATTENTION = ("full_attention", "attention")
+"""What configurations call layers that attend; transformers 5 has the first, published ones the second."""
 
 
 def attention_cache(config: Mapping[str, Any]) -> CacheShape:
@@ -57,6 +59,18 @@ def cache_in_turn(every: int, window: int | None = 4096, *, first: bool = False)
         return attention_cache(said)
 
     return cache
+
+
+def attention_layer(config: Config, layer: int) -> list[CacheTensor]:
+    """Keys and values of one layer, without a window."""
+    heads = config["num_attention_heads"]
+    width = config.get("head_dim") or config["hidden_size"] // heads
+    return list(key_value(layer, config.get("num_key_value_heads") or heads, width))
+
+
+def hybrid_cache(layers: Sequence[Sequence[CacheTensor]]) -> CacheShape:
+    """The cache of layers that keep these."""
+    return CacheShape(len(layers), tuple(tensor for layer in layers for tensor in layer))
 
 
 def _cache(config: Mapping[str, Any], windows: list[int | None]) -> CacheShape:

@@ -8,7 +8,7 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from llmc.compiler.architectures import require_supported, supported
+from llmc.compiler.architectures import FILES, require_supported, supported
 from llmc.compiler.architectures.shared.base import Family
 from llmc.errors import CheckpointError
 
@@ -22,7 +22,8 @@ PLAIN = Family(model_class="", tiny={})
 
 def family(config: Config) -> Family:
     """The family of a configuration; raises CheckpointError where its model type is not supported."""
-    found: Family = import_module(f"llmc.compiler.architectures.{require_supported(config)}").FAMILY
+    name = require_supported(config)
+    found: Family = import_module(f"llmc.compiler.architectures.{FILES[name]}").FAMILIES[name]
     return found
 
 

@@ -93,3 +93,18 @@ def layer(biases: str = "", *, mlp_biases: bool = False, qk_norms: bool = False,
     mlp = ("gate_up", "down") if packed_mlp else ("gate", "up", "down")
     ends = ("weight", "bias") if mlp_biases else ("weight",)
     return parts + [f"mlp.{name}_proj.{end}" for name in mlp for end in ends]
+
+
+def biased_layer(
+    config: Mapping[str, Any], which: str = "qkvo", *, default: bool = False, qk_norms: bool = False,
+    packed_mlp: bool = False,
+) -> list[str]:  # fmt: skip
+    """Tensors of a layer where `attention_bias`, or its `default`, gives a bias to the projections `which`, and
+    `mlp_bias` to the MLP's."""
+    biases = which if config.get("attention_bias", default) else ""
+    return layer(biases, mlp_biases=bool(config.get("mlp_bias")), qk_norms=qk_norms, packed_mlp=packed_mlp)
+
+
+def ungated(parts: Sequence[str]) -> list[str]:
+    """The tensors of a layer without the MLP's gate."""
+    return [part for part in parts if not part.startswith("mlp.gate_proj.")]

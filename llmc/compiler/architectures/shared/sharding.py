@@ -67,6 +67,10 @@ PACKED_RULES = (
 change devices after the product: XLA moves them, which costs less than a weight that each device holds whole."""
 
 
+PROJECTIONS = {"query": r"self_attn\.q_proj", "keys": r"self_attn\.[kv]_proj", "output": r"self_attn\.o_proj"}
+"""The attention of most families, for `rules`."""
+
+
 def rules(
     names: Names, query: str = "", keys: str = "", output: str = "", up: str = "", down: str = "",
     features: str | Count = _MLP[0],

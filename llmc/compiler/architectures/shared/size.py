@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from llmc.errors import CheckpointError
 
@@ -130,3 +130,37 @@ class ModelSize:
 def tied_size(config: Mapping[str, Any], source: str) -> ModelSize:
     """`ModelSize.of` for a family whose head is tied unless its configuration says otherwise."""
     return ModelSize.of({"tie_word_embeddings": True, **config}, source)
+
+
+@dataclass(frozen=True)
+class CountedSize(ModelSize):
+    """Sizes of a model whose weights were counted: `inner` without experts, and of experts all and those of a token."""
+
+    inner: int
+    expert_weights: int = 0
+    chosen_weights: int = 0
+
+    @classmethod
+    def counted(cls, config: Mapping[str, Any], source: str, **counts: Any) -> Self:
+        """With the other sizes from `config`; raises CheckpointError as `ModelSize.of`."""
+        return cls(**vars(ModelSize.of(config, source)), **counts)
+
+    def _weights(self, experts: int) -> list[Weights]:
+        return [Weights(self.inner), *([Weights(experts, experts=True)] if experts else []), self.outer]
+
+    @property
+    def weights(self) -> list[Weights]:
+        """Of all experts."""
+        return self._weights(self.expert_weights)
+
+    @property
+    def active_parameters(self) -> int:
+        """Weights that one token's step reads."""
+        return sum(weights.count for weights in self._weights(self.chosen_weights))
+
+
+def attention_weights(config: Mapping[str, Any]) -> int:
+    """Of a plain layer's four projections."""
+    heads = int(config["num_attention_heads"])
+    width = int(config.get("head_dim") or config["hidden_size"] // heads)
+    return int(config["hidden_size"]) * width * 2 * (heads + int(config.get("num_key_value_heads") or heads))

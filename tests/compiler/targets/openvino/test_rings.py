@@ -12,7 +12,7 @@ import pytest
 
 from llmc.artifacts.store.store import Store
 from llmc.buckets.limits import Limits
-from llmc.compiler.architectures.shared.tiny import WINDOW
+from llmc.compiler.architectures.shared.base import WINDOW
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.compile import CompileResult, compile_bundle
 from llmc.errors import ArtifactError, InputError

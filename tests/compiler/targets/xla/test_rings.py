@@ -11,8 +11,8 @@ import pytest
 
 from llmc.buckets.bucket import Bucket
 from llmc.buckets.limits import Limits
+from llmc.compiler.architectures.shared.base import WINDOW
 from llmc.compiler.architectures.shared.caches import cache_of
-from llmc.compiler.architectures.shared.tiny import WINDOW
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.targets import open_target
 from llmc.compiler.targets.xla.target import XlaTarget

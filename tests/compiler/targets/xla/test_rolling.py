@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
+from llmc.compiler.architectures.shared.base import WINDOW
 from llmc.compiler.architectures.shared.caches import uniform_cache_of
-from llmc.compiler.architectures.shared.tiny import WINDOW
 from llmc.compiler.frontend.trace import WeightlessProgram, trace_weightless
 from llmc.compiler.program.sized import BoundProgram, Operation, Ref, TracedProgram
 from llmc.compiler.program.to_export import serialise

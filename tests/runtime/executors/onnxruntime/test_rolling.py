@@ -14,7 +14,7 @@ from llmc.buckets.bucket import Bucket
 from llmc.buckets.limits import Limits
 from llmc.buckets.plan import Plan
 from llmc.buckets.provenance import Provenance
-from llmc.compiler.architectures.shared.tiny import WINDOW
+from llmc.compiler.architectures.shared.base import WINDOW
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.compile import compile_bundle
 from llmc.compiler.targets.onnxruntime import target

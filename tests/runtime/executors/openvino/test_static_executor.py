@@ -13,7 +13,7 @@ import pytest
 
 from llmc.artifacts.store.store import Store
 from llmc.compiler import targets
-from llmc.compiler.architectures.shared.tiny import WINDOW
+from llmc.compiler.architectures.shared.base import WINDOW
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.compile import CompileResult, compile_bundle
 from llmc.compiler.targets.openvino.static_target import OpenVinoStaticTarget

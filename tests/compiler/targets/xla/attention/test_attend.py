@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from llmc.compiler.architectures.shared.base import WINDOW
 from llmc.compiler.architectures.shared.caches import cache_of
-from llmc.compiler.architectures.shared.tiny import WINDOW
 from llmc.compiler.frontend.trace import trace_weightless
 from llmc.compiler.program.sized import BoundProgram, TracedProgram
 from llmc.compiler.program.to_export import serialise

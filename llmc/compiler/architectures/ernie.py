@@ -1,19 +1,30 @@
-"""ERNIE 4.5 with experts: ERNIE's attention, experts in some layers, chosen with biases, beside shared ones."""
+"""ERNIE 4.5."""
 
 from __future__ import annotations
 
 from collections.abc import Container
 
-from llmc.compiler.architectures.shared.base import Config, Family
-from llmc.compiler.architectures.shared.experts import (
-    EXPERT_RULES,
-    SHARED,
-    Experts,
-    ExpertsSize,
-    mixed_layers,
-)
+from llmc.compiler.architectures.shared.base import TINY, Config, Family
+from llmc.compiler.architectures.shared.experts import EXPERT_RULES, SHARED, Experts, ExpertsSize, mixed_layers
 from llmc.compiler.architectures.shared.names import layer
-from llmc.compiler.architectures.shared.tiny import TINY
+from llmc.compiler.architectures.shared.size import tied_size
+
+FAMILIES: dict[str, Family] = {}
+
+
+def _layer(config: Config) -> list[str]:
+    return layer("qkvo" if config.get("use_bias") else "", mlp_biases=bool(config.get("use_bias")))
+
+
+FAMILIES["ernie4_5"] = Family(
+    summary="ERNIE 4.5: Llama's layers, which rotate neighbours of a head with each other; one key gives all a bias.",
+    model_class="Ernie4_5ForCausalLM",
+    layer=_layer,
+    reads=frozenset({"use_bias"}),
+    size=tied_size,
+    tiny={**TINY, "num_hidden_layers": 2, "use_bias": True},
+)
+
 
 _COUNT = ("moe_num_experts", "num_experts")
 
@@ -25,19 +36,18 @@ def _dense(config: Config) -> Container[int]:
     return {i for i in range(layers) if i not in sparse or (i + 1) % int(config.get("moe_layer_interval", 1))}
 
 
-def _attention(config: Config) -> list[str]:
-    return layer("qkvo" if config.get("use_bias") else "", mlp_biases=bool(config.get("use_bias")))
-
-
 def _router(config: Config) -> list[str]:
     shared = SHARED if config.get("moe_num_shared_experts", 2) else ()
     biases = [name.replace(".weight", ".bias") for name in shared] if config.get("use_bias") else []
     return ["gate.weight", "gate.moe_statics.e_score_correction_bias", *shared, *biases]
 
 
-FAMILY = Family(
+FAMILIES["ernie4_5_moe"] = Family(
+    summary=(
+        "ERNIE 4.5 with experts: ERNIE's attention, experts in some layers, chosen with biases, beside shared ones."
+    ),
     model_class="Ernie4_5_MoeForCausalLM",
-    layer_at=lambda config, i: mixed_layers(_dense, _attention, _router(config))(config, i),
+    layer_at=lambda config, i: mixed_layers(_dense, _layer, _router(config))(config, i),
     ignored=lambda config: r"model\.mtp_.+",
     reads=frozenset({
         *_COUNT, "moe_k", "moe_num_shared_experts", "moe_intermediate_size", "moe_layer_start_index",

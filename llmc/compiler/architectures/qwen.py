@@ -1,4 +1,5 @@
-"""Families whose layers follow the gated delta rule (frontend/recurrent), with some of gated attention between them.
+"""Qwen's models: those before Qwen3-Next attend in every layer; later ones attend in some, and the others follow the
+gated delta rule (frontend/recurrent).
 
 Source: transformers 5.23, configuration and modeling files of qwen3_5 and qwen3_next.
 """
@@ -7,13 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Self
 
-from llmc.compiler.architectures.shared.experts import expert_layer
-from llmc.compiler.architectures.shared.hybrid import CountedSize
-from llmc.compiler.architectures.shared.names import layer
+from llmc.compiler.architectures.shared.base import TINY, Config, Family, Gguf, tiny_without
+from llmc.compiler.architectures.shared.cache import attention_cache, late_window_cache
+from llmc.compiler.architectures.shared.experts import (
+    EXPERT_RULES,
+    Experts,
+    ExpertsSize,
+    expert_layer,
+    mixed_layers,
+    not_sparse,
+)
+from llmc.compiler.architectures.shared.names import biased_layer, layer
 from llmc.compiler.architectures.shared.sharding import LAYER, RULES, Rule
-from llmc.compiler.architectures.shared.size import ModelSize, Weights
+from llmc.compiler.architectures.shared.size import CountedSize, ModelSize, Weights
 from llmc.runtime.cache_shape import CacheShape, CacheTensor, key_value
 
 LINEAR, FULL = "linear_attention", "full_attention"
@@ -23,13 +33,16 @@ DEFAULTS: Mapping[str, int] = {
 }  # fmt: skip
 """Of keys that a configuration may leave out."""
 
-READS = frozenset({"layer_types", "partial_rotary_factor", *(set(DEFAULTS) - {"head_dim"})})
+
+DELTA_READS = frozenset({"layer_types", "partial_rotary_factor", *(set(DEFAULTS) - {"head_dim"})})
+
 
 DELTA_RULES = (
     *RULES,
     # queries, keys and values lie behind each other in one matrix, so that no split by rows keeps their heads together
     Rule("gated delta rule", LAYER + r"linear_attn\.[\w.]+", None),
 )
+
 
 TINY_DELTA: Mapping[str, Any] = {
     "num_hidden_layers": 2, "layer_types": [LINEAR, FULL], "linear_num_value_heads": 4, "linear_num_key_heads": 2,
@@ -52,7 +65,7 @@ TOGETHER = ("in_proj_qkvz", "in_proj_ba")
 
 def delta_layer(config: Mapping[str, Any], index: int, projections: Sequence[str] = APART) -> list[str]:
     """Tensors of a layer whose MLP is dense."""
-    parts = layer("qkvo" if config.get("attention_bias") else "", qk_norms=True)
+    parts = biased_layer(config, qk_norms=True)
     if types(config)[index] == FULL:
         return parts
     made = (*projections, "conv1d", "norm", "out_proj")
@@ -113,7 +126,7 @@ class DeltaSize(ModelSize):
 
 
 _SHARED = [f"shared_expert.{name}_proj.weight" for name in ("gate", "up", "down")]
-EXPERT_READS = READS | {
+EXPERT_READS = DELTA_READS | {
     "num_experts", "num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size", "attention_bias",
 }  # fmt: skip
 TINY_EXPERTS: Mapping[str, Any] = {
@@ -140,3 +153,144 @@ def expert_delta_size(config: Mapping[str, Any], source: str) -> CountedSize:
         {**config, "head_dim": plain.head_dim, "intermediate_size": chosen * plain.intermediate + shared}, source,
         inner=plain.mixing + plain.layers * beside, expert_weights=experts * each, chosen_weights=chosen * each,
     )  # fmt: skip
+
+
+FAMILIES: dict[str, Family] = {}
+
+FAMILIES["qwen2"] = Family(
+    summary="Qwen2 and Qwen2.5: q, k and v have biases, which no key switches off.",
+    model_class="Qwen2ForCausalLM",
+    layer=lambda config: layer("qkv"),
+    reads=frozenset({"layer_types", "sliding_window", "use_sliding_window", "max_window_layers"}),
+    allows={"attention_bias": (True,)},
+    cache=late_window_cache,
+    gguf=Gguf("qwen2"),
+    tiny=TINY,
+)
+
+
+FAMILIES["qwen2_moe"] = Family(
+    summary="Qwen2 with experts: biases on q, k and v, and beside the experts an MLP that all take, through a gate.",
+    model_class="Qwen2MoeForCausalLM",
+    layer_at=mixed_layers(
+        not_sparse,
+        lambda config: layer("qkv" if config.get("qkv_bias", True) else ""),
+        ("gate.weight", "shared_expert_gate.weight", *_SHARED),
+    ),
+    reads=frozenset({
+        "num_experts", "num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size",
+        "norm_topk_prob", "qkv_bias", "decoder_sparse_step", "mlp_only_layers",
+    }),
+    # these have an effect only with use_sliding_window, which is refused
+    harmless=frozenset({
+        "sliding_window", "max_window_layers", "layer_types", "router_aux_loss_coef", "output_router_logits",
+    }),
+    cache=lambda config: attention_cache({**config, "layer_types": None, "sliding_window": None}),
+    experts=Experts(("num_experts",)),
+    sharding=EXPERT_RULES,
+    size=ExpertsSize.reading(
+        ("num_experts",), "num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size",
+        dense=not_sparse,
+    ),
+    fused={"linear": 6, "rms_norm": 0},
+    tiny={
+        **TINY, "num_hidden_layers": 2, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48,
+        "shared_expert_intermediate_size": 80, "mlp_only_layers": [1],
+    },
+)  # fmt: skip
+
+
+FAMILIES["qwen3"] = Family(
+    summary=(
+        "Qwen3: queries and keys are normed before they are rotated, so that their projections stay apart when fused."
+    ),
+    model_class="Qwen3ForCausalLM",
+    layer=lambda config: biased_layer(config, qk_norms=True),
+    reads=frozenset({"layer_types", "sliding_window", "use_sliding_window", "max_window_layers", "attention_bias"}),
+    cache=late_window_cache,
+    gguf=Gguf("qwen3"),
+    fused={"linear": 6, "rms_norm": 2},
+    tiny=TINY,
+)
+
+
+def _cache(config: Config) -> CacheShape:
+    """All layers have the window, or none."""
+    window = config.get("sliding_window", 4096) if config.get("use_sliding_window") else None
+    return attention_cache({**config, "sliding_window": window})
+
+
+FAMILIES["qwen3_moe"] = Family(
+    summary="Qwen3 with experts: its attention, and MLPs of which each token takes some.",
+    model_class="Qwen3MoeForCausalLM",
+    layer_at=mixed_layers(
+        not_sparse,
+        lambda config: biased_layer(config, qk_norms=True),
+        ("gate.weight",),
+    ),
+    reads=frozenset({
+        "num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob",
+        "attention_bias", "use_sliding_window", "sliding_window", "decoder_sparse_step", "mlp_only_layers",
+    }),
+    harmless=frozenset({"router_aux_loss_coef", "output_router_logits", "max_window_layers"}),
+    cache=_cache,
+    experts=Experts(("num_experts", "num_local_experts")),
+    sharding=EXPERT_RULES,
+    size=ExpertsSize.reading(
+        ("num_experts", "num_local_experts"), "num_experts_per_tok", "moe_intermediate_size", dense=not_sparse
+    ),
+    fused={"linear": 5, "rms_norm": 2},
+    tiny={
+        **TINY, "num_hidden_layers": 2, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48,
+        "norm_topk_prob": True,
+    },
+)  # fmt: skip
+
+
+FAMILIES["qwen3_next"] = Family(
+    summary=(
+        "Qwen3-Next: layers of the gated delta rule, each fourth one of gated attention, many experts and a shared one."
+    ),
+    model_class="Qwen3NextForCausalLM",
+    layer_at=partial(expert_delta_layer, projections=TOGETHER),
+    reads=EXPERT_READS | {"norm_topk_prob", "full_attention_interval"},
+    allows={"decoder_sparse_step": (1,), "mlp_only_layers": ([],)},
+    harmless=frozenset({"router_aux_loss_coef", "output_router_logits", "intermediate_size"}),
+    experts=Experts(("num_experts",)),
+    sharding=(*EXPERT_RULES, DELTA_RULES[-1]),
+    size=expert_delta_size,
+    cache=delta_cache,
+    fused={"linear": 6, "rms_norm": 0},
+    tiny={**TINY, **TINY_EXPERTS, "norm_topk_prob": True},
+)
+
+
+FAMILIES["qwen3_5_text"] = Family(
+    summary=(
+        "Qwen3.5's text part: layers of the gated delta rule, each fourth one of gated attention; norms add 1 to "
+        "weights."
+    ),
+    model_class="Qwen3_5ForCausalLM",
+    layer_at=delta_layer,
+    reads=DELTA_READS | {"attention_bias"},
+    sharding=DELTA_RULES,
+    size=DeltaSize.of,
+    cache=delta_cache,
+    tiny={**TINY, **TINY_DELTA},
+)
+
+
+FAMILIES["qwen3_5_moe_text"] = Family(
+    summary="Qwen3.5's text part with experts: its layers, each with many small MLPs and one that all tokens take.",
+    model_class="Qwen3_5MoeForCausalLM",
+    layer_at=expert_delta_layer,
+    unread=frozenset({"intermediate_size"}),
+    reads=EXPERT_READS,
+    harmless=frozenset({"router_aux_loss_coef", "output_router_logits"}),
+    experts=Experts(("num_experts",)),
+    sharding=(*EXPERT_RULES, DELTA_RULES[-1]),
+    size=expert_delta_size,
+    cache=delta_cache,
+    fused={"linear": 6, "rms_norm": 0},
+    tiny={**tiny_without("intermediate_size"), **TINY_EXPERTS},
+)

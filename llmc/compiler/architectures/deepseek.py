@@ -1,4 +1,4 @@
-"""Latent attention (MLA, DeepSeek V2 and V3): names, cache, sizes and splits.
+"""DeepSeek's models, and their latent attention (MLA): names, cache, sizes and splits.
 
 Queries may be made from a latent of their own; keys and values are made from one that all heads share, beside a rotated
 part of the key. transformers 5.23 (models/deepseek_v3, `expand_kv`) caches the latents and makes keys and values of all
@@ -11,10 +11,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from llmc.compiler.architectures.shared.experts import EXPERT_RULES, ExpertsSize
+from llmc.compiler.architectures.shared.base import Family, tiny_without
+from llmc.compiler.architectures.shared.experts import (
+    EXPERT_RULES,
+    PREDICTORS,
+    SHARED,
+    Experts,
+    ExpertsSize,
+    first_dense,
+    further_layers,
+    mixed_layers,
+)
 from llmc.compiler.architectures.shared.names import layer
 from llmc.compiler.architectures.shared.sharding import LAYER, Rule
-from llmc.compiler.architectures.shared.tiny import TINY
 from llmc.runtime.cache_shape import CacheShape, key_value
 
 READS = frozenset(
@@ -91,9 +100,71 @@ class LatentSize(ExpertsSize):
 
 
 LATENT_TINY: Mapping[str, Any] = {
-    **{name: value for name, value in TINY.items() if name != "head_dim"}, "num_key_value_heads": 4, "q_lora_rank": 40,
+    **tiny_without("head_dim"), "num_key_value_heads": 4, "q_lora_rank": 40,
     "kv_lora_rank": 24, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 12, "num_hidden_layers": 2,
     "first_k_dense_replace": 1, "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48,
     "n_shared_experts": 2, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5,
 }  # fmt: skip
 """What the families' tiny configurations have in common: a dense layer, then experts."""
+
+
+FAMILIES: dict[str, Family] = {}
+
+_V2_COUNT = ("n_routed_experts", "num_experts")
+_V2_DENSE = first_dense(0)
+
+
+FAMILIES["deepseek_v2"] = Family(
+    summary=(
+        "DeepSeek V2: latent attention, neighbours are rotated, dense layers first, then experts beside shared ones."
+    ),
+    model_class="DeepseekV2ForCausalLM",
+    layer_at=mixed_layers(_V2_DENSE, latent_layer, ("gate.weight", *SHARED)),
+    ignored=further_layers,
+    reads=frozenset({
+        *READS, *_V2_COUNT, "n_shared_experts", "num_experts_per_tok", "moe_intermediate_size",
+        "first_k_dense_replace", "routed_scaling_factor", "n_group", "topk_group", "topk_method",
+    }),
+    allows={"scoring_func": ("softmax",), "norm_topk_prob": (False,), "moe_layer_freq": (1,)},
+    harmless=frozenset({
+        *PREDICTORS, "aux_loss_alpha", "seq_aux", "ep_size", "output_router_logits", "qk_head_dim",
+    }),
+    cache=latent_cache,
+    experts=Experts(_V2_COUNT),
+    sharding=LATENT_RULES,
+    size=LatentSize.reading(
+        _V2_COUNT, "num_experts_per_tok", "moe_intermediate_size", shared_count="n_shared_experts", dense=_V2_DENSE
+    ),
+    fused={"linear": 9, "rms_norm": 2},
+    tiny={**LATENT_TINY, "topk_method": "group_limited_greedy"},
+)  # fmt: skip
+
+
+_V3_COUNT = ("n_routed_experts", "num_local_experts")
+_V3_DENSE = first_dense(3)
+
+
+FAMILIES["deepseek_v3"] = Family(
+    summary=(
+        "DeepSeek V3 and R1: latent attention, dense layers first, then experts chosen by group beside shared ones."
+    ),
+    model_class="DeepseekV3ForCausalLM",
+    layer_at=mixed_layers(_V3_DENSE, latent_layer, ("gate.weight", "gate.e_score_correction_bias", *SHARED)),
+    ignored=further_layers,
+    reads=frozenset({
+        *READS, *_V3_COUNT, "n_shared_experts", "num_experts_per_tok", "moe_intermediate_size",
+        "first_k_dense_replace", "routed_scaling_factor", "n_group", "topk_group", "norm_topk_prob", "rope_interleave",
+    }),
+    allows={"scoring_func": ("sigmoid",), "topk_method": ("noaux_tc",), "moe_layer_freq": (1,)},
+    harmless=frozenset({
+        *PREDICTORS, "aux_loss_alpha", "seq_aux", "ep_size", "output_router_logits", "qk_head_dim",
+    }),
+    cache=latent_cache,
+    experts=Experts(_V3_COUNT),
+    sharding=LATENT_RULES,
+    size=LatentSize.reading(
+        _V3_COUNT, "num_experts_per_tok", "moe_intermediate_size", shared_count="n_shared_experts", dense=_V3_DENSE
+    ),
+    fused={"linear": 9, "rms_norm": 2},
+    tiny={**LATENT_TINY, "norm_topk_prob": True},
+)  # fmt: skip

@@ -1,0 +1,100 @@
+"""The model types that may be compiled to embed or score: ENCODERS, model types → `EncoderFamily`.
+
+Keys are model types as config.json has them, with "_" for "-".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from llmc.errors import CheckpointError
+
+Config: TypeAlias = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderFamily:
+    """A model type that embeds or scores. Source: transformers' configuration and modeling files of it."""
+
+    padding_position: Callable[[Config], int | None] = lambda config: None
+    """The id of padding where it has a row of the table of positions: other tokens are counted behind that row, and a
+    token of that id inside a text has the row itself. None: positions from 0."""
+    token_types: Callable[[Config], bool] = lambda config: int(config.get("type_vocab_size") or 0) > 1
+    """Whether the model tells segments of a pair apart (`token_type_ids`)."""
+    attention: str = "sdpa"
+    """transformers' name of the attention that the model is traced with; "eager" where it knows no other."""
+    causal: bool = False
+    """Whether a token sees those before it alone, as in decoders: then the last one stands for the text."""
+    tiny: Mapping[str, Any]
+    """The smallest configuration that has all features of this family, for tests, without vocab_size."""
+
+    def longest(self, config: Config) -> int:
+        """Tokens of the longest text that its positions reach."""
+        padding = self.padding_position(config)
+        return int(config["max_position_embeddings"]) - (0 if padding is None else padding + 1)
+
+
+_TINY: Mapping[str, Any] = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "max_position_embeddings": 64, "type_vocab_size": 2, "hidden_act": "gelu",
+}  # fmt: skip
+
+_POSITIONS_BEHIND_PADDING = EncoderFamily(
+    padding_position=lambda config: int(config.get("pad_token_id", 1)),
+    tiny={**_TINY, "type_vocab_size": 1, "pad_token_id": 1},
+)
+"""RoBERTa's: positions are counted behind the padding's id, by tokens that are not padding. Source: transformers 5.23,
+modeling_roberta.py (`create_position_ids_from_input_ids`)."""
+
+ENCODERS: Mapping[str, EncoderFamily] = {
+    # bge, e5 and gte (base sizes) and most of sentence-transformers' models
+    "bert": EncoderFamily(tiny=_TINY),
+    # BERT without segments, by keys of its own names
+    "distilbert": EncoderFamily(
+        token_types=lambda config: False,
+        tiny={"dim": 32, "hidden_dim": 48, "n_layers": 2, "n_heads": 4, "max_position_embeddings": 64},
+    ),
+    # rotary positions, gates, and windows in most layers
+    "modernbert": EncoderFamily(
+        token_types=lambda config: False,
+        tiny={
+            "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+            "max_position_embeddings": 64, "local_attention": 8, "global_attn_every_n_layers": 2, "pad_token_id": 0,
+            "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2,
+        },
+    ),
+    # BERT without segments, whose attention adds a bias by distance; positions as RoBERTa's
+    "mpnet": EncoderFamily(
+        padding_position=lambda config: 1,
+        attention="eager",
+        token_types=lambda config: False,
+        tiny={**{k: v for k, v in _TINY.items() if k != "type_vocab_size"}, "pad_token_id": 1},
+    ),
+    # BERT with rotary positions and gates
+    "nomic_bert": EncoderFamily(tiny={**_TINY, "hidden_act": "silu", "pad_token_id": 0}),
+    # Qwen3-Embedding takes its last token's state, Qwen3-Reranker that token's "yes" against "no"
+    "qwen3": EncoderFamily(
+        token_types=lambda config: False,
+        causal=True,
+        tiny={
+            "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+            "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64, "tie_word_embeddings": True,
+        },
+    ),
+    "roberta": _POSITIONS_BEHIND_PADDING,
+    # RoBERTa with another vocabulary; bge-m3, multilingual-e5 and bge-reranker
+    "xlm_roberta": _POSITIONS_BEHIND_PADDING,
+}  # fmt: skip
+
+
+def encoder_family(config: Mapping[str, Any]) -> EncoderFamily:
+    """The family of a configuration; raises CheckpointError naming its model type and the supported ones."""
+    name = str(config.get("model_type")).replace("-", "_")
+    if name not in ENCODERS:
+        raise CheckpointError(
+            f"architecture {config.get('model_type')!r} is not supported for embedding or scoring; supported: "
+            f"{', '.join(sorted(ENCODERS))}. config.json's model_type names the architecture"
+        )
+    return ENCODERS[name]
