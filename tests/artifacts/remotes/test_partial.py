@@ -116,7 +116,11 @@ def test_whatever_lies_in_its_place_only_the_right_bytes_get_in(
     assert count.total == 1000
 
 
-@pytest.mark.parametrize("data", [DATA[:-1], bytes(1000), DATA[:500] + bytes([DATA[500] ^ 1]) + DATA[501:]])
+@pytest.mark.parametrize(
+    "data",
+    [DATA[:-1], bytes(1000), DATA[:500] + bytes([DATA[500] ^ 1]) + DATA[501:]],
+    ids=["shorter", "zeros", "a bit"],
+)
 def test_other_content_is_thrown_away(area: Area, data: bytes) -> None:
     count = Count()
     with pytest.raises(ObjectError, match="is damaged"):
