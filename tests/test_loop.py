@@ -14,12 +14,10 @@ from typing import Any
 
 import pytest
 
+from llmc import loop
 from llmc.artifacts.bundle.manifest import read_manifest
 from llmc.errors import InputError
-from llmc.loop import rounds
-from llmc.loop.client import Client
-from llmc.loop.folder import Folder
-from llmc.loop.rounds import Asked, Round, run_round, worth
+from llmc.loop import AdminClient, LoopFolder, LoopOptions, Round, run_round, worth
 from llmc.server.events import SwapRefused
 from llmc.settings import Settings
 from tests.server.live import Live
@@ -45,18 +43,18 @@ def recording(tmp_path: Path) -> Path:
     return path
 
 
-def asked(toy: Toy, recording: Path | None, **more: Any) -> Asked:
-    folder = Folder(toy.bundle.with_name("loop"))
+def asked(toy: Toy, recording: Path | None, **more: Any) -> LoopOptions:
+    folder = LoopFolder(toy.bundle.with_name("loop"))
     folder.bundle("").mkdir(parents=True, exist_ok=True)
     given = {"bundle": str(toy.bundle), "traffic": None if recording is None else str(recording), **more}
-    return Asked(folder, model=str(toy.model), **given)
+    return LoopOptions(folder, model=str(toy.model), **given)
 
 
-def ran(toy: Toy, what: Asked) -> Round:
+def ran(toy: Toy, what: LoopOptions) -> Round:
     return run_round(what, toy.store, Settings(), lambda _: None)
 
 
-def log(what: Asked) -> list[dict[str, Any]]:
+def log(what: LoopOptions) -> list[dict[str, Any]]:
     return [json.loads(line) for line in what.folder.log.read_text().splitlines()]
 
 
@@ -66,8 +64,8 @@ def live(toy: Toy) -> Iterator[Live]:
         yield server.ready()
 
 
-def served_by(live: Live, toy: Toy, recording: Path | None, **more: Any) -> Asked:
-    return asked(toy, recording, bundle=None, client=Client(f"http://127.0.0.1:{live.port}", TOKEN), **more)
+def served_by(live: Live, toy: Toy, recording: Path | None, **more: Any) -> LoopOptions:
+    return asked(toy, recording, bundle=None, client=AdminClient(f"http://127.0.0.1:{live.port}", TOKEN), **more)
 
 
 # What a round does
@@ -168,7 +166,7 @@ def test_a_refused_bundle_leaves_server_and_link_as_they_were(
 
 @default_cases(2)
 @pytest.mark.parametrize(("change", "said"), [
-    ({"client": Client("http://127.0.0.1:9", TOKEN)}, "does not answer"),
+    ({"client": AdminClient("http://127.0.0.1:9", TOKEN)}, "does not answer"),
     ({"traffic": "nowhere.jsonl"}, "nowhere.jsonl"),
     ({"model": "nowhere"}, "nowhere"),
     ({"bundle": "nowhere"}, "not a bundle"),
@@ -181,18 +179,18 @@ def test_what_cannot_be_reached_fails_the_round(toy: Toy, recording: Path, chang
 
 
 def test_a_wrong_token_says_what_to_do(live: Live, toy: Toy, recording: Path) -> None:
-    what = asked(toy, recording, client=Client(f"http://127.0.0.1:{live.port}", "wrong"), bundle=None)
+    what = asked(toy, recording, client=AdminClient(f"http://127.0.0.1:{live.port}", "wrong"), bundle=None)
     assert "with the same LLMC_ADMIN_TOKEN" in ran(toy, what).why
 
 
 def test_two_loops_do_not_share_a_folder(toy: Toy) -> None:
-    folder = Folder(toy.bundle.with_name("loop"))
+    folder = LoopFolder(toy.bundle.with_name("loop"))
     with folder.held(), pytest.raises(InputError, match="another llmc loop works here"), folder.held():
         pass
 
 
 def test_the_newest_bundles_stay_and_those_in_use(tmp_path: Path) -> None:
-    folder = Folder(tmp_path)
+    folder = LoopFolder(tmp_path)
     made = [folder.bundle(f"{number:064x}") for number in (1 << 220, 2 << 220, 3 << 220, 4 << 220)]
     for at, one in enumerate(made):
         one.mkdir(parents=True)
@@ -216,7 +214,7 @@ def test_a_kill_leaves_all_whole_and_the_next_round_does_it(toy: Toy, recording:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     def child() -> None:
-        rounds.Round = Killed  # type: ignore[misc]
+        loop.Round = Killed  # type: ignore[misc]
         ran(toy, what)
 
     process = multiprocessing.get_context("fork").Process(target=child)
