@@ -287,7 +287,7 @@ def _engine_table(found: Figures) -> list[str]:
     rows: list[tuple[str, ...]] = [
         ("engine", "quantize", "decode 1", "4", "8", "16", "prompt 512", "first token", "memory")
     ]
-    for name in dict.fromkeys(name for figures in found.rounds.values() for name in figures):
+    for name in sorted({name for figures in found.rounds.values() for name in figures}):
         medians = [(found.median(what, name), scale, form, unit) for what, scale, form, unit in columns]
         cells = ("–" if value is None else f"{value * scale:{form}} {unit}" for value, scale, form, unit in medians)
         rows.append((*name.split(" "), *cells))

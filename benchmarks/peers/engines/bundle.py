@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import runpy
 import time
 from collections import deque
+from pathlib import Path
 from typing import Any
 
-from llmc.bench import bundle_engine
 from llmc.runtime.engine.requests import Request
 from llmc.runtime.engine.sampling import SamplingParams
 
+MEASURED: Any = runpy.run_path(str(Path(__file__).parents[3] / "llmc" / "bench" / "bundle_engine.py"))["Engine"]
+"""Of this tree, also where before_after.py measures another version of llmc."""
 
-class Engine(bundle_engine.Engine):
+
+class Engine(MEASURED):
     """Answers for one bundle; see __init__.py."""
 
     def streams(self, prompts: list[list[int]], tokens: int, replay: bool = False) -> dict[str, Any]:
