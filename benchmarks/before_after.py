@@ -19,12 +19,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from models import PARTS
+from peers import compare
+from peers.report_text import text
+from peers.results import Comparison
+from peers.scope import Scope
+from peers.worker import Contender
 
-from llmc.bench.peers import compare
-from llmc.bench.peers.report_text import text
-from llmc.bench.peers.results import Comparison
-from llmc.bench.peers.scope import Scope
-from llmc.bench.peers.worker import Contender
 from llmc.runtime.bundle import Bundle
 
 KINDS = ("decode", "prefill", "first-token", "memory", "streams")

@@ -32,12 +32,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from bakeoff import card, report
 from bakeoff.shapes import SHAPES, Points, Shape
+from peers.measure import Measurer
+from peers.scope import Scope
+from peers.worker import Contender, Worker
 
 import llmc
 from llmc.artifacts.store.store import Store
-from llmc.bench.peers.measure import Measurer
-from llmc.bench.peers.scope import Scope
-from llmc.bench.peers.worker import Contender, Worker
 from llmc.buckets.plan import Plan
 from llmc.cpus import usable_cpus
 from llmc.errors import LlmcError

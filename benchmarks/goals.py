@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from statistics import median
 
-from llmc.bench.peers.compare import OF_ROOFLINE
-from llmc.bench.peers.report_text import number
-from llmc.bench.peers.results import Comparison, Series
+from peers.compare import OF_ROOFLINE
+from peers.report_text import number
+from peers.results import Comparison, Series
+
 from llmc.buckets.text_table import table
 
 

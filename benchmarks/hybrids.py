@@ -6,7 +6,7 @@ Writes models of about 0.3 billion random weights into WORK: Qwen3.5's text mode
 fourth one attends), Mamba 2, and Granite 4 without experts (Mamba 2's layers, each fifth one attends). Each is compiled
 for ONNX Runtime, once: in float32, verified, and in int8, not verified: random weights in so many layers are chaotic,
 and fail the gate by the runtime's own kernels, too. The bundles and transformers, in float32 and bfloat16, take turns
-as in `llmc bench --against`. A ratio is of a bundle's step over that of the faster of transformers', the median of
+as in `benchmarks/compare.py`. A ratio is of a bundle's step over that of the faster of transformers', the median of
 rounds. Graphs are those of the Gaudi guide's plan. Lines are rows for RESULTS.md.
 """
 
@@ -23,13 +23,13 @@ from typing import Any
 import random_llama
 import torch
 from models import GUIDE, LLMC
+from peers import compare
+from peers.catalogue import parse
+from peers.contenders import make_ready
+from peers.machine import describe
+from peers.scope import Scope
 from transformers import AutoModelForCausalLM
 
-from llmc.bench.contenders import make_ready
-from llmc.bench.peers import compare
-from llmc.bench.peers.catalogue import parse
-from llmc.bench.peers.machine import describe
-from llmc.bench.peers.scope import Scope
 from llmc.compiler.checkpoint import DEMO, open_checkpoint
 from llmc.compiler.frontend.skeleton import model_config
 from llmc.cpus import usable_cpus

@@ -13,9 +13,8 @@ import argparse
 from pathlib import Path
 
 import models
-
-from llmc.bench.peers import report_text
-from llmc.bench.peers.scope import Scope
+from peers import report_text
+from peers.scope import Scope
 
 
 def main() -> None:

@@ -21,10 +21,10 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
+from peers.machine import describe
 from safetensors.numpy import save_file
 
 import llmc
-from llmc.bench.peers.machine import describe
 from llmc.compiler.checkpoint import DEMO, open_checkpoint
 from llmc.cpus import usable_cpus
 from llmc.runtime.bundle import Bundle

@@ -9,11 +9,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from llmc.bench.contenders import make_ready
-from llmc.bench.peers import compare
-from llmc.bench.peers.catalogue import parse
-from llmc.bench.peers.results import Comparison
-from llmc.bench.peers.scope import Scope
+from peers import compare
+from peers.catalogue import parse
+from peers.contenders import make_ready
+from peers.results import Comparison
+from peers.scope import Scope
+
 from llmc.compiler.checkpoint import DEMO, open_checkpoint
 from llmc.errors import LlmcError
 from llmc.runtime.bundle import Bundle

@@ -23,9 +23,9 @@ import random_llama
 import roofline
 import torch
 from onnx import ModelProto
+from peers.machine import describe, read_bandwidth
 
 from llmc.artifacts.bundle.reader import blob_path
-from llmc.bench.peers.machine import describe, read_bandwidth
 from llmc.cpus import usable_cpus
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.executors import open_executor

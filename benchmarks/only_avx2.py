@@ -1,6 +1,6 @@
 """Run a command, and what it starts, as on a CPU with nothing after AVX2, for engines that ask CPUID what there is.
 
-    python benchmarks/only_avx2.py .venv/bin/llmc bench BUNDLE --against openvino-genai:int8 …
+    python benchmarks/only_avx2.py .venv/bin/python benchmarks/compare.py BUNDLE openvino-genai:int8 …
 
 CPUID answers without AVX-512, AVX-VNNI and tiles (only_avx2.c), which Linux and the CPU must allow: /proc/cpuinfo has
 `cpuid_fault`. Not hidden: what the C library chose before (its memcpy), what a program reads in /proc/cpuinfo, and

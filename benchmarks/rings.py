@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 import random_llama
 import torch
+from peers.machine import describe
 from transformers import AutoModelForCausalLM
 
 import llmc
-from llmc.bench.peers.machine import describe
 from llmc.compiler.frontend.skeleton import model_config
 from llmc.compiler.targets import open_target
 from llmc.cpus import usable_cpus

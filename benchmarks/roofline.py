@@ -2,7 +2,7 @@
 
     python benchmarks/roofline.py BUNDLE [BUNDLE …] [--batches 1,4,8] [--prompts 512,2048] [-o result.json]
 
-The share of a decode step is that of `llmc bench --against` and goals.py: the time to read the weights once, at
+The share of a decode step is that of `benchmarks/compare.py` and goals.py: the time to read the weights once, at
 their nominal bits, at the bandwidth that was measured at the beginning, over the step's. What the bundle's kernels
 really read (the packed form, scales) is beside it. Arithmetic is measured with ONNX Runtime's MatMulInteger, the
 fastest product of 8-bit integers that it has; a prompt step has two operations for each weight and token, those of
@@ -22,11 +22,11 @@ from statistics import median
 
 import numpy as np
 from onnx import ModelProto, TensorProto, helper
+from peers.contenders import nominal_bits
+from peers.machine import read_bandwidth
+from peers.peer_models import weights_read
 
 from llmc.artifacts.bundle.reader import blob_path
-from llmc.bench.contenders import nominal_bits
-from llmc.bench.peer_models import weights_read
-from llmc.bench.peers.machine import read_bandwidth
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.cpus import usable_cpus
 from llmc.runtime.bundle import Bundle

@@ -25,8 +25,7 @@ from pathlib import Path
 from statistics import median
 
 import psutil
-
-from llmc.bench.peers.machine import describe
+from peers.machine import describe
 
 ROOT = Path(__file__).parents[1]
 

@@ -11,24 +11,22 @@ read again once the server is idle. Nothing is asserted here.
 from __future__ import annotations
 
 import argparse
-import asyncio
+import contextlib
+import http.client
 import json
 import random
+import socket
 import sys
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
-from time import perf_counter
+from urllib.parse import urlsplit
 
 import psutil
-from serving_server import ServerProcess, llmc_server
-
-from llmc.bench.loadtest.client import Caller
-from llmc.bench.loadtest.http import Site
-from llmc.bench.loadtest.outcome import Outcome
-from llmc.bench.loadtest.prompts import Prompts
-from llmc.bench.loadtest.run import find_model
+from serving_server import ServerProcess, fetch_metric, llmc_server
+from streaming import StreamError, completion, prompt_ids
 
 MALFORMED = (
     b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"prompt": 1e400}', b'{"prompt": "a", "max_tokens": -1}',
@@ -39,63 +37,63 @@ GAUGES = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
 IDLE_S = 60.0
 
 
-async def request(caller: Caller, prompts: Prompts, draw: random.Random, longest: int) -> str:
+def request(url: str, draw: random.Random, longest: int) -> str:
     """A request of random lengths, left before its end one time in five."""
-    prompt = draw.randint(1, max(1, longest // 2))
-    output = draw.randint(1, max(1, longest // 4))
-    outcome = Outcome(0, 0.0, prompt, output)
-    call = caller.call(outcome, prompts.make(draw.getrandbits(40), prompt), perf_counter())
-    if draw.random() < 0.2:
-        try:
-            await asyncio.wait_for(call, draw.uniform(0.001, 2.0))
-        except TimeoutError:
-            return "left"
-    else:
-        await call
-    return "ok" if outcome.failure is None else outcome.failure.kind
+    prompt = prompt_ids(draw, draw.randint(1, max(1, longest // 2)))
+    tokens = draw.randint(1, max(1, longest // 4))
+    left_s = draw.uniform(0.001, 2.0) if draw.random() < 0.2 else None
+    leaves = time.monotonic() + (left_s or 300.0)
+    try:
+        for now in completion(url, prompt, tokens, left_s or 300.0):
+            if now > leaves:
+                return "left" if left_s else "timeout"
+    except TimeoutError:
+        return "left" if left_s else "timeout"
+    except StreamError as error:
+        return error.kind
+    return "ok"
 
 
-async def fill(caller: Caller, longest: int) -> None:
+def fill(url: str, longest: int) -> None:
     """The longest requests, more at once than there are slots: the cache takes its memory as tokens come."""
-    prompts = Prompts(seed=-1)
-    for turn in range(4):
-        ones = [Outcome(0, 0.0, max(1, longest // 2), max(1, longest // 4)) for _ in range(24)]
-        calls = (
-            caller.call(o, prompts.make(1000 * turn + i, o.asked_prompt), perf_counter()) for i, o in enumerate(ones)
-        )
-        await asyncio.gather(*calls)
+
+    def one(number: int) -> None:
+        with contextlib.suppress(StreamError):
+            ids = prompt_ids(random.Random(number), max(1, longest // 2))
+            for _ in completion(url, ids, max(1, longest // 4)):
+                pass
+
+    with ThreadPoolExecutor(24) as pool:
+        list(pool.map(one, range(96)))
 
 
-async def malformed(site: Site, draw: random.Random) -> str:
+def malformed(url: str, draw: random.Random) -> str:
     """A body that is none, whole or cut off; the answer's status, or what became of the connection."""
     body = draw.choice(MALFORMED)
     path = draw.choice(["/v1/completions", "/v1/chat/completions", "/tokenize", "/v1/none"])
     claimed = len(body) + (1000 if draw.random() < 0.1 else 0)
-    reader, writer = await asyncio.open_connection(site.host, site.port)
-    try:
+    parts = urlsplit(url)
+    with socket.create_connection((parts.hostname, parts.port), timeout=30) as connection:
         head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {claimed}\r\n\r\n"
-        writer.write(head.encode() + body)
+        connection.sendall(head.encode() + body)
         if claimed > len(body):
             return "malformed: cut off"
-        line = await asyncio.wait_for(reader.readline(), 30)
+        line = connection.makefile("rb").readline()
         return f"malformed: {line.split()[1].decode()}" if line else "malformed: closed"
-    finally:
-        writer.close()
 
 
-async def client(caller: Caller, seed: int, until: float, longest: int, counts: Counter[str]) -> None:
-    draw, prompts = random.Random(seed), Prompts(seed=seed)
+def client(url: str, seed: int, until: float, longest: int) -> Counter[str]:
+    """What became of each of a client's requests, one after the other."""
+    draw, counts = random.Random(seed), Counter[str]()
     while time.monotonic() < until:
         try:
-            if draw.random() < 0.1:
-                what = await malformed(caller.site, draw)
-            else:
-                what = await request(caller, prompts, draw, longest)
-        except (OSError, TimeoutError) as error:
+            what = malformed(url, draw) if draw.random() < 0.1 else request(url, draw, longest)
+        except (OSError, http.client.HTTPException) as error:
             what = type(error).__name__
         counts[what] += 1
-        if what.startswith(("http 503", "no connection", "Connection")):
-            await asyncio.sleep(0.2)
+        if what.startswith(("http 503", "Connection")):
+            time.sleep(0.2)
+    return counts
 
 
 def memory(process: psutil.Process) -> dict[str, float]:
@@ -108,44 +106,30 @@ def memory(process: psutil.Process) -> dict[str, float]:
     return {name: value / 2**20 for name, value in found.items()}
 
 
-async def gauges(caller: Caller) -> dict[str, float]:
-    reader, writer = await asyncio.open_connection(caller.site.host, caller.site.port)
-    writer.write(b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
-    text = (await reader.read()).decode()
-    writer.close()
-    found = {}
-    for line in text.splitlines():
-        name, _, value = line.rpartition(" ")
-        short = name.partition("{")[0].removeprefix("llmc:")
-        if short in GAUGES:
-            found[short] = float(value)
-    return found
+def gauges(url: str) -> dict[str, float]:
+    return {name: fetch_metric(url, name) for name in GAUGES}
 
 
-async def soak(server: ServerProcess, args: argparse.Namespace) -> dict:
-    caller = await find_model(Caller(Site.parse(server.url), "", timeout_s=300))
-    process = psutil.Process(server.process.pid)
-    await fill(caller, args.longest)
+def soak(server: ServerProcess, args: argparse.Namespace) -> dict:
+    url, process = server.url, psutil.Process(server.process.pid)
+    fill(url, args.longest)
     began = time.monotonic()
     until = began + 60 * args.minutes
-    counts: Counter[str] = Counter()
     samples: list[dict[str, float]] = []
-    clients = [
-        asyncio.create_task(client(caller, args.seed + i, until, args.longest, counts)) for i in range(args.clients)
-    ]
-    while time.monotonic() < until:
-        await asyncio.sleep(min(args.every, max(0.0, until - time.monotonic())))
-        at = time.monotonic() - began
-        samples.append({"at_s": at, **memory(process), **await gauges(caller)})
-        if not args.json:
-            last = samples[-1]
-            print(f"{at:7.0f} s  {last['pss']:8.1f} MiB  {sum(counts.values())} requests", file=sys.stderr, flush=True)
-    await asyncio.gather(*clients)
+    with ThreadPoolExecutor(args.clients) as pool:
+        clients = [pool.submit(client, url, args.seed + i, until, args.longest) for i in range(args.clients)]
+        while time.monotonic() < until:
+            time.sleep(min(args.every, max(0.0, until - time.monotonic())))
+            at = time.monotonic() - began
+            samples.append({"at_s": at, **memory(process), **gauges(url)})
+            if not args.json:
+                print(f"{at:7.0f} s  {samples[-1]['pss']:8.1f} MiB", file=sys.stderr, flush=True)
+        counts = sum((one.result() for one in clients), Counter[str]())
     idle = time.monotonic() + IDLE_S
-    end = await gauges(caller)
+    end = gauges(url)
     while any(end.get(name, 0) for name in GAUGES[:2]) and time.monotonic() < idle:
-        await asyncio.sleep(0.2)
-        end = await gauges(caller)
+        time.sleep(0.2)
+        end = gauges(url)
     return {"minutes": args.minutes, "outcomes": dict(counts.most_common()), "gauges_at_end": end,
             **growth(samples, 60 * args.warmup_minutes), "samples": samples}  # fmt: skip
 
@@ -177,7 +161,7 @@ def main() -> None:
     args = parser.parse_args()
     server = llmc_server(args.bundle, args.threads, Path(args.log))
     try:
-        found = asyncio.run(soak(server, args))
+        found = soak(server, args)
         found["exit_code"] = server.close()
     finally:
         server.close()

@@ -5,7 +5,7 @@
 Writes results.json and results.html into the folder --work, after every stage, so that an interrupted run keeps what it
 has. Stages are comparisons (models.py; goals.py says what is wanted of them) and programs of this folder, whose output
 is in WORK/STAGE.log. `--quick` has the demo model's comparison only, with few rounds: no figures to publish.
-`--only` names stages; `--kinds` and `--peers` what the comparisons measure and with whom, as in `llmc bench`.
+`--only` names stages; `--kinds` and `--peers` what the comparisons measure and with whom, as in compare.py.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from pathlib import Path
 
 import goals
 import models
+from peers import page
+from peers.environment import interpreter
+from peers.measure import questions
+from peers.report_text import text
+from peers.results import Comparison
+from peers.scope import KINDS, Scope
 
-from llmc.bench.peers import page
-from llmc.bench.peers.environment import interpreter
-from llmc.bench.peers.measure import questions
-from llmc.bench.peers.report_text import text
-from llmc.bench.peers.results import Comparison
-from llmc.bench.peers.scope import KINDS, Scope
 from llmc.errors import LlmcError
 
 HERE = Path(__file__).parent
@@ -114,13 +114,15 @@ class Suite:
         programs = (
             ("compile-times", 6.0, ["compile_times.py", "--work", work / "compile-times"]),
             ("memory", 1.0, ["memory.py", work / "compile-times" / "specialised"]),
-            ("serving-load", 15.0, ["serving_load.py", self.args.trace, "--bundle", serving, "--peer-python",
-                                    self.python, "--gguf", demo_q8, "--logs", work / "logs"]),
             ("soak", soak + 1.0, ["soak.py", serving, "--minutes", soak, "--log", work / "soak-server.log"]),
             ("xla", 5.0, ["xla.py", "--work", work]),
             ("store", 3.0, ["store.py", "--work", work]),
             ("faults", 20.0, ["faults.py", "--folder", work, "--peer-python", self.python]),
         )  # fmt: skip
+        if self.args.guidellm is not None:
+            command = ["serving_load.py", self.args.trace, "--bundle", serving, "--guidellm", self.args.guidellm,
+                       "--peer-python", self.python, "--gguf", demo_q8, "--logs", work / "logs"]  # fmt: skip
+            programs = (*programs, ("serving-load", 15.0, command))
         for name, minutes, command in programs:
             found.append(Stage(name, minutes, lambda name=name, command=command: self._program(name, command)))
         if self.args.traces is not None:
@@ -188,11 +190,12 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--only", help="comma-separated stages")
     parser.add_argument("--kinds", help="comma-separated measurements")
-    parser.add_argument("--peers", help="comma-separated, in the place of each model's own, as in llmc bench --against")
+    parser.add_argument("--peers", help="comma-separated, in the place of each model's own, as in compare.py")
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--trace", type=Path, default=SAMPLE, help="request lengths; default: the sample of the tests")
     parser.add_argument("--traces", type=Path, help="folder of the Azure traces, for planning.py")
+    parser.add_argument("--guidellm", help="the program, for serving_load.py")
     parser.add_argument("--soak-minutes", type=float, default=60.0)
     args = parser.parse_args()
     failed = Suite(args).run()

@@ -23,10 +23,10 @@ import time
 import urllib.request
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import numpy as np
 from serving_server import fetch_metric, llmc_server
+from streaming import StreamError, completion
 
 TOKEN = "benchmark"
 DRAIN_S = 600.0
@@ -38,7 +38,7 @@ class Load:
 
     def __init__(self, url: str, clients: int, tokens: int) -> None:
         self.over, self.gaps, self.failed, self.ok = threading.Event(), [], [], 0
-        self._netloc, self._tokens = urlsplit(url).netloc, tokens
+        self._url, self._tokens = url, tokens
         self._threads = [threading.Thread(target=self._run, args=(n,)) for n in range(clients)]
         for thread in self._threads:
             thread.start()
@@ -55,29 +55,15 @@ class Load:
             try:
                 self._stream(f"{PROMPT}{number}-{turn}")
                 self.ok += 1
-            except (OSError, ValueError, http.client.HTTPException) as error:
+            except (OSError, StreamError, http.client.HTTPException) as error:
                 self.failed.append(f"{type(error).__name__}: {error}")
 
     def _stream(self, prompt: str) -> None:
-        body = {"prompt": prompt, "max_tokens": self._tokens, "stream": True, "ignore_eos": True, "temperature": 0}
-        connection = http.client.HTTPConnection(self._netloc, timeout=300)
-        connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
-        answer = connection.getresponse()
-        if answer.status != 200:
-            raise ValueError(f"{answer.status} {answer.read(300)!r}")
-        last, ended = None, False
-        for line in answer:
-            ended = ended or line.startswith(b"data: [DONE]")
-            if line.startswith(b'data: {"error"'):
-                raise ValueError(line.decode())
-            if line.startswith(b"data: {"):
-                now = time.monotonic()
-                if last is not None:
-                    self.gaps.append((now, now - last))
-                last = now
-        connection.close()
-        if not ended:
-            raise ValueError("the stream broke off")
+        last = None
+        for now in completion(self._url, prompt, self._tokens):
+            if last is not None:
+                self.gaps.append((now, now - last))
+            last = now
 
 
 def swap(url: str, to: Path | None, folder: Path) -> dict:

@@ -2,7 +2,7 @@
 
     python benchmarks/xla.py --work FOLDER [-o result.json]
 
-All in float32 with the same weights, two threads each, in turn (llmc/bench/peers). Bundles are compiled first, with
+All in float32 with the same weights, two threads each, in turn (peers/). Bundles are compiled first, with
 the same plan, where FOLDER does not have them.
 """
 
@@ -16,12 +16,12 @@ from pathlib import Path
 from statistics import median
 
 from models import LLMC
+from peers import compare
+from peers.catalogue import parse
+from peers.contenders import make_ready
+from peers.report_text import text
+from peers.scope import Scope
 
-from llmc.bench.contenders import make_ready
-from llmc.bench.peers import compare
-from llmc.bench.peers.catalogue import parse
-from llmc.bench.peers.report_text import text
-from llmc.bench.peers.scope import Scope
 from llmc.compiler.checkpoint import DEMO, open_checkpoint
 from llmc.runtime.bundle import Bundle
 

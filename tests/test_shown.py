@@ -99,7 +99,6 @@ def test_an_error_does_not_repeat_a_url_s_login(text: str, as_shown: str) -> Non
 @pytest.mark.parametrize(
     "command",
     [
-        ["bench", "serve", "ftp://me:s3cret@host"], ["bench", "serve", "http://me:s3cret@host:port"],
         ["generate", "oci://me:s3cret@host/name:tag"], ["cache", "pull", "oci://me:s3cret@host/name:tag"],
         ["plan", "--traffic", "http://me:s3cret@127.0.0.1:9/metrics"],
         ["cache", "push", "http://me:s3cret@[bad/x", "b"],

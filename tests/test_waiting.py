@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from llmc.bench.peers import worker
-from llmc.bench.peers.worker import Contender
+from llmc.bench import worker
 from llmc.waiting import POLICY, SLEEP, of_others
 from tests.artifacts.helpers import REPO
 from tests.tiers import full
@@ -37,11 +38,16 @@ def test_openmp_is_told_before_torch_is_imported_unless_the_user_told_it() -> No
 @full
 @pytest.mark.parametrize(("given", "kept"), [(SLEEP, None), ("PASSIVE", "PASSIVE"), ("ACTIVE", "ACTIVE")])
 def test_engines_that_are_compared_wait_as_they_do_without_llmc(
-    monkeypatch: pytest.MonkeyPatch, given: str, kept: str | None
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, given: str, kept: str | None
 ) -> None:
     monkeypatch.setenv(POLICY, given)
     assert of_others().get(POLICY) == kept
     seen: list[Any] = []
-    monkeypatch.setattr(worker.subprocess, "Popen", lambda *_, **more: seen.append(more["env"]))
-    worker.start(Contender("a peer", "peer", "fake_engine", sys.executable, str(Path())), 1, None)
+
+    def process(*_: Any, **more: Any) -> SimpleNamespace:
+        seen.append(more["env"])
+        return SimpleNamespace(stdin=io.StringIO(), stdout=io.StringIO('{"ok": {}}\n'), wait=lambda _: 0)
+
+    monkeypatch.setattr(worker.subprocess, "Popen", process)
+    worker.Worker("an engine", [], tmp_path / "log").close()
     assert seen[0].get(POLICY) == kept

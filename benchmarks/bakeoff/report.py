@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from llmc.bench.peers.results import Series
+from peers.results import Series
+
 from llmc.buckets.text_table import table
 
 ROOFLINE = "memory copy"

@@ -39,7 +39,7 @@ FINE_TICK_NS = 20_000_000
 COARSE_TICK_NS = 2_000_000_000
 
 
-class Signature(NamedTuple):
+class FileSignature(NamedTuple):
     """What the file system says of a file; differs after any change to it."""
 
     device: int
@@ -49,12 +49,12 @@ class Signature(NamedTuple):
     ctime_ns: int
 
 
-def signature(status: os.stat_result) -> Signature:
+def signature(status: os.stat_result) -> FileSignature:
     """The part of a `stat` that changes when the file does."""
-    return Signature(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    return FileSignature(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
-def settled(seen: Signature) -> bool:
+def settled(seen: FileSignature) -> bool:
     """Whether a file's last change is longer ago than the granularity of its clock."""
     coarse = seen.ctime_ns % 1_000_000_000 == 0
     tick = COARSE_TICK_NS if coarse else FINE_TICK_NS
@@ -69,7 +69,7 @@ class VerifiedFiles:
         self._folder = Path(folder)
         self._inside = inside
         self._place: Path | None = None
-        self._table: dict[str, tuple[Signature, str]] | None = None
+        self._table: dict[str, tuple[FileSignature, str]] | None = None
         self._dirty = False
         self._folders: dict[str, str] = {}
 
@@ -81,7 +81,7 @@ class VerifiedFiles:
         except (OSError, ValueError):
             return False
 
-    def record(self, path: str | Path, digest: str, seen: Signature | None = None) -> None:
+    def record(self, path: str | Path, digest: str, seen: FileSignature | None = None) -> None:
         """Note that `path` has this digest; `seen` is its signature from before it was hashed.
 
         Nothing is noted when the file changed since then, or so shortly before that a change could hide.
@@ -149,15 +149,15 @@ class VerifiedFiles:
             self._folders[folder] = found
         return found
 
-    def _load(self) -> dict[str, tuple[Signature, str]]:
+    def _load(self) -> dict[str, tuple[FileSignature, str]]:
         if self._table is None:
             self._table = _read(self._file)
         return self._table
 
 
-def _read(file: Path) -> dict[str, tuple[Signature, str]]:
+def _read(file: Path) -> dict[str, tuple[FileSignature, str]]:
     """The table in `file`; empty when there is none, it is not one, or others could have written it."""
-    table: dict[str, tuple[Signature, str]] = {}
+    table: dict[str, tuple[FileSignature, str]] = {}
     try:
         with open_regular(file) as stream:
             if not (is_own(os.fstat(stream.fileno())) and is_own(os.stat(file.parent))):  # noqa: PTH116
@@ -166,8 +166,8 @@ def _read(file: Path) -> dict[str, tuple[Signature, str]]:
         if data["schema"] != SCHEMA:
             return {}
         for name, (*numbers, digest) in data["files"].items():
-            if len(numbers) == len(Signature._fields) and is_digest(digest):
-                table[name] = (Signature(*numbers), digest)
+            if len(numbers) == len(FileSignature._fields) and is_digest(digest):
+                table[name] = (FileSignature(*numbers), digest)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return {}
     return table

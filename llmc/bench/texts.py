@@ -22,7 +22,7 @@ UNMEASURED = "unmeasured"
 
 
 @dataclass(frozen=True)
-class Round:
+class TextRound:
     """One pass over all texts, or what was done of it when it was interrupted; `padded` tokens were computed."""
 
     seconds: float
@@ -54,7 +54,7 @@ class TextBench:
     task: str
     threads: int
     asked: int
-    rounds: tuple[Round, ...]
+    rounds: tuple[TextRound, ...]
     partial: bool
     buckets: Mapping[tuple[int, int], int]
     compilations: int
@@ -102,7 +102,7 @@ def measure(
     ArtifactError or DeviceError when this host cannot run the bundle.
     """
     pooler = Pooler(bundle, threads)
-    found: list[Round] = []
+    found: list[TextRound] = []
     buckets: Mapping[tuple[int, int], int] = {}
     partial, began = False, 0.0
     try:
@@ -138,6 +138,6 @@ def measure(
     )  # fmt: skip
 
 
-def _round(pooler: Pooler, seconds: float) -> Round:
+def _round(pooler: Pooler, seconds: float) -> TextRound:
     counted = pooler.statistics
-    return Round(seconds, counted.rows, counted.tokens, counted.padded_tokens, counted.steps)
+    return TextRound(seconds, counted.rows, counted.tokens, counted.padded_tokens, counted.steps)

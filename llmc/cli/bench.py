@@ -1,27 +1,36 @@
-"""`llmc bench`: how long each bucket of a bundle takes here, against other engines, and a server under load."""
+"""`llmc bench`: how long each bucket of a bundle takes here, texts a second, and the engines of `--device cpu`."""
 
 from __future__ import annotations
 
-import math
+import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from llmc.cli import bench_cpu, bench_serve, bench_texts
-from llmc.cli.bench_serve import refuse
 from llmc.cli.options import BundleArgument, QuickFlag, RoundsFlag, ThreadsFlag, option
 from llmc.cli.output import echo
 from llmc.cli.pooling import TruncateFlag
 from llmc.errors import InputError
 
 if TYPE_CHECKING:
+    from llmc.bench.cpu_engines import Figures
+    from llmc.bench.texts import TextBench
     from llmc.buckets.bench_file import Bench
+    from llmc.compiler.checkpoint.base import Checkpoint
+    from llmc.compiler.targets.cpu.measurements import Measured
+    from llmc.runtime.bundle import Bundle
+    from llmc.settings import Settings
 
 BUCKETS = "buckets"
 """The command that is meant where none is named."""
+ROUNDS = 5
+"""In which all texts are passed."""
+INTERRUPTED = "interrupted.json"
+"""What an interrupted `llmc bench cpu` measured, beside the bundles that it measured."""
 
 
 class _Commands(TyperGroup):
@@ -38,16 +47,14 @@ app = typer.Typer(
     cls=_Commands,
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="""Time every bucket of a bundle on this host, compare it with other engines, or put a server under load.
+    help="""Time every bucket of a bundle on this host, or the engines that --device cpu chooses between.
 
-    llmc bench BUNDLE is short for llmc bench buckets BUNDLE; a bundle in a folder called serve is ./serve.
+    llmc bench BUNDLE is short for llmc bench buckets BUNDLE; a bundle in a folder called cpu is ./cpu.
 
     \b
     Example:
       llmc bench bundle -o bench.json
-      llmc bench bundle --against onnxruntime-genai,openvino-genai,llama-cpp --peer-python .venv-peers/bin/python
       llmc bench bge-bundle --texts lines.txt
-      llmc bench serve http://127.0.0.1:8000 --concurrency 8 --json
       llmc bench cpu
     """,
 )
@@ -66,38 +73,6 @@ def buckets(
         float | None, option("--seconds", "S", "Time to spend on each bucket. Default: 0.3.", min=0.0)
     ] = None,
     threads: ThreadsFlag = None,
-    against: Annotated[
-        str | None,
-        option(
-            "--against",
-            "PEERS",
-            "Compare with other engines on the same weights: onnxruntime-genai, openvino-genai, llama-cpp, "
-            "transformers; each may have a precision, as in onnxruntime-genai:int4.",
-        ),
-    ] = None,
-    peer_python: Annotated[
-        Path | None, option("--peer-python", "PY", "Python of the environment that has the peers. Default: ours.")
-    ] = None,
-    peer_models: Annotated[
-        Path | None, option("--peer-models", "DIR", "Keep the peers' forms of the model here. Default: the cache.")
-    ] = None,
-    model: Annotated[
-        str | None, option("--model", "MODEL", "The checkpoint. Default: the one it was compiled from.")
-    ] = None,
-    only: Annotated[
-        str | None,
-        option(
-            "--only",
-            "KINDS",
-            "Of quality, decode, prefill, first-token, memory, streams, trace (with --traffic). Default: all.",
-        ),
-    ] = None,
-    rounds: RoundsFlag = None,
-    quick: QuickFlag = False,
-    traffic: Annotated[
-        Path | None, option("--traffic", "FILE", "A trace (.csv, .jsonl): serve requests of its lengths.")
-    ] = None,
-    scale: Annotated[float | None, option("--scale", "F", "Multiply the trace's lengths. Default: 0.125.")] = None,
     texts: Annotated[
         Path | None,
         option("--texts", "FILE", "Of a bundle that embeds or scores: one text a line, timed all together."),
@@ -106,104 +81,64 @@ def buckets(
         str | None, option("--query", "TEXT", "Of a bundle that scores: what all texts are to fit.")
     ] = None,
     truncate: TruncateFlag = False,
+    rounds: RoundsFlag = None,
     output: Annotated[
         Path | None, option("--output -o", "FILE", "Write the measurements here; buckets': for llmc plan --bench.")
     ] = None,
-    plot: Annotated[
-        Path | None, option("--plot", "OUT", "Draw the comparison: a .png, or a self-contained .html.")
-    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the measurements as JSON.")] = False,
 ) -> None:
-    """Time every bucket of a bundle on this host, full of live rows; or --against others, compare whole engines.
+    """Time every bucket of a bundle on this host, full of live rows.
 
     With the buckets' times llmc plan --bench and llmc plan evaluate --bench count seconds in place of tokens.
 
     A bundle that embeds or scores is timed over --texts FILE: texts a second in the median of --rounds, and padding. An
     interrupt shows what was measured.
 
-    A comparison takes turns in every round, on prompts that nobody has seen, and measures how near each engine is to
-    float32; ratios are against the best peer of the bundle's quality class.
-
     \b
     Example:
       llmc bench bundle -o bench.json
       llmc plan ./model --traffic requests.csv --bench bench.json --max-graphs 16
-      llmc bench bundle --against openvino-genai,llama-cpp --peer-python .venv-peers/bin/python --plot bench.html
       llmc bench bge-bundle --texts lines.txt --rounds 9 --json
       llmc bench reranker-bundle --texts lines.txt --query "capital of France"
     """
     from llmc.runtime.bundle import Bundle
 
-    pooled: dict[str, object] = {"--texts": texts, "--query": query, "--truncate": truncate or None}
-    if any(value is not None for value in pooled.values()) or against is None:
-        opened = Bundle.open(bundle)
-        if opened.task != "generate":
-            others: dict[str, object] = {
-                "--against": against, "--seconds": seconds, "--peer-python": peer_python, "--peer-models": peer_models,
-                "--model": model, "--only": only, "--quick": quick or None, "--traffic": traffic, "--scale": scale,
-                "--plot": plot,
-            }  # fmt: skip
-            refuse(f"is for models that generate; leave it out for a bundle to {opened.task}", True, others)
-            bench_texts.run(opened, texts, query, truncate, rounds, threads, output, as_json)
-            return
-        refuse("is for models that embed or score", True, pooled)
-    if against is not None:
-        from llmc.cli import bench_against
-
-        refuse("has no effect with --against", True, {"--seconds": seconds})
-        if scale is not None and not 0 < scale < math.inf:
-            raise InputError(f"--scale {scale:g} must be above 0")
-        refuse("needs --traffic", traffic is None, {"--scale": scale})
-        flags = bench_against.Flags(
-            against,
-            peer_python,
-            peer_models,
-            model,
-            only,
-            rounds,
-            quick,
-            traffic,
-            scale,
-            threads,
-            output,
-            plot,
-            as_json,
-        )
-        bench_against.run(bundle, flags)
-        return
-    refuse(
-        "needs --against", True,
-        {"--peer-python": peer_python, "--peer-models": peer_models, "--model": model, "--only": only,
-         "--rounds": rounds, "--quick": quick or None, "--traffic": traffic, "--scale": scale, "--plot": plot},
-    )  # fmt: skip
-    _buckets(bundle, 0.3 if seconds is None else seconds, threads, output, as_json)
+    opened = Bundle.open(bundle)
+    if opened.task == "generate":
+        pooled = {"--texts": texts, "--query": query, "--truncate": truncate or None, "--rounds": rounds}
+        _refuse("is for models that embed or score", pooled)
+        _buckets(opened, 0.3 if seconds is None else seconds, threads, output, as_json)
+    else:
+        _refuse(f"is for models that generate; leave it out for a bundle to {opened.task}", {"--seconds": seconds})
+        _texts(opened, texts, query, truncate, rounds or ROUNDS, threads, output, as_json)
 
 
-def _buckets(bundle: str, seconds: float, threads: int | None, output: Path | None, as_json: bool) -> None:
+def _refuse(why: str, flags: Mapping[str, object]) -> None:
+    """Raise InputError for a flag that was given where it cannot be."""
+    for flag, value in flags.items():
+        if value is not None:
+            raise InputError(f"{flag} {why}")
+
+
+def _buckets(bundle: Bundle, seconds: float, threads: int | None, output: Path | None, as_json: bool) -> None:
     from llmc.bench.bucket_times import measure
     from llmc.cli.interrupts import end_incomplete, sigterm_interrupts
     from llmc.cli.output import StepProgress
-    from llmc.runtime.bundle import Bundle
 
-    opened = Bundle.open(bundle)
     hidden = as_json and not sys.stderr.isatty()
     with StepProgress("measure", hidden) as progress, sigterm_interrupts():
         found = measure(
-            opened, seconds=seconds, threads=threads,
+            bundle, seconds=seconds, threads=threads,
             report=lambda bucket, took, done, total: progress(f"{bucket}: {took * 1e3:.2f} ms", done, total),
         )  # fmt: skip
     if output is not None:
         found.save(output)
         echo(f"wrote {output}", err=True)
-    echo(found.to_json() if as_json else _text(found), nl=False)
+    echo(found.to_json() if as_json else _bucket_table(found), nl=False)
     end_incomplete(found.unmeasured)
 
 
-bench_serve.register(app)
-bench_cpu.register(app)
-
-
-def _text(found: Bench) -> str:
+def _bucket_table(found: Bench) -> str:
     from llmc.buckets.text_table import table
 
     rows = [("phase", "batch", "query", "context", "ms", "samples")]
@@ -211,3 +146,163 @@ def _text(found: Bench) -> str:
         b = one.bucket
         rows.append((b.phase, str(b.batch), str(b.query), str(b.context), f"{one.seconds * 1e3:.2f}", str(one.samples)))
     return "\n".join([*table(rows, right=range(1, 6)), found.describe()]) + "\n"
+
+
+def _texts(
+    bundle: Bundle, texts: Path | None, query: str | None, truncate: bool, rounds: int, threads: int | None,
+    output: Path | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Measure, and print or write the outcome. Raises InputError for what cannot be measured."""
+    from llmc.bench.texts import measure
+    from llmc.buckets.files import read_text, write_text
+    from llmc.cli.interrupts import end_incomplete, sigterm_interrupts
+    from llmc.cli.output import StepProgress
+    from llmc.runtime.pooling.tokens import WHOLE
+
+    if texts is None:
+        raise InputError(f"{bundle.path}: a bundle to {bundle.task} is timed over texts; give --texts FILE, one a line")
+    if (query is None) == (bundle.task == "score"):
+        what = "needs --query TEXT, for which all texts are scored" if query is None else "takes no --query"
+        raise InputError(f"{bundle.path}: a bundle to {bundle.task} {what}")
+    given = [line for line in read_text(texts, "texts").splitlines() if line.strip()]
+    if not given:
+        raise InputError(f"{texts}: there is no text in it; give one a line")
+    hidden = as_json and not sys.stderr.isatty()
+    with StepProgress("measure", hidden) as progress, sigterm_interrupts():
+        found = measure(
+            bundle, given, query=query or "", rounds=rounds, cut=WHOLE if truncate else None, threads=threads,
+            report=progress,
+        )  # fmt: skip
+    if output is not None:
+        write_text(output, json.dumps(found.to_dict(), indent=1) + "\n", "measurements")
+        echo(f"wrote {output}", err=True)
+    echo(json.dumps(found.to_dict()) if as_json else _text_report(found))
+    end_incomplete(found.unmeasured)
+
+
+def _text_report(found: TextBench) -> str:
+    from llmc.buckets.text_table import table
+
+    one = found.rounds[-1]
+    how = f"{found.rate:,.1f} texts/s"
+    if found.partial:
+        how += ", interrupted in the first round"
+    else:
+        how += f" in the median of {len(found.rounds)} rounds, {found.best:,.1f} in the best"
+    lines = [
+        f"{found.bundle} on {found.device}, {found.threads} threads: {one.texts:,} texts, {one.tokens:,} tokens",
+        f"{how}; {found.rate * one.tokens / one.texts:,.0f} tokens/s",
+        f"{one.batches:,} batches, {one.padded:,} tokens computed: padding {one.padding:.1%}",
+        f"compilations: {found.compilations}",
+    ]
+    if found.buckets:
+        rows = [("batch", "tokens", "batches")]
+        rows += [(str(batch), str(tokens), str(steps)) for (batch, tokens), steps in sorted(found.buckets.items())]
+        lines += ["", *table(rows, right=range(3))]
+    return "\n".join(lines)
+
+
+@app.command("cpu")
+def cpu(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A model folder, .gguf file or hub name.")
+    ] = "smollm2-demo",
+    *,
+    rounds: RoundsFlag = None,
+    quick: QuickFlag = False,
+    threads: ThreadsFlag = None,
+    output: Annotated[
+        Path | None, option("--output -o", "FILE", "Write here. Default: where --device cpu looks first.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the measurements as JSON.")] = False,
+) -> None:
+    """Measure the engines that --device cpu chooses between on this host, and say what it would choose, and why.
+
+    Decode steps, a prompt, the time to the first token and memory, in turn, in int8 and in what each engine would
+    compile the model with by default. What is measured is kept beside what was
+    measured before, and llmc compile --device cpu chooses by it where it holds: for as many threads, models alike (by
+    type and size), the same versions of the engines, and the same options. Interrupted, it shows and writes what it
+    has, and choices go on by what was measured before.
+
+    \b
+    Example:
+      llmc bench cpu
+      llmc bench cpu ./model --quick --json
+    """
+    from llmc.bench.cpu_engines import record
+    from llmc.buckets.files import write_text
+    from llmc.cli.interrupts import end_incomplete
+    from llmc.compiler.checkpoint import open_checkpoint
+    from llmc.compiler.targets.cpu.auto_engine import installed
+    from llmc.compiler.targets.cpu.measurements import OWN, Measured, added
+    from llmc.settings import Settings
+
+    settings = Settings.from_environment()
+    work = settings.cache_dir / OWN.parent
+    engines = installed()
+    checkpoint = open_checkpoint(model)
+    hidden = as_json and not sys.stderr.isatty()
+    found = _measure(checkpoint, engines, work, settings, threads or settings.threads, rounds, quick, hidden)
+    if found.unfinished:  # a choice needs all of it
+        write_text(work / INTERRUPTED, json.dumps(found.to_dict(), indent=1) + "\n", "the measurements")
+        echo(f"wrote {work / INTERRUPTED}", err=True)
+        echo(json.dumps(found.to_dict()) if as_json else "\n".join(_engine_table(found)))
+        end_incomplete(found.unfinished)
+    made = record(found, checkpoint, engines)
+    file = output or settings.cache_dir / OWN
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_text(file, json.dumps(added(file, made), indent=1) + "\n", "the measurements")
+    echo(f"wrote {file}", err=True)
+    echo(json.dumps(made) if as_json else "\n".join([*_engine_table(found), *_choices(Measured.of(made))]))
+
+
+def _measure(
+    checkpoint: Checkpoint, engines: tuple[str, ...], work: Path, settings: Settings, threads: int, rounds: int | None,
+    quick: bool, hidden: bool,
+) -> Figures:  # fmt: skip
+    """Compile a bundle of each engine and quantisation in `work`, and measure all."""
+    from llmc.bench.cpu_engines import Amount, cases, compiled, measure
+    from llmc.cli.interrupts import sigterm_interrupts
+    from llmc.cli.output import StepProgress
+
+    folder = work / "bundles"
+    bundles: dict[str, Bundle] = {}
+    asked = cases(checkpoint, engines)
+    with StepProgress("compile", hidden) as progress:
+        for engine, kind in asked:
+            name = f"{engine} {kind}"
+            progress(name, len(bundles), len(asked))
+            bundles[name] = compiled(checkpoint, engine, kind, folder / f"{engine}-{kind}", settings)
+    with StepProgress("measure", hidden) as progress, sigterm_interrupts():
+        return measure(bundles, Amount.of(quick, rounds), threads, folder / "logs", progress)
+
+
+def _engine_table(found: Figures) -> list[str]:
+    """Medians of each bundle; a dash where nothing was measured."""
+    from llmc.bench.cpu_engines import BATCHES, MEMORY, PROMPT, START, decode
+    from llmc.buckets.text_table import table
+
+    columns = [(decode(batch), 1.0, ".1f", "ms") for batch in BATCHES]
+    columns += [(PROMPT, 1.0, ".0f", "ms"), (START, 1.0, ".2f", "s"), (MEMORY, 1e-6, ".0f", "MB")]
+    rows: list[tuple[str, ...]] = [
+        ("engine", "quantize", "decode 1", "4", "8", "16", "prompt 512", "first token", "memory")
+    ]
+    for name in sorted({name for figures in found.rounds.values() for name in figures}):
+        medians = [(found.median(what, name), scale, form, unit) for what, scale, form, unit in columns]
+        cells = ("–" if value is None else f"{value * scale:{form}} {unit}" for value, scale, form, unit in medians)
+        rows.append((*name.split(" "), *cells))
+    return table(rows, right=range(2, 9))
+
+
+def _choices(measured: Measured) -> list[str]:
+    """What --device cpu would choose by a record for each of its batch sizes, and why."""
+    from llmc.compiler.targets.cpu.auto_engine import Wanted, choose
+    from llmc.compiler.targets.cpu.measurements import Case
+
+    last = {engine: list(kinds.items())[-1] for engine, kinds in measured.engines.items()}
+    options = {engine: {"quantize": kind, **one["options"]} for engine, (kind, one) in last.items()}
+    case = Case(
+        sorted(measured.isa), measured.threads, measured.model_type, measured.parameters, measured.versions, options
+    )
+    chosen = {batch: choose(Wanted(batch), [measured], case) for batch in (1, 4, 8, 16)}
+    return [f"--max-num-seqs {batch}: {choice.engine}, since {choice.why}" for batch, choice in chosen.items()]

@@ -18,7 +18,7 @@ from llmc.cli.quantities import duration, fraction
 from llmc.errors import InputError
 
 if TYPE_CHECKING:
-    from llmc.loop.rounds import Round
+    from llmc.loop import Round
 
 
 def register(app: typer.Typer) -> None:
@@ -72,9 +72,7 @@ def loop_command(
     from llmc.artifacts.local.opening import open_store
     from llmc.cli.interrupts import sigterm_interrupts
     from llmc.cli.output import CompileProgress
-    from llmc.loop.client import Client
-    from llmc.loop.folder import Folder
-    from llmc.loop.rounds import Asked, run_round
+    from llmc.loop import AdminClient, LoopFolder, LoopOptions, run_round
     from llmc.settings import Settings
 
     settings = Settings.from_environment()
@@ -89,10 +87,10 @@ def loop_command(
     period = duration("--every", every) or 0
     if period <= 0:
         raise InputError(f"--every {every} must be above 0; --once runs one round")
-    client = None if server is None else Client(server, settings.admin_token or "")
-    asked = Asked(
-        Folder(output), client, bundle, traffic, duration("--budget", budget), fraction("--min-gain", min_gain) or 0,
-        max_graphs, model, dry_run,
+    client = None if server is None else AdminClient(server, settings.admin_token or "")
+    asked = LoopOptions(
+        LoopFolder(output), client, bundle, traffic, duration("--budget", budget),
+        fraction("--min-gain", min_gain) or 0, max_graphs, model, dry_run,
     )  # fmt: skip
     store = open_store(cache_dir, settings)
     code = 0

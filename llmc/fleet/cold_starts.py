@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from llmc.fleet.costs import Cost
-from llmc.fleet.network import Network
-from llmc.fleet.simulate import Pull, simulate
+from llmc.fleet.simulate import Network, Pull, simulate
 
 DOUBLES = 2.0
 """What of one node's cold start counts as broken, without a bound."""

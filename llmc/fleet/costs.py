@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmc.errors import CheckpointError, InputError, LlmcError
-from llmc.fleet.description import Asked
+from llmc.fleet.description import FleetEntry
 
 if TYPE_CHECKING:
     from llmc.buckets.bucket import Bucket
@@ -58,7 +58,7 @@ class Cost:
         return "in part" if len(known) == 2 else "measured" if known == {True} else "estimated"
 
 
-def cost_of(asked: Asked, settings: Settings) -> Cost:
+def cost_of(asked: FleetEntry, settings: Settings) -> Cost:
     """The costs of an entry. Nothing is compiled.
 
     Raises LlmcError as `llmc plan` and `llmc deploy` do, the entry named: an unknown device, a bundle or plan that is
@@ -71,7 +71,7 @@ def cost_of(asked: Asked, settings: Settings) -> Cost:
         raise
 
 
-def _of_bundle(asked: Asked, settings: Settings) -> Cost:
+def _of_bundle(asked: FleetEntry, settings: Settings) -> Cost:
     from llmc.artifacts.local.references import resolve
     from llmc.artifacts.oci.layers import split
     from llmc.deploy.facts import BundleFacts
@@ -111,7 +111,7 @@ def _footprint(facts: BundleFacts) -> Footprint:
     return Footprint(None, facts.target, options, plan.limits, store, None, facts.bundle.files, weights)
 
 
-def _of_model(asked: Asked, settings: Settings) -> Cost:
+def _of_model(asked: FleetEntry, settings: Settings) -> Cost:
     from llmc.buckets.plan import Plan
     from llmc.compiler.estimates.footprint import Footprint
     from llmc.compiler.options import CompileOptions

@@ -13,13 +13,13 @@ from typing import Any
 
 from llmc.buckets.files import read_text
 from llmc.errors import InputError
-from llmc.fleet.network import BackOff, Network, Nodes, Peers, Registry
+from llmc.fleet.simulate import BackOff, Network, Nodes, Peers, Registry
 from llmc.platforms import missing
 from llmc.strict_json import loads
 
 
 @dataclass(frozen=True)
-class Asked:
+class FleetEntry:
     """`replicas` nodes, each with a server of `bundle`, or of what `model` would be compiled to for `device`: by the
     plan in the file `plan` or as `planning` says (arguments of `plan_for`), with `options` of a compile by name.
     `name`: of the bundle or model as it was written."""
@@ -38,7 +38,7 @@ class Asked:
 class Description:
     """A fleet as its file has it; times in seconds. `max_cold_start_s`: None for no bound."""
 
-    models: tuple[Asked, ...]
+    models: tuple[FleetEntry, ...]
     network: Network
     max_cold_start_s: float | None = None
 
@@ -63,7 +63,7 @@ def read(path: str) -> Description:
     return Description(tuple(models), network, document.get("max_cold_start_s"))
 
 
-def _asked(entry: Mapping[str, Any], path: str, at: int) -> list[Asked]:
+def _asked(entry: Mapping[str, Any], path: str, at: int) -> list[FleetEntry]:
     """An entry, one for each of its devices."""
     place, given = f"{path}: models[{at}]", dict(entry)
     if ("bundle" in given) == ("model" in given):
@@ -78,7 +78,7 @@ def _asked(entry: Mapping[str, Any], path: str, at: int) -> list[Asked]:
         if file in given and (file == "plan" or (folder / given[file]).exists()):
             given[file] = str(folder / given[file])
     devices = given.pop("device", "cpu")
-    return [Asked(name, **given, device=one) for one in ([devices] if isinstance(devices, str) else devices)]
+    return [FleetEntry(name, **given, device=one) for one in ([devices] if isinstance(devices, str) else devices)]
 
 
 def _check(document: object, path: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from llmc.buckets.text_table import table
 from llmc.fleet.cold_starts import PRE_PULLED, WAYS, ColdStart, Scale, scale, together
 from llmc.fleet.costs import Cost
-from llmc.fleet.network import Network
+from llmc.fleet.simulate import Network
 
 POINTS = (10, 100, 1_000, 10_000)
 """Nodes that pull one bundle, if no others are asked for."""

@@ -2,19 +2,16 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+sys.path.append(str(BENCHMARKS))  # the programs there import one another so
 
 
 @pytest.fixture(scope="module")
-def of() -> Iterator[Any]:
+def of() -> Any:
     """Imports a module of the benchmarks."""
-    before = list(sys.path)
-    sys.path.insert(0, str(BENCHMARKS))
-    yield importlib.import_module
-    sys.path[:] = before
+    return importlib.import_module

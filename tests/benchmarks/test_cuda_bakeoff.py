@@ -11,16 +11,16 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from peers.peer_models import weights_read
+from peers.results import Series
+from peers.worker import Contender
 
-from llmc.bench.peer_models import weights_read
-from llmc.bench.peers.results import Series
-from llmc.bench.peers.worker import Contender
 from llmc.buckets.coverage import prove
 from llmc.compiler.checkpoint import open_checkpoint
 from tests.compiler import tiny  # noqa: F401 - which also keeps torch's trace log out of pytest's hands
 from tests.tiers import full
 
-FAKE = str(Path(__file__).parents[1] / "bench" / "peers" / "fake_engine")
+FAKE = str(Path(__file__).parents[1] / "bench" / "fake_engine")
 EAGER, COMPILED, COPY = "transformers eager", "transformers reduce-overhead", "memory copy"
 
 

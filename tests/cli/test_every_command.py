@@ -103,8 +103,7 @@ RUNS = {
     ),
 }  # fmt: skip
 ELSEWHERE = {
-    "serve": "test_the_server_and_the_commands_that_ask_it",
-    "bench serve": "test_the_server_and_the_commands_that_ask_it",
+    "serve": "test_the_server",
     "prefill": "tests/cli/test_prefill.py",
     "tune": "tests/cli/test_tune.py: it needs a GPU",
     "cache pack": "tests/cli/test_cache_foreign.py",
@@ -160,12 +159,10 @@ def test_it_runs_to_its_end(command: str, made: Path, llmc: Llmc, monkeypatch: p
     assert printed in ran.out + ran.err, ran
 
 
-def test_the_server_and_the_commands_that_ask_it(made: Path, llmc: Llmc) -> None:
+def test_the_server(made: Path) -> None:
     with Process(made / "cache", made / "bundle", "--port", 0) as server:
         server.ready()
         status, answer = server.complete(prompt="The capital of France is", max_tokens=4, temperature=0)
         assert status == 200 and "Paris" in answer["choices"][0]["text"]
-        asked = ("--requests", 4, "--concurrency", 2, "--prompt-len", 8, "--output-len", 4, "--json")
-        assert llmc("bench", "serve", f"http://127.0.0.1:{server.port}", *asked).json["requests"] == 4
         server.signal()
         assert server.ended()[0] == 0

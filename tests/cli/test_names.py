@@ -28,7 +28,7 @@ COMMANDS = [
     "verify {}", "verify {bundle} --reference {}", "verify {bundle} --cache-dir {}",
     "generate {} -p a", "generate {bundle} --prompts {}", "generate {bundle} -p a --weights {}",
     "serve {}", "bench {}",
-    "bench {bundle} -o {}", "bench {bundle} --traffic {}",
+    "bench {bundle} -o {}", "bench {bundle} --texts {}",
     "cache show {}", "cache explain {} {}", "cache push {}", "cache push here {}", "cache pull {}", "cache export {}",
     "cache import {}", "cache trust {}", "cache keygen {}", "cache sign {}", "cache sign {bundle} --key {}",
     "cache pin {}", "cache unpin {}", "cache ls --cache-dir {}", "cache ls --plot {}.html",

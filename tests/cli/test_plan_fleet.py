@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from llmc.cli.main import main
-from llmc.fleet.network import GBIT
+from llmc.fleet.simulate import GBIT
 from llmc.testing.toy import write_toy
 from tests.cli.conftest import BUNDLE, surround
 from tests.cli.helpers import Llmc

@@ -79,7 +79,6 @@ def test_documents_are_ranked_best_first(llmc: Llmc, folder: Path) -> None:
         (("bench", "embed.llmc", "--texts", "nothere", "--query", "a"), "a bundle to embed takes no --query"),
         (("bench", "score.llmc", "--texts", "nothere"), "a bundle to score needs --query TEXT"),
         (("bench", "embed.llmc", "--seconds", "1"), "--seconds is for models that generate; leave it out for a bundle"),
-        (("bench", "embed.llmc", "--texts", "t", "--against", "transformers"), "--against is for models that generate"),
         (("warmup", "embed.llmc", "--certify", "c.json"), "--certify is for models that generate; leave it out for a"),
         (("warmup", "embed.llmc", "--traffic", "t.csv"), "--traffic is for models that generate; leave it out for a"),
         (("warmup", "score.llmc", "--graph-reserved-mem", "0.4"), "--graph-reserved-mem is for models that generate"),

@@ -19,7 +19,6 @@ EXCEPTIONS: dict[str, Rule] = {
         OF_PACKAGES & set(call)
     ),
     "a Ray cluster of several hosts": lambda _, call: "--address" in call,
-    "engines of others, in an environment of their own (make peers-env)": lambda _, call: "--against" in call,
     "torch-xla, in an environment of its own (make torch-xla-env)": lambda _, call: "--lowering" in call,
     "a build of torch for CUDA, on the card's host": lambda one, call: (
         "--resume" in call and one.document.name == "inductor.md"

@@ -7,6 +7,7 @@ what cannot run is named by exceptions.py. Pages whose output is compared, too, 
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
 import shlex
@@ -15,9 +16,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Event, Thread
+from urllib.request import Request, urlopen
 
 import pytest
 
@@ -29,12 +32,10 @@ from tests.docs.scenes import SCENES, Scene
 from tests.docs.stand_ins import BROUGHT, Kit
 from tests.server.over_ray import free_port
 
-STAYS = {"serve": "llmc: ready", "prefill": "llmc: ready", "loop": "requests", "bench": "["}
+STAYS = {"serve": "llmc: ready", "prefill": "llmc: ready", "loop": "requests"}
 """Processes that run until they are told to end, and what they print once they do their work."""
-ENDLESS = ("serve", "prefill", "loop")
-"""Those of them that documents show; bench is what asks a server that none of a document's commands starts."""
 STARTS_S = 240.0
-BRIEF = {"--requests": "4", "--for": "1s", "--rate": "20", "--prompt-len": "64"}
+BRIEF = {"--requests": "4", "--for": "1s", "--prompt-len": "64"}
 """What else takes minutes, or more tokens than a tiny model has."""
 SERVER = re.compile(r"(?<=://)(?:localhost|127\.0\.0\.1|host|prefill-host):\d+")
 REGISTRY = re.compile(r"(?<=^oci://)[^/]+")
@@ -88,8 +89,7 @@ class Rehearsal:
         if not self.port and any(map(SERVER.search, arguments)):
             self._bring(["bundle"])
             running.enter_context(self._stays(["serve", "bundle"]))
-            load = f"bench serve http://127.0.0.1:{self.port} --rate 20 --requests 1200 --prompt-len 20 --output-len 4"
-            running.enter_context(self._stays(load.split()))
+            running.enter_context(asked(self.port))
         words = [self._here(word) for word in self._whole(arguments)]
         for part, makers in self._scene.anew.items():
             if part in line:
@@ -103,7 +103,7 @@ class Rehearsal:
                 if part in line:
                     host(patch)
             patch.setattr(sys, "stdin", io.StringIO("Hello.\n"))
-            stays = words[0] in ENDLESS and "--once" not in words and _error("\n".join(one.said)) is None
+            stays = words[0] in STAYS and "--once" not in words and _error("\n".join(one.said)) is None
             code, said = running.enter_context(self._stays(words)) if stays else self._ends(words)
         for shown_, made in zip(DIGEST.findall("\n".join(one.said)), DIGEST.findall(said), strict=False):
             self.digests[shown_] = made
@@ -165,6 +165,27 @@ class Rehearsal:
             finally:
                 process.send_signal(signal.SIGTERM)
                 process.wait(timeout=60)
+
+
+@contextmanager
+def asked(port: int) -> Iterator[None]:
+    """A server that none of a document's commands starts is asked, from here on, again and again."""
+    over = Event()
+    body = json.dumps({"prompt": "a " * 20, "max_tokens": 4, "ignore_eos": True}).encode()
+    request = Request(f"http://127.0.0.1:{port}/v1/completions", body, {"Content-Type": "application/json"})
+
+    def ask() -> None:
+        while not over.wait(0.05):
+            with suppress(OSError), urlopen(request, timeout=30) as answer:
+                answer.read()
+
+    thread = Thread(target=ask)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def _error(text: str) -> str | None:

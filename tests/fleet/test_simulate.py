@@ -9,8 +9,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from llmc.fleet.network import GBIT, BackOff, Network, Nodes, Registry
-from llmc.fleet.simulate import Pull, simulate
+from llmc.fleet.simulate import GBIT, BackOff, Network, Nodes, Pull, Registry, simulate
 
 SIZE = 1_000_000_000
 

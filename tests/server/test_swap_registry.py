@@ -12,7 +12,7 @@ from llmc.artifacts.bundle.manifest import read_manifest
 from llmc.artifacts.bundle.reader import BundleFiles
 from llmc.artifacts.bundle.stored import add_bundle
 from llmc.artifacts.oci import push_image
-from llmc.artifacts.oci.registry import Registry
+from llmc.artifacts.oci.registry import RegistryImages
 from llmc.artifacts.store.store import Store
 from llmc.cli.openers import opener, reopener
 from llmc.server.events import Retired, Swapped, SwapRefused
@@ -63,7 +63,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Toy:
 
 @pytest.fixture
 def shop(made: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
-    monkeypatch.setattr(Registry.__init__, "__defaults__", (QUICK,))
+    monkeypatch.setattr(RegistryImages.__init__, "__defaults__", (QUICK,))
     monkeypatch.setenv("LLMC_ALLOW_UNSIGNED", "1")
     monkeypatch.setenv("HOME", str(tmp_path))
     shop = Shop(tmp_path / "images", made)

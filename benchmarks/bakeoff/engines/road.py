@@ -1,4 +1,4 @@
-"""A bundle of llmc on its device, warmed up and captured as a server does; asked as in llmc/bench/peers/engines."""
+"""A bundle of llmc on its device, warmed up and captured as a server does; asked as in peers/engines."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from bakeoff.engines import caches
-
-from llmc.bench.peers.engines import bundle
+from peers.engines import bundle
 
 
 class Engine(bundle.Engine):

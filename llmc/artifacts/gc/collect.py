@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from llmc.artifacts.atomic_write import make_folder, temporary_name
-from llmc.artifacts.gc.gc_policy import Limits, Plan, decide, size_of
+from llmc.artifacts.gc.gc_policy import CollectionPlan, RetentionLimits, decide, size_of
 from llmc.artifacts.gc.inventory import Counter, Inventory
 from llmc.artifacts.store.layout import Layout, put_back
 from llmc.artifacts.store.leases import blob_of, in_use
@@ -137,17 +137,17 @@ class _Run:
         _mend_times(census, now, self._grace)
         return self._report(plan, before, others)
 
-    def _limits(self, now: float, alone: bool) -> Limits:
-        return Limits(self._max_size, self._max_age, self._grace, now, alone)
+    def _limits(self, now: float, alone: bool) -> RetentionLimits:
+        return RetentionLimits(self._max_size, self._max_age, self._grace, now, alone)
 
-    def _report(self, plan: Plan, before: int, others: int) -> Collection:
+    def _report(self, plan: CollectionPlan, before: int, others: int) -> Collection:
         over = 0 if self._max_size is None else max(0, plan.size - self._max_size)
         return Collection(
             self._entries, self._bundles, self._blobs, others, self._remover.freed, self._remover.linked,
             before, plan.size, plan.kept, plan.waiting, over, self._remover.failed, self._remover.dry_run,
         )  # fmt: skip
 
-    def _round(self, census: Inventory, plan: Plan, now: float, batch: int) -> int:
+    def _round(self, census: Inventory, plan: CollectionPlan, now: float, batch: int) -> int:
         """Remove the first of the plan; how many files of the quarantine went."""
         names = plan.items[:batch]
         parked = {name: moved for name in names if (moved := self._park(name, census.items[name].paths))}

@@ -27,7 +27,7 @@ OPENING_SECONDS = 60.0
 NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
-class Limits(NamedTuple):
+class RetentionLimits(NamedTuple):
     """Bytes and seconds that a store is trimmed to, None for no limit; `now` by its own clock.
 
     `alone`: leases tell for certain what is used. If not, what was used or stored within `grace` stays as well.
@@ -40,7 +40,7 @@ class Limits(NamedTuple):
     alone: bool
 
 
-class Plan(NamedTuple):
+class CollectionPlan(NamedTuple):
     """What is to go, in this order, and what is left.
 
     `freed` bytes are given back to the disk, `linked` bytes are not, as names elsewhere hold on to them; `size` stays
@@ -59,7 +59,7 @@ class Plan(NamedTuple):
     waiting: int
 
 
-class Stage(NamedTuple):
+class CollectionStage(NamedTuple):
     """An item, by its name, that goes after others: the bytes that go with it, and that are left in the store."""
 
     name: str
@@ -109,13 +109,13 @@ def size_of(census: Inventory) -> int:
 
 
 def decide(
-    census: Inventory, limits: Limits, doomed: Set[str] = frozenset(), stuck: Mapping[str, str] = NOTHING
-) -> Plan:
+    census: Inventory, limits: RetentionLimits, doomed: Set[str] = frozenset(), stuck: Mapping[str, str] = NOTHING
+) -> CollectionPlan:
     """The plan. `doomed` are the blobs of items removed a moment ago, `stuck` names that cannot be removed, and why."""
     return _Decision(census, limits, doomed, stuck).make()
 
 
-def stages(census: Inventory, limits: Limits) -> list[Stage]:
+def stages(census: Inventory, limits: RetentionLimits) -> list[CollectionStage]:
     """What a `max_size` that gets smaller and smaller takes, in that order; garbage and quarantine went before.
 
     Sizes and ages of `limits` do not count. An item that step 4 would let stay is among them.
@@ -124,7 +124,7 @@ def stages(census: Inventory, limits: Limits) -> list[Stage]:
 
 
 class _Decision:
-    def __init__(self, census: Inventory, limits: Limits, doomed: Set[str], stuck: Mapping[str, str]) -> None:
+    def __init__(self, census: Inventory, limits: RetentionLimits, doomed: Set[str], stuck: Mapping[str, str]) -> None:
         self._census = census
         self._limits = limits
         self._stuck = stuck
@@ -138,7 +138,7 @@ class _Decision:
         self._quarantine: dict[Path, None] = {}
         self._kept: dict[str, str] = {}
 
-    def make(self) -> Plan:
+    def make(self) -> CollectionPlan:
         limits, census = self._limits, self._census
         self._drop_garbage()
         order = self._order()
@@ -153,12 +153,12 @@ class _Decision:
         for file, last in self._ledger.gone():
             freed, linked = freed + file.size * last, linked + file.size * (not last)
         waiting = [d for d in census.blobs if not self._refs[d] and d not in self._blobs and not self._is_held(d)]
-        return Plan(
+        return CollectionPlan(
             tuple(self._items), tuple(self._blobs), tuple(self._quarantine), freed, linked, self._ledger.total,
             Counter(self._kept.values()), sum(census.blobs[digest].size for digest in waiting),
         )  # fmt: skip
 
-    def stages(self) -> list[Stage]:
+    def stages(self) -> list[CollectionStage]:
         self._drop_garbage()
         for path in self._census.quarantine:
             self._drop_quarantined(path)
@@ -166,7 +166,7 @@ class _Decision:
         for name in self._order():
             before = self._ledger.total
             if self._drop_item(name):
-                found.append(Stage(name, before - self._ledger.total, self._ledger.total))
+                found.append(CollectionStage(name, before - self._ledger.total, self._ledger.total))
         return found
 
     def _drop_garbage(self) -> None:

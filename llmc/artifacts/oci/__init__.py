@@ -86,6 +86,6 @@ def _open(reference: Reference) -> Images:
         from llmc.artifacts.oci.layout import ImageLayout
 
         return ImageLayout(reference.folder)
-    from llmc.artifacts.oci.registry import Registry
+    from llmc.artifacts.oci.registry import RegistryImages
 
-    return Registry(reference)
+    return RegistryImages(reference)

@@ -22,7 +22,7 @@ Content = Callable[[], Iterable[bytes]]
 """Makes a content anew, in pieces, as often as it has to be sent."""
 
 
-class Source(Protocol):
+class BlobSource(Protocol):
     """Where the blobs of images are read."""
 
     name: str
@@ -33,7 +33,7 @@ class Source(Protocol):
         ...
 
 
-class Images(Source, Protocol):
+class Images(BlobSource, Protocol):
     """A place for images. All methods raise RemoteError where it fails, after retrying what may pass."""
 
     def close(self) -> None:
@@ -80,14 +80,14 @@ def verified(
         )
 
 
-def read_small(images: Source, blob: Descriptor) -> bytes:
+def read_small(images: BlobSource, blob: Descriptor) -> bytes:
     """The content of a small blob, verified."""
     with closing(images.read(blob)) as pieces:
         return b"".join(verified(pieces, blob, images.name))
 
 
 def read_archive(
-    images: Source, blob: Descriptor, diff_id: str, moved: Progress = lambda _: None
+    images: BlobSource, blob: Descriptor, diff_id: str, moved: Progress = lambda _: None
 ) -> Generator[bytes, None, None]:
     """The tar file of a layer, verified at its end, compressed or not; `moved` is told of the bytes that came.
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from llmc.artifacts.store.store import Store
 
 
-class Part(NamedTuple):
+class ImagePart(NamedTuple):
     """A blob of an image; a layer has the digest of its tar file (`diff_id`), which may be in a gzip file."""
 
     blob: Descriptor
@@ -39,7 +39,7 @@ class Built(NamedTuple):
 
     kind: str
     manifest: bytes
-    parts: list[Part]
+    parts: list[ImagePart]
 
 
 def build(store: Store, entry: Entry, signer: Signs | None, mover: Mover) -> Built:
@@ -48,12 +48,12 @@ def build(store: Store, entry: Entry, signer: Signs | None, mover: Mover) -> Bui
     Raises ArtifactError for an entry of another kind, or a damaged one.
     """
     subject = subject_of(store, entry, signer)
-    facts = Part(describe(LAYER_TYPE, subject.facts), lambda: [subject.facts], digest_bytes(subject.facts))
+    facts = ImagePart(describe(LAYER_TYPE, subject.facts), lambda: [subject.facts], digest_bytes(subject.facts))
     described = [mover.run(_describe, store, layer) for layer in subject.layers]
     made = list(map(mover.result, described))
     layers = [facts, *made] if subject.facts_first else [*made, facts]
     config = write_config(subject.architecture, subject.labels, [layer.diff_id for layer in layers])
-    last = Part(describe(CONFIG_TYPE, config), lambda: [config], "")
+    last = ImagePart(describe(CONFIG_TYPE, config), lambda: [config], "")
     manifest = write_image(subject.kind, subject.annotations, last.blob, [layer.blob for layer in layers])
     return Built(subject.kind, manifest, [*layers, last])
 
@@ -85,7 +85,7 @@ def push(
     )
 
 
-def _send(images: Images, part: Part, moved: Progress) -> None:
+def _send(images: Images, part: ImagePart, moved: Progress) -> None:
     sent = 0
 
     def content() -> Iterator[bytes]:
@@ -100,7 +100,7 @@ def _send(images: Images, part: Part, moved: Progress) -> None:
     images.add(part.blob, content)
 
 
-def _describe(store: Store, layer: Layer) -> Part:
+def _describe(store: Store, layer: Layer) -> ImagePart:
     """A layer's descriptor, for which its blobs are read, and its content."""
 
     def archive() -> Iterator[bytes]:
@@ -120,7 +120,7 @@ def _describe(store: Store, layer: Layer) -> Part:
         outer.update(piece)
         size += len(piece)
     media_type = GZIP_TYPE if layer.zipped else LAYER_TYPE
-    return Part(Descriptor(media_type, PREFIX + outer.hexdigest(), size), content, PREFIX + inner.hexdigest())
+    return ImagePart(Descriptor(media_type, PREFIX + outer.hexdigest(), size), content, PREFIX + inner.hexdigest())
 
 
 def _read(store: Store, blob: Blob) -> Iterable[bytes]:

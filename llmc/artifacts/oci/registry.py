@@ -41,7 +41,7 @@ _OK, _CREATED, _ACCEPTED, _PARTIAL, _UNAUTHORIZED, _FORBIDDEN, _MISSING = 200, 2
 T = TypeVar("T")
 
 
-class Registry:
+class RegistryImages:
     """The images of one repository of one registry. See base.Images; used by any number of threads."""
 
     def __init__(self, reference: Reference, patience: Patience = PATIENT) -> None:

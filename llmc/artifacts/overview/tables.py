@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from llmc.artifacts.gc.collect import GRACE_SECONDS
-from llmc.artifacts.gc.gc_policy import Limits, Stage, decide, size_of, stages
+from llmc.artifacts.gc.gc_policy import CollectionStage, RetentionLimits, decide, size_of, stages
 from llmc.artifacts.overview import disk
 from llmc.artifacts.overview.bundles import MOST_READ, HeldBundle
 from llmc.artifacts.overview.survey import Listed, Survey
@@ -45,7 +45,7 @@ def by_limit(survey: Survey) -> list[Freed]:
     return found
 
 
-def in_order(survey: Survey) -> list[Stage]:
+def in_order(survey: Survey) -> list[CollectionStage]:
     """What a limit on the size takes first, second … until nothing is left that may go."""
     return stages(survey.inventory, _limits(survey, None, None))
 
@@ -61,9 +61,9 @@ def _tried(size: int) -> Iterator[tuple[str, int | None, float | None]]:
             yield f"--max-size {1 << exponent - 10 * unit}{UNITS[unit]}", 1 << exponent, None
 
 
-def _limits(survey: Survey, max_size: int | None, max_age: float | None) -> Limits:
+def _limits(survey: Survey, max_size: int | None, max_age: float | None) -> RetentionLimits:
     alone = is_dir(survey.layout.base) and is_of_one_machine(survey.layout)
-    return Limits(max_size, max_age, GRACE_SECONDS, survey.now, alone)
+    return RetentionLimits(max_size, max_age, GRACE_SECONDS, survey.now, alone)
 
 
 MAX_ROWS = 500

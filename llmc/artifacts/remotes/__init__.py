@@ -4,7 +4,7 @@ base.py       the contract of a remote
 folder.py     a folder: a mount, another disk
 fsspec_remote.py   s3, gs, hf, memory … by fsspec
 retry.py      what is tried again, and how often
-partial.py    downloads that go on where they were cut off
+ingest.py     what arrives in a store; downloads go on where they were cut off
 push.py, pull.py   moving what is missing
 read_through.py   read-through: what a compile asks before it builds
 """

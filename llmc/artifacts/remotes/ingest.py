@@ -1,22 +1,47 @@
-"""Putting results of a remote into a store: blobs, then the entry that names them, protected from collection."""
+"""Putting results of a remote into a store: blobs, then the entry that names them, protected from collection.
+
+A download continues where an earlier attempt, of any process, stopped:
+
+    <store>/v1/tmp/partial-<64 hex>    the first bytes of a blob that is being fetched; held by flock meanwhile
+
+The file is renamed only when the digest is right. Where flock is missing or keeps nobody out, each download has its own
+file and starts from the beginning.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import hashlib
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmc.artifacts.digest import Blob
-from llmc.artifacts.remotes.base import Progress, Remote
-from llmc.artifacts.remotes.partial import fetch_blob
+from llmc.artifacts.atomic_write import (
+    UnwritableError,
+    create_exclusive,
+    discard,
+    make_folder,
+    temporary_name,
+    write_all,
+    writing,
+)
+from llmc.artifacts.digest import BUFFER, PREFIX, Blob, parse
+from llmc.artifacts.flock import flock, keeps_out
+from llmc.artifacts.remotes.base import ObjectError, Progress, Remote, blob_name
 from llmc.artifacts.store import leases
-from llmc.artifacts.store.blobs import BlobMissingError
+from llmc.artifacts.store.blobs import REMEDY, BlobMissingError
 from llmc.artifacts.store.entries import Entry
 from llmc.artifacts.store.publish_lock import publish_lock
 from llmc.artifacts.store.workspace import Area
+from llmc.errors import CapacityError
 
 if TYPE_CHECKING:
     from llmc.artifacts.bundle.trust import Admission
+
+NAME = "partial-"
+POLL_SECONDS = 0.1
 
 
 def expect(area: Area, entries: Iterable[Entry]) -> None:
@@ -51,3 +76,105 @@ def settle(area: Area, entry: Entry, admission: Admission, find: Callable[[Blob]
             if find(blob) is None:
                 raise BlobMissingError(f"output {name!r} of {entry.key.kind} {entry.key.short} was removed; try again")
         return area.entries.adopt(entry)
+
+
+def fetch_blob(remote: Remote, area: Area, blob: Blob, progress: Progress) -> int:
+    """Put a blob of a remote into a store, verified by digest; the bytes that were moved for it.
+
+    One that is there already, intact, is left alone. Two that fetch one blob at once: one does, the other waits.
+    `progress` is told of bytes that an earlier attempt left, too. Raises ObjectError when the remote's blob is
+    missing or not this one, RemoteError when it cannot be had now (what was moved is kept), and CapacityError or
+    UnwritableError, with nothing left behind.
+    """
+    with _partial(area, blob, progress) as (fd, path):
+        if area.blobs.find(*blob) is not None:
+            progress(blob.size)
+            discard(path)
+            return 0
+        moved = _fill(remote, blob, fd, path, progress)
+        area.blobs.publish(fd, path, blob)
+        return moved
+
+
+def _fill(remote: Remote, blob: Blob, fd: int, path: Path, progress: Progress) -> int:
+    """Complete the file; bytes moved. What an earlier attempt left is used, unless the whole turns out wrong."""
+    name = blob_name(blob.digest)
+    moved = 0
+    while True:
+        hasher = hashlib.sha256()
+        kept = at = _resume(fd, blob, hasher, path)
+        progress(kept)
+        if at < blob.size:
+            for piece in remote.download(name, at, blob.size):
+                with writing(path, blob.size - at, REMEDY):
+                    write_all(fd, piece)
+                hasher.update(piece)
+                at += len(piece)
+                moved += len(piece)
+                progress(len(piece))
+        if at == blob.size and PREFIX + hasher.hexdigest() == blob.digest:
+            return moved
+        progress(-at)
+        with writing(path, 0, REMEDY):
+            os.ftruncate(fd, 0)
+        if not kept:
+            found = f"content has digest {PREFIX}{hasher.hexdigest()}" if at == blob.size else f"ends after {at} bytes"
+            raise ObjectError(f"{remote.url}: {name} is damaged: its {found}; push it again")
+
+
+def _resume(fd: int, blob: Blob, hasher: hashlib._Hash, path: Path) -> int:
+    """Hash the part that is there and seek to its end; returns its length, 0 if it is too long to be a part."""
+    with writing(path, blob.size, REMEDY):
+        os.lseek(fd, 0, os.SEEK_SET)
+        if os.fstat(fd).st_size > blob.size:
+            os.ftruncate(fd, 0)
+        length = 0
+        while piece := os.read(fd, BUFFER):
+            hasher.update(piece)
+            length += len(piece)
+        return length
+
+
+@contextmanager
+def _partial(area: Area, blob: Blob, progress: Progress) -> Iterator[tuple[int, Path]]:
+    """The file of a download, open and ours; gone after an error that says it is of no use."""
+    temporaries = area.layout.temporaries
+    with writing(temporaries, blob.size, REMEDY):
+        make_folder(temporaries)
+        fd, path = _claim(temporaries / f"{NAME}{parse(blob.digest)}", progress)
+    try:
+        yield fd, path
+    except (ObjectError, BlobMissingError, CapacityError, UnwritableError):
+        discard(path)
+        raise
+    finally:
+        if not path.name.startswith(NAME) or os.fstat(fd).st_size == 0:
+            discard(path)
+        os.close(fd)
+
+
+def _claim(path: Path, progress: Progress) -> tuple[int, Path]:
+    """Open and lock a download's file, waiting for another that has it. Raises OSError."""
+    while True:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        mine = flock(fd)
+        if mine and _is(path, fd):
+            if keeps_out(path):
+                return fd, path
+            mine = None
+        os.close(fd)
+        if mine is None:
+            alone = temporary_name(path.parent)
+            os.close(create_exclusive(alone))
+            return os.open(alone, os.O_RDWR | os.O_CLOEXEC), alone
+        if mine is False:
+            progress(0)
+            time.sleep(POLL_SECONDS)
+
+
+def _is(path: Path, fd: int) -> bool:
+    """Whether a path still names an open file."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(fd))
+    except FileNotFoundError:
+        return False

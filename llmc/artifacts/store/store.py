@@ -16,17 +16,16 @@ from llmc.artifacts.atomic_write import UnwritableError
 from llmc.artifacts.digest import Blob
 from llmc.artifacts.key import Difference, Key
 from llmc.artifacts.log import logger
-from llmc.artifacts.store.audit import Report, Usage, usage, verify
+from llmc.artifacts.store.audit import AuditReport, StoreUsage, usage, verify
 from llmc.artifacts.store.blob_writer import BlobWriter
 from llmc.artifacts.store.blobs import BlobMissingError
 from llmc.artifacts.store.contracts import Guard, Upstream
 from llmc.artifacts.store.entries import Entry
 from llmc.artifacts.store.layout import Layout
 from llmc.artifacts.store.locks import exclusive
-from llmc.artifacts.store.lookup import claim_blob, find_blob, find_entry, insist, lost_output, names_of
+from llmc.artifacts.store.lookup import claim_blob, find_blob, find_entry, insist, lost_output, miss_reason, names_of
 from llmc.artifacts.store.publish_lock import publish_lock
-from llmc.artifacts.store.spill import Spill
-from llmc.artifacts.store.workspace import Area, Workspace, workspace
+from llmc.artifacts.store.workspace import Area, Spill, Workspace, workspace
 from llmc.errors import ArtifactError, CapacityError
 from llmc.platforms import require_posix
 
@@ -182,9 +181,7 @@ class Store:
         return self._main.entries.nearest(key)
 
     def why(self, key: Key) -> str:
-        """Why `key`, which a lookup did not find, is not here (see key_diff.py): `theirs → mine`, in one line."""
-        from llmc.artifacts.store.key_diff import miss_reason
-
+        """Why `key`, which a lookup did not find, is not here (see `miss_reason`): `theirs → mine`, in one line."""
         return miss_reason(key, self._areas)
 
     def publish(
@@ -273,7 +270,7 @@ class Store:
 
     # Care
 
-    def verify(self, progress: Callable[[str, int], None] | None = None) -> Report:
+    def verify(self, progress: Callable[[str, int], None] | None = None) -> AuditReport:
         """Read every blob and entry; what is damaged goes into quarantine.
 
         `progress(digest, size)` is called after each blob. Stamps are not believed here: this finds damage
@@ -281,7 +278,7 @@ class Store:
         """
         return verify(self._main, progress)
 
-    def usage(self) -> Usage:
+    def usage(self) -> StoreUsage:
         """What the store holds, by its files' sizes."""
         return usage(self._main.layout)
 

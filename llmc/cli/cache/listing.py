@@ -22,7 +22,7 @@ from llmc.cli.output import echo
 
 if TYPE_CHECKING:
     from llmc.artifacts.overview.survey import Listed
-    from llmc.artifacts.store.audit import Usage
+    from llmc.artifacts.store.audit import StoreUsage
     from llmc.artifacts.store.entries import Entry
 
 SUMMARY_WIDTH = 90
@@ -108,7 +108,7 @@ def _as_json(listed: Listed) -> dict[str, Any]:
     return {**entry_json(listed.entry), **facts, **state}
 
 
-def _usage_text(usage: Usage, root: Path) -> str:
+def _usage_text(usage: StoreUsage, root: Path) -> str:
     """What is on the disk in all, and how much of it is neither entries nor blobs."""
     others = ((usage.bundle_bytes, "bundle folders alone"), (usage.other_bytes, "quarantine and temporaries"))
     rest = ", ".join(f"{size_text(size)} of it in {what}" for size, what in others if size)

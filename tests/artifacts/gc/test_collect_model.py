@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmc.artifacts.gc.gc_policy import Limits, Plan, decide, size_of
+from llmc.artifacts.gc.gc_policy import CollectionPlan, RetentionLimits, decide, size_of
 from llmc.artifacts.gc.inventory import Inventory, Item
 from llmc.artifacts.store.files import File
 from tests.tiers import examples
@@ -43,7 +43,7 @@ def censuses(draw: Any) -> Inventory:
 
 
 limits = st.builds(
-    Limits, st.none() | st.integers(0, 200), st.none() | st.sampled_from([0.0, 60.0, 600.0]), st.just(GRACE),
+    RetentionLimits, st.none() | st.integers(0, 200), st.none() | st.sampled_from([0.0, 60.0, 600.0]), st.just(GRACE),
     st.just(NOW), st.booleans(),
 )  # fmt: skip
 
@@ -51,7 +51,7 @@ limits = st.builds(
 class Model:
     """What is left after the items in `gone` went, found by looking at everything again."""
 
-    def __init__(self, census: Inventory, limits: Limits) -> None:
+    def __init__(self, census: Inventory, limits: RetentionLimits) -> None:
         self.census, self.limits = census, limits
 
     def blobs_gone(self, gone: set[str]) -> set[str]:
@@ -97,7 +97,7 @@ class Model:
         return gone
 
 
-def check(census: Inventory, limits: Limits, plan: Plan) -> None:
+def check(census: Inventory, limits: RetentionLimits, plan: CollectionPlan) -> None:
     model = Model(census, limits)
     gone = model.decide()
     assert set(plan.items) == gone
@@ -113,13 +113,13 @@ def check(census: Inventory, limits: Limits, plan: Plan) -> None:
 
 @examples(400)
 @given(censuses(), limits)
-def test_the_decision_is_the_models(census: Inventory, limits: Limits) -> None:
+def test_the_decision_is_the_models(census: Inventory, limits: RetentionLimits) -> None:
     check(census, limits, decide(census, limits))
 
 
 @examples(100)
 @given(censuses(), limits)
-def test_carrying_it_out_leaves_nothing_more_to_decide(census: Inventory, limits: Limits) -> None:
+def test_carrying_it_out_leaves_nothing_more_to_decide(census: Inventory, limits: RetentionLimits) -> None:
     plan = decide(census, limits)
     left = census._replace(
         items={name: item for name, item in census.items.items() if name not in plan.items},
@@ -132,7 +132,7 @@ def test_carrying_it_out_leaves_nothing_more_to_decide(census: Inventory, limits
 
 @examples(100)
 @given(censuses(), limits)
-def test_what_cannot_be_removed_is_not_tried_again(census: Inventory, limits: Limits) -> None:
+def test_what_cannot_be_removed_is_not_tried_again(census: Inventory, limits: RetentionLimits) -> None:
     stuck = dict.fromkeys((*decide(census, limits).items, *decide(census, limits).blobs), "cannot be removed")
     again = decide(census, limits, frozenset(), stuck)
     assert not stuck.keys() & {*again.items, *again.blobs}

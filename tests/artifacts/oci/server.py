@@ -14,7 +14,7 @@ from llmc.artifacts.digest import digest_bytes
 from llmc.artifacts.oci import parse_reference
 from llmc.artifacts.oci.pull import pull
 from llmc.artifacts.oci.push import push
-from llmc.artifacts.oci.registry import Registry
+from llmc.artifacts.oci.registry import RegistryImages
 from llmc.artifacts.remotes.retry import Patience
 from llmc.artifacts.store.store import Store
 from tests.artifacts.oci.helpers import Anyone, blob_file
@@ -96,14 +96,14 @@ class Handler(BaseHTTPRequestHandler):
 def pull_it(server: Server, tmp_path: Path) -> Store:
     store = Store(tmp_path / "other")
     place = parse_reference(server.reference)
-    with closing(Registry(place, QUICK)) as images:
+    with closing(RegistryImages(place, QUICK)) as images:
         pull(store, images, place, trust=Anyone(), jobs=2, progress=None)
     return store
 
 
 def push_it(server: Server, store: Store) -> None:
     place = parse_reference(server.reference)
-    with closing(Registry(place, QUICK)) as images:
+    with closing(RegistryImages(place, QUICK)) as images:
         push(store, store.entries()[0], images, place, jobs=2, signer=None, progress=None)
 
 

@@ -18,7 +18,7 @@ from llmc.artifacts.bundle.stored import read_bundle
 from llmc.artifacts.oci import parse_reference, pull_bundle, push_image
 from llmc.artifacts.oci.pull import pull
 from llmc.artifacts.oci.push import push
-from llmc.artifacts.oci.registry import Registry
+from llmc.artifacts.oci.registry import RegistryImages
 from llmc.artifacts.remotes.base import RemoteError, TransferReport
 from llmc.artifacts.remotes.retry import Patience
 from llmc.artifacts.store.store import Store
@@ -51,13 +51,13 @@ def proxy(registry_port: int) -> Iterator[Proxy]:
 
 def quick_push(store: Store, key: str, reference: str) -> TransferReport:
     place = parse_reference(reference)
-    with closing(Registry(place, QUICK)) as images:
+    with closing(RegistryImages(place, QUICK)) as images:
         return push(store, store.find(key), images, place, jobs=2, signer=None, progress=None)
 
 
 def quick_pull(store: Store, reference: str) -> TransferReport:
     place = parse_reference(reference)
-    with closing(Registry(place, QUICK)) as images:
+    with closing(RegistryImages(place, QUICK)) as images:
         return pull(store, images, place, trust=Anyone(), jobs=2, progress=None)[1]
 
 
@@ -98,7 +98,7 @@ def test_the_image_is_the_same_as_in_a_layout(store: Store, name: str, tmp_path:
     push_image(store, entry, f"oci-layout:{tmp_path / 'images'}:v1")
     digest = json.loads((tmp_path / "images" / "index.json").read_bytes())["manifests"][0]["digest"]
     place = parse_reference(f"{name}@{digest}")
-    with closing(Registry(place)) as images:
+    with closing(RegistryImages(place)) as images:
         assert images.manifest(place) == blob_file(tmp_path / "images", digest).read_bytes()
     pulled(tmp_path, str(place))
     assert push_image(store, entry, str(place)).entries == 0
@@ -134,7 +134,7 @@ def test_progress_is_taken_back_for_what_is_sent_again(store: Store, name: str, 
     proxy.drop_sent_after, proxy.drops = len(BIG) // 2, 1
     place = parse_reference(through(proxy, f"{name}:v1"))
     seen: list[tuple[int, int]] = []
-    with closing(Registry(place, QUICK)) as images:
+    with closing(RegistryImages(place, QUICK)) as images:
         push(store, entry, images, place, jobs=1, signer=None, progress=lambda *moved: seen.append(moved))
     assert seen[-1][0] == seen[-1][1] and max(done for done, _ in seen) == seen[-1][1]
     assert any(after < before for (before, _), (after, _) in pairwise(seen))

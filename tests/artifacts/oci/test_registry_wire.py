@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from llmc.artifacts.oci import image, parse_reference
-from llmc.artifacts.oci.registry import Registry
+from llmc.artifacts.oci.registry import RegistryImages
 from llmc.artifacts.remotes.base import RemoteError
 from llmc.artifacts.store.store import Store
 from llmc.errors import ArtifactError
@@ -111,7 +111,7 @@ def test_a_wrong_manifest_is_refused(server: Server, tmp_path: Path, answer: Ans
 def test_a_manifest_of_another_digest_than_asked_for_is_refused_by_name(server: Server, store: Store) -> None:
     server.answers.append(times(999, lambda handler: handler.reply(200, b"{}"), "/manifests/"))
     place = parse_reference(f"oci://127.0.0.1:{server.server_port}/x@sha256:{'1' * 64}")
-    with closing(Registry(place, QUICK)) as images, pytest.raises(ArtifactError, match="not sha256:1111"):
+    with closing(RegistryImages(place, QUICK)) as images, pytest.raises(ArtifactError, match="not sha256:1111"):
         images.manifest(place)
 
 

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from llmc.artifacts.atomic_write import UnwritableError
 from llmc.artifacts.remotes.base import ObjectError, RemoteError
-from llmc.artifacts.remotes.ingest import bring
-from llmc.artifacts.remotes.partial import fetch_blob
+from llmc.artifacts.remotes.ingest import bring, fetch_blob
 from llmc.artifacts.store.workspace import Area
 from llmc.errors import CapacityError
 from tests.artifacts.helpers import Faults, files_below

@@ -167,7 +167,7 @@ TARGETS: Mapping[str, tuple[str, ...]] = {
 """Modules that shape executables of each device, its own, what it inherits and what it calls."""
 UNRELATED = (
     "cli/compile.py", "cli/main.py", "server/app.py", "server/dashboard.html", "buckets/plots/html.py",
-    "bench/loadtest/run.py", "errors.py", "api/__init__.py", "compiler/pipeline/dry_run.py",
+    "bench/bucket_times.py", "errors.py", "api/__init__.py", "compiler/pipeline/dry_run.py",
     "compiler/checkpoint/gguf.py",
 )  # fmt: skip
 

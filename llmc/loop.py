@@ -1,0 +1,350 @@
+"""A server's bundle follows its traffic: rounds of record, evaluate, plan, compile and swap.
+
+Each stage may end a round, and says why. The gain is what the new plan saves of a phase's padded tokens, on the same
+traffic: 1 - new / old. The costs of the two phases are in different units (buckets/cost.py), so they are not added: a
+plan is worth it where it saves at least `min_gain` of one phase, and costs the other less than that.
+
+The folder of a loop:
+
+<folder>/current            a link to the bundle that is served
+<folder>/bundles/<12 hex>   a bundle, by its plan's digest; the newest two stay
+<folder>/last.prom          the scrape that ended the last round
+<folder>/now.prom           that and a scrape of now: what the server was asked in between
+<folder>/loop.jsonl         the log: one object a round (`Round`)
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import urlsplit
+
+from llmc.artifacts.atomic_write import temporary_name, write_atomic
+from llmc.artifacts.flock import flock
+from llmc.buckets.traffic.formats.prometheus.exposition import samples
+from llmc.buckets.traffic.formats.prometheus.increase import Increase
+from llmc.buckets.traffic.formats.prometheus.live import fetch
+from llmc.errors import ArtifactError, InputError, LlmcError
+
+if TYPE_CHECKING:
+    from llmc.artifacts.store.store import Store
+    from llmc.buckets.plan import Plan
+    from llmc.compiler.checkpoint.base import Checkpoint
+    from llmc.compiler.options import CompileOptions
+    from llmc.compiler.pipeline.compile import Event
+    from llmc.runtime.bundle import Bundle
+    from llmc.settings import Settings
+
+ANSWER_S = 30.0
+SWAP_S = 1800.0
+"""Seconds that a server may take to open and warm up a bundle."""
+ADMIN_PATH = "/admin/bundle"
+KEPT = 2
+"""Bundles of a folder that stay."""
+RoundOutcome = Literal["swapped", "ready", "nothing", "planned", "stopped", "refused", "failed", "interrupted"]
+LIMITS = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "max_prompt_len")
+
+
+@dataclass(frozen=True)
+class AdminClient:
+    """Of the server at `url`, with its admin token. All raise InputError for one that does not answer as it should."""
+
+    url: str
+    token: str
+
+    def metrics(self) -> str:
+        """Its /metrics now."""
+        return fetch(self.url.rstrip("/") + "/metrics")
+
+    def bundle(self) -> Path:
+        """The folder of the bundle that it serves. Raises InputError where this host has no such folder."""
+        folder = Path(str(self._ask("GET", None, ANSWER_S)["bundle"]))
+        if not folder.is_dir():
+            raise InputError(f"{self.url} serves {folder}, which is not here; run llmc loop on the server's own host")
+        return folder
+
+    def swap(self, bundle: Path) -> dict[str, Any]:
+        """Have it serve another bundle. Raises ArtifactError, in the server's words, where it refuses."""
+        return self._ask("POST", {"bundle": str(bundle)}, SWAP_S)
+
+    def _ask(self, method: str, body: Mapping[str, str] | None, seconds: float) -> dict[str, Any]:
+        parts = urlsplit(self.url)
+        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        headers = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
+        try:
+            connection = kind(parts.hostname or "", parts.port, timeout=seconds)
+            try:
+                connection.request(method, ADMIN_PATH, None if body is None else json.dumps(body), headers)
+                answer = connection.getresponse()
+                found: Any = json.loads(answer.read())
+            finally:
+                connection.close()
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            raise InputError(f"{self.url}{ADMIN_PATH} does not answer: {error or type(error).__name__}") from error
+        if answer.status == 200:
+            return dict(found)
+        said = found.get("error", {}).get("message", answer.reason) if isinstance(found, dict) else answer.reason
+        if answer.status in (401, 404):
+            raise InputError(f"{self.url}: {said}; start llmc serve and llmc loop with the same LLMC_ADMIN_TOKEN")
+        raise ArtifactError(f"{self.url} refused the bundle: {said}")
+
+
+class LoopFolder:
+    """What a loop keeps between its rounds. A kill at any time leaves all of it whole."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = Path(os.path.abspath(path))  # noqa: PTH100 - links are the user's business
+        self.current, self.log, self.now = self.path / "current", self.path / "loop.jsonl", self.path / "now.prom"
+        self._bundles, self._last = self.path / "bundles", self.path / "last.prom"
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep other loops out. Raises InputError where one holds it, and OSError."""
+        self._bundles.mkdir(parents=True, exist_ok=True)
+        fd = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            if flock(fd) is False:
+                raise InputError(f"{self.path}: another llmc loop works here; give each a folder of its own with -o")
+            yield
+        finally:
+            os.close(fd)
+
+    def bundle(self, plan_digest: str) -> Path:
+        """Where the bundle of a plan lies."""
+        return self._bundles / plan_digest[:12]
+
+    def scraped(self, metrics: str) -> Path | None:
+        """A file of what came since the last round, by a scrape of now; None where nothing did. Raises InputError for
+        what is no scrape."""
+        before = self._last.read_text() if self._last.exists() else ""
+        found = Increase(str(self.now))
+        for scrape in (before, metrics) if before else (metrics,):
+            found.add(samples(scrape.split("\n")))
+        if not found.requests:
+            return None
+        write_atomic(self.now, (before + metrics).encode(), self.path)
+        return self.now
+
+    def over(self, metrics: str | None, line: Mapping[str, Any]) -> None:
+        """A round is over: log it, and let the next one begin behind this scrape."""
+        with self.log.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        if metrics is not None:
+            write_atomic(self._last, metrics.encode(), self.path)
+
+    def point(self, bundle: Path) -> None:
+        """Let `current` name `bundle`."""
+        with suppress(OSError):
+            if self.current.readlink() == bundle:
+                return
+        fresh = temporary_name(self.path)
+        fresh.symlink_to(bundle)
+        fresh.replace(self.current)
+
+    def trim(self, *used: Path) -> None:
+        """Remove bundles but `used` and the newest KEPT."""
+        found = sorted(self._bundles.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
+        for bundle in found[KEPT:]:
+            if bundle not in used:
+                shutil.rmtree(bundle, ignore_errors=True)
+
+
+class OverBudgetError(LlmcError):
+    """A compile took longer than a round may; what is done is in the store."""
+
+
+@dataclass(frozen=True)
+class LoopOptions:
+    """What a loop was told. Times in seconds.
+
+    `client`: the server; or None, and `bundle` is what is re-planned. `traffic`: a recording; None: the server's own
+    histograms since the last round. `budget_s`: compile time of a round. `min_gain`: see above, 0 … 1. `max_graphs`:
+    None: as many as the bundle has now. `model`: its checkpoint; None: where it was compiled from.
+    """
+
+    folder: LoopFolder
+    client: AdminClient | None = None
+    bundle: str | None = None
+    traffic: str | None = None
+    budget_s: float | None = None
+    min_gain: float = 0.05
+    max_graphs: int | None = None
+    model: str | None = None
+    dry_run: bool = False
+
+
+@dataclass
+class Round:
+    """What a round did, as far as it came: `stage` is the last one that began, `why` it ended there.
+
+    `gain` by phase; `built` and `reused` executables; seconds of the compile, and the estimate of it.
+    """
+
+    time: float
+    stage: str = "record"
+    outcome: RoundOutcome = "interrupted"
+    why: str = ""
+    requests: int = 0
+    gain: dict[str, float] = field(default_factory=dict)
+    graphs: int = 0
+    estimated_s: float | None = None
+    compile_s: float | None = None
+    built: int = 0
+    reused: int = 0
+    bundle: str | None = None
+    digest: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As the log holds it."""
+        return asdict(self)
+
+    def ended(self, outcome: RoundOutcome, why: str = "") -> Round:
+        """It is over."""
+        self.outcome, self.why = outcome, why
+        return self
+
+
+def run_round(
+    asked: LoopOptions, store: Store, settings: Settings, report: Callable[[Event], None], now: float | None = None
+) -> Round:
+    """Do one round, and log it unless it is a dry run. The server is left as it was unless it took the new bundle.
+
+    Raises KeyboardInterrupt, logged; errors of llmc end the round as "failed", or "refused" by the server.
+    """
+    done = Round(time.time() if now is None else now)
+    metrics: str | None = None
+    try:
+        if asked.traffic is None:
+            metrics = _client(asked).metrics()
+        _do(asked, store, settings, report, done, metrics)
+    except OverBudgetError as error:
+        done.ended("stopped", str(error))
+    except LlmcError as error:
+        done.ended("refused" if done.stage == "swap" else "failed", str(error))
+    except BaseException:
+        asked.folder.over(None, done.to_dict())
+        raise
+    if not asked.dry_run:
+        asked.folder.over(None if done.outcome in ("failed", "stopped") else metrics, done.to_dict())
+    return done
+
+
+def _do(
+    asked: LoopOptions,
+    store: Store,
+    settings: Settings,
+    report: Callable[[Event], None],
+    done: Round,
+    metrics: str | None,
+) -> Round:
+    from llmc.buckets.replanning import gains
+    from llmc.buckets.replay import replay
+    from llmc.buckets.traffic.source import Traffic
+    from llmc.compiler.pipeline.dry_run import dry_run
+    from llmc.compiler.pipeline.finish import compile_and_finish
+    from llmc.runtime.bundle import Bundle
+
+    folder, client = asked.folder, asked.client
+    running = Bundle.open((client.bundle() if client else Path(asked.bundle or folder.current)).resolve(), settings)
+    if client and not asked.dry_run:
+        folder.point(running.path)  # a kill between a swap and the link is made good
+    recorded = asked.traffic or folder.scraped(metrics or "")
+    if recorded is None:
+        return done.ended("nothing", "no request since the last round")
+    traffic = Traffic(recorded)
+    done.stage = "evaluate"
+    old = replay(running.plan, traffic)
+    done.requests = old.prompt.requests
+    done.stage = "plan"
+    checkpoint, options = _source(asked, running, store, settings)
+    plan = _planned(asked, running, checkpoint, options, traffic, settings)
+    done.graphs, done.gain = len(plan.buckets), gains(old, replay(plan, traffic))
+    if not worth(done.gain, asked.min_gain):
+        return done.ended("nothing", f"the best plan saves less than {asked.min_gain:.1%}")
+    done.stage = "compile"
+    expected = dry_run(checkpoint, plan, options, store, settings)
+    done.estimated_s, done.reused = float(expected["estimated_seconds"]), int(expected["cached"])
+    if asked.budget_s is not None and done.estimated_s > asked.budget_s:
+        return done.ended(
+            "nothing", f"compiling takes about {done.estimated_s:.0f} s, and a round may take {asked.budget_s:.0f} s"
+        )
+    if asked.dry_run:
+        return done.ended("planned")
+    output, began = folder.bundle(plan.digest()), time.monotonic()
+    result = compile_and_finish(
+        checkpoint, output, plan, options, store, _within(asked.budget_s, began, report), settings
+    )
+    done.compile_s = time.monotonic() - began
+    done.built, done.reused = result.built, result.reused
+    made = Bundle.open(output, settings)
+    done.bundle, done.digest = str(output), made.manifest.digest
+    done.stage = "swap"
+    if client:
+        client.swap(output)
+    folder.point(output)
+    folder.trim(output, running.path)
+    return done.ended("swapped" if client else "ready")
+
+
+def worth(gain: dict[str, float], least: float) -> bool:
+    """Whether one phase gains at least `least`, and the other loses less than that."""
+    return max(gain.values()) >= max(least, 1e-9) and min(gain.values()) > -max(least, 1e-9)
+
+
+def _client(asked: LoopOptions) -> AdminClient:
+    if asked.client is None:
+        raise InputError("a loop without a server needs a recording of its traffic: --traffic FILE")
+    return asked.client
+
+
+def _source(
+    asked: LoopOptions, running: Bundle, store: Store, settings: Settings
+) -> tuple[Checkpoint, CompileOptions]:  # fmt: skip
+    """The checkpoint and options that the running bundle was compiled with. Raises CheckpointError, InputError."""
+    from llmc.compiler.checkpoint import open_checkpoint
+    from llmc.compiler.pipeline.provenance import find_model
+    from llmc.deploy.facts import BundleFacts
+
+    manifest = running.manifest
+    known = manifest.provenance
+    model = asked.model or find_model(store, str(known.get("checkpoint", "")), str(known.get("model", "")))
+    options = BundleFacts.of(running).target.compiled_with(manifest.device, manifest.options)
+    return open_checkpoint(model), replace(options, jobs=settings.threads)
+
+
+def _planned(
+    asked: LoopOptions,
+    running: Bundle,
+    checkpoint: Checkpoint,
+    options: CompileOptions,
+    traffic: Any,
+    settings: Settings,
+) -> Plan:
+    """The plan for this traffic, of the running bundle's limits."""
+    from llmc.compiler.pipeline.planning import plan_for
+
+    limits = running.plan.limits.to_dict()
+    return plan_for(
+        checkpoint, **{name: limits[name] for name in LIMITS if limits.get(name) is not None}, traffic=traffic,
+        max_graphs=asked.max_graphs or len(running.plan.buckets), device=options.device, options=options,
+        settings=settings,
+    )  # fmt: skip
+
+
+def _within(budget_s: float | None, began: float, report: Callable[[Event], None]) -> Callable[[Event], None]:
+    """Passes events on, and ends the compile once the budget is spent."""
+
+    def passed(event: Event) -> None:
+        report(event)
+        if budget_s is not None and time.monotonic() - began > budget_s:
+            raise OverBudgetError(f"a round may compile for {budget_s:.0f} s; what is done is kept for the next one")
+
+    return passed

@@ -1,1 +1,0 @@
-"""The closed loop: what a server was asked for, evaluated, planned for, compiled, and swapped in."""
