@@ -8,7 +8,7 @@ from statistics import median
 from llmc.bench.peers.compare import OF_ROOFLINE
 from llmc.bench.peers.report_text import number
 from llmc.bench.peers.results import Comparison, Series
-from llmc.buckets.text_table import table
+from llmc.buckets.render.text import table
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any
 
 from llmc.bench.peers.results import Series
-from llmc.buckets.text_table import table
+from llmc.buckets.render.text import table
 
 ROOFLINE = "memory copy"
 PEERS = ("transformers eager", "transformers reduce-overhead")

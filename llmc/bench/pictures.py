@@ -6,12 +6,12 @@ import html
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from llmc.buckets.files import write_bytes
+from llmc.files import write_bytes
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from llmc.buckets.plots.page import Plot
+    from llmc.buckets.render.figure import Plot
 
 PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title>
@@ -27,10 +27,10 @@ def write(path: Path, title: str, plots: Sequence[Plot], body: Callable[[], str]
 
     Raises InputError when the file cannot be written.
     """
-    from llmc.buckets.plots import page
+    from llmc.buckets.render import figure
 
     if path.suffix.lower() == ".png":
-        content = page.png(title, plots)
+        content = figure.png(title, plots)
     else:
         content = PAGE.format(title=html.escape(title), body=body()).encode()
     write_bytes(path, content, "plots")

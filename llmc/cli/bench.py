@@ -18,7 +18,7 @@ from llmc.cli.pooling import TruncateFlag
 from llmc.errors import InputError
 
 if TYPE_CHECKING:
-    from llmc.buckets.bench_file import Bench
+    from llmc.buckets.cost.bench import Bench
 
 BUCKETS = "buckets"
 """The command that is meant where none is named."""
@@ -204,7 +204,7 @@ bench_cpu.register(app)
 
 
 def _text(found: Bench) -> str:
-    from llmc.buckets.text_table import table
+    from llmc.buckets.render.text import table
 
     rows = [("phase", "batch", "query", "context", "ms", "samples")]
     for one in found.measurements:

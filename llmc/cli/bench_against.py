@@ -58,7 +58,7 @@ def run(bundle: str, flags: Flags) -> None:
     from llmc.bench.peers.catalogue import parse
     from llmc.bench.peers.environment import interpreter, require
     from llmc.bench.peers.report_text import text
-    from llmc.buckets.plots import check
+    from llmc.buckets.render.page import check
     from llmc.cli.interrupts import end_incomplete, sigterm_interrupts
     from llmc.cli.output import StepProgress
     from llmc.runtime.bundle import Bundle

@@ -57,11 +57,11 @@ def cpu(
       llmc bench cpu ./model --quick --json
     """
     from llmc.bench.peers.report_text import text
-    from llmc.buckets.files import write_text
     from llmc.cli.interrupts import end_incomplete
     from llmc.compiler.checkpoint import open_checkpoint
     from llmc.compiler.targets.cpu.auto_engine import installed
     from llmc.compiler.targets.cpu.measurements import OWN, Measured, added
+    from llmc.files import write_text
     from llmc.settings import Settings
 
     settings = Settings.from_environment()
@@ -185,7 +185,7 @@ def _one(found: Comparison, name: str, batches: tuple[int, ...]) -> dict[str, An
 
 
 def _text(measured: Measured) -> str:
-    from llmc.buckets.text_table import table
+    from llmc.buckets.render.text import table
     from llmc.compiler.targets.cpu.auto_engine import Wanted, choose
     from llmc.compiler.targets.cpu.measurements import Case
 

@@ -114,7 +114,7 @@ def serve(
     from llmc.bench.loadtest.run import LoadTest, run
     from llmc.bench.loadtest.slo import parse
     from llmc.bench.loadtest.workload import Workload
-    from llmc.buckets.plots import check
+    from llmc.buckets.render.page import check
     from llmc.cli.interrupts import end_incomplete
     from llmc.settings import Settings
 
@@ -167,7 +167,7 @@ def serve(
     with _Progress(hidden=as_json and not sys.stderr.isatty()) as progress:
         report = run(test, progress)
     if output is not None:
-        from llmc.buckets.files import write_text
+        from llmc.files import write_text
 
         write_text(output, json.dumps(report.to_dict(each=True)) + "\n", "report")
         echo(f"wrote {output}", err=True)

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmc.buckets.files import read_text, write_text
 from llmc.cli.output import echo
 from llmc.errors import InputError
+from llmc.files import read_text, write_text
 
 if TYPE_CHECKING:
     from llmc.bench.texts import TextBench
@@ -50,7 +50,7 @@ def run(
 
 
 def _text(found: TextBench) -> str:
-    from llmc.buckets.text_table import table
+    from llmc.buckets.render.text import table
 
     one = found.rounds[-1]
     how = f"{found.rate:,.1f} texts/s"

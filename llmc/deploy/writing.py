@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from llmc.buckets.files import write_text
 from llmc.errors import InputError
+from llmc.files import write_text
 
 
 def write(folder: Path, files: Mapping[str, str], *, force: bool = False) -> None:

@@ -1,7 +1,7 @@
 """One round: record, evaluate, plan, compile, swap. Each stage may end it, and says why.
 
 The gain is what the new plan saves of a phase's padded tokens, on the same traffic: 1 - new / old. The costs of the two
-phases are in different units (buckets/cost.py), so they are not added: a plan is worth it where it saves at least
+phases are in different units (buckets/cost/work.py), so they are not added: a plan is worth it where it saves at least
 `min_gain` of one phase, and costs the other less than that.
 """
 
@@ -113,8 +113,8 @@ def run_round(
 def _do(
     asked: Asked, store: Store, settings: Settings, report: Callable[[Event], None], done: Round, metrics: str | None
 ) -> Round:
-    from llmc.buckets.replanning import gains
-    from llmc.buckets.replay import replay
+    from llmc.buckets.evaluation.replay import replay
+    from llmc.buckets.planner.replanning import gains
     from llmc.buckets.traffic.source import Traffic
     from llmc.compiler.pipeline.dry_run import dry_run
     from llmc.compiler.pipeline.finish import compile_and_finish

@@ -16,7 +16,7 @@ from llmc.bench.contenders import Ready
 from llmc.bench.peers import catalogue, machine
 from llmc.bench.peers.results import Comparison
 from llmc.bench.peers.worker import Contender
-from llmc.buckets.bench_file import Bench
+from llmc.buckets.cost.bench import Bench
 from llmc.cli import bench_cpu
 from llmc.compiler.targets.cpu.measurements import OWN
 from llmc.testing.toy import write_toy

@@ -10,9 +10,9 @@ import pytest
 import llmc
 from llmc.artifacts.store.store import Store
 from llmc.buckets.bucket import Bucket
+from llmc.buckets.capture.memory import profile
+from llmc.buckets.capture.options import CaptureOptions
 from llmc.buckets.plan import Plan
-from llmc.buckets.warmup.options import CaptureOptions
-from llmc.buckets.warmup.profile import profile
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.compile import CompileResult, compile_bundle
 from llmc.compiler.targets.xla import target as xla

@@ -13,7 +13,7 @@ import numpy as np
 from llmc.bench import pictures
 from llmc.bench.loadtest.report import Report
 from llmc.bench.loadtest.report_text import text
-from llmc.buckets.plots import check
+from llmc.buckets.render.page import check
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,23 +29,23 @@ def draw(path: Path, report: Report) -> None:
     Raises as buckets.plots.check and `pictures.write` do.
     """
     check(path)
-    from llmc.buckets.plots import page
+    from llmc.buckets.render import figure
 
     title = f"{report.model}: {report.sent}"
     plots = [
-        page.Plot("Latencies: the share of requests at or below", HEIGHT, partial(_latencies, report=report)),
-        page.Plot("Over time", HEIGHT, partial(_timeline, report=report)),
+        figure.Plot("Latencies: the share of requests at or below", HEIGHT, partial(_latencies, report=report)),
+        figure.Plot("Over time", HEIGHT, partial(_timeline, report=report)),
     ]
 
     def body() -> str:
-        drawings = [f"<h2>{html.escape(p.heading)}</h2>{page.svg(p, f'p{i}-')}" for i, p in enumerate(plots)]
+        drawings = [f"<h2>{html.escape(p.heading)}</h2>{figure.svg(p, f'p{i}-')}" for i, p in enumerate(plots)]
         return pictures.pre(text(report)) + "".join(drawings)
 
     pictures.write(path, title, plots, body)
 
 
 def _latencies(figure: FigureBase, report: Report) -> None:
-    from llmc.buckets.plots.style import MARK, REAL
+    from llmc.buckets.render.figure import MARK, REAL
 
     whole = [o for o in report.outcomes if o.ok]
     panels: dict[str, list[float | None]] = {
@@ -69,7 +69,7 @@ def _latencies(figure: FigureBase, report: Report) -> None:
 
 
 def _timeline(figure: FigureBase, report: Report) -> None:
-    from llmc.buckets.plots.style import PADDING, REAL
+    from llmc.buckets.render.figure import PADDING, REAL
 
     first, second, third = figure.subplots(1, 3)
     sent = [o.sent_s for o in report.outcomes]
@@ -92,7 +92,7 @@ def _timeline(figure: FigureBase, report: Report) -> None:
 
 
 def _pieces(axes: Axes, times: Sequence[float]) -> None:
-    from llmc.buckets.plots.style import REAL
+    from llmc.buckets.render.figure import REAL
 
     axes.set_ylabel("pieces of text a second")
     if not times:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from llmc.bench.loadtest.report import Distribution, Report
-from llmc.buckets.text_table import table
+from llmc.buckets.render.text import table
 
 LATE_S = 0.01
 """Seconds; the report mentions it if the client sent later than this."""

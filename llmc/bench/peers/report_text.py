@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any
 
 from llmc.bench.peers.results import By, Comparison, Ratio, Series
-from llmc.buckets.text_table import table
+from llmc.buckets.render.text import table
 
 HEADS: Mapping[By, str] = {
     "class": "llmc over the best peer of its class",

@@ -17,8 +17,8 @@ from typing import Any, Literal
 
 from llmc.bench.peers.quality import Quality
 from llmc.bench.peers.worker import Contender
-from llmc.buckets.files import read_text, write_text
 from llmc.errors import InputError
+from llmc.files import read_text, write_text
 
 By = Literal["class", "bits"]
 """The reason for comparing a bundle with a peer: measured quality, or nominal bits alone."""

@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from llmc.buckets.corners import least_of_larger
+from llmc.buckets.cost.work import least_of_larger
 from llmc.buckets.optimise.demand import Costs, Points, as_points, name
 from llmc.errors import InputError
 

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from llmc.buckets.fields import Fields
 from llmc.buckets.plan import Plan
 from llmc.buckets.servers import arguments
 from llmc.buckets.servers.base import Accepted, Export, Lists, Server, Setup
 from llmc.buckets.servers.plan import ServerPlan
 from llmc.buckets.servers.settings import Value, complete, flags_of, from_flags
 from llmc.errors import InputError
+from llmc.json_fields import Fields
 
 ENVIRONMENT, ARGUMENTS = "environment", "arguments"
 OWN_FILES = (".txt", ".yaml", ".yml", ".json")

@@ -14,10 +14,10 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from llmc.buckets.files import write_text
 from llmc.buckets.servers.base import Export
 from llmc.buckets.servers.configuration import ARGUMENTS, ENVIRONMENT
 from llmc.errors import InputError
+from llmc.files import write_text
 
 KUBERNETES = "kubernetes-env.yaml"
 REPORT = "report.html"

@@ -26,7 +26,7 @@ from llmc.buckets.servers.base import (
 )
 from llmc.buckets.servers.separate import pieces
 from llmc.buckets.servers.settings import Setting, within
-from llmc.buckets.traffic.chunked import chunked_steps
+from llmc.buckets.traffic.chunked_schedule import chunked_steps
 from llmc.buckets.traffic.events import TrafficRequest
 from llmc.buckets.traffic.step_time import StepTime
 from llmc.errors import InputError

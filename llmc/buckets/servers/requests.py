@@ -9,7 +9,7 @@ from llmc.buckets.limits import Limits
 from llmc.buckets.plan import Plan
 from llmc.buckets.servers import line
 from llmc.buckets.servers.base import Demand, Family, Finder, Lists, Setup, Shape
-from llmc.buckets.traffic.chunked import chunked_steps
+from llmc.buckets.traffic.chunked_schedule import chunked_steps
 from llmc.buckets.traffic.events import DecodeRun, TrafficRequest
 from llmc.buckets.traffic.schedule import schedule
 from llmc.buckets.traffic.step_time import StepTime

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from llmc.buckets.render.text import percent, size_text, table
 from llmc.buckets.servers.base import Accepted, Shape
 from llmc.buckets.servers.evaluation import FamilyEvaluation, ServerEvaluation
-from llmc.buckets.text_table import percent, table
-from llmc.buckets.warmup.sizes import size_text
 
 HEADER = ("configuration", "family", "graphs", "steps", "waste", "p50", "p95", "misses", "dead")
 OWN = "the server's own"

@@ -33,7 +33,7 @@ from llmc.buckets.servers.base import (
     Shape,
 )
 from llmc.buckets.servers.settings import Setting, from_flags
-from llmc.buckets.traffic.chunked import MixedSteps, chunked_steps
+from llmc.buckets.traffic.chunked_schedule import MixedSteps, chunked_steps
 from llmc.buckets.traffic.events import TrafficRequest
 from llmc.buckets.traffic.step_time import StepTime
 from llmc.errors import InputError

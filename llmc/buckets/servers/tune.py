@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from llmc.buckets.provenance import Fact
+from llmc.buckets.plan import Fact
 from llmc.buckets.servers.base import GraphCost, Lists, Server, Setup
 from llmc.buckets.servers.demand import Demands
 from llmc.buckets.servers.evaluation import ServerEvaluation, evaluate

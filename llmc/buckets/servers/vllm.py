@@ -22,7 +22,7 @@ from llmc.buckets.servers.base import (
     Shape,
 )
 from llmc.buckets.servers.settings import Setting, within
-from llmc.buckets.traffic.chunked import chunked_steps
+from llmc.buckets.traffic.chunked_schedule import chunked_steps
 from llmc.buckets.traffic.events import TrafficRequest
 from llmc.buckets.traffic.step_time import StepTime
 from llmc.errors import InputError

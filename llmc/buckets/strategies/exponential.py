@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from llmc.buckets.limits import Limits
 from llmc.buckets.strategies.base import Dimension, Range
-from llmc.buckets.strategies.vendor import default, longest_query, prefill_sequences, prompt_context_blocks
+from llmc.buckets.strategies.defaults import default, longest_query, prefill_sequences, prompt_context_blocks
 from llmc.errors import InputError
 from llmc.settings import BOUNDS
 

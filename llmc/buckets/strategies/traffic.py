@@ -1,7 +1,7 @@
 """Traffic: the values from which buckets may be chosen by recorded traffic.
 
 This strategy is not a rule. Its ranges say where buckets may lie, as finely as the numbers allow, and the planner
-chooses the best few (`llmc.buckets.selection`).
+chooses the best few (`llmc.buckets.planner.choice`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ def values(lengths: Iterable[int], graphs: int, max: int | None = None) -> list[
     """
     import numpy as np
 
-    from llmc.buckets.optimise import Demand, ProductSpace, choose
+    from llmc.buckets.optimise.demand import Demand
+    from llmc.buckets.optimise.solver import choose
+    from llmc.buckets.optimise.space import ProductSpace
 
     known = np.array(list(lengths), np.int64)
     if not len(known):

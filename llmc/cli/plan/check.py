@@ -45,10 +45,10 @@ def check(
     Example:
       llmc plan check configuration --server vllm-gaudi --traffic yesterday.csv --fail-above 15%
     """
+    from llmc.buckets.render.text import percent
     from llmc.buckets.servers import text
     from llmc.buckets.servers.evaluation import evaluate
     from llmc.buckets.servers.tune import ServerBudget, ends, tune
-    from llmc.buckets.text_table import percent
 
     server, limit = flags.model(), fraction("--fail-above", fail_above) or 0.0
     loaded = flags.load(server, source)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from llmc.buckets.warmup.beside import SAMPLING
+from llmc.buckets.capture.auxiliary import SAMPLING
 from llmc.errors import InputError
 from llmc.runtime.engine.requests import Request
 from llmc.runtime.engine.sampling import StructuredOutputsParams

@@ -1,4 +1,4 @@
-"""Running what is warmed beside the buckets (buckets/warmup/beside.py), through the functions that serve."""
+"""Running what is warmed beside the buckets (buckets/capture/auxiliary.py), through the functions that serve."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from llmc.buckets.capture.auxiliary import SAMPLING, beside
 from llmc.buckets.lookup import prefill_path
-from llmc.buckets.warmup.beside import SAMPLING, beside
 from llmc.errors import InputError
 from llmc.runtime.engine.requests import Request
 from llmc.runtime.engine.sampling import sample

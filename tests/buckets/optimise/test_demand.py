@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmc.buckets.optimise import Demand
+from llmc.buckets.optimise.demand import Demand
 from llmc.errors import InputError
 from tests.buckets.generators import PROPERTY
 

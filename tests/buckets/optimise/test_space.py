@@ -9,7 +9,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from llmc.buckets.optimise import ListedSpace, ProductSpace, space
+from llmc.buckets.optimise import space
+from llmc.buckets.optimise.space import ListedSpace, ProductSpace
 from llmc.errors import InputError
 from tests.buckets.optimise.cases import FEWER, cases, power_cost
 

@@ -10,7 +10,7 @@ from llmc.buckets.plan import Plan
 from llmc.buckets.servers import arguments, line
 from llmc.buckets.servers.base import Accepted, Demand, Export, Family, Finder, GraphCost, Lists, Setup, Shape
 from llmc.buckets.servers.settings import Setting
-from llmc.buckets.traffic.chunked import chunked_steps
+from llmc.buckets.traffic.chunked_schedule import chunked_steps
 from llmc.buckets.traffic.events import TrafficRequest
 from llmc.buckets.traffic.step_time import StepTime
 

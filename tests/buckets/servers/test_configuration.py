@@ -10,7 +10,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from llmc.buckets.limits import Limits
-from llmc.buckets.planner import make_plan
+from llmc.buckets.planner.planner import make_plan
 from llmc.buckets.servers import export
 from llmc.buckets.servers.base import Setup
 from llmc.buckets.servers.configuration import load, setup_for

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from llmc.buckets.planner import make_plan
+from llmc.buckets.planner.planner import make_plan
 from llmc.buckets.servers import create
 from llmc.buckets.servers.base import Export, Found, Setup
 from llmc.buckets.servers.settings import Value, from_flags

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from llmc.buckets.bucket import Bucket
 from llmc.buckets.limits import Limits
-from llmc.buckets.plan import Plan
-from llmc.buckets.provenance import Provenance
+from llmc.buckets.plan import Plan, Provenance
 from llmc.compiler.pipeline import resolve
 from llmc.compiler.verification.toy_reference import ToyReference
 from llmc.errors import InputError

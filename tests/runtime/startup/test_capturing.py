@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc.buckets.bucket import PHASES, Bucket
+from llmc.buckets.capture.options import CaptureOptions
+from llmc.buckets.capture.order import STRATEGIES
 from llmc.buckets.plan import Plan
-from llmc.buckets.warmup.options import CaptureOptions
-from llmc.buckets.warmup.order import STRATEGIES
 from llmc.errors import DeviceError, InputError, OutOfDeviceMemoryError
 from llmc.runtime.async_llm import BundleAsyncLLM
 from llmc.runtime.bundle import Bundle

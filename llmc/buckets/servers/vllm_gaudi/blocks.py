@@ -16,7 +16,7 @@ from heapq import heapify, heappop, heappush
 import numpy as np
 
 from llmc.buckets.servers.vllm_gaudi.view import View
-from llmc.buckets.traffic.chunked import MixedSteps
+from llmc.buckets.traffic.chunked_schedule import MixedSteps
 
 MOST_MOVES = 512
 """Blocks that one pass of the defragmenter moves."""

@@ -13,9 +13,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
+from llmc.buckets.planner import bucket_file
 from llmc.buckets.servers.base import Lists, Shape
 from llmc.buckets.servers.vllm_gaudi.filters import DECODE, PROMPT
-from llmc.buckets.strategies import from_file
 from llmc.errors import InputError
 
 NAME = "buckets.txt"
@@ -31,7 +31,7 @@ def parse(text: str, source: str) -> Lists:
 
     Raises InputError, naming source, line and column, for a line that the server would skip, or that would end it.
     """
-    buckets = from_file.values(text, source)
+    buckets = bucket_file.values(text, source)
     for number, line in enumerate(text.splitlines(), 1):
         code = line.partition("#")[0]
         rest = code

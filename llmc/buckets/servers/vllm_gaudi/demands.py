@@ -16,7 +16,7 @@ from llmc.buckets.servers.base import Demand, Shape
 from llmc.buckets.servers.vllm_gaudi.blocks import Pool
 from llmc.buckets.servers.vllm_gaudi.filters import DECODE, PROMPT
 from llmc.buckets.servers.vllm_gaudi.view import View
-from llmc.buckets.traffic.chunked import Chunk, MixedSteps
+from llmc.buckets.traffic.chunked_schedule import Chunk, MixedSteps
 
 Ints = NDArray[np.int64]
 

@@ -24,7 +24,7 @@ from llmc.buckets.servers.vllm_gaudi import bucket_file, demands, filters, log, 
 from llmc.buckets.servers.vllm_gaudi.filters import DECODE, PROMPT
 from llmc.buckets.servers.vllm_gaudi.lookup import Lookup
 from llmc.buckets.servers.vllm_gaudi.view import SETTINGS, View
-from llmc.buckets.traffic.chunked import chunked_steps
+from llmc.buckets.traffic.chunked_schedule import chunked_steps
 from llmc.buckets.traffic.events import TrafficRequest
 from llmc.buckets.traffic.step_time import StepTime
 from llmc.errors import InputError

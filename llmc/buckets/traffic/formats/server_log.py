@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from llmc.buckets.traffic.moments import Moment
+from llmc.buckets.traffic.timestamps import Moment
 
 PREFIX = re.compile(
     r"(?:\((\w+(?: rank=\d+)?) pid=(\d+)\)(?:\x1b\[[\d;]*m)? )?"

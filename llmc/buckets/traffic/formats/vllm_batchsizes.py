@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from llmc.buckets.traffic.formats.base import Head, Place, StepFormat
 from llmc.buckets.traffic.formats.server_log import process
-from llmc.buckets.traffic.steps import StepHistogram, StepKey
+from llmc.buckets.traffic.step_histogram import StepHistogram, StepKey
 from llmc.errors import InputError
 
 LINE = "Batchsize forward time stats (batchsize, count, median_time(ms)): "

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from llmc.buckets.traffic.formats.base import Head, Place, StepFormat
-from llmc.buckets.traffic.steps import StepHistogram, StepKey
+from llmc.buckets.traffic.step_histogram import StepHistogram, StepKey
 from llmc.errors import InputError
 
 HEADER = re.compile(

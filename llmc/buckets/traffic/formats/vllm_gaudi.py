@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from llmc.buckets.traffic.formats.base import Head, StepFormat
-from llmc.buckets.traffic.steps import Shape, StepHistogram, StepKey, StepPhase
+from llmc.buckets.traffic.step_histogram import Shape, StepHistogram, StepKey, StepPhase
 from llmc.errors import InputError
 
 _TRIPLE = r"\((\d{1,9}), (\d{1,9}), (\d{1,9})\)"

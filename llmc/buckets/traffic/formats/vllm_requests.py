@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from llmc.buckets.traffic.formats.base import Fields, Found, FoundRows, Head, Place, RequestFormat
 from llmc.buckets.traffic.formats.server_log import LogClock
-from llmc.buckets.traffic.moments import Moment
 from llmc.buckets.traffic.rows import Rows
+from llmc.buckets.traffic.timestamps import Moment
 from llmc.errors import InputError
 
 RECEIVED = re.compile(r"\b(?:Received request (\S+): |Request (\S+) details: prompt: )")

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc.buckets.servers.vllm_gaudi.blocks import Pool
-from llmc.buckets.traffic.chunked import Chunk, MixedSteps, chunked_steps
+from llmc.buckets.traffic.chunked_schedule import Chunk, MixedSteps, chunked_steps
 from llmc.buckets.traffic.events import TrafficRequest
 from llmc.buckets.traffic.step_time import AssumedStepTime
 from tests.buckets.servers.vllm_gaudi.setups import setup, view

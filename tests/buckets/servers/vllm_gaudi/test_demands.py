@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from llmc.buckets.servers.base import Demand
 from llmc.buckets.servers.vllm_gaudi import demands
-from llmc.buckets.traffic.chunked import Chunk, chunked_steps
+from llmc.buckets.traffic.chunked_schedule import Chunk, chunked_steps
 from llmc.buckets.traffic.events import TrafficRequest
 from llmc.buckets.traffic.step_time import AssumedStepTime
 from tests.buckets.servers.vllm_gaudi.setups import GAUDI, setup, view

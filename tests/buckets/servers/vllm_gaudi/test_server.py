@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from llmc.buckets.bucket import Bucket
 from llmc.buckets.limits import Limits
-from llmc.buckets.plan import Plan
-from llmc.buckets.provenance import Provenance
+from llmc.buckets.plan import Plan, Provenance
 from llmc.buckets.servers.base import Export, Setup
 from llmc.buckets.servers.settings import complete, flags_of, from_flags
 from llmc.errors import InputError

@@ -16,8 +16,7 @@ import pytest
 
 from llmc.buckets.bucket import Bucket
 from llmc.buckets.limits import Limits
-from llmc.buckets.plan import Plan
-from llmc.buckets.provenance import Provenance
+from llmc.buckets.plan import Plan, Provenance
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.executors.base import compile_in_worker
 from llmc.compiler.stages import Stages

@@ -9,8 +9,8 @@ from llmc.buckets.traffic.formats.base import Head, LengthFormat
 from llmc.buckets.traffic.formats.prometheus.exposition import samples
 from llmc.buckets.traffic.formats.prometheus.increase import Increase, apart
 from llmc.buckets.traffic.formats.prometheus.names import HISTOGRAMS, TOKEN_TYPES
-from llmc.buckets.traffic.lengths import LengthHistogram, Lengths
-from llmc.buckets.traffic.lines import Progress, TraceFile
+from llmc.buckets.traffic.length_histogram import LengthHistogram, Lengths
+from llmc.buckets.traffic.trace_file import Progress, TraceFile
 
 _KNOWN = re.compile(
     rf"^(?:# TYPE )?(?:{'|'.join(map(re.escape, (*HISTOGRAMS, *TOKEN_TYPES)))})(?:_bucket|_sum|_count| )", re.M
