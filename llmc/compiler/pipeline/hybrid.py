@@ -41,8 +41,8 @@ def compile_hybrid(
     """Compile `model` with `options`, whose device decodes, and for the device `prefill`, into `folder`.
 
     Each half has all buckets of its phase, and one that serves the other phase alone (buckets/hybrid/halves.py).
-    Options that targets declare go to the halves whose device declares them. Raises what `compile_bundle` raises, and InputError for
-    an option that neither takes.
+    Options that targets declare go to the halves whose device declares them. Raises what `compile_bundle`
+    raises, and InputError for an option that neither takes.
     """
     checkpoint = open_checkpoint(model) if isinstance(model, str) else model
     if checkpoint.choices:
