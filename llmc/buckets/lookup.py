@@ -85,6 +85,10 @@ class BucketSet:
         """The decode buckets, ascending by batch, context."""
         return tuple(bucket for bucket in self.buckets if bucket.phase == "decode")
 
+    def of(self, phase: Phase) -> tuple[Bucket, ...]:
+        """The buckets of one phase, ascending."""
+        return self.prompt if phase == "prompt" else self.decode
+
     @cached_property
     def prompt_reach(self) -> tuple[tuple[int, int], ...]:
         """(context, query) of the prompt buckets that no other exceeds in both, ascending by context.
@@ -282,7 +286,7 @@ def _cheapest_groups(
     plan: BucketSet, phase: Phase, chunks: list[_Chunk], step_weight: int
 ) -> list[tuple[Bucket, list[_Chunk]]]:
     """`chunks`, in their order, cut into groups with a bucket each, of least total cost with `step_weight` a group."""
-    widest = (plan.prompt if phase == "prompt" else plan.decode)[-1].batch
+    widest = plan.of(phase)[-1].batch
     # best[n]: the least cost of the first n chunks, where the last step of it begins, and that step's bucket
     best: list[tuple[int, int, Bucket | None] | None] = [(0, 0, None)]
     for end in range(1, len(chunks) + 1):

@@ -166,8 +166,7 @@ class Plan(BucketSet):
         return {
             "schema": SCHEMA,
             "limits": self.limits.to_dict(),
-            "prompt": [[bucket.batch, bucket.query, bucket.context] for bucket in self.prompt],
-            "decode": [[bucket.batch, bucket.query, bucket.context] for bucket in self.decode],
+            **{phase: [list(bucket.shape) for bucket in self.of(phase)] for phase in PHASES},
             "provenance": self.provenance.to_dict(),
         }
 

@@ -5,11 +5,25 @@ from __future__ import annotations
 from typing import Protocol
 
 from llmc.buckets.bucket import Bucket
-from llmc.buckets.capture.graphs import CaptureDevice
-from llmc.buckets.capture.memory import ProfiledDevice
+from llmc.errors import DeviceError
 
 
-class GraphDevice(ProfiledDevice, CaptureDevice, Protocol):
+class CaptureDevice(Protocol):
+    """A device that records graphs, weights and KV cache already on it."""
+
+    def free_memory(self) -> int:
+        """Bytes that are free now."""
+        ...
+
+    def capture(self, bucket: Bucket) -> int:
+        """Run the bucket through the function that serves, record its graph, and return the bytes that it took.
+
+        Raises OutOfDeviceMemoryError when there is no room, DeviceError for a bucket that cannot be captured.
+        """
+        ...
+
+
+class GraphDevice(CaptureDevice, Protocol):
     """Called in this order, before requests come: `run` once, `allocate` once, `capture` for each graph.
 
     `run` takes memory that stays taken, as a run of any bucket would, and neither needs nor makes a KV cache. `capture`
@@ -27,6 +41,14 @@ class GraphDevice(ProfiledDevice, CaptureDevice, Protocol):
         """Bytes of a KV cache block, of the plan's `block_size` tokens, in all layers, with their share of states."""
         ...
 
+    def total_memory(self) -> int:
+        """Bytes that it has."""
+        ...
+
+    def run(self, bucket: Bucket) -> None:
+        """Run the bucket on dummy data, without a cache."""
+        ...
+
     def expected(self, bucket: Bucket) -> int:
         """Bytes that the bucket's graph should take, before one of its phase was measured; 0: nobody knows."""
         ...
@@ -37,3 +59,13 @@ class GraphDevice(ProfiledDevice, CaptureDevice, Protocol):
         Raises OutOfDeviceMemoryError where the device has no room, InputError for fewer than one sequence needs.
         """
         ...
+
+
+def checked(count: object) -> int:
+    """What a device states as a number of bytes; raises DeviceError for anything that is none."""
+    if type(count) is not int or count < 0:
+        raise DeviceError(
+            f"the device states {count!r} as bytes of its memory, so no budget for graphs can be kept; run without "
+            "graphs (--graph-reserved-mem 0), or mend its driver"
+        )
+    return count

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from llmc.buckets.bucket import PHASES, Bucket, Phase
-from llmc.buckets.capture.memory import checked
+from llmc.buckets.capture.device import CaptureDevice, checked
 from llmc.buckets.capture.options import CaptureOptions
 from llmc.buckets.capture.order import STRATEGIES
 from llmc.buckets.capture.predict import Predictor, SizeOf
@@ -95,21 +94,6 @@ class Outcome:
 
 NOT_YET = "not captured yet"
 """Why a bucket has no graph whose turn has not come."""
-
-
-class CaptureDevice(Protocol):
-    """A device that records graphs, weights and KV cache already on it."""
-
-    def free_memory(self) -> int:
-        """Bytes that are free now."""
-        ...
-
-    def capture(self, bucket: Bucket) -> int:
-        """Run the bucket through the function that serves, record its graph, and return the bytes that it took.
-
-        Raises OutOfDeviceMemoryError when there is no room, DeviceError for a bucket that cannot be captured.
-        """
-        ...
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ vllm-gaudi counts them since 2025.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from llmc.buckets.bucket import Bucket
@@ -125,11 +125,8 @@ def _phase(outcome: PhaseOutcome) -> dict[str, object]:
         "buckets": outcome.candidates,
         "percent": outcome.percent,
         "captured": [
-            {"bucket": _numbers(one.bucket), "bytes": one.size, "predicted": one.predicted} for one in outcome.captured
+            {"bucket": list(one.bucket.shape), "bytes": one.size, "predicted": one.predicted}
+            for one in outcome.captured
         ],
-        "uncaptured": [{"bucket": _numbers(one.bucket), "why": one.why} for one in outcome.uncaptured],
+        "uncaptured": [{"bucket": list(one.bucket.shape), "why": one.why} for one in outcome.uncaptured],
     }
-
-
-def _numbers(bucket: Bucket) -> Sequence[int]:
-    return [bucket.batch, bucket.query, bucket.context]

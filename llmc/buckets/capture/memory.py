@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
-from llmc.buckets.bucket import Bucket
+from llmc.buckets.capture.device import GraphDevice, checked
 from llmc.buckets.capture.options import CaptureOptions
 from llmc.buckets.capture.order import warm_up_order
 from llmc.buckets.plan import Plan
@@ -116,24 +115,8 @@ class Memory:
         }  # fmt: skip
 
 
-class ProfiledDevice(Protocol):
-    """A device with the weights on it, and no KV cache yet."""
-
-    def total_memory(self) -> int:
-        """Bytes that it has."""
-        ...
-
-    def free_memory(self) -> int:
-        """Bytes that are free now."""
-        ...
-
-    def run(self, bucket: Bucket) -> None:
-        """Run the bucket on dummy data, without a cache."""
-        ...
-
-
 def profile(
-    device: ProfiledDevice, plan: Plan, block_bytes: int, options: CaptureOptions, longest: int | None = None
+    device: GraphDevice, plan: Plan, block_bytes: int, options: CaptureOptions, longest: int | None = None
 ) -> Memory:
     """Run the plan's largest prompt bucket, and divide what is free then; `block_bytes` of a KV cache block.
 
@@ -154,13 +137,3 @@ def profile(
     return Memory(
         total, total - after - kept, kept, block_bytes, limits.block_size, longest or limits.max_model_len, options
     )  # fmt: skip
-
-
-def checked(count: object) -> int:
-    """What a device states as a number of bytes; raises DeviceError for anything that is none."""
-    if type(count) is not int or count < 0:
-        raise DeviceError(
-            f"the device states {count!r} as bytes of its memory, so no budget for graphs can be kept; run without "
-            "graphs (--graph-reserved-mem 0), or mend its driver"
-        )
-    return count

@@ -20,7 +20,7 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 
@@ -68,7 +68,7 @@ class Measurement:
     def __post_init__(self) -> None:
         if not SECONDS[0] <= self.seconds <= SECONDS[1]:
             raise InputError(f"{self.bucket}: seconds {self.seconds} must be {SECONDS[0]:g} to {SECONDS[1]:g}")
-        if max(self.bucket.batch, self.bucket.query, self.bucket.context) > MAX_SIZE:
+        if max(self.bucket.shape) > MAX_SIZE:
             raise InputError(f"{self.bucket}: batch, query and context must be at most {MAX_SIZE}")
         if self.compile_seconds is not None and not 0 <= self.compile_seconds < math.inf:
             raise InputError(f"{self.bucket}: compile_seconds {self.compile_seconds} must be a number of at least 0")
@@ -79,18 +79,8 @@ class Measurement:
 
     def to_dict(self) -> dict[str, object]:
         """The measurement as JSON holds it."""
-        fields: dict[str, object] = {
-            "phase": self.bucket.phase,
-            "batch": self.bucket.batch,
-            "query": self.bucket.query,
-            "context": self.bucket.context,
-            "seconds": self.seconds,
-        }
-        for name in ("compile_seconds", "memory_bytes", "samples"):
-            value = getattr(self, name)
-            if value is not None:
-                fields[name] = value
-        return fields
+        known = {name: getattr(self, name) for name in ("seconds", "compile_seconds", "memory_bytes", "samples")}
+        return asdict(self.bucket) | {name: value for name, value in known.items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -180,7 +170,7 @@ class Bench:
         rows = []
         for one in self.measurements[:SHOWN]:
             b, rate = one.bucket, one.bucket.tokens / one.seconds
-            rows.append((b.phase, *counts(b.batch, b.query, b.context), f"{one.seconds * 1e3:,.2f}", f"{rate:,.0f}"))
+            rows.append((b.phase, *counts(*b.shape), f"{one.seconds * 1e3:,.2f}", f"{rate:,.0f}"))
         left = len(self.measurements) - len(rows)
         names = ("phase", "batch", "query", "context", "ms", "tokens/s")
         note = f"{left:,} more are left out." if left else ""
@@ -256,5 +246,5 @@ def _measurement(fields: Fields) -> Measurement:
 
 def _arrays(measurements: tuple[Measurement, ...]) -> tuple[Floats, Floats]:
     """Points [n, 3] and seconds [n]."""
-    points = [(one.bucket.batch, one.bucket.query, one.bucket.context) for one in measurements]
+    points = [one.bucket.shape for one in measurements]
     return np.array(points, np.float64), np.array([one.seconds for one in measurements])

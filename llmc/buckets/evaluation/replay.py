@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -26,8 +27,10 @@ from llmc.buckets.lookup import BucketSet
 from llmc.buckets.render.page import Cells, Table, columns, counts
 from llmc.buckets.render.text import percent
 from llmc.buckets.traffic.events import DecodeRun, PromptGroup
-from llmc.buckets.traffic.source import Traffic
 from llmc.errors import InputError
+
+if TYPE_CHECKING:
+    from llmc.buckets.traffic.source import Traffic
 
 RESULT = ("phase", "graphs", "requests", "steps", "waste", "ragged", "p50", "p95", "p99", "dead", "uncovered")
 """What `PhaseEvaluation.cells` has."""
@@ -39,6 +42,13 @@ USE = ("batch", "query", "context", "steps", "rows", "real tokens", "padded toke
 
 SHOWN = 10
 """Buckets of a phase that a notebook shows, those with the most padded tokens."""
+
+
+_NUMBERS = (
+    "requests", "uncovered", "steps", "real_tokens", "padded_tokens", "waste", "ragged_waste", "waste_p50", "waste_p95",
+    "waste_p99",
+)  # fmt: skip
+"""What JSON has of a phase, besides its buckets."""
 
 
 @dataclass(frozen=True)
@@ -63,22 +73,13 @@ class BucketUse:
 
     def to_dict(self) -> dict[str, object]:
         """The use as JSON holds it."""
-        return {
-            "batch": self.bucket.batch,
-            "query": self.bucket.query,
-            "context": self.bucket.context,
-            "steps": self.steps,
-            "requests": self.requests,
-            "real_tokens": self.real_tokens,
-            "padded_tokens": self.padded_tokens,
-            "waste": self.waste,
-            "share": self.share,
-        }
+        own = ("steps", "requests", "real_tokens", "padded_tokens", "waste", "share")
+        shape = {name: getattr(self.bucket, name) for name in ("batch", "query", "context")}
+        return shape | {name: getattr(self, name) for name in own}
 
     def cells(self) -> Cells:
         """The use as a row of a table under USE."""
-        shape = (self.bucket.batch, self.bucket.query, self.bucket.context)
-        numbers = counts(*shape, self.steps, self.requests, self.real_tokens, self.padded_tokens)
+        numbers = counts(*self.bucket.shape, self.steps, self.requests, self.real_tokens, self.padded_tokens)
         return (*numbers, percent(self.waste), percent(self.share))
 
 
@@ -130,20 +131,9 @@ class PhaseEvaluation:
 
     def to_dict(self) -> dict[str, object]:
         """The evaluation of the phase as JSON holds it; "seconds" only where they are known."""
-        fields: dict[str, object] = {
-            "requests": self.requests,
-            "uncovered": self.uncovered,
-            "steps": self.steps,
-            "real_tokens": self.real_tokens,
-            "padded_tokens": self.padded_tokens,
-            "waste": self.waste,
-            "ragged_waste": self.ragged_waste,
-            "waste_p50": self.waste_p50,
-            "waste_p95": self.waste_p95,
-            "waste_p99": self.waste_p99,
-            "dead": [[bucket.batch, bucket.query, bucket.context] for bucket in self.dead],
-            "buckets": [use.to_dict() for use in self.buckets],
-        }
+        fields: dict[str, object] = {name: getattr(self, name) for name in _NUMBERS}
+        fields["dead"] = [list(bucket.shape) for bucket in self.dead]
+        fields["buckets"] = [use.to_dict() for use in self.buckets]
         return fields if self.seconds is None else fields | {"seconds": self.seconds}
 
     def cells(self) -> Cells:
@@ -162,6 +152,15 @@ class Evaluation:
     prompt: PhaseEvaluation
     decode: PhaseEvaluation
 
+    @property
+    def phases(self) -> tuple[PhaseEvaluation, PhaseEvaluation]:
+        """Both phases."""
+        return self.prompt, self.decode
+
+    def of(self, phase: Phase) -> PhaseEvaluation:
+        """One phase."""
+        return self.prompt if phase == "prompt" else self.decode
+
     def to_dict(self) -> dict[str, object]:
         """The evaluation as JSON holds it."""
         return {"prompt": self.prompt.to_dict(), "decode": self.decode.to_dict()}
@@ -170,13 +169,12 @@ class Evaluation:
         """What a notebook shows: the waste of each phase, and the buckets that pad most."""
         from llmc.buckets.render.page import fragment
 
-        phases = (self.prompt, self.decode)
-        tables = [Table("By phase", columns(RESULT, 1), [phase.cells() for phase in phases], RAGGED)]
-        for phase in phases:
+        tables = [Table("By phase", columns(RESULT, 1), [phase.cells() for phase in self.phases], RAGGED)]
+        for phase in self.phases:
             if used := phase.hottest(SHOWN):
                 heading = f"{phase.phase.capitalize()} buckets that pad most"
                 tables.append(Table(heading, columns(USE, 0), [use.cells() for use in used]))
-        waste = ", ".join(f"{phase.phase} {percent(phase.waste)}" for phase in phases)
+        waste = ", ".join(f"{phase.phase} {percent(phase.waste)}" for phase in self.phases)
         return fragment(f"Waste on the traffic: {waste}", (), tables)
 
 
@@ -209,10 +207,7 @@ def evaluate(
     prompt.flush()
     decode.flush()
     starting = prompt.requests if decode_requests is None else decode_requests()
-    return Evaluation(
-        _phase("prompt", prompt, prompt.requests, bench),
-        _phase("decode", decode, starting, bench),
-    )
+    return Evaluation(_phase("prompt", prompt, prompt.requests, bench), _phase("decode", decode, starting, bench))
 
 
 def _phase(phase: Phase, usage: Usage, requests: int, bench: Bench | None) -> PhaseEvaluation:
@@ -223,26 +218,17 @@ def _phase(phase: Phase, usage: Usage, requests: int, bench: Bench | None) -> Ph
         BucketUse(bucket, *numbers, numbers[-1] / total if total else 0.0)
         for bucket, numbers in zip(usage.buckets, counts, strict=True)
     )
+    p50, p95, p99 = (usage.histogram.percentile(percent) for percent in (50, 95, 99))
     return PhaseEvaluation(
-        phase,
-        requests,
-        usage.uncovered,
-        int(usage.steps.sum()),
-        int(usage.real.sum()),
-        usage.exact,
-        total,
-        usage.histogram.percentile(50),
-        usage.histogram.percentile(95),
-        usage.histogram.percentile(99),
-        _seconds(phase, usage, bench),
-        uses,
-    )
+        phase, requests, usage.uncovered, int(usage.steps.sum()), int(usage.real.sum()), usage.exact, total, p50, p95,
+        p99, _seconds(phase, usage, bench), uses,
+    )  # fmt: skip
 
 
 def _seconds(phase: Phase, usage: Usage, bench: Bench | None) -> float | None:
     if bench is None or not bench.measured(phase):
         return None
-    shapes = np.array([(bucket.batch, bucket.query, bucket.context) for bucket in usage.buckets], np.int64)
+    shapes = np.array([bucket.shape for bucket in usage.buckets], np.int64)
     return float(np.sum(bench.seconds(phase, *shapes.T) * usage.steps))
 
 
@@ -254,7 +240,7 @@ Watch = Callable[[Iterator[PromptGroup | DecodeRun]], Iterator[PromptGroup | Dec
 
 
 def replay(plan: BucketSet, traffic: Traffic, watch: Watch = iter) -> Evaluation:
-    """What `plan` does on `traffic`: the schedule of a server under the plan's limits, see `evaluation.evaluate`.
+    """What `plan` does on `traffic`: the schedule of a server under the plan's limits, see `evaluate`.
 
     `watch` passes the events on, and may look at them.
     """
@@ -265,7 +251,7 @@ def replay(plan: BucketSet, traffic: Traffic, watch: Watch = iter) -> Evaluation
 def uses_of(plan: BucketSet, traffic: Traffic) -> dict[Bucket, int]:
     """How many steps of `traffic` each bucket of `plan` runs. Raises InputError where the plan admits no request."""
     found = replay(plan, traffic)
-    return {use.bucket: use.steps for phase in (found.prompt, found.decode) for use in phase.buckets}
+    return {use.bucket: use.steps for phase in found.phases for use in phase.buckets}
 
 
 def waste_ranges(plan: BucketSet, found: Evaluation, others: Sequence[Traffic]) -> dict[str, tuple[float, float]]:
@@ -278,8 +264,7 @@ def waste_ranges(plan: BucketSet, found: Evaluation, others: Sequence[Traffic]) 
     evaluations = [found, *(replay(plan, other) for other in others)]
     ranges: dict[str, tuple[float, float]] = {}
     for phase in PHASES:
-        of = (one.prompt if phase == "prompt" else one.decode for one in evaluations)
-        wastes = [one.waste for one in of if one.waste is not None]
+        wastes = [waste for one in evaluations if (waste := one.of(phase).waste) is not None]
         if wastes:
             ranges[phase] = (min(wastes), max(wastes))
     return ranges

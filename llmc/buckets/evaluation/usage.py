@@ -78,7 +78,7 @@ class Usage:
 
     def __init__(self, plan: BucketSet, phase: Phase) -> None:
         self.plan = plan
-        self.buckets = plan.prompt if phase == "prompt" else plan.decode
+        self.buckets = plan.of(phase)
         self.places = {bucket: place for place, bucket in enumerate(self.buckets)}
         sizes = [plan.limits.padded(bucket) for bucket in self.buckets]
         self.padded = np.array(sizes, np.int64)

@@ -16,7 +16,7 @@ def half(plan: Plan, phase: Phase) -> Plan:
     decoding one, when the other is gone. Raises InputError for a plan that does not cover its limits.
     """
     one = _every_decode(plan) if phase == "prompt" else _every_prompt(plan)
-    kept = plan.prompt if phase == "prompt" else plan.decode
+    kept = plan.of(phase)
     dropped = len(plan.buckets) - len(kept) - 1
     other: Phase = "decode" if phase == "prompt" else "prompt"
     note = Note("dropped", f"the other half of a hybrid runs them; {one} serves all of them alone", other, dropped)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from llmc.buckets.optimise.demand import Costs, Demand, Points, name
+from llmc.buckets.optimise.demand import Costs, Demand, Points, merged, name
 from llmc.buckets.optimise.space import Space
 from llmc.errors import InputError
 
@@ -39,10 +39,7 @@ class Instance:
         No value that no step rounds up to can help: a bucket lowered to the next one below serves the same steps for
         less. Raises InputError, naming the step, when no allowed or required bucket covers one.
         """
-        dimensions = len(space.values)
-        if len(demand.points) and demand.dimensions != dimensions:
-            raise InputError(f"the demand has {demand.dimensions} dimensions, the space {dimensions}; give the same")
-        points = demand.points.reshape(-1, dimensions)
+        points = demand.points.reshape(-1, len(space.values))
         levels, places = [], np.empty_like(points)
         for axis, values in enumerate(space.values):
             known = np.union1d(values, space.required[:, axis])
@@ -98,10 +95,7 @@ class Instance:
 
 def _merge(places: Places, weights: Costs) -> tuple[Places, Costs]:
     order = np.lexsort(places.T[::-1])
-    places, weights = places[order], weights[order]
-    first = np.ones(len(places), bool)
-    first[1:] = (places[1:] != places[:-1]).any(1)
-    return places[first], np.add.reduceat(weights, np.flatnonzero(first)) if len(weights) else weights
+    return merged(places[order], weights[order])
 
 
 def _uncovered(step: Points) -> InputError:

@@ -49,11 +49,8 @@ def choose(space: Space, demand: Demand, graphs: int) -> Choice:
 
 def frontier(space: Space, demand: Demand, counts: Sequence[int]) -> list[Choice]:
     """`choose` for several numbers of graphs at once, in the order of `counts`; more graphs never cost more."""
-    if not len(counts):
-        raise InputError("no number of graphs is given to choose for; give at least one")
-    for graphs in counts:
-        if type(graphs) is not int or graphs < 1:
-            raise InputError(f"the number of graphs {graphs!r} must be an integer of at least 1")
+    if min(counts) < 1:
+        raise InputError(f"the number of graphs {min(counts)} must be at least 1")
     instance = Instance.of(space, demand)
     fixed, besides = len(space.required), len(fewest_buckets(instance))
     if min(counts) < fixed + besides:

@@ -27,7 +27,7 @@ class Candidates:
     @classmethod
     def of(cls, phase: Phase, limits: Limits, buckets: Iterable[Bucket]) -> Candidates:
         """Exactly `buckets`, those of the phase."""
-        return cls.listed(phase, limits, frozenset((b.batch, b.query, b.context) for b in buckets if b.phase == phase))
+        return cls.listed(phase, limits, frozenset(bucket.shape for bucket in buckets if bucket.phase == phase))
 
     @classmethod
     def listed(cls, phase: Phase, limits: Limits, members: frozenset[tuple[int, int, int]]) -> Candidates:

@@ -120,7 +120,7 @@ def _padded_tokens(points: Points, weights: NDArray[np.float64], buckets: tuple[
     """Tokens that the steps take when each runs in the bucket that lookup would choose."""
     padded = np.full(len(points), np.nan)
     for bucket in sorted(buckets, key=lambda b: (cost(b), b), reverse=True):
-        size = np.array([bucket.batch, bucket.query, bucket.context])
+        size = np.array(bucket.shape)
         covered = (points <= size).all(axis=1)
         padded[covered] = limits.padded(bucket)
     return float((padded * weights).sum())

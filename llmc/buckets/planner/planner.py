@@ -4,14 +4,14 @@ adds.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 from llmc.buckets.bucket import PHASES, Bucket, Phase
 from llmc.buckets.cost.objective import Objective, Tokens
-from llmc.buckets.evaluation.replay import evaluate
+from llmc.buckets.evaluation.replay import replay
 from llmc.buckets.limits import Limits
 from llmc.buckets.lookup import BucketSet
 from llmc.buckets.plan import Fact, Note, Plan, Provenance
@@ -23,9 +23,11 @@ from llmc.buckets.planner.demand import FreeGrouping, Grouping, Observed, PlanGr
 from llmc.buckets.planner.rules import Axes, Proposal, axes, complete, free_candidates, grid, require_some
 from llmc.buckets.strategies import DEFAULT_STRATEGY, FILE, TRAFFIC, create
 from llmc.buckets.strategies.base import DIMENSIONS, Dimension, Range, Strategy
-from llmc.buckets.traffic.events import DecodeRun, PromptGroup
 from llmc.errors import InputError
 from llmc.settings import Settings
+
+if TYPE_CHECKING:
+    from llmc.buckets.traffic.source import Traffic
 
 ContextUnit = Literal["tokens", "blocks"]
 
@@ -55,7 +57,7 @@ class PlanInputs:
     flags: Mapping[Dimension, Range | None] = field(default_factory=dict)
     settings: Settings = field(default_factory=Settings)
     bucket_file: BucketFile | None = None
-    traffic: TrafficSource | None = None
+    traffic: Traffic | None = None
     max_seq_len_to_capture: int | None = None
 
 
@@ -67,7 +69,7 @@ def make_plan(
     limit_origins: Mapping[str, str] | None = None,
     budget: Budget | None = None,
     bucket_file: BucketFile | None = None,
-    traffic: TrafficSource | None = None,
+    traffic: Traffic | None = None,
     **ranges_given: Range | None,
 ) -> Plan:
     """`plan_from` with the ranges as keywords: prompt_batch, prompt_query, prompt_context, decode_batch and
@@ -144,9 +146,7 @@ def _propose(inputs: PlanInputs) -> Proposal:
     return _from_rules(inputs, chosen)
 
 
-def _strategies(
-    strategy: str | None, settings: Settings, traffic: TrafficSource | None
-) -> dict[Phase, tuple[str, str]]:
+def _strategies(strategy: str | None, settings: Settings, traffic: Traffic | None) -> dict[Phase, tuple[str, str]]:
     """The name of each phase's strategy, and its origin."""
     if strategy == FILE:
         raise InputError("the file strategy reads its buckets from a file: name it with --from-file FILE")
@@ -225,32 +225,8 @@ def _warnings(settings: Settings, proposal: Proposal) -> list[Note]:
     return [Note("warning", text) for text in texts]
 
 
-class TrafficSource(Protocol):
-    """Recorded requests, and how they are served."""
-
-    cached_requests: int
-    """Requests of which the cache held a part, once `events` has ended."""
-
-    @property
-    def objective(self) -> Objective:
-        """What steps cost."""
-        ...
-
-    def events(self, limits: Limits, prompt_batch: int) -> Iterator[PromptGroup | DecodeRun]:
-        """The schedule of the requests under `limits`, at most `prompt_batch` prompts admitted at a time."""
-        ...
-
-    def facts(self) -> dict[str, Fact]:
-        """What was read, for the plan's provenance; complete once `events` has ended."""
-        ...
-
-    def notes(self) -> list[str]:
-        """What the user should know about the requests; complete once `events` has ended."""
-        ...
-
-
 def choose(
-    limits: Limits, proposal: Proposal, traffic: TrafficSource | None, budget: Budget, costs: GraphCosts | None
+    limits: Limits, proposal: Proposal, traffic: Traffic | None, budget: Budget, costs: GraphCosts | None
 ) -> tuple[list[Bucket], list[Note], dict[str, Fact]]:
     """The plan's buckets, notes on what was chosen and left out, and facts for the provenance.
 
@@ -289,7 +265,7 @@ def choose(
     return [*by_rule, *(bucket for choice in chosen.values() for bucket in choice.buckets)], notes, facts
 
 
-def open_problems(limits: Limits, proposal: Proposal, traffic: TrafficSource | None) -> dict[Phase, PhaseProblem]:
+def open_problems(limits: Limits, proposal: Proposal, traffic: Traffic | None) -> dict[Phase, PhaseProblem]:
     """The choice that each phase leaves, with the demand of `traffic` (None: every admissible request once)."""
     known: dict[Phase, Candidates] = {
         phase: proposal.free[phase] if phase in proposal.free else Candidates.of(phase, limits, proposal.buckets[phase])
@@ -326,11 +302,11 @@ def _notes(phase: Phase, proposal: Proposal, choice: Chosen, budget: Budget, rec
     return notes
 
 
-def _judged(plan: BucketSet, traffic: TrafficSource) -> dict[str, Fact]:
+def _judged(plan: BucketSet, traffic: Traffic) -> dict[str, Fact]:
     """What a finished plan wastes on the traffic, as facts."""
-    found = evaluate(plan, traffic.events(plan.limits, plan.prompt[-1].batch))
+    found = replay(plan, traffic)
     facts = traffic.facts()
-    for one in (found.prompt, found.decode):
+    for one in found.phases:
         facts[f"{one.phase}_steps"] = one.steps
         if one.waste is not None and one.ragged_waste is not None:
             facts[f"{one.phase}_waste"] = round(one.waste, 6)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from llmc.buckets.bucket import Phase
 from llmc.buckets.limits import Limits
-from llmc.buckets.strategies.base import DIMENSIONS, Dimension, Range, Strategy
+from llmc.buckets.strategies.base import DIMENSIONS, Dimension, Range, Strategy, phase_of
 from llmc.errors import InputError
 from llmc.settings import BOUNDS, PARAMETERS, Settings
 
@@ -26,11 +26,6 @@ class Ranges:
     values: dict[Dimension, Range] = field(default_factory=dict)
     origins: dict[str, str] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
-
-
-def phase_of(dimension: Dimension) -> Phase:
-    """The phase a dimension belongs to."""
-    return "prompt" if dimension.startswith("prompt_") else "decode"
 
 
 def resolve(

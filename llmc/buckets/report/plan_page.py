@@ -134,7 +134,7 @@ def _buckets(view: PlanView, phase: Phase) -> Table:
     note = f"{left_out:,} more are left out; the plan file has all of them." if left_out > 0 else ""
     if result is None:
         names = ("batch", "query", "context")
-        rows = [counts(bucket.batch, bucket.query, bucket.context) for bucket in buckets[:MAX_ROWS]]
+        rows = [counts(*bucket.shape) for bucket in buckets[:MAX_ROWS]]
         return Table(heading, columns(names, 0), rows, note, sortable=True)
     uses = sorted(result.buckets, key=lambda use: -use.padded_tokens)[:MAX_ROWS]
     return Table(heading, columns(USE, 0), [use.cells() for use in uses], note, sortable=True)

@@ -144,13 +144,11 @@ class PlanView:
 
     def buckets(self, phase: Phase) -> tuple[Bucket, ...]:
         """The plan's buckets of a phase, ascending."""
-        return self.plan.prompt if phase == "prompt" else self.plan.decode
+        return self.plan.of(phase)
 
     def result(self, phase: Phase) -> PhaseEvaluation | None:
         """What traffic did on a phase; None without traffic."""
-        if self.evaluation is None:
-            return None
-        return self.evaluation.prompt if phase == "prompt" else self.evaluation.decode
+        return None if self.evaluation is None else self.evaluation.of(phase)
 
     def steps(self, phase: Phase, context: int) -> Ints:
         """The steps [batches, lengths] that buckets of that context serve (decode: 0 for all); 0 without traffic."""
@@ -191,7 +189,7 @@ def _view(name: str, plan: Plan, traffic: Traffic | None) -> PlanView:
 
 def cells(plan: Plan, phase: Phase, context: int) -> Cells:
     """The cells of a phase; for prompts of those buckets that attend to at least `context` cached tokens."""
-    buckets = plan.prompt if phase == "prompt" else plan.decode
+    buckets = plan.of(phase)
     known = [bucket for bucket in buckets if bucket.context >= context]
     batches = sorted({bucket.batch for bucket in known})
     lengths = sorted({length(bucket) for bucket in known})

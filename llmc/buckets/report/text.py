@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,14 +10,14 @@ from llmc.buckets.bucket import PHASES, Bucket
 from llmc.buckets.evaluation.replay import Evaluation, PhaseEvaluation
 from llmc.buckets.plan import Plan
 from llmc.buckets.render.text import percent, table
-from llmc.buckets.strategies.base import DIMENSIONS
+from llmc.buckets.strategies.base import DIMENSIONS, phase_of
 from llmc.settings import BOUNDS
 
 if TYPE_CHECKING:
     from llmc.buckets.planner.choice import FrontierPoint
 
-SHOWN_VALUES = 8
-"""Values of a dimension that the text lists; of a longer list the first ones and the last."""
+SHOWN = 8
+"""Values of a dimension, and buckets never used, that the text lists; of a longer list the first ones and the last."""
 
 HEADER = ("dimension", "values", "number", "min,step,max", "from")
 
@@ -38,19 +38,15 @@ class DimensionRow:
 
     def cells(self) -> tuple[str, str, str, str, str]:
         """The row as text, in the order of `HEADER`."""
-        shown = [str(value) for value in self.values]
-        if len(shown) > SHOWN_VALUES:
-            shown = [*shown[: SHOWN_VALUES - 2], "…", shown[-1]]
-        return self.dimension, " ".join(shown), str(len(self.values)), self.bounds, self.origin
+        return self.dimension, _shortened(map(str, self.values)), str(len(self.values)), self.bounds, self.origin
 
 
 def dimension_rows(plan: Plan) -> list[DimensionRow]:
     """A row for every dimension, in the order of `DIMENSIONS`."""
     rows = []
     for dimension in DIMENSIONS:
-        phase, _, name = dimension.partition("_")
-        buckets = plan.prompt if phase == "prompt" else plan.decode
-        values = tuple(sorted({getattr(bucket, name) for bucket in buckets}))
+        phase, name = phase_of(dimension), dimension.partition("_")[2]
+        values = tuple(sorted({getattr(bucket, name) for bucket in plan.of(phase)}))
         numbers = plan.provenance.parameters.get(dimension, {})
         bounds = ",".join(str(numbers[bound]) for bound in BOUNDS if bound in numbers)
         bounds += "".join(f" {name} {number}" for name, number in numbers.items() if name not in BOUNDS)
@@ -107,16 +103,13 @@ def _with_origin(fact: str, origin: str | None) -> str:
     return f"{fact} ({origin})" if origin else fact
 
 
-SHOWN_DEAD = 8
-"""Buckets that were never used which the text lists; of a longer list the first ones and the last."""
-
 USE_HEADER = ("bucket", "steps", "rows", "waste", "share")
 COMPARISON_HEADER = ("plan", "phase", "graphs", "steps", "waste", "p50", "p95", "p99", "dead", "seconds")
 
 
 def evaluation_text(evaluation: Evaluation, *, hottest: int = 8) -> str:
     """The report on one plan: totals, the `hottest` buckets and those never used, by phase; ends in a newline."""
-    sections = [_section(phase, hottest) for phase in (evaluation.prompt, evaluation.decode)]
+    sections = [_section(phase, hottest) for phase in evaluation.phases]
     return "\n\n".join("\n".join(lines) for lines in sections) + "\n"
 
 
@@ -129,7 +122,7 @@ def comparison_text(evaluations: Sequence[tuple[str, Evaluation]]) -> str:
     rows: list[tuple[str, ...]] = [COMPARISON_HEADER]
     uncovered = []
     for name, evaluation in evaluations:
-        for phase in (evaluation.prompt, evaluation.decode):
+        for phase in evaluation.phases:
             rows.append(_comparison_row(name, phase))
             if phase.uncovered:
                 uncovered.append(f"{name}: {_uncovered(phase)}")
@@ -141,7 +134,7 @@ def comparison_text(evaluations: Sequence[tuple[str, Evaluation]]) -> str:
 def range_text(name: str, evaluation: Evaluation, wastes: Mapping[str, tuple[float, float]]) -> str:
     """How sure the waste is of traffic whose lengths are known by interval; ends in a newline."""
     lines = []
-    for phase in (evaluation.prompt, evaluation.decode):
+    for phase in evaluation.phases:
         if phase.phase in wastes:
             low, high = wastes[phase.phase]
             what = f"{name}: {phase.phase}" if name else phase.phase
@@ -183,7 +176,9 @@ def _section(phase: PhaseEvaluation, hottest: int) -> list[str]:
         ]
         lines += ["", *table([USE_HEADER, *rows], range(1, 5)), ""]
     dead = phase.dead
-    lines.append(f"never used: {len(dead)} of {len(phase.buckets)} buckets{': ' if dead else ''}{_shapes(dead)}")
+    lines.append(
+        f"never used: {len(dead)} of {len(phase.buckets)} buckets{': ' if dead else ''}{_shortened(map(shape, dead))}"
+    )
     return lines
 
 
@@ -194,10 +189,10 @@ def _uncovered(phase: PhaseEvaluation) -> str:
     )
 
 
-def _shapes(buckets: Sequence[Bucket]) -> str:
-    shown = [shape(bucket) for bucket in buckets]
-    if len(shown) > SHOWN_DEAD:
-        shown = [*shown[: SHOWN_DEAD - 2], "…", shown[-1]]
+def _shortened(texts: Iterable[str]) -> str:
+    shown = list(texts)
+    if len(shown) > SHOWN:
+        shown = [*shown[: SHOWN - 2], "…", shown[-1]]
     return " ".join(shown)
 
 

@@ -1,4 +1,4 @@
-"""What the default ranges of the vendor strategies share: how the limits become their P, T and C."""
+"""Default ranges of the vendors' rules: how the limits become their P, T and C."""
 
 from __future__ import annotations
 
@@ -8,10 +8,35 @@ from llmc.buckets.strategies.base import Dimension, Range
 LONG_MODEL_LEN = 8192
 """From this max_model_len on, the vendor sizes the prompt context by the largest query and not by the smallest."""
 
+Start = tuple[int, int]
+"""min and step of a range."""
 
-def prefill_sequences(limits: Limits) -> int:
-    """Most sequences of one prompt step, the vendor guide's P: max_num_seqs, at most 64."""
-    return min(limits.max_num_seqs, 64)
+
+def default_ranges(
+    limits: Limits, *, prompt_batch: Start, prompt_query: Start, prompt_context_step: int, decode_batch: Start,
+    decode_context: Start,
+) -> dict[Dimension, Range]:  # fmt: skip
+    """The vendors' ranges, in tokens per sequence, with these differences.
+
+    - prompt batch stops at 64 sequences, the Gaudi guide's P;
+    - prompt query stops at `longest_query`;
+    - prompt context is 0 alone where every prompt fits in one query, and starts at 0 elsewhere;
+    - decode context counts tokens of one sequence, up to max_model_len, because a decode bucket here gives every
+      sequence the same context; the guide counts the blocks of the whole batch together, in steps of max_num_seqs
+      blocks, which is one block a sequence.
+    """
+    query, context = longest_query(limits), prompt_context_blocks(limits) * limits.block_size
+    numbers: dict[Dimension, tuple[int, int, int]] = {
+        "prompt_batch": (*prompt_batch, min(limits.max_num_seqs, 64)),
+        "prompt_query": (min(prompt_query[0], query), prompt_query[1], query),
+        "prompt_context": (0, prompt_context_step, context),
+        "decode_batch": (*decode_batch, limits.max_num_seqs),
+        "decode_context": (*decode_context, limits.max_model_len),
+    }
+    return {
+        dimension: Range(*bounds, source=f"the default {dimension.replace('_', ' ')}")
+        for dimension, bounds in numbers.items()
+    }
 
 
 def longest_query(limits: Limits) -> int:
@@ -35,8 +60,3 @@ def prompt_context_blocks(limits: Limits) -> int:
         return 0
     query = largest if limits.max_model_len >= LONG_MODEL_LEN else min(limits.block_size, largest)
     return max(1, ((limits.max_prompt_len or limits.max_model_len) - query) // limits.block_size)
-
-
-def default(dimension: Dimension, least: int, step: int, most: int) -> Range:
-    """A default range, which says in messages that it is one."""
-    return Range(least, step, most, source=f"the default {dimension.replace('_', ' ')}")

@@ -7,13 +7,11 @@ chooses the best few (`llmc.buckets.planner.choice`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import ClassVar
 
 from llmc.buckets.limits import Limits
 from llmc.buckets.strategies import linear
-from llmc.buckets.strategies.base import Dimension, Range
+from llmc.buckets.strategies.base import Dimension, Range, Strategy
 from llmc.errors import InputError
-from llmc.settings import BOUNDS
 
 FINEST = 1 << 14
 """Most query lengths to choose from by default: every length up to 16,384 tokens, multiples above that."""
@@ -48,10 +46,8 @@ def places(min: int, step: int, max: int) -> list[int]:  # noqa: A002 - spelled 
     return found if found and found[-1] == max else [*found, max]
 
 
-class Traffic:
-    """The traffic strategy; see `places`, and `llmc.buckets.strategies.base` for the contract."""
-
-    parameters: ClassVar[tuple[str, ...]] = BOUNDS
+class Traffic(Strategy):
+    """The traffic strategy; see `places`."""
 
     def defaults(self, limits: Limits) -> Mapping[Dimension, Range]:
         """Every batch, every query length (or up to FINEST of them), and contexts in blocks of block_size.
@@ -70,10 +66,6 @@ class Traffic:
             "decode_batch": Range(1, 1, seqs),
             "decode_context": Range(block, block, length),
         }
-
-    def complete(self, dimension: Dimension, bounds: Range, limits: Limits) -> Range:
-        """`bounds`: there are no other numbers."""
-        return bounds
 
     def values(self, dimension: Dimension, bounds: Range) -> list[int]:
         """`places` of the range; the same for every dimension."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from llmc.buckets.limits import Limits
 from llmc.buckets.plan import Plan
 from llmc.buckets.planner.budget import Budget
 from llmc.buckets.planner.choice import FrontierPoint
-from llmc.buckets.planner.planner import BucketFile, ContextUnit, PlanInputs, TrafficSource, frontier_from, plan_from
+from llmc.buckets.planner.planner import BucketFile, ContextUnit, PlanInputs, frontier_from, plan_from
 from llmc.buckets.strategies.base import Dimension, Range
 from llmc.compiler.architectures.shared.caches import cache_of
 from llmc.compiler.architectures.shared.rope import positions
@@ -21,8 +21,11 @@ from llmc.compiler.targets import open_target
 from llmc.errors import CheckpointError, InputError, UnknownNameError
 from llmc.settings import LIMIT_VARIABLES, Settings
 
+if TYPE_CHECKING:
+    from llmc.buckets.traffic.source import Traffic
+
 RangeLike = Range | Sequence[int] | None
-TrafficLike = str | os.PathLike[str] | TrafficSource | None
+TrafficLike: TypeAlias = "str | os.PathLike[str] | Traffic | None"
 
 
 @dataclass(frozen=True)
@@ -164,7 +167,7 @@ def _range(name: str, value: RangeLike, scale: int = 1) -> Range | None:
     return bounds.in_tokens(scale) if scale > 1 else bounds
 
 
-def _traffic(traffic: TrafficLike, bench: str | os.PathLike[str] | None) -> TrafficSource | None:
+def _traffic(traffic: TrafficLike, bench: str | os.PathLike[str] | None) -> Traffic | None:
     if traffic is None or not isinstance(traffic, str | os.PathLike):
         return traffic
     from llmc.buckets.cost.bench import Bench

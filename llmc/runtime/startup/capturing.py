@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from llmc.buckets.bucket import PHASES, Bucket
+from llmc.buckets.capture.device import checked
 from llmc.buckets.capture.graphs import Attempt, Capture
 from llmc.buckets.capture.log import Lines, budget_line, hold_none, took_line, uncaptured_lines
-from llmc.buckets.capture.memory import checked, profile
+from llmc.buckets.capture.memory import profile
 from llmc.buckets.capture.options import CaptureOptions
 from llmc.buckets.render.text import size_text
 from llmc.errors import InputError

