@@ -25,7 +25,7 @@ from peers.report_text import text
 from peers.scope import KINDS, Scope
 
 from llmc.artifacts.local.opening import open_store
-from llmc.buckets.plots import check
+from llmc.buckets.render.page import check
 from llmc.cli.interrupts import EXIT, sigterm_interrupts
 from llmc.cli.output import StepProgress
 from llmc.errors import InputError, LlmcError

@@ -2,7 +2,8 @@
 
 import sys
 
-from llmc import LLM, SamplingParams
+from llmc.api import LLM
+from llmc.runtime.engine.sampling.params import SamplingParams
 
 llm = LLM(sys.argv[1], threads=2)
 prompt = {"messages": [{"role": "user", "content": sys.argv[2]}]}

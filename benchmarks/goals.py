@@ -9,7 +9,7 @@ from peers.compare import OF_ROOFLINE
 from peers.report_text import number
 from peers.results import Comparison, Series
 
-from llmc.buckets.text_table import table
+from llmc.buckets.render.text import table
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@
 A process of its own opens the bundle and runs every executable three times, in the order of a warm-up; where any shape
 runs, prompts of up to the largest chunk. Real are anonymous bytes, what the executor says of its cache not counted:
 those kept after all, and the most that a run took beside them. `own` is each executable's increment. `next` is what
-the predictor of graph capture (buckets/warmup/predict.py) said of each before it was opened, from those before.
+the predictor of graph capture (buckets/capture/predict.py) said of each before it was opened, from those before.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from statistics import median
 from typing import Any
 
 from llmc.buckets.bucket import Bucket
-from llmc.buckets.warmup.order import warm_up_order
-from llmc.buckets.warmup.predict import Predictor
+from llmc.buckets.capture.order import warm_up_order
+from llmc.buckets.capture.predict import Predictor
 from llmc.compiler.estimates.footprint import Footprint
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.targets import open_target

@@ -32,18 +32,16 @@ from typing import Any
 import numpy as np
 
 from llmc.bench.bucket_times import measure
-from llmc.buckets.bench_file import Bench
 from llmc.buckets.bucket import Bucket
-from llmc.buckets.hybrid.link import Link
+from llmc.buckets.cost.bench import Bench
+from llmc.buckets.hybrid.device import Link, Sharing, Stage
 from llmc.buckets.hybrid.simulate import alone, pipeline
-from llmc.buckets.hybrid.stage import Sharing, Stage
 from llmc.buckets.traffic.events import TrafficRequest
-from llmc.buckets.traffic.source import BenchStepTime
-from llmc.buckets.traffic.step_time import StepTime
+from llmc.buckets.traffic.step_time import BenchStepTime, StepTime
 from llmc.compiler.checkpoint import DEMO
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.engine.handover import HandOver
-from llmc.runtime.engine.sampling import SamplingParams
+from llmc.runtime.engine.sampling.params import SamplingParams
 from llmc.runtime.executors import open_executor
 from llmc.runtime.llm import BundleLLM
 from llmc.runtime.step import pad

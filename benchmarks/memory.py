@@ -12,7 +12,7 @@ import multiprocessing
 import sys
 from pathlib import Path
 
-from llmc.runtime.engine.sampling import SamplingParams
+from llmc.runtime.engine.sampling.params import SamplingParams
 from llmc.runtime.llm import BundleLLM
 
 

@@ -18,12 +18,12 @@ import time
 from pathlib import Path
 from statistics import median
 
-from llmc.buckets.budget import Budget
 from llmc.buckets.coverage import prove
+from llmc.buckets.evaluation.replay import replay
 from llmc.buckets.limits import Limits
 from llmc.buckets.plan import Plan
-from llmc.buckets.planner import make_plan
-from llmc.buckets.replay import replay
+from llmc.buckets.planner.budget import Budget
+from llmc.buckets.planner.planner import make_plan
 from llmc.buckets.strategies.base import Range
 from llmc.buckets.traffic.source import Traffic
 

@@ -120,7 +120,8 @@ def size(path: str) -> int:
 
 
 def api() -> None:
-    from llmc import LLM, SamplingParams
+    from llmc.api import LLM
+    from llmc.runtime.engine.sampling.params import SamplingParams
 
     llm = LLM(BUNDLE)
     prompt = {"messages": [{"role": "user", "content": PROMPT}]}

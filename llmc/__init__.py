@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from llmc.runtime.bundle import Bundle as Bundle
     from llmc.runtime.engine.outputs import CompletionOutput as CompletionOutput
     from llmc.runtime.engine.outputs import RequestOutput as RequestOutput
-    from llmc.runtime.engine.sampling import GuidedDecodingParams as GuidedDecodingParams
-    from llmc.runtime.engine.sampling import RequestOutputKind as RequestOutputKind
-    from llmc.runtime.engine.sampling import SamplingParams as SamplingParams
-    from llmc.runtime.engine.sampling import StructuredOutputsParams as StructuredOutputsParams
+    from llmc.runtime.engine.sampling.params import RequestOutputKind as RequestOutputKind
+    from llmc.runtime.engine.sampling.params import SamplingParams as SamplingParams
+    from llmc.runtime.engine.sampling.structured import GuidedDecodingParams as GuidedDecodingParams
+    from llmc.runtime.engine.sampling.structured import StructuredOutputsParams as StructuredOutputsParams
 
 silence()
 wait_asleep()

@@ -245,8 +245,8 @@ def _do(
     done: Round,
     metrics: str | None,
 ) -> Round:
-    from llmc.buckets.replanning import gains
-    from llmc.buckets.replay import replay
+    from llmc.buckets.evaluation.replay import replay
+    from llmc.buckets.planner.replanning import gains
     from llmc.buckets.traffic.source import Traffic
     from llmc.compiler.pipeline.dry_run import dry_run
     from llmc.compiler.pipeline.finish import compile_and_finish

@@ -37,7 +37,7 @@ from llmc.artifacts.oci.archive import export_images
 from llmc.artifacts.store.layout import SCHEMA as STORE_SCHEMA
 from llmc.artifacts.store.store import Store
 from llmc.buckets.limits import Limits
-from llmc.runtime.engine.sampling import SamplingParams
+from llmc.runtime.engine.sampling.params import SamplingParams
 from llmc.runtime.llm import BundleLLM
 
 sys.path.insert(0, str(Path(__file__).parents[1]))

@@ -41,7 +41,7 @@ from scripts.mutation_judge import TIERS, Judge, Verdict
 ROOT = Path(__file__).resolve().parents[1]
 AREAS = {
     "planner": (
-        "llmc/buckets/plan.py", "llmc/buckets/planner.py", "llmc/buckets/lookup.py", "llmc/buckets/coverage.py",
+        "llmc/buckets/plan.py", "llmc/buckets/planner/planner.py", "llmc/buckets/lookup.py", "llmc/buckets/coverage.py",
         "llmc/buckets/strategies/", "llmc/buckets/optimise/",
     ),
     "store": (

@@ -25,7 +25,7 @@ from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.checkpoint.safetensors_file import SafetensorsFile
 from llmc.compiler.text.vocabulary import build_index
 from llmc.errors import ArtifactError, CheckpointError, LlmcError
-from llmc.runtime.engine.sampling import SamplingParams
+from llmc.runtime.engine.sampling.params import SamplingParams
 from llmc.runtime.executors.envelope import Envelope, write_envelope
 from llmc.runtime.executors.weight_places import read_places
 from llmc.runtime.executors.xla.envelope import FORM, StepHeader

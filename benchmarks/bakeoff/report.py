@@ -8,7 +8,7 @@ from typing import Any
 
 from peers.results import Series
 
-from llmc.buckets.text_table import table
+from llmc.buckets.render.text import table
 
 ROOFLINE = "memory copy"
 PEERS = ("transformers eager", "transformers reduce-overhead")

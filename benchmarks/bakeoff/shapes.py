@@ -12,8 +12,7 @@ from typing import Any
 
 from llmc.buckets.bucket import Bucket
 from llmc.buckets.limits import Limits
-from llmc.buckets.plan import Plan
-from llmc.buckets.provenance import Provenance
+from llmc.buckets.plan import Plan, Provenance
 
 BYTES = 2
 """Of a number in bfloat16, weights and cache."""

@@ -8,15 +8,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmc.buckets.files import write_bytes
-from llmc.buckets.plots import check
+from llmc.buckets.render.page import check
+from llmc.files import write_bytes
 from peers.report_text import HEADS, contenders, measurement, notes, number, ratios
 from peers.results import Comparison, Series
 
 if TYPE_CHECKING:
     from matplotlib.figure import FigureBase
 
-    from llmc.buckets.plots.page import Plot
+    from llmc.buckets.render.figure import Plot
 
 PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title>
@@ -42,7 +42,7 @@ def draw(path: Path, found: Sequence[Comparison], title: str = "llmc against oth
     Raises as buckets.plots.check does, and InputError when the file cannot be written.
     """
     check(path)
-    from llmc.buckets.plots import page
+    from llmc.buckets.render.page import page
 
     plots = [_plots(one) for one in found]
     if path.suffix.lower() == ".png":
@@ -53,14 +53,14 @@ def draw(path: Path, found: Sequence[Comparison], title: str = "llmc against oth
 
 
 def _body(found: Sequence[Comparison], every: Sequence[Sequence[Plot]]) -> str:
-    from llmc.buckets.plots import page
+    from llmc.buckets.render import figure
 
     body = [f"<p>{html.escape(HOW)}</p>"]
     for place, (one, plots) in enumerate(zip(found, every, strict=True)):
         body.append(f"<h2>{html.escape(heading(one))}</h2>{_pre([*contenders(one), '', *ratios(one), *_notes(one)])}")
-        body += [page.svg(plots[0], f"c{place}-ratios-")] if one.series else []
+        body += [figure.svg(plots[0], f"c{place}-ratios-")] if one.series else []
         for at, (series, plot) in enumerate(zip(one.series, plots[1:], strict=True)):
-            body.append(f"<h3>{html.escape(series.name)}</h3>{page.svg(plot, f'c{place}-{at}-')}")
+            body.append(f"<h3>{html.escape(series.name)}</h3>{figure.svg(plot, f'c{place}-{at}-')}")
             body.append(_pre(measurement(one, series)))
     return "".join(body)
 
@@ -84,7 +84,7 @@ def _pre(lines: Sequence[str]) -> str:
 
 def _plots(found: Comparison) -> list[Plot]:
     """The ratios first, then each measurement."""
-    from llmc.buckets.plots.page import Plot
+    from llmc.buckets.render.figure import Plot
 
     if not found.series:
         return []
@@ -100,7 +100,7 @@ def _plots(found: Comparison) -> list[Plot]:
 
 def _ratios(figure: FigureBase, found: Comparison) -> None:
     """A dot for each ratio with its range; those of rates are turned over, so that left of 1 is better in all."""
-    from llmc.buckets.plots.style import FAINT, PADDING, REAL
+    from llmc.buckets.render.figure import FAINT, PADDING, REAL
 
     axes: Any = figure.subplots()
     labels: list[str] = []
@@ -125,7 +125,7 @@ def _ratios(figure: FigureBase, found: Comparison) -> None:
 
 
 def _bars(figure: FigureBase, found: Comparison, series: Series) -> None:
-    from llmc.buckets.plots.style import FAINT, INK, MISSING, REAL
+    from llmc.buckets.render.figure import FAINT, INK, MISSING, REAL
 
     axes: Any = figure.subplots()
     kinds = {c.name: c.kind for c in found.contenders}

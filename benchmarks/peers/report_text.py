@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
-from llmc.buckets.text_table import table
+from llmc.buckets.render.text import table
 from peers.results import By, Comparison, Ratio, Series
 
 HEADS: Mapping[By, str] = {

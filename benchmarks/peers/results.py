@@ -15,8 +15,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
-from llmc.buckets.files import read_text, write_text
 from llmc.errors import InputError
+from llmc.files import read_text, write_text
 from peers.quality import Quality
 from peers.worker import Contender
 

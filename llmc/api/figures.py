@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from llmc.bench.bucket_times import Progress
-    from llmc.buckets.bench_file import Bench
-    from llmc.buckets.evaluation import Evaluation
+    from llmc.buckets.cost.bench import Bench
+    from llmc.buckets.evaluation.replay import Evaluation
     from llmc.buckets.plan import Plan
     from llmc.buckets.traffic.source import Traffic
     from llmc.runtime.bundle import Bundle
@@ -27,9 +27,9 @@ def evaluate(
     A notebook shows the result as tables. Raises InputError for what cannot be read, and for a bench or a rate beside a
     Traffic.
     """
-    from llmc.buckets.bench_file import Bench
+    from llmc.buckets.cost.bench import Bench
+    from llmc.buckets.evaluation.replay import replay
     from llmc.buckets.plan import Plan
-    from llmc.buckets.replay import replay
     from llmc.buckets.traffic.source import Traffic
     from llmc.errors import InputError
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llmc.buckets.bench_file import UNMEASURED, Bench, Measurement
 from llmc.buckets.bucket import Bucket
+from llmc.buckets.cost.bench import UNMEASURED, Bench, Measurement
 from llmc.runtime.executors import open_executor
 from llmc.runtime.host import cpu_features
 from llmc.runtime.step import pad

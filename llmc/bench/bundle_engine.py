@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from llmc.runtime.engine.sampling import SamplingParams
+from llmc.runtime.engine.sampling.params import SamplingParams
 from llmc.runtime.llm import BundleLLM
 
 

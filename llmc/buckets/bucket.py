@@ -43,6 +43,11 @@ class Bucket:
         return self.batch >= batch and self.query >= query and self.context >= context
 
     @property
+    def shape(self) -> tuple[int, int, int]:
+        """(batch, query, context)."""
+        return self.batch, self.query, self.context
+
+    @property
     def tokens(self) -> int:
         """New tokens that one run computes, padding included."""
         return self.batch * self.query

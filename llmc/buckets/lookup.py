@@ -2,16 +2,120 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from functools import cached_property
+from typing import Literal
 
 from llmc.buckets.bucket import Bucket, Phase
-from llmc.buckets.cost import DECODE_STEP_WEIGHT, STEP_WEIGHT, cost
+from llmc.buckets.cost.work import DECODE_STEP_WEIGHT, STEP_WEIGHT, cost
+from llmc.buckets.limits import Limits
 from llmc.errors import InputError
 
-if TYPE_CHECKING:
-    from llmc.buckets.plan import Plan
+MAX_CORNERS = 1 << 24
+"""Corners of the grid that a table holds in full, 4 bytes each; beyond it they are searched for when first asked."""
+
+
+class LookupTable:
+    """The buckets of one phase, indexed by the sorted distinct values of each dimension.
+
+    A request is rounded up to the nearest value of every dimension, by bisection: it has the same covering buckets as
+    that corner of the grid. Each corner's least-cost cover is computed beforehand, as a minimum accumulated over all
+    larger corners, so that a lookup is O(log n) for plans of any form. Only where the grid has more than MAX_CORNERS
+    corners (tens of thousands of unaligned buckets in three dimensions) is the first lookup of a corner O(n).
+    """
+
+    def __init__(self, buckets: Iterable[Bucket]) -> None:
+        ordered = sorted(buckets, key=lambda bucket: (cost(bucket), bucket))
+        self._by_cost: list[Bucket | None] = [*ordered, None]
+        self._batches = sorted({bucket.batch for bucket in ordered})
+        self._queries = sorted({bucket.query for bucket in ordered})
+        self._contexts = sorted({bucket.context for bucket in ordered})
+        # one corner more in each dimension, above every value, where nothing covers
+        self._rows, self._columns = len(self._queries) + 1, len(self._contexts) + 1
+        corners = (len(self._batches) + 1) * self._rows * self._columns
+        self._ranks = self._all_corners(ordered) if corners <= MAX_CORNERS else None
+        self._found: dict[int, Bucket | None] = {}
+
+    def find(self, batch: int, query: int, context: int) -> Bucket | None:
+        """The bucket of least cost that covers the request, or None when none does; ties go to the lowest."""
+        corner = (bisect_left(self._batches, batch) * self._rows + bisect_left(self._queries, query)) * self._columns
+        corner += bisect_left(self._contexts, context)
+        if self._ranks is not None:
+            return self._by_cost[self._ranks[corner]]
+        if corner not in self._found:
+            covering = (b for b in self._by_cost if b is not None and b.covers(batch, query, context))
+            self._found[corner] = next(covering, None)
+        return self._found[corner]
+
+    def _all_corners(self, ordered: list[Bucket]) -> array[int]:
+        """For each corner, the place in `_by_cost` of its least-cost cover; None stands at the last place."""
+        import numpy as np
+
+        from llmc.buckets.cost.work import least_of_larger
+
+        ranks = np.full((len(self._batches) + 1, self._rows, self._columns), len(ordered), np.int32)
+        places = tuple(
+            np.searchsorted(values, [getattr(bucket, name) for bucket in ordered])
+            for name, values in (("batch", self._batches), ("query", self._queries), ("context", self._contexts))
+        )
+        ranks[places] = np.arange(len(ordered), dtype=np.int32)
+        return array("i", np.ascontiguousarray(least_of_larger(ranks)).tobytes())
+
+
+@dataclass(frozen=True)
+class BucketSet:
+    """Buckets under some limits, sorted, and the least-cost one for any request."""
+
+    limits: Limits
+    buckets: tuple[Bucket, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "buckets", tuple(sorted(self.buckets)))
+
+    @cached_property
+    def prompt(self) -> tuple[Bucket, ...]:
+        """The prompt buckets, ascending by batch, query, context."""
+        return tuple(bucket for bucket in self.buckets if bucket.phase == "prompt")
+
+    @cached_property
+    def decode(self) -> tuple[Bucket, ...]:
+        """The decode buckets, ascending by batch, context."""
+        return tuple(bucket for bucket in self.buckets if bucket.phase == "decode")
+
+    def of(self, phase: Phase) -> tuple[Bucket, ...]:
+        """The buckets of one phase, ascending."""
+        return self.prompt if phase == "prompt" else self.decode
+
+    @cached_property
+    def prompt_reach(self) -> tuple[tuple[int, int], ...]:
+        """(context, query) of the prompt buckets that no other exceeds in both, ascending by context.
+
+        After `past` cached tokens, one run takes at most the query of the first pair whose context is that
+        large. Where graphs read no cached tokens, the largest query always.
+        """
+        if not self.limits.contexts:
+            return ((self.limits.max_model_len, max(bucket.query for bucket in self.prompt)),)
+        reach: list[tuple[int, int]] = []
+        for context, query in sorted({(bucket.context, bucket.query) for bucket in self.prompt}, reverse=True):
+            if not reach or query > reach[-1][1]:
+                reach.append((context, query))
+        return tuple(reversed(reach))
+
+    @cached_property
+    def _tables(self) -> dict[Phase, LookupTable]:
+        return {"prompt": LookupTable(self.prompt), "decode": LookupTable(self.decode)}
+
+    def lookup(self, phase: Phase, batch: int, query: int, context: int) -> Bucket | None:
+        """The bucket of least `cost` that covers the request, or None; never one that is smaller anywhere.
+
+        `batch` sequences of at most `query` new tokens (decode: 1) and `context` cached tokens each. Takes
+        O(log n), about a microsecond; the first call builds the index.
+        """
+        return self._tables[phase].find(batch, query, self.limits.read(context))
+
 
 MissPolicy = Literal["chunk", "split", "refuse"]
 """The policy for a group that no single bucket covers: `chunk` cuts prompts into chunks and the group into steps,
@@ -52,7 +156,7 @@ class DecodeStep:
 
 
 def prefill_path(
-    plan: Plan, lengths: Sequence[int], past: Sequence[int] | None = None, on_miss: MissPolicy = "chunk"
+    plan: BucketSet, lengths: Sequence[int], past: Sequence[int] | None = None, on_miss: MissPolicy = "chunk"
 ) -> list[PrefillStep]:
     """The steps, in order, that prefill a group of prompts.
 
@@ -86,7 +190,7 @@ def prefill_path(
     return steps
 
 
-def decode_path(plan: Plan, past: Sequence[int], on_miss: MissPolicy = "split") -> list[DecodeStep]:
+def decode_path(plan: BucketSet, past: Sequence[int], on_miss: MissPolicy = "split") -> list[DecodeStep]:
     """The steps, in order, that give each sequence of a decode batch one token; `past[i]` tokens of it are cached.
 
     One step where a bucket covers all; else the batch is split among neighbours in length, at the least cost (`cost`
@@ -115,7 +219,7 @@ def decode_path(plan: Plan, past: Sequence[int], on_miss: MissPolicy = "split") 
     return sorted((DecodeStep(bucket, _rows(group)) for bucket, group in groups), key=lambda step: step.rows)
 
 
-def _require_admissible(plan: Plan, lengths: Sequence[int], past: Sequence[int]) -> None:
+def _require_admissible(plan: BucketSet, lengths: Sequence[int], past: Sequence[int]) -> None:
     limits = plan.limits
     if len(past) != len(lengths):
         raise InputError(f"{len(lengths)} lengths but {len(past)} pasts; give one past for each prompt")
@@ -131,7 +235,7 @@ def _require_admissible(plan: Plan, lengths: Sequence[int], past: Sequence[int])
             raise InputError(f"prompt {row} has {cached} of {length} tokens in the cache; at least one must be new")
 
 
-def _chain(plan: Plan, row: int, length: int, past: int) -> list[_Chunk]:
+def _chain(plan: BucketSet, row: int, length: int, past: int) -> list[_Chunk]:
     """The chunks of one prompt, each of which some bucket runs.
 
     `last` is the latest place from which one bucket finishes the prompt. Every bucket with a context of at
@@ -152,7 +256,7 @@ def _chain(plan: Plan, row: int, length: int, past: int) -> list[_Chunk]:
     return chunks
 
 
-def _whole(plan: Plan, chunks: list[_Chunk]) -> PrefillStep:
+def _whole(plan: BucketSet, chunks: list[_Chunk]) -> PrefillStep:
     """One step for all chunks. Raises InputError where no bucket covers them."""
     new, context = max(chunk.new for chunk in chunks), max(chunk.start for chunk in chunks)
     bucket = plan.lookup("prompt", len(chunks), new, context)
@@ -168,7 +272,7 @@ def _rows(chunks: list[_Chunk]) -> tuple[int, ...]:
     return tuple(sorted(chunk.row for chunk in chunks))
 
 
-def _share(plan: Plan, chunks: list[_Chunk]) -> list[PrefillStep]:
+def _share(plan: BucketSet, chunks: list[_Chunk]) -> list[PrefillStep]:
     """Steps of least total cost for chunks that may run together, among groups of neighbours in size."""
     chunks = sorted(chunks, key=lambda chunk: (chunk.new, chunk.start, chunk.row))
     steps = []
@@ -179,10 +283,10 @@ def _share(plan: Plan, chunks: list[_Chunk]) -> list[PrefillStep]:
 
 
 def _cheapest_groups(
-    plan: Plan, phase: Phase, chunks: list[_Chunk], step_weight: int
+    plan: BucketSet, phase: Phase, chunks: list[_Chunk], step_weight: int
 ) -> list[tuple[Bucket, list[_Chunk]]]:
     """`chunks`, in their order, cut into groups with a bucket each, of least total cost with `step_weight` a group."""
-    widest = (plan.prompt if phase == "prompt" else plan.decode)[-1].batch
+    widest = plan.of(phase)[-1].batch
     # best[n]: the least cost of the first n chunks, where the last step of it begins, and that step's bucket
     best: list[tuple[int, int, Bucket | None] | None] = [(0, 0, None)]
     for end in range(1, len(chunks) + 1):

@@ -7,7 +7,7 @@ File format, JSON in UTF-8, keys sorted, no time or host in it, so that equal pl
     limits     = { "max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size"
                    [, "max_prompt_len"] [, "contexts": false] }
     bucket     = [ batch, query, context ]       ascending; query is 1 in "decode"; context in tokens
-    provenance = { "strategy", "parameters", "origins", "notes" [, "facts"] }      see provenance.py
+    provenance = { "strategy", "parameters", "origins", "notes" [, "facts"] }      see Provenance
 """
 
 from __future__ import annotations
@@ -15,18 +15,117 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import pairwise
+from typing import TYPE_CHECKING, Literal, cast, get_args
 
 from llmc.buckets.bucket import PHASES, Bucket, Phase
 from llmc.buckets.coverage import prove
-from llmc.buckets.fields import Fields, fail
-from llmc.buckets.files import read_text, write_text
 from llmc.buckets.limits import Limits
-from llmc.buckets.provenance import Provenance
-from llmc.buckets.table import LookupTable
+from llmc.buckets.lookup import BucketSet
 from llmc.errors import InputError
+from llmc.files import read_text, write_text
+from llmc.json_fields import Fields, fail
+
+if TYPE_CHECKING:
+    from llmc.buckets.render.page import Grid
+
+NoteKind = Literal["added", "dropped", "warning"]
+
+Fact = str | int | float
+
+
+@dataclass(frozen=True)
+class Note:
+    """A change by the planner that its user did not explicitly ask for.
+
+    `count` is the number of buckets added or dropped, 0 for a warning; `phase` is None where it concerns
+    both.
+    """
+
+    kind: NoteKind
+    text: str
+    phase: Phase | None = None
+    count: int = 0
+
+    def __str__(self) -> str:
+        if self.kind == "warning":
+            return f"warning: {self.text}"
+        return f"{self.kind} {self.count} {self.phase} bucket{'' if self.count == 1 else 's'}: {self.text}"
+
+    def to_dict(self) -> dict[str, object]:
+        """The note as JSON holds it."""
+        fields: dict[str, object] = {"kind": self.kind, "text": self.text, "count": self.count}
+        return fields if self.phase is None else fields | {"phase": self.phase}
+
+    @classmethod
+    def from_fields(cls, fields: Fields) -> Note:
+        """The inverse of `to_dict`; raises InputError naming the field."""
+        kind = fields.text("kind")
+        if kind not in get_args(NoteKind):
+            fail(fields.document, fields.path("kind"), f"one of {', '.join(get_args(NoteKind))}", kind)
+        phase = None if kind == "warning" and "phase" not in fields.names() else fields.text("phase")
+        if phase is not None and phase not in PHASES:
+            fail(fields.document, fields.path("phase"), f"one of {', '.join(PHASES)}", phase)
+        note = cls(cast("NoteKind", kind), fields.text("text"), phase, fields.integer("count"))
+        fields.finish()
+        return note
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Where a plan comes from.
+
+    strategy      name in the strategy registry
+    parameters    dimension → name → number, for example prompt_batch → max → 8; contexts in tokens
+    origins       "prompt_batch.max", "strategy" or a limit's name → "flag", "environment VARIABLE", "default"
+                  …
+    notes         what was dropped and added, and why
+    facts         of a plan chosen by traffic: what was read and what is expected of the plan, such as
+                  "traffic_sha256", "requests", "prompt_waste"; absent from JSON when empty
+    """
+
+    strategy: str
+    parameters: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    origins: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[Note, ...] = ()
+    facts: Mapping[str, Fact] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, object]:
+        """The provenance as JSON holds it."""
+        fields: dict[str, object] = {
+            "strategy": self.strategy,
+            "parameters": {name: dict(numbers) for name, numbers in self.parameters.items()},
+            "origins": dict(self.origins),
+            "notes": [note.to_dict() for note in self.notes],
+        }
+        return fields | ({"facts": dict(self.facts)} if self.facts else {})
+
+    @classmethod
+    def from_fields(cls, fields: Fields) -> Provenance:
+        """The inverse of `to_dict`; raises InputError naming the field."""
+        strategy = fields.text("strategy")
+        parameters = fields.nested("parameters")
+        origins = fields.nested("origins")
+        notes = [
+            Note.from_fields(Fields(note, fields.document, f"{fields.path('notes')}[{index}]"))
+            for index, note in enumerate(fields.array("notes"))
+        ]
+        facts = fields.nested("facts") if "facts" in fields.names() else None
+        fields.finish()
+        return cls(
+            strategy,
+            {name: _integers(parameters.nested(name)) for name in parameters.names()},
+            {name: origins.text(name) for name in origins.names()},
+            tuple(notes),
+            {} if facts is None else {name: facts.text_or_number(name) for name in facts.names()},
+        )
+
+
+def _integers(fields: Fields) -> dict[str, int]:
+    return {name: fields.integer(name) for name in fields.names()}
+
 
 SCHEMA = 1
 """Version of the file format; a plan of any other version is refused."""
@@ -36,67 +135,27 @@ MAX_BUCKETS = 1 << 18
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(BucketSet):
     """Sorted, distinct buckets that lie within `limits`, at least one of each phase.
 
     Raises InputError when they are not that. Coverage is proven by those who make plans (`make_plan`,
-    `load`), not here, so that parts of plans can be built.
+    `load`), not here.
     """
 
-    limits: Limits
-    buckets: tuple[Bucket, ...]
     provenance: Provenance = field(hash=False)
 
     def __post_init__(self) -> None:
-        ordered = tuple(sorted(self.buckets))
-        object.__setattr__(self, "buckets", ordered)
+        super().__post_init__()
         for phase in PHASES:
-            if not any(bucket.phase == phase for bucket in ordered):
+            if not any(bucket.phase == phase for bucket in self.buckets):
                 raise InputError(f"the plan has no {phase} bucket, so it covers nothing; widen its ranges")
-        for bucket, following in pairwise(ordered):
+        for bucket, following in pairwise(self.buckets):
             if bucket == following:
                 raise InputError(f"the plan has {bucket} twice")
-        for bucket in ordered:
+        for bucket in self.buckets:
             exceeded = self.limits.exceeded_by(bucket)
             if exceeded:
                 raise InputError(f"{bucket}: {exceeded}")
-
-    @cached_property
-    def prompt(self) -> tuple[Bucket, ...]:
-        """The prompt buckets, ascending by batch, query, context."""
-        return tuple(bucket for bucket in self.buckets if bucket.phase == "prompt")
-
-    @cached_property
-    def decode(self) -> tuple[Bucket, ...]:
-        """The decode buckets, ascending by batch, context."""
-        return tuple(bucket for bucket in self.buckets if bucket.phase == "decode")
-
-    @cached_property
-    def prompt_reach(self) -> tuple[tuple[int, int], ...]:
-        """(context, query) of the prompt buckets that no other exceeds in both, ascending by context.
-
-        After `past` cached tokens, one run takes at most the query of the first pair whose context is that
-        large. Where graphs read no cached tokens, the largest query always.
-        """
-        if not self.limits.contexts:
-            return ((self.limits.max_model_len, max(bucket.query for bucket in self.prompt)),)
-        reach: list[tuple[int, int]] = []
-        for context, query in sorted({(bucket.context, bucket.query) for bucket in self.prompt}, reverse=True):
-            if not reach or query > reach[-1][1]:
-                reach.append((context, query))
-        return tuple(reversed(reach))
-
-    @cached_property
-    def _tables(self) -> dict[Phase, LookupTable]:
-        return {"prompt": LookupTable(self.prompt), "decode": LookupTable(self.decode)}
-
-    def lookup(self, phase: Phase, batch: int, query: int, context: int) -> Bucket | None:
-        """The bucket of least `cost` that covers the request, or None; never one that is smaller anywhere.
-
-        `batch` sequences of at most `query` new tokens (decode: 1) and `context` cached tokens each. Takes
-        O(log n), about a microsecond; the first call builds the index.
-        """
-        return self._tables[phase].find(batch, query, self.limits.read(context))
 
     def digest(self) -> str:
         """SHA-256 of `to_json`, in hexadecimal: equal for equal plans, on every host."""
@@ -107,8 +166,7 @@ class Plan:
         return {
             "schema": SCHEMA,
             "limits": self.limits.to_dict(),
-            "prompt": [[bucket.batch, bucket.query, bucket.context] for bucket in self.prompt],
-            "decode": [[bucket.batch, bucket.query, bucket.context] for bucket in self.decode],
+            **{phase: [list(bucket.shape) for bucket in self.of(phase)] for phase in PHASES},
             "provenance": self.provenance.to_dict(),
         }
 
@@ -120,8 +178,7 @@ class Plan:
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the limits, and which graphs there are."""
-        from llmc.buckets.pages.grid import grids
-        from llmc.buckets.pages.render import fragment
+        from llmc.buckets.render.page import fragment
 
         limits = ", ".join(f"{name} {value:,}" for name, value in self.limits.to_dict().items())
         title = f"A plan of {len(self.buckets):,} graphs ({self.provenance.strategy})"
@@ -201,3 +258,46 @@ def buckets_from(fields: Fields, phase: Phase) -> list[Bucket]:
         except InputError as error:
             raise InputError(f"{fields.document}: field {path!r}: {error}") from None
     return buckets
+
+
+MOST = 16
+"""Rows and columns of a grid; of more values neighbours share one."""
+
+DARKEST = 0.85
+
+
+def grids(prompt: Sequence[Bucket], decode: Sequence[Bucket]) -> list[Grid]:
+    """A grid of prompt buckets by batch and new tokens, and one of decode buckets by batch and context."""
+    return [
+        _grid("Prompt graphs", prompt, "new tokens", lambda bucket: bucket.query),
+        _grid("Decode graphs", decode, "context", lambda bucket: bucket.context),
+    ]
+
+
+def _grid(heading: str, buckets: Sequence[Bucket], across: str, length: Callable[[Bucket], int]) -> Grid:
+    from llmc.buckets.render.page import Grid
+
+    batches = _shared({bucket.batch for bucket in buckets})
+    lengths = _shared({length(bucket) for bucket in buckets})
+    numbers = [[0] * len(lengths) for _ in batches]
+    rows = {value: place for place, values in enumerate(batches) for value in values}
+    columns = {value: place for place, values in enumerate(lengths) for value in values}
+    for bucket in buckets:
+        numbers[rows[bucket.batch]][columns[length(bucket)]] += 1
+    most = (batches[-1][-1] * max(1, lengths[-1][-1])) ** 0.5
+    shades = [[DARKEST * (some[-1] * max(1, long[-1])) ** 0.5 / most for long in lengths] for some in batches]
+    return Grid(
+        f"{heading} ({len(buckets):,})", f"batch \\ {across}", _names(lengths), _names(batches), numbers, shades,
+        "How many graphs; darker: more tokens in a step.",
+    )  # fmt: skip
+
+
+def _shared(values: set[int]) -> list[list[int]]:
+    """`values` ascending, in at most MOST groups of neighbours."""
+    ordered = sorted(values)
+    width = -(-len(ordered) // MOST)
+    return [ordered[start : start + width] for start in range(0, len(ordered), width)]
+
+
+def _names(groups: Sequence[Sequence[int]]) -> list[str]:
+    return [f"{group[0]:,}" if len(group) == 1 else f"{group[0]:,}–{group[-1]:,}" for group in groups]

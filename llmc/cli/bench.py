@@ -19,7 +19,7 @@ from llmc.errors import InputError
 if TYPE_CHECKING:
     from llmc.bench.cpu_engines import Figures
     from llmc.bench.texts import TextBench
-    from llmc.buckets.bench_file import Bench
+    from llmc.buckets.cost.bench import Bench
     from llmc.compiler.checkpoint.base import Checkpoint
     from llmc.compiler.targets.cpu.measurements import Measured
     from llmc.runtime.bundle import Bundle
@@ -139,7 +139,7 @@ def _buckets(bundle: Bundle, seconds: float, threads: int | None, output: Path |
 
 
 def _bucket_table(found: Bench) -> str:
-    from llmc.buckets.text_table import table
+    from llmc.buckets.render.text import table
 
     rows = [("phase", "batch", "query", "context", "ms", "samples")]
     for one in found.measurements:
@@ -154,9 +154,9 @@ def _texts(
 ) -> None:  # fmt: skip
     """Measure, and print or write the outcome. Raises InputError for what cannot be measured."""
     from llmc.bench.texts import measure
-    from llmc.buckets.files import read_text, write_text
     from llmc.cli.interrupts import end_incomplete, sigterm_interrupts
     from llmc.cli.output import StepProgress
+    from llmc.files import read_text, write_text
     from llmc.runtime.pooling.tokens import WHOLE
 
     if texts is None:
@@ -181,7 +181,7 @@ def _texts(
 
 
 def _text_report(found: TextBench) -> str:
-    from llmc.buckets.text_table import table
+    from llmc.buckets.render.text import table
 
     one = found.rounds[-1]
     how = f"{found.rate:,.1f} texts/s"
@@ -230,11 +230,11 @@ def cpu(
       llmc bench cpu ./model --quick --json
     """
     from llmc.bench.cpu_engines import record
-    from llmc.buckets.files import write_text
     from llmc.cli.interrupts import end_incomplete
     from llmc.compiler.checkpoint import open_checkpoint
     from llmc.compiler.targets.cpu.auto_engine import installed
     from llmc.compiler.targets.cpu.measurements import OWN, Measured, added
+    from llmc.files import write_text
     from llmc.settings import Settings
 
     settings = Settings.from_environment()
@@ -280,7 +280,7 @@ def _measure(
 def _engine_table(found: Figures) -> list[str]:
     """Medians of each bundle; a dash where nothing was measured."""
     from llmc.bench.cpu_engines import BATCHES, MEMORY, PROMPT, START, decode
-    from llmc.buckets.text_table import table
+    from llmc.buckets.render.text import table
 
     columns = [(decode(batch), 1.0, ".1f", "ms") for batch in BATCHES]
     columns += [(PROMPT, 1.0, ".0f", "ms"), (START, 1.0, ".2f", "s"), (MEMORY, 1e-6, ".0f", "MB")]

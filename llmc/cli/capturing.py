@@ -48,7 +48,7 @@ class CaptureFlags:
 
     def choice(self, settings: Settings) -> CaptureChoice:
         """What the flags ask for, and the environment where they do not. Raises InputError."""
-        from llmc.buckets.warmup.options import CaptureOptions
+        from llmc.buckets.capture.options import CaptureOptions
         from llmc.runtime.startup.capturing import CaptureChoice
 
         typed = {name: value for name, value in asdict(self).items() if value is not None}

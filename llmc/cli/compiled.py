@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmc.artifacts.digest import parse
-from llmc.buckets.files import write_text
 from llmc.cli.accuracy import accuracy_line, elsewhere_line, verified_line
 from llmc.cli.output import echo
 from llmc.compiler.estimates.estimate import Estimate
+from llmc.files import write_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

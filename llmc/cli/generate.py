@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from llmc.runtime.engine.handover import HandOver
     from llmc.runtime.engine.observer import FinishReason, StepRecord
     from llmc.runtime.engine.outputs import RequestOutput
-    from llmc.runtime.engine.sampling import SamplingParams
+    from llmc.runtime.engine.sampling.params import SamplingParams
     from llmc.runtime.llm import BundleLLM
 
 _SAMPLING = "Sampling"
@@ -158,7 +158,7 @@ def _bundle(named: str, flags: OnDemandFlags, prompts: int, weights: str | None)
 def _prompts(
     texts: list[str] | None, file: Path | None, source: str | None, chat: bool, sampling: dict[str, Any]
 ) -> list[Asked]:
-    from llmc.runtime.engine.sampling import SamplingParams
+    from llmc.runtime.engine.sampling.params import SamplingParams
 
     given = [bool(texts), file is not None, source is not None]
     if sum(given) != 1:

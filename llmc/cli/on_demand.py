@@ -79,7 +79,7 @@ class TryFlags(OnDemandFlags):
 
 def answer(llm: BundleLLM, prompt: Prompt, flags: TryFlags) -> str:
     """Print an answer as it comes, and give it."""
-    from llmc.runtime.engine.sampling import SamplingParams
+    from llmc.runtime.engine.sampling.params import SamplingParams
 
     parts = []
     params = SamplingParams(max_tokens=flags.max_tokens, temperature=flags.temperature, seed=flags.seed)

@@ -20,7 +20,7 @@ OrderFlag = Annotated[
 def uses_in(file: str) -> Callable[[Plan], Mapping[Bucket, int]]:
     """How often the requests in `file` use each bucket of a plan. The file is opened now, and read when a plan is
     there. Raises InputError for a file that cannot be read."""
-    from llmc.buckets.replay import uses_of
+    from llmc.buckets.evaluation.replay import uses_of
     from llmc.cli.planning import PlanningFlags, open_traffic
 
     traffic = open_traffic(PlanningFlags(traffic=file), "order the buckets")

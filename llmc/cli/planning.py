@@ -19,7 +19,7 @@ from llmc.errors import InputError
 from llmc.settings import Settings
 
 if TYPE_CHECKING:
-    from llmc.buckets.traffic.lengths import End
+    from llmc.buckets.traffic.length_histogram import End
     from llmc.buckets.traffic.source import Traffic
     from llmc.compiler.checkpoint import Checkpoint
     from llmc.compiler.options import CompileOptions
@@ -170,7 +170,7 @@ def not_a_file(url: str) -> str:
 
 def open_traffic(flags: PlanningFlags, then: str = "choose buckets", end: End = "middle") -> Traffic:
     """The recorded requests that the flags name, with a bar that says what comes `then`; `end`: see `Trace`."""
-    from llmc.buckets.bench_file import Bench
+    from llmc.buckets.cost.bench import Bench
     from llmc.buckets.traffic.formats.fields import parse
     from llmc.buckets.traffic.formats.prometheus.live import is_url
     from llmc.buckets.traffic.source import Traffic

@@ -33,9 +33,9 @@ def pooled_plan_of(
 ) -> tuple[Checkpoint, EncodePlan] | None:
     """What is compiled and its plan, where it embeds or scores; None for a model that generates."""
     from llmc.buckets.encoding import EncodePlan
-    from llmc.buckets.files import read_text
     from llmc.compiler.checkpoint import open_checkpoint
     from llmc.compiler.pipeline.encoding import LIMITS, encoder_plan_of, plan_encoder, settled_task
+    from llmc.files import read_text
 
     checkpoint = open_checkpoint(model)
     pooled = settled_task(checkpoint, task)

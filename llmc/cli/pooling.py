@@ -10,10 +10,10 @@ from typing import Annotated
 
 import typer
 
-from llmc.buckets.files import read_text
 from llmc.cli.options import BundleArgument, ThreadsFlag, option
 from llmc.cli.output import echo
 from llmc.errors import InputError
+from llmc.files import read_text
 from llmc.runtime.pooling.tokens import WHOLE
 
 SHOWN = 4

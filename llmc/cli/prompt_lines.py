@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from llmc.errors import InputError
 
 if TYPE_CHECKING:
-    from llmc.runtime.engine.sampling import SamplingParams
+    from llmc.runtime.engine.sampling.params import SamplingParams
 
 _NOT_SHOWN = ("n", "best_of", "logprobs", "prompt_logprobs", "output_kind", "structured_outputs", "detokenize")
 
@@ -29,7 +29,7 @@ def parse(text: str, source: str, flags: Mapping[str, Any]) -> list[Asked]:
 
     Raises InputError, naming `source`, the line and what is wrong with it.
     """
-    from llmc.runtime.engine.sampling import SamplingParams
+    from llmc.runtime.engine.sampling.params import SamplingParams
 
     lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
     if not lines or not lines[0][1].lstrip().startswith("{"):
@@ -47,7 +47,7 @@ def parse(text: str, source: str, flags: Mapping[str, Any]) -> list[Asked]:
 def _asked(line: str, flags: Mapping[str, Any]) -> Asked:
     from dataclasses import fields
 
-    from llmc.runtime.engine.sampling import SamplingParams
+    from llmc.runtime.engine.sampling.params import SamplingParams
     from llmc.runtime.text.chat import check_messages
 
     try:

@@ -46,7 +46,7 @@ def report(
     """
     from llmc.artifacts.local.opening import open_store
     from llmc.artifacts.local.references import resolve
-    from llmc.buckets.files import write_text
+    from llmc.files import write_text
     from llmc.runtime.bundle import Bundle
     from llmc.settings import Settings
 
@@ -104,16 +104,16 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str
 
 def _made(file: Path) -> str:
     """What an outcome of a compile says. Raises InputError for what is none."""
-    from llmc.buckets.fields import Fields
-    from llmc.buckets.files import read_text
+    from llmc.files import read_text
+    from llmc.json_fields import Fields
 
     fields = Fields.parse(read_text(file, "outcome"), str(file))
     return f"{fields.integer('built')} built, {fields.integer('reused')} reused, in {fields.number('seconds'):,.1f} s"
 
 
 def _waste(bundle: Bundle, file: Path) -> str:
-    from llmc.buckets.replay import replay
-    from llmc.buckets.text_table import percent
+    from llmc.buckets.evaluation.replay import replay
+    from llmc.buckets.render.text import percent
     from llmc.buckets.traffic.source import Traffic
 
     found = replay(bundle.plan, Traffic(str(file)))

@@ -209,8 +209,7 @@ def _line(ran: Warmed | Bucket | RanBeside, found: Outcome) -> str:
 
 def _text(found: Outcome, bundle: str, device: str) -> str:
     """A line a phase, and what the engine counted."""
-    from llmc.buckets.text_table import table
-    from llmc.buckets.warmup.sizes import size_text
+    from llmc.buckets.render.text import size_text, table
 
     rows = [("", "buckets", "warm", "failed", "first run", "replay")]
     for phase, name in found.names.items():

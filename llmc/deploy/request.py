@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmc.buckets.files import write_texts
 from llmc.deploy.base import DeploymentKind, Options, flag_of
 from llmc.deploy.quoting import require_image, require_label
 from llmc.errors import InputError
+from llmc.files import write_texts
 
 if TYPE_CHECKING:
     from llmc.artifacts.oci.reference import Reference

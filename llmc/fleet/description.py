@@ -11,8 +11,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from llmc.buckets.files import read_text
 from llmc.errors import InputError
+from llmc.files import read_text
 from llmc.fleet.simulate import BackOff, Network, Nodes, Peers, Registry
 from llmc.platforms import missing
 from llmc.strict_json import loads

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from matplotlib.ticker import FuncFormatter
 
-from llmc.buckets.pages.tables import Section, Table, columns
-from llmc.buckets.plots import page
-from llmc.buckets.plots.data import printable, shortened
-from llmc.buckets.plots.style import FAINT, INK, MARK, PADDING, PHASE_COLORS
+from llmc.buckets.render import figure, page
+from llmc.buckets.render.figure import FAINT, INK, MARK, PADDING, PHASE_COLORS
+from llmc.buckets.render.page import Section, Table, columns
+from llmc.buckets.render.text import printable, shortened
 from llmc.fleet.cold_starts import WAYS
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def draw(path: Path, found: FleetPlan) -> None:
     nodes = sum(cost.replicas for cost in found.costs)
     title = f"A fleet of {nodes:,} nodes: cold starts by nodes that pull at once"
     plots = [
-        page.Plot(printable(shortened(cost.label, 60)), HEIGHT, partial(_panel, found=found, at=at))
+        figure.Plot(printable(shortened(cost.label, 60)), HEIGHT, partial(_panel, found=found, at=at))
         for at, cost in enumerate(found.costs)
     ]
     report = Table("As printed", columns(("report",), 1), [(line,) for line in found.text().splitlines() if line])

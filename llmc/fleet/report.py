@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from llmc.buckets.text_table import table
+from llmc.buckets.render.text import table
 from llmc.fleet.cold_starts import PRE_PULLED, WAYS, ColdStart, Scale, scale, together
 from llmc.fleet.costs import Cost
 from llmc.fleet.simulate import Network

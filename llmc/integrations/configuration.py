@@ -21,14 +21,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from llmc.buckets.fields import Fields
-from llmc.buckets.files import write_texts
 from llmc.buckets.plan import Plan
 from llmc.errors import InputError
+from llmc.files import write_texts
 from llmc.integrations import arguments
 from llmc.integrations.base import Accepted, BucketRules, Export, Lists, Setup
 from llmc.integrations.plan import ServerPlan
 from llmc.integrations.settings import Value, complete, flags_of, from_flags
+from llmc.json_fields import Fields
 
 ENVIRONMENT, ARGUMENTS = "environment", "arguments"
 OWN_FILES = (".txt", ".yaml", ".yml", ".json")

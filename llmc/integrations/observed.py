@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from llmc.buckets.bucket import PHASES
-from llmc.buckets.provenance import Fact
+from llmc.buckets.plan import Fact
 from llmc.buckets.traffic.formats import create, recognise
 from llmc.buckets.traffic.formats.base import Fields, Format, StepFormat
-from llmc.buckets.traffic.lengths import OUTER, End
-from llmc.buckets.traffic.lines import TraceFile
+from llmc.buckets.traffic.length_histogram import OUTER, End
 from llmc.buckets.traffic.source import Traffic
-from llmc.buckets.traffic.steps import StepHistogram
+from llmc.buckets.traffic.step_histogram import StepHistogram
+from llmc.buckets.traffic.trace_file import TraceFile
 from llmc.errors import InputError
 from llmc.integrations.base import BucketRules, Demand, Demands, Setup, collect
 

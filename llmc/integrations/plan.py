@@ -16,14 +16,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import cast
 
-from llmc.buckets.fields import Fields, fail
-from llmc.buckets.files import read_text, write_text
-from llmc.buckets.plan import MAX_BUCKETS, limits_from
-from llmc.buckets.provenance import Fact
+from llmc.buckets.plan import MAX_BUCKETS, Fact, limits_from
 from llmc.errors import InputError
+from llmc.files import read_text, write_text
 from llmc.integrations import bucket_rules
 from llmc.integrations.base import BucketRules, GraphFamily, Lists, Setup, Shape
 from llmc.integrations.settings import Value, complete
+from llmc.json_fields import Fields, fail
 
 SCHEMA = 1
 """Version of the file format; a plan of any other version is refused."""

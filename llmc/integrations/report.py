@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from llmc.buckets.text_table import percent, table
-from llmc.buckets.warmup.sizes import size_text
+from llmc.buckets.render.text import percent, size_text, table
 from llmc.integrations.base import Accepted, BucketRules, Export, Setup, Shape
 from llmc.integrations.configuration import arguments_text, environment_text
 from llmc.integrations.evaluation import FamilyEvaluation, ServerEvaluation
@@ -16,7 +15,7 @@ from llmc.integrations.evaluation import FamilyEvaluation, ServerEvaluation
 if TYPE_CHECKING:
     from matplotlib.figure import FigureBase
 
-    from llmc.buckets.pages.tables import Section
+    from llmc.buckets.render.page import Section
 
 
 BAR = 0.34
@@ -37,9 +36,9 @@ class Findings:
 
 def page(found: Findings) -> str:
     """The page. Raises DeviceError where matplotlib is not installed."""
-    from llmc.buckets.pages.render import page as rendered
-    from llmc.buckets.pages.tables import Section, Table, columns
-    from llmc.buckets.plots.page import Plot, svg
+    from llmc.buckets.render.figure import Plot, svg
+    from llmc.buckets.render.page import Section, Table, columns
+    from llmc.buckets.render.page import page as rendered
 
     drawings = []
     if found.evaluations:
@@ -63,7 +62,7 @@ def page(found: Findings) -> str:
 
 
 def _start(found: Findings) -> Section:
-    from llmc.buckets.pages.tables import Section, Table, columns
+    from llmc.buckets.render.page import Section, Table, columns
 
     starts = [
         (
@@ -102,7 +101,7 @@ def _start(found: Findings) -> Section:
 
 def _bars(figure: FigureBase, found: Findings, family: str) -> None:
     """One bar a configuration: what the steps needed, and behind it what padding added."""
-    from llmc.buckets.plots.style import PADDING, REAL, tokens
+    from llmc.buckets.render.figure import PADDING, REAL, tokens
 
     axes = figure.subplots()
     for place, (_, evaluation) in enumerate(found.evaluations):

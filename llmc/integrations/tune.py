@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from llmc.buckets.provenance import Fact
+from llmc.buckets.plan import Fact
 from llmc.errors import InputError
 from llmc.integrations.base import BucketRules, Demands, GraphCost, Lists, Setup
 from llmc.integrations.evaluation import ServerEvaluation, evaluate

@@ -13,7 +13,7 @@ from llmc.runtime.engine.async_engine import AsyncEngine, Stream
 from llmc.runtime.engine.observer import EngineStats, Observer
 from llmc.runtime.engine.outputs import CompletionOutput, OutputBuilder, RequestOutput, text_of
 from llmc.runtime.engine.requests import Request
-from llmc.runtime.engine.sampling import RequestOutputKind, SamplingParams
+from llmc.runtime.engine.sampling.params import RequestOutputKind, SamplingParams
 from llmc.runtime.prompts import Prompt, Prompts
 from llmc.runtime.startup.opening import EngineOptions, open_executor, open_generator, warm_up
 

@@ -157,10 +157,9 @@ class Bundle:
 
     def _repr_html_(self) -> str:
         """What a notebook shows: what it was made of, how its numbers compared, and its graphs."""
-        from llmc.buckets.pages.grid import grids
-        from llmc.buckets.pages.render import fragment
-        from llmc.buckets.pages.tables import Grid, Table, columns
-        from llmc.buckets.warmup.sizes import size_text
+        from llmc.buckets.plan import grids
+        from llmc.buckets.render.page import Grid, Table, columns, fragment
+        from llmc.buckets.render.text import size_text
 
         made = self.manifest
         states = Counter(executable.state for executable in made.executables)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from llmc.runtime.engine.observer import Observer, StepRecord
     from llmc.runtime.engine.outputs import RequestOutput
     from llmc.runtime.engine.requests import Update
-    from llmc.runtime.engine.sampling import SamplingParams
+    from llmc.runtime.engine.sampling.params import SamplingParams
     from llmc.runtime.executors.base import Executor
     from llmc.runtime.pooling.outputs import EmbeddingRequestOutput, ScoringRequestOutput
     from llmc.runtime.pooling.pooler import Pooler
@@ -146,7 +146,7 @@ class BundleLLM:
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The parameters used when none are given."""
-        from llmc.runtime.engine.sampling import SamplingParams
+        from llmc.runtime.engine.sampling.params import SamplingParams
 
         return SamplingParams()
 

@@ -26,7 +26,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from llmc.buckets.warmup.sizes import size_text
+from llmc.buckets.render.text import size_text
 from llmc.errors import ArtifactError, DeviceError, OutOfDeviceMemoryError
 from llmc.runtime.accelerators import NVIDIA_GPU
 from llmc.settings import cuda_visible_devices

@@ -13,8 +13,8 @@ from llmc.runtime.engine.generator import Generator
 from llmc.runtime.engine.observer import Observer, Observers, StepRecord
 from llmc.runtime.engine.outputs import OutputBuilder, RequestOutput, text_of
 from llmc.runtime.engine.requests import Request, Update
-from llmc.runtime.engine.sampling import SamplingParams
 from llmc.runtime.engine.sampling.checks import integer, listed
+from llmc.runtime.engine.sampling.params import SamplingParams
 from llmc.runtime.prompts import Prompt, Prompts
 from llmc.runtime.startup.opening import EngineOptions, open_generator
 

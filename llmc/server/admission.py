@@ -13,7 +13,7 @@ import re
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from llmc.buckets.warmup.sizes import size_text
+from llmc.buckets.render.text import size_text
 from llmc.compiler.targets import open_target
 from llmc.errors import LlmcError
 from llmc.runtime.host import available_memory

@@ -13,7 +13,7 @@ from llmc.server.errors import SERVER, ApiError, bad_request
 
 if TYPE_CHECKING:
     from llmc.runtime.engine.async_engine import Stream
-    from llmc.runtime.engine.sampling import SamplingParams
+    from llmc.runtime.engine.sampling.params import SamplingParams
     from llmc.server.state import Served, ServerConfig
 
 

@@ -1,4 +1,4 @@
-"""What another plan would save of a server's padding, computed in a process of its own (buckets/replanning.py)."""
+"""What another plan would save of a server's padding, computed by a child process (buckets/planner/replanning.py)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = 120.0
 NICE = 10
-_MODULE = "llmc.buckets.replanning"
+_MODULE = "llmc.buckets.planner.replanning"
 
 
 class Replanner:

@@ -22,7 +22,7 @@ from llmc.artifacts.remotes.base import RemoteError
 from llmc.errors import LlmcError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.engine.requests import Request
-from llmc.runtime.engine.sampling import SamplingParams
+from llmc.runtime.engine.sampling.params import SamplingParams
 from llmc.server.admission import check_age, check_model, check_room, refused
 from llmc.server.errors import ApiError, unavailable
 from llmc.server.events import Report, Retired, Swapped, SwapRefused

@@ -15,7 +15,7 @@ from llmc.compiler.pipeline.compile import CompileResult, compile_bundle
 from llmc.compiler.targets import open_target
 from llmc.compiler.targets.declared import declared, devices
 from llmc.errors import InputError
-from llmc.runtime.engine.sampling import SamplingParams
+from llmc.runtime.engine.sampling.params import SamplingParams
 from llmc.runtime.llm import BundleLLM
 from llmc.testing.executors import PLAN, TOP, ExecutorContract, Open, opener
 from llmc.testing.toy import write_toy

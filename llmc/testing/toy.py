@@ -18,8 +18,7 @@ from tokenizers.models import BPE
 from llmc.buckets.bucket import Bucket
 from llmc.buckets.coverage import prove
 from llmc.buckets.limits import Limits
-from llmc.buckets.plan import Plan
-from llmc.buckets.provenance import Provenance
+from llmc.buckets.plan import Plan, Provenance
 
 BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
 EOS = len(BYTES)

@@ -22,7 +22,7 @@ from llmc.artifacts.store.entries import Entry, decode_entry, encode_entry, entr
 from llmc.artifacts.store.layout import SCHEMA
 from llmc.artifacts.store.store import Store
 from llmc.errors import ArtifactError
-from llmc.runtime.engine.sampling import SamplingParams
+from llmc.runtime.engine.sampling.params import SamplingParams
 from llmc.runtime.llm import BundleLLM
 from tests.artifacts.helpers import files_below, flip
 

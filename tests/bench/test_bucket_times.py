@@ -8,7 +8,7 @@ import pytest
 
 import llmc
 from llmc.bench.bucket_times import LEAST_SAMPLES, MOST_SAMPLES, SLOW, enough, measure
-from llmc.buckets.bench_file import Bench
+from llmc.buckets.cost.bench import Bench
 from llmc.runtime.bundle import Bundle
 from tests.toy import Toy
 

@@ -6,7 +6,7 @@ import pytest
 
 from llmc.buckets.limits import Limits
 from llmc.buckets.plan import Plan
-from llmc.buckets.planner import make_plan
+from llmc.buckets.planner.planner import make_plan
 from llmc.buckets.strategies.base import Range
 
 

@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 
 from llmc.buckets.bucket import Bucket
 from llmc.buckets.limits import Limits
-from llmc.buckets.plan import Plan
-from llmc.buckets.provenance import Provenance
+from llmc.buckets.plan import Plan, Provenance
 from llmc.buckets.strategies.base import Range
 from tests.tiers import examples
 

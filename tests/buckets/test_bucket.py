@@ -7,7 +7,7 @@ from dataclasses import FrozenInstanceError, replace
 import pytest
 
 from llmc.buckets.bucket import Bucket
-from llmc.buckets.cost import cost
+from llmc.buckets.cost.work import cost
 from llmc.buckets.limits import Limits
 from llmc.errors import InputError
 

@@ -7,21 +7,20 @@ from dataclasses import replace
 
 import pytest
 
-from llmc.buckets import report
 from llmc.buckets.bucket import Bucket
-from llmc.buckets.budget import Budget
 from llmc.buckets.coverage import prove
+from llmc.buckets.evaluation.replay import replay
 from llmc.buckets.limits import Limits
 from llmc.buckets.lookup import decode_path, prefill_path
-from llmc.buckets.plan import Plan
-from llmc.buckets.planner import make_plan
-from llmc.buckets.provenance import Provenance
-from llmc.buckets.replay import replay
+from llmc.buckets.plan import Plan, Provenance
+from llmc.buckets.planner.budget import Budget
+from llmc.buckets.planner.planner import make_plan
+from llmc.buckets.report.text import plan_text
 from llmc.buckets.strategies import names
 from llmc.buckets.strategies.base import Range
 from llmc.buckets.traffic.source import Traffic
 from llmc.errors import InputError
-from tests.buckets.test_choice import SAMPLE
+from tests.buckets.planner.test_choice import SAMPLE
 
 WHOLE = Limits(4096, 4, 1024)
 ALONE = WHOLE.reading(False)
@@ -38,7 +37,7 @@ def test_every_rule_plans_context_0_alone_and_covers_all(strategy: str) -> None:
 
 def test_the_report_says_how_many_graphs_instead_of_how_many() -> None:
     plan, whole = make_plan(ALONE), make_plan(WHOLE)
-    found = report.text(plan)
+    found = plan_text(plan)
     for phase, few, many in (("prompt", plan.prompt, whole.prompt), ("decode", plan.decode, whole.decode)):
         said = f"its graphs need no contexts: {len(few)} in place of {len(many)}"
         bucket = "bucket" if len(many) - len(few) == 1 else "buckets"
@@ -78,7 +77,7 @@ def test_a_plan_with_a_context_is_refused_when_it_is_read() -> None:
 def test_a_range_of_contexts_has_no_effect_and_is_named() -> None:
     plan = make_plan(ALONE, decode_context=Range(128, 128, 512, "--decode-seq"))
     assert {bucket.context for bucket in plan.decode} == {0}
-    assert "--decode-seq has no effect" in report.text(plan)
+    assert "--decode-seq has no effect" in plan_text(plan)
 
 
 @pytest.mark.parametrize("strategy", ["traffic", "exponential"])

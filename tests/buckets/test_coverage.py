@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc.buckets.bucket import Bucket
-from llmc.buckets.budget import Budget
 from llmc.buckets.coverage import Gap, gaps, prove
 from llmc.buckets.limits import Limits
 from llmc.buckets.lookup import prefill_path
-from llmc.buckets.planner import make_plan
+from llmc.buckets.planner.budget import Budget
+from llmc.buckets.planner.planner import make_plan
 from llmc.buckets.strategies import FILE, TRAFFIC, names
 from llmc.errors import InputError
 from tests.buckets.generators import PROPERTY, buckets, plan_arguments

@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmc.buckets.encoding import EncodePlan, encode_plan
-from llmc.buckets.encoding_batches import STEP_TOKENS, batches
+from llmc.buckets.encoding import STEP_TOKENS, EncodePlan, batches, encode_plan
 
 PLAN = encode_plan("embed", 700, 8)
 LENGTHS = st.lists(st.integers(1, 700), min_size=1, max_size=60)

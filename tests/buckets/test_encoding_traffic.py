@@ -6,8 +6,7 @@ from itertools import combinations
 
 import pytest
 
-from llmc.buckets.encoding import EncodePlan, encode_plan
-from llmc.buckets.encoding_traffic import padding, traffic_plan
+from llmc.buckets.encoding import EncodePlan, encode_plan, padding, traffic_plan
 from llmc.errors import InputError
 
 TEXTS = {5: 40, 6: 10, 11: 7, 30: 25, 31: 1, 90: 2}

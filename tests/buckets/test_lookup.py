@@ -7,12 +7,12 @@ from unittest import mock
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmc.buckets import table
+from llmc.buckets import lookup
 from llmc.buckets.bucket import Bucket
-from llmc.buckets.cost import cost
+from llmc.buckets.cost.work import cost
 from llmc.buckets.limits import Limits
-from llmc.buckets.planner import make_plan
-from llmc.buckets.table import LookupTable
+from llmc.buckets.lookup import LookupTable
+from llmc.buckets.planner.planner import make_plan
 from tests.buckets.generators import PROPERTY, buckets
 from tests.timing import least_cpu_seconds
 
@@ -63,7 +63,7 @@ def test_a_decode_step_looks_up_in_microseconds():
 @given(buckets("prompt"), st.lists(st.tuples(*[st.integers(0, 14)] * 3), min_size=1, max_size=8))
 def test_a_grid_too_large_to_hold_is_searched_and_gives_the_same(known, requests):
     whole = LookupTable(known)
-    with mock.patch.object(table, "MAX_CORNERS", 0):
+    with mock.patch.object(lookup, "MAX_CORNERS", 0):
         searched = LookupTable(known)
     for request in requests * 2:
         assert searched.find(*request) == whole.find(*request)

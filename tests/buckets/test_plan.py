@@ -12,9 +12,8 @@ from hypothesis import given
 
 from llmc.buckets.bucket import Bucket
 from llmc.buckets.limits import Limits
-from llmc.buckets.plan import Plan
-from llmc.buckets.planner import make_plan
-from llmc.buckets.provenance import Provenance
+from llmc.buckets.plan import Plan, Provenance
+from llmc.buckets.planner.planner import make_plan
 from llmc.buckets.strategies.base import Range
 from llmc.errors import InputError
 from llmc.settings import Settings

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from llmc.buckets.bucket import Bucket
 from llmc.buckets.limits import Limits
 from llmc.buckets.lookup import PrefillStep, prefill_path
-from llmc.buckets.plan import Plan
-from llmc.buckets.planner import make_plan
-from llmc.buckets.provenance import Provenance
+from llmc.buckets.plan import Plan, Provenance
+from llmc.buckets.planner.planner import make_plan
 from llmc.buckets.strategies.base import Range
 from llmc.errors import InputError
 from tests.buckets.generators import PROPERTY, plan_arguments

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from llmc.bench import bucket_times, cpu_engines
-from llmc.buckets.bench_file import Bench
+from llmc.buckets.cost.bench import Bench
 from llmc.cli.bench import INTERRUPTED
 from llmc.compiler.targets.cpu.measurements import OWN, load
 from llmc.runtime.bundle import Bundle

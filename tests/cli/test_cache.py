@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from llmc.artifacts.bundle.reader import blob_path
 from llmc.artifacts.bundle.writer import write_bundle
 from llmc.artifacts.store.store import Store
-from llmc.buckets.warmup.sizes import size_text
+from llmc.buckets.render.text import size_text
 from llmc.cli.cache import app
 from llmc.errors import ArtifactError, InputError
 from tests.artifacts.helpers import DIGESTS, flip, key, manifest, sources

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from llmc.buckets.limits import Limits
 from llmc.buckets.plan import Plan
-from llmc.buckets.planner import make_plan
+from llmc.buckets.planner.planner import make_plan
 from llmc.cli import plan as command
 from llmc.cli.planning import PlanningFlags, plan_from_flags
 from llmc.errors import CheckpointError, InputError, UnknownNameError

@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 
 from llmc.buckets.limits import Limits
-from llmc.buckets.plan import Plan
-from llmc.buckets.provenance import Provenance
+from llmc.buckets.plan import Plan, Provenance
 from llmc.compiler.architectures.shared.caches import cache_of
 from llmc.compiler.architectures.shared.families import family
-from tests.buckets.warmup.simulated import GUIDE
+from tests.buckets.capture.simulated import GUIDE
 from tests.cli.helpers import Llmc
 
 LOGGED = (

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from llmc.buckets.bench_file import Bench, Measurement
 from llmc.buckets.bucket import Bucket
+from llmc.buckets.cost.bench import Bench, Measurement
 from tests.cli.helpers import Llmc
 
 FLAGS = ("--gb-per-s", 3, "--kv-bytes-per-token", "45KiB")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from llmc.errors import DeviceError
-from llmc.runtime.engine.sampling import SamplingParams
+from llmc.runtime.engine.sampling.params import SamplingParams
 from llmc.runtime.hybrid.opening import ChildPrefiller
 from llmc.runtime.llm import BundleLLM
 from tests.cli.helpers import Llmc

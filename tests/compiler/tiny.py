@@ -18,8 +18,7 @@ from transformers import AutoModelForCausalLM
 from llmc.buckets.bucket import Bucket, Phase
 from llmc.buckets.coverage import prove
 from llmc.buckets.limits import Limits
-from llmc.buckets.plan import Plan
-from llmc.buckets.provenance import Provenance
+from llmc.buckets.plan import Plan, Provenance
 from llmc.compiler.architectures import supported
 from llmc.compiler.architectures.shared.families import family
 from llmc.compiler.frontend import trace as tracing

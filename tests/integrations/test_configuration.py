@@ -10,7 +10,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from llmc.buckets.limits import Limits
-from llmc.buckets.planner import make_plan
+from llmc.buckets.planner.planner import make_plan
 from llmc.errors import InputError, UnknownNameError
 from llmc.integrations import configuration
 from llmc.integrations.base import Setup

@@ -8,7 +8,7 @@ import pytest
 
 from llmc.buckets.traffic.formats import create
 from llmc.buckets.traffic.formats.base import StepFormat
-from llmc.buckets.traffic.steps import StepHistogram, StepKey
+from llmc.buckets.traffic.step_histogram import StepHistogram, StepKey
 from llmc.errors import InputError
 
 TABLE = """\

@@ -10,15 +10,15 @@ import pytest
 import llmc
 from llmc.artifacts.store.store import Store
 from llmc.buckets.bucket import Bucket
+from llmc.buckets.capture.memory import profile
+from llmc.buckets.capture.options import CaptureOptions
 from llmc.buckets.plan import Plan
-from llmc.buckets.warmup.options import CaptureOptions
-from llmc.buckets.warmup.profile import profile
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.compile import CompileResult, compile_bundle
 from llmc.compiler.targets.xla import target as xla
 from llmc.errors import InputError
 from llmc.runtime.bundle import Bundle
-from llmc.runtime.engine.sampling import SamplingParams
+from llmc.runtime.engine.sampling.params import SamplingParams
 from llmc.runtime.executors import open_executor
 from llmc.runtime.executors.base import Executor
 from llmc.runtime.executors.inductor import executor as inductor

@@ -7,7 +7,7 @@ from pathlib import Path
 from llmc.artifacts.store.store import Store
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.compile import compile_bundle
-from llmc.runtime.engine.sampling import SamplingParams
+from llmc.runtime.engine.sampling.params import SamplingParams
 from llmc.runtime.llm import BundleLLM
 from tests.compiler import tiny
 from tests.models.texts import NEW, PROMPTS, continued

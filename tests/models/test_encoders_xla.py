@@ -10,7 +10,7 @@ import llmc
 from llmc.buckets.bucket import Bucket
 from llmc.buckets.encoding import EncodePlan
 from llmc.buckets.limits import Limits
-from llmc.buckets.provenance import Provenance
+from llmc.buckets.plan import Provenance
 from tests.compiler.encoders_tiny import FAMILIES, write_encoder
 from tests.models.test_encoders import judge, with_words
 from tests.tiers import full

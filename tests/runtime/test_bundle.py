@@ -13,7 +13,7 @@ from llmc.artifacts.bundle.manifest import read_manifest
 from llmc.artifacts.bundle.reader import blob_path
 from llmc.errors import ArtifactError, InputError, UnknownNameError
 from llmc.runtime.bundle import Bundle
-from llmc.runtime.engine.sampling import SamplingParams
+from llmc.runtime.engine.sampling.params import SamplingParams
 from llmc.runtime.executors import executor_class, open_executor
 from llmc.runtime.executors.fake import executor as fake_executor
 from llmc.runtime.executors.fake.executor import FakeExecutor

@@ -12,7 +12,8 @@ import pytest
 from llmc.compiler.verification.toy_reference import ToyReference
 from llmc.errors import InputError
 from llmc.runtime import llm as llm_module
-from llmc.runtime.engine.sampling import SamplingParams, StructuredOutputsParams
+from llmc.runtime.engine.sampling.params import SamplingParams
+from llmc.runtime.engine.sampling.structured import StructuredOutputsParams
 from llmc.runtime.llm import BundleLLM
 from llmc.testing.toy import EOS
 from tests.toy import Toy

@@ -149,5 +149,5 @@ def test_tests_reach_the_modules_of_llmc() -> None:
 
 
 def test_the_tests_of_a_module_come_before_those_of_its_users() -> None:
-    found = affected_tests(ROOT, ["llmc/buckets/planner.py"])
-    assert found.index("tests/buckets/test_planner.py") < found.index("tests/cli/test_main.py")
+    found = affected_tests(ROOT, ["llmc/buckets/planner/planner.py"])
+    assert found.index("tests/buckets/planner/test_planner.py") < found.index("tests/cli/test_main.py")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from llmc.buckets.bucket import Bucket
-from llmc.buckets.warmup.options import CaptureOptions
+from llmc.buckets.capture.options import CaptureOptions
 from llmc.errors import InputError, OutOfDeviceMemoryError
 from llmc.runtime.executors.fake.graphs import FakeGraphDevice
 from llmc.runtime.startup.capturing import CaptureChoice

@@ -20,7 +20,7 @@ from llmc.cli.main import main
 from llmc.errors import InputError
 from llmc.runtime.async_llm import BundleAsyncLLM
 from llmc.runtime.confined.limits import Limits
-from llmc.runtime.engine.sampling import SamplingParams
+from llmc.runtime.engine.sampling.params import SamplingParams
 from llmc.runtime.llm import BundleLLM
 from llmc.runtime.text import chat, confined_chat
 from llmc.testing import toy

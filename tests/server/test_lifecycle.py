@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from llmc.buckets.warmup.order import warm_up_order
+from llmc.buckets.capture.order import warm_up_order
 from llmc.errors import ArtifactError, InputError
 from llmc.server import lifecycle, serve
 from llmc.server.events import Listening, Ready, Stopped

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from llmc.buckets.bucket import Bucket
+from llmc.buckets.capture.order import warm_up_order
 from llmc.buckets.plan import Plan
-from llmc.buckets.warmup.order import warm_up_order
 from llmc.runtime.step import Step
 from llmc.server.events import Ready, WarmAside
 from tests.devices import use, watching

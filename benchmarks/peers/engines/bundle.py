@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from llmc.runtime.engine.requests import Request
-from llmc.runtime.engine.sampling import SamplingParams
+from llmc.runtime.engine.sampling.params import SamplingParams
 
 MEASURED: Any = runpy.run_path(str(Path(__file__).parents[3] / "llmc" / "bench" / "bundle_engine.py"))["Engine"]
 """Of this tree, also where before_after.py measures another version of llmc."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmc.buckets.plots import check
+from llmc.buckets.render.page import check
 
 if TYPE_CHECKING:
     from llmc.artifacts.overview.survey import Survey
@@ -26,7 +26,7 @@ def draw(path: Path, survey: Survey, keyring: Keyring, describe: Callable[[Entry
     check(path)
     from llmc.artifacts.overview import pictures, tables
     from llmc.artifacts.overview.bundles import bundles
-    from llmc.buckets.plots import page
+    from llmc.buckets.render import page
 
     held = bundles(survey, keyring)
     page.write(

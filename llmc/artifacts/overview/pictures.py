@@ -10,10 +10,8 @@ from matplotlib.figure import FigureBase
 from llmc.artifacts.overview import disk
 from llmc.artifacts.overview.bundles import HeldBundle
 from llmc.artifacts.overview.survey import Survey
-from llmc.buckets.plots.data import printable, shortened
-from llmc.buckets.plots.page import Plot
-from llmc.buckets.plots.style import FAINT, MARK, PADDING, REAL
-from llmc.buckets.warmup.sizes import UNITS, size_text
+from llmc.buckets.render.figure import FAINT, MARK, PADDING, REAL, Plot
+from llmc.buckets.render.text import UNITS, printable, shortened, size_text
 
 BAR, AROUND = 0.26, 1.0
 """Inches of a bar, and of what is around all bars of a plot."""

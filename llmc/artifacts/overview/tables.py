@@ -14,10 +14,8 @@ from llmc.artifacts.overview.survey import Listed, Survey
 from llmc.artifacts.store.entries import Entry
 from llmc.artifacts.store.pins import pins
 from llmc.artifacts.store.publish_lock import is_of_one_machine
-from llmc.buckets.pages.tables import Section, Table, columns
-from llmc.buckets.plots.data import printable
-from llmc.buckets.text_table import percent
-from llmc.buckets.warmup.sizes import UNITS, size_text
+from llmc.buckets.render.page import Section, Table, columns
+from llmc.buckets.render.text import UNITS, percent, printable, size_text
 from llmc.paths import is_dir
 
 DAYS = (90, 30, 7, 1)

@@ -6,11 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from llmc.buckets.hybrid.link import Link
+from llmc.buckets.hybrid.device import Link, Sharing, Stage
 from llmc.buckets.hybrid.simulate import BOUND, Outcome, alone, pipeline
-from llmc.buckets.hybrid.stage import Sharing, Stage
 from llmc.buckets.hybrid.steady import BreakEven, break_even
-from llmc.buckets.text_table import table
+from llmc.buckets.render.text import table
 from llmc.buckets.traffic.events import TrafficRequest
 
 REFERENCE_TOKENS = 1024

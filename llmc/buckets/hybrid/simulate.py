@@ -14,8 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-from llmc.buckets.hybrid.link import Link
-from llmc.buckets.hybrid.stage import Sharing, Stage
+from llmc.buckets.hybrid.device import Link, Sharing, Stage
 from llmc.buckets.traffic.events import TrafficRequest
 from llmc.errors import InputError
 

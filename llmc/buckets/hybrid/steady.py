@@ -16,8 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from llmc.buckets.hybrid.link import Link
-from llmc.buckets.hybrid.stage import Sharing, Stage
+from llmc.buckets.hybrid.device import Link, Sharing, Stage
 
 
 @dataclass(frozen=True)

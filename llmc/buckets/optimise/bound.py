@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from llmc.buckets.optimise.demand import Costs, Points, sums
+from llmc.buckets.optimise.gains import Indices, Lines
 from llmc.buckets.optimise.instance import Instance, Places
-from llmc.buckets.optimise.lines import Indices, Lines
 
 MAX_CORRECTIONS = 1 << 17
 """Most pairs of a facility and a client for which the client's own cost is taken into account."""

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from llmc.buckets.optimise.demand import Costs, Demand, Points, name
+from llmc.buckets.optimise.demand import Costs, Demand, Points, merged, name
 from llmc.buckets.optimise.space import Space
 from llmc.errors import InputError
 
@@ -39,10 +39,7 @@ class Instance:
         No value that no step rounds up to can help: a bucket lowered to the next one below serves the same steps for
         less. Raises InputError, naming the step, when no allowed or required bucket covers one.
         """
-        dimensions = len(space.values)
-        if len(demand.points) and demand.dimensions != dimensions:
-            raise InputError(f"the demand has {demand.dimensions} dimensions, the space {dimensions}; give the same")
-        points = demand.points.reshape(-1, dimensions)
+        points = demand.points.reshape(-1, len(space.values))
         levels, places = [], np.empty_like(points)
         for axis, values in enumerate(space.values):
             known = np.union1d(values, space.required[:, axis])
@@ -98,10 +95,7 @@ class Instance:
 
 def _merge(places: Places, weights: Costs) -> tuple[Places, Costs]:
     order = np.lexsort(places.T[::-1])
-    places, weights = places[order], weights[order]
-    first = np.ones(len(places), bool)
-    first[1:] = (places[1:] != places[:-1]).any(1)
-    return places[first], np.add.reduceat(weights, np.flatnonzero(first)) if len(weights) else weights
+    return merged(places[order], weights[order])
 
 
 def _uncovered(step: Points) -> InputError:
@@ -116,3 +110,45 @@ class Found(NamedTuple):
     buckets: Points
     cost: float
     bound: float
+
+
+def fewest_buckets(instance: Instance) -> Points:
+    """Buckets that cover every client which no required bucket covers; none where there is no such client.
+
+    Only the largest clients matter, those below no other. Groups that one bucket covers are formed first-fit, once in
+    the order of each dimension, and the fewest are taken. In one and two dimensions that is the least number: the
+    largest clients stand in a row, ascending in one dimension and descending in the other, a bucket covers neighbours
+    in it, and taking as many as possible from one end on is best.
+    """
+    largest = _largest(instance, np.flatnonzero(~required_cover(instance)))
+    options = [_first_fit(instance, largest[np.argsort(largest[:, axis])]) for axis in range(len(instance.levels))]
+    return instance.cheapest(min(options, key=len))[0]
+
+
+def required_cover(instance: Instance) -> NDArray[np.bool_]:
+    """bool [n]: which clients some required bucket covers."""
+    covered = np.zeros(len(instance.places), bool)
+    for floor in instance.floors(instance.space.required):
+        covered |= (instance.places <= floor).all(axis=1)
+    return covered
+
+
+def _largest(instance: Instance, clients: NDArray[np.int64]) -> Places:
+    found = []
+    while clients.size:
+        place = instance.places[clients[np.argmax(instance.places[clients].sum(axis=1))]]
+        found.append(place)
+        clients = clients[(instance.places[clients] > place).any(axis=1)]
+    return np.array(found, np.int64).reshape(-1, len(instance.levels))
+
+
+def _first_fit(instance: Instance, clients: Places) -> Places:
+    groups = np.empty((0, clients.shape[1]), np.int64)
+    for place in clients:
+        joined = np.maximum(groups, place)
+        fits = np.flatnonzero(np.isfinite(instance.cheapest(joined)[1]))
+        if fits.size:
+            groups[fits[0]] = joined[fits[0]]
+        else:
+            groups = np.concatenate([groups, place[None]])
+    return groups

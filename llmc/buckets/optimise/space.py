@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from llmc.buckets.corners import least_of_larger
-from llmc.buckets.optimise.demand import Costs, Points, as_points, name
-from llmc.errors import InputError
+from llmc.buckets.cost.work import least_of_larger
+from llmc.buckets.optimise.demand import Costs, Points
 
 CostFunction = Callable[[Points], Costs]
 """Costs of the buckets in the rows of its argument: above 0, strictly increasing in every dimension."""
@@ -22,81 +21,48 @@ ROWS_A_SEARCH = 256
 """Corners that are searched for together, which bounds the memory of it."""
 
 
-class Space(Protocol):
-    """The allowed buckets. Points have as many columns as `values` has entries."""
+class Space(ABC):
+    """The allowed buckets. Points have as many columns as `values` has entries.
 
-    @property
-    def values(self) -> tuple[Points, ...]:
-        """Ascending values of each dimension; every allowed bucket is made of them."""
-        ...
+    values      ascending values of each dimension; every allowed bucket is made of them
+    required    buckets that are always chosen, int64 [r, d], ascending; they need not be allowed ones
+    """
 
-    @property
-    def required(self) -> Points:
-        """Buckets that are always chosen, int64 [r, d], ascending; they need not be allowed ones."""
-        ...
-
-    @property
-    def dearest(self) -> float:
-        """At least what any allowed bucket costs."""
-        ...
+    def __init__(self, values: tuple[Points, ...], cost: CostFunction, required: Iterable[Sequence[int]]) -> None:
+        self.values = values
+        self._cost = cost
+        self.required: Points = np.unique(np.array(list(required), np.int64).reshape(-1, len(values)), axis=0)
 
     def cost(self, points: Points) -> Costs:
-        """What buckets cost. Raises InputError for a cost that is not a finite number above 0."""
-        ...
+        """What buckets cost."""
+        return np.asarray(self._cost(points), np.float64)
 
+    @property
+    @abstractmethod
+    def dearest(self) -> float:
+        """At least what any allowed bucket costs."""
+
+    @abstractmethod
     def cheapest(self, points: Points) -> tuple[Points, Costs]:
         """The allowed bucket of least cost that covers each point, and its cost; infinite where none does.
 
         The first result is arbitrary where the second is infinite.
         """
-        ...
 
+    @abstractmethod
     def least_costs(self, lows: Sequence[Points]) -> Costs:
         """Bounds on the cost of the allowed buckets within the cells of a grid, infinite where there are none.
 
         `lows` holds the ascending lower ends of the cells in each dimension; a cell ends before the next begins, the
         last one never. The result has one axis for each dimension.
         """
-        ...
 
 
-class _Base:
-    def __init__(self, values: tuple[Points, ...], cost: CostFunction, required: Iterable[Sequence[int]]) -> None:
-        self._values = values
-        self._cost = cost
-        rows = list(required)
-        table = as_points(rows, "required") if rows else np.empty((0, len(values)), np.int64)
-        if table.shape[1] != len(values):
-            raise InputError(f"required: buckets have {table.shape[1]} dimensions, the space has {len(values)}")
-        self._required: Points = np.unique(table, axis=0)
-
-    @property
-    def values(self) -> tuple[Points, ...]:
-        """Ascending values of each dimension."""
-        return self._values
-
-    @property
-    def required(self) -> Points:
-        """Buckets that are always chosen."""
-        return self._required
-
-    def cost(self, points: Points) -> Costs:
-        """What buckets cost."""
-        costs = np.asarray(self._cost(points), np.float64)
-        if costs.shape != (len(points),):
-            raise InputError(f"the cost of {len(points)} buckets has shape {costs.shape}; return one cost for each")
-        wrong = np.flatnonzero(~(np.isfinite(costs) & (costs > 0)))
-        if wrong.size:
-            row = int(wrong[0])
-            raise InputError(f"bucket {name(points[row])} costs {costs[row]}; a cost must be a finite number above 0")
-        return costs
-
-
-class ProductSpace(_Base):
-    """Every combination of the dimensions' values, or those that `allowed` admits.
+class ProductSpace(Space):
+    """Every combination of the dimensions' strictly ascending values, or those that `allowed` admits.
 
     `allowed` tells for each row of its argument whether it may be a bucket. It is a limit: with a bucket it must admit
-    every smaller one. Raises InputError for values that are not strictly ascending integers from 0, or are none.
+    every smaller one.
     """
 
     def __init__(
@@ -106,9 +72,7 @@ class ProductSpace(_Base):
         allowed: Callable[[Points], NDArray[np.bool_]] | None = None,
         required: Iterable[Sequence[int]] = (),
     ) -> None:
-        if not 1 <= len(values) <= 3:
-            raise InputError(f"a space has 1 to 3 dimensions, not {len(values)}")
-        super().__init__(tuple(_ascending(each, axis) for axis, each in enumerate(values)), cost, required)
+        super().__init__(tuple(np.asarray(each, np.int64) for each in values), cost, required)
         self._allowed = allowed
 
     @property
@@ -136,13 +100,11 @@ class ProductSpace(_Base):
         return costs
 
 
-class ListedSpace(_Base):
-    """Only the buckets of a list, for example those of a rule's plan. Raises InputError when the list is empty."""
+class ListedSpace(Space):
+    """Only the buckets of a list, for example those of a rule's plan; there is at least one."""
 
     def __init__(self, buckets: ArrayLike, cost: CostFunction, required: Iterable[Sequence[int]] = ()) -> None:
-        table = np.unique(as_points(buckets, "buckets"), axis=0)
-        if not len(table):
-            raise InputError("buckets: the list to choose from is empty; give at least one bucket")
+        table = np.unique(np.asarray(buckets, np.int64), axis=0)
         super().__init__(tuple(np.unique(column) for column in table.T), cost, required)
         costs = self.cost(table)
         order = np.argsort(costs, kind="stable")
@@ -196,13 +158,3 @@ def product(values: Sequence[Points]) -> Points:
     if not values:
         return np.empty((1, 0), np.int64)
     return np.stack(np.meshgrid(*values, indexing="ij"), axis=-1).reshape(-1, len(values))
-
-
-def _ascending(values: ArrayLike, axis: int) -> Points:
-    table = np.asarray(values)
-    if table.ndim != 1 or not table.size:
-        raise InputError(f"values of dimension {axis}: give at least one number, in one row")
-    column = as_points(table[:, None], f"values of dimension {axis}")[:, 0]
-    if (np.diff(column) <= 0).any():
-        raise InputError(f"values of dimension {axis} must be strictly ascending")
-    return column

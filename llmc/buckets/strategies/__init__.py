@@ -32,7 +32,7 @@ STRATEGIES = Registry(
 
 
 FILE = "file"
-"""The strategy that has no rule: the buckets stand in a file, see from_file.py."""
+"""The strategy that has no rule: the buckets stand in a file, see planner/bucket_file.py."""
 
 TRAFFIC = "traffic"
 

@@ -1,15 +1,17 @@
 """The contract of a bucketing strategy, and the ranges it works on.
 
-To add a strategy: one file beside this one with a class that has `parameters`, `defaults`, `complete` and `values`, and
-one line in the registry (`strategies/__init__.py`). Filters, coverage and reporting are the planner's and apply to all.
+To add a strategy: a `Strategy` in one file beside this one, and one line in the registry (`strategies/__init__.py`).
+Filters, coverage and reporting are the planner's and apply to all.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal, Protocol, get_args
+from typing import ClassVar, Literal, get_args
 
+from llmc.buckets.bucket import Phase
 from llmc.buckets.limits import Limits
 from llmc.errors import InputError
 from llmc.settings import BOUNDS, PARAMETERS
@@ -18,6 +20,12 @@ Dimension = Literal["prompt_batch", "prompt_query", "prompt_context", "decode_ba
 """What a plan chooses values for, contexts in tokens per sequence; a decode bucket's query is always 1."""
 
 DIMENSIONS: tuple[Dimension, ...] = get_args(Dimension)
+
+
+def phase_of(dimension: Dimension) -> Phase:
+    """The phase a dimension belongs to."""
+    return "prompt" if dimension.startswith("prompt_") else "decode"
+
 
 MAX_VALUES = 1 << 16
 """Most values one range may span (max / step): beyond it a plan could never be compiled."""
@@ -99,24 +107,23 @@ class Range:
         return f"{self.source} {','.join(str(getattr(self, name)) for name in BOUNDS)}"
 
 
-class Strategy(Protocol):
+class Strategy(ABC):
     """Turns ranges into the values that buckets are made of; one instance serves one plan."""
 
-    parameters: ClassVar[tuple[str, ...]]
+    parameters: ClassVar[tuple[str, ...]] = BOUNDS
     """The numbers of a range that the rule uses, of `PARAMETERS`; setting another has no effect."""
 
+    @abstractmethod
     def defaults(self, limits: Limits) -> Mapping[Dimension, Range]:
         """The range of every dimension, for numbers that neither a flag nor the environment gives."""
-        ...
 
     def complete(self, dimension: Dimension, bounds: Range, limits: Limits) -> Range:
         """`bounds` with the rule's own numbers filled in where they are None."""
-        ...
+        return bounds
 
+    @abstractmethod
     def values(self, dimension: Dimension, bounds: Range) -> list[int]:
         """Ascending, distinct values within [bounds.min, bounds.max].
 
-        The values may stop short of bounds.max, and may be none: the planner adds the top that coverage
-        needs.
+        The values may stop short of bounds.max, and may be none: the planner adds the top that coverage needs.
         """
-        ...

@@ -13,8 +13,8 @@ from math import ceil, exp, gcd, log
 from typing import ClassVar
 
 from llmc.buckets.limits import Limits
-from llmc.buckets.strategies.base import Dimension, Range
-from llmc.buckets.strategies.vendor import default, longest_query, prefill_sequences, prompt_context_blocks
+from llmc.buckets.strategies.base import Dimension, Range, Strategy
+from llmc.buckets.strategies.defaults import default_ranges
 from llmc.errors import InputError
 from llmc.settings import BOUNDS
 
@@ -86,28 +86,18 @@ def _reaches(value: int, start: int, end: int, power: int, root: int) -> bool:
         precision *= 2
 
 
-class Exponential:
-    """The exponential strategy; see `values` for the rule and `llmc.buckets.strategies.base` for the contract."""
+class Exponential(Strategy):
+    """The exponential strategy; see `values` for the rule."""
 
     parameters: ClassVar[tuple[str, ...]] = (*BOUNDS, "limit")
 
     def defaults(self, limits: Limits) -> Mapping[Dimension, Range]:
-        """The guide's ranges, in tokens per sequence, with these differences.
-
-        - prompt query stops at the longest query a step can hold (max_num_batched_tokens) or a prompt can have;
-        - prompt context is 0 alone where every prompt fits in one query;
-        - decode context counts tokens of one sequence, block_size up to max_model_len, because a decode bucket here
-          gives every sequence the same context; the guide counts the blocks of the whole batch together, in steps of
-          max_num_seqs blocks, which is one block a sequence.
-        """
-        block, query = limits.block_size, longest_query(limits)
-        ranges: dict[Dimension, Range] = {
-            "prompt_batch": default("prompt_batch", 1, 2, prefill_sequences(limits)),
-            "prompt_query": default("prompt_query", min(block, query), block, query),
-            "prompt_context": default("prompt_context", 0, block, prompt_context_blocks(limits) * block),
-            "decode_batch": default("decode_batch", 1, 2, limits.max_num_seqs),
-            "decode_context": default("decode_context", block, block, limits.max_model_len),
-        }
+        """The guide's ranges, see `default_ranges`, with its number of values."""
+        block = limits.block_size
+        ranges = default_ranges(
+            limits, prompt_batch=(1, 2), prompt_query=(block, block), prompt_context_step=block, decode_batch=(1, 2),
+            decode_context=(block, block),
+        )  # fmt: skip
         return {dimension: self.complete(dimension, bounds, limits) for dimension, bounds in ranges.items()}
 
     def complete(self, dimension: Dimension, bounds: Range, limits: Limits) -> Range:

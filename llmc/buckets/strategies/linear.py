@@ -7,11 +7,10 @@ price of max / step values: right for short models, far too many graphs for very
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
 
 from llmc.buckets.limits import Limits
-from llmc.buckets.strategies.base import Dimension, Range
-from llmc.settings import BOUNDS
+from llmc.buckets.strategies.base import Dimension, Range, Strategy
+from llmc.buckets.strategies.defaults import default_ranges
 
 
 def values(min: int, step: int, max: int) -> list[int]:  # noqa: A002 - the public spelling of the rule
@@ -34,34 +33,17 @@ def values(min: int, step: int, max: int) -> list[int]:  # noqa: A002 - the publ
     return zero + ramp_up + stable
 
 
-class Linear:
-    """The linear strategy; see `values` for the rule and `llmc.buckets.strategies.base` for the contract."""
-
-    parameters: ClassVar[tuple[str, ...]] = BOUNDS
+class Linear(Strategy):
+    """The linear strategy; see `values` for the rule."""
 
     def defaults(self, limits: Limits) -> Mapping[Dimension, Range]:
-        """The guide's ranges, with these differences, each of which saves graphs that could never run.
-
-        - prompt query stops at the longest query a step can hold (max_num_batched_tokens) or a prompt can
-          have;
-        - prompt context is 0 alone, the guide's two-dimensional buckets;
-        - decode context counts tokens of one sequence, block_size up to max_model_len, because a decode
-          bucket here gives every sequence the same context; the guide counts the blocks of the whole batch
-          together.
-        """
-        seqs, block, length = limits.max_num_seqs, limits.block_size, limits.max_model_len
-        longest_query = min(limits.max_prompt_len or length, limits.max_num_batched_tokens)
-        return {
-            "prompt_batch": Range(1, min(seqs, 32), min(seqs, 64)),
-            "prompt_query": Range(min(block, longest_query), block, longest_query),
-            "prompt_context": Range(0, block, 0),
-            "decode_batch": Range(1, min(seqs, 32), seqs),
-            "decode_context": Range(block, block, length),
-        }
-
-    def complete(self, dimension: Dimension, bounds: Range, limits: Limits) -> Range:
-        """`bounds`: the rule has no other numbers."""
-        return bounds
+        """The guide's ranges, see `default_ranges`; prompt context is 0 alone, the guide's two-dimensional buckets."""
+        block, step = limits.block_size, min(limits.max_num_seqs, 32)
+        ranges = default_ranges(
+            limits, prompt_batch=(1, step), prompt_query=(block, block), prompt_context_step=block,
+            decode_batch=(1, step), decode_context=(block, block),
+        )  # fmt: skip
+        return ranges | {"prompt_context": Range(0, block, 0)}
 
     def values(self, dimension: Dimension, bounds: Range) -> list[int]:
         """`values` of the range; the same rule for every dimension."""

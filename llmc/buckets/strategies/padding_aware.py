@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import ClassVar
 
 from llmc.buckets.limits import Limits
-from llmc.buckets.strategies.base import Dimension, Range
-from llmc.buckets.strategies.vendor import default, longest_query, prefill_sequences, prompt_context_blocks
+from llmc.buckets.strategies.base import Dimension, Range, Strategy
+from llmc.buckets.strategies.defaults import default_ranges
 from llmc.errors import InputError
 from llmc.settings import PARAMETERS
 
@@ -58,27 +58,18 @@ def values(
     return found
 
 
-class PaddingAware:
-    """The padding-aware strategy; see `values` for the rule and `llmc.buckets.strategies.base` for the contract."""
+class PaddingAware(Strategy):
+    """The padding-aware strategy; see `values` for the rule."""
 
     parameters: ClassVar[tuple[str, ...]] = tuple(name for name in PARAMETERS if name != "limit")
 
     def defaults(self, limits: Limits) -> Mapping[Dimension, Range]:
-        """The guide's ranges, in tokens per sequence, with these differences.
-
-        - prompt query stops at the longest query a step can hold (max_num_batched_tokens) or a prompt can have;
-        - prompt context is 0 alone where every prompt fits in one query;
-        - decode context counts tokens of one sequence, block_size up to max_model_len, because a decode bucket here
-          gives every sequence the same context; the guide counts the blocks of the whole batch together.
-        """
-        block, query = limits.block_size, longest_query(limits)
-        ranges: dict[Dimension, Range] = {
-            "prompt_batch": default("prompt_batch", 1, 1, prefill_sequences(limits)),
-            "prompt_query": default("prompt_query", min(block, query), block, query),
-            "prompt_context": default("prompt_context", 0, 2 * block, prompt_context_blocks(limits) * block),
-            "decode_batch": default("decode_batch", 1, 2, limits.max_num_seqs),
-            "decode_context": default("decode_context", block, block, limits.max_model_len),
-        }
+        """The guide's ranges, see `default_ranges`, with its bounds of the padding."""
+        block = limits.block_size
+        ranges = default_ranges(
+            limits, prompt_batch=(1, 1), prompt_query=(block, block), prompt_context_step=2 * block,
+            decode_batch=(1, 2), decode_context=(block, block),
+        )  # fmt: skip
         return {dimension: self.complete(dimension, bounds, limits) for dimension, bounds in ranges.items()}
 
     def complete(self, dimension: Dimension, bounds: Range, limits: Limits) -> Range:

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from llmc.buckets.limits import Limits
-from llmc.buckets.strategies.base import MAX_VALUES, Dimension, Range
-from llmc.buckets.strategies.vendor import default, longest_query, prefill_sequences, prompt_context_blocks
+from llmc.buckets.strategies.base import MAX_VALUES, Dimension, Range, Strategy
+from llmc.buckets.strategies.defaults import default_ranges, prompt_context_blocks
 from llmc.errors import InputError
 
 MIN_LENGTH = 128
@@ -84,8 +84,8 @@ def request_values(max: int, min: int = MIN_REQUESTS, gap: int = 0) -> list[int]
     return [*(value for value in token_values(min if min < max else max, max, gap) if value < max), max]
 
 
-class PowersOfTwo:
-    """NxD Inference's strategy; see `values` for the rule and `llmc.buckets.strategies.base` for the contract."""
+class PowersOfTwo(Strategy):
+    """NxD Inference's strategy; see `values` for the rule."""
 
     parameters: ClassVar[tuple[str, ...]] = ("min", "max")
 
@@ -95,19 +95,12 @@ class PowersOfTwo:
         Prompt context is 0 alone where every prompt fits in one query. Where longer ones are admitted, queries start
         at 512 and contexts are 0 or at least 512: the two-dimensional prefix buckets.
         """
-        seqs, length, query = limits.max_num_seqs, limits.max_model_len, longest_query(limits)
-        context = prompt_context_blocks(limits) * limits.block_size
-        return {
-            "prompt_batch": default("prompt_batch", 1, seqs, prefill_sequences(limits)),
-            "prompt_query": default("prompt_query", min(MIN_PREFIX if context else MIN_LENGTH, query), length, query),
-            "prompt_context": default("prompt_context", 0, length, context),
-            "decode_batch": default("decode_batch", 1, seqs, seqs),
-            "decode_context": default("decode_context", min(MIN_LENGTH, length), length, length),
-        }
-
-    def complete(self, dimension: Dimension, bounds: Range, limits: Limits) -> Range:
-        """`bounds`: the rule has no other numbers."""
-        return bounds
+        seqs, length = limits.max_num_seqs, limits.max_model_len
+        query = MIN_PREFIX if prompt_context_blocks(limits) else MIN_LENGTH
+        return default_ranges(
+            limits, prompt_batch=(1, seqs), prompt_query=(query, length), prompt_context_step=length,
+            decode_batch=(1, seqs), decode_context=(min(MIN_LENGTH, length), length),
+        )  # fmt: skip
 
     def values(self, dimension: Dimension, bounds: Range) -> list[int]:
         """`values` of the range without the power below min; `prefix_values` for one that starts at 0."""
@@ -116,7 +109,7 @@ class PowersOfTwo:
         return [value for value in values(bounds.min, bounds.max) if value >= bounds.min]
 
 
-class PowersOfTwoTPU:
+class PowersOfTwoTPU(Strategy):
     """tpu-inference's strategy; see `request_values` for the rule, with the step of a range as the gap.
 
     A range cannot have a step of 0, which is no gap there: a step at or above max means the same, since doubling then
@@ -132,19 +125,11 @@ class PowersOfTwoTPU:
         new tokens of all sequences together and its attention reads no padding. Prompt context is 0 alone where every
         prompt fits in one query. The default steps are max_num_seqs and max_model_len, the most that is of use.
         """
-        seqs, length, query = limits.max_num_seqs, limits.max_model_len, longest_query(limits)
-        context = prompt_context_blocks(limits) * limits.block_size
-        return {
-            "prompt_batch": default("prompt_batch", 1, seqs, prefill_sequences(limits)),
-            "prompt_query": default("prompt_query", min(MIN_TOKENS, query), length, query),
-            "prompt_context": default("prompt_context", 0, length, context),
-            "decode_batch": default("decode_batch", min(MIN_REQUESTS, seqs), seqs, seqs),
-            "decode_context": default("decode_context", limits.block_size, length, length),
-        }
-
-    def complete(self, dimension: Dimension, bounds: Range, limits: Limits) -> Range:
-        """`bounds`: the rule has no other numbers."""
-        return bounds
+        seqs, length = limits.max_num_seqs, limits.max_model_len
+        return default_ranges(
+            limits, prompt_batch=(1, seqs), prompt_query=(MIN_TOKENS, length), prompt_context_step=length,
+            decode_batch=(min(MIN_REQUESTS, seqs), seqs), decode_context=(limits.block_size, length),
+        )  # fmt: skip
 
     def values(self, dimension: Dimension, bounds: Range) -> list[int]:
         """`request_values` of the range, with its step as the gap; one that starts at 0 goes on from 128."""

@@ -1,19 +1,17 @@
 """Traffic: the values from which buckets may be chosen by recorded traffic.
 
 This strategy is not a rule. Its ranges say where buckets may lie, as finely as the numbers allow, and the planner
-chooses the best few (`llmc.buckets.selection`).
+chooses the best few (`llmc.buckets.planner.choice`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import ClassVar
 
 from llmc.buckets.limits import Limits
 from llmc.buckets.strategies import linear
-from llmc.buckets.strategies.base import Dimension, Range
+from llmc.buckets.strategies.base import Dimension, Range, Strategy
 from llmc.errors import InputError
-from llmc.settings import BOUNDS
 
 FINEST = 1 << 14
 """Most query lengths to choose from by default: every length up to 16,384 tokens, multiples above that."""
@@ -27,7 +25,9 @@ def values(lengths: Iterable[int], graphs: int, max: int | None = None) -> list[
     """
     import numpy as np
 
-    from llmc.buckets.optimise import Demand, ProductSpace, choose
+    from llmc.buckets.optimise.demand import Demand
+    from llmc.buckets.optimise.solver import choose
+    from llmc.buckets.optimise.space import ProductSpace
 
     known = np.array(list(lengths), np.int64)
     if not len(known):
@@ -46,10 +46,8 @@ def places(min: int, step: int, max: int) -> list[int]:  # noqa: A002 - spelled 
     return found if found and found[-1] == max else [*found, max]
 
 
-class Traffic:
-    """The traffic strategy; see `places`, and `llmc.buckets.strategies.base` for the contract."""
-
-    parameters: ClassVar[tuple[str, ...]] = BOUNDS
+class Traffic(Strategy):
+    """The traffic strategy; see `places`."""
 
     def defaults(self, limits: Limits) -> Mapping[Dimension, Range]:
         """Every batch, every query length (or up to FINEST of them), and contexts in blocks of block_size.
@@ -68,10 +66,6 @@ class Traffic:
             "decode_batch": Range(1, 1, seqs),
             "decode_context": Range(block, block, length),
         }
-
-    def complete(self, dimension: Dimension, bounds: Range, limits: Limits) -> Range:
-        """`bounds`: there are no other numbers."""
-        return bounds
 
     def values(self, dimension: Dimension, bounds: Range) -> list[int]:
         """`places` of the range; the same for every dimension."""

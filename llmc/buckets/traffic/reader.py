@@ -14,7 +14,6 @@ Of the others' peculiarities:
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -24,11 +23,10 @@ from typing import NoReturn
 from llmc.buckets.traffic.events import TrafficRequest
 from llmc.buckets.traffic.formats import FIELDS, create, recognise
 from llmc.buckets.traffic.formats.base import Fields, Format, FoundRows, LengthFormat, RequestFormat
-from llmc.buckets.traffic.lengths import End, Lengths
-from llmc.buckets.traffic.lines import Progress, TraceFile
-from llmc.buckets.traffic.moments import Moment, moment
+from llmc.buckets.traffic.length_histogram import End, Lengths
 from llmc.buckets.traffic.rows import Rows, shown
-from llmc.buckets.traffic.timestamps import Clock, clock_from
+from llmc.buckets.traffic.timestamps import Clock, Moment, clock_from, moment
+from llmc.buckets.traffic.trace_file import Progress, TraceFile
 from llmc.errors import InputError
 
 REORDERED = 1024
@@ -254,14 +252,3 @@ def _by_time(requests: Iterable[_Read]) -> Iterator[_Read]:
             yield heappushpop(waiting, (request[0], place, request))[2]
     while waiting:
         yield heappop(waiting)[2]
-
-
-def record_line(request: TrafficRequest) -> str:
-    """One line of a recording, its newline included: appended to a file of such lines, it is a trace that reads back.
-
-    `request.time` may count from any moment: a trace's times start at its first request.
-    """
-    record = {"time": request.time, "prompt_tokens": request.prompt, "output_tokens": request.output}
-    if request.cached:
-        record["cached_tokens"] = request.cached
-    return json.dumps(record) + "\n"

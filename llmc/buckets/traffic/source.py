@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 
-from llmc.buckets.bench_file import Bench
-from llmc.buckets.bucket import Phase
+from llmc.buckets.cost.bench import Bench
+from llmc.buckets.cost.objective import Objective, Seconds, Tokens
 from llmc.buckets.limits import Limits
-from llmc.buckets.objective import Objective, Seconds, Tokens
-from llmc.buckets.provenance import Fact
 from llmc.buckets.traffic.admission import Admission
 from llmc.buckets.traffic.events import DecodeRun, PromptGroup, TrafficRequest
 from llmc.buckets.traffic.formats.base import Fields
-from llmc.buckets.traffic.lengths import End
+from llmc.buckets.traffic.length_histogram import End
 from llmc.buckets.traffic.reader import Trace
 from llmc.buckets.traffic.schedule import arrivals, schedule
-from llmc.buckets.traffic.step_time import AssumedStepTime, StepTime
-
-GRAIN = 64
-"""Tokens that lengths are rounded up to when a bench file is asked how long a step takes, to ask it less often."""
+from llmc.buckets.traffic.step_time import AssumedStepTime, BenchStepTime, StepTime
 
 
 class Traffic:
@@ -125,10 +120,10 @@ class Traffic:
             **found,
         }
 
-    def facts(self) -> dict[str, Fact]:
+    def facts(self) -> dict[str, str | int | float]:
         """What was read and how it was replayed, for a plan's provenance."""
         admitted = self.counts().get("admitted", 0)
-        facts: dict[str, Fact] = {"traffic_sha256": self._trace.digest(), "requests": admitted}
+        facts: dict[str, str | int | float] = {"traffic_sha256": self._trace.digest(), "requests": admitted}
         if admitted:
             facts["mean_prompt_tokens"] = round(self._prompt_tokens / admitted, 1)
             facts["mean_new_tokens"] = round(self._new_tokens / admitted, 1)
@@ -152,26 +147,3 @@ class Traffic:
         if self._admission is not None and (self._admission.left_out or self._admission.clipped):
             found.insert(0, self._admission.note())
         return found
-
-
-class BenchStepTime:
-    """Step times of a bench file; lengths are rounded up to GRAIN tokens."""
-
-    def __init__(self, bench: Bench) -> None:
-        self._bench = bench
-        self._known: dict[tuple[Phase, int, int, int], float] = {}
-
-    def prompt(self, lengths: Sequence[int], cached: Sequence[int]) -> float:
-        """Seconds of a step of these prompts, padded to the longest."""
-        new = max(length - past for length, past in zip(lengths, cached, strict=True))
-        return self._seconds("prompt", len(lengths), -(-new // GRAIN) * GRAIN, -(-max(cached) // GRAIN) * GRAIN)
-
-    def decode(self, batch: int, longest: int, total: int) -> float:
-        """Seconds of a decode step; `total` is not needed."""
-        return self._seconds("decode", batch, 1, -(-longest // GRAIN) * GRAIN)
-
-    def _seconds(self, phase: Phase, batch: int, query: int, context: int) -> float:
-        key = (phase, batch, query, context)
-        if key not in self._known:
-            self._known[key] = float(self._bench.seconds(*key))
-        return self._known[key]

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Protocol
 
+from llmc.buckets.bucket import Phase
+from llmc.buckets.cost.bench import Bench
 from llmc.errors import InputError
 
 PARAMETERS = 8e9
@@ -69,3 +71,30 @@ class AssumedStepTime:
     def decode(self, batch: int, longest: int, total: int) -> float:
         """Reading the weights and the cache of all sequences."""
         return self.weights_seconds + total * self.cached_token_seconds
+
+
+GRAIN = 64
+"""Tokens that lengths are rounded up to when a bench file is asked how long a step takes, to ask it less often."""
+
+
+class BenchStepTime:
+    """Step times of a bench file; lengths are rounded up to GRAIN tokens."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
+        self._known: dict[tuple[Phase, int, int, int], float] = {}
+
+    def prompt(self, lengths: Sequence[int], cached: Sequence[int]) -> float:
+        """Seconds of a step of these prompts, padded to the longest."""
+        new = max(length - past for length, past in zip(lengths, cached, strict=True))
+        return self._seconds("prompt", len(lengths), -(-new // GRAIN) * GRAIN, -(-max(cached) // GRAIN) * GRAIN)
+
+    def decode(self, batch: int, longest: int, total: int) -> float:
+        """Seconds of a decode step; `total` is not needed."""
+        return self._seconds("decode", batch, 1, -(-longest // GRAIN) * GRAIN)
+
+    def _seconds(self, phase: Phase, batch: int, query: int, context: int) -> float:
+        key = (phase, batch, query, context)
+        if key not in self._known:
+            self._known[key] = float(self._bench.seconds(*key))
+        return self._known[key]

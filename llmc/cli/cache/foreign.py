@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmc.buckets.warmup.sizes import size_text
+from llmc.buckets.render.text import size_text
 from llmc.cli.cache.common import CacheDirFlag, JsonFlag, count_text, open_cache, print_json, print_table
 from llmc.cli.options import option
 from llmc.cli.output import echo

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmc.buckets.warmup.sizes import size_text
+from llmc.buckets.render.text import size_text
 from llmc.cli.cache.common import (
     CacheDirFlag,
     JsonFlag,
@@ -55,7 +55,7 @@ def list_entries(
     from llmc.artifacts.overview.survey import take
 
     if plot is not None:
-        from llmc.buckets.plots import check
+        from llmc.buckets.render.page import check
 
         check(plot)
     survey = take(open_cache(cache_dir))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmc.buckets.warmup.sizes import size_text
+from llmc.buckets.render.text import size_text
 from llmc.cli.cache.common import (
     CacheDirFlag,
     JsonFlag,

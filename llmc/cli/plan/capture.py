@@ -19,8 +19,8 @@ from llmc.settings import Settings
 
 if TYPE_CHECKING:
     from llmc.buckets.bucket import Bucket
-    from llmc.buckets.warmup.capture import Attempt
-    from llmc.buckets.warmup.predict import SizeOf
+    from llmc.buckets.capture.graphs import Attempt
+    from llmc.buckets.capture.predict import SizeOf
     from llmc.compiler.estimates.footprint import Footprint
 
 
@@ -66,9 +66,9 @@ def capture(
       llmc plan capture plan.json --device-memory 94.62GiB --weight-memory 14.97GiB --profile-memory 504MiB
         --kv-bytes-per-token 128KiB --graph-bytes-per-token 1.44MiB --graph-reserved-mem 40%
     """
-    from llmc.buckets.warmup.estimated import dry_run
-    from llmc.buckets.warmup.memory import Memory
-    from llmc.buckets.warmup.report import Lines, budget_line, to_dict, uncaptured_lines
+    from llmc.buckets.capture.dry_run import dry_run
+    from llmc.buckets.capture.log import Lines, budget_line, to_dict, uncaptured_lines
+    from llmc.buckets.capture.memory import Memory
 
     made, settings = Plan.load(file), Settings.from_environment()
     options = flags.choice(settings).options
@@ -125,7 +125,7 @@ def _footprint(model: str, made: Plan, device: str, dtype: str, bench: str | Non
 
 def _steps(made: Plan, traffic: str) -> dict[Bucket, int]:
     """How often recorded requests run each bucket."""
-    from llmc.buckets.replay import replay
+    from llmc.buckets.evaluation.replay import replay
     from llmc.cli.planning import PlanningFlags, open_traffic
 
     requests = open_traffic(PlanningFlags(traffic=traffic), "count the steps of each bucket")

@@ -45,7 +45,7 @@ def check(
     Example:
       llmc plan check configuration --server vllm-gaudi --traffic yesterday.csv --fail-above 15%
     """
-    from llmc.buckets.text_table import percent
+    from llmc.buckets.render.text import percent
     from llmc.integrations import report
     from llmc.integrations.evaluation import evaluate
     from llmc.integrations.tune import ServerBudget, ends, tune

@@ -19,7 +19,7 @@ from llmc.cli.planning import PlanningFlags, open_traffic
 from llmc.errors import InputError
 
 if TYPE_CHECKING:
-    from llmc.buckets.evaluation import Evaluation
+    from llmc.buckets.evaluation.replay import Evaluation
     from llmc.integrations.observed import ObservedSteps
 
 
@@ -78,7 +78,7 @@ def evaluate(
 
 
 def _own(files: list[str], flags: PlanningFlags, plot: Path | None, *, as_json: bool) -> None:
-    from llmc.buckets.evaluation_text import comparison_text, range_text, text
+    from llmc.buckets.report.text import comparison_text, evaluation_text, range_text
 
     plans = [(file, Plan.load(file)) for file in files]
     found = [(name, *_replay(made, flags)) for name, made in plans]
@@ -95,7 +95,7 @@ def _own(files: list[str], flags: PlanningFlags, plot: Path | None, *, as_json: 
     for note in dict.fromkeys(note for one in found for note in one[3]):
         echo(note, err=True)
     if len(found) == 1:
-        echo(text(found[0][1]), nl=False)
+        echo(evaluation_text(found[0][1]), nl=False)
     else:
         echo(comparison_text([(name, evaluation) for name, evaluation, *_ in found]), nl=False)
     for name, evaluation, _, _, wastes in found:
@@ -107,8 +107,8 @@ def _replay(
     made: Plan, flags: PlanningFlags
 ) -> tuple[Evaluation, dict[str, int], list[str], dict[str, tuple[float, float]]]:
     """What the plan does, counts and notes of the traffic, and where lengths are uncertain the range of each waste."""
-    from llmc.buckets.replay import replay, waste_ranges
-    from llmc.buckets.traffic.lengths import OUTER
+    from llmc.buckets.evaluation.replay import replay, waste_ranges
+    from llmc.buckets.traffic.length_histogram import OUTER
 
     traffic = open_traffic(flags, "judge the plan")
     found = replay(made, traffic)
@@ -118,7 +118,7 @@ def _replay(
 
 def _servers(sources: list[str], flags: ServerFlags, default: bool, plot: Path | None, *, as_json: bool) -> None:
     """Every configuration on the steps that its own limits and settings make of the traffic."""
-    from llmc.buckets.files import write_text
+    from llmc.files import write_text
     from llmc.integrations import report
     from llmc.integrations.base import Export, Setup
     from llmc.integrations.evaluation import evaluate as judge

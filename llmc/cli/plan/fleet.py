@@ -59,7 +59,7 @@ def fleet(
         raise InputError("--max-cold-start 0: every start takes longer; give a time above 0")
     described, settings = read(file), Settings.from_environment()
     if plot is not None:
-        from llmc.buckets.plots import check
+        from llmc.buckets.render.page import check
 
         check(plot)
     costs = [cost_of(one, settings) for one in described.models]

@@ -16,7 +16,7 @@ from llmc.cli.quantities import size
 from llmc.errors import InputError
 
 if TYPE_CHECKING:
-    from llmc.buckets.hybrid.stage import Stage
+    from llmc.buckets.hybrid.device import Stage
     from llmc.buckets.traffic.events import TrafficRequest
 
 REQUESTS = 256
@@ -86,8 +86,7 @@ def hybrid(
         --prompt-len 1024 --output-len 64 --same-host
     """
     from llmc.buckets.hybrid.comparison import compare
-    from llmc.buckets.hybrid.link import Link
-    from llmc.buckets.hybrid.stage import Sharing
+    from llmc.buckets.hybrid.device import Link, Sharing
 
     if contention != 1.0 and not same_host:
         raise InputError("--contention is of two devices on the same cores; give --same-host too")
@@ -104,9 +103,9 @@ def hybrid(
 
 
 def _stage(file: str, overhead_ms: float) -> Stage:
-    from llmc.buckets.bench_file import Bench
-    from llmc.buckets.hybrid.stage import Stage
-    from llmc.buckets.traffic.source import BenchStepTime
+    from llmc.buckets.cost.bench import Bench
+    from llmc.buckets.hybrid.device import Stage
+    from llmc.buckets.traffic.step_time import BenchStepTime
 
     bench = Bench.load(file)
     for phase in ("prompt", "decode"):

@@ -20,7 +20,7 @@ from llmc.compiler.options import Value
 from llmc.errors import CheckpointError, InputError, did_you_mean
 
 if TYPE_CHECKING:
-    from llmc.buckets.frontier import FrontierPoint
+    from llmc.buckets.planner.choice import FrontierPoint
     from llmc.compiler.options import CompileOptions
 
 VERBS = ("show", "evaluate", "export", "import", "tune", "check", "capture")

@@ -6,19 +6,19 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmc.buckets import report
 from llmc.buckets.plan import Plan
+from llmc.buckets.report import text
 from llmc.cli import output as output_bars
 from llmc.cli.output import echo
 
 if TYPE_CHECKING:
-    from llmc.buckets.frontier import FrontierPoint
+    from llmc.buckets.planner.choice import FrontierPoint
     from llmc.buckets.traffic.source import Traffic
 
 
 def draw_to(path: Path, plans: list[tuple[str, Plan]], traffic: Traffic | None, points: list[FrontierPoint]) -> None:
     """Draw the plans to `path`, with the traffic on them."""
-    from llmc.buckets.plots import draw
+    from llmc.buckets.report.plan_page import draw
 
     draw(path, plans, traffic, points)
     output_bars.close_bars()
@@ -28,11 +28,9 @@ def draw_to(path: Path, plans: list[tuple[str, Plan]], traffic: Traffic | None, 
 def print_plan(made: Plan, points: list[FrontierPoint], *, as_json: bool) -> None:
     """The report on a plan, or its JSON, with the frontier where there is one."""
     if not as_json:
-        echo(report.text(made), nl=False)
+        echo(text.plan_text(made), nl=False)
         if points:
-            from llmc.buckets.frontier import text
-
-            echo("\n" + text(points), nl=False)
+            echo("\n" + text.frontier_text(points), nl=False)
         return
     for note in made.provenance.notes:
         if note.kind == "warning":

@@ -8,13 +8,13 @@ from typing import Annotated
 import typer
 
 from llmc.buckets.encoding import EncodePlan
-from llmc.buckets.fields import Fields
-from llmc.buckets.files import read_text
 from llmc.buckets.plan import Plan
 from llmc.cli.options import option
 from llmc.cli.output import echo
 from llmc.cli.plan.printing import draw_to, print_plan
 from llmc.errors import InputError
+from llmc.files import read_text
+from llmc.json_fields import Fields
 
 
 def register(group: typer.Typer) -> None:

@@ -41,8 +41,7 @@ def anonymise_command(
       llmc traffic anonymise server.log -o traffic.jsonl
       llmc traffic anonymise server.log --round-to 16 --jitter 5s -o traffic.jsonl.gz
     """
-    from llmc.buckets.traffic.combine import anonymised
-    from llmc.buckets.traffic.recording import write
+    from llmc.buckets.traffic.recording import anonymised, write
 
     trace = open_trace(file, traffic_format, fields, "anonymise")
     moved = duration("--jitter", jitter) or 0.0

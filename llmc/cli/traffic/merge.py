@@ -35,8 +35,7 @@ def merge_command(
       llmc traffic merge replica-0.log replica-1.log -o all.jsonl
       llmc traffic merge monday.csv tuesday.csv --align after -o week.jsonl.gz
     """
-    from llmc.buckets.traffic.combine import ALIGNMENTS, merged
-    from llmc.buckets.traffic.recording import write
+    from llmc.buckets.traffic.recording import ALIGNMENTS, merged, write
 
     chosen = next((known for known in ALIGNMENTS if known == align), None)
     if chosen is None:

@@ -33,8 +33,7 @@ def sample_command(
       llmc traffic sample requests.csv -n 10000 -o part.jsonl
       llmc traffic sample server.log --share 1% --seed 7 -o part.jsonl.gz
     """
-    from llmc.buckets.traffic.combine import chosen, sampled
-    from llmc.buckets.traffic.recording import write
+    from llmc.buckets.traffic.recording import chosen, sampled, write
 
     part = fraction("--share", share)
     if (number is None) == (part is None):

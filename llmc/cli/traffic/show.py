@@ -15,8 +15,8 @@ from llmc.cli.traffic.common import FieldsFlag, FormatFlag, JsonFlag, fields_of
 from llmc.errors import InputError
 
 if TYPE_CHECKING:
-    from llmc.buckets.traffic.lengths import Lengths
-    from llmc.buckets.traffic.views import View
+    from llmc.buckets.report.traffic_view import View
+    from llmc.buckets.traffic.length_histogram import Lengths
 
 MIN, DEFAULT_FOR, DEFAULT_EVERY = 1.0, "60s", "5s"
 
@@ -56,9 +56,9 @@ def show_command(
       llmc traffic show access.log --fields prompt=usage.in,output=usage.out,time=time_iso8601
       llmc traffic show http://localhost:8000/metrics --for 10m -o sampled.prom
     """
-    from llmc.buckets.plots import check
+    from llmc.buckets.render.page import check
+    from llmc.buckets.report.traffic_view import view
     from llmc.buckets.traffic.formats.prometheus.live import is_url
-    from llmc.buckets.traffic.views import view
 
     if plot is not None:
         check(plot)
@@ -74,7 +74,7 @@ def show_command(
         found = view(file, format=traffic_format, fields=fields_of(fields), slots=slots, progress=bar)
     close_bars()
     if plot is not None:
-        from llmc.buckets.plots.traffic import draw
+        from llmc.buckets.report.traffic_page import draw
 
         draw(plot, file, found)
         echo(f"wrote {plot}", err=True)
@@ -84,9 +84,9 @@ def show_command(
 
 
 def _sampled(url: str, seconds: str | None, every: str | None, output: Path | None) -> Lengths:
-    from llmc.buckets.files import write_text
     from llmc.buckets.traffic.formats.prometheus.live import sample
     from llmc.buckets.traffic.formats.prometheus.scrape import text
+    from llmc.files import write_text
 
     time = max(MIN, duration("--for", seconds or DEFAULT_FOR) or 0.0)
     step = max(MIN, duration("--every", every or DEFAULT_EVERY) or 0.0)

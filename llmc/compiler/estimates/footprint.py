@@ -14,10 +14,10 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from llmc.buckets.bench_file import Bench
 from llmc.buckets.bucket import Bucket
+from llmc.buckets.cost.bench import Bench
 from llmc.buckets.limits import Limits
-from llmc.buckets.text_table import table
+from llmc.buckets.render.text import table
 from llmc.compiler.architectures.shared.families import size_of
 from llmc.compiler.architectures.shared.size import Weights
 from llmc.compiler.checkpoint import DEMO, Checkpoint, open_checkpoint, read_config

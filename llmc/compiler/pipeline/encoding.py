@@ -17,8 +17,7 @@ from llmc.artifacts.bundle.stored import remember_bundle
 from llmc.artifacts.bundle.writer import check_replaceable, write_bundle
 from llmc.artifacts.key import Key
 from llmc.artifacts.local.origins import remember_recorded
-from llmc.buckets.encoding import EncodePlan, encode_plan
-from llmc.buckets.encoding_traffic import traffic_plan
+from llmc.buckets.encoding import EncodePlan, encode_plan, traffic_plan
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.checkpoint.sentence_files import labels_of, read_description, task_of
 from llmc.compiler.options import LOCAL
@@ -54,7 +53,7 @@ def settled_task(checkpoint: Checkpoint, asked: str | None) -> Task | None:
 
 def plan_encoder(checkpoint: Checkpoint, task: Task, **limits: Any) -> EncodePlan:
     """The plan for a checkpoint; `limits`: max_model_len, max_num_seqs, max_num_batched_tokens, where given; for
-    recorded texts also `texts`, `max_graphs` and `facts` (buckets/encoding_traffic.py).
+    recorded texts also `texts`, `max_graphs` and `facts` (buckets/encoding.py).
 
     Raises InputError for a length that the model's positions do not reach.
     """

@@ -30,7 +30,6 @@ from llmc.artifacts.bundle.stored import remember_bundle
 from llmc.artifacts.bundle.writer import check_replaceable, write_bundle
 from llmc.artifacts.digest import is_digest
 from llmc.artifacts.key import Key, Value
-from llmc.buckets.files import write_texts
 from llmc.compiler.code import code_digest
 from llmc.compiler.pipeline.agree import agree
 from llmc.compiler.pipeline.compile import BeginReport, CompileResult, ExecutableReport, Reporter, compile_bundle
@@ -39,6 +38,7 @@ from llmc.compiler.pipeline.resolve import target_of
 from llmc.compiler.targets.base import Shape
 from llmc.compiler.targets.finishing import EachExecutable, WholeBundle
 from llmc.errors import CompileError, DeviceError, InputError
+from llmc.files import write_texts
 from llmc.runtime.bundle import Bundle
 from llmc.settings import Settings
 from llmc.version import __version__

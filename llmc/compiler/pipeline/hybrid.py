@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmc.artifacts.bundle.hybrid import Halves
-from llmc.buckets.halves import half
+from llmc.buckets.hybrid.halves import half
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.pipeline.finish import compile_and_finish
 from llmc.compiler.targets import open_target
@@ -40,9 +40,9 @@ def compile_hybrid(
 ) -> HybridResult:  # fmt: skip
     """Compile `model` with `options`, whose device decodes, and for the device `prefill`, into `folder`.
 
-    Each half has all buckets of its phase, and one that serves the other phase alone (buckets/halves.py). Options that
-    targets declare go to the halves whose device declares them. Raises what `compile_bundle` raises, and InputError for
-    an option that neither takes.
+    Each half has all buckets of its phase, and one that serves the other phase alone (buckets/hybrid/halves.py).
+    Options that targets declare go to the halves whose device declares them. Raises what `compile_bundle`
+    raises, and InputError for an option that neither takes.
     """
     checkpoint = open_checkpoint(model) if isinstance(model, str) else model
     if checkpoint.choices:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from llmc.buckets.budget import Budget
-from llmc.buckets.choice import TrafficSource
-from llmc.buckets.frontier import FrontierPoint
 from llmc.buckets.limits import Limits
 from llmc.buckets.plan import Plan
-from llmc.buckets.planner import BucketFile, ContextUnit, PlanInputs, frontier_from, plan_from
+from llmc.buckets.planner.budget import Budget
+from llmc.buckets.planner.choice import FrontierPoint
+from llmc.buckets.planner.planner import BucketFile, ContextUnit, PlanInputs, frontier_from, plan_from
 from llmc.buckets.strategies.base import Dimension, Range
 from llmc.compiler.architectures.shared.caches import cache_of
 from llmc.compiler.architectures.shared.rope import positions
@@ -22,8 +21,11 @@ from llmc.compiler.targets import open_target
 from llmc.errors import CheckpointError, InputError, UnknownNameError
 from llmc.settings import LIMIT_VARIABLES, Settings
 
+if TYPE_CHECKING:
+    from llmc.buckets.traffic.source import Traffic
+
 RangeLike = Range | Sequence[int] | None
-TrafficLike = str | os.PathLike[str] | TrafficSource | None
+TrafficLike: TypeAlias = "str | os.PathLike[str] | Traffic | None"
 
 
 @dataclass(frozen=True)
@@ -38,11 +40,11 @@ class PlanArguments:
     prompt_batch …           ranges (min, step, max), with a rule's own numbers behind them; contexts in `context_unit`
     context_unit             "tokens" (default) or "blocks" of block_size tokens; for `from_file` the default is what
                              its own numbers say
-    from_file                a file of bucket specs, see strategies/from_file.py
+    from_file                a file of bucket specs, see buckets/planner/bucket_file.py
     traffic                  a trace file, or a `llmc.buckets.traffic.source.Traffic` where more is to be said about how
                              it is replayed
     bench                    a bench file: what steps cost, in place of tokens
-    max_graphs …             the budget, see `llmc.buckets.budget.Budget`; time in seconds, memory in bytes
+    max_graphs …             the budget, see `llmc.buckets.planner.budget.Budget`; time in seconds, memory in bytes
     device                   whose compile time and graph memory the budget counts; default cpu
     options                  what is compiled with on it (`CompileOptions`); default: its defaults
     settings                 default: the environment
@@ -165,10 +167,10 @@ def _range(name: str, value: RangeLike, scale: int = 1) -> Range | None:
     return bounds.in_tokens(scale) if scale > 1 else bounds
 
 
-def _traffic(traffic: TrafficLike, bench: str | os.PathLike[str] | None) -> TrafficSource | None:
+def _traffic(traffic: TrafficLike, bench: str | os.PathLike[str] | None) -> Traffic | None:
     if traffic is None or not isinstance(traffic, str | os.PathLike):
         return traffic
-    from llmc.buckets.bench_file import Bench
+    from llmc.buckets.cost.bench import Bench
     from llmc.buckets.traffic.source import Traffic
 
     return Traffic(traffic, bench=None if bench is None else Bench.load(bench))

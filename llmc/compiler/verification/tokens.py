@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from llmc.compiler.verification.accuracy import least_equal
 from llmc.compiler.verification.divergence import tied
 from llmc.errors import VerificationError
-from llmc.runtime.engine.sampling import SamplingParams
+from llmc.runtime.engine.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
     from llmc.compiler.verification.limits import Limits

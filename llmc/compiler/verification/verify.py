@@ -30,7 +30,7 @@ from llmc.compiler.verification.windows import Window
 from llmc.errors import VerificationError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.engine.engine import Engine
-from llmc.runtime.engine.sampling import SamplingParams
+from llmc.runtime.engine.sampling.params import SamplingParams
 from llmc.runtime.executors.base import Executor
 from llmc.runtime.step import Step, exact, pad, ragged
 from llmc.runtime.top_logits import TopLogits, top_of

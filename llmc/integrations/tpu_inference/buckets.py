@@ -10,7 +10,7 @@ from itertools import islice
 
 from llmc.buckets.limits import Limits
 from llmc.buckets.plan import Plan
-from llmc.buckets.traffic.chunked import MixedSteps, chunked_steps
+from llmc.buckets.traffic.chunked_schedule import MixedSteps, chunked_steps
 from llmc.buckets.traffic.events import TrafficRequest
 from llmc.buckets.traffic.step_time import StepTime
 from llmc.errors import InputError

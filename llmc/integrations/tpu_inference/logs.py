@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from llmc.buckets.traffic.formats.base import Head, Place, StepFormat
 from llmc.buckets.traffic.formats.objects import objects, tokens
-from llmc.buckets.traffic.steps import StepHistogram, StepKey, StepPhase
+from llmc.buckets.traffic.step_histogram import StepHistogram, StepKey, StepPhase
 from llmc.errors import InputError
 
 REAL, PADDED, REQUESTS = "total_num_scheduled_tokens", "padded_total_num_scheduled_tokens", "num_reqs"

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from llmc.buckets.traffic.formats.base import Fields, Found, FoundRows, Head, Place, RequestFormat, StepFormat
-from llmc.buckets.traffic.moments import Moment
 from llmc.buckets.traffic.rows import Rows
-from llmc.buckets.traffic.steps import StepHistogram, StepKey
+from llmc.buckets.traffic.step_histogram import StepHistogram, StepKey
+from llmc.buckets.traffic.timestamps import Moment
 from llmc.errors import InputError
 
 PREFIX = re.compile(

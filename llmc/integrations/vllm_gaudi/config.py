@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from llmc.buckets.strategies import from_file
+from llmc.buckets.planner import bucket_file as from_file
 from llmc.errors import InputError
 from llmc.integrations.base import Lists, Setup, Shape
 from llmc.integrations.settings import SPECULATIVE, Setting, Value

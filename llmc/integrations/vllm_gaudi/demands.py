@@ -20,7 +20,7 @@ from heapq import heapify, heappop, heappush
 import numpy as np
 from numpy.typing import NDArray
 
-from llmc.buckets.traffic.chunked import Chunk, MixedSteps
+from llmc.buckets.traffic.chunked_schedule import Chunk, MixedSteps
 from llmc.integrations.base import Demand, Shape
 from llmc.integrations.vllm_gaudi.config import DECODE, PROMPT, GaudiView
 

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from llmc.buckets.traffic.formats.base import Head, StepFormat
-from llmc.buckets.traffic.steps import StepHistogram, StepKey, StepPhase
+from llmc.buckets.traffic.step_histogram import StepHistogram, StepKey, StepPhase
 from llmc.errors import InputError
 from llmc.integrations.base import Lists, Shape
 from llmc.integrations.vllm_gaudi.config import DECODE, PROMPT

@@ -18,8 +18,8 @@ from llmc.artifacts.atomic_write import write_atomic, writing
 from llmc.artifacts.digest import open_regular
 from llmc.artifacts.key import canonical_json
 from llmc.artifacts.signing.statement import CERTIFICATE as KIND
-from llmc.buckets.fields import Fields
 from llmc.errors import ArtifactError, InputError
+from llmc.json_fields import Fields
 from llmc.runtime.certificate.watch import Account
 from llmc.strict_json import loads_object
 

@@ -12,16 +12,16 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from llmc.buckets.warmup.beside import SAMPLING
+from llmc.buckets.capture.auxiliary import SAMPLING
 from llmc.errors import InputError
 from llmc.runtime.engine.requests import Request
-from llmc.runtime.engine.sampling import StructuredOutputsParams
 from llmc.runtime.engine.sampling.kinds import sampling_params
+from llmc.runtime.engine.sampling.structured import StructuredOutputsParams
 
 if TYPE_CHECKING:
     from llmc.buckets.plan import Plan
     from llmc.runtime.engine.generator import Generator
-    from llmc.runtime.engine.sampling import SamplingParams
+    from llmc.runtime.engine.sampling.params import SamplingParams
     from llmc.runtime.executors.base import Executor
 
 SHORT_ANSWER = 12

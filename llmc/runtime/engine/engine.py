@@ -15,7 +15,7 @@ from llmc.errors import DeviceError, InputError
 from llmc.runtime.engine.base import Outcome, TokenEngine, TokenEvent
 from llmc.runtime.engine.observer import HANDED_OVER, EngineStats, FinishReason, StepRecord
 from llmc.runtime.engine.replay import StepResult, choose, replay, step_of
-from llmc.runtime.engine.sampling import SequenceSampler
+from llmc.runtime.engine.sampling.sequence import SequenceSampler
 from llmc.runtime.engine.scheduling import open_scheduler
 from llmc.runtime.engine.scheduling.base import ScheduledBatch, SchedulerConfig
 

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 from llmc.errors import DeviceError, InputError
 from llmc.runtime.engine.base import Outcome, TokenEngine, TokenEvent
 from llmc.runtime.engine.observer import EngineStats, FinishReason, StepRecord
-from llmc.runtime.engine.sampling import Constraint, SamplingParams, SequenceSampler
+from llmc.runtime.engine.sampling.constraint import Constraint
+from llmc.runtime.engine.sampling.params import SamplingParams
+from llmc.runtime.engine.sampling.sequence import SequenceSampler
 
 if TYPE_CHECKING:
     from llmc.buckets.plan import Plan

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 from llmc.errors import InputError
 from llmc.runtime.engine.observer import FinishReason, Observer, RequestSummary
 from llmc.runtime.engine.requests import Request, Update
-from llmc.runtime.engine.sampling import bad_word_ids
 from llmc.runtime.engine.sampling.logprobs import TokenLogprobs
+from llmc.runtime.engine.sampling.seen import bad_word_ids
 from llmc.runtime.engine.sequence_text import SequenceText
 from llmc.runtime.text.stops import StopStrings
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from llmc.runtime.engine.base import Outcome, TokenEngine, TokenEvent
     from llmc.runtime.engine.handover import HandOver
     from llmc.runtime.engine.observer import EngineStats
-    from llmc.runtime.engine.sampling import SequenceSampler
     from llmc.runtime.engine.sampling.guided import ConstraintFactory, GrammarConstraint
+    from llmc.runtime.engine.sampling.sequence import SequenceSampler
     from llmc.runtime.text.tokenizer import Tokenizer
 
 LONG_WORK = 2000

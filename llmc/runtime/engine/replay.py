@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmc.runtime.engine.sampling import TopLogits, finite, sample, sample_top
+from llmc.runtime.engine.sampling.batch import finite, sample, sample_top
 from llmc.runtime.step import Step, exact, pad, ragged
+from llmc.runtime.top_logits import TopLogits
 
 if TYPE_CHECKING:
     from llmc.runtime.engine.sampling.batch import Samplers, Take

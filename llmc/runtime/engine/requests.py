@@ -11,8 +11,8 @@ from llmc.runtime.engine.observer import FinishReason
 if TYPE_CHECKING:
     from llmc.errors import LlmcError
     from llmc.runtime.engine.handover import HandOver
-    from llmc.runtime.engine.sampling import SamplingParams
     from llmc.runtime.engine.sampling.logprobs import TokenLogprobs
+    from llmc.runtime.engine.sampling.params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from llmc.runtime.text.tokenizer import StreamDetokenizer
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from llmc.runtime.engine.sampling import SamplingParams
+    from llmc.runtime.engine.sampling.params import SamplingParams
     from llmc.runtime.text.tokenizer import Tokenizer
 
 

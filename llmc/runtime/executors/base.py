@@ -15,7 +15,7 @@ from llmc.runtime.executors.compilations import CompilationCounter
 from llmc.runtime.executors.witness import CounterWitness, Witness
 
 if TYPE_CHECKING:
-    from llmc.buckets.warmup.device import GraphDevice
+    from llmc.buckets.capture.device import GraphDevice
     from llmc.runtime.bundle import Bundle
     from llmc.runtime.executors.held import Held
     from llmc.runtime.step import Step

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmc.buckets.encoding_batches import Batch, batches
+from llmc.buckets.encoding import Batch, batches
 from llmc.errors import InputError
 from llmc.runtime.executors.encoders import open_encoder
 from llmc.runtime.executors.encoders.base import LENGTHS, TOKEN_IDS, TYPE_IDS, require_outputs

@@ -1,4 +1,4 @@
-"""Running what is warmed beside the buckets (buckets/warmup/beside.py), through the functions that serve."""
+"""Running what is warmed beside the buckets (buckets/capture/auxiliary.py), through the functions that serve."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from llmc.buckets.capture.auxiliary import SAMPLING, beside
 from llmc.buckets.lookup import prefill_path
-from llmc.buckets.warmup.beside import SAMPLING, beside
 from llmc.errors import InputError
 from llmc.runtime.engine.requests import Request
-from llmc.runtime.engine.sampling import sample
+from llmc.runtime.engine.sampling.batch import sample
 from llmc.runtime.engine.sampling.kinds import sampling_params
 from llmc.runtime.executors.generating import GeneratingExecutor
 from llmc.runtime.step import exact, pad
@@ -22,7 +22,7 @@ from llmc.runtime.step import exact, pad
 if TYPE_CHECKING:
     from llmc.buckets.plan import Plan
     from llmc.runtime.engine.generator import Generator
-    from llmc.runtime.engine.sampling import SamplingParams
+    from llmc.runtime.engine.sampling.params import SamplingParams
 
 PIECE = 512
 """Tokens of a prompt that run at once where any number does."""

@@ -13,18 +13,19 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from llmc.buckets.bucket import PHASES, Bucket
-from llmc.buckets.warmup.capture import Attempt, Capture
-from llmc.buckets.warmup.options import CaptureOptions
-from llmc.buckets.warmup.profile import profile
-from llmc.buckets.warmup.report import Lines, budget_line, hold_none, took_line, uncaptured_lines
-from llmc.buckets.warmup.sizes import checked, size_text
+from llmc.buckets.capture.device import checked
+from llmc.buckets.capture.graphs import Attempt, Capture
+from llmc.buckets.capture.log import Lines, budget_line, hold_none, took_line, uncaptured_lines
+from llmc.buckets.capture.memory import profile
+from llmc.buckets.capture.options import CaptureOptions
+from llmc.buckets.render.text import size_text
 from llmc.errors import InputError
 
 if TYPE_CHECKING:
+    from llmc.buckets.capture.device import GraphDevice
+    from llmc.buckets.capture.graphs import Outcome
+    from llmc.buckets.capture.memory import Memory
     from llmc.buckets.plan import Plan
-    from llmc.buckets.warmup.device import GraphDevice
-    from llmc.buckets.warmup.memory import Memory
-    from llmc.buckets.warmup.outcome import Outcome
     from llmc.runtime.executors.base import Executor
 
 _log = logging.getLogger("llmc")

@@ -15,7 +15,7 @@ from llmc.runtime.confined.limits import Limits
 from llmc.runtime.executors.compatibility import warn_in_place_of
 
 if TYPE_CHECKING:
-    from llmc.buckets.warmup.options import CaptureOptions
+    from llmc.buckets.capture.options import CaptureOptions
     from llmc.runtime.engine.base import TokenEngine
     from llmc.runtime.engine.generator import Generator
     from llmc.runtime.engine.observer import Observer
@@ -95,7 +95,7 @@ def warm_up(executor: Executor, options: EngineOptions) -> None:
     """
     if not options.warm_up:
         return
-    from llmc.buckets.warmup.options import CaptureOptions
+    from llmc.buckets.capture.options import CaptureOptions
     from llmc.runtime.startup.capturing import CaptureChoice, Capturing
     from llmc.runtime.startup.outcome import Outcome
     from llmc.runtime.startup.warming import Warming

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from llmc.buckets.bucket import PHASES, Bucket, Phase
-from llmc.buckets.warmup.report import to_dict
+from llmc.buckets.capture.log import to_dict
 
 if TYPE_CHECKING:
     from llmc.runtime.executors.compilations import CompilationCounter

@@ -1,7 +1,7 @@
 """Running every graph before requests need it, so that no request is the first to open, map or page one in.
 
 The command `llmc warmup` and the server run the same steps, through the function that serves (`Executor.run`), in the
-order of buckets/warmup/order.py. A line in the guide's form is logged for each at INFO, before it runs.
+order of buckets/capture/order.py. A line in the guide's form is logged for each at INFO, before it runs.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from llmc.buckets.bucket import Bucket
-from llmc.buckets.warmup.order import warm_up_order
-from llmc.buckets.warmup.report import Lines
+from llmc.buckets.capture.log import Lines
+from llmc.buckets.capture.order import warm_up_order
 from llmc.runtime.host import available_memory
 from llmc.runtime.step import Step, exact, pad
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field
 
 from llmc.errors import InputError
-from llmc.runtime.engine.sampling import SamplingParams
+from llmc.runtime.engine.sampling.params import SamplingParams
 from llmc.runtime.engine.sampling.structured import StructuredOutputsParams
 from llmc.server.errors import bad_request
 from llmc.server.protocol import bounds

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from llmc.buckets.traffic.events import TrafficRequest
-from llmc.buckets.traffic.reader import record_line
+from llmc.buckets.traffic.recording import record_line
 from llmc.errors import InputError
 from llmc.runtime.engine.observer import Observer, RequestSummary
 from llmc.server.telemetry.background_file import BackgroundFile

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
-from llmc.buckets.hybrid.link import Link
-from llmc.buckets.hybrid.stage import Stage
+from llmc.buckets.hybrid.device import Link, Stage
 from llmc.buckets.traffic.events import TrafficRequest
 
 

@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc.buckets.hybrid.comparison import compare
-from llmc.buckets.hybrid.link import Link
+from llmc.buckets.hybrid.device import APART, Link, Sharing, Stage
 from llmc.buckets.hybrid.simulate import alone, pipeline
-from llmc.buckets.hybrid.stage import APART, Sharing, Stage
 from llmc.buckets.hybrid.steady import steady
 from llmc.buckets.traffic.events import TrafficRequest
 from llmc.errors import InputError

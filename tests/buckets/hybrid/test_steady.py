@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmc.buckets.hybrid.link import Link
-from llmc.buckets.hybrid.stage import APART, Sharing, Stage
+from llmc.buckets.hybrid.device import APART, Link, Sharing, Stage
 from llmc.buckets.hybrid.steady import break_even, steady
 from llmc.errors import InputError
 from tests.buckets.hybrid.devices import links, stage, stages

@@ -8,7 +8,8 @@ from itertools import combinations
 import numpy as np
 from hypothesis import strategies as st
 
-from llmc.buckets.optimise import Demand, ListedSpace, ProductSpace, Space
+from llmc.buckets.optimise.demand import Demand
+from llmc.buckets.optimise.space import ListedSpace, ProductSpace, Space
 from tests.buckets.generators import PROPERTY
 from tests.tiers import examples
 

@@ -9,15 +9,13 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from llmc.buckets.optimise import Demand, ProductSpace
 from llmc.buckets.optimise.bound import Dual
-from llmc.buckets.optimise.covering import fewest_buckets, required_cover
-from llmc.buckets.optimise.instance import Instance
-from llmc.buckets.optimise.joint import coarse_levels, shrink, slide, spend, with_corners
-from llmc.buckets.optimise.lines import Lines
-from llmc.buckets.optimise.search import Search, trim
+from llmc.buckets.optimise.demand import Demand
+from llmc.buckets.optimise.gains import Lines
+from llmc.buckets.optimise.instance import Instance, fewest_buckets, required_cover
+from llmc.buckets.optimise.local_search import Search, coarse_levels, shrink, slide, spend, trim, with_corners
 from llmc.buckets.optimise.serving import Serving
-from llmc.buckets.optimise.space import product
+from llmc.buckets.optimise.space import ProductSpace, product
 from llmc.errors import InputError
 from tests.buckets.optimise.cases import FEWER, cases
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from unittest import mock
 
 import numpy as np
-import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from llmc.buckets.optimise import ListedSpace, ProductSpace, space
-from llmc.errors import InputError
+from llmc.buckets.optimise import space
+from llmc.buckets.optimise.space import ListedSpace, ProductSpace
 from tests.buckets.optimise.cases import FEWER, cases, power_cost
 
 COST = power_cost(1.0)
@@ -60,37 +59,3 @@ def test_a_list_too_long_for_a_table_is_searched_and_gives_the_same(case):
 
 def test_required_buckets_are_sorted_and_distinct():
     assert ProductSpace([[1]], COST, None, [(9,), (4,), (9,)]).required.tolist() == [[4], [9]]
-
-
-@pytest.mark.parametrize(
-    ("values", "required", "message"),
-    [
-        ([], [], "1 to 3 dimensions, not 0"),
-        ([[1]] * 4, [], "1 to 3 dimensions, not 4"),
-        ([[1], []], [], "dimension 1: give at least one number"),
-        ([[[1]]], [], "dimension 0: give at least one number, in one row"),
-        ([[1, 3, 3]], [], "dimension 0 must be strictly ascending"),
-        ([[1, 2.5]], [], "dimension 0: points of type float64"),
-        ([[-1, 2]], [], r"dimension 0: point \(-1\)"),
-        ([[1], [1]], [(1,)], "buckets have 1 dimensions, the space has 2"),
-    ],
-)
-def test_what_is_no_product_is_refused(values, required, message):
-    with pytest.raises(InputError, match=message):
-        ProductSpace(values, COST, None, required)
-
-
-def test_an_empty_list_is_refused():
-    with pytest.raises(InputError, match="the list to choose from is empty"):
-        ListedSpace(np.empty((0, 2), np.int64), COST)
-
-
-@pytest.mark.parametrize("wrong", [0.0, -1.0, float("nan"), float("inf")])
-def test_a_cost_that_is_none_is_refused_by_the_buckets_name(wrong):
-    with pytest.raises(InputError, match=r"bucket \(2, 8\) costs"):
-        ListedSpace([[1, 8], [2, 8]], lambda points: np.where(points[:, 0] == 2, wrong, 1.0))
-
-
-def test_costs_of_another_shape_are_refused():
-    with pytest.raises(InputError, match="return one cost for each"):
-        ListedSpace([[1, 8], [2, 8]], lambda points: points.astype(float))

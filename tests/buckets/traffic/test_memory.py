@@ -46,10 +46,9 @@ def test_a_trace_larger_than_the_memory_allowed(tmp_path, compressed):
 WHOLE = """
 import resource, sys
 from pathlib import Path
-from llmc.buckets.traffic.combine import anonymised, merged
-from llmc.buckets.traffic.profile.requests import profile
+from llmc.buckets.traffic.profile import profile
 from llmc.buckets.traffic.reader import Trace
-from llmc.buckets.traffic.recording import write
+from llmc.buckets.traffic.recording import anonymised, merged, write
 
 Trace(sys.argv[1])
 now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc.buckets.traffic.events import TrafficRequest
-from llmc.buckets.traffic.reader import Trace, TraceSummary, record_line
+from llmc.buckets.traffic.reader import Trace, TraceSummary
+from llmc.buckets.traffic.recording import record_line
 from tests.buckets.generators import PROPERTY
 from tests.buckets.traffic.files import AZURE, SAMPLE, read, written
 from tests.timing import least_cpu_seconds

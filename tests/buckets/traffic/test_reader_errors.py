@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmc.buckets.traffic import lines, rows
+from llmc.buckets.traffic import rows, trace_file
 from llmc.buckets.traffic.reader import Trace
 from llmc.errors import InputError
 from tests.buckets.generators import PROPERTY
@@ -155,12 +155,12 @@ def test_a_byte_that_is_not_utf8(tmp_path):
 
 
 def test_the_line_of_a_bad_byte_far_into_the_file(tmp_path):
-    text = b"input_tokens,output_tokens\n" + b"5,2\n" * (lines.CHUNK_BYTES // 2) + b"5,\xe9\n5,2\n"
-    assert f"line {lines.CHUNK_BYTES // 2 + 2}: byte 0xe9" in refused(tmp_path, "t.csv", text)
+    text = b"input_tokens,output_tokens\n" + b"5,2\n" * (trace_file.CHUNK_BYTES // 2) + b"5,\xe9\n5,2\n"
+    assert f"line {trace_file.CHUNK_BYTES // 2 + 2}: byte 0xe9" in refused(tmp_path, "t.csv", text)
 
 
 def test_a_file_on_one_line_is_not_read_whole(tmp_path, monkeypatch):
-    monkeypatch.setattr(lines, "MAX_LINE_BYTES", 1 << 20)
+    monkeypatch.setattr(trace_file, "MAX_LINE_BYTES", 1 << 20)
     assert "a line is longer than 1 MiB" in refused(tmp_path, "t.json", b"[" + b" " * (1 << 22))
 
 

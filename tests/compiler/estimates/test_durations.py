@@ -12,7 +12,7 @@ from llmc.artifacts.key import Key
 from llmc.artifacts.store.store import Store
 from llmc.buckets.limits import Limits
 from llmc.buckets.plan import Plan
-from llmc.buckets.planner import make_plan
+from llmc.buckets.planner.planner import make_plan
 from llmc.compiler.architectures.shared.size import ModelSize, Weights
 from llmc.compiler.estimates.durations import Durations
 from llmc.compiler.estimates.footprint import Footprint

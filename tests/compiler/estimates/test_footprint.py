@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from llmc.artifacts.bundle.kernel_sets import KERNEL_SETS
-from llmc.buckets.bench_file import Bench, Measurement
 from llmc.buckets.bucket import Bucket
+from llmc.buckets.cost.bench import Bench, Measurement
 from llmc.buckets.limits import Limits
-from llmc.buckets.planner import make_plan
+from llmc.buckets.planner.planner import make_plan
 from llmc.compiler.architectures.shared.families import size_of
 from llmc.compiler.architectures.shared.size import ModelSize, Weights
 from llmc.compiler.checkpoint.gguf_types import BLOCK_TYPES

@@ -27,7 +27,7 @@ from llmc.compiler.program.fuse import fuse
 from llmc.compiler.program.import_fx import import_program
 from llmc.compiler.program.to_export import serialise, specialise
 from llmc.errors import CheckpointError, CompileError
-from llmc.runtime.engine.sampling import SamplingParams
+from llmc.runtime.engine.sampling.params import SamplingParams
 from llmc.runtime.llm import BundleLLM
 from llmc.runtime.portable_program import Fields, output_names, weight_names
 from tests.compiler import tiny

@@ -22,7 +22,7 @@ from llmc.compiler.pipeline.hybrid import compile_hybrid
 from llmc.compiler.pipeline.resolve import Job
 from llmc.errors import CheckpointError, InputError
 from llmc.runtime.bundle import Bundle
-from llmc.runtime.engine.sampling import SamplingParams
+from llmc.runtime.engine.sampling.params import SamplingParams
 from llmc.runtime.llm import BundleLLM
 from llmc.settings import Settings
 from llmc.testing.toy import toy_plan

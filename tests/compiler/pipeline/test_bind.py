@@ -29,7 +29,7 @@ from llmc.compiler.pipeline.bind import bind, bound
 from llmc.compiler.pipeline.compile import compile_bundle
 from llmc.compiler.stages import StageReport
 from llmc.errors import ArtifactError, CapacityError, CheckpointError, InputError
-from llmc.runtime.engine.sampling import SamplingParams
+from llmc.runtime.engine.sampling.params import SamplingParams
 from llmc.runtime.llm import BundleLLM
 from llmc.testing.toy import TEMPLATE, toy_plan
 from tests.artifacts.helpers import files_below, flip

@@ -15,8 +15,7 @@ import pytest
 from llmc.artifacts.store.store import Store
 from llmc.buckets.bucket import Bucket
 from llmc.buckets.limits import Limits
-from llmc.buckets.plan import Plan
-from llmc.buckets.provenance import Provenance
+from llmc.buckets.plan import Plan, Provenance
 from llmc.compiler import stages
 from llmc.compiler.pipeline import verification
 from llmc.compiler.targets import fake, programs

@@ -70,7 +70,7 @@ CODE = {
     "buckets/lookup.py": made_by("verify"),
     "errors.py": {},
     "cli/compile.py": {},
-    "buckets/plots/html.py": {},
+    "buckets/report/plan_page.py": {},
 }  # fmt: skip
 
 
@@ -166,7 +166,7 @@ TARGETS: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 """Modules that shape executables of each device, its own, what it inherits and what it calls."""
 UNRELATED = (
-    "cli/compile.py", "cli/main.py", "server/app.py", "server/dashboard.html", "buckets/plots/html.py",
+    "cli/compile.py", "cli/main.py", "server/app.py", "server/dashboard.html", "buckets/report/plan_page.py",
     "bench/bucket_times.py", "errors.py", "api/__init__.py", "compiler/pipeline/dry_run.py",
     "compiler/checkpoint/gguf.py",
 )  # fmt: skip

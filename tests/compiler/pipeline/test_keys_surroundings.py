@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from llmc.artifacts.store.store import Store
-from llmc.buckets.plan import Plan
-from llmc.buckets.provenance import Provenance
+from llmc.buckets.plan import Plan, Provenance
 from llmc.compiler import stages
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.settings import KERNEL_VARIABLES

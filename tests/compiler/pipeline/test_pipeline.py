@@ -49,7 +49,7 @@ from llmc.errors import (
     UnknownNameError,
     VerificationError,
 )
-from llmc.runtime.engine.sampling import SamplingParams
+from llmc.runtime.engine.sampling.params import SamplingParams
 from llmc.runtime.executors.fake.executor import FakeExecutor, Program
 from llmc.runtime.llm import BundleLLM
 from llmc.testing.toy import DECODE, EOS, PROMPT, VOCAB, toy_plan, write_toy

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from llmc import LLM, SamplingParams
+from llmc.api import LLM
 from llmc.artifacts.bundle.kernel_sets import KERNEL_SETS
 from llmc.artifacts.store.store import Store
 from llmc.compiler.architectures.shared.block_form import BlockForm
@@ -25,6 +25,7 @@ from llmc.compiler.targets.onnxruntime.formats import MatrixFormat, OnnxOptions
 from llmc.compiler.targets.openvino import compression
 from llmc.compiler.weights import nbits
 from llmc.errors import InputError
+from llmc.runtime.engine.sampling.params import SamplingParams
 from tests.compiler import tiny
 from tests.compiler.checkpoint.quantised import packers
 from tests.compiler.checkpoint.writers import BLOCK_KINDS, write_blocks

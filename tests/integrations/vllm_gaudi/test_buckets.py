@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from llmc.buckets.bucket import Bucket
 from llmc.buckets.limits import Limits
-from llmc.buckets.plan import Plan
-from llmc.buckets.provenance import Provenance
+from llmc.buckets.plan import Plan, Provenance
 from llmc.errors import InputError
 from llmc.integrations.base import Demand, Export, Pick, Setup
 from llmc.integrations.evaluation import evaluate

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmc.buckets.traffic.chunked import Chunk, MixedSteps, chunked_steps
+from llmc.buckets.traffic.chunked_schedule import Chunk, MixedSteps, chunked_steps
 from llmc.buckets.traffic.events import TrafficRequest
 from llmc.buckets.traffic.step_time import AssumedStepTime
 from llmc.integrations.base import Demand

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmc.buckets.planner import make_plan
+from llmc.buckets.planner.planner import make_plan
 from llmc.errors import InputError
 from llmc.integrations import bucket_rules
 from llmc.integrations.base import Export, Pick, Setup

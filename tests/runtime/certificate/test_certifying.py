@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmc.buckets.warmup.beside import SAMPLING
+from llmc.buckets.capture.auxiliary import SAMPLING
 from llmc.errors import LlmcError, VerificationError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.certificate.certifying import Certifying, CertifyOptions, CompiledError

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmc.buckets.warmup.beside import SAMPLING
+from llmc.buckets.capture.auxiliary import SAMPLING
 from llmc.errors import InputError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.certificate.requests import STRUCTURED, RandomRequest, RandomRequests, admitted_kinds

@@ -21,7 +21,7 @@ from llmc.runtime.engine import generator
 from llmc.runtime.engine.async_engine import AsyncEngine, Stream
 from llmc.runtime.engine.observer import Observer, RequestSummary, StepRecord
 from llmc.runtime.engine.requests import Request, Update
-from llmc.runtime.engine.sampling import RequestOutputKind, SamplingParams
+from llmc.runtime.engine.sampling.params import RequestOutputKind, SamplingParams
 from llmc.runtime.startup.opening import EngineOptions, open_executor, open_generator
 from tests.devices import use, watching
 from tests.tiers import default_cases, full

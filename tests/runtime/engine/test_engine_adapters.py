@@ -15,7 +15,7 @@ from llmc.compiler.verification.toy_reference import ToyReference
 from llmc.errors import ArtifactError, InputError, VerificationError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.engine.engine import Engine
-from llmc.runtime.engine.sampling import SamplingParams
+from llmc.runtime.engine.sampling.params import SamplingParams
 from llmc.runtime.engine.speculation import SequenceDrafter
 from llmc.runtime.executors import open_executor
 from llmc.runtime.llm import BundleLLM

@@ -13,7 +13,7 @@ from llmc.errors import InputError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.engine.engine import RAGGED_PREFILL_BUDGET, Engine
 from llmc.runtime.engine.observer import StepRecord
-from llmc.runtime.engine.sampling import SamplingParams
+from llmc.runtime.engine.sampling.params import SamplingParams
 from llmc.runtime.executors import open_executor
 from llmc.runtime.llm import BundleLLM
 from llmc.runtime.step import exact, ragged

@@ -14,7 +14,7 @@ from llmc.errors import InputError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.cache_shape import Rewind
 from llmc.runtime.engine.engine import Engine
-from llmc.runtime.engine.sampling import SamplingParams
+from llmc.runtime.engine.sampling.params import SamplingParams
 from llmc.runtime.engine.speculation import SpeculativeConfig
 from llmc.runtime.executors import open_executor
 from llmc.runtime.executors.fake.executor import FakeExecutor

@@ -12,15 +12,14 @@ from hypothesis import strategies as st
 
 from llmc.buckets.bucket import Bucket
 from llmc.buckets.limits import Limits
-from llmc.buckets.plan import Plan
-from llmc.buckets.provenance import Provenance
+from llmc.buckets.plan import Plan, Provenance
 from llmc.compiler.pipeline import resolve
 from llmc.compiler.verification.toy_reference import ToyReference
 from llmc.errors import InputError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.cache_shape import CacheShape
 from llmc.runtime.engine.engine import Engine
-from llmc.runtime.engine.sampling import SamplingParams
+from llmc.runtime.engine.sampling.params import SamplingParams
 from llmc.runtime.engine.speculation.verifying import require_verifiable
 from llmc.runtime.executors import open_executor
 from llmc.runtime.executors.fake.executor import FakeExecutor

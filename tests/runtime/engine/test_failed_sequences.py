@@ -15,7 +15,8 @@ from llmc.runtime.engine.engine import Engine
 from llmc.runtime.engine.generator import Generator
 from llmc.runtime.engine.observer import Observer, RequestSummary
 from llmc.runtime.engine.requests import Request, Update
-from llmc.runtime.engine.sampling import Constraint, SamplingParams
+from llmc.runtime.engine.sampling.constraint import Constraint
+from llmc.runtime.engine.sampling.params import SamplingParams
 from llmc.runtime.engine.speculation import SpeculativeConfig
 from llmc.runtime.executors import open_executor
 from llmc.testing.toy import VOCAB

@@ -14,7 +14,7 @@ from llmc.runtime.bundle import Bundle
 from llmc.runtime.engine.generating import HOST, GeneratingEngine
 from llmc.runtime.engine.generator import Generator
 from llmc.runtime.engine.requests import Request, Update
-from llmc.runtime.engine.sampling import SamplingParams
+from llmc.runtime.engine.sampling.params import SamplingParams
 from llmc.runtime.engine.sampling.structured import StructuredOutputsParams
 from llmc.runtime.executors.base import Content
 from llmc.runtime.executors.generating import GeneratingExecutor

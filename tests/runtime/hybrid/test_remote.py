@@ -21,7 +21,7 @@ from llmc.errors import ArtifactError, DeviceError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.engine.engine import Engine
 from llmc.runtime.engine.handover import Prefilled, PrefillFailed
-from llmc.runtime.engine.sampling import SamplingParams
+from llmc.runtime.engine.sampling.params import SamplingParams
 from llmc.runtime.executors import open_executor
 from llmc.runtime.hybrid import remote, wire
 from llmc.runtime.hybrid.addresses import Address

@@ -19,7 +19,7 @@ from llmc.runtime.async_llm import BundleAsyncLLM
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.engine.engine import Engine
 from llmc.runtime.engine.handover import Prefilled, PrefillFailed
-from llmc.runtime.engine.sampling import SamplingParams
+from llmc.runtime.engine.sampling.params import SamplingParams
 from llmc.runtime.executors import open_executor
 from llmc.runtime.executors.base import Executor
 from llmc.runtime.hybrid.worker import PrefillWorker

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmc.buckets.warmup.beside import SAMPLING
+from llmc.buckets.capture.auxiliary import SAMPLING
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.engine.generator import Generator
 from llmc.runtime.executors.fake.executor import FakeExecutor

@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc.buckets.bucket import PHASES, Bucket
+from llmc.buckets.capture.options import CaptureOptions
+from llmc.buckets.capture.order import STRATEGIES
 from llmc.buckets.plan import Plan
-from llmc.buckets.warmup.options import CaptureOptions
-from llmc.buckets.warmup.order import STRATEGIES
 from llmc.errors import DeviceError, InputError, OutOfDeviceMemoryError
 from llmc.runtime.async_llm import BundleAsyncLLM
 from llmc.runtime.bundle import Bundle
-from llmc.runtime.engine.sampling import SamplingParams
+from llmc.runtime.engine.sampling.params import SamplingParams
 from llmc.runtime.executors.base import Executor
 from llmc.runtime.executors.fake.graphs import FakeGraphDevice
 from llmc.runtime.llm import BundleLLM
@@ -75,7 +75,7 @@ def warm_up(executor: Executor, capturing: Capturing, plan: Plan) -> Outcome:
 def served(executor: Executor, prompt: list[int], count: int) -> list[int]:
     """Greedy tokens through the engine that serves."""
     from llmc.runtime.engine.requests import Request
-    from llmc.runtime.engine.sampling import SamplingParams
+    from llmc.runtime.engine.sampling.params import SamplingParams
 
     generator = open_generator(executor.bundle, executor, EngineOptions())
     made: list[int] = []

@@ -18,7 +18,7 @@ from llmc.artifacts.bundle.reader import IN_STORE, blob_path
 from llmc.artifacts.store.layout import Layout
 from llmc.errors import ArtifactError, InputError
 from llmc.runtime.bundle import Bundle
-from llmc.runtime.engine.sampling import SamplingParams
+from llmc.runtime.engine.sampling.params import SamplingParams
 from llmc.runtime.executors import executor_class
 from llmc.runtime.executors.fake.executor import FakeExecutor
 from llmc.runtime.executors.onnxruntime.executor import OnnxRuntimeExecutor

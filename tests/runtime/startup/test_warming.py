@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from llmc.buckets.bucket import Bucket
-from llmc.buckets.warmup.order import warm_up_order
+from llmc.buckets.capture.order import warm_up_order
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.executors.base import Executor
 from llmc.runtime.startup import warming as module

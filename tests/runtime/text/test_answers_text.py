@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from llmc.runtime.engine.outputs import text_of
-from llmc.runtime.engine.sampling import SamplingParams
+from llmc.runtime.engine.sampling.params import SamplingParams
 from llmc.runtime.llm import BundleLLM
 from llmc.runtime.text.tokenizer import StreamDetokenizer, Tokenizer
 from tests.runtime.text.tokenizers_at_work import END, KINDS, LINES, backend

@@ -21,7 +21,7 @@ from llmc.compiler.text import files as text_files
 from llmc.compiler.text.vocabulary import build_index
 from llmc.errors import ArtifactError, InputError
 from llmc.runtime.bundle import Bundle
-from llmc.runtime.engine.sampling import SamplingParams
+from llmc.runtime.engine.sampling.params import SamplingParams
 from llmc.runtime.llm import BundleLLM
 from llmc.runtime.prompts import Prompts
 from llmc.runtime.text.tokenizer import StreamDetokenizer, Tokenizer

@@ -11,7 +11,7 @@ from llmc.runtime.engine.engine import Engine
 from llmc.runtime.engine.generator import Generator
 from llmc.runtime.engine.observer import Observer, RequestSummary, StepRecord
 from llmc.runtime.engine.requests import Request
-from llmc.runtime.engine.sampling import SamplingParams
+from llmc.runtime.engine.sampling.params import SamplingParams
 from llmc.runtime.executors import open_executor
 from tests.toy import Toy
 

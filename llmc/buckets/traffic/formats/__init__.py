@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from llmc.buckets.traffic.formats.base import Format, Head
-from llmc.buckets.traffic.lines import TraceFile
+from llmc.buckets.traffic.trace_file import TraceFile
 from llmc.errors import InputError
 from llmc.registry import Registry
 

@@ -19,11 +19,11 @@ from itertools import repeat
 from pathlib import PurePath
 from typing import Any, ClassVar
 
-from llmc.buckets.traffic.lengths import Lengths
-from llmc.buckets.traffic.lines import Progress, TraceFile
-from llmc.buckets.traffic.moments import Moment
+from llmc.buckets.traffic.length_histogram import Lengths
 from llmc.buckets.traffic.rows import Row, Rows
-from llmc.buckets.traffic.steps import StepHistogram
+from llmc.buckets.traffic.step_histogram import StepHistogram
+from llmc.buckets.traffic.timestamps import Moment
+from llmc.buckets.traffic.trace_file import Progress, TraceFile
 from llmc.errors import InputError
 
 Fields = dict[str, str]

@@ -5,9 +5,8 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterator
 
-from llmc.buckets.traffic.columns import Columns, resolve
 from llmc.buckets.traffic.formats.base import Fields, Head, RequestFormat
-from llmc.buckets.traffic.rows import CsvRows, Rows
+from llmc.buckets.traffic.rows import Columns, CsvRows, Rows, resolve
 from llmc.errors import InputError
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from llmc.buckets.traffic.columns import Columns, resolve
 from llmc.buckets.traffic.formats.base import Fields, Head, RequestFormat
-from llmc.buckets.traffic.rows import JsonRows, Rows
+from llmc.buckets.traffic.rows import Columns, JsonRows, Rows, resolve
 from llmc.errors import InputError
 
 

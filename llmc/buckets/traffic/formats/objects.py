@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from llmc.buckets.traffic.formats.base import Place
-from llmc.buckets.traffic.moments import Moment, moment
 from llmc.buckets.traffic.rows import LENGTH_BITS, shown
+from llmc.buckets.traffic.timestamps import Moment, moment
 from llmc.errors import InputError
 
 ABSENT = (None, "", "-")

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from llmc.buckets.traffic.columns import SPELLINGS
 from llmc.buckets.traffic.formats.base import Fields, Found, FoundRows, Head, Place, RequestFormat
 from llmc.buckets.traffic.formats.objects import objects, time, tokens
-from llmc.buckets.traffic.moments import Moment
-from llmc.buckets.traffic.rows import Rows
+from llmc.buckets.traffic.rows import SPELLINGS, Rows
+from llmc.buckets.traffic.timestamps import Moment
 from llmc.errors import InputError
 
 DEEPEST = 4

@@ -8,8 +8,8 @@ from typing import Any
 
 from llmc.buckets.traffic.formats.base import Fields, Found, FoundRows, Head, Place, RequestFormat
 from llmc.buckets.traffic.formats.objects import objects, tokens
-from llmc.buckets.traffic.moments import Moment
 from llmc.buckets.traffic.rows import Rows, shown
+from llmc.buckets.traffic.timestamps import Moment
 from llmc.errors import InputError
 
 PROMPT = ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens")

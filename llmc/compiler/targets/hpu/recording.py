@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from llmc.artifacts.bundle.reader import BundleFiles
-from llmc.buckets.warmup.options import CaptureOptions
+from llmc.buckets.capture.options import CaptureOptions
 from llmc.errors import CompileError, DeviceError, LlmcError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.startup.capturing import CaptureChoice, Capturing

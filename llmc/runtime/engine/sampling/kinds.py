@@ -1,10 +1,10 @@
-"""The kinds of sampling that a warm-up and a certificate go through (buckets/warmup/beside.py), as parameters."""
+"""The kinds of sampling that a warm-up and a certificate go through (buckets/capture/auxiliary.py), as parameters."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from llmc.buckets.warmup.beside import SAMPLING
+from llmc.buckets.capture.auxiliary import SAMPLING
 from llmc.runtime.engine.sampling.params import SamplingParams
 from llmc.runtime.engine.sampling.structured import StructuredOutputsParams
 

@@ -8,7 +8,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from llmc.errors import InputError
-from llmc.runtime.engine.sampling import sample
+from llmc.runtime.engine.sampling.batch import sample
 
 if TYPE_CHECKING:
     from llmc.runtime.engine.sampling.batch import Samplers, Take

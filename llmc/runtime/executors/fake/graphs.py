@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from llmc.buckets.bucket import Bucket
-from llmc.buckets.warmup.sizes import size_text
+from llmc.buckets.render.text import size_text
 from llmc.errors import InputError, OutOfDeviceMemoryError
 from llmc.runtime.step import Step, pad
 

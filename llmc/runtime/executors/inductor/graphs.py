@@ -1,4 +1,4 @@
-"""The card as a device that captures graphs (buckets/warmup/device.py), in the mode of CUDA graphs.
+"""The card as a device that captures graphs (buckets/capture/device.py), in the mode of CUDA graphs.
 
 Every step, captured or not, allocates from one pool (cuda.py). The profile run makes it as large as the largest prompt
 and the largest decode bucket need, so what a graph adds is what CUDA holds for its kernels: in proportion to the

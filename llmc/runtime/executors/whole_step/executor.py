@@ -20,7 +20,7 @@ from llmc.runtime.executors.whole_step.step_program import Run
 
 if TYPE_CHECKING:
     from llmc.artifacts.bundle.manifest_schema import Executable
-    from llmc.buckets.warmup.device import GraphDevice
+    from llmc.buckets.capture.device import GraphDevice
     from llmc.runtime.bundle import Bundle
     from llmc.runtime.executors.whole_step.card import Card, Graph, Mode
     from llmc.runtime.step import Step

@@ -1,4 +1,4 @@
-"""A card as a device that captures graphs (buckets/warmup/device.py)."""
+"""A card as a device that captures graphs (buckets/capture/device.py)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Runner(Protocol):
 
 
 class CardGraphs:
-    """See buckets/warmup/device.py. `kind` is what log lines call the card's memory."""
+    """See buckets/capture/device.py. `kind` is what log lines call the card's memory."""
 
     graphs: ClassVar[str]
     kind: ClassVar[str]

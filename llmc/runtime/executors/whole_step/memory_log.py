@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from llmc.buckets.warmup.report import took_line
-from llmc.buckets.warmup.sizes import size_text
+from llmc.buckets.capture.log import took_line
+from llmc.buckets.render.text import size_text
 from llmc.runtime.host import available_memory, host_memory
 
 if TYPE_CHECKING:

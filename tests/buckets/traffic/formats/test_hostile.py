@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmc.buckets.report.traffic_view import view
 from llmc.buckets.traffic.formats import FORMATS
 from llmc.buckets.traffic.formats.fields import parse
-from llmc.buckets.traffic.views import view
 from llmc.errors import InputError
 from tests.buckets.generators import PROPERTY
 from tests.buckets.traffic.files import AZURE, written

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from llmc.buckets.traffic.formats.prometheus import live, scrape
 from llmc.buckets.traffic.formats.prometheus.names import histograms, series
-from llmc.buckets.traffic.lengths import Interval, LengthHistogram, Lengths
-from llmc.buckets.traffic.lines import TraceFile
+from llmc.buckets.traffic.length_histogram import Interval, LengthHistogram, Lengths
 from llmc.buckets.traffic.reader import Trace
+from llmc.buckets.traffic.trace_file import TraceFile
 from llmc.errors import InputError
 from tests.buckets.generators import PROPERTY
 from tests.buckets.traffic.files import written

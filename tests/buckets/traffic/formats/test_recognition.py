@@ -8,8 +8,8 @@ import json
 import pytest
 
 from llmc.buckets.traffic.formats import FORMATS, create, recognise
-from llmc.buckets.traffic.lines import TraceFile
 from llmc.buckets.traffic.reader import Trace
+from llmc.buckets.traffic.trace_file import TraceFile
 from llmc.errors import InputError, UnknownNameError
 from tests.buckets.traffic.files import AZURE, written
 from tests.buckets.traffic.formats import logs
@@ -95,8 +95,8 @@ def test_torn_gzip_is_named(tmp_path):
 
 @pytest.mark.parametrize("name", ["openai", "otlp", "vllm-requests", "jsonl", "csv"])
 def test_a_line_of_hostile_size_is_refused(tmp_path, monkeypatch, name):
-    monkeypatch.setattr("llmc.buckets.traffic.lines.MAX_LINE_BYTES", 1 << 16)
-    monkeypatch.setattr("llmc.buckets.traffic.lines.CHUNK_BYTES", 1 << 12)
+    monkeypatch.setattr("llmc.buckets.traffic.trace_file.MAX_LINE_BYTES", 1 << 16)
+    monkeypatch.setattr("llmc.buckets.traffic.trace_file.CHUNK_BYTES", 1 << 12)
     text = next(text for known, text in SEEN if known == name).rstrip("\n")
     with pytest.raises(InputError, match="a line is longer than"):
         list(Trace(written(tmp_path, "log", f"{text}\n{json.dumps('x' * (1 << 17))}\n")))

@@ -20,8 +20,7 @@ from llmc.artifacts.store.store import Store
 from llmc.buckets.bucket import Bucket
 from llmc.buckets.coverage import prove
 from llmc.buckets.limits import Limits
-from llmc.buckets.plan import Plan
-from llmc.buckets.provenance import Provenance
+from llmc.buckets.plan import Plan, Provenance
 from llmc.cli.main import main
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.compile import CompileResult, ExecutableReport, compile_bundle
@@ -30,7 +29,7 @@ from llmc.compiler.verification.limits import limits
 from llmc.compiler.verification.verify import kl_divergence, summarise
 from llmc.errors import ArtifactError, InputError, VerificationError
 from llmc.runtime.bundle import Bundle
-from llmc.runtime.engine.sampling import SamplingParams
+from llmc.runtime.engine.sampling.params import SamplingParams
 from llmc.runtime.executors import open_executor
 from llmc.runtime.executors.onnxruntime import executables
 from llmc.runtime.executors.onnxruntime import executor as onnxruntime_cpu

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from llmc.buckets.files import write_texts
 from llmc.buckets.plan import Plan
 from llmc.compiler.pipeline.compile import CompileResult
 from llmc.compiler.pipeline.finish import write_host_files
 from llmc.compiler.pipeline.planning import plan_for
 from llmc.compiler.targets import open_target
+from llmc.files import write_texts
 from llmc.integrations import bucket_rules
 from llmc.integrations.configuration import load
 from llmc.settings import Settings

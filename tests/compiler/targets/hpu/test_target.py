@@ -24,7 +24,7 @@ from llmc.errors import ArtifactError, DeviceError, InputError
 from llmc.platforms import install_line
 from llmc.runtime import portable_program
 from llmc.runtime.bundle import Bundle
-from llmc.runtime.engine.sampling import SamplingParams
+from llmc.runtime.engine.sampling.params import SamplingParams
 from llmc.runtime.executors import open_executor
 from llmc.runtime.executors.torch.executor import TorchExecutor
 from llmc.runtime.llm import BundleLLM

@@ -17,7 +17,7 @@ from llmc.compiler.pipeline.finish import FinishResult, finish_bundle
 from llmc.compiler.targets.neuron import neuronx_cc
 from llmc.errors import ArtifactError, CompileError, DeviceError, LlmcError
 from llmc.runtime.bundle import Bundle
-from llmc.runtime.engine.sampling import SamplingParams
+from llmc.runtime.engine.sampling.params import SamplingParams
 from llmc.runtime.executors import open_executor
 from llmc.runtime.executors.neuron.files import NATIVE, NeuronFile, write_native
 from llmc.runtime.llm import BundleLLM

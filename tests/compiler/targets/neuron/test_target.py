@@ -117,7 +117,7 @@ def test_a_top_k_above_the_devices_and_none_are_the_devices(compiled: Compiled) 
     """As vLLM's user guide for Neuron has it; greedy requests stay greedy, and other parameters need all logits."""
     from contextlib import closing
 
-    from llmc.runtime.engine.sampling import SamplingParams
+    from llmc.runtime.engine.sampling.params import SamplingParams
     from llmc.runtime.llm import BundleLLM
 
     with closing(BundleLLM(compiled.path, threads=1)) as llm:

@@ -16,7 +16,7 @@ from llmc.compiler.pipeline.compile import CompileResult, compile_bundle
 from llmc.compiler.pipeline.finish import finish_bundle
 from llmc.errors import ArtifactError, DeviceError
 from llmc.runtime.bundle import Bundle
-from llmc.runtime.engine.sampling import SamplingParams
+from llmc.runtime.engine.sampling.params import SamplingParams
 from llmc.runtime.executors.openvino.device import version
 from llmc.runtime.llm import BundleLLM
 from llmc.testing.executors import PLAN

@@ -17,7 +17,7 @@ from llmc.compiler.targets.openvino.target import OpenVinoTarget
 from llmc.compiler.targets.unfit import UnfitError
 from llmc.errors import ArtifactError, InputError
 from llmc.runtime.bundle import Bundle
-from llmc.runtime.engine.sampling import SamplingParams
+from llmc.runtime.engine.sampling.params import SamplingParams
 from llmc.runtime.executors import open_sized
 from llmc.runtime.executors.base import Executor
 from llmc.runtime.llm import BundleLLM

@@ -21,7 +21,7 @@ from llmc.compiler.targets.openvino.target import OpenVinoTarget
 from llmc.errors import ArtifactError, DeviceError, InputError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.cache_shape import CacheShape
-from llmc.runtime.engine.sampling import SamplingParams
+from llmc.runtime.engine.sampling.params import SamplingParams
 from llmc.runtime.executors import open_executor
 from llmc.runtime.executors.openvino.blocks import BLOCK, block_bytes
 from llmc.runtime.executors.openvino.device import properties_for

@@ -17,7 +17,7 @@ from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.compile import CompileResult, compile_bundle
 from llmc.errors import ArtifactError, InputError
 from llmc.runtime.bundle import Bundle
-from llmc.runtime.engine.sampling import SamplingParams
+from llmc.runtime.engine.sampling.params import SamplingParams
 from llmc.runtime.executors import open_sized
 from llmc.runtime.executors.base import Executor
 from llmc.runtime.llm import BundleLLM

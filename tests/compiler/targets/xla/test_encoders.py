@@ -18,7 +18,7 @@ from llmc.artifacts.bundle.trust import UntrustedError
 from llmc.buckets.bucket import Bucket
 from llmc.buckets.encoding import EncodePlan
 from llmc.buckets.limits import Limits
-from llmc.buckets.provenance import Provenance
+from llmc.buckets.plan import Provenance
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.targets.encoders import encoder_target, open_encoder_target
 from llmc.compiler.targets.xla.chips import CHIPS

@@ -14,7 +14,7 @@ from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.compile import compile_bundle
 from llmc.errors import CheckpointError, InputError
 from llmc.runtime.bundle import Bundle
-from llmc.runtime.engine.sampling import SamplingParams
+from llmc.runtime.engine.sampling.params import SamplingParams
 from llmc.runtime.executors import open_sized
 from llmc.runtime.llm import BundleLLM
 from llmc.runtime.step import pad

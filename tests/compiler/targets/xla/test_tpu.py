@@ -16,8 +16,7 @@ import pytest
 
 from llmc.buckets.bucket import Bucket
 from llmc.buckets.limits import Limits
-from llmc.buckets.plan import Plan
-from llmc.buckets.provenance import Provenance
+from llmc.buckets.plan import Plan, Provenance
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.executors.base import compile_in_worker
 from llmc.compiler.stages import Stages
@@ -27,7 +26,7 @@ from llmc.compiler.targets.xla.report import lines
 from llmc.errors import CompileError, DeviceError, InputError
 from llmc.platforms import install_line
 from llmc.runtime.bundle import Bundle
-from llmc.runtime.engine.sampling import SamplingParams
+from llmc.runtime.engine.sampling.params import SamplingParams
 from llmc.runtime.executors.envelope import Envelope
 from llmc.runtime.executors.xla.envelope import FORM
 from llmc.runtime.llm import BundleLLM

@@ -20,7 +20,7 @@ from llmc.compiler.targets import open_target
 from llmc.errors import ArtifactError, DeviceError, InputError, UnknownNameError
 from llmc.platforms import install_line
 from llmc.runtime.bundle import Bundle
-from llmc.runtime.engine.sampling import SamplingParams
+from llmc.runtime.engine.sampling.params import SamplingParams
 from llmc.runtime.executors import open_executor
 from llmc.runtime.executors.compilations import CompilationCounter
 from llmc.runtime.executors.envelope import Envelope, write_envelope

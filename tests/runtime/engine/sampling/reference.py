@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from llmc.runtime.engine.sampling import SamplingParams, SequenceSampler
+from llmc.runtime.engine.sampling.params import SamplingParams
+from llmc.runtime.engine.sampling.sequence import SequenceSampler
 
 VOCAB = 1000
 

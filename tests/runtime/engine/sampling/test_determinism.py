@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from llmc.runtime.engine.sampling import sample
+from llmc.runtime.engine.sampling.batch import sample
 from tests.runtime.engine.sampling.reference import VOCAB, logits, sampler
 
 KINDS = [

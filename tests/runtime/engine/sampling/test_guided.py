@@ -17,15 +17,12 @@ from llmc.errors import ArtifactError, InputError
 from llmc.platforms import install_line
 from llmc.runtime.confined.limits import Limits
 from llmc.runtime.confined.pool import Job
-from llmc.runtime.engine.sampling import (
-    SamplingParams,
-    SequenceSampler,
-    StructuredOutputsParams,
-    grammars,
-    guided,
-    sample,
-)
+from llmc.runtime.engine.sampling import grammars, guided
+from llmc.runtime.engine.sampling.batch import sample
 from llmc.runtime.engine.sampling.guided import MAX_GRAMMARS, ConstraintFactory, GrammarConstraint
+from llmc.runtime.engine.sampling.params import SamplingParams
+from llmc.runtime.engine.sampling.sequence import SequenceSampler
+from llmc.runtime.engine.sampling.structured import StructuredOutputsParams
 from llmc.runtime.text.tokenizer import Tokenizer
 from llmc.testing.toy import BYTES, EOS, VOCAB, tokenizer_json
 from tests.timing import until

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from llmc.runtime.engine.sampling import sample
+from llmc.runtime.engine.sampling.batch import sample
 from tests.runtime.engine.sampling.reference import logits, sampler
 
 

@@ -11,12 +11,8 @@ import numpy as np
 import pytest
 
 from llmc.errors import InputError, UnknownNameError
-from llmc.runtime.engine.sampling import (
-    GuidedDecodingParams,
-    RequestOutputKind,
-    SamplingParams,
-    StructuredOutputsParams,
-)
+from llmc.runtime.engine.sampling.params import RequestOutputKind, SamplingParams
+from llmc.runtime.engine.sampling.structured import GuidedDecodingParams, StructuredOutputsParams
 from tests.timing import least_cpu_seconds
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llmc.runtime.engine.sampling import sample
+from llmc.runtime.engine.sampling.batch import sample
 from tests.runtime.engine.sampling.reference import logits, sampler
 from tests.timing import least_cpu_seconds
 

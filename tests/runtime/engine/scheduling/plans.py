@@ -8,9 +8,8 @@ from functools import cache
 from llmc.buckets.bucket import Bucket
 from llmc.buckets.coverage import prove
 from llmc.buckets.limits import Limits
-from llmc.buckets.plan import Plan
-from llmc.buckets.planner import make_plan
-from llmc.buckets.provenance import Provenance
+from llmc.buckets.plan import Plan, Provenance
+from llmc.buckets.planner.planner import make_plan
 from llmc.buckets.strategies.base import Range
 
 Sizes = tuple[int, int, int]

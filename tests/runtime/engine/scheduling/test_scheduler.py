@@ -8,8 +8,7 @@ import pytest
 
 from llmc.buckets.bucket import Bucket
 from llmc.buckets.limits import Limits
-from llmc.buckets.plan import Plan
-from llmc.buckets.provenance import Provenance
+from llmc.buckets.plan import Plan, Provenance
 from llmc.errors import ArtifactError, InputError
 from llmc.runtime.engine.scheduling.base import Occupancy, ScheduledBatch, SchedulerConfig
 from llmc.runtime.engine.scheduling.scheduler import Scheduler

@@ -18,7 +18,7 @@ from llmc.runtime.engine.engine import Engine, TokenEvent
 from llmc.runtime.engine.generator import Generator
 from llmc.runtime.engine.observer import Observer, RequestSummary, StepRecord
 from llmc.runtime.engine.requests import Request
-from llmc.runtime.engine.sampling import SamplingParams
+from llmc.runtime.engine.sampling.params import SamplingParams
 from llmc.runtime.engine.speculation import SpeculativeConfig
 from llmc.runtime.executors import open_executor
 from llmc.runtime.executors.fake.executor import FakeExecutor

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from llmc.buckets.bucket import Bucket
-from llmc.buckets.warmup.capture import capture
-from llmc.buckets.warmup.memory import Memory
-from llmc.buckets.warmup.options import CaptureOptions
-from llmc.buckets.warmup.profile import profile
+from llmc.buckets.capture.graphs import capture
+from llmc.buckets.capture.memory import Memory, profile
+from llmc.buckets.capture.options import CaptureOptions
 from llmc.errors import InputError, OutOfDeviceMemoryError
 from llmc.runtime.executors.hpu.executor import HpuGraphs, OnCard
 from llmc.runtime.step import pad

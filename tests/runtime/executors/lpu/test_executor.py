@@ -13,7 +13,7 @@ import pytest
 
 from llmc.errors import ArtifactError, DeviceError, InputError
 from llmc.runtime.certificate.certifying import Certifying, CertifyOptions
-from llmc.runtime.engine.sampling import SamplingParams
+from llmc.runtime.engine.sampling.params import SamplingParams
 from llmc.runtime.executors.lpu import executor as lpu_executor
 from llmc.runtime.executors.lpu.executor import LpuExecutor
 from llmc.runtime.llm import BundleLLM

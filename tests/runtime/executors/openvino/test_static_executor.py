@@ -20,7 +20,7 @@ from llmc.compiler.targets.openvino.static_target import OpenVinoStaticTarget
 from llmc.errors import ArtifactError, InputError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.cache_shape import Rewind
-from llmc.runtime.engine.sampling import SamplingParams
+from llmc.runtime.engine.sampling.params import SamplingParams
 from llmc.runtime.executors import open_executor
 from llmc.runtime.executors.openvino.static_executor import OpenVinoStaticExecutor
 from llmc.runtime.llm import BundleLLM

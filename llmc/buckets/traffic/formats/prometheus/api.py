@@ -10,8 +10,8 @@ from llmc.buckets.traffic.formats.base import Head, LengthFormat
 from llmc.buckets.traffic.formats.prometheus.exposition import Sample, number
 from llmc.buckets.traffic.formats.prometheus.increase import MAX_SERIES, Increase
 from llmc.buckets.traffic.formats.prometheus.names import QUERY, series
-from llmc.buckets.traffic.lengths import Lengths
-from llmc.buckets.traffic.lines import Progress, TraceFile
+from llmc.buckets.traffic.length_histogram import Lengths
+from llmc.buckets.traffic.trace_file import Progress, TraceFile
 from llmc.errors import InputError
 
 MAX_BYTES = 24 << 20

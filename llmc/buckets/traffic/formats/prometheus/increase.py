@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from llmc.buckets.traffic.formats.prometheus.exposition import Sample
 from llmc.buckets.traffic.formats.prometheus.names import BUCKET, SUM, Role, families
-from llmc.buckets.traffic.lengths import LengthHistogram, Lengths
+from llmc.buckets.traffic.length_histogram import LengthHistogram, Lengths
 from llmc.errors import InputError
 
 MAX_SERIES = 100_000

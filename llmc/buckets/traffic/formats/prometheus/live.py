@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from llmc.buckets.traffic.formats.prometheus.exposition import samples
 from llmc.buckets.traffic.formats.prometheus.increase import Increase
-from llmc.buckets.traffic.lengths import Lengths
+from llmc.buckets.traffic.length_histogram import Lengths
 from llmc.errors import InputError
 
 MAX_ANSWER_BYTES = 16 << 20

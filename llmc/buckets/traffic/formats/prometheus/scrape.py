@@ -9,8 +9,8 @@ from llmc.buckets.traffic.formats.base import Head, LengthFormat
 from llmc.buckets.traffic.formats.prometheus.exposition import samples
 from llmc.buckets.traffic.formats.prometheus.increase import Increase, apart
 from llmc.buckets.traffic.formats.prometheus.names import OWN, TOKEN_TYPES, histograms
-from llmc.buckets.traffic.lengths import LengthHistogram, Lengths
-from llmc.buckets.traffic.lines import Progress, TraceFile
+from llmc.buckets.traffic.length_histogram import LengthHistogram, Lengths
+from llmc.buckets.traffic.trace_file import Progress, TraceFile
 
 DURATION = "llmc_sampled_seconds"
 """The series that a sample of llmc tells its duration by."""

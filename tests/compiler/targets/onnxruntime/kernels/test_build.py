@@ -33,7 +33,7 @@ from llmc.compiler.targets.unfit import UnfitError
 from llmc.compiler.weights.recipes import quantise_q8
 from llmc.errors import ArtifactError, CheckpointError, CompileError, InputError, UnknownNameError
 from llmc.runtime.bundle import Bundle
-from llmc.runtime.engine.sampling import SamplingParams
+from llmc.runtime.engine.sampling.params import SamplingParams
 from llmc.runtime.executors import compatibility, open_executor
 from llmc.runtime.executors.base import Executor
 from llmc.runtime.llm import BundleLLM

@@ -17,7 +17,7 @@ from llmc.compiler.pipeline.compile import compile_bundle
 from llmc.compiler.targets.onnxruntime.target import OnnxRuntimeTarget
 from llmc.errors import ArtifactError, InputError
 from llmc.runtime.bundle import Bundle
-from llmc.runtime.engine.sampling import SamplingParams
+from llmc.runtime.engine.sampling.params import SamplingParams
 from llmc.runtime.executors import open_executor
 from llmc.runtime.executors.onnxruntime.kernels_executor import KernelExecutor
 from llmc.runtime.llm import BundleLLM

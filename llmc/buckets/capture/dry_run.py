@@ -1,0 +1,44 @@
+"""The device of a dry run: graphs take what an estimate says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from llmc.buckets.bucket import PHASES, Bucket
+from llmc.buckets.capture.graphs import Outcome, Tell, capture
+from llmc.buckets.capture.log import hold_none
+from llmc.buckets.capture.memory import Memory
+from llmc.buckets.capture.predict import SizeOf
+from llmc.buckets.render.text import size_text
+from llmc.errors import InputError, OutOfDeviceMemoryError
+
+
+class EstimatedDevice:
+    """`free` bytes of memory, of which the graph of a bucket takes `size_of(bucket)`; nothing is run."""
+
+    def __init__(self, free: int, size_of: SizeOf) -> None:
+        self._free, self._size_of = free, size_of
+
+    def free_memory(self) -> int:
+        """Bytes that no graph has taken."""
+        return self._free
+
+    def capture(self, bucket: Bucket) -> int:
+        """Take the graph's bytes. Raises OutOfDeviceMemoryError when there are not so many."""
+        size = self._size_of(bucket)
+        if size > self._free:
+            raise OutOfDeviceMemoryError(f"{bucket} takes {size_text(size)}; {size_text(self._free)} are free")
+        self._free -= size
+        return size
+
+
+def dry_run(buckets: Sequence[Bucket], memory: Memory, size_of: SizeOf, tell: Tell = lambda _: None) -> Outcome:
+    """What would be captured of `buckets` in `memory` if graphs take what `size_of` says.
+
+    Raises InputError for a budget that holds not even one graph; reserving nothing for graphs is no such budget.
+    """
+    device = EstimatedDevice(memory.free_for_capture, size_of)
+    outcome = capture(device, buckets, memory.margin, memory.options, dict.fromkeys(PHASES, size_of), tell)
+    if outcome.budget and outcome.empty:
+        raise InputError(hold_none(outcome, buckets, size_of))
+    return outcome

@@ -1,0 +1,270 @@
+"""A plan's waste on traffic: every step of a schedule is looked up as at runtime, and its padding is counted.
+
+Waste is (padded − real) / real, in tokens:
+
+    prompt step   padded = batch · query of its bucket      real = new tokens of the live rows
+    decode step   padded = batch · context of its bucket    real = tokens in the cache of the live rows
+
+Prompt tokens that are computed again, because no bucket takes over where the cache ends, are padding. The waste of a
+phase is of the sums of its tokens, so that a large step weighs more than a small one; the percentiles are of steps.
+
+Part of it no plan can avoid: sequences of unequal length that share a step are padded to the longest of them, even in a
+bucket of just that size. That part is the ragged waste; the rest is what the buckets add.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from llmc.buckets.bucket import PHASES, Bucket, Phase
+from llmc.buckets.cost.bench import Bench
+from llmc.buckets.evaluation.usage import DecodeUsage, PromptUsage, Usage
+from llmc.buckets.lookup import BucketSet
+from llmc.buckets.render.page import Cells, Table, columns, counts
+from llmc.buckets.render.text import percent
+from llmc.buckets.traffic.events import DecodeRun, PromptGroup
+from llmc.errors import InputError
+
+if TYPE_CHECKING:
+    from llmc.buckets.traffic.source import Traffic
+
+RESULT = ("phase", "graphs", "requests", "steps", "waste", "ragged", "p50", "p95", "p99", "dead", "uncovered")
+"""What `PhaseEvaluation.cells` has."""
+
+RAGGED = "ragged: the part of the waste by sequences of unequal length that share a step, whatever the buckets."
+
+USE = ("batch", "query", "context", "steps", "rows", "real tokens", "padded tokens", "waste", "share")
+"""What `BucketUse.cells` has."""
+
+SHOWN = 10
+"""Buckets of a phase that a notebook shows, those with the most padded tokens."""
+
+
+_NUMBERS = (
+    "requests", "uncovered", "steps", "real_tokens", "padded_tokens", "waste", "ragged_waste", "waste_p50", "waste_p95",
+    "waste_p99",
+)  # fmt: skip
+"""What JSON has of a phase, besides its buckets."""
+
+
+@dataclass(frozen=True)
+class BucketUse:
+    """How much one bucket was used.
+
+    `requests` are live rows: a prompt counts in every step that computes a part of it, a decoding sequence in every
+    step. `share` is the bucket's part of all padded tokens of its phase, 0 to 1.
+    """
+
+    bucket: Bucket
+    steps: int
+    requests: int
+    real_tokens: int
+    padded_tokens: int
+    share: float
+
+    @property
+    def waste(self) -> float | None:
+        """(padded − real) / real; None for a bucket that was not used."""
+        return _waste(self.real_tokens, self.padded_tokens)
+
+    def to_dict(self) -> dict[str, object]:
+        """The use as JSON holds it."""
+        own = ("steps", "requests", "real_tokens", "padded_tokens", "waste", "share")
+        shape = {name: getattr(self.bucket, name) for name in ("batch", "query", "context")}
+        return shape | {name: getattr(self, name) for name in own}
+
+    def cells(self) -> Cells:
+        """The use as a row of a table under USE."""
+        numbers = counts(*self.bucket.shape, self.steps, self.requests, self.real_tokens, self.padded_tokens)
+        return (*numbers, percent(self.waste), percent(self.share))
+
+
+@dataclass(frozen=True)
+class PhaseEvaluation:
+    """What one phase of a plan did on traffic.
+
+    requests      prompt: prompts that arrived; decode: sequences that take a decode step, see `evaluate`
+    uncovered     prompt: requests, decode: steps that no bucket serves; they are in no number below
+    exact_tokens  tokens if each step ran in a bucket of just its size
+    waste_pNN     the least waste that NN% of the steps do not exceed, within 0.05 percentage points up to 1000%
+                  and within 0.05% of itself beyond; None without steps
+    seconds       measured or interpolated seconds of all steps; None without a bench that has the phase
+    buckets       all of the phase, in plan order
+    """
+
+    phase: Phase
+    requests: int
+    uncovered: int
+    steps: int
+    real_tokens: int
+    exact_tokens: int
+    padded_tokens: int
+    waste_p50: float | None
+    waste_p95: float | None
+    waste_p99: float | None
+    seconds: float | None
+    buckets: tuple[BucketUse, ...]
+
+    @property
+    def waste(self) -> float | None:
+        """(padded − real) / real of all tokens, 0.118 being 11.8%; None without real tokens."""
+        return _waste(self.real_tokens, self.padded_tokens)
+
+    @property
+    def ragged_waste(self) -> float | None:
+        """The part of `waste` that buckets of just each step's size would leave; None without real tokens."""
+        return _waste(self.real_tokens, self.exact_tokens)
+
+    @property
+    def dead(self) -> tuple[Bucket, ...]:
+        """The buckets that were never used, in plan order."""
+        return tuple(use.bucket for use in self.buckets if not use.steps)
+
+    def hottest(self, count: int) -> tuple[BucketUse, ...]:
+        """At most `count` used buckets, those with the most padded tokens first; ties in plan order."""
+        used = [use for use in self.buckets if use.steps]
+        return tuple(sorted(used, key=lambda use: -use.padded_tokens)[:count])
+
+    def to_dict(self) -> dict[str, object]:
+        """The evaluation of the phase as JSON holds it; "seconds" only where they are known."""
+        fields: dict[str, object] = {name: getattr(self, name) for name in _NUMBERS}
+        fields["dead"] = [list(bucket.shape) for bucket in self.dead]
+        fields["buckets"] = [use.to_dict() for use in self.buckets]
+        return fields if self.seconds is None else fields | {"seconds": self.seconds}
+
+    def cells(self) -> Cells:
+        """The phase as a row of a table under RESULT."""
+        wastes = (self.waste, self.ragged_waste, self.waste_p50, self.waste_p95, self.waste_p99)
+        return (
+            self.phase, *counts(len(self.buckets), self.requests, self.steps), *map(percent, wastes),
+            *counts(len(self.dead), self.uncovered),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What a plan did on traffic, by phase."""
+
+    prompt: PhaseEvaluation
+    decode: PhaseEvaluation
+
+    @property
+    def phases(self) -> tuple[PhaseEvaluation, PhaseEvaluation]:
+        """Both phases."""
+        return self.prompt, self.decode
+
+    def of(self, phase: Phase) -> PhaseEvaluation:
+        """One phase."""
+        return self.prompt if phase == "prompt" else self.decode
+
+    def to_dict(self) -> dict[str, object]:
+        """The evaluation as JSON holds it."""
+        return {"prompt": self.prompt.to_dict(), "decode": self.decode.to_dict()}
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the waste of each phase, and the buckets that pad most."""
+        from llmc.buckets.render.page import fragment
+
+        tables = [Table("By phase", columns(RESULT, 1), [phase.cells() for phase in self.phases], RAGGED)]
+        for phase in self.phases:
+            if used := phase.hottest(SHOWN):
+                heading = f"{phase.phase.capitalize()} buckets that pad most"
+                tables.append(Table(heading, columns(USE, 0), [use.cells() for use in used]))
+        waste = ", ".join(f"{phase.phase} {percent(phase.waste)}" for phase in self.phases)
+        return fragment(f"Waste on the traffic: {waste}", (), tables)
+
+
+def evaluate(
+    plan: BucketSet,
+    events: Iterable[PromptGroup | DecodeRun],
+    *,
+    bench: Bench | None = None,
+    decode_requests: Callable[[], int] | None = None,
+) -> Evaluation:
+    """Count what `plan` does on `events`, a stream of any length, in one pass and bounded memory.
+
+    Prompts take the steps of `prefill_path`; where that refuses a group, the prompts that it also refuses alone are
+    uncovered and the rest run without them. A decode step takes `plan.lookup`.
+
+    `decode_requests` says, once the events have ended, how many requests take a decode step, which events do not show:
+    those that ask for more than one token. Without it, all requests are counted, an upper bound. `bench` gives the
+    seconds of the steps.
+
+    Raises InputError for an event that is neither type or not possible.
+    """
+    prompt, decode = PromptUsage(plan), DecodeUsage(plan)
+    for event in events:
+        if isinstance(event, DecodeRun):
+            decode.add(event)
+        elif isinstance(event, PromptGroup):
+            prompt.add(event)
+        else:
+            raise InputError(f"{event!r} is no event; give PromptGroup and DecodeRun, as the schedule does")
+    prompt.flush()
+    decode.flush()
+    starting = prompt.requests if decode_requests is None else decode_requests()
+    return Evaluation(_phase("prompt", prompt, prompt.requests, bench), _phase("decode", decode, starting, bench))
+
+
+def _phase(phase: Phase, usage: Usage, requests: int, bench: Bench | None) -> PhaseEvaluation:
+    padded = usage.steps * usage.padded
+    total = int(padded.sum())
+    counts = zip(usage.steps.tolist(), usage.rows.tolist(), usage.real.tolist(), padded.tolist(), strict=True)
+    uses = tuple(
+        BucketUse(bucket, *numbers, numbers[-1] / total if total else 0.0)
+        for bucket, numbers in zip(usage.buckets, counts, strict=True)
+    )
+    p50, p95, p99 = (usage.histogram.percentile(percent) for percent in (50, 95, 99))
+    return PhaseEvaluation(
+        phase, requests, usage.uncovered, int(usage.steps.sum()), int(usage.real.sum()), usage.exact, total, p50, p95,
+        p99, _seconds(phase, usage, bench), uses,
+    )  # fmt: skip
+
+
+def _seconds(phase: Phase, usage: Usage, bench: Bench | None) -> float | None:
+    if bench is None or not bench.measured(phase):
+        return None
+    shapes = np.array([bucket.shape for bucket in usage.buckets], np.int64)
+    return float(np.sum(bench.seconds(phase, *shapes.T) * usage.steps))
+
+
+def _waste(real: int, padded: int) -> float | None:
+    return (padded - real) / real if real else None
+
+
+Watch = Callable[[Iterator[PromptGroup | DecodeRun]], Iterator[PromptGroup | DecodeRun]]
+
+
+def replay(plan: BucketSet, traffic: Traffic, watch: Watch = iter) -> Evaluation:
+    """What `plan` does on `traffic`: the schedule of a server under the plan's limits, see `evaluate`.
+
+    `watch` passes the events on, and may look at them.
+    """
+    events = watch(traffic.events(plan.limits, plan.prompt[-1].batch))
+    return evaluate(plan, events, bench=traffic.bench, decode_requests=lambda: traffic.decode_requests)
+
+
+def uses_of(plan: BucketSet, traffic: Traffic) -> dict[Bucket, int]:
+    """How many steps of `traffic` each bucket of `plan` runs. Raises InputError where the plan admits no request."""
+    found = replay(plan, traffic)
+    return {use.bucket: use.steps for phase in found.phases for use in phase.buckets}
+
+
+def waste_ranges(plan: BucketSet, found: Evaluation, others: Sequence[Traffic]) -> dict[str, tuple[float, float]]:
+    """By phase the least and the most waste: of `found`, and of the same traffic drawn at `others`' ends of intervals.
+
+    Empty without `others`.
+    """
+    if not others:
+        return {}
+    evaluations = [found, *(replay(plan, other) for other in others)]
+    ranges: dict[str, tuple[float, float]] = {}
+    for phase in PHASES:
+        wastes = [waste for one in evaluations if (waste := one.of(phase).waste) is not None]
+        if wastes:
+            ranges[phase] = (min(wastes), max(wastes))
+    return ranges

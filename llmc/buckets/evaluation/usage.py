@@ -1,0 +1,247 @@
+"""Counting how traffic uses the buckets of one phase, in bounded memory; `evaluation` turns the counts into results."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmc.buckets.bucket import Phase
+from llmc.buckets.lookup import BucketSet, prefill_path
+from llmc.buckets.traffic.events import DecodeRun, PromptGroup
+from llmc.errors import InputError
+
+Ints = NDArray[np.int64]
+
+BINS_PER_UNIT = 1000
+"""Bins for a waste of 1 (100%): each is 0.1 percentage points wide, and so is a percentile exact to that."""
+
+LINEAR_BINS = 10 * BINS_PER_UNIT
+"""Bins of equal width, up to a waste of 10 (1000%); beyond, each bin is 0.1% wider than the one before."""
+
+TAIL_BINS = 20 * BINS_PER_UNIT
+"""Bins beyond a waste of 10: the last one stands for 10·e^20 and above."""
+
+
+class WasteHistogram:
+    """Steps counted by their waste (padded − real) / real."""
+
+    def __init__(self) -> None:
+        self._counts = np.zeros(LINEAR_BINS + TAIL_BINS + 1, np.int64)
+
+    def add(self, real: Ints, padded: Ints, times: int = 1) -> None:
+        """Count steps of `real` ≥ 1 tokens that ran as `padded` ≥ real ones, so many `times` for each pair [n]."""
+        waste = padded / real - 1.0
+        bins = np.rint(np.minimum(waste, 10.0) * BINS_PER_UNIT)
+        tail = waste > 10.0
+        if tail.any():
+            bins[tail] += np.rint(np.log(waste[tail] / 10.0) * BINS_PER_UNIT)
+            np.minimum(bins, LINEAR_BINS + TAIL_BINS, out=bins)
+        self._counts += times * np.bincount(bins.astype(np.int64), minlength=len(self._counts))
+
+    def percentile(self, percent: int) -> float | None:
+        """The least waste that at least `percent` (1 to 100) of all steps do not exceed; None without steps.
+
+        Within 0.05 percentage points up to 1000%, within 0.05% of itself beyond.
+        """
+        steps = int(self._counts.sum())
+        if not steps:
+            return None
+        rank = -(-steps * percent // 100)
+        place = int(np.searchsorted(np.cumsum(self._counts), rank))
+        if place <= LINEAR_BINS:
+            return place / BINS_PER_UNIT
+        return float(10.0 * np.exp((place - LINEAR_BINS) / BINS_PER_UNIT))
+
+
+EVENTS_AT_ONCE = 1 << 13
+"""Decode runs, or prompt steps, that are counted together."""
+
+STEPS_AT_ONCE = 1 << 20
+"""Decode steps that the histogram takes at a time, unless a single bucket serves more of one run."""
+
+PATHS_KEPT = 1 << 13
+"""Groups of prompts whose path is remembered: the same lengths come again and again, above all single ones."""
+
+Path = tuple[tuple[tuple[int, int, int, int], ...], int]
+"""The steps of a group as (place of the bucket, rows, real tokens, tokens of the rows at the longest one's length),
+and how many of its prompts no path serves."""
+
+
+class Usage:
+    """Counts for each bucket of one phase, in plan order: steps, rows (live sequences of these) and real tokens.
+
+    `exact` is the tokens that all steps would take in buckets of just their size: more than the real ones where
+    sequences of unequal length share a step.
+    """
+
+    def __init__(self, plan: BucketSet, phase: Phase) -> None:
+        self.plan = plan
+        self.buckets = plan.of(phase)
+        self.places = {bucket: place for place, bucket in enumerate(self.buckets)}
+        sizes = [plan.limits.padded(bucket) for bucket in self.buckets]
+        self.padded = np.array(sizes, np.int64)
+        self.steps, self.rows, self.real = np.zeros((3, len(sizes)), np.int64)
+        self.histogram = WasteHistogram()
+        self.uncovered = 0
+        self.exact = 0
+
+    def count(self, places: Ints, steps: Ints | int, rows: Ints, real: Ints) -> None:
+        """Add to the buckets at `places` [n], which may repeat."""
+        np.add.at(self.steps, places, steps)
+        np.add.at(self.rows, places, rows)
+        np.add.at(self.real, places, real)
+
+
+class PromptUsage(Usage):
+    """Counts of prompt buckets; `uncovered` is in requests, `requests` is all of them."""
+
+    def __init__(self, plan: BucketSet) -> None:
+        super().__init__(plan, "prompt")
+        self.requests = 0
+        self._path = lru_cache(PATHS_KEPT)(self._walk)
+        self._waiting: list[tuple[int, int, int, int]] = []
+
+    def add(self, group: PromptGroup) -> None:
+        """Count the steps of `prefill_path`. Raises InputError when lengths and cached differ in number."""
+        if len(group.lengths) != len(group.cached):
+            raise InputError(f"{group}: {len(group.lengths)} lengths but {len(group.cached)} cached; give one for each")
+        steps, uncovered = self._path(group)
+        self.requests += len(group.lengths)
+        self.uncovered += uncovered
+        self._waiting += steps
+        if len(self._waiting) >= EVENTS_AT_ONCE:
+            self.flush()
+
+    def flush(self) -> None:
+        """Count what `add` has put off."""
+        if not self._waiting:
+            return
+        places, rows, real, exact = np.array(self._waiting, np.int64).T
+        self._waiting.clear()
+        self.exact += int(exact.sum())
+        self.count(places, 1, rows, real)
+        self.histogram.add(real, self.padded[places])
+
+    def _walk(self, group: PromptGroup) -> Path:
+        try:
+            path = prefill_path(self.plan, group.lengths, group.cached)
+        except InputError:
+            return self._without_uncovered(group)
+        steps = []
+        for step in path:
+            spans = zip(step.rows, step.spans, strict=True)
+            new = [max(0, stop - max(start, group.cached[row])) for row, (start, stop) in spans]
+            steps.append((self.places[step.bucket], len(new), sum(new), len(new) * max(new)))
+        return tuple(steps), 0
+
+    def _without_uncovered(self, group: PromptGroup) -> Path:
+        """The path of the prompts that have one alone; none where all do, and the group as such is inadmissible."""
+        pairs = list(zip(group.lengths, group.cached, strict=True))
+        served = [pair for pair in pairs if len(pairs) > 1 and not self._path(PromptGroup(*zip(pair, strict=True)))[1]]
+        if not served or len(served) == len(pairs):
+            return (), len(pairs)
+        lengths, cached = zip(*served, strict=True)
+        steps, uncovered = self._path(PromptGroup(lengths, cached))
+        return steps, uncovered + len(pairs) - len(served)
+
+
+class DecodeUsage(Usage):
+    """Counts of decode buckets; `uncovered` is in steps.
+
+    The least-cost bucket of a step stays the least-cost one until the longest sequence exceeds its context: it still
+    covers, and nothing cheaper starts to. So a run is cut at the contexts of few buckets, and counted in closed form.
+    """
+
+    def __init__(self, plan: BucketSet) -> None:
+        super().__init__(plan, "decode")
+        self._stairs: dict[int, tuple[Ints, Ints]] = {}
+        self._waiting: list[DecodeRun] = []
+
+    def add(self, run: DecodeRun) -> None:
+        """Count the steps of a run. Raises InputError, here or in `flush`, for a run that no sequences can make."""
+        self._waiting.append(run)
+        if len(self._waiting) >= EVENTS_AT_ONCE:
+            self.flush()
+
+    def flush(self) -> None:
+        """Count what `add` has put off."""
+        if not self._waiting:
+            return
+        runs = np.array(self._waiting, np.int64)
+        _require_possible(runs, self._waiting)
+        self._waiting.clear()
+        for batch in np.unique(runs[:, 0]):
+            self._count_runs(int(batch), runs[runs[:, 0] == batch, 1:])
+
+    def _count_runs(self, batch: int, runs: Ints) -> None:
+        """Count `runs` [n, 3] of (longest, total, steps), all of one batch."""
+        longest, total, steps = runs.T
+        if not self.plan.limits.contexts:
+            self._count_computed(batch, steps)
+            return
+        lasts, places = self._staircase(batch)
+        covered = np.clip((lasts[-1] + 1 if len(lasts) else 0) - longest, 0, steps)
+        self.uncovered += int((steps - covered).sum())
+        longest, total, after = longest[covered > 0], total[covered > 0], (longest + covered)[covered > 0]
+        if not len(longest):
+            return
+        # each run becomes one piece for every bucket that serves a part of it
+        first = np.searchsorted(lasts, longest)
+        pieces = np.searchsorted(lasts, after - 1) - first + 1
+        run = np.repeat(np.arange(len(longest)), pieces)
+        stair = np.arange(len(run)) - np.repeat(np.cumsum(pieces) - pieces, pieces) + first[run]
+        start = np.maximum(longest[run], np.concatenate(([0], lasts[:-1] + 1))[stair])
+        count = np.minimum(after[run], lasts[stair] + 1) - start
+        begin = total[run] + batch * (start - longest[run])
+        self.exact += batch * int((count * start + count * (count - 1) // 2).sum())
+        self.count(places[stair], count, batch * count, count * begin + batch * (count * (count - 1) // 2))
+        self._count_waste(batch, begin, count, self.padded[places[stair]])
+
+    def _count_computed(self, batch: int, steps: Ints) -> None:
+        """Count steps of `batch` sequences that read no cached tokens: one bucket takes them all, a token a row."""
+        bucket, total = self.plan.lookup("decode", batch, 1, 0), int(steps.sum())
+        if bucket is None:
+            self.uncovered += total
+            return
+        self.exact += batch * total
+        place = np.array([self.places[bucket]])
+        self.count(place, total, np.array([batch * total]), np.array([batch * total]))
+        self.histogram.add(np.array([batch]), self.padded[place], total)
+
+    def _count_waste(self, batch: int, begin: Ints, count: Ints, padded: Ints) -> None:
+        """Put the `count` steps of every piece into the histogram; the first has `begin` real tokens."""
+        ends = np.cumsum(count)
+        low, done = 0, 0
+        while low < len(count):
+            high = max(low + 1, int(np.searchsorted(ends, done + STEPS_AT_ONCE, "right")))
+            repeats = count[low:high]
+            # real tokens of a piece's first step, minus the tokens that the step number adds before it
+            base = begin[low:high] - batch * (ends[low:high] - repeats)
+            real = np.repeat(base, repeats) + batch * np.arange(done, ends[high - 1])
+            self.histogram.add(real, np.repeat(padded[low:high], repeats))
+            low, done = high, int(ends[high - 1])
+
+    def _staircase(self, batch: int) -> tuple[Ints, Ints]:
+        """For `batch` sequences, ascending: the last context of each stair, and the place of the bucket it runs in."""
+        if batch not in self._stairs:
+            stairs: list[tuple[int, int]] = []
+            bucket = self.plan.lookup("decode", batch, 1, 0)
+            while bucket is not None:
+                stairs.append((bucket.context, self.places[bucket]))
+                bucket = self.plan.lookup("decode", batch, 1, bucket.context + 1)
+            lasts, places = np.array(stairs, np.int64).reshape(-1, 2).T
+            self._stairs[batch] = lasts, places
+        return self._stairs[batch]
+
+
+def _require_possible(runs: Ints, events: list[DecodeRun]) -> None:
+    batch, longest, total, steps = runs.T
+    sound = (batch >= 1) & (longest >= 1) & (steps >= 1)
+    sound &= (total >= longest + batch - 1) & (total <= batch * longest)
+    if not sound.all():
+        raise InputError(
+            f"{events[int(np.argmin(sound))]} is not possible: batch and steps are at least 1, every sequence has 1 to "
+            "`longest` tokens in the cache, one of them `longest`, and together they have `total`"
+        )

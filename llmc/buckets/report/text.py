@@ -1,0 +1,217 @@
+"""Plans and evaluations as plain text: what a plan holds, what traffic does on it, and plans against each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from llmc.buckets.bucket import PHASES, Bucket
+from llmc.buckets.evaluation.replay import Evaluation, PhaseEvaluation
+from llmc.buckets.plan import Plan
+from llmc.buckets.render.text import percent, table
+from llmc.buckets.strategies.base import DIMENSIONS, phase_of
+from llmc.settings import BOUNDS
+
+if TYPE_CHECKING:
+    from llmc.buckets.planner.choice import FrontierPoint
+
+SHOWN = 8
+"""Values of a dimension, and buckets never used, that the text lists; of a longer list the first ones and the last."""
+
+HEADER = ("dimension", "values", "number", "min,step,max", "from")
+
+
+@dataclass(frozen=True)
+class DimensionRow:
+    """One dimension of a plan.
+
+    `values` are the distinct ones among the plan's buckets, ascending, so that what was added is there and what was
+    dropped is not. `bounds` is "min,step,max" as planned with and the rule's other numbers by name, `origin` where
+    they come from; both are empty for a plan that records none.
+    """
+
+    dimension: str
+    values: tuple[int, ...]
+    bounds: str
+    origin: str
+
+    def cells(self) -> tuple[str, str, str, str, str]:
+        """The row as text, in the order of `HEADER`."""
+        return self.dimension, _shortened(map(str, self.values)), str(len(self.values)), self.bounds, self.origin
+
+
+def dimension_rows(plan: Plan) -> list[DimensionRow]:
+    """A row for every dimension, in the order of `DIMENSIONS`."""
+    rows = []
+    for dimension in DIMENSIONS:
+        phase, name = phase_of(dimension), dimension.partition("_")[2]
+        values = tuple(sorted({getattr(bucket, name) for bucket in plan.of(phase)}))
+        numbers = plan.provenance.parameters.get(dimension, {})
+        bounds = ",".join(str(numbers[bound]) for bound in BOUNDS if bound in numbers)
+        bounds += "".join(f" {name} {number}" for name, number in numbers.items() if name not in BOUNDS)
+        rows.append(DimensionRow(f"{phase} {name}", values, bounds, _origin(plan, dimension)))
+    return rows
+
+
+def plan_text(plan: Plan) -> str:
+    """The report of `llmc plan`: limits, dimensions, number of buckets, and every note; ends in a newline."""
+    origins = plan.provenance.origins
+    lines = [_with_origin(f"strategy {plan.provenance.strategy}", origins.get("strategy"))]
+    for name, value in plan.limits.to_dict().items():
+        what = f"{name} {value}" if name != "contexts" else "contexts: none, the model keeps states alone"
+        lines.append(_with_origin(what, origins.get(name)))
+    lines += ["", *table([HEADER, *(row.cells() for row in dimension_rows(plan))]), ""]
+    lines.append(f"buckets: {len(plan.prompt)} prompt, {len(plan.decode)} decode")
+    lines += _expectation(plan)
+    lines += [str(note) for note in plan.provenance.notes]
+    return "\n".join(lines) + "\n"
+
+
+def _origin(plan: Plan, dimension: str) -> str:
+    known = plan.provenance.parameters.get(dimension, BOUNDS)
+    origins = {bound: plan.provenance.origins.get(f"{dimension}.{bound}", "") for bound in known}
+    distinct = set(origins.values())
+    if len(distinct) == 1:
+        return distinct.pop()
+    return ", ".join(f"{bound}: {origin}" for bound, origin in origins.items() if origin)
+
+
+def _expectation(plan: Plan) -> list[str]:
+    """What a plan that was made with traffic is expected to waste on it."""
+    facts = plan.provenance.facts
+    lines = []
+    if "requests" in facts:
+        done = "chosen for" if any(f"{phase}_gap" in facts for phase in PHASES) else "judged on"
+        rate = f" at {facts['arrival_rate']} requests/s" if "arrival_rate" in facts else ""
+        lines.append(f"{done} {facts['requests']:,} recorded requests{rate}, cost in {facts.get('cost', 'tokens')}")
+    for phase in PHASES:
+        waste, gap, ragged = (facts.get(f"{phase}_{what}") for what in ("waste", "gap", "ragged_waste"))
+        if not isinstance(waste, float | int):
+            continue
+        line = f"expected {phase} waste {waste:.1%}"
+        if isinstance(ragged, float | int) and ragged:
+            line += f", {ragged:.1%} of it by unequal lengths in one step"
+        line += f", over {facts[f'{phase}_steps']:,} steps"
+        if isinstance(gap, float | int):
+            line += "; the best choice there is" if gap < 0.0005 else f"; cost within {gap:.1%} of the best choice"
+        lines.append(line)
+    return lines
+
+
+def _with_origin(fact: str, origin: str | None) -> str:
+    return f"{fact} ({origin})" if origin else fact
+
+
+USE_HEADER = ("bucket", "steps", "rows", "waste", "share")
+COMPARISON_HEADER = ("plan", "phase", "graphs", "steps", "waste", "p50", "p95", "p99", "dead", "seconds")
+
+
+def evaluation_text(evaluation: Evaluation, *, hottest: int = 8) -> str:
+    """The report on one plan: totals, the `hottest` buckets and those never used, by phase; ends in a newline."""
+    sections = [_section(phase, hottest) for phase in evaluation.phases]
+    return "\n\n".join("\n".join(lines) for lines in sections) + "\n"
+
+
+def comparison_text(evaluations: Sequence[tuple[str, Evaluation]]) -> str:
+    """One table with a row for each plan and phase; ends in a newline.
+
+    The column of seconds is there when any plan has them. What a plan does not cover follows the table, since the
+    waste of its row leaves that out.
+    """
+    rows: list[tuple[str, ...]] = [COMPARISON_HEADER]
+    uncovered = []
+    for name, evaluation in evaluations:
+        for phase in evaluation.phases:
+            rows.append(_comparison_row(name, phase))
+            if phase.uncovered:
+                uncovered.append(f"{name}: {_uncovered(phase)}")
+    if not any(row[-1] for row in rows[1:]):
+        return "\n".join([*table([row[:-1] for row in rows], range(2, 9)), *uncovered]) + "\n"
+    return "\n".join([*table(rows, range(2, 10)), *uncovered]) + "\n"
+
+
+def range_text(name: str, evaluation: Evaluation, wastes: Mapping[str, tuple[float, float]]) -> str:
+    """How sure the waste is of traffic whose lengths are known by interval; ends in a newline."""
+    lines = []
+    for phase in evaluation.phases:
+        if phase.phase in wastes:
+            low, high = wastes[phase.phase]
+            what = f"{name}: {phase.phase}" if name else phase.phase
+            lines.append(f"{what} waste {percent(phase.waste)} ({percent(low)} to {percent(high)})")
+    return "\n".join([*lines, "the range: all lengths at the low or at the high end of their intervals"]) + "\n"
+
+
+def _comparison_row(name: str, phase: PhaseEvaluation) -> tuple[str, ...]:
+    wastes = (phase.waste, phase.waste_p50, phase.waste_p95, phase.waste_p99)
+    return (
+        name,
+        phase.phase,
+        str(len(phase.buckets)),
+        str(phase.steps),
+        *(percent(waste) for waste in wastes),
+        str(len(phase.dead)),
+        "" if phase.seconds is None else f"{phase.seconds:.1f}",
+    )
+
+
+def _section(phase: PhaseEvaluation, hottest: int) -> list[str]:
+    lines = [f"{phase.phase}: {phase.requests} requests in {phase.steps} steps"]
+    if phase.uncovered:
+        lines.append(_uncovered(phase))
+    if phase.steps:
+        lines.append(
+            f"waste {percent(phase.waste)} (steps: p50 {percent(phase.waste_p50)}, p95 {percent(phase.waste_p95)}, "
+            f"p99 {percent(phase.waste_p99)}), {phase.real_tokens} tokens padded to {phase.padded_tokens}"
+        )
+        if phase.ragged_waste:
+            lines.append(f"of it {percent(phase.ragged_waste)} by unequal lengths in one step, which no bucket avoids")
+        if phase.seconds is not None:
+            lines.append(f"{phase.seconds:.1f} s by the bench")
+    used = phase.hottest(hottest)
+    if used:
+        rows = [
+            (shape(use.bucket), str(use.steps), str(use.requests), percent(use.waste), percent(use.share))
+            for use in used
+        ]
+        lines += ["", *table([USE_HEADER, *rows], range(1, 5)), ""]
+    dead = phase.dead
+    lines.append(
+        f"never used: {len(dead)} of {len(phase.buckets)} buckets{': ' if dead else ''}{_shortened(map(shape, dead))}"
+    )
+    return lines
+
+
+def _uncovered(phase: PhaseEvaluation) -> str:
+    what = "request" if phase.phase == "prompt" else "step"
+    return (
+        f"{phase.uncovered} {phase.phase} {what}{'' if phase.uncovered == 1 else 's'} covered by no bucket: plan anew"
+    )
+
+
+def _shortened(texts: Iterable[str]) -> str:
+    shown = list(texts)
+    if len(shown) > SHOWN:
+        shown = [*shown[: SHOWN - 2], "…", shown[-1]]
+    return " ".join(shown)
+
+
+def shape(bucket: Bucket) -> str:
+    """A bucket without its phase: "4x512+0"."""
+    return f"{bucket.batch}x{bucket.query}+{bucket.context}"
+
+
+def frontier_text(frontier: Sequence[FrontierPoint]) -> str:
+    """The frontier as a plain-text table; ends in a newline."""
+    rows: list[tuple[str, ...]] = [("graphs", *(f"{phase} {what}" for phase in PHASES for what in ("waste", "gap")))]
+    for point in frontier:
+        cells = [str(point.graphs)]
+        for phase in PHASES:
+            choice = point.chosen[phase]
+            cells += [percent(choice.waste), percent(choice.gap)]
+        rows.append(tuple(cells))
+    lines = [
+        *table(rows, right=range(5)),
+        "gap: how far the cost may lie above that of the best choice of as many graphs",
+    ]
+    return "\n".join(lines) + "\n"

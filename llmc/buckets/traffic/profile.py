@@ -1,0 +1,248 @@
+"""The profile of a trace, from one pass over it in bounded memory: distributions of lengths, in all and by time."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+from llmc.buckets.limits import Limits
+from llmc.buckets.traffic.events import DecodeRun, TrafficRequest
+from llmc.buckets.traffic.schedule import schedule
+from llmc.buckets.traffic.step_time import AssumedStepTime
+
+
+class LengthSketch:
+    """Lengths counted exactly below 2^bits, and from there on rounded down by less than 1 part in 2^(bits − 1)."""
+
+    def __init__(self, bits: int = 10) -> None:
+        self._bits = bits
+        self.counts: Counter[int] = Counter()
+        self.total = 0
+        self.longest = 0
+
+    def add(self, length: int, times: int = 1) -> None:
+        """Count `length` so often."""
+        unit = max(0, length.bit_length() - self._bits)
+        self.counts[length >> unit << unit] += times
+        self.total += length * times
+        self.longest = max(self.longest, length)
+
+    def merge(self, other: LengthSketch) -> None:
+        """Count what `other`, of as many bits, counted."""
+        self.counts.update(other.counts)
+        self.total += other.total
+        self.longest = max(self.longest, other.longest)
+
+    @property
+    def number(self) -> int:
+        """Lengths counted."""
+        return self.counts.total()
+
+    @property
+    def mean(self) -> float | None:
+        """The mean length, exact; None without lengths."""
+        number = self.number
+        return self.total / number if number else None
+
+    def percentiles(self, percents: Sequence[float]) -> list[int | None]:
+        """For each, the least length that so many percent of all do not exceed; None without lengths."""
+        lengths = sorted(self.counts)
+        sums = list(accumulate(self.counts[length] for length in lengths))
+        if not sums:
+            return [None for _ in percents]
+        found: list[int | None] = []
+        for percent in percents:
+            rank = max(1, -(-sums[-1] * percent // 100))
+            found.append(self.longest if rank >= sums[-1] else lengths[bisect_right(sums, rank - 1)])
+        return found
+
+
+def distance(one: LengthSketch, other: LengthSketch) -> float:
+    """How far apart two distributions are: the largest difference of their cumulative shares, 0 to 1 (Kolmogorov)."""
+    numbers = one.number, other.number
+    if not all(numbers):
+        return 0.0
+    shares = [0.0, 0.0]
+    largest = 0.0
+    for length in sorted(one.counts.keys() | other.counts.keys()):
+        for place, sketch in enumerate((one, other)):
+            shares[place] += sketch.counts.get(length, 0) / numbers[place]
+        largest = max(largest, abs(shares[0] - shares[1]))
+    return largest
+
+
+MOST = 64
+"""Windows that are kept; when there are more, each two become one of twice the length."""
+
+BITS = 7
+"""Of a window's sketches: lengths are within 1 part in 64."""
+
+
+def _sketch() -> LengthSketch:
+    return LengthSketch(BITS)
+
+
+@dataclass
+class Window:
+    """The requests that arrived from `start` on, for `seconds`."""
+
+    start: float
+    seconds: float
+    prompt: LengthSketch = field(default_factory=_sketch)
+    output: LengthSketch = field(default_factory=_sketch)
+
+    @property
+    def requests(self) -> int:
+        """Requests that arrived in it."""
+        return self.prompt.number
+
+    @property
+    def rate(self) -> float:
+        """Requests a second."""
+        return self.requests / self.seconds
+
+    def merge(self, other: Window) -> None:
+        """Take the requests of the window that follows."""
+        self.seconds += other.seconds
+        self.prompt.merge(other.prompt)
+        self.output.merge(other.output)
+
+
+class Windows:
+    """Windows of one length, each of which begins where the one before ends; requests come in order of time."""
+
+    def __init__(self) -> None:
+        self._seconds = 1.0
+        self._found: dict[int, Window] = {}
+        self._last = 0.0
+
+    def add(self, request: TrafficRequest) -> None:
+        """Count a request."""
+        place = int(request.time / self._seconds)
+        while place >= MOST:
+            self._double()
+            place = int(request.time / self._seconds)
+        self._last = request.time
+        window = self._window(self._found, place)
+        window.prompt.add(request.prompt)
+        window.output.add(request.output)
+
+    def _double(self) -> None:
+        self._seconds *= 2
+        joined: dict[int, Window] = {}
+        for place, window in self._found.items():
+            into = self._window(joined, place // 2)
+            into.prompt.merge(window.prompt)
+            into.output.merge(window.output)
+        self._found = joined
+
+    def _window(self, among: dict[int, Window], place: int) -> Window:
+        if place not in among:
+            among[place] = Window(place * self._seconds, self._seconds)
+        return among[place]
+
+    def found(self, most: int) -> list[Window]:
+        """At most `most` windows of equal length, those without a request too; the last ends with the last request."""
+        if not self._found:
+            return []
+        number = max(self._found) + 1
+        each = -(-number // most)
+        found = []
+        for first in range(0, number, each):
+            joined = Window(first * self._seconds, 0.0)
+            for place in range(first, min(first + each, number)):
+                joined.merge(self._found.get(place) or Window(place * self._seconds, self._seconds))
+            found.append(joined)
+        if self._last > found[-1].start:
+            found[-1].seconds = self._last - found[-1].start
+        return found
+
+
+def drift(windows: list[Window]) -> tuple[float, float]:
+    """How far the lengths of the window that differs most are from those of all: of prompts, and of outputs, 0 to 1."""
+    whole = Window(0.0, 1.0)
+    for window in windows:
+        whole.merge(window)
+    return (
+        max((distance(window.prompt, whole.prompt) for window in windows), default=0.0),
+        max((distance(window.output, whole.output) for window in windows), default=0.0),
+    )
+
+
+MAX_WINDOWS = 32
+"""Windows of a profile."""
+
+LONGEST = 1 << 32
+"""Above every sequence that a trace can hold."""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What a trace looks like.
+
+    prompt, output, total   lengths in tokens; total is prompt and output of a request together
+    cached                  share of the prompts' tokens that were in the cache
+    duration                seconds from the first request to the last; None for a trace without times
+    running                 decode steps by how many sequences they have, on a simulated server (`schedule`,
+                            `AssumedStepTime`) with `slots`; None for a trace without times
+    windows                 the trace by stretches of time; none for a trace without times
+    """
+
+    prompt: LengthSketch
+    output: LengthSketch
+    total: LengthSketch
+    cached: float
+    duration: float | None
+    running: LengthSketch | None
+    slots: int
+    windows: list[Window]
+
+    @property
+    def requests(self) -> int:
+        """Requests in all."""
+        return self.prompt.number
+
+    @property
+    def rate(self) -> float | None:
+        """The mean arrival rate in requests a second, (requests − 1) / duration."""
+        return (self.requests - 1) / self.duration if self.duration else None
+
+
+def profile(requests: Iterable[TrafficRequest], *, has_times: bool, slots: int = 256) -> Profile:
+    """The profile of `requests`, which are in order of time, in memory that their number is not in."""
+    prompt, output, total, windows = LengthSketch(), LengthSketch(), LengthSketch(), Windows()
+    last = cached = 0.0
+
+    def counted() -> Iterator[TrafficRequest]:
+        nonlocal last, cached
+        for request in requests:
+            prompt.add(request.prompt)
+            output.add(request.output)
+            total.add(request.prompt + request.output)
+            cached += request.cached
+            last = request.time
+            if has_times:
+                windows.add(request)
+            yield request
+
+    running = LengthSketch() if has_times else None
+    if running is None:
+        for _ in counted():
+            pass
+    else:
+        for event in schedule(counted(), Limits(LONGEST, slots), step_time=AssumedStepTime()):
+            if isinstance(event, DecodeRun):
+                running.add(event.batch, event.steps)
+    return Profile(
+        prompt=prompt,
+        output=output,
+        total=total,
+        cached=cached / prompt.total if prompt.total else 0.0,
+        duration=last if has_times else None,
+        running=running,
+        slots=slots,
+        windows=windows.found(MAX_WINDOWS),
+    )
