@@ -16,19 +16,21 @@ from typing import Any, ClassVar
 import pytest
 
 SOURCE = """
+from dataclasses import replace
 import os, signal, time
 from pathlib import Path
+from llmc.compiler.targets.description import Presence
 from llmc.compiler.targets.fake import FakeTarget
 
 
 class Farmed(FakeTarget):
-    name = "farmed"
+    description = replace(FakeTarget.description, name="farmed")
 
     def toolchain(self):
         return {**super().toolchain(), "farmed": os.environ.get("FARMED_VERSION", "1")}
 
-    def lacks(self):
-        return os.environ.get("FARMED_LACKS", "")
+    def here(self):
+        return Presence(lacks=os.environ.get("FARMED_LACKS", ""))
 
     def compile(self, lowered, shape, options):
         for name in ("die", "wait"):

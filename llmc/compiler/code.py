@@ -52,7 +52,6 @@ STOPS = {
     "llmc.compiler.frontend.consumed": "refuses what nothing would read, and makes nothing",
     "llmc.compiler.model_size": "sizes are estimated by it, and told apart in what entries say of themselves",
     "llmc.compiler.options": "options are components by value",
-    "llmc.compiler.targets.hardware": "says what ran where, and makes nothing",
     "llmc.compiler.targets.costs": "times are estimated by it, and nothing is made of them",
     "llmc.runtime.accelerators": "finds cards for people, and makes nothing",
     "llmc.runtime.nvidia": "finds cards and refuses them, and makes nothing",

@@ -118,7 +118,7 @@ class Facts:
         manifest = self.manifest
         weights = sum(manifest.blobs[blob] for name, blob in manifest.files.items() if name.startswith("weights"))
         return Server(
-            self.target, self.hosting.host_memory, manifest.size, weights, self.cache_bytes,
+            self.target.costs, self.hosting.host_memory, manifest.size, weights, self.cache_bytes,
             int(manifest.model.get("layers", 1)), weights, len(manifest.executables), self.portable, self.plan.buckets,
             bool(manifest.options.get("static_dims")),
         )  # fmt: skip

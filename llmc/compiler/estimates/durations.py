@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from llmc.compiler.architectures.shared.size import ModelSize
     from llmc.compiler.estimates.verification_work import Work
     from llmc.compiler.options import CompileOptions
-    from llmc.compiler.targets.base import Target
+    from llmc.compiler.targets.costs import Costs
 
 RECENT = 32
 """Builds of the store that a typical time is taken from."""
@@ -31,22 +31,22 @@ METADATA = "parameters"
 
 
 class Durations:
-    """For one model, target and options (configured); `store` None: nothing was measured."""
+    """For one model, device and options (configured); `store` None: nothing was measured."""
 
     def __init__(
-        self, target: Target, options: CompileOptions, model: ModelSize | None, parameters: int, store: Store | None
+        self, costs: Costs, options: CompileOptions, model: ModelSize | None, parameters: int, store: Store | None
     ) -> None:
-        self._target, self._options, self._store = target, options, store
+        self._costs, self._options, self._store = costs, options, store
         self._layers, self._parameters = (model.layers if model else LAYERS), parameters
 
     def stages(self, buckets: Sequence[Bucket], without: Iterable[str] = ()) -> dict[str, float]:
         """Seconds of each shared stage that is not among `without`."""
-        costs = self._target.stage_costs(self._options, buckets)
+        costs = self._costs.stage_costs(self._options, buckets)
         return {kind: self._stage(kind, cost) for kind, cost in costs.items() if kind not in without}
 
     def verification(self, work: Work, reference: bool = True) -> float:
         """Seconds of so much verification; without `reference`, its predictions are there."""
-        each = self._target.verifying
+        each = self._costs.verifying
         seconds = (
             self._of(each.begin) + work.executables * self._of(each.opened) + work.steps * self._of(each.step)
             + work.tokens / 1000 * self._of(each.tokens)

@@ -41,8 +41,9 @@ def count(
     from llmc.compiler.verification.probes import reach_of
 
     shapes = target.shapes(buckets, options)
-    serving, padded = Serving(target, shapes), bool(target.static_dims(options))
-    chosen = choose(buckets, limits, options.verify == "all", target, shapes, parameters)
+    policy = target.verification
+    serving, padded = Serving(policy, shapes), bool(target.fixes(options).dims)
+    chosen = choose(buckets, limits, options.verify == "all", policy, shapes, parameters)
     beyond, reach = steps_beyond(limits, parameters), reach_of(parameters, turns)
     opened, steps, tokens, pasts, longest = set(), 0, 0, set(), 0
     for part in chosen.parts:

@@ -11,7 +11,7 @@ from llmc.artifacts.key import LOCAL, Key, Value
 from llmc.compiler.code import code_digest
 from llmc.compiler.pipeline.compile import Reporter, VerifyReport
 from llmc.compiler.stages import filled_folder
-from llmc.compiler.targets.base import DTYPE_BITS
+from llmc.compiler.targets.costs import DTYPE_BITS
 from llmc.compiler.verification.parts import Once, bucket_of, choose, steps_beyond
 from llmc.compiler.verification.verify import summarise
 from llmc.errors import VerificationError
@@ -42,10 +42,12 @@ def agree(
     """
     if options.verify == "none":
         return {"mode": "none"}
-    plan, limits = half.plan, target.limits(options)
+    plan, limits = half.plan, target.verification.limits(options)
     weights = manifest.files.get("weights")
     parameters = (manifest.blobs[weights] if weights else 0) * 8 // DTYPE_BITS[options.dtype]
-    chosen = choose(plan.buckets, plan.limits, options.verify == "all", target, manifest.executables, parameters)
+    chosen = choose(
+        plan.buckets, plan.limits, options.verify == "all", target.verification, manifest.executables, parameters
+    )
     parts = [part for part in chosen.parts if not isinstance(part, str)]
     beyond = steps_beyond(plan.limits, parameters)
     components: dict[str, Value] = {

@@ -165,8 +165,9 @@ def _assemble(
             "blob": blob.digest,
         })  # fmt: skip
     width = _width(config, read)
+    recorded, tools = target.recorded(options), target.toolchain()
     manifest = Manifest.create(
-        llmc=__version__, device=options.device, target=target.name, executor=target.encoder,
+        llmc=__version__, device=options.device, target=target.name, executor=recorded.executor,
         model={
             "name": checkpoint.name, "architecture": config["model_type"], "vocab_size": config["vocab_size"],
             "task": plan.task, "width": width, "special_tokens": checkpoint.special_tokens(),
@@ -177,8 +178,9 @@ def _assemble(
             **({"analysis": analysis} if analysis else {}),
         },
         plan=plan.to_dict(), executables=executables, files=files,
-        blobs={digest: path.stat().st_size for digest, path in sources.items()}, toolchain=target.toolchain(),
-        isa=list(target.needed_features(options)), provenance=provenance(stages, target, options, checkpoint.asked),
+        blobs={digest: path.stat().st_size for digest, path in sources.items()}, toolchain=tools,
+        isa=list(recorded.features),
+        provenance=provenance(stages, target.name, recorded, tools, options, checkpoint.asked),
     )  # fmt: skip
     return manifest, sources
 

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
 
@@ -34,8 +35,9 @@ from llmc.compiler.options import CompileOptions
 from llmc.compiler.program.program import PROGRAM, Program
 from llmc.compiler.stages import Stages
 from llmc.compiler.targets.base import Executable, Lowered, Shape, State, Target
-from llmc.compiler.targets.costs import Cost, Verifying
-from llmc.compiler.targets.reference import TOY, ReferenceModel
+from llmc.compiler.targets.costs import Cost, Costs, Verifying
+from llmc.compiler.targets.description import DeviceDescription
+from llmc.compiler.targets.reference import TOY
 from llmc.errors import CheckpointError, InputError
 from llmc.runtime.executors.fake.program import EMBEDDING, FORMAT, HEAD, of_adapter
 
@@ -45,7 +47,6 @@ if TYPE_CHECKING:
     from llmc.artifacts.store.workspace import Workspace
     from llmc.buckets.bucket import Bucket
     from llmc.buckets.limits import Limits
-    from llmc.compiler.checkpoint.base import Checkpoint
     from llmc.compiler.targets.finishing import Finisher
     from llmc.runtime.cache_shape import CacheShape
     from llmc.runtime.executors.fake.kind import Kind
@@ -58,15 +59,20 @@ Compiling: TypeAlias = "Callable[[Lowered, Shape, dict[str, Any]], dict[str, Any
 """From an executable's fields to those that are written; it may raise, or wait."""
 
 
+class FakeCosts(Costs):
+    """Nothing takes time."""
+
+    verifying: ClassVar[Verifying] = Verifying(Cost(), Cost(), Cost(), Cost())
+
+    def stage_costs(self, options: CompileOptions, buckets: Sequence[Bucket]) -> Mapping[str, Cost]:
+        """None."""
+        return {"trace": Cost(), "weights": Cost()}
+
+
 class FakeTarget(Target):
     """See the module's docstring."""
 
-    name: ClassVar[str] = "fake"
-    executor: ClassVar[str] = "fake"
-    reference: ClassVar[ReferenceModel] = TOY
-    selects_adapters: ClassVar[bool] = True
-    reads_files: ClassVar[bool] = False
-    verifying: ClassVar[Verifying] = Verifying(Cost(), Cost(), Cost(), Cost())
+    description = DeviceDescription("fake", "fake", reference=TOY, selects_adapters=True, reads_files=False)
 
     def __init__(
         self, kind: Kind | None = None, *, state: State = "native", compiling: Compiling | None = None
@@ -86,11 +92,6 @@ class FakeTarget(Target):
 
         return cls(Kind.of(detail), state="portable" if detail == PORTABLE else "native")
 
-    @property
-    def state(self) -> State:
-        """As it was made."""
-        return self._state
-
     def remaining(self) -> str:
         """What a real device's own compiler would do there; here it is words."""
         return "" if self._state == "native" else "a fake card has to be put in"
@@ -104,44 +105,18 @@ class FakeTarget(Target):
         return FakeFinisher()
 
     def configure(self, options: CompileOptions) -> CompileOptions:
-        """Ragged steps have no fixed shape."""
+        """One executable a bucket, so that tests see buckets; but ragged steps have no fixed shape."""
         if self._kind.ragged and options.specialise:
             raise InputError("--specialise: ragged steps have no fixed shape; leave it out, or take --device fake")
         if self._kind.graph_memory is not None and options.specialise is False:
             raise InputError("--no-specialise: graphs have a fixed shape; leave it out, or take --device fake")
-        return super().configure(options)
-
-    def require_supported(self, config: Mapping[str, Any]) -> None:
-        """The toy model, and nothing else."""
-        if config.get("model_type") != "toy":
-            found = config.get("model_type")
-            raise CheckpointError(f"architecture {found!r} is not supported by device fake; supported: toy")
-
-    def require_consumed(self, checkpoint: Checkpoint) -> None:
-        """The toy model has two tensors; its configuration is a test's."""
-        base = checkpoint.of_adapter(0)
-        left = [name for name in base.tensor_names() if name not in (EMBEDDING, HEAD)]
-        if left:
-            raise CheckpointError(f"{checkpoint.path}: nothing in the toy model takes the tensors {', '.join(left)}")
+        specialise = not self._kind.ragged if options.specialise is None else options.specialise
+        return super().configure(replace(options, specialise=specialise))
 
     @property
-    def specialises_by_default(self) -> bool:
-        """Yes, so that tests see one executable a bucket, but for ragged steps."""
-        return not self._kind.ragged
-
-    def static_dims(self, options: CompileOptions) -> tuple[str, ...]:
-        """All three when specialised, else none."""
-        return ("batch", "query", "context") if options.specialise else ()
-
-    def choice(self, options: CompileOptions) -> str:
-        """Nothing was measured: numpy takes any shape."""
-        if options.specialise:
-            return "one executable per bucket: numpy does not care, tests do"
-        return "one executable for all buckets, run at the exact shape"
-
-    def stage_costs(self, options: CompileOptions, buckets: Sequence[Bucket]) -> Mapping[str, Cost]:
+    def costs(self) -> Costs:
         """Nothing takes time."""
-        return {"trace": Cost(), "weights": Cost()}
+        return FakeCosts()
 
     def toolchain(self) -> dict[str, str]:
         """The version that the executor checks before it replays."""

@@ -24,6 +24,7 @@ from llmc.runtime.executors import executor_class, open_executor
 if TYPE_CHECKING:
     from llmc.artifacts.bundle.manifest_schema import Executable
     from llmc.artifacts.key import Value
+    from llmc.buckets.plan import Plan
     from llmc.runtime.bundle import Bundle
     from llmc.runtime.executors.base import Executor
 
@@ -48,6 +49,11 @@ class Finisher(ABC):
 
     def pins(self, bundle: Bundle) -> Mapping[str, Value]:
         """What finishing decides for good, by name: options of the finished manifest and components of the keys."""
+        return {}
+
+    def host_files(self, folder: Path, bundle: Path, plan: Plan) -> Mapping[str, str]:
+        """Texts for the device's own host, by file name: what servers there read, and a job that finishes `bundle`.
+        They will be written to `folder`. None for most devices."""
         return {}
 
     def open_portable(self, bundle: Bundle) -> Executor:

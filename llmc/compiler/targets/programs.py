@@ -22,11 +22,11 @@ from llmc.compiler.options import CompileOptions
 from llmc.compiler.program.program import PROGRAM, Program
 from llmc.compiler.program.stage import DTYPES, both_weightless, program_for
 from llmc.compiler.stages import Stages, version_of
-from llmc.compiler.targets.base import Executable, Lowered, Shape, State
+from llmc.compiler.targets.base import Executable, Lowered, Shape, Target, cache_for
 from llmc.compiler.targets.costs import WEIGHTS as WEIGHTS_COST
-from llmc.compiler.targets.costs import Cost, Verifying, traces
+from llmc.compiler.targets.costs import Cost, Costs, Verifying, traces
+from llmc.compiler.targets.description import TRACING, DeviceDescription, Requirements
 from llmc.compiler.targets.hosting import Hosting
-from llmc.compiler.targets.static_shapes import StaticTarget
 from llmc.compiler.weights.weightless import PLACEMENTS, WEIGHTS, shared_files
 from llmc.compiler.weights.weightless import TABLES as TABLES_FILE
 from llmc.compiler.weights.weightless import TENSORS as TENSORS_FILE
@@ -48,19 +48,32 @@ class ProgramLowered(Lowered):
     cache: CacheShape
 
 
-class ProgramTarget(StaticTarget):
-    """See the module's docstring."""
+class ProgramCosts(Costs):
+    """Of programs that are traced, and not lowered."""
 
-    executor: ClassVar[str] = "torch"
-    dtypes: ClassVar[tuple[str, ...]] = tuple(DTYPES)
-    run_needs: ClassVar[tuple[str, ...]] = ("torch",)
-    run_extras: ClassVar[tuple[str, ...]] = ("compile",)
-    config_only: ClassVar[bool] = True
     executable_seconds: ClassVar[float] = 0.2
     executable_bytes: ClassVar[int] = 40_000
     verifying: ClassVar[Verifying] = Verifying(
         begin=Cost(fixed=0.5), opened=Cost(layers=0.15), step=Cost(layers=0.06), tokens=Cost(parameters=2.2)
     )
+
+    def stage_costs(self, options: CompileOptions, buckets: Sequence[Bucket]) -> Mapping[str, Cost]:
+        """The model is traced without and with a cache, as the plan needs."""
+        return {"trace": traces(buckets), "weights": WEIGHTS_COST}
+
+
+PROGRAMS = DeviceDescription(
+    "",
+    "torch",
+    dtypes=tuple(DTYPES),
+    config_only=True,
+    requirements=Requirements((*TRACING, "gguf", "onnx"), ("torch",), run_extras=("compile",)),
+)
+"""What the devices below have in common."""
+
+
+class ProgramTarget(Target):
+    """See the module's docstring."""
 
     def hosting(self, recorded: Mapping[str, Any]) -> Hosting:
         """Torch, which runs portable programs."""
@@ -68,15 +81,6 @@ class ProgramTarget(StaticTarget):
 
     def __init__(self) -> None:
         self._traced: dict[Path, dict[str, Any]] = {}
-
-    @property
-    def state(self) -> State:
-        """Portable on any host: this stage ends before the device's compiler."""
-        return "portable"
-
-    def stage_costs(self, options: CompileOptions, buckets: Sequence[Bucket]) -> Mapping[str, Cost]:
-        """The model is traced without and with a cache, as the plan needs; nothing is lowered."""
-        return {"trace": traces(buckets), "weights": WEIGHTS_COST}
 
     def toolchain(self) -> dict[str, str]:
         """The tracer, and the model code that is traced."""
@@ -93,7 +97,7 @@ class ProgramTarget(StaticTarget):
     def lower(self, stages: Stages, programs: Sequence[Program], options: CompileOptions) -> Lowered:
         """Programs stay as they are; the weights file is made, or described."""
         shared = shared_files(stages, programs[0])
-        cache = self.held(stages, options)
+        cache = cache_for(self, stages, options)
         return ProgramLowered(
             files=shared.files,
             components={

@@ -14,11 +14,13 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class ReferenceModel:
     """A reference for executables: its name in keys and manifests, its place ("module:class", made of a checkpoint),
-    the packages that its predictions depend on, and what finds the layer where a model that does not match differs
-    ("module:function" of a checkpoint and a number of tokens), where there is such."""
+    the check of what it can read ("module:function" of a checkpoint), the packages that its predictions depend on, and
+    what finds the layer where a model that does not match differs ("module:function" of a checkpoint and a number of
+    tokens), if there is such."""
 
     name: str
     place: str
+    check: str
     packages: tuple[str, ...] = ()
     layers: str | None = None
 
@@ -31,6 +33,11 @@ class ReferenceModel:
         """The model with the checkpoint's weights."""
         made: Reference = _named(self.place)(checkpoint)
         return made
+
+    def require_readable(self, checkpoint: Checkpoint) -> None:
+        """Raise CheckpointError for an architecture that is not supported, naming those that are, and for a tensor or
+        configuration key that nothing would read."""
+        _named(self.check)(checkpoint)
 
     def first_difference(self, checkpoint: Checkpoint, longest: int) -> str:
         """In which layer the model differs, in words, "" where nothing can say it; over texts of `longest` tokens."""
@@ -45,7 +52,13 @@ def _named(place: str) -> Any:
 TRANSFORMERS = ReferenceModel(
     "transformers",
     "llmc.compiler.verification.transformers_reference:TransformersReference",
+    "llmc.compiler.frontend.consumed:require_readable",
     ("torch", "transformers"),
     layers="llmc.compiler.verification.layers:first_difference",
 )
-TOY = ReferenceModel("toy", "llmc.compiler.verification.toy_reference:ToyReference")
+TOY = ReferenceModel(
+    "toy",
+    "llmc.compiler.verification.toy_reference:ToyReference",
+    "llmc.compiler.verification.toy_reference:require_readable",
+)
+"""The model of the fake device (fake.py)."""

@@ -39,16 +39,16 @@ BIG = {
 
 def durations(device: str = "hpu", parameters: int = PARAMETERS, store: Store | None = None) -> Durations:
     target = open_target(device)
-    return Durations(target, target.configure(CompileOptions.of(device)), SMALL, parameters, store)
+    return Durations(target.costs, target.configure(CompileOptions.of(device)), SMALL, parameters, store)
 
 
 def verifying(parameters: int = PARAMETERS, **options: Any) -> float:
     """Seconds that verifying PLAN takes for a model of so many parameters."""
     options = {"device": "hpu", **options}
     target = open_target(options["device"])
-    return Footprint(
-        SMALL, target, CompileOptions.of(options.pop("device"), **options), PLAN.limits, weights=[Weights(parameters)]
-    ).verification_seconds(PLAN.buckets)
+    configured = target.configure(CompileOptions.of(options.pop("device"), **options))
+    found = Footprint(SMALL, target, configured, PLAN.limits, weights=[Weights(parameters)])
+    return found.verification_seconds(PLAN.buckets)
 
 
 def test_costs_grow_with_what_they_are_of() -> None:
@@ -66,7 +66,7 @@ def test_verification_is_part_of_every_estimate_and_grows_with_the_model() -> No
 
 
 def test_it_costs_what_is_counted() -> None:
-    each = open_target("hpu").verifying
+    each = open_target("hpu").costs.verifying
     costs = (each.begin, 1), (each.opened, 7), (each.step, 30), (each.tokens, 2.5)
     seconds = sum(cost.of(LAYERS, PARAMETERS) * times for cost, times in costs)
     assert durations().verification(Work(7, 30, 2500), reference=False) == pytest.approx(seconds)

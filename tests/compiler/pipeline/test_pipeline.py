@@ -38,6 +38,7 @@ from llmc.compiler.targets.base import Executable, Lowered, Shape
 from llmc.compiler.targets.fake import FakeTarget
 from llmc.compiler.verification.limits import limits as verification_limits
 from llmc.compiler.verification.parts import sample_buckets
+from llmc.compiler.verification.policy import VerificationPolicy
 from llmc.compiler.verification.verify import summarise
 from llmc.errors import (
     ArtifactError,
@@ -277,7 +278,7 @@ def test_jobs_compile_at_the_same_time_to_the_same_bundle(toy: Toy, monkeypatch:
 
 
 class InProcesses(FakeTarget):
-    needs_processes = True
+    description = replace(FakeTarget.description, needs_processes=True)
 
 
 def test_targets_that_need_processes_get_them(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -441,7 +442,7 @@ def test_what_is_verified_on_the_cpu_is_opened_as_its_portable_half_whatever_dev
     opened: list[bool] = []
     see = noting(lambda what, of: opened.append(of.settings.open_portable) if what == "check" else None)
     use(monkeypatch, executor=see)
-    monkeypatch.setattr(FakeTarget, "verifies_portable", portable)
+    monkeypatch.setattr(FakeTarget, "verification", VerificationPolicy(portable=portable))
     unverified.compile()
     assert opened == [portable]
 
@@ -599,7 +600,7 @@ def test_native_that_this_host_cannot_make(toy: Toy, monkeypatch: pytest.MonkeyP
 
 def test_models_that_are_not_toys(toy: Toy) -> None:
     write_toy(toy.model, model_type="llama")
-    with pytest.raises(CheckpointError, match="'llama' is not supported by device fake; supported: toy"):
+    with pytest.raises(CheckpointError, match="'llama' is not supported by this device; supported: toy"):
         toy.compile()
     write_toy(toy.model, hidden_size=9)
     with pytest.raises(CheckpointError, match=r"has shape \[257, 8\].*\[257, 9\]"):
@@ -840,7 +841,7 @@ def test_what_shapes_an_executable_changes_its_key(keyed: Keyed, monkeypatch: py
     for attribute, value, component in (
         ("toolchain", lambda self: {"fake": "1.1"}, "toolchain.fake"),
         ("isa", lambda self: ("avx512f",), "isa"),
-        ("name", "fake2", "target"),
+        ("description", replace(FakeTarget.description, name="fake2"), "target"),
         ("state", "portable", "state"),
     ):
         other = type("Other", (FakeTarget,), {attribute: value})

@@ -141,7 +141,7 @@ def test_the_gate_has_the_bound_as_its_limit(device: str) -> None:
     target = open_target(device)
     for quantize in ("int4", "int8"):
         plain, bound = (
-            target.limits(target.configure(CompileOptions.of(device, quantize=quantize, **more)))
+            target.verification.limits(target.configure(CompileOptions.of(device, quantize=quantize, **more)))
             for more in ({}, {"max_kl": 0.01})
         )
         assert plain.mean_kl > bound.mean_kl == 0.01

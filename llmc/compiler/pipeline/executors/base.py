@@ -15,6 +15,7 @@ from llmc.artifacts.key import Key
 from llmc.compiler.code import code_digest
 from llmc.compiler.stages import filled_folder
 from llmc.compiler.targets import open_target
+from llmc.compiler.targets.base import shaping
 
 if TYPE_CHECKING:
     from llmc.artifacts.digest import Blob
@@ -73,11 +74,11 @@ def executable_key(target: Target, lowered: Lowered, shape: Shape, options: Comp
             **{f"input.{k}": v for k, v in lowered.components.items()},
             **{f"toolchain.{k}": v for k, v in target.toolchain().items()},
             "isa": " ".join(target.isa()),
-            "target": target.name,
+            "target": target.description.name,
             "state": target.state,
             "option.quantize": options.quantize,
             "option.dtype": options.dtype,
-            **{f"option.{name}": value for name, value in target.shaping(options).items()},
+            **{f"option.{name}": value for name, value in shaping(target.description, options).items()},
             "shape.phase": shape.phase,
             "shape.batch": shape.batch,
             "shape.query": shape.query,

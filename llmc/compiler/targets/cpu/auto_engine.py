@@ -22,8 +22,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from llmc.buckets.limits import Limits
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.targets import open_target
+from llmc.compiler.targets.base import Deployment
 from llmc.compiler.targets.cpu.measurements import OPTIONS, Case, Measured, measurements
 from llmc.errors import DeviceError, InputError
 from llmc.runtime.host import cpu_features
@@ -31,7 +33,6 @@ from llmc.settings import Settings
 
 if TYPE_CHECKING:
     from llmc.compiler.architectures.shared.size import Weights
-    from llmc.compiler.targets.deployment import Deployment
 
 ENGINES = ("onnxruntime", "openvino")
 TIE = 0.03
@@ -85,7 +86,8 @@ def configured(engine: str, options: CompileOptions, weights: Sequence[Weights] 
     """The options of an engine that its figures depend on, as a compile of such weights would set them, and quantize;
     empty if it refuses them."""
     try:
-        found, _ = open_target(engine).settle(replace(options, device=engine), weights)
+        deployment = Deployment(Limits(1), {}, {}, weights)  # of which engines look at the weights only
+        found = open_target(engine).resolve(replace(options, device=engine), deployment).options
     except (InputError, DeviceError):
         return {}
     return {name: found.get(name) for name in ("quantize", *OPTIONS)}

@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmc.compiler.options import CompileOptions, Option
-from llmc.compiler.targets.base import Executable, TopologyForm
+from llmc.compiler.targets.base import Executable
 from llmc.compiler.targets.cuda.tuning import NONE, TUNING, Tuning
+from llmc.compiler.targets.description import TRACING, Presence, Topologies
 from llmc.compiler.targets.hosting import Hosting, nvidia
-from llmc.compiler.targets.xla.described import DescribedTarget
+from llmc.compiler.targets.xla.described import COMPILING, DESCRIBED, DescribedTarget
 from llmc.compiler.targets.xla.formats import KV_CACHE_DTYPE
 from llmc.compiler.targets.xla.target import LOWERING, ROLL_LAYERS
 from llmc.errors import InputError
@@ -27,15 +28,14 @@ from llmc.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from llmc.compiler.options import CompileOptions, Option
     from llmc.compiler.program.program import Program
     from llmc.compiler.program.stage import WeightlessDialect
     from llmc.compiler.stages import Stages
     from llmc.compiler.targets.base import Lowered, Shape
+    from llmc.compiler.targets.costs import Costs
     from llmc.compiler.targets.cuda.cards import Card
     from llmc.compiler.targets.cuda.topology import Topology
     from llmc.compiler.targets.tuning import Tuner
-    from llmc.runtime.accelerators import Cards
     from llmc.runtime.executors.xla.client import Platform
 
 ATTENTION: Option[str] = Option(
@@ -70,61 +70,61 @@ COMPILER_OPTIONS: Mapping[str, str | int | bool] = {"xla_gpu_autotune_level": 0}
 """Autotuning runs candidates on the card, which is not here: see products.py for what chooses instead."""
 
 
+def _known() -> list[dict[str, Any]]:
+    """Every card, alone and with others in one host."""
+    from llmc.compiler.targets.cuda.topology import known
+
+    return [
+        {
+            "name": topology.name,
+            "generation": topology.card.name,
+            "shape": str(topology.count),
+            "chips": topology.count,
+            "devices": topology.devices,
+            "hosts": 1,
+            "hbm_bytes_per_device": topology.usable_bytes,
+        }
+        for topology in known()
+    ]
+
+
 class CudaTarget(DescribedTarget):
     """See the module's docstring."""
 
-    name: ClassVar[str] = "cuda"
-    also_called: ClassVar[tuple[str, ...]] = ("gpu", "nvidia")
-    executor: ClassVar[str] = "xla-cuda"
+    description = replace(
+        DESCRIBED,
+        name="cuda",
+        executor="xla-cuda",
+        also_called=("gpu", "nvidia"),
+        options=(*DESCRIBED.options, ATTENTION, TUNING),
+        fresh_process=(*COMPILING, __name__),
+        requirements=replace(
+            DESCRIBED.requirements,
+            compiling=(*TRACING, "jax", "jax_cuda13_plugin"),
+            compile_extras=("compile", "cuda"),
+        ),
+        topologies=Topologies("CARD[-COUNT]", "cuda:h100-8", "card", "cards of one host", _known),
+        guide="docs/cuda.md",
+    )
     platform: ClassVar[Platform] = "cuda"
-    options: ClassVar[tuple[Option[Any], ...]] = (*DescribedTarget.options, ATTENTION, TUNING)
-    compile_needs: ClassVar[tuple[str, ...]] = ("torch", "transformers", "safetensors", "jax", "jax_cuda13_plugin")
-    compile_extras: ClassVar[tuple[str, ...]] = ("compile", "cuda")
-    guide: ClassVar[str] = "docs/cuda.md"
-    fresh_process: ClassVar[tuple[str, ...]] = (
-        "llmc.compiler.targets.xla.build",
-        "llmc.compiler.targets.xla.scan_layers",
-        __name__,
-    )
-    executable_seconds: ClassVar[float] = 8.0
-    executable_bytes: ClassVar[int] = 1_400_000
-    topology_form: ClassVar[TopologyForm | None] = TopologyForm(
-        "CARD[-COUNT]", "cuda:h100-8", "card", "cards of one host"
-    )
 
-    @classmethod
-    def topologies(cls) -> list[dict[str, Any]]:
-        """Every card, alone and with others in one host."""
-        from llmc.compiler.targets.cuda.topology import known
+    @property
+    def costs(self) -> Costs:
+        """On the cards of the topology."""
+        from llmc.compiler.targets.xla.costs import CudaCosts
 
-        return [
-            {
-                "name": topology.name,
-                "generation": topology.card.name,
-                "shape": str(topology.count),
-                "chips": topology.count,
-                "devices": topology.devices,
-                "hosts": 1,
-                "hbm_bytes_per_device": topology.usable_bytes,
-            }
-            for topology in known()
-        ]
+        return CudaCosts(self.topology)
 
-    def cards(self) -> tuple[Cards, ...]:
-        """NVIDIA's."""
-        from llmc.runtime.nvidia import NvidiaCards
-
-        return (NvidiaCards(),)
-
-    def lacks(self) -> str:
-        """A card, on most hosts that compile."""
+    def here(self) -> Presence:
+        """NVIDIA's cards, which most hosts that compile lack."""
         from llmc.errors import DeviceError
-        from llmc.runtime.nvidia import gpus
+        from llmc.runtime.nvidia import NvidiaCards, gpus
 
         try:
-            return "" if gpus() else "needs a host with an NVIDIA GPU"
+            lacks = "" if gpus() else "needs a host with an NVIDIA GPU"
         except DeviceError as error:
-            return str(error)
+            lacks = str(error)
+        return Presence((NvidiaCards(),), lacks)
 
     @property
     def topology(self) -> Topology:

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from llmc.compiler.checkpoint.sentence_files import JUDGES, judges
+from llmc.compiler.targets.base import Recorded
 from llmc.errors import CheckpointError, InputError
 
 if TYPE_CHECKING:
@@ -136,13 +137,10 @@ class EncoderTarget(ABC):
         generate describes; empty if there are none. Raises CompileError if they do not fit their device."""
         return {}
 
-    def executor_of(self, options: CompileOptions) -> str:
-        """Name of the encoder that runs what is compiled with these options."""
-        return self.encoder
-
-    def needed_features(self, options: CompileOptions) -> tuple[str, ...]:
-        """For the manifest, the instruction set that a host needs: none, since the device compiles at open."""
-        return ()
+    def recorded(self, options: CompileOptions) -> Recorded:
+        """What the manifest of a bundle with these options records: no instruction set, since devices compile at
+        open."""
+        return Recorded(self.encoder)
 
     def reference(self, checkpoint: Checkpoint, case: Case) -> Reference:
         """The model that results are compared with. Raises CheckpointError."""

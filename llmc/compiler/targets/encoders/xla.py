@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from llmc.compiler.code import code_digest
 from llmc.compiler.program.stage import DTYPES
 from llmc.compiler.targets import open_target
+from llmc.compiler.targets.base import Recorded
 from llmc.compiler.targets.encoders.base import Case, EncoderTarget, Made
 from llmc.compiler.targets.encoders.weightless import traced_weightless
-from llmc.compiler.targets.workers import Jobs
+from llmc.compiler.targets.workers import Jobs, Workers
 from llmc.compiler.weights.weightless import PLACEMENTS, WEIGHTS
 from llmc.errors import InputError
 
@@ -75,9 +76,8 @@ class XlaEncoderTarget(EncoderTarget):
     def specialised(self, options: CompileOptions) -> bool:
         """Always."""
         if options.specialise is False:
-            raise InputError(
-                f"--no-specialise is not offered for device {self.name}: {self.compiler.why_static}; leave the flag out"
-            )
+            why = self.compiler.description.why_static
+            raise InputError(f"--no-specialise is not offered for device {self.name}: {why}; leave the flag out")
         return True
 
     @property
@@ -89,9 +89,9 @@ class XlaEncoderTarget(EncoderTarget):
         """JAX, its compiler, and their flags."""
         return self.compiler.toolchain()
 
-    def needed_features(self, options: CompileOptions) -> tuple[str, ...]:
-        """What native code is for."""
-        return self.compiler.isa()
+    def recorded(self, options: CompileOptions) -> Recorded:
+        """And what native code is for."""
+        return Recorded(self.encoder, self.compiler.isa())
 
     def traced(self, stages: Stages, case: Case, options: CompileOptions) -> Iterator[tuple[str, str]]:
         """The program whose weights are inputs."""
@@ -116,8 +116,9 @@ class XlaEncoderTarget(EncoderTarget):
         """One program with its weights, and an executable a bucket, in as many processes as there are jobs."""
         traced = traced_weightless(stages, case, options)
         shapes = [(bucket.batch, bucket.query) for bucket in plan.buckets]
-        apart = self.compiler.fresh_process or options.jobs > 1
-        with Jobs(options.jobs, self.compiler.workers if apart else None) as jobs:
+        preload = self.compiler.description.fresh_process
+        workers = partial(Workers, preload=preload) if preload or options.jobs > 1 else None
+        with Jobs(options.jobs, workers) as jobs:
             made = jobs.each(partial(self._executable, stages, traced, options, jobs), shapes)
         files = {WEIGHTS: traced.outputs["weights"].digest, PLACEMENTS: traced.outputs["placements"].digest}
         return Made(list(zip(shapes, made, strict=True)), files, {"type_ids": bool(traced.meta["type_ids"])})

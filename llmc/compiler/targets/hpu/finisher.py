@@ -32,6 +32,7 @@ from llmc.runtime.executors.hpu.recipes import KV_BLOCKS, Recipes, local_folder
 from llmc.runtime.startup.opening import EngineOptions
 
 if TYPE_CHECKING:
+    from llmc.buckets.plan import Plan
     from llmc.runtime.bundle import Bundle
 
 RECORDING = "llmc.compiler.targets.hpu.recording"
@@ -77,6 +78,12 @@ class RecipeFinisher(WholeBundle):
         make_folder(cache)
         self._run(folder / "draft", cache, bundle, told)
         return self._left(cache, folder)
+
+    def host_files(self, folder: Path, bundle: Path, plan: Plan) -> Mapping[str, str]:
+        """vllm-gaudi's bucket file and variables, and a job that finishes the bundle."""
+        from llmc.compiler.targets.hpu.host_files import host_files
+
+        return host_files(folder, bundle, plan)
 
     def _run(self, draft: Path, cache: Path, bundle: Bundle, told: Told) -> None:
         """Record in a process of its own, which is ended with this one's work."""

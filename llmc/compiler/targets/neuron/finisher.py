@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from llmc.compiler.targets.finishing import EachExecutable
@@ -18,6 +19,7 @@ from llmc.runtime.executors.xla.slot_executor import SLOT_PROGRAMS
 if TYPE_CHECKING:
     from llmc.artifacts.bundle.manifest_schema import Executable
     from llmc.artifacts.key import Value
+    from llmc.buckets.plan import Plan
     from llmc.runtime.bundle import Bundle
     from llmc.settings import Settings
 
@@ -66,6 +68,12 @@ class NeuronFinisher(EachExecutable):
     def finish_program(self, bundle: Bundle, name: str) -> bytes:
         """The NEFFs of a program that works on slots."""
         return self._neffs(bundle, name, name)
+
+    def host_files(self, folder: Path, bundle: Path, plan: Plan) -> Mapping[str, str]:
+        """For vLLM on Neuron: its bucket lists, and its own compile without a device."""
+        from llmc.compiler.targets.neuron.host_files import host_files
+
+        return host_files(folder, plan, self._chip.name, self._settings.neuron_framework)
 
     def _lnc(self, bundle: Bundle) -> int:
         """NeuronCores of a logical one."""

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from llmc.artifacts.bundle.kernel_sets import KERNEL_SETS
+from llmc.compiler.architectures.shared.block_form import BlockForm
 from llmc.compiler.options import CompileOptions, Option
 from llmc.errors import InputError
+from llmc.runtime.host import KERNELS_PROMPT_CHUNK, PROMPT_CHUNK
 
 LLMC, OWN = "llmc", "onnxruntime"
 AUTO, F16, BF16, INT8 = "auto", "f16", "bf16", "int8"
+BLOCK = 32
+"""Inputs that share a scale in the blocks of a checkpoint, unless it says another number."""
 NEEDED_CPUS = " or ".join(f"{s.name} ({' '.join(s.features)})" for s in KERNEL_SETS)
 
 KERNELS_OPTION: Option[str | None] = Option(
@@ -63,6 +67,16 @@ def kept_in(options: CompileOptions) -> str | None:
 def prompts_in(options: CompileOptions) -> str:
     """What products with the tokens of prompts are computed in; int8 stands for the other kernels' own way, too."""
     return BF16 if PROMPT_DTYPE.of(options) == BF16 else INT8
+
+
+def prompt_chunk(options: CompileOptions) -> int:
+    """Tokens of the chunks that long prompts run in, where any shape runs."""
+    return KERNELS_PROMPT_CHUNK if ours(options) else PROMPT_CHUNK
+
+
+def keeps(quantize: str, form: BlockForm, outer: bool) -> bool:
+    """Whether a matrix keeps the checkpoint's blocks; int4 keeps those of 4 bits, and the embedding's and lm_head's."""
+    return quantize == "keep" or (quantize == "int4" and (form.bits == 4 or outer))
 
 
 def with_dtypes(options: CompileOptions, cache: str, prompts: str) -> CompileOptions:

@@ -9,24 +9,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.program.program import GraphProgram, Program
 from llmc.compiler.stages import Stages
-from llmc.compiler.targets.base import Executable, Lowered, Shape, State
-from llmc.compiler.targets.hardware import Hardware, contract_tested
+from llmc.compiler.targets.base import Executable, Lowered, Recorded, Shape, cache_for
+from llmc.compiler.targets.description import Presence, contract_tested
 from llmc.compiler.targets.hosting import Hosting
 from llmc.compiler.targets.openvino.base_target import (
     ACTIVATION_GROUP_SIZE,
     GROUP_SIZE,
     KV_CACHE_DTYPE,
+    OPENVINO,
     Models,
     OpenVinoBase,
 )
-from llmc.compiler.targets.static_shapes import StaticTarget
 from llmc.errors import InputError
 
 if TYPE_CHECKING:
@@ -34,11 +35,11 @@ if TYPE_CHECKING:
 
     from llmc.artifacts.store.entries import Entry
     from llmc.buckets.limits import Limits
+    from llmc.compiler.targets.costs import Costs
     from llmc.compiler.targets.finishing import Finisher
     from llmc.compiler.targets.openvino.ahead import DeviceCompiler
     from llmc.compiler.targets.openvino.finish import FinishedWeights
-    from llmc.compiler.verification.limits import Limits as Bounds
-    from llmc.runtime.accelerators import Cards
+    from llmc.compiler.verification.policy import VerificationPolicy
     from llmc.runtime.cache_shape import CacheShape
     from llmc.runtime.executors.openvino.device import MappedWeights
     from llmc.settings import Settings
@@ -57,31 +58,50 @@ _REMAINING = {
 Sizes = tuple[int, int, int]
 
 
-class OpenVinoStaticTarget(OpenVinoBase, StaticTarget):
+class OpenVinoStaticTarget(OpenVinoBase):
     """See the module's docstring. `device` is CPU, GPU or NPU, perhaps with a number ("GPU.1") or platform
     ("NPU.4000")."""
 
-    executor: ClassVar[str] = "openvino-static"
-    why_static: ClassVar[str] = "models over contiguous caches have one shape each, since NPUs take no other"
-    quantisations: ClassVar[tuple[str, ...]] = ("none", "int8")
-    hardware: ClassVar[Hardware] = contract_tested("the models were run and verified on CPU")
+    description = replace(
+        OPENVINO,
+        executor="openvino-static",
+        quantisations=("none", "int8"),
+        why_static="models over contiguous caches have one shape each, since NPUs take no other",
+        hardware=contract_tested("the models were run and verified on CPU"),
+    )
 
     def __init__(self, device: str = "CPU") -> None:
         self.device = device
 
-    def cards(self) -> tuple[Cards, ...]:
-        """Intel's GPUs or NPUs, or the CPU."""
+    @property
+    def costs(self) -> Costs:
+        """As all of OpenVINO's."""
+        from llmc.compiler.targets.openvino.costs import OpenVinoCosts
+
+        return OpenVinoCosts(self.default_group)
+
+    @property
+    def verification(self) -> VerificationPolicy:
+        """Of float16 where a GPU or NPU is here to run what it computes in."""
+        from llmc.runtime.executors.openvino.device import has_device
+        from llmc.runtime.executors.openvino.plugins import plugin_name
+
+        def computed_in(options: CompileOptions) -> str:
+            here = self.device != "CPU" and has_device(plugin_name(self.device))
+            return "f16" if here else options.dtype
+
+        return replace(super().verification, dtype=computed_in)
+
+    def here(self) -> Presence:
+        """Intel's GPUs or NPUs, or the CPU; what lacks is the device of native executables, whose portable models this
+        CPU runs."""
+        from llmc.compiler.targets.openvino.ahead import is_here
         from llmc.runtime.accelerators import CPU, INTEL_GPU, INTEL_NPU
 
-        return ({"GPU": INTEL_GPU, "NPU": INTEL_NPU}.get(self.device.partition(".")[0], CPU),)
-
-    def lacks(self) -> str:
-        """The device of native executables, whose portable models this CPU runs."""
-        if self.state == "portable" or self.device == "CPU":
-            return ""
-        from llmc.compiler.targets.openvino.ahead import is_here
-
-        return "" if is_here(self.device) else f"no {self.device} here; this CPU runs the portable models inside"
+        cards = ({"GPU": INTEL_GPU, "NPU": INTEL_NPU}.get(self.device.partition(".")[0], CPU),)
+        if self.device == "CPU" or self.state == "portable" or is_here(self.device):
+            return Presence(cards)
+        return Presence(cards, f"no {self.device} here; this CPU runs the portable models inside")
 
     @classmethod
     def of(cls, detail: str, settings: Settings) -> Self:
@@ -110,11 +130,6 @@ class OpenVinoStaticTarget(OpenVinoBase, StaticTarget):
 
         return None if self.device == "CPU" else compiler_for(self.device)
 
-    @property
-    def state(self) -> State:
-        """Native on the CPU, and where this host has a compiler for the device."""
-        return "native" if self.device == "CPU" or self.compiler is not None else "portable"
-
     def hosting(self, recorded: Mapping[str, Any]) -> Hosting:
         """And the GPU or NPU, by Intel's device plug-ins."""
         return _HOSTING.get(self.device.partition(".")[0], super().hosting(recorded))
@@ -128,13 +143,9 @@ class OpenVinoStaticTarget(OpenVinoBase, StaticTarget):
         """Models for the CPU hold for one instruction set, those for devices for any."""
         return super().isa() if self.device == "CPU" else ()
 
-    def choice(self, options: CompileOptions) -> str:
-        """A property of the form."""
-        return f"one executable per bucket: {self.why_static}"
-
     def remaining(self) -> str:
         """What turns a portable model into what the device runs, and what this host lacks for it."""
-        if self.state == "native":
+        if self.device == "CPU" or self.compiler is not None:
             return ""
         from llmc.compiler.targets.openvino.ahead import lacking
 
@@ -145,9 +156,10 @@ class OpenVinoStaticTarget(OpenVinoBase, StaticTarget):
         exact = {"DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"} if options.quantize == "none" else {}
         return {"properties": {"INFERENCE_PRECISION_HINT": "f32", **exact}}
 
-    def manifest_options(self, options: CompileOptions) -> dict[str, Any]:
-        """What the executor opens executables with."""
-        return {**self.plugin_settings(options), "openvino_device": self.device}
+    def recorded(self, options: CompileOptions) -> Recorded:
+        """And what the executor opens executables with."""
+        found = {**self.plugin_settings(options), "openvino_device": self.device}
+        return replace(super().recorded(options), options=found)
 
     def held_cache(self, cache: CacheShape, limits: Limits, options: CompileOptions) -> CacheShape:
         """Rings of whole blocks of the plan, one more than the window's."""
@@ -189,16 +201,6 @@ class OpenVinoStaticTarget(OpenVinoBase, StaticTarget):
         made = {"GPU": GpuFinisher, "NPU": NpuFinisher}.get(self.device.partition(".")[0])
         return None if made is None else made(self.device)
 
-    def limits(self, options: CompileOptions) -> Bounds:
-        """Of float16 where a GPU or NPU is here to run what it computes in."""
-        from llmc.compiler.verification.limits import limits
-        from llmc.runtime.executors.openvino.device import has_device
-        from llmc.runtime.executors.openvino.plugins import plugin_name
-
-        if self.device == "CPU" or not has_device(plugin_name(self.device)):
-            return super().limits(options)
-        return limits(str(options.quantize), "f16", self.cache_dtype(options))
-
     def _lower(
         self, stages: Stages, programs: Sequence[Program], options: CompileOptions, sizes: Sequence[Sizes]
     ) -> Entry:
@@ -220,7 +222,7 @@ class OpenVinoStaticTarget(OpenVinoBase, StaticTarget):
             return models, weights.constants
 
         states = not stages.plan.limits.contexts
-        cache = self.held(stages, options)
+        cache = cache_for(self, stages, options)
         rings = {"rings": json.dumps(cache.rewind.rings)} if cache.rewind.rings else {}
         form = {
             "form": "static",

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from llmc.compiler.targets.costs import Cost, Verifying
-from llmc.compiler.targets.hardware import Hardware, contract_tested
-from llmc.compiler.targets.xla.target import CACHE_SLOTS, TENSOR_PARALLEL, XlaLowered, XlaTarget
+from llmc.compiler.targets.base import cache_for
+from llmc.compiler.targets.description import contract_tested
+from llmc.compiler.targets.xla.target import CACHE_SLOTS, TENSOR_PARALLEL, XLA, XlaLowered, XlaTarget
 from llmc.compiler.weights.weightless import ITEM_BYTES
 from llmc.settings import Settings
 
@@ -27,11 +27,18 @@ if TYPE_CHECKING:
     from llmc.compiler.targets.xla.capacity import Need, Part
     from llmc.compiler.targets.xla.machines import DescribedMachine
     from llmc.compiler.targets.xla.sharding import Dims
+    from llmc.compiler.verification.policy import VerificationPolicy
     from llmc.runtime.cache_shape import CacheTensor
     from llmc.runtime.executors.xla.client import Platform
 
+COMPILING = ("llmc.compiler.targets.xla.build", "llmc.compiler.targets.xla.scan_layers")
+"""Modules that a compiling process imports, besides the target's own."""
+
 _DEGREES = (2, 4, 8, 16, 32, 64)
 """Degrees of tensor parallelism that an error about memory may propose."""
+
+
+DESCRIBED = replace(XLA, hardware=contract_tested("the portable programs inside were run and verified on CPU"))
 
 
 class DescribedTarget(XlaTarget):
@@ -39,14 +46,6 @@ class DescribedTarget(XlaTarget):
 
     platform: ClassVar[Platform]
     """XLA's."""
-
-    hardware: ClassVar[Hardware] = contract_tested("the portable programs inside were run and verified on CPU")
-    # verification compiles each program for this CPU first, and does not run the executables
-    verifies_each: ClassVar[bool] = False
-    verifies_portable: ClassVar[bool] = True
-    verifying: ClassVar[Verifying] = Verifying(
-        begin=Cost(fixed=1.0), opened=Cost(fixed=1.5), step=Cost(parameters=0.02), tokens=Cost(parameters=2.2)
-    )
 
     def __init__(self, detail: str = "") -> None:
         self._detail = detail
@@ -60,6 +59,11 @@ class DescribedTarget(XlaTarget):
     @abstractmethod
     def topology(self) -> DescribedMachine:
         """The machine that is compiled for; raises InputError listing the known ones."""
+
+    @property
+    def verification(self) -> VerificationPolicy:
+        """Verification compiles each program for this CPU first, and does not run the executables."""
+        return replace(super().verification, each=False, portable=True)
 
     def compiler_options(self, options: CompileOptions) -> dict[str, str | int | bool]:
         """XLA's, by name."""
@@ -77,11 +81,6 @@ class DescribedTarget(XlaTarget):
     def _devices(self, options: CompileOptions) -> tuple[int, str]:
         topology = self.topology
         return topology.devices, f"topology {topology.name}"
-
-    def memory(self, options: CompileOptions) -> tuple[int, str] | None:
-        """Of the devices that a graph is sharded over."""
-        devices, topology = TENSOR_PARALLEL.of(options), self.topology
-        return devices * topology.usable_bytes, f"of {devices} of the devices of {topology.name}"
 
     def machine(self, options: CompileOptions) -> Machine:
         """The topology's first devices, as many as graphs are sharded over."""
@@ -109,7 +108,7 @@ class DescribedTarget(XlaTarget):
         from llmc.compiler.targets.xla.capacity import Cache, Need, require_fits
 
         limits, config, topology = stages.plan.limits, stages.checkpoint.config, self.topology
-        groups, fixed = self.held(stages, options).groups, CACHE_SLOTS.of(options) is not None
+        groups, fixed = cache_for(self, stages, options).groups, CACHE_SLOTS.of(options) is not None
 
         def need(degree: int) -> tuple[Need, Cache]:
             cache = Cache.of(_cache_parts(layout, groups, degree), limits, fixed, topology.array_bytes)

@@ -242,7 +242,7 @@ def test_an_option_that_one_engine_offers_decides_for_it(
     favours("openvino" if engine == "onnxruntime" else "onnxruntime")
     checkpoint = open_checkpoint(tiny.write_model(tmp_path / "llama", "llama"))
     job = Job.of(checkpoint, toy_plan(), CompileOptions.of("cpu", **{option: given}))
-    assert job.target.executor == engine
+    assert job.target.description.executor == engine
     assert job.why == f"only {engine} takes --{option.replace('_', '-')}"
 
 
@@ -251,7 +251,7 @@ def test_an_option_that_both_engines_offer_leaves_the_choice(engine: str, favour
     favours(engine)
     checkpoint = open_checkpoint(tiny.write_model(tmp_path / "llama", "llama"))
     job = Job.of(checkpoint, toy_plan(), CompileOptions.of("cpu", quantize="int8", group_size=64))
-    assert job.target.executor.removesuffix("-llmc") == engine
+    assert job.target.description.executor.removesuffix("-llmc") == engine
     assert job.why.startswith("a decode step of")
     assert job.options.get("group_size") == 64
 

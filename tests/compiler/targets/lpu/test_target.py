@@ -199,14 +199,17 @@ def test_the_number_of_lpus_is_a_power_of_two(detail: str) -> None:
 
 def test_the_number_of_lpus_may_come_from_the_environment() -> None:
     def lpus(device: str, settings: Settings) -> int:
-        return open_target(device, settings).devices(CompileOptions())
+        return open_target(device, settings).costs.devices(CompileOptions())
 
     assert lpus("lpu", NOWHERE) == 1
     assert lpus("lpu", Settings(num_lpu_devices=4)) == 4
     assert lpus("lpu:2", Settings(num_lpu_devices=4)) == 2
     with pytest.raises(InputError, match="NUM_LPU_DEVICES=3: HyperDex compiles for a power of two"):
         lpus("lpu", Settings(num_lpu_devices=3))
-    assert open_target("lpu:4", NOWHERE).memory(CompileOptions()) == (4 * CARD_BYTES, "of 4 LPUs on Alveo U55C cards")
+    assert open_target("lpu:4", NOWHERE).costs.memory(CompileOptions()) == (
+        4 * CARD_BYTES,
+        "of 4 LPUs on Alveo U55C cards",
+    )
 
 
 def test_a_plan_of_several_sequences_is_refused(lpu: LpuHost, tmp_path: Path) -> None:

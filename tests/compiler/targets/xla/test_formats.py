@@ -176,14 +176,16 @@ class TestOptions:
     def test_estimates_count_the_bytes_of_each_format(self) -> None:
         target = open_target("xla")
         options = target.configure(CompileOptions.of("xla", quantize="fp8", kv_cache_dtype="bf16"))
-        assert target.weight_bits(options, Weights(1000)) == 8
-        assert (target.cache_dtype(options), target.cache_bytes(options)) == ("bf16", 2)
+        assert target.costs.weight_bits(options, Weights(1000)) == 8
+        assert (target.verification.cache_dtype(options), target.costs.cache_bytes(options)) == ("bf16", 2)
         plain = target.configure(CompileOptions.of("xla"))
-        assert (target.weight_bits(plain, Weights(1)), target.cache_bytes(plain)) == (32, 4)
+        assert (target.costs.weight_bits(plain, Weights(1)), target.costs.cache_bytes(plain)) == (32, 4)
 
     def test_limits_are_the_sum_of_what_each_format_may_add(self) -> None:
         target = open_target("xla")
-        found = target.limits(target.configure(CompileOptions.of("xla", quantize="fp8", kv_cache_dtype="fp8")))
+        found = target.verification.limits(
+            target.configure(CompileOptions.of("xla", quantize="fp8", kv_cache_dtype="fp8"))
+        )
         assert found.quality == "fp8 + fp8 KV cache"
 
     def test_a_cache_in_the_steps_own_dtype_is_no_option(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from llmc.compiler.targets.unfit import unfit_for_kernels
+from llmc.compiler.options import UnfitError
 
 _LANES, _MOST_DIM = 16, 512
 KEYS = 64
@@ -24,3 +24,9 @@ def require_heads(attrs: Mapping[str, Any]) -> None:
         raise unfit_for_kernels(
             f"attention of heads {widest} wide: llmc's kernels take heads of at most {_MOST_DIM} values"
         )
+
+
+def unfit_for_kernels(why: str) -> UnfitError:
+    """The error that says why ONNX Runtime's own kernels have to do instead of llmc's."""
+    advice = "use --kernels onnxruntime, without --kv-cache-dtype and --prompt-dtype"
+    return UnfitError(why, advice, kernels="onnxruntime", kv_cache_dtype=None, prompt_dtype=None)

@@ -20,7 +20,7 @@ from llmc.artifacts.bundle.reader import blob_path
 from llmc.artifacts.key import Key
 from llmc.artifacts.store.store import Store
 from llmc.buckets.limits import Limits
-from llmc.compiler.options import CompileOptions
+from llmc.compiler.options import CompileOptions, UnfitError
 from llmc.compiler.pipeline.compile import CompileResult, compile_bundle
 from llmc.compiler.targets import open_target
 from llmc.compiler.targets.onnxruntime import target as onnxruntime
@@ -29,7 +29,6 @@ from llmc.compiler.targets.onnxruntime.kernels import build as kernels
 from llmc.compiler.targets.onnxruntime.kernels import limits
 from llmc.compiler.targets.onnxruntime.kernels.limits import require_heads
 from llmc.compiler.targets.onnxruntime.kernels.panels import PARTS, Panels, to_float16
-from llmc.compiler.targets.unfit import UnfitError
 from llmc.compiler.weights.recipes import quantise_q8
 from llmc.errors import ArtifactError, CheckpointError, CompileError, InputError, UnknownNameError
 from llmc.runtime.bundle import Bundle

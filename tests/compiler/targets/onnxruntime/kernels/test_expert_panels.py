@@ -56,4 +56,4 @@ def test_each_expert_is_as_it_is_alone(family: type, bits: int, part: str) -> No
 @pytest.mark.parametrize(("kernels", "bits"), [("llmc", 8.5), ("onnxruntime", 32)])
 def test_memory_is_estimated_as_experts_are_held(kernels: str, bits: float) -> None:
     options = CompileOptions.of(device="onnxruntime", quantize="int8", dtype="f32", kernels=kernels)
-    assert OnnxRuntimeTarget().weight_bits(options, Weights(1000, experts=True)) == bits
+    assert OnnxRuntimeTarget().costs.weight_bits(options, Weights(1000, experts=True)) == bits
