@@ -44,7 +44,7 @@ WEIGHTS = Cost(parameters=2.5)
 @dataclass(frozen=True)
 class Verifying:
     """Times of verification: a fixed part, each executable it opens, each step, and each 1,000 tokens of prompts
-    (estimates/verification_work.py counts them)."""
+    (estimates/durations.py counts them)."""
 
     begin: Cost
     opened: Cost

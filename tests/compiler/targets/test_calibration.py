@@ -15,8 +15,7 @@ from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.compile import compile_bundle
 from llmc.compiler.stages import StageReport, Stages
 from llmc.compiler.targets import open_target
-from llmc.compiler.targets.calibration import Mixed, calibrated, mixed_lines, require_calibratable
-from llmc.compiler.targets.calibration_text import sequences_in
+from llmc.compiler.targets.calibration import Mixed, calibrated, mixed_lines, require_calibratable, sequences_in
 from llmc.compiler.verification.passages import PASSAGES
 from llmc.compiler.weights.calibration import TOKENS
 from llmc.errors import InputError, VerificationError

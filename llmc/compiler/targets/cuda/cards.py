@@ -3,6 +3,12 @@
 Limits of an architecture: CUDA C++ Programming Guide 13.0, "Compute Capabilities", tables of features and technical
 specifications per compute capability (shared memory of a multiprocessor and, opted in, of a block; threads of a
 multiprocessor) and of arithmetic instructions (32-bit floating-point additions a clock and multiprocessor).
+
+Some cards read weights in 8 bits inside the product, so that no copy in 16 bits is made of them (`lacks_format`). Where
+Triton's emitter cannot read a format, XLA writes the whole matrix out in bf16 before each product: slower than weights
+in bf16. Its rule for float8 e4m3 is "at least Hopper" (openxla/xla, xla/service/gpu/triton_support.cc), and what jax
+0.10.2 compiles agrees: from 9.0 on a product has no such copy, at 8.0 and 8.9 it has one. A cache in fp8 is converted
+as attention reads it, by instructions or without them, on every card.
 """
 
 from __future__ import annotations
@@ -235,3 +241,19 @@ NAMES = tuple(card.name for card in CARDS)
 def card_of(name: str) -> Card | None:
     """The card of a name; None for an unknown one."""
     return next((card for card in CARDS if card.name == name), None)
+
+
+READ_FROM: Mapping[str, tuple[int, int]] = {"int8": (8, 0), "fp8": (9, 0)}
+"""The least compute capability, by the format of the weights."""
+
+
+def lacks_format(card: Card, flag: str, name: str) -> str:
+    """See XlaFormats.lacks_format."""
+    least = READ_FROM.get(name) if flag == "--quantize" else None
+    if least is None or card.compute_capability >= least:
+        return ""
+    others = [other for other, needed in READ_FROM.items() if card.compute_capability >= needed] or ["none"]
+    return (
+        f"XLA reads such weights inside products from compute capability {least[0]}.{least[1]} on, {card.name} has "
+        f"{card.capability}: it would write each matrix out in bf16 first; choose --quantize {' or '.join(others)}"
+    )

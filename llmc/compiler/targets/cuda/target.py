@@ -191,7 +191,7 @@ class CudaTarget(DescribedTarget):
 
     def lacks_format(self, flag: str, name: str) -> str:
         """As the card's compute capability has it."""
-        from llmc.compiler.targets.cuda.formats import lacks_format
+        from llmc.compiler.targets.cuda.cards import lacks_format
 
         return lacks_format(self.topology.card, flag, name)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmc.artifacts.temporaries import temporary_folder
-from llmc.compiler.targets.cuda.autotuning import made_for, parse, serialise
+from llmc.compiler.targets.cuda.tuning import made_for, parse, serialise
 from llmc.compiler.targets.tuning import Results, Tuner
 from llmc.errors import CompileError, DeviceError, LlmcError
 from llmc.platforms import how_to_install

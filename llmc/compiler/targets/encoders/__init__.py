@@ -17,7 +17,7 @@ TARGETS = Registry(
         "fake": "llmc.compiler.targets.encoders.fake:FakeEncoderTarget",
         "onnxruntime": "llmc.compiler.targets.encoders.onnxruntime:OnnxRuntimeEncoderTarget",
         "openvino": "llmc.compiler.targets.encoders.openvino:OpenVinoEncoderTarget",
-        "tpu": "llmc.compiler.targets.encoders.tpu:TpuEncoderTarget",
+        "tpu": "llmc.compiler.targets.encoders.xla:TpuEncoderTarget",
         "xla": "llmc.compiler.targets.encoders.xla:XlaEncoderTarget",
     },
     untold=("fake",),

@@ -3,27 +3,36 @@
 The program is traced once without a tensor in it, and weights are arguments, so that executables depend on shapes
 alone: another checkpoint of the same shapes finds them all in the store. What compiles is the target for models that
 generate (targets/xla/), with its operators, formats, processes and keys.
+
+TPUs are only described (`--device tpu:v5e-1x1`). Nothing is run on one: verification runs the portable programs of the
+same executables on this host's CPU.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from llmc.artifacts.key import canonical_json
 from llmc.compiler.code import code_digest
-from llmc.compiler.program.stage import DTYPES
+from llmc.compiler.program.stage import DTYPES, TRANSFORMS
+from llmc.compiler.stages import toolchain
 from llmc.compiler.targets import open_target
 from llmc.compiler.targets.base import Recorded
 from llmc.compiler.targets.encoders.base import Case, EncoderTarget, Made
-from llmc.compiler.targets.encoders.weightless import traced_weightless
 from llmc.compiler.targets.workers import Jobs, Workers
-from llmc.compiler.weights.weightless import PLACEMENTS, WEIGHTS
-from llmc.errors import InputError
+from llmc.compiler.targets.xla.capacity import Need, gib
+from llmc.compiler.targets.xla.described import DescribedTarget
+from llmc.compiler.weights.weightless import ITEM_BYTES, PLACEMENTS, WEIGHTS
+from llmc.errors import CompileError, InputError
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from llmc.artifacts.digest import Blob
     from llmc.artifacts.store.entries import Entry
     from llmc.artifacts.store.workspace import Workspace
@@ -31,8 +40,65 @@ if TYPE_CHECKING:
     from llmc.compiler.options import CompileOptions
     from llmc.compiler.stages import Stages
     from llmc.compiler.targets.base import State
+    from llmc.compiler.targets.encoders.base import Case, Made
     from llmc.compiler.targets.xla.build import Job
     from llmc.compiler.targets.xla.target import XlaTarget
+    from llmc.compiler.weights.weightless import Described
+
+
+def traced_weightless(stages: Stages, case: Case, options: CompileOptions) -> Entry:
+    """An entry with `program` (torch's model.json), `tensors` (tensors.json of weights/weightless.py), `weights` and
+    `placements`; its meta has the names of the program's `inputs`, and whether it has `type_ids`.
+
+    Weights are in the options' dtype, and quantised as they say; computed constants in float32 or int32. Raises
+    CheckpointError and CompileError.
+    """
+    components = {
+        **case.components(stages),
+        "dialect": "weightless",
+        "quantize": options.quantize,
+        "dtype": options.dtype,
+        **toolchain("torch", "transformers", "numpy", "sympy", python=True),
+        "code": code_digest(traced_weightless),
+    }
+
+    def build(workspace: Workspace) -> Mapping[str, Blob]:
+        import torch
+
+        from llmc.compiler.frontend.encode import Encode, trace_weightless_encoder
+        from llmc.compiler.program.to_export import serialise
+        from llmc.compiler.targets.xla.formats import described_as
+        from llmc.compiler.weights.module import ModuleTensors
+        from llmc.compiler.weights.stage import written_weights
+
+        model = Encode(stages.checkpoint, case.task, case.judges)
+        traced = trace_weightless_encoder(model, getattr(torch, DTYPES[options.dtype]))
+        tables = {name: _table(buffer.numpy()) for name, buffer in traced.buffers.items()}
+        described: Sequence[Described] = [
+            {
+                "name": name, "transform": TRANSFORMS[options.dtype], "shape": shape, "dtype": DTYPES[options.dtype],
+                "sources": [name],
+            }
+            for name, shape in traced.parameters.items()
+        ] + [
+            {"name": name, "transform": "table", "shape": array.shape, "dtype": str(array.dtype), "sources": []}
+            for name, array in tables.items()
+        ]  # fmt: skip
+        stack = described_as(False, str(options.quantize))
+        described = stack(described) if stack else described
+        workspace.meta |= {"type_ids": model.typed, "inputs": list(model.inputs)}
+        return {
+            "program": workspace.put_bytes(canonical_json(serialise(traced.exported))),
+            "tensors": workspace.put_bytes(canonical_json(list(described))),
+            **written_weights(described, ModuleTensors(model), tables, workspace),
+        }
+
+    return stages.run("encoder", components, build)
+
+
+def _table(array: NDArray[Any]) -> NDArray[Any]:
+    """A computed constant in a dtype that executables take."""
+    return array.astype("float32" if array.dtype.kind == "f" else "int32")
 
 
 class XlaEncoderTarget(EncoderTarget):
@@ -174,3 +240,27 @@ def _job(given: Given, shape: tuple[int, int]) -> Job:
 
     program, tensors, inputs = given
     return encode_job(program.read_bytes(), inputs, json.loads(tensors.read_bytes()), *shape)
+
+
+class TpuEncoderTarget(XlaEncoderTarget):
+    """See the module's docstring."""
+
+    name: ClassVar[str] = "tpu"
+    packages: ClassVar[tuple[str, ...]] = ("jax", "libtpu")
+
+    def analyse(self, stages: Stages, made: Made, options: CompileOptions) -> dict[str, Any]:
+        """And what a device must hold; raises CompileError where it has less."""
+        found = super().analyse(stages, made, options)
+        assert isinstance(self.compiler, DescribedTarget)
+        topology = self.compiler.topology
+        places = json.loads(stages.store.get_bytes(made.files[PLACEMENTS])).values()
+        weights = sum(topology.array_bytes(at["shape"], ITEM_BYTES[at["dtype"]]) for at in places)
+        need = Need.of(weights, 0, [e["memory"] for e in found["executables"]])
+        if need.total > topology.usable_bytes:
+            raise CompileError(
+                f"does not fit {topology.name} by {gib(need.total - topology.usable_bytes)} a {topology.unit}: {need}; "
+                f"a {topology.unit} has {gib(topology.usable_bytes)} for programs; lower --max-num-seqs or "
+                f"--max-model-len, or choose {topology.larger}"
+            )
+        memory = {**asdict(need), "total": need.total, "available": topology.usable_bytes}
+        return {"topology": topology.name, "device_memory": memory, **found}

@@ -3,12 +3,23 @@
 The programs stay as they are. What is pinned, because recipes are of no use without: the number of KV cache blocks, for
 as many whole sequences as a server holds at once; dtype and tensor parallel size are named beside it. A rerun after an
 interrupt finds the recipes of the first run in the same folder, and compiles the others.
+
+`host_files` are left beside a bundle, for a Gaudi host:
+
+buckets.txt, environment, arguments, kubernetes-env.yaml   the plan as vllm-gaudi reads it (`llmc plan export`)
+finish.sh, finish-job.yaml                                 finish the bundle there, and warm it up
+
+A plan of which vllm-gaudi's rules leave nothing has the last two alone, and a warning says why. The resource
+habana.ai/gaudi is that of Intel's device plugin (docs.habana.ai, Intel Gaudi Base Operator DaemonSets, 2026).
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -26,7 +37,9 @@ from llmc.artifacts.foreign.facts import merge
 from llmc.artifacts.foreign.gaudi import VARIABLE, GaudiCache
 from llmc.artifacts.foreign.tree import scan_tree
 from llmc.artifacts.key import Value, canonical_json
+from llmc.buckets.plan import Plan
 from llmc.compiler.targets.finishing import Told, WholeBundle
+from llmc.compiler.targets.host_files import exported, rendered, server_files
 from llmc.errors import CompileError, DeviceError
 from llmc.runtime.executors.hpu.recipes import KV_BLOCKS, Recipes, local_folder
 from llmc.runtime.startup.opening import EngineOptions
@@ -34,6 +47,28 @@ from llmc.runtime.startup.opening import EngineOptions
 if TYPE_CHECKING:
     from llmc.buckets.plan import Plan
     from llmc.runtime.bundle import Bundle
+
+SERVER = "vllm-gaudi"
+TEMPLATES = ("finish.sh", "finish-job.yaml")
+LONGEST_NAME = 63
+"""Characters of a name in Kubernetes (RFC 1123 label)."""
+
+
+def host_files(folder: Path, bundle: Path, plan: Plan) -> Mapping[str, str]:
+    """Texts by file name, for files in `folder`."""
+    return {**server_files(SERVER, folder, exported(SERVER, plan)), **_jobs(bundle)}
+
+
+def _jobs(bundle: Path) -> Mapping[str, str]:
+    place = bundle.absolute()
+    label = re.sub(r"[^a-z0-9]+", "-", f"finish-{place.name}".lower()).strip("-")
+    values = {
+        "bundle": shlex.quote(str(place)),
+        "mounted": json.dumps(f"/bundles/{place.name}"),
+        "name": label[:LONGEST_NAME].rstrip("-"),
+    }
+    return rendered("llmc.compiler.targets.hpu", TEMPLATES, values)
+
 
 RECORDING = "llmc.compiler.targets.hpu.recording"
 ROOM_MIB = 1 << 20
@@ -81,8 +116,6 @@ class RecipeFinisher(WholeBundle):
 
     def host_files(self, folder: Path, bundle: Path, plan: Plan) -> Mapping[str, str]:
         """vllm-gaudi's bucket file and variables, and a job that finishes the bundle."""
-        from llmc.compiler.targets.hpu.host_files import host_files
-
         return host_files(folder, bundle, plan)
 
     def _run(self, draft: Path, cache: Path, bundle: Bundle, told: Told) -> None:

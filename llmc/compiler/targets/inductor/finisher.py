@@ -22,7 +22,7 @@ from llmc.artifacts.temporaries import temporary_folder
 from llmc.compiler.targets.finishing import EachExecutable
 from llmc.compiler.targets.inductor.compiling import ENVIRONMENT, GIVEN, JOB, LEFT
 from llmc.compiler.targets.inductor.options import MODE, SECONDS, configs
-from llmc.compiler.targets.tool_process import run_tool
+from llmc.compiler.targets.workers import run_tool
 from llmc.errors import CompileError
 from llmc.runtime.executors.inductor import toolchain
 from llmc.runtime.executors.inductor.package import CAPACITY, Package, sizes_of

@@ -25,7 +25,7 @@ from pathlib import Path
 from llmc.artifacts.log import logger
 from llmc.artifacts.temporaries import temporary_folder
 from llmc.compiler.targets.neuron.chips import Chip
-from llmc.compiler.targets.tool_process import run_tool
+from llmc.compiler.targets.workers import run_tool
 from llmc.errors import CompileError, DeviceError
 
 TOOL = "neuronx-cc"

@@ -193,7 +193,7 @@ class OnnxRuntimeTarget(Target):
 
     def resolve(self, options: CompileOptions, deployment: Deployment) -> Resolved:
         """As the contract says; llmc's kernels keep a GGUF's own blocks."""
-        from llmc.compiler.targets.onnxruntime.gguf_default import KEPT, in_gguf_blocks  # in no key of a lowering
+        from llmc.compiler.targets.onnxruntime.options import KEPT, in_gguf_blocks  # in no key of a lowering
 
         if options.quantize is None and GROUP_SIZE.of(options) is None and in_gguf_blocks(deployment.weights):
             kept = self.configure(replace(options, quantize="keep"))

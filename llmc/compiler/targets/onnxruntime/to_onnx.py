@@ -10,11 +10,14 @@ With llmc's own operators (onnxruntime/kernels) a graph takes `rows` [N, 4] int6
 lengths lie end to end in token_ids, and each is (slot, tokens in the cache, first token, tokens). Caches of keys and
 values are float16, the bits of bfloat16, or codes with their scales (kernels/source/cache_lines.h), and states,
 replaced in place, float32.
+
+Adapters that requests choose are an operator of llmc's own (kernels/source/adapted.c).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +25,7 @@ from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
 from llmc.compiler.architectures.shared.experts import stay_floats
 from llmc.compiler.program.ir import Graph, Node, Value
-from llmc.compiler.targets.onnxruntime.adapted import emit_adapted
-from llmc.compiler.targets.onnxruntime.attention import MICROSOFT, emit_attention
+from llmc.compiler.targets.onnxruntime.attention import MICROSOFT, emit_attention, emit_whole_attention
 from llmc.compiler.targets.onnxruntime.emitter import (
     DECODING,
     LOGIT_ROWS,
@@ -35,17 +37,39 @@ from llmc.compiler.targets.onnxruntime.emitter import (
 from llmc.compiler.targets.onnxruntime.experts import emit_expert_linear, emit_experts
 from llmc.compiler.targets.onnxruntime.formats import FOLDED_BLOCK, TABLES, MatrixFormat, OnnxOptions
 from llmc.compiler.targets.onnxruntime.kernels.limits import require_heads
-from llmc.compiler.targets.onnxruntime.kernels.panels import panel_bytes, part_of
+from llmc.compiler.targets.onnxruntime.kernels.panels import line, panel_bytes, part_of
 from llmc.compiler.targets.onnxruntime.onnx_model import shorten
 from llmc.compiler.targets.onnxruntime.options import BF16, F16, INT8
 from llmc.compiler.targets.onnxruntime.plain import PLAIN
-from llmc.compiler.targets.onnxruntime.recurrent import RECURRENT
-from llmc.compiler.targets.onnxruntime.recurrent_kernels import RECURRENT_KERNELS
-from llmc.compiler.targets.onnxruntime.whole_attention import emit_whole_attention
+from llmc.compiler.targets.onnxruntime.recurrent import RECURRENT, RECURRENT_KERNELS
 from llmc.compiler.targets.onnxruntime.words import hand_on_words
 from llmc.compiler.weights.recipes import Recipe
 from llmc.errors import CompileError
 from llmc.runtime.cache_shape import SCALE_BYTES
+
+if TYPE_CHECKING:
+    from llmc.compiler.program.ir import Node
+    from llmc.compiler.targets.onnxruntime.emitter import Emitter
+
+
+def emit_adapted(to: Emitter, node: Node) -> None:
+    """Its matrices are in 8 bits, whatever others are in."""
+    *given, low = node.inputs[:4]
+    high = [v for v in node.inputs[4:] if v is not None]
+    assert low is not None
+    (ranks, width), rows = (int(d) for d in low.shape), sum(int(v.shape[0]) for v in high)
+    sources = tuple(to.graph.weights[v] for v in (low, *high))
+    parts = {
+        "low": (TensorProto.UINT8, (ranks, line(width))), "high": (TensorProto.UINT8, (ranks, line(rows))),
+        "scales": (TensorProto.FLOAT, (ranks,)),
+    }  # fmt: skip
+    factors = [
+        to.external(Recipe(f"{'+'.join(sources)}.{part}", f"lora_{part}", sources), dtype, shape)
+        for part, (dtype, shape) in parts.items()
+    ]
+    names = [*map(to.name, given), *factors, to.const(node.attrs["ends"])]
+    to.add("Adapted", names, [node.out.name, f"{node.out.name}_scratch"], OWN)
+
 
 OPSET, IR_VERSION = 21, 10
 _ATTENTION = {

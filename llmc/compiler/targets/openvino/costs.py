@@ -38,7 +38,7 @@ class OpenVinoCosts(Costs):
         return {**super().stage_costs(options, buckets), "finish": Cost(fixed=1.0, parameters=2.0)}
 
     def weight_bits(self, options: CompileOptions, weights: Weights) -> float:
-        """Codes, and of each group a float32 zero point and a scale, which may have 16 bits in products (scales.py)."""
+        """Codes, and of each group a float32 zero point and a scale, which may have 16 bits in matmuls (finish.py)."""
         quantize = str(options.quantize)
         if quantize == "none":
             return super().weight_bits(options, weights)

@@ -2,7 +2,7 @@
 
 Executables are native where this host has a compiler for the device (ahead.py), and hold the portable model too. Else
 they are portable: each bucket's model as OpenVINO's IR, over one weights file, verified on this CPU. For the CPU they
-are native: compiled models without weights (blobs.py), over one weights file.
+are native: compiled models without weights (finish.py), over one weights file.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ class OpenVinoStaticTarget(OpenVinoBase):
 
     def finisher(self) -> Finisher | None:
         """Of portable models, on the device's host; imported here, so that no key of theirs depends on it."""
-        from llmc.compiler.targets.openvino.finishers import GpuFinisher, NpuFinisher
+        from llmc.compiler.targets.openvino.ahead import GpuFinisher, NpuFinisher
 
         made = {"GPU": GpuFinisher, "NPU": NpuFinisher}.get(self.device.partition(".")[0])
         return None if made is None else made(self.device)
@@ -236,7 +236,7 @@ class OpenVinoStaticTarget(OpenVinoBase):
         properties = self.plugin_settings(options)["properties"]
 
         def finish(_: str, xml: bytes, given: MappedWeights, weights: FinishedWeights) -> bytes:
-            from llmc.compiler.targets.openvino.blobs import weightless
+            from llmc.compiler.targets.openvino.finish import weightless
             from llmc.runtime.executors.openvino.device import open_core
 
             return weightless(open_core().read_model(xml, given.tensor), properties, weights)

@@ -4,7 +4,7 @@
 
 Weights, cache and code stay on the device while a server runs; of the steps one runs at a time, and needs its temporary
 memory and those of its outputs that do not lie where an input lay. What a program may take is a property of the chip
-(xla/chips.py, cuda/cards.py); XLA refuses one executable that needs more, but not a set of them.
+(xla/topology.py, cuda/cards.py); XLA refuses one executable that needs more, but not a set of them.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from llmc.compiler.architectures.shared.experts import is_router
 from llmc.compiler.options import Option
 from llmc.compiler.program.stage import DTYPES
-from llmc.compiler.weights.weightless import Described, Stack
+from llmc.compiler.weights.weightless import SCALE, Described, Stack
 
 if TYPE_CHECKING:
     from llmc.compiler.options import CompileOptions
@@ -25,9 +25,6 @@ CODES: Mapping[str, str] = {"int8": "int8", "fp8": "float8_e4m3fn"}
 
 KV_CACHES: Mapping[str, str] = {**DTYPES, "fp8": "float8_e4m3fn"}
 """The dtype of keys and values by the option's name."""
-
-SCALE = "_scale"
-"""The end of the name of a matrix's scales."""
 
 KV_CACHE_DTYPE: Option[str | None] = Option(
     "kv_cache_dtype", str, None, "Precision of the KV cache. Default: --dtype.", metavar="f32|bf16|fp8",

@@ -9,11 +9,13 @@ lay, and holds, beside what it held, the live tokens and the states of the live 
 to slot slots[b]; −1 marks a dummy row, which writes nothing. A decode step's row b is slot b, so that its cache is a
 slice and no gather. Of a model with adapters to choose from there is one more input, adapters [B], which of them each
 row gets.
+
+A program over weights in 8 bits (`QuantisedCore`) reads two inputs as one matrix (formats.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import jax.numpy as jnp
@@ -22,7 +24,9 @@ from jax import lax
 from llmc.compiler.checkpoint.adapter_layout import ADAPTERS
 from llmc.compiler.program.sized import BoundProgram
 from llmc.compiler.targets.xla.attention.cache_view import CacheView
-from llmc.compiler.targets.xla.evaluate import evaluate
+from llmc.compiler.targets.xla.operators import evaluate
+from llmc.compiler.targets.xla.quantised import Quantised
+from llmc.compiler.weights.weightless import SCALE
 
 if TYPE_CHECKING:
     from llmc.compiler.targets.xla.capacity import ArrayKind
@@ -201,3 +205,35 @@ def _each(batch: int, row: Callable[[Any, Array], Array], cache: Array, loops: b
     for b in range(batch):
         cache = row(b, cache)
     return cache
+
+
+class Parts:
+    """The weights that a program reads by these names, of which some are two inputs: codes, and scales behind them."""
+
+    def __init__(self, read: Sequence[str], weights: Collection[str]) -> None:
+        """`weights`: the names of all inputs that are weights, scales included."""
+        self._scaled = [name + SCALE in weights for name in read]
+        self.names = [
+            part
+            for name, scaled in zip(read, self._scaled, strict=True)
+            for part in ((name, name + SCALE) if scaled else (name,))
+        ]
+
+    def joined(self, given: Sequence[Array]) -> list[Any]:
+        """What the program reads, of the inputs `names`."""
+        rest = iter(given)
+        return [Quantised(next(rest), next(rest)) if scaled else next(rest) for scaled in self._scaled]
+
+
+class QuantisedCore:
+    """A core, some of whose weights are in two `Parts`."""
+
+    def __init__(self, core: Core, weights: Collection[str]) -> None:
+        """`weights`: the names of all inputs that are weights, scales included."""
+        self._core = core
+        self._parts = Parts(core.weights, weights)
+        self.weights = self._parts.names
+
+    def run(self, given: Given, read: Read, weights: Sequence[Array]) -> Outcome:
+        """See `Core.run`."""
+        return self._core.run(given, read, self._parts.joined(weights))

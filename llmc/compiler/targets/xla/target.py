@@ -361,8 +361,7 @@ class XlaTarget(Target):
     def _job(self, lowered: Lowered, shape: Shape, options: CompileOptions) -> Job:
         """The step of a shape as a function over arrays."""
         from llmc.compiler.targets.xla.build import Job
-        from llmc.compiler.targets.xla.quantised_core import QuantisedCore
-        from llmc.compiler.targets.xla.step import step_function
+        from llmc.compiler.targets.xla.step import QuantisedCore, step_function
         from llmc.runtime.executors.xla.envelope import Tensor
 
         assert isinstance(lowered, XlaLowered)

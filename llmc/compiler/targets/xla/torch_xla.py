@@ -26,7 +26,7 @@ from jax.interpreters import mlir
 
 from llmc.artifacts.temporaries import temporary_folder
 from llmc.compiler.targets.xla import torch_xla_worker as worker
-from llmc.compiler.targets.xla.evaluate import narrowed
+from llmc.compiler.targets.xla.operators import narrowed
 from llmc.compiler.targets.xla.step import Array, Given, Outcome, Read, in_turn, stacked
 from llmc.errors import CompileError, DeviceError
 from llmc.paths import expanded

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmc.compiler.targets.cuda.autotuning import Entry, device_text, made_for, parse, require_fits, serialise
 from llmc.compiler.targets.cuda.cards import card_of
+from llmc.compiler.targets.cuda.tuning import Entry, device_text, made_for, parse, require_fits, serialise
 from llmc.compiler.targets.tuning import Results
 from llmc.errors import ArtifactError
 from llmc.runtime.executors.xla import wire

@@ -10,8 +10,7 @@ import pytest
 
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.targets import open_target
-from llmc.compiler.targets.cuda.cards import CARDS, card_of
-from llmc.compiler.targets.cuda.formats import READ_FROM, lacks_format
+from llmc.compiler.targets.cuda.cards import CARDS, READ_FROM, card_of, lacks_format
 from llmc.errors import InputError
 from tests.tiers import full
 

@@ -20,7 +20,7 @@ from llmc.compiler.pipeline.finish import finish_bundle
 from llmc.compiler.pipeline.planning import plan_for
 from llmc.compiler.pipeline.reverify import verify_again
 from llmc.compiler.targets import open_target
-from llmc.compiler.targets.lpu import build
+from llmc.compiler.targets.lpu import target as lpu_target
 from llmc.compiler.targets.lpu.target import CARD_BYTES
 from llmc.errors import ArtifactError, CompileError, DeviceError, InputError, VerificationError
 from llmc.runtime.bundle import Bundle
@@ -139,7 +139,7 @@ def test_a_compiler_that_fails_leaves_no_bundle_and_its_log(
     with monkeypatch.context() as patch:
         patch.setenv("FAKE_HYPERDEX", failure)
         if failure.startswith("hang"):
-            patch.setattr(build, "COMPILE_S", 0.5)
+            patch.setattr(lpu_target, "COMPILE_S", 0.5)
         with pytest.raises(CompileError, match=message):
             failing.compile(tmp_path / "failed", max_model_len=32)
     assert not (tmp_path / "failed").exists()

@@ -16,7 +16,7 @@ from llmc.buckets.servers import create
 from llmc.buckets.servers.configuration import load
 from llmc.buckets.servers.export import write_texts
 from llmc.compiler.pipeline.planning import plan_for
-from llmc.compiler.targets.neuron.host_files import host_files, keywords
+from llmc.compiler.targets.neuron.finisher import host_files, keywords
 from llmc.settings import NEURON_FRAMEWORKS, Settings
 from llmc.testing.toy import toy_plan
 

@@ -20,7 +20,7 @@ from llmc.compiler.targets import open_target
 from llmc.compiler.targets.base import Deployment
 from llmc.compiler.targets.cpu import auto_engine
 from llmc.compiler.targets.cpu.auto_engine import Choice
-from llmc.compiler.targets.onnxruntime.gguf_default import KEPT, in_gguf_blocks
+from llmc.compiler.targets.onnxruntime.options import KEPT, in_gguf_blocks
 from llmc.testing.toy import toy_plan
 from tests.compiler.checkpoint.writers import write_blocks, write_gguf
 

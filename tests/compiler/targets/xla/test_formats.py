@@ -18,10 +18,11 @@ from llmc.compiler.pipeline.bind import bind
 from llmc.compiler.pipeline.compile import compile_bundle
 from llmc.compiler.targets import open_target
 from llmc.compiler.targets.declared import declared
-from llmc.compiler.targets.xla.formats import CODES, SCALE, described_as
+from llmc.compiler.targets.xla.formats import CODES, described_as
 from llmc.compiler.targets.xla.sharding import AXIS, describe, weight_shardings
 from llmc.compiler.verification.cache import beyond
 from llmc.compiler.weights.rows import codes, scales
+from llmc.compiler.weights.weightless import SCALE
 from llmc.errors import CheckpointError, InputError, UnknownNameError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.cache_shape import CacheShape
@@ -81,7 +82,7 @@ def test_a_step_computes_what_it_computes_with_the_weights_that_codes_and_scales
     import jax
     import jax.numpy as jnp
 
-    from llmc.compiler.targets.xla.quantised_core import QuantisedCore
+    from llmc.compiler.targets.xla.step import QuantisedCore
 
     core, given = flat_core("decode"), inputs("decode")
     names, held, rounded = [], [], []

@@ -171,12 +171,12 @@ def altered(old: str, new: str) -> Any:
 
 @full
 def test_an_operator_without_a_rule_is_named_with_the_layer_that_it_came_from() -> None:
-    from llmc.compiler.targets.xla.evaluate import evaluate
+    from llmc.compiler.targets.xla.operators import evaluate
 
     program = altered("torch.ops.aten.silu.default", "torch.ops.aten.celu.default")
     import jax.numpy as jnp
 
-    from llmc.compiler.targets.xla.evaluate import narrowed
+    from llmc.compiler.targets.xla.operators import narrowed
 
     fields = json.loads(traced(False))["graph_module"]["graph"]["tensor_values"]
     sizes = {"token_ids": (2, 4), "past_lengths": (2,), "new_lengths": (2,)}

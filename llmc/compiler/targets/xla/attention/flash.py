@@ -16,7 +16,7 @@ from jax.experimental.pallas import triton as plt
 
 from llmc.compiler.targets.xla.attention import kernel
 from llmc.compiler.targets.xla.attention.cache_view import Past
-from llmc.compiler.targets.xla.attention.tiling import Tiling
+from llmc.compiler.targets.xla.attention.kernel import Tiling
 
 Array = Any
 

@@ -24,11 +24,11 @@ from llmc.compiler.options import CompileOptions, UnfitError
 from llmc.compiler.pipeline.compile import CompileResult, compile_bundle
 from llmc.compiler.targets import open_target
 from llmc.compiler.targets.onnxruntime import target as onnxruntime
-from llmc.compiler.targets.onnxruntime.gguf_default import KEPT
 from llmc.compiler.targets.onnxruntime.kernels import build as kernels
 from llmc.compiler.targets.onnxruntime.kernels import limits
 from llmc.compiler.targets.onnxruntime.kernels.limits import require_heads
 from llmc.compiler.targets.onnxruntime.kernels.panels import PARTS, Panels, to_float16
+from llmc.compiler.targets.onnxruntime.options import KEPT
 from llmc.compiler.weights.recipes import quantise_q8
 from llmc.errors import ArtifactError, CheckpointError, CompileError, InputError, UnknownNameError
 from llmc.runtime.bundle import Bundle

@@ -10,8 +10,7 @@ import pytest
 from llmc.compiler.architectures.shared.size import Weights
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.targets.onnxruntime.formats import OnnxOptions
-from llmc.compiler.targets.onnxruntime.kernels.expert_panels import eachpq4, eachpq8
-from llmc.compiler.targets.onnxruntime.kernels.panels import PARTS, panel_bytes
+from llmc.compiler.targets.onnxruntime.kernels.panels import PARTS, eachpq4, eachpq8, panel_bytes
 from llmc.compiler.targets.onnxruntime.target import OnnxRuntimeTarget
 from llmc.compiler.targets.onnxruntime.to_onnx import to_onnx
 from llmc.compiler.weights.experts import OneExpert

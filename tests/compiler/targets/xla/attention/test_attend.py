@@ -15,7 +15,7 @@ from llmc.compiler.frontend.trace import trace_weightless
 from llmc.compiler.program.sized import BoundProgram, TracedProgram
 from llmc.compiler.program.to_export import serialise
 from llmc.compiler.targets.xla.operators import RULES
-from llmc.compiler.targets.xla.scan_match import fold
+from llmc.compiler.targets.xla.scan_layers import fold
 from tests.compiler import tiny
 from tests.compiler.targets.xla.unoptimised import unoptimised
 from tests.tiers import full
