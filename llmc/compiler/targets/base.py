@@ -121,7 +121,7 @@ class Lowered:
 
     `files` go into the bundle by name (digests in the store), `inputs` are files that only compiling needs, `forms` are
     those that show the lowered programs, `components` are the digests that an executable's key must name, `facts` are
-    for the target's analysis, `stand_ins` are files that verification runs where this host does not run the bundle's
+    for the target itself, `stand_ins` are files that verification runs where this host does not run the bundle's
     own (the bundle does not get them), and `folder`, which the pipeline makes, has `files` under the names they will
     have in the bundle's blob folder. A target whose `compile` reads more has a subclass that names it. All of it can be
     sent to a worker process.

@@ -86,7 +86,7 @@ def configured(engine: str, options: CompileOptions, weights: Sequence[Weights] 
     """The options of an engine that its figures depend on, as a compile of such weights would set them, and quantize;
     empty if it refuses them."""
     try:
-        deployment = Deployment(Limits(1), {}, {}, weights)  # of which engines look at the weights only
+        deployment = Deployment(Limits(128), {}, {}, weights)  # engines look at the weights only
         found = open_target(engine).resolve(replace(options, device=engine), deployment).options
     except (InputError, DeviceError):
         return {}

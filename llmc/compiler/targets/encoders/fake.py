@@ -23,6 +23,7 @@ from llmc.compiler.checkpoint.sentence_files import labels_of
 from llmc.compiler.code import code_digest
 from llmc.compiler.targets.encoders.base import Case, EncoderTarget, Made
 from llmc.compiler.targets.fake import DECAY
+from llmc.compiler.weights.stage import stored_weights
 from llmc.errors import CheckpointError
 from llmc.runtime.executors.fake.program import EMBEDDING, HEAD
 
@@ -81,19 +82,10 @@ class FakeEncoderTarget(EncoderTarget):
         return Made(found, {"weights": weights.outputs["weights"].digest}, {"type_ids": False})
 
     def _weights(self, stages: Stages) -> Entry:
-        def build(workspace: Workspace) -> Mapping[str, Blob]:
-            places, checkpoint = {}, stages.checkpoint
-            if set(checkpoint.tensor_names()) != {EMBEDDING, HEAD}:
-                raise CheckpointError(f"{checkpoint.path}: device fake takes the toy model alone, see targets/fake.py")
-            with workspace.writer() as out:
-                for name, stored in (("embedding", EMBEDDING), ("head", HEAD)):
-                    tensor = checkpoint.tensor(stored)
-                    places[name] = {"offset": out.tell(), "shape": tensor.shape}
-                    out.write(tensor.tobytes())
-            assert out.blob is not None  # it is set once the block has ended well
-            return {"weights": out.blob, "placements": workspace.put_bytes(canonical_json(places))}
-
-        return stages.run("weights", {**stages.reading(), "code": code_digest(self._weights)}, build)
+        checkpoint = stages.checkpoint
+        if set(checkpoint.tensor_names()) != {EMBEDDING, HEAD}:
+            raise CheckpointError(f"{checkpoint.path}: device fake takes the toy model alone, see targets/fake.py")
+        return stored_weights(stages, {"embedding": EMBEDDING, "head": HEAD})
 
     def _executable(self, stages: Stages, weights: Entry, case: Case, shape: tuple[int, int] | None) -> Entry:
         batch, query = shape or (None, None)
