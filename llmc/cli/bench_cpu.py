@@ -187,7 +187,7 @@ def _one(found: Comparison, name: str, batches: tuple[int, ...]) -> dict[str, An
 def _text(measured: Measured) -> str:
     from llmc.buckets.text_table import table
     from llmc.compiler.targets.cpu.auto_engine import Wanted, choose
-    from llmc.compiler.targets.cpu.measurements import Case
+    from llmc.compiler.targets.cpu.measurements import CpuCase
 
     rows: list[tuple[str, ...]] = [
         ("engine", "quantize", "decode 1", "4", "8", "16", "prompt 512", "first token", "memory")
@@ -202,7 +202,7 @@ def _text(measured: Measured) -> str:
     lines = table(rows, right=range(2, 9))
     last = {engine: list(kinds.items())[-1] for engine, kinds in measured.engines.items()}
     options = {engine: {"quantize": kind, **one["options"]} for engine, (kind, one) in last.items()}
-    case = Case(
+    case = CpuCase(
         sorted(measured.isa), measured.threads, measured.model_type, measured.parameters, measured.versions, options
     )
     for batch in (1, 4, 8, 16):

@@ -17,7 +17,7 @@ from itertools import islice
 from statistics import median
 from typing import TYPE_CHECKING
 
-from llmc.compiler.targets.costs import LAYERS, REFERENCE, Cost
+from llmc.compiler.targets.costs import LAYERS, REFERENCE, Timing
 from llmc.compiler.verification.parts import Once, Serving, bucket_of, choose, past_length, steps_beyond
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Work:
+class VerifyWork:
     """Executables that are opened, steps that are run, and the tokens of the prompts among these, padding included
     where executables have one shape."""
 
@@ -40,14 +40,14 @@ class Work:
     steps: int
     tokens: int
 
-    def __add__(self, other: Work) -> Work:
-        return Work(self.executables + other.executables, self.steps + other.steps, self.tokens + other.tokens)
+    def __add__(self, other: VerifyWork) -> VerifyWork:
+        return VerifyWork(self.executables + other.executables, self.steps + other.steps, self.tokens + other.tokens)
 
 
 def count(
     buckets: Sequence[Bucket], limits: Limits, target: Target, options: CompileOptions, parameters: int,
     turns: Sequence[int] = (),
-) -> Work:  # fmt: skip
+) -> VerifyWork:  # fmt: skip
     """Of a plan's `buckets`, for a target with its configured options and a model of so many `parameters`, which
     `turns` there (`turns_of`)."""
     from llmc.compiler.verification.probes import reach_of
@@ -75,10 +75,10 @@ def count(
     steps += len(pasts) + sum(pasts) - sum(prompts)  # one for each token beyond the longest prompt
     run = 0 if padded else min(longest, limits.max_num_batched_tokens)  # of a bucket, which decode then continues
     tokens += sum(past for past in prompts if past > run)
-    return Work(len(opened), steps, tokens) + _texts(buckets, limits, target, padded, parameters)
+    return VerifyWork(len(opened), steps, tokens) + _texts(buckets, limits, target, padded, parameters)
 
 
-def _texts(buckets: Sequence[Bucket], limits: Limits, target: Target, padded: bool, parameters: int) -> Work:
+def _texts(buckets: Sequence[Bucket], limits: Limits, target: Target, padded: bool, parameters: int) -> VerifyWork:
     """Greedy texts, and the accuracy over the text, as many sequences at once as the plan allows."""
     from llmc.compiler.verification.accuracy import PORTABLE
     from llmc.compiler.verification.probes import PROMPTS, continuations
@@ -98,7 +98,7 @@ def _texts(buckets: Sequence[Bucket], limits: Limits, target: Target, padded: bo
     steps = sum(length - prompt for length, prompt in zip(lengths[::together], prompts[::together], strict=True))
     prompts += [size // 3] * len(PROMPTS)
     tokens = sum(_prompt(buckets, prompt, padded) for prompt in prompts)
-    return Work(0, steps + max(made[-1], sum(made) // together) + len(prompts), tokens)
+    return VerifyWork(0, steps + max(made[-1], sum(made) // together) + len(prompts), tokens)
 
 
 def _prompt(buckets: Sequence[Bucket], length: int, padded: bool) -> int:
@@ -128,7 +128,7 @@ class Durations:
         costs = self._costs.stage_costs(self._options, buckets)
         return {kind: self._stage(kind, cost) for kind, cost in costs.items() if kind not in without}
 
-    def verification(self, work: Work, reference: bool = True) -> float:
+    def verification(self, work: VerifyWork, reference: bool = True) -> float:
         """Seconds of so much verification; without `reference`, its predictions are there."""
         each = self._costs.verifying
         seconds = (
@@ -143,11 +143,11 @@ class Durations:
             return None
         return typical(e for e in self._store.entries(kind) if e.meta.get(METADATA) == self._parameters)
 
-    def _stage(self, kind: str, cost: Cost) -> float:
+    def _stage(self, kind: str, cost: Timing) -> float:
         seen = self.measured(kind)
         return self._of(cost) if seen is None else seen
 
-    def _of(self, cost: Cost) -> float:
+    def _of(self, cost: Timing) -> float:
         return cost.of(self._layers, self._parameters)
 
 

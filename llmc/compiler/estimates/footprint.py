@@ -23,7 +23,7 @@ from llmc.compiler.architectures.shared.size import Weights
 from llmc.compiler.checkpoint import DEMO, Checkpoint, open_checkpoint, read_config
 from llmc.compiler.estimates.durations import Durations, count, of_target, typical
 from llmc.compiler.estimates.estimate import Estimate, beyond, duration
-from llmc.compiler.estimates.server import Server
+from llmc.compiler.estimates.server import ServerEstimate
 from llmc.compiler.model_size import weights_of
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.targets.costs import DTYPE_BITS
@@ -178,11 +178,11 @@ class Footprint:
             found["the device's own compiler"] = False
         return found | ({"verification": False} if self.verification_seconds(buckets) else {})
 
-    def server(self, buckets: Sequence[Bucket]) -> Server:
+    def server(self, buckets: Sequence[Bucket]) -> ServerEstimate:
         """What a server of the bundle takes. Raises CheckpointError for a model of unknown sizes, and InputError for a
         device that no single server has."""
         executables = self.executables(buckets)
-        return Server(
+        return ServerEstimate(
             self._costs, self._target.hosting(self._options.to_dict()).host_memory, self.bundle_bytes(buckets),
             self.weight_bytes, self._limits.max_num_seqs * self.sequence_bytes, self._cached().layers,
             sum(one.count for one in self._weights), executables,

@@ -18,7 +18,7 @@ READ_BYTES_S = 100e6
 
 
 @dataclass(frozen=True)
-class Server:
+class ServerEstimate:
     """Of one bundle for a device with `costs`, made or estimated: bytes of all its files, its weights, and its caches
     at full length; the model's layers and parameters; its executables, of which so many are portable; the buckets that
     it warms up.

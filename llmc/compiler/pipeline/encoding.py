@@ -27,7 +27,7 @@ from llmc.compiler.pipeline.encoding_verification import verification_of
 from llmc.compiler.pipeline.provenance import provenance, remember_model
 from llmc.compiler.stages import StageReport, Stages
 from llmc.compiler.targets.encoders import open_encoder_target
-from llmc.compiler.targets.encoders.base import Case, EncoderTarget, Made
+from llmc.compiler.targets.encoders.base import CompiledEncoder, EncoderCase, EncoderTarget
 from llmc.compiler.text.files import text_files
 from llmc.errors import InputError, UnknownNameError
 from llmc.runtime.pooling.modules import POOLING, WEIGHTS, Task
@@ -124,7 +124,7 @@ def compile_encoder(
 
     stages = Stages(store, checkpoint, plan, on_stage)
     read = read_description(checkpoint, task, plan.limits.max_model_len)  # type: ignore[arg-type]
-    case = Case.of(checkpoint, task)  # type: ignore[arg-type]
+    case = EncoderCase.of(checkpoint, task)  # type: ignore[arg-type]
     made = target.make(stages, plan, case, options)
     analysis = target.analyse(stages, made, options)
     choice = "; ".join(filter(None, (target.choice(options), why)))
@@ -148,7 +148,7 @@ def compile_encoder(
 
 
 def _assemble(
-    stages: Stages, target: EncoderTarget, made: Made, read: Read, plan: EncodePlan, options: CompileOptions,
+    stages: Stages, target: EncoderTarget, made: CompiledEncoder, read: Read, plan: EncodePlan, options: CompileOptions,
     analysis: Mapping[str, Any], choice: str,
 ) -> tuple[Manifest, dict[str, Path]]:  # fmt: skip
     store, checkpoint, config = stages.store, stages.checkpoint, stages.checkpoint.config

@@ -137,7 +137,7 @@ class Lowered:
 
 
 @dataclass(frozen=True)
-class Executable:
+class CompiledExecutable:
     """An executable: its bytes, and whether it is final for its device."""
 
     data: bytes
@@ -227,7 +227,7 @@ class Target(ABC):
         CompileError for a program that the device has no form for."""
 
     @abstractmethod
-    def compile(self, lowered: Lowered, shape: Shape, options: CompileOptions) -> Executable:
+    def compile(self, lowered: Lowered, shape: Shape, options: CompileOptions) -> CompiledExecutable:
         """One executable. Runs in any thread, or in a worker process. Raises CompileError."""
 
     def show(self, lowered: Lowered, shapes: Sequence[Shape], options: CompileOptions) -> Iterator[tuple[str, str]]:

@@ -20,7 +20,7 @@ from llmc.compiler.architectures.shared.names import OUTER
 from llmc.compiler.code import code_digest
 from llmc.compiler.options import Option
 from llmc.compiler.stages import StageReport, toolchain
-from llmc.compiler.targets.costs import Cost
+from llmc.compiler.targets.costs import Timing
 from llmc.errors import CheckpointError, InputError, VerificationError
 from llmc.paths import expanded
 from llmc.strict_json import loads
@@ -54,7 +54,7 @@ HEAD_BITS: Option[int | None] = Option(
 )  # fmt: skip
 _SHARE = 0.9
 """Of the bound, less what the device adds, for matrices in 4 bits: a margin."""
-COST, SENSE_COST = Cost(fixed=2.0, parameters=180.0), Cost(fixed=2.0, parameters=90.0)
+COST, SENSE_COST = Timing(fixed=2.0, parameters=180.0), Timing(fixed=2.0, parameters=90.0)
 """Of the stages, by the processor time that they took."""
 
 
@@ -69,7 +69,7 @@ class Mixed:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
-def calibration_costs(options: CompileOptions) -> dict[str, Cost]:
+def calibration_costs(options: CompileOptions) -> dict[str, Timing]:
     """For `Target.stage_costs`."""
     if options.quantize != "int4":
         return {}

@@ -18,8 +18,8 @@ DTYPE_BITS = {"f32": 32, "bf16": 16, "f16": 16}
 
 
 @dataclass(frozen=True)
-class Cost:
-    """Seconds: a fixed part, a part for each layer, and a part for SmolLM2-135M's number of parameters."""
+class Timing:
+    """Timing: a fixed part, a part for each layer, and a part for SmolLM2-135M's number of parameters."""
 
     fixed: float = 0.0
     layers: float = 0.0
@@ -30,15 +30,15 @@ class Cost:
         return self.fixed + self.layers * layers / LAYERS + self.parameters * parameters / PARAMETERS
 
 
-TRACE = Cost(fixed=3.0, layers=1.0)
+TRACE = Timing(fixed=3.0, layers=1.0)
 """One trace in dialect fused. Few layers are traced; the others are made from these, and put into the graph."""
 
-EXPORT = Cost(fixed=3.5, layers=2.5)
+EXPORT = Timing(fixed=3.5, layers=2.5)
 """One trace in dialect two_part, and the writing of its program, layer by layer."""
 
-LOWER = Cost(fixed=1.0, layers=3.0)
-REFERENCE = Cost(fixed=2.0, parameters=12.0)
-WEIGHTS = Cost(parameters=2.5)
+LOWER = Timing(fixed=1.0, layers=3.0)
+REFERENCE = Timing(fixed=2.0, parameters=12.0)
+WEIGHTS = Timing(parameters=2.5)
 
 
 @dataclass(frozen=True)
@@ -46,16 +46,16 @@ class Verifying:
     """Times of verification: a fixed part, each executable it opens, each step, and each 1,000 tokens of prompts
     (estimates/durations.py counts them)."""
 
-    begin: Cost
-    opened: Cost
-    step: Cost
-    tokens: Cost
+    begin: Timing
+    opened: Timing
+    step: Timing
+    tokens: Timing
 
 
-def traces(buckets: Sequence[Bucket]) -> Cost:
+def traces(buckets: Sequence[Bucket]) -> Timing:
     """Traces without and with a cache, as buckets need them."""
     times = len({bucket.context > 0 for bucket in buckets})
-    return Cost(fixed=times * EXPORT.fixed, layers=times * EXPORT.layers)
+    return Timing(fixed=times * EXPORT.fixed, layers=times * EXPORT.layers)
 
 
 class Costs:
@@ -68,7 +68,10 @@ class Costs:
     """Seconds that the device's own host still needs for each portable executable, by published measurements."""
     device_source: ClassVar[str] = ""
     verifying: ClassVar[Verifying] = Verifying(
-        begin=Cost(fixed=0.5), opened=Cost(layers=0.15), step=Cost(parameters=0.01), tokens=Cost(parameters=1.1)
+        begin=Timing(fixed=0.5),
+        opened=Timing(layers=0.15),
+        step=Timing(parameters=0.01),
+        tokens=Timing(parameters=1.1),
     )
     """Times of verification on two cores, used while the store has no measurement."""
     executable_bytes: ClassVar[int] = 150_000
@@ -77,7 +80,7 @@ class Costs:
     splits_weights: ClassVar[tuple[str, ...]] = ()
     """Flags that divide the weights over several devices."""
 
-    def stage_costs(self, options: CompileOptions, buckets: Sequence[Bucket]) -> Mapping[str, Cost]:
+    def stage_costs(self, options: CompileOptions, buckets: Sequence[Bucket]) -> Mapping[str, Timing]:
         """Times on two cores of the stages that executables share, by kind."""
         return {"trace": TRACE, "lower": LOWER, "weights": WEIGHTS}
 

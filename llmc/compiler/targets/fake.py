@@ -34,8 +34,8 @@ from llmc.compiler.code import code_digest
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.program.program import PROGRAM, Program
 from llmc.compiler.stages import Stages
-from llmc.compiler.targets.base import Executable, Lowered, Shape, State, Target
-from llmc.compiler.targets.costs import Cost, Costs, Verifying
+from llmc.compiler.targets.base import CompiledExecutable, Lowered, Shape, State, Target
+from llmc.compiler.targets.costs import Costs, Timing, Verifying
 from llmc.compiler.targets.description import DeviceDescription
 from llmc.compiler.targets.reference import TOY
 from llmc.errors import CheckpointError, InputError
@@ -62,11 +62,11 @@ Compiling: TypeAlias = "Callable[[Lowered, Shape, dict[str, Any]], dict[str, Any
 class FakeCosts(Costs):
     """Nothing takes time."""
 
-    verifying: ClassVar[Verifying] = Verifying(Cost(), Cost(), Cost(), Cost())
+    verifying: ClassVar[Verifying] = Verifying(Timing(), Timing(), Timing(), Timing())
 
-    def stage_costs(self, options: CompileOptions, buckets: Sequence[Bucket]) -> Mapping[str, Cost]:
+    def stage_costs(self, options: CompileOptions, buckets: Sequence[Bucket]) -> Mapping[str, Timing]:
         """None."""
-        return {"trace": Cost(), "weights": Cost()}
+        return {"trace": Timing(), "weights": Timing()}
 
 
 class FakeTarget(Target):
@@ -177,7 +177,7 @@ class FakeTarget(Target):
 
         return stages.run("weights", components, build)
 
-    def compile(self, lowered: Lowered, shape: Shape, options: CompileOptions) -> Executable:
+    def compile(self, lowered: Lowered, shape: Shape, options: CompileOptions) -> CompiledExecutable:
         """Constants and sizes as JSON; weights stay outside, named by digest, so that all executables share them."""
         sizes = {"phase": shape.phase, "batch": shape.batch, "query": shape.query, "context": shape.context}
         model = {**json.loads(lowered.inputs[PROGRAM].read_bytes()), "weights": lowered.files["weights"]}
@@ -185,7 +185,7 @@ class FakeTarget(Target):
         program = {"format": FORMAT, **sizes, **model, "tensors": tensors, **options.extensions}
         if self._compiling is not None:
             program = self._compiling(lowered, shape, program)
-        return Executable(canonical_json(program), self.state)
+        return CompiledExecutable(canonical_json(program), self.state)
 
 
 def _positions(stages: Stages) -> int:

@@ -22,9 +22,9 @@ from llmc.compiler.options import CompileOptions
 from llmc.compiler.program.program import PROGRAM, Program
 from llmc.compiler.program.stage import DTYPES, both_weightless, program_for
 from llmc.compiler.stages import Stages, version_of
-from llmc.compiler.targets.base import Executable, Lowered, Shape, Target, cache_for
+from llmc.compiler.targets.base import CompiledExecutable, Lowered, Shape, Target, cache_for
 from llmc.compiler.targets.costs import WEIGHTS as WEIGHTS_COST
-from llmc.compiler.targets.costs import Cost, Costs, Verifying, traces
+from llmc.compiler.targets.costs import Costs, Timing, Verifying, traces
 from llmc.compiler.targets.description import TRACING, DeviceDescription, Requirements
 from llmc.compiler.targets.hosting import Hosting
 from llmc.compiler.weights.weightless import PLACEMENTS, WEIGHTS, shared_files
@@ -54,10 +54,13 @@ class ProgramCosts(Costs):
     executable_seconds: ClassVar[float] = 0.2
     executable_bytes: ClassVar[int] = 40_000
     verifying: ClassVar[Verifying] = Verifying(
-        begin=Cost(fixed=0.5), opened=Cost(layers=0.15), step=Cost(layers=0.06), tokens=Cost(parameters=2.2)
+        begin=Timing(fixed=0.5),
+        opened=Timing(layers=0.15),
+        step=Timing(layers=0.06),
+        tokens=Timing(parameters=2.2),
     )
 
-    def stage_costs(self, options: CompileOptions, buckets: Sequence[Bucket]) -> Mapping[str, Cost]:
+    def stage_costs(self, options: CompileOptions, buckets: Sequence[Bucket]) -> Mapping[str, Timing]:
         """The model is traced without and with a cache, as the plan needs."""
         return {"trace": traces(buckets), "weights": WEIGHTS_COST}
 
@@ -109,7 +112,7 @@ class ProgramTarget(Target):
             cache=cache,
         )
 
-    def compile(self, lowered: Lowered, shape: Shape, options: CompileOptions) -> Executable:
+    def compile(self, lowered: Lowered, shape: Shape, options: CompileOptions) -> CompiledExecutable:
         """Specialise the traced program, and open the result as the executor will."""
         from llmc.compiler.program.to_export import specialise
         from llmc.runtime.portable_program import PortableProgram, write_archive
@@ -122,7 +125,7 @@ class ProgramTarget(Target):
             PortableProgram.parse(data)
         except ValueError as e:
             raise CompileError(f"the program for {shape} is not portable: {e}") from e
-        return Executable(data, self.state)
+        return CompiledExecutable(data, self.state)
 
     def show(self, lowered: Lowered, shapes: Sequence[Shape], options: CompileOptions) -> Iterator[tuple[str, str]]:
         """The program of each shape."""

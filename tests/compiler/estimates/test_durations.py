@@ -14,11 +14,11 @@ from llmc.buckets.limits import Limits
 from llmc.buckets.plan import Plan
 from llmc.buckets.planner import make_plan
 from llmc.compiler.architectures.shared.size import ModelSize, Weights
-from llmc.compiler.estimates.durations import Durations, Work, count
+from llmc.compiler.estimates.durations import Durations, VerifyWork, count
 from llmc.compiler.estimates.footprint import Footprint
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.targets import open_target
-from llmc.compiler.targets.costs import LAYERS, PARAMETERS, Cost
+from llmc.compiler.targets.costs import LAYERS, PARAMETERS, Timing
 from llmc.compiler.targets.fake import FakeTarget
 from llmc.runtime.step import Step
 from llmc.settings import Settings
@@ -28,7 +28,7 @@ from tests.toy import Toy, toy_plan
 
 SMALL = ModelSize(LAYERS, 576, 1536, 9, 3, 64, 49152, tied=True)
 PLAN = make_plan(Limits(256, 2), "linear")
-WORK = Work(executables=1, steps=10, tokens=1000)
+WORK = VerifyWork(executables=1, steps=10, tokens=1000)
 BIG = {
     "model_type": "llama", "num_hidden_layers": 32, "hidden_size": 4096, "intermediate_size": 14336,
     "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 8192,
@@ -51,7 +51,7 @@ def verifying(parameters: int = PARAMETERS, **options: Any) -> float:
 
 
 def test_costs_grow_with_what_they_are_of() -> None:
-    cost = Cost(fixed=1, layers=10, parameters=100)
+    cost = Timing(fixed=1, layers=10, parameters=100)
     assert cost.of(LAYERS, PARAMETERS) == 111
     assert cost.of(2 * LAYERS, PARAMETERS // 2) == 1 + 20 + 50
 
@@ -68,8 +68,8 @@ def test_it_costs_what_is_counted() -> None:
     each = open_target("hpu").costs.verifying
     costs = (each.begin, 1), (each.opened, 7), (each.step, 30), (each.tokens, 2.5)
     seconds = sum(cost.of(LAYERS, PARAMETERS) * times for cost, times in costs)
-    assert durations().verification(Work(7, 30, 2500), reference=False) == pytest.approx(seconds)
-    assert durations().verification(Work(7, 30, 2500)) == pytest.approx(seconds + 14)
+    assert durations().verification(VerifyWork(7, 30, 2500), reference=False) == pytest.approx(seconds)
+    assert durations().verification(VerifyWork(7, 30, 2500)) == pytest.approx(seconds + 14)
 
 
 KINDS: dict[str, tuple[dict[str, Any], Plan]] = {

@@ -34,7 +34,7 @@ from llmc.compiler.pipeline.executors import local
 from llmc.compiler.pipeline.executors.base import executable_key
 from llmc.compiler.stages import Stages
 from llmc.compiler.targets import open_target
-from llmc.compiler.targets.base import Executable, Lowered, Shape
+from llmc.compiler.targets.base import CompiledExecutable, Lowered, Shape
 from llmc.compiler.targets.fake import FakeTarget
 from llmc.compiler.verification.limits import limits as verification_limits
 from llmc.compiler.verification.parts import sample_buckets
@@ -290,9 +290,11 @@ def test_targets_that_need_processes_get_them(toy: Toy, monkeypatch: pytest.Monk
     assert os.getpid() not in pids and 1 <= len(pids) <= 2
 
 
-def compile_and_name_the_process(device: str, lowered: Lowered, shape: Shape, options: CompileOptions) -> Executable:
+def compile_and_name_the_process(
+    device: str, lowered: Lowered, shape: Shape, options: CompileOptions
+) -> CompiledExecutable:
     made = open_target(device).compile(lowered, shape, options)
-    return Executable(json.dumps({**json.loads(made.data), "pid": os.getpid()}).encode(), made.state)
+    return CompiledExecutable(json.dumps({**json.loads(made.data), "pid": os.getpid()}).encode(), made.state)
 
 
 def test_a_worker_that_is_killed_is_a_compile_error(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -324,7 +326,7 @@ def test_an_interrupt_ends_the_processes_that_compile_at_once(
 LONG_S = 600
 
 
-def interrupt_all_and_go_on(*_: object) -> Executable:
+def interrupt_all_and_go_on(*_: object) -> CompiledExecutable:
     """Ctrl-C reaches this process too, in the middle of work that takes long."""
     os.kill(os.getpid(), signal.SIGINT)
     os.kill(os.getppid(), signal.SIGINT)

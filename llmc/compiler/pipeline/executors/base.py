@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from llmc.artifacts.store.store import Store
     from llmc.artifacts.store.workspace import Workspace
     from llmc.compiler.options import CompileOptions
-    from llmc.compiler.targets.base import Executable, Lowered, Shape, Target
+    from llmc.compiler.targets.base import CompiledExecutable, Lowered, Shape, Target
     from llmc.settings import Settings
 
 
@@ -88,12 +88,12 @@ def executable_key(target: Target, lowered: Lowered, shape: Shape, options: Comp
     )
 
 
-def compile_in_worker(device: str, lowered: Lowered, shape: Shape, options: CompileOptions) -> Executable:
+def compile_in_worker(device: str, lowered: Lowered, shape: Shape, options: CompileOptions) -> CompiledExecutable:
     """Compile one shape in a worker process."""
     return open_target(device).compile(lowered, shape, options)
 
 
-def stored(workspace: Workspace, made: Executable, seconds: float) -> Mapping[str, Blob]:
+def stored(workspace: Workspace, made: CompiledExecutable, seconds: float) -> Mapping[str, Blob]:
     """The outputs of an executable that took so many seconds."""
     workspace.meta |= {"state": made.state, "seconds": round(seconds, 3)}
     return {"executable": workspace.put_bytes(made.data)}

@@ -26,7 +26,7 @@ from llmc.buckets.limits import Limits
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.targets import open_target
 from llmc.compiler.targets.base import Deployment
-from llmc.compiler.targets.cpu.measurements import OPTIONS, Case, Measured, measurements
+from llmc.compiler.targets.cpu.measurements import OPTIONS, CpuCase, Measured, measurements
 from llmc.errors import DeviceError, InputError
 from llmc.runtime.host import cpu_features
 from llmc.settings import Settings
@@ -54,17 +54,17 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Choice:
+class EngineChoice:
     """The engine, and why in a sentence with the numbers."""
 
     engine: str
     why: str
 
 
-def choice_for(wanted: Wanted, options: CompileOptions, deployment: Deployment, settings: Settings) -> Choice:
+def choice_for(wanted: Wanted, options: CompileOptions, deployment: Deployment, settings: Settings) -> EngineChoice:
     """`choose` by what was measured, for this host and the engines that are here."""
     here = installed()
-    case = Case(
+    case = CpuCase(
         cpu_features(), settings.threads, str(deployment.config.get("model_type")), deployment.parameters,
         versions(here), {engine: configured(engine, options, deployment.weights) for engine in here},
     )  # fmt: skip
@@ -98,7 +98,7 @@ def installed() -> tuple[str, ...]:
     return tuple(engine for engine in ENGINES if find_spec(engine) is not None)
 
 
-def choose(wanted: Wanted, measured: Sequence[Measured], case: Case) -> Choice:
+def choose(wanted: Wanted, measured: Sequence[Measured], case: CpuCase) -> EngineChoice:
     """The engine for `wanted` on a host and for a model (`case`, whose options name the engines that are here).
 
     Raises InputError when no engine keeps the limits, saying what each would take.
@@ -107,15 +107,15 @@ def choose(wanted: Wanted, measured: Sequence[Measured], case: Case) -> Choice:
     if len(here) < 2:
         first = here[0] if here else ENGINES[0]
         other = next(e for e in ENGINES if e != first)
-        return Choice(first, f"{other} is not installed")
+        return EngineChoice(first, f"{other} is not installed")
     if wanted.dtype not in ("auto", "f32"):
-        return Choice("openvino", f"only openvino offers dtype {wanted.dtype}")
+        return EngineChoice("openvino", f"only openvino offers dtype {wanted.dtype}")
     record, kinds, unfit = _record(wanted, measured, case)
     if record is None:
         tried = (
             "; ".join(dict.fromkeys(f"{one.model} was measured {why}" for why, one in unfit)) or "nothing was measured"
         )
-        return Choice(
+        return EngineChoice(
             ENGINES[0], f"no measurement of {_said(kinds)} holds here ({tried}): `llmc bench cpu MODEL` makes one"
         )
     found = {engine: record.engines[engine][kinds[engine]] for engine in here}
@@ -130,11 +130,11 @@ def choose(wanted: Wanted, measured: Sequence[Measured], case: Case) -> Choice:
     over = [e for e in found if e not in kept]
     limits = f"; {', '.join(over)} would not keep the limits" if over else ""
     of = "" if scale == 1 else f", scaled from {record.model}"
-    return Choice(best, f"{what} in {_said(kinds)} measured: {numbers} ({record.machine}{of}){limits}")
+    return EngineChoice(best, f"{what} in {_said(kinds)} measured: {numbers} ({record.machine}{of}){limits}")
 
 
 def _record(
-    wanted: Wanted, measured: Sequence[Measured], case: Case
+    wanted: Wanted, measured: Sequence[Measured], case: CpuCase
 ) -> tuple[Measured | None, dict[str, str], list[tuple[str, Measured]]]:
     """The first record that holds, the quantisation that each engine is compared in, and of each why it does not."""
     plain = dict.fromkeys(case.options, wanted.quantize or PLAIN)

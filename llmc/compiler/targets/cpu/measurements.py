@@ -35,7 +35,7 @@ OPTIONS = ("kernels", "dtype", "specialise")
 
 
 @dataclass(frozen=True)
-class Case:
+class CpuCase:
     """What a measurement is looked up for: this host, these versions, and a model.
 
     `options`: engine → its OPTIONS as they would be compiled with, and "quantize" where that is known.
@@ -74,7 +74,7 @@ class Measured:
             str(data["model_type"]), int(data["parameters"]), versions, engines,
         )  # fmt: skip
 
-    def unfit(self, case: Case, kinds: Mapping[str, str]) -> str:
+    def unfit(self, case: CpuCase, kinds: Mapping[str, str]) -> str:
         """Why the record says nothing about a case with each engine's quantisation, in words; empty where it does."""
         if missing := sorted(self.isa - set(case.isa)):
             return f"on a CPU with {', '.join(missing)}"

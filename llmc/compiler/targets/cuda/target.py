@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmc.compiler.options import CompileOptions, Option
-from llmc.compiler.targets.base import Executable
+from llmc.compiler.targets.base import CompiledExecutable
 from llmc.compiler.targets.cuda.tuning import NONE, TUNING, Tuning
 from llmc.compiler.targets.description import TRACING, Presence, Topologies
 from llmc.compiler.targets.hosting import Hosting, nvidia
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from llmc.compiler.stages import Stages
     from llmc.compiler.targets.base import Lowered, Shape
     from llmc.compiler.targets.costs import Costs
-    from llmc.compiler.targets.cuda.cards import Card
-    from llmc.compiler.targets.cuda.topology import Topology
+    from llmc.compiler.targets.cuda.cards import GpuSpec
+    from llmc.compiler.targets.cuda.topology import GpuTopology
     from llmc.compiler.targets.tuning import Tuner
     from llmc.runtime.executors.xla.client import Platform
 
@@ -53,7 +53,7 @@ FP8_FROM = (8, 9)
 "Conversion from/to f8e4m3nv is only supported on compute capability >= 89"."""
 
 
-def require_kernel(options: CompileOptions, card: Card) -> None:
+def require_kernel(options: CompileOptions, card: GpuSpec) -> None:
     """Raise InputError where the kernel is asked for and cannot be in the bundle."""
     if ATTENTION.of(options) == "plain":
         return
@@ -127,7 +127,7 @@ class CudaTarget(DescribedTarget):
         return Presence((NvidiaCards(),), lacks)
 
     @property
-    def topology(self) -> Topology:
+    def topology(self) -> GpuTopology:
         """The cards that are compiled for; raises InputError listing the known ones."""
         from llmc.compiler.targets.cuda.topology import parse_topology
 
@@ -174,7 +174,7 @@ class CudaTarget(DescribedTarget):
         """And the tuning results."""
         return self._tuning.lowered(stages, super().lower(stages, programs, options), options)
 
-    def compile(self, lowered: Lowered, shape: Shape, options: CompileOptions) -> Executable:
+    def compile(self, lowered: Lowered, shape: Shape, options: CompileOptions) -> CompiledExecutable:
         """With the kernels that `--tuning` chooses; the header says for how many products."""
         from llmc.compiler.targets.cuda.products import choosing, noted
         from llmc.compiler.targets.xla.build import build
@@ -183,7 +183,7 @@ class CudaTarget(DescribedTarget):
         with choosing(self._tuning.for_xla(lowered), model=TUNING.of(options) != NONE) as (chosen, looked):
             machine = self.machine(options)
             data = build(job, replace(machine, compiler_options={**machine.compiler_options, **chosen}))
-        return Executable(noted(data, looked), self.state)
+        return CompiledExecutable(noted(data, looked), self.state)
 
     def compiler_options(self, options: CompileOptions) -> dict[str, str | int | bool]:
         """No autotuning."""

@@ -58,7 +58,7 @@ _DEVICE = re.compile(
 )
 
 
-class Entry(NamedTuple):
+class AutotuneEntry(NamedTuple):
     """One result, as XLA has it: `result` is the bytes of an AutotuneResult."""
 
     device: str
@@ -66,7 +66,7 @@ class Entry(NamedTuple):
     result: bytes
 
 
-def parse(data: bytes) -> list[Entry]:
+def parse(data: bytes) -> list[AutotuneEntry]:
     """The entries of serialised AutotuneResults. Raises ArtifactError for what XLA did not write."""
     try:
         members = list(wire.fields(data))
@@ -77,10 +77,10 @@ def parse(data: bytes) -> list[Entry]:
         raise ArtifactError(f"these are no autotuning results of XLA's ({type(e).__name__}: {e})") from e
 
 
-def _entry(message: bytes) -> Entry:
+def _entry(message: bytes) -> AutotuneEntry:
     members = {number: value for number, _, value in wire.fields(message)}
     device, hlo, result = (wire.as_bytes(members[number]) for number in (1, 2, 3))
-    return Entry(device.decode(), hlo.decode(), result)
+    return AutotuneEntry(device.decode(), hlo.decode(), result)
 
 
 def serialise(found: Mapping[str, bytes], device: str) -> bytes:

@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Case:
+class EncoderCase:
     """What is compiled: the task, and the ids of "no" and "yes" where a decoder scores by their logits."""
 
     task: Task
     judges: tuple[int, int] | None = None
 
     @classmethod
-    def of(cls, checkpoint: Checkpoint, task: Task) -> Case:
+    def of(cls, checkpoint: Checkpoint, task: Task) -> EncoderCase:
         """The case of a checkpoint; raises CheckpointError for a decoder whose tokenizer has no such words."""
         if not judges(checkpoint, task):
             return cls(task)
@@ -58,7 +58,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Made:
+class CompiledEncoder:
     """Executables by shape ((batch, tokens), or None for every shape), each an entry with "executable"; `files` go into
     the bundle by name, `facts` into the manifest's options."""
 
@@ -132,7 +132,7 @@ class EncoderTarget(ABC):
         """Of the executables that this host makes: "portable" where each host that opens them compiles them."""
         return "portable"
 
-    def analyse(self, stages: Stages, made: Made, options: CompileOptions) -> dict[str, Any]:
+    def analyse(self, stages: Stages, made: CompiledEncoder, options: CompileOptions) -> dict[str, Any]:
         """Facts about the finished executables, for the manifest and --json, which the device's target for models that
         generate describes; empty if there are none. Raises CompileError if they do not fit their device."""
         return {}
@@ -142,7 +142,7 @@ class EncoderTarget(ABC):
         open."""
         return Recorded(self.encoder)
 
-    def reference(self, checkpoint: Checkpoint, case: Case) -> Reference:
+    def reference(self, checkpoint: Checkpoint, case: EncoderCase) -> Reference:
         """The model that results are compared with. Raises CheckpointError."""
         from llmc.compiler.verification.encoding_reference import encoder_reference
 
@@ -152,7 +152,7 @@ class EncoderTarget(ABC):
     def toolchain(self) -> dict[str, str]:
         """Names and versions of the packages that determine an executable. Raises DeviceError where one is missing."""
 
-    def traced(self, stages: Stages, case: Case, options: CompileOptions) -> Iterator[tuple[str, str]]:
+    def traced(self, stages: Stages, case: EncoderCase, options: CompileOptions) -> Iterator[tuple[str, str]]:
         """The traced program as text, with its name; sizes are symbols. Raises CheckpointError and CompileError."""
         from llmc.compiler.frontend.encode import Encode, trace_encoder
         from llmc.compiler.program.import_encoder import import_encoder
@@ -161,11 +161,11 @@ class EncoderTarget(ABC):
 
     @abstractmethod
     def lowered(
-        self, stages: Stages, plan: EncodePlan, case: Case, options: CompileOptions
+        self, stages: Stages, plan: EncodePlan, case: EncoderCase, options: CompileOptions
     ) -> Iterator[tuple[str, str]]:  # fmt: skip
         """What the device's compiler takes, as text, each with its name: one for every shape, or one a bucket. Raises
         as `make`."""
 
     @abstractmethod
-    def make(self, stages: Stages, plan: EncodePlan, case: Case, options: CompileOptions) -> Made:
+    def make(self, stages: Stages, plan: EncodePlan, case: EncoderCase, options: CompileOptions) -> CompiledEncoder:
         """Trace, lower and compile, as cached stages. Raises CheckpointError and CompileError."""

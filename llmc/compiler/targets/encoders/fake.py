@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, ClassVar
 from llmc.artifacts.key import canonical_json
 from llmc.compiler.checkpoint.sentence_files import labels_of
 from llmc.compiler.code import code_digest
-from llmc.compiler.targets.encoders.base import Case, EncoderTarget, Made
+from llmc.compiler.targets.encoders.base import CompiledEncoder, EncoderCase, EncoderTarget
 from llmc.compiler.targets.fake import DECAY
 from llmc.compiler.weights.stage import stored_weights
 from llmc.errors import CheckpointError
@@ -56,30 +56,30 @@ class FakeEncoderTarget(EncoderTarget):
 
         return {"fake": FAKE_VERSION}
 
-    def reference(self, checkpoint: Checkpoint, case: Case) -> Reference:
+    def reference(self, checkpoint: Checkpoint, case: EncoderCase) -> Reference:
         """The toy's definition, token by token."""
         from llmc.compiler.verification.toy_encoding import toy_encoder
 
         return toy_encoder(checkpoint, case.task)
 
-    def traced(self, stages: Stages, case: Case, options: CompileOptions) -> Iterator[tuple[str, str]]:
+    def traced(self, stages: Stages, case: EncoderCase, options: CompileOptions) -> Iterator[tuple[str, str]]:
         """The constants: the program itself is built in."""
         yield "toy", canonical_json(_constants(stages, case)).decode()
 
     def lowered(
-        self, stages: Stages, plan: EncodePlan, case: Case, options: CompileOptions
+        self, stages: Stages, plan: EncodePlan, case: EncoderCase, options: CompileOptions
     ) -> Iterator[tuple[str, str]]:  # fmt: skip
         """Where the tensors lie."""
         yield "placements", stages.path(self._weights(stages).outputs["placements"]).read_text()
 
-    def make(self, stages: Stages, plan: EncodePlan, case: Case, options: CompileOptions) -> Made:
+    def make(self, stages: Stages, plan: EncodePlan, case: EncoderCase, options: CompileOptions) -> CompiledEncoder:
         """Both tensors in one file, and constants and sizes as JSON for each bucket."""
         weights = self._weights(stages)
         shapes: list[tuple[int, int] | None] = [None]
         if options.specialise:
             shapes = [(bucket.batch, bucket.query) for bucket in plan.buckets]
         found = [(shape, self._executable(stages, weights, case, shape)) for shape in shapes]
-        return Made(found, {"weights": weights.outputs["weights"].digest}, {"type_ids": False})
+        return CompiledEncoder(found, {"weights": weights.outputs["weights"].digest}, {"type_ids": False})
 
     def _weights(self, stages: Stages) -> Entry:
         checkpoint = stages.checkpoint
@@ -87,7 +87,7 @@ class FakeEncoderTarget(EncoderTarget):
             raise CheckpointError(f"{checkpoint.path}: device fake takes the toy model alone, see targets/fake.py")
         return stored_weights(stages, {"embedding": EMBEDDING, "head": HEAD})
 
-    def _executable(self, stages: Stages, weights: Entry, case: Case, shape: tuple[int, int] | None) -> Entry:
+    def _executable(self, stages: Stages, weights: Entry, case: EncoderCase, shape: tuple[int, int] | None) -> Entry:
         batch, query = shape or (None, None)
         constants = {"batch": batch, "query": query, **_constants(stages, case)}
         places = weights.outputs["placements"]
@@ -101,7 +101,7 @@ class FakeEncoderTarget(EncoderTarget):
         return stages.run("executable", components, build)
 
 
-def _constants(stages: Stages, case: Case) -> dict[str, int]:
+def _constants(stages: Stages, case: EncoderCase) -> dict[str, int]:
     """What a program has of the checkpoint's configuration."""
     config = stages.checkpoint.config
     labels = labels_of(config) if case.task == "score" else 0

@@ -23,7 +23,7 @@ from llmc.compiler.program.stage import DTYPES, TRANSFORMS
 from llmc.compiler.stages import toolchain
 from llmc.compiler.targets import open_target
 from llmc.compiler.targets.base import Recorded
-from llmc.compiler.targets.encoders.base import Case, EncoderTarget, Made
+from llmc.compiler.targets.encoders.base import CompiledEncoder, EncoderCase, EncoderTarget
 from llmc.compiler.targets.workers import Jobs, Workers
 from llmc.compiler.targets.xla.capacity import Need, gib
 from llmc.compiler.targets.xla.described import DescribedTarget
@@ -40,13 +40,13 @@ if TYPE_CHECKING:
     from llmc.compiler.options import CompileOptions
     from llmc.compiler.stages import Stages
     from llmc.compiler.targets.base import State
-    from llmc.compiler.targets.encoders.base import Case, Made
-    from llmc.compiler.targets.xla.build import Job
+    from llmc.compiler.targets.encoders.base import CompiledEncoder, EncoderCase
+    from llmc.compiler.targets.xla.build import XlaJob
     from llmc.compiler.targets.xla.target import XlaTarget
     from llmc.compiler.weights.weightless import Described
 
 
-def traced_weightless(stages: Stages, case: Case, options: CompileOptions) -> Entry:
+def traced_weightless(stages: Stages, case: EncoderCase, options: CompileOptions) -> Entry:
     """An entry with `program` (torch's model.json), `tensors` (tensors.json of weights/weightless.py), `weights` and
     `placements`; its meta has the names of the program's `inputs`, and whether it has `type_ids`.
 
@@ -159,7 +159,7 @@ class XlaEncoderTarget(EncoderTarget):
         """And what native code is for."""
         return Recorded(self.encoder, self.compiler.isa())
 
-    def traced(self, stages: Stages, case: Case, options: CompileOptions) -> Iterator[tuple[str, str]]:
+    def traced(self, stages: Stages, case: EncoderCase, options: CompileOptions) -> Iterator[tuple[str, str]]:
         """The program whose weights are inputs."""
         from llmc.compiler.program.sized import TracedProgram
 
@@ -167,7 +167,7 @@ class XlaEncoderTarget(EncoderTarget):
         yield "encode", TracedProgram.parse(program.read_bytes(), inputs).text()
 
     def lowered(
-        self, stages: Stages, plan: EncodePlan, case: Case, options: CompileOptions
+        self, stages: Stages, plan: EncodePlan, case: EncoderCase, options: CompileOptions
     ) -> Iterator[tuple[str, str]]:  # fmt: skip
         """Each bucket as StableHLO, before its platform is chosen."""
         machine = self.compiler.machine(options)
@@ -178,7 +178,7 @@ class XlaEncoderTarget(EncoderTarget):
             job = _job(given, (bucket.batch, bucket.query))
             yield job.name, stablehlo(job, machine)
 
-    def make(self, stages: Stages, plan: EncodePlan, case: Case, options: CompileOptions) -> Made:
+    def make(self, stages: Stages, plan: EncodePlan, case: EncoderCase, options: CompileOptions) -> CompiledEncoder:
         """One program with its weights, and an executable a bucket, in as many processes as there are jobs."""
         traced = traced_weightless(stages, case, options)
         shapes = [(bucket.batch, bucket.query) for bucket in plan.buckets]
@@ -187,9 +187,9 @@ class XlaEncoderTarget(EncoderTarget):
         with Jobs(options.jobs, workers) as jobs:
             made = jobs.each(partial(self._executable, stages, traced, options, jobs), shapes)
         files = {WEIGHTS: traced.outputs["weights"].digest, PLACEMENTS: traced.outputs["placements"].digest}
-        return Made(list(zip(shapes, made, strict=True)), files, {"type_ids": bool(traced.meta["type_ids"])})
+        return CompiledEncoder(list(zip(shapes, made, strict=True)), files, {"type_ids": bool(traced.meta["type_ids"])})
 
-    def analyse(self, stages: Stages, made: Made, options: CompileOptions) -> dict[str, Any]:
+    def analyse(self, stages: Stages, made: CompiledEncoder, options: CompileOptions) -> dict[str, Any]:
         """What XLA says of each executable (targets/xla/build.py)."""
         files = [stages.path(entry.outputs["executable"]) for _, entry in made.executables]
         return self.compiler.analysed(files)
@@ -235,7 +235,7 @@ def compile_shape(device: str, given: Given, shape: tuple[int, int], options: Co
     return made
 
 
-def _job(given: Given, shape: tuple[int, int]) -> Job:
+def _job(given: Given, shape: tuple[int, int]) -> XlaJob:
     from llmc.compiler.targets.xla.encode import encode_job
 
     program, tensors, inputs = given
@@ -248,7 +248,7 @@ class TpuEncoderTarget(XlaEncoderTarget):
     name: ClassVar[str] = "tpu"
     packages: ClassVar[tuple[str, ...]] = ("jax", "libtpu")
 
-    def analyse(self, stages: Stages, made: Made, options: CompileOptions) -> dict[str, Any]:
+    def analyse(self, stages: Stages, made: CompiledEncoder, options: CompileOptions) -> dict[str, Any]:
         """And what a device must hold; raises CompileError where it has less."""
         found = super().analyse(stages, made, options)
         assert isinstance(self.compiler, DescribedTarget)

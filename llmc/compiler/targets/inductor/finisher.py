@@ -33,7 +33,7 @@ from llmc.settings import variables
 if TYPE_CHECKING:
     from llmc.artifacts.bundle.manifest_schema import Executable
     from llmc.artifacts.key import Value
-    from llmc.compiler.targets.cuda.cards import Card
+    from llmc.compiler.targets.cuda.cards import GpuSpec
     from llmc.runtime.bundle import Bundle
     from llmc.runtime.executors.base import Executor
 
@@ -50,7 +50,7 @@ class PackageFinisher(EachExecutable):
     reads: ClassVar[tuple[str, ...]] = ("weights.json",)
     device: ClassVar[str] = "cuda"
 
-    def __init__(self, card: Card | None = None) -> None:
+    def __init__(self, card: GpuSpec | None = None) -> None:
         self._card = card
 
     def lacks(self) -> str:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from llmc.compiler.architectures.shared.size import ModelSize
     from llmc.compiler.options import CompileOptions
     from llmc.compiler.targets.costs import Costs
-    from llmc.compiler.targets.cuda.cards import Card
+    from llmc.compiler.targets.cuda.cards import GpuSpec
     from llmc.compiler.targets.finishing import Finisher
     from llmc.settings import Settings
 
@@ -48,7 +48,7 @@ class InductorCosts(ProgramCosts):
         "which all graphs share"
     )
 
-    def __init__(self, card: Card | None) -> None:
+    def __init__(self, card: GpuSpec | None) -> None:
         self._card = card
 
     def memory(self, options: CompileOptions) -> tuple[int, str] | None:
@@ -80,7 +80,7 @@ class InductorTarget(ProgramTarget):
         hardware=contract_tested("programs and AOTInductor packages were run on CPU"),
     )
 
-    def __init__(self, card: Card | None = None) -> None:
+    def __init__(self, card: GpuSpec | None = None) -> None:
         super().__init__()
         self._card = card
 

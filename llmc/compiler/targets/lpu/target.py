@@ -24,8 +24,17 @@ from llmc.artifacts.digest import digest_bytes
 from llmc.artifacts.key import canonical_json
 from llmc.compiler.code import code_digest
 from llmc.compiler.options import CompileOptions, Option
-from llmc.compiler.targets.base import DIMENSIONS, Deployment, Executable, Fixed, Lowered, Recorded, Resolved, Shape
-from llmc.compiler.targets.costs import Cost, Costs
+from llmc.compiler.targets.base import (
+    DIMENSIONS,
+    CompiledExecutable,
+    Deployment,
+    Fixed,
+    Lowered,
+    Recorded,
+    Resolved,
+    Shape,
+)
+from llmc.compiler.targets.costs import Costs, Timing
 from llmc.compiler.targets.description import contract_tested
 from llmc.compiler.targets.hosting import Hosting
 from llmc.compiler.targets.programs import PROGRAMS, ProgramCosts, ProgramTarget
@@ -127,9 +136,9 @@ class LpuCosts(ProgramCosts):
     def __init__(self, devices: int, native: bool) -> None:
         self._devices, self._native = devices, native
 
-    def stage_costs(self, options: CompileOptions, buckets: Sequence[Bucket]) -> Mapping[str, Cost]:
+    def stage_costs(self, options: CompileOptions, buckets: Sequence[Bucket]) -> Mapping[str, Timing]:
         """HyperDex's compiler is one stage, whose time is not known before the first."""
-        return {"hyperdex": Cost()} if self._native else super().stage_costs(options, buckets)
+        return {"hyperdex": Timing()} if self._native else super().stage_costs(options, buckets)
 
     def memory(self, options: CompileOptions) -> tuple[int, str] | None:
         """Of the cards."""
@@ -261,10 +270,10 @@ class LpuTarget(ProgramTarget):
         )  # fmt: skip
         return build(stages, wanted, self._hyperdex)
 
-    def compile(self, lowered: Lowered, shape: Shape, options: CompileOptions) -> Executable:
+    def compile(self, lowered: Lowered, shape: Shape, options: CompileOptions) -> CompiledExecutable:
         """The names of the artifact's files."""
         if isinstance(lowered, LpuLowered):
-            return Executable(lowered.artifact.to_bytes(), self.state)
+            return CompiledExecutable(lowered.artifact.to_bytes(), self.state)
         return super().compile(lowered, shape, options)
 
     def show(self, lowered: Lowered, shapes: Sequence[Shape], options: CompileOptions) -> Iterator[tuple[str, str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar
 
-from llmc.compiler.targets.costs import Cost, Verifying
+from llmc.compiler.targets.costs import Timing, Verifying
 from llmc.compiler.targets.xla.costs import XlaCosts
 from llmc.compiler.targets.xla.target import TENSOR_PARALLEL
 
@@ -20,7 +20,10 @@ class NeuronCosts(XlaCosts):
     executable_bytes: ClassVar[int] = 400_000
     device_seconds: ClassVar[float] = 60.0
     verifying: ClassVar[Verifying] = Verifying(
-        begin=Cost(fixed=1.0), opened=Cost(fixed=3.0), step=Cost(parameters=0.02), tokens=Cost(parameters=2.2)
+        begin=Timing(fixed=1.0),
+        opened=Timing(fixed=3.0),
+        step=Timing(parameters=0.02),
+        tokens=Timing(parameters=2.2),
     )
 
     def __init__(self, chip: str, room: Callable[[CompileOptions], int]) -> None:

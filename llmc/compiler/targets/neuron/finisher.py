@@ -36,7 +36,7 @@ from llmc.buckets.servers import create
 from llmc.compiler.targets.finishing import EachExecutable
 from llmc.compiler.targets.host_files import exported, rendered, server_files
 from llmc.compiler.targets.neuron import neuronx_cc
-from llmc.compiler.targets.neuron.chips import Chip
+from llmc.compiler.targets.neuron.chips import NeuronChip
 from llmc.compiler.targets.neuron.neuron_config import NEURON_CONFIG, NeuronConfig
 from llmc.compiler.targets.xla.hlo_ids import COMPUTATIONS, ID, INSTRUCTIONS, ROOT_ID
 from llmc.errors import CompileError, DeviceError, InputError
@@ -177,7 +177,7 @@ class NeuronFinisher(EachExecutable):
     executor: ClassVar[str] = "neuron"
     programs: ClassVar[tuple[str, ...]] = SLOT_PROGRAMS
 
-    def __init__(self, chip: Chip, settings: Settings) -> None:
+    def __init__(self, chip: NeuronChip, settings: Settings) -> None:
         self._chip, self._settings = chip, settings
 
     def lacks(self) -> str:

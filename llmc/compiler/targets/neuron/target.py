@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from llmc.artifacts.log import logger
 from llmc.buckets.strategies.base import Range
 from llmc.compiler.options import MAX_TOP_K, Option
-from llmc.compiler.targets.base import Executable
+from llmc.compiler.targets.base import CompiledExecutable
 from llmc.compiler.targets.description import Presence, contract_tested
 from llmc.compiler.targets.hosting import Hosting
-from llmc.compiler.targets.neuron.chips import DEFAULT, Chip, chip_of
+from llmc.compiler.targets.neuron.chips import DEFAULT, NeuronChip, chip_of
 from llmc.compiler.targets.neuron.neuron_config import NEURON_CONFIG, NeuronConfig, canonical
 from llmc.compiler.targets.neuron.neuronx_cc import SECONDS
 from llmc.compiler.targets.xla.capacity import gib
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from llmc.compiler.targets.base import Deployment, Lowered, Resolved, Shape
     from llmc.compiler.targets.costs import Costs
     from llmc.compiler.targets.finishing import Finisher
-    from llmc.compiler.targets.xla.build import Job, Machine
+    from llmc.compiler.targets.xla.build import Machine, XlaJob
     from llmc.compiler.targets.xla.sharding import Dims
     from llmc.compiler.targets.xla.step import Core
     from llmc.settings import Settings
@@ -97,7 +97,7 @@ class NeuronTarget(XlaTarget):
         return Presence((NEURON,))
 
     @property
-    def chip(self) -> Chip:
+    def chip(self) -> NeuronChip:
         """The chip that is compiled for; raises UnknownNameError listing the known ones."""
         return chip_of(self._named or DEFAULT)
 
@@ -217,15 +217,15 @@ class NeuronTarget(XlaTarget):
         asked = NeuronConfig.parse(NEURON_CONFIG.of(options)).lnc
         return self.chip.memory[self.chip.lnc(self.settings.neuron_cores if asked is None else asked)]
 
-    def build(self, job: Job, options: CompileOptions) -> bytes:
+    def build(self, job: XlaJob, options: CompileOptions) -> bytes:
         """The module of a function."""
         from llmc.compiler.targets.neuron.lowering import lower
 
         return lower(job, self.machine(options), self.chip.name)
 
-    def compile(self, lowered: Lowered, shape: Shape, options: CompileOptions) -> Executable:
+    def compile(self, lowered: Lowered, shape: Shape, options: CompileOptions) -> CompiledExecutable:
         """Lower the program at the bucket's sizes."""
-        return Executable(self.build(self._job(lowered, shape, options), options), self.state)
+        return CompiledExecutable(self.build(self._job(lowered, shape, options), options), self.state)
 
     def _sharded(self, core: Core, config: Mapping[str, Any], options: CompileOptions, entries: Sequence[Dims]) -> Core:
         from llmc.compiler.targets.neuron.lowering import TopCore

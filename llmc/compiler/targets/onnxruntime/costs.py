@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from llmc.compiler.targets.calibration import HEAD_BITS, calibration_costs
-from llmc.compiler.targets.costs import Cost, Costs
+from llmc.compiler.targets.costs import Costs, Timing
 from llmc.compiler.targets.onnxruntime.formats import panel_bits
 from llmc.compiler.targets.onnxruntime.options import (
     BF16,
@@ -71,13 +71,13 @@ class OnnxRuntimeCosts(Costs):
             return panel_bits(kept) + 16 * beside / block
         return 2 * kept.bits + 32 * (beside + 2) / block
 
-    def stage_costs(self, options: CompileOptions, buckets: Sequence[Bucket]) -> Mapping[str, Cost]:
+    def stage_costs(self, options: CompileOptions, buckets: Sequence[Bucket]) -> Mapping[str, Timing]:
         """llmc's kernels are built once for all models; for the runtime's, weights are packed."""
         more = calibration_costs(options)
         if ours(options):
-            more["kernels"] = Cost(fixed=20.0)
+            more["kernels"] = Timing(fixed=20.0)
         elif options.specialise or options.quantize != "none":
-            more["pack"] = Cost(parameters=3.0)
+            more["pack"] = Timing(parameters=3.0)
         return {**super().stage_costs(options, buckets), **more}
 
     def step_tokens(self, largest: int, options: CompileOptions) -> int:

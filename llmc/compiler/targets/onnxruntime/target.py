@@ -30,7 +30,7 @@ from llmc.compiler.options import CompileOptions
 from llmc.compiler.program.program import GraphProgram, Program
 from llmc.compiler.program.stage import traced_graph
 from llmc.compiler.stages import Stages, toolchain, version_of
-from llmc.compiler.targets.base import Executable, Fixed, Lowered, Recorded, Resolved, Shape, Target, cache_for
+from llmc.compiler.targets.base import CompiledExecutable, Fixed, Lowered, Recorded, Resolved, Shape, Target, cache_for
 from llmc.compiler.targets.calibration import (
     CALIBRATE,
     HEAD_BITS,
@@ -394,7 +394,7 @@ class OnnxRuntimeTarget(Target):
 
         return stages.run("pack", components, build)
 
-    def compile(self, lowered: Lowered, shape: Shape, options: CompileOptions) -> Executable:
+    def compile(self, lowered: Lowered, shape: Shape, options: CompileOptions) -> CompiledExecutable:
         """Fix the shape, point at the weights, and open the result once to prove that the runtime takes it."""
         from llmc.artifacts.digest import parse
         from llmc.compiler.targets.onnxruntime.onnx_model import add_top, bind, load_model, place, place_symbols
@@ -414,7 +414,7 @@ class OnnxRuntimeTarget(Target):
             try_opening(data, lowered.folder, str(shape))
         elif here := best_set(self.isa(), [s.name for s in sets_in(lowered.files)]):
             try_opening(data, lowered.folder, str(shape), str(lowered.folder / parse(lowered.files[here.file])))
-        return Executable(data, "native")
+        return CompiledExecutable(data, "native")
 
 
 def _runs_as(bucket: Bucket) -> Bucket:

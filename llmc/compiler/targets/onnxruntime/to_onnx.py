@@ -81,7 +81,7 @@ _ATTENTION = {
 
 
 @dataclass
-class Lowered:
+class OnnxGraph:
     """An ONNX model without weights, the recipes of its tensors, and its computed tables.
 
     `folded`: matrices whose packed form has to take in offsets, each with the recipe of those; no graph reads them.
@@ -106,7 +106,7 @@ class Product:
     held: MatrixFormat
 
 
-def to_onnx(graph: Graph, options: OnnxOptions) -> Lowered:
+def to_onnx(graph: Graph, options: OnnxOptions) -> OnnxGraph:
     """Emit `graph`; raises CompileError naming an operator that has no ONNX form here."""
     return _Model(graph, options).run()
 
@@ -118,7 +118,7 @@ class _Model(Emitter):
         super().__init__(graph, options)
         self.folded: dict[str, str] = {}
 
-    def run(self) -> Lowered:
+    def run(self) -> OnnxGraph:
         """All of the graph."""
         for node in self.graph.nodes:
             if node.op in _FUSED and (node.op != "split" or "parts" in node.attrs):
@@ -163,7 +163,7 @@ class _Model(Emitter):
         recipes = [replace(r, name=short.get(r.name, r.name)) for r in self.recipes]
         tables = {short[v.name]: t for v, t in self.graph.tables.items() if v.name in self.initializers}
         folded = {short[data]: short.get(offsets, offsets) for data, offsets in self.folded.items()}
-        return Lowered(model, recipes, tables, folded)
+        return OnnxGraph(model, recipes, tables, folded)
 
     def _logit_rows(self) -> ValueInfoProto:
         return helper.make_tensor_value_info(LOGIT_ROWS, TensorProto.INT64, ["R"])

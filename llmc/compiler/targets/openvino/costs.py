@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from llmc.compiler.targets.calibration import CALIBRATE, HEAD_BITS, calibration_costs
-from llmc.compiler.targets.costs import Cost, Costs, S
+from llmc.compiler.targets.costs import Costs, S, Timing
 from llmc.compiler.targets.openvino.base_target import GROUP_SIZE, KV_CACHE_DTYPE, budget
 from llmc.compiler.targets.openvino.precision import PAGED_INT8
 from llmc.runtime.engine.engine import RAGGED_PREFILL_BUDGET
@@ -33,9 +33,9 @@ class OpenVinoCosts(Costs):
     def __init__(self, default_group: Callable[[str], int | None]) -> None:
         self._default_group = default_group
 
-    def stage_costs(self, options: CompileOptions, buckets: Sequence[Bucket]) -> Mapping[str, Cost]:
+    def stage_costs(self, options: CompileOptions, buckets: Sequence[Bucket]) -> Mapping[str, Timing]:
         """And what the plugin makes of the models and their weights."""
-        return {**super().stage_costs(options, buckets), "finish": Cost(fixed=1.0, parameters=2.0)}
+        return {**super().stage_costs(options, buckets), "finish": Timing(fixed=1.0, parameters=2.0)}
 
     def weight_bits(self, options: CompileOptions, weights: Weights) -> float:
         """Codes, and of each group a float32 zero point and a scale, which may have 16 bits in matmuls (finish.py)."""
@@ -62,7 +62,7 @@ class OpenVinoCpuCosts(OpenVinoCosts):
 
     graph_bytes_source: ClassVar[str] = "the packed copy of the weights, and the largest layer's activations of a step"
 
-    def stage_costs(self, options: CompileOptions, buckets: Sequence[Bucket]) -> Mapping[str, Cost]:
+    def stage_costs(self, options: CompileOptions, buckets: Sequence[Bucket]) -> Mapping[str, Timing]:
         """And calibration."""
         return {**super().stage_costs(options, buckets), **calibration_costs(options)}
 

@@ -23,7 +23,7 @@ from openvino import opset13 as ops
 
 from llmc.compiler.frontend.recurrent.chunked import NORM_EPS
 from llmc.compiler.program.ir import Node, Value
-from llmc.compiler.targets.openvino.attention import Rows
+from llmc.compiler.targets.openvino.attention import TokenRows
 from llmc.compiler.targets.openvino.constants import Constants
 from llmc.compiler.targets.openvino.graph_model import output_of
 from llmc.compiler.targets.openvino.plain import Building
@@ -52,7 +52,7 @@ class OneLength:
         return ops.range(small(0), ops.squeeze(size, small([0])), small(1), "i32")
 
 
-class OverBlocks(OneLength, Rows):
+class OverBlocks(OneLength, TokenRows):
     """The same rows, `past` [B] int32 tokens of each in a cache in blocks, [blocks, H, block, D]: `tables` [B, M] int32
     has the blocks of each row, and any others behind them."""
 

@@ -30,7 +30,7 @@ from openvino import opset13 as ops
 from llmc.compiler.frontend.recurrent import chunked
 from llmc.compiler.program.ir import Graph, Node, Value
 from llmc.compiler.targets.openvino.arrays import Array, Arrays
-from llmc.compiler.targets.openvino.attention import Rows, attended, headed
+from llmc.compiler.targets.openvino.attention import TokenRows, attended, headed
 from llmc.compiler.targets.openvino.constants import Constants
 from llmc.compiler.targets.openvino.formats import WeightFormat
 from llmc.compiler.targets.openvino.graph_model import GraphModel, caches_of, grows, kept_of, model_of, parameter
@@ -150,7 +150,7 @@ class StaticModel(GraphModel):
         return self.get(node.inputs[0]) if self.sizes[1] == 1 else super()._op_last_rows(node)
 
 
-class Positions(Rows):
+class Positions(TokenRows):
     """Where tokens are, and which of them see each other: made once for all layers of a model."""
 
     def __init__(

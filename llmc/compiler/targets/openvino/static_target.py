@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.program.program import GraphProgram, Program
 from llmc.compiler.stages import Stages
-from llmc.compiler.targets.base import Executable, Lowered, Recorded, Shape, cache_for
+from llmc.compiler.targets.base import CompiledExecutable, Lowered, Recorded, Shape, cache_for
 from llmc.compiler.targets.description import Presence, contract_tested
 from llmc.compiler.targets.hosting import Hosting
 from llmc.compiler.targets.openvino.base_target import (
@@ -178,7 +178,7 @@ class OpenVinoStaticTarget(OpenVinoBase):
         chosen = {name: forms[name] for name in names}
         return self.lowered(stages, weights["weights"], chosen, forms, placements=weights["placements"])
 
-    def compile(self, lowered: Lowered, shape: Shape, options: CompileOptions) -> Executable:
+    def compile(self, lowered: Lowered, shape: Shape, options: CompileOptions) -> CompiledExecutable:
         """The model of that shape: as it was compiled, or its IR with the places of its weights, or both."""
         from llmc.compiler.targets.openvino.constants import place
         from llmc.compiler.weights.recipes import read_placements
@@ -192,7 +192,7 @@ class OpenVinoStaticTarget(OpenVinoBase):
             from llmc.runtime.executors.openvino.device import MappedWeights
 
             data = self.compiler.compile(data, MappedWeights(lowered.folder / parse(lowered.files["weights"])))
-        return Executable(data, self.state)
+        return CompiledExecutable(data, self.state)
 
     def finisher(self) -> Finisher | None:
         """Of portable models, on the device's host; imported here, so that no key of theirs depends on it."""

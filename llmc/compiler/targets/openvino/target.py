@@ -19,7 +19,16 @@ from llmc.compiler.checkpoint.base import FLOATS8, coded_names, stored_forms
 from llmc.compiler.options import CompileOptions, UnfitError
 from llmc.compiler.program.program import GraphProgram, Program
 from llmc.compiler.stages import Stages
-from llmc.compiler.targets.base import ANY_PHASE, Executable, Fixed, Lowered, Recorded, Resolved, Shape, cache_for
+from llmc.compiler.targets.base import (
+    ANY_PHASE,
+    CompiledExecutable,
+    Fixed,
+    Lowered,
+    Recorded,
+    Resolved,
+    Shape,
+    cache_for,
+)
 from llmc.compiler.targets.calibration import (
     CALIBRATE,
     HEAD_BITS,
@@ -335,9 +344,9 @@ class OpenVinoTarget(OpenVinoBase):
             found[SPECIALISE_MEMORY.name] = budget(options)
         return replace(super().recorded(options), options=found)
 
-    def compile(self, lowered: Lowered, shape: Shape, options: CompileOptions) -> Executable:
+    def compile(self, lowered: Lowered, shape: Shape, options: CompileOptions) -> CompiledExecutable:
         """The finished model of that shape."""
-        return Executable(lowered.inputs[_name(shape.batch)].read_bytes(), "native")
+        return CompiledExecutable(lowered.inputs[_name(shape.batch)].read_bytes(), "native")
 
 
 def default_dtype(quantize: str) -> str:

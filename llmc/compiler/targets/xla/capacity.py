@@ -79,7 +79,7 @@ def values_bytes(shape: Sequence[int], item_bytes: int) -> int:
 
 
 @dataclass(frozen=True)
-class Part:
+class CachePart:
     """One device's share of an array of the cache: keys or values [layers, slots, kv_heads, places, head_dim], which
     grow with a slot's tokens, in a ring up to its size, or states [layers, slots, …]."""
 
@@ -103,7 +103,7 @@ class Cache:
     `fixed_slots` the slots were asked for by their number (--cache-slots).
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[CachePart, ...]
     spare_slots: int = 0
     spare_tokens: int = 0
     fixed_slots: bool = False
@@ -112,7 +112,7 @@ class Cache:
     @classmethod
     def of(
         cls,
-        parts: Sequence[Part],
+        parts: Sequence[CachePart],
         limits: Limits,
         fixed_slots: bool = False,
         array_bytes: ArrayBytes = values_bytes,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from llmc.compiler.targets.costs import WEIGHTS, Cost, Costs, Verifying, traces
+from llmc.compiler.targets.costs import WEIGHTS, Costs, Timing, Verifying, traces
 from llmc.compiler.targets.xla.formats import CODES, KV_CACHES, cache_dtype
 from llmc.compiler.targets.xla.target import TENSOR_PARALLEL
 from llmc.compiler.weights.weightless import ITEM_BYTES
@@ -29,9 +29,9 @@ class XlaCosts(Costs):
     executable_bytes: ClassVar[int] = 1_000_000
     splits_weights: ClassVar[tuple[str, ...]] = (TENSOR_PARALLEL.flag,)
 
-    def stage_costs(self, options: CompileOptions, buckets: Sequence[Bucket]) -> Mapping[str, Cost]:
+    def stage_costs(self, options: CompileOptions, buckets: Sequence[Bucket]) -> Mapping[str, Timing]:
         """The model is traced without and with a cache, as the plan needs."""
-        return {"trace": traces(buckets), "weights": WEIGHTS, "slots": Cost(fixed=1.0)}
+        return {"trace": traces(buckets), "weights": WEIGHTS, "slots": Timing(fixed=1.0)}
 
     def weight_bits(self, options: CompileOptions, weights: Weights) -> float:
         """8 where they are quantised, which experts are not; scales of rows are a hundredth of that or less."""
@@ -51,7 +51,10 @@ class XlaCpuCosts(XlaCosts):
 
     executable_seconds: ClassVar[float] = 3.0
     verifying: ClassVar[Verifying] = Verifying(
-        begin=Cost(fixed=1.0), opened=Cost(layers=0.2), step=Cost(parameters=0.02), tokens=Cost(parameters=2.2)
+        begin=Timing(fixed=1.0),
+        opened=Timing(layers=0.2),
+        step=Timing(parameters=0.02),
+        tokens=Timing(parameters=2.2),
     )
     graph_bytes_source: ClassVar[str] = "code of each executable, and the temporary buffers of the largest, as measured"
 
@@ -72,7 +75,10 @@ class DescribedCosts(XlaCosts):
     """For a machine that is only described. Verification compiles each program for this CPU first."""
 
     verifying: ClassVar[Verifying] = Verifying(
-        begin=Cost(fixed=1.0), opened=Cost(fixed=1.5), step=Cost(parameters=0.02), tokens=Cost(parameters=2.2)
+        begin=Timing(fixed=1.0),
+        opened=Timing(fixed=1.5),
+        step=Timing(parameters=0.02),
+        tokens=Timing(parameters=2.2),
     )
 
     def __init__(self, topology: DescribedMachine) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from llmc.compiler.stages import Stages
     from llmc.compiler.targets.base import Lowered
     from llmc.compiler.targets.xla.build import Machine
-    from llmc.compiler.targets.xla.capacity import Need, Part
+    from llmc.compiler.targets.xla.capacity import CachePart, Need
     from llmc.compiler.targets.xla.machines import DescribedMachine
     from llmc.compiler.targets.xla.sharding import Dims
     from llmc.compiler.verification.policy import VerificationPolicy
@@ -148,12 +148,14 @@ def _weight_bytes(layout: Mapping[str, Any], config: Mapping[str, Any], degree: 
     )
 
 
-def _cache_parts(layout: Mapping[str, Any], groups: Sequence[Sequence[CacheTensor]], degree: int) -> list[Part]:
+def _cache_parts(layout: Mapping[str, Any], groups: Sequence[Sequence[CacheTensor]], degree: int) -> list[CachePart]:
     """Of the cache's arrays, on one of `degree` devices."""
-    from llmc.compiler.targets.xla.capacity import Part
+    from llmc.compiler.targets.xla.capacity import CachePart
     from llmc.compiler.targets.xla.sharding import cache_dims
 
     return [
-        Part(array["kind"], _share(array["shape"], cache_dims(group[0], degree), degree), ITEM_BYTES[array["dtype"]])
+        CachePart(
+            array["kind"], _share(array["shape"], cache_dims(group[0], degree), degree), ITEM_BYTES[array["dtype"]]
+        )
         for array, group in zip(layout["cache"], groups, strict=True)
     ]

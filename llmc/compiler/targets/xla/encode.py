@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import jax.numpy as jnp
 
 from llmc.compiler.program.sized import TracedProgram
-from llmc.compiler.targets.xla.build import Job
+from llmc.compiler.targets.xla.build import XlaJob
 from llmc.compiler.targets.xla.operators import Array, evaluate
 from llmc.compiler.targets.xla.step import Parts
 from llmc.runtime.executors.encoders.base import LENGTHS
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from llmc.compiler.weights.weightless import Described
 
 
-def encode_job(program: bytes, inputs: Sequence[str], described: Sequence[Described], batch: int, tokens: int) -> Job:
+def encode_job(
+    program: bytes, inputs: Sequence[str], described: Sequence[Described], batch: int, tokens: int
+) -> XlaJob:
     """The program at `batch` texts of `tokens` tokens; `described` are all tensors that its weights are made of.
 
     Raises CompileError where a guard of the trace does not hold there.
@@ -41,7 +43,7 @@ def encode_job(program: bytes, inputs: Sequence[str], described: Sequence[Descri
     shapes = {name: (batch,) if name == LENGTHS else (batch, tokens) for name in inputs}
     given = [_whole(name, shape, "int32") for name, shape in shapes.items()]
     taken = (*given, *(weights[name] for name in parts.names))
-    return Job("encode", encode, taken, (), f"encode batch={batch} query={tokens}")
+    return XlaJob("encode", encode, taken, (), f"encode batch={batch} query={tokens}")
 
 
 def _whole(name: str, shape: Sequence[int], dtype: str) -> Tensor:

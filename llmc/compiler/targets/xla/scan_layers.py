@@ -36,7 +36,7 @@ from jax import lax
 
 from llmc.compiler.program.sized import BoundProgram, Operation, Ref
 from llmc.compiler.targets.xla.operators import evaluate
-from llmc.compiler.targets.xla.step import Array, Given, Outcome, Read
+from llmc.compiler.targets.xla.step import Array, Given, Read, StepOutput
 from llmc.errors import CompileError
 
 _NUMBERED = re.compile(r"((?:[^.]+\.)*?)([0-9]+)(\..+)")
@@ -334,7 +334,7 @@ class RolledCore:
         self._folded = folded
         self.weights = list(grouped(program.weights.values()))
 
-    def run(self, given: Given, read: Read, weights: Sequence[Array]) -> Outcome:
+    def run(self, given: Given, read: Read, weights: Sequence[Array]) -> StepOutput:
         """See `Core.run`; `read` is given the layer's index as a traced number.
 
         Raises CompileError, also where layers read values of the prelude that differ in shape.
@@ -367,7 +367,7 @@ class RolledCore:
         values |= {c.last: v for c, v in zip(folded.carries, carried, strict=True) if c.last is not None}
         evaluate(program, folded.epilogue, values)
         logits, *top = (values[name] for name in program.outputs[: 3 if program.top else 1])
-        return Outcome(logits, tuple(top), (keys, news))
+        return StepOutput(logits, tuple(top), (keys, news))
 
 
 def _stack(arrays: Sequence[Array], names: Sequence[str]) -> Array:

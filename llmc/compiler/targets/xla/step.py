@@ -41,7 +41,7 @@ Places = Sequence[tuple[int, int]]
 """Group, and place in it, of each of a program's cache tensors, in its order."""
 
 
-class Outcome(NamedTuple):
+class StepOutput(NamedTuple):
     """What a core returns: logits, the largest of them if asked for, and what is new of each group: keys and values
     [layers, B, H, Q, D], states [layers, B, …]."""
 
@@ -57,7 +57,7 @@ class Core(Protocol):
     def weights(self) -> Sequence[str]:
         """Names of the weights that `run` takes, in order."""
 
-    def run(self, given: Given, read: Read, weights: Sequence[Array]) -> Outcome:
+    def run(self, given: Given, read: Read, weights: Sequence[Array]) -> StepOutput:
         """Logits and new cache entries."""
 
 
@@ -69,7 +69,7 @@ class FlatCore:
         self._places = in_turn(len(program.new_entries)) if places is None else places
         self.weights = list(program.weights.values())
 
-    def run(self, given: Given, read: Read, weights: Sequence[Array]) -> Outcome:
+    def run(self, given: Given, read: Read, weights: Sequence[Array]) -> StepOutput:
         """See `Core.run`."""
         program = self._program
         values = dict(given)
@@ -78,7 +78,7 @@ class FlatCore:
             values |= {name: read(*at) for name, at in zip(program.cache, self._places, strict=True)}
         evaluate(program, program.operations, values)
         logits, *top = (values[name] for name in program.outputs[: 3 if program.top else 1])
-        return Outcome(logits, tuple(top), stacked([values[name] for name in program.new_entries], self._places))
+        return StepOutput(logits, tuple(top), stacked([values[name] for name in program.new_entries], self._places))
 
 
 def in_turn(tensors: int) -> Places:
@@ -234,6 +234,6 @@ class QuantisedCore:
         self._parts = Parts(core.weights, weights)
         self.weights = self._parts.names
 
-    def run(self, given: Given, read: Read, weights: Sequence[Array]) -> Outcome:
+    def run(self, given: Given, read: Read, weights: Sequence[Array]) -> StepOutput:
         """See `Core.run`."""
         return self._core.run(given, read, self._parts.joined(weights))

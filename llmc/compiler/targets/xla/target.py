@@ -25,7 +25,7 @@ from llmc.compiler.options import CompileOptions, Option
 from llmc.compiler.program.program import PROGRAM, Program
 from llmc.compiler.program.stage import CACHED, DTYPES, WeightlessDialect, both_weightless, program_for
 from llmc.compiler.stages import Stages, version_of
-from llmc.compiler.targets.base import Executable, Lowered, Shape, Target, cache_for
+from llmc.compiler.targets.base import CompiledExecutable, Lowered, Shape, Target, cache_for
 from llmc.compiler.targets.description import TRACING, DeviceDescription, Requirements
 from llmc.compiler.targets.workers import Workers
 from llmc.compiler.targets.xla.capacity import CAPACITY_MULTIPLE, array_kind, capacity
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from llmc.artifacts.store.entries import Entry
     from llmc.artifacts.store.workspace import Workspace
     from llmc.buckets.limits import Limits
-    from llmc.compiler.targets.xla.build import Job, Machine
+    from llmc.compiler.targets.xla.build import Machine, XlaJob
     from llmc.compiler.targets.xla.capacity import ArrayKind
     from llmc.compiler.targets.xla.sharding import Dims
     from llmc.compiler.targets.xla.step import Core
@@ -340,11 +340,11 @@ class XlaTarget(Target):
 
         return stages.run("slots", components, build)
 
-    def compile(self, lowered: Lowered, shape: Shape, options: CompileOptions) -> Executable:
+    def compile(self, lowered: Lowered, shape: Shape, options: CompileOptions) -> CompiledExecutable:
         """Lower the program at the bucket's sizes, and compile it."""
-        return Executable(self.build(self._job(lowered, shape, options), options), self.state)
+        return CompiledExecutable(self.build(self._job(lowered, shape, options), options), self.state)
 
-    def build(self, job: Job, options: CompileOptions) -> bytes:
+    def build(self, job: XlaJob, options: CompileOptions) -> bytes:
         """The executable file of a function. Raises CompileError."""
         from llmc.compiler.targets.xla.build import build
 
@@ -358,9 +358,9 @@ class XlaTarget(Target):
         for shape in shapes:
             yield str(shape), stablehlo(self._job(lowered, shape, options), machine)
 
-    def _job(self, lowered: Lowered, shape: Shape, options: CompileOptions) -> Job:
+    def _job(self, lowered: Lowered, shape: Shape, options: CompileOptions) -> XlaJob:
         """The step of a shape as a function over arrays."""
-        from llmc.compiler.targets.xla.build import Job
+        from llmc.compiler.targets.xla.build import XlaJob
         from llmc.compiler.targets.xla.step import QuantisedCore, step_function
         from llmc.runtime.executors.xla.envelope import Tensor
 
@@ -380,7 +380,7 @@ class XlaTarget(Target):
         kinds = kinds_of(layout["cache"])
         step = step_function(core, shape.phase, context, self.loops, views, DTYPES[options.dtype], kinds, adapted)
         donated = tuple(range(len(rows), len(rows) + len(kinds)))
-        return Job("step", step, inputs, donated, str(shape), self._native(step, options))
+        return XlaJob("step", step, inputs, donated, str(shape), self._native(step, options))
 
     def _native(self, step: Callable[..., Any], options: CompileOptions) -> Callable[..., Any] | None:
         """The step as it is compiled for the machine, where that is not the portable program."""
@@ -408,7 +408,7 @@ class XlaTarget(Target):
 def _slot_programs(options: CompileOptions, cache: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
     """The programs that work on slots of a cache, by name, as executable files."""
     from llmc.compiler.targets import open_target
-    from llmc.compiler.targets.xla.build import Job
+    from llmc.compiler.targets.xla.build import XlaJob
     from llmc.compiler.targets.xla.slots import slot_programs
 
     target = open_target(options.device)
@@ -416,7 +416,7 @@ def _slot_programs(options: CompileOptions, cache: Sequence[Mapping[str, Any]]) 
     target.machine(options)  # JAX is configured before anything imports it
     donated = tuple(range(len(cache)))
     return {
-        name: target.build(Job("slots", function, inputs, donated if changes else (), name), options)
+        name: target.build(XlaJob("slots", function, inputs, donated if changes else (), name), options)
         for name, (function, inputs, changes) in slot_programs(tensors(cache), kinds_of(cache)).items()
     }
 

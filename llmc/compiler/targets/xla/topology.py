@@ -46,7 +46,7 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Chip:
+class TpuChip:
     """One generation. Bytes, FLOP/s and bytes/s are of one chip, but for `usable_bytes`, which is of one device."""
 
     name: str
@@ -80,20 +80,20 @@ _CUBES = (
     (8, 16, 16), (16, 16, 16),
 )  # fmt: skip
 
-CHIPS: Mapping[str, Chip] = {
+CHIPS: Mapping[str, TpuChip] = {
     chip.name: chip
     for chip in (
-        Chip(
+        TpuChip(
             "v4", "TPU v4", 1, 32 * GIB, 31_484 * _MIB, 275e12, 1200e9, _CUBES,
             accelerator_type="v4", counts="cores", chip_config="megacore",
         ),
-        Chip("v5e", "TPU v5 lite", 1, 16 * GIB, 16_125 * _MIB, 197e12, 819e9, _PLANE, accelerator_type="v5litepod"),
-        Chip(
+        TpuChip("v5e", "TPU v5 lite", 1, 16 * GIB, 16_125 * _MIB, 197e12, 819e9, _PLANE, accelerator_type="v5litepod"),
+        TpuChip(
             "v5p", "TPU v5", 1, 95 * GIB, 98_040 * _MIB, 459e12, 2765e9, (*_CUBES, (16, 16, 24)),
             accelerator_type="v5p", counts="cores",
         ),
-        Chip("v6e", "TPU v6 lite", 1, 32 * GIB, 31_995 * _MIB, 918e12, 1638e9, _PLANE, accelerator_type="v6e"),
-        Chip("tpu7x", "TPU7x", 2, 192 * GIB, 97_019 * _MIB, 2307e12, 7380e9, _CUBES),
+        TpuChip("v6e", "TPU v6 lite", 1, 32 * GIB, 31_995 * _MIB, 918e12, 1638e9, _PLANE, accelerator_type="v6e"),
+        TpuChip("tpu7x", "TPU7x", 2, 192 * GIB, 97_019 * _MIB, 2307e12, 7380e9, _CUBES),
     )
 }  # fmt: skip
 """By name, oldest first."""
@@ -139,12 +139,12 @@ _HOST = {2: (2, 4), 3: (2, 2, 1)}
 
 
 @dataclass(frozen=True)
-class Topology(DescribedMachine):
+class TpuTopology(DescribedMachine):
     """A slice of one generation."""
 
     larger: ClassVar[str] = "a topology of larger chips"
 
-    chip: Chip
+    chip: TpuChip
     shape: Shape
 
     @property
@@ -243,7 +243,7 @@ def require_libtpu() -> None:
         raise DeviceError(f"compiling for a TPU needs {' and '.join(missing)}; {how}")
 
 
-def parse_topology(text: str) -> Topology:
+def parse_topology(text: str) -> TpuTopology:
     """The slice that `text` names, see the grammar above.
 
     Raises InputError that lists the known generations, or the known shapes of a generation.
@@ -265,21 +265,21 @@ def parse_topology(text: str) -> Topology:
     shape = tuple(int(n) for n in match[2].split("x"))
     if shape not in chip.shapes:
         raise InputError(f"{chip.name} has no slice of shape {match[2]}; {_shapes(chip)}")
-    return Topology(chip, shape)
+    return TpuTopology(chip, shape)
 
 
-def known() -> list[Topology]:
+def known() -> list[TpuTopology]:
     """Every slice, by generation, smallest first."""
-    return [Topology(chip, shape) for chip in CHIPS.values() for shape in chip.shapes]
+    return [TpuTopology(chip, shape) for chip in CHIPS.values() for shape in chip.shapes]
 
 
-def _of_type(text: str, prefix: str, count: int) -> Topology:
+def _of_type(text: str, prefix: str, count: int) -> TpuTopology:
     for chip in CHIPS.values():
         if prefix and prefix == chip.accelerator_type:
             cores = 2 if chip.counts == "cores" else 1
             for shape in chip.shapes:
                 if math.prod(shape) * cores == count and (cores == 1 or math.prod(shape) > 1):
-                    return Topology(chip, shape)
+                    return TpuTopology(chip, shape)
             raise InputError(f"accelerator type {text} is no slice with a known shape; {_shapes(chip)}")
     if prefix in CHIPS:
         raise InputError(f"topology {text} has no shape; {_shapes(CHIPS[prefix])}")
@@ -290,7 +290,7 @@ def _generations() -> str:
     return f"known generations: {', '.join(CHIPS)} (llmc devices lists their shapes)"
 
 
-def _shapes(chip: Chip) -> str:
+def _shapes(chip: TpuChip) -> str:
     return f"known for {chip.name}: {', '.join(f'{chip.name}-{shown(shape)}' for shape in chip.shapes)}"
 
 

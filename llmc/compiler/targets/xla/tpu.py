@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from llmc.compiler.targets.costs import Costs
-    from llmc.compiler.targets.xla.topology import Topology
+    from llmc.compiler.targets.xla.topology import TpuTopology
     from llmc.runtime.executors.xla.client import Platform
 
 GKE = {
@@ -92,7 +92,7 @@ class TpuTarget(DescribedTarget):
         )
 
     @property
-    def topology(self) -> Topology:
+    def topology(self) -> TpuTopology:
         """The slice that is compiled for; raises InputError listing the known ones."""
         from llmc.compiler.targets.xla.topology import parse_topology
 

@@ -17,8 +17,8 @@ from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.compile import compile_bundle
 from llmc.compiler.pipeline.resolve import Job
 from llmc.compiler.targets.cpu import auto_engine
-from llmc.compiler.targets.cpu.auto_engine import Choice, Wanted, configured
-from llmc.compiler.targets.cpu.measurements import KEPT, OWN, SIZES, Case, Measured, added, load, measurements
+from llmc.compiler.targets.cpu.auto_engine import EngineChoice, Wanted, configured
+from llmc.compiler.targets.cpu.measurements import KEPT, OWN, SIZES, CpuCase, Measured, added, load, measurements
 from llmc.errors import InputError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.host import cpu_features
@@ -55,8 +55,8 @@ def measured(**changed: Any) -> Measured:
     })  # fmt: skip
 
 
-def choose(wanted: Wanted, *records: Measured, **changed: Any) -> Choice:
-    case = Case(**{
+def choose(wanted: Wanted, *records: Measured, **changed: Any) -> EngineChoice:
+    case = CpuCase(**{
         "isa": ISA, "threads": 2, "model_type": "llama", "parameters": 100, "versions": VERSIONS, "options": OPTIONS,
         **changed,
     })  # fmt: skip

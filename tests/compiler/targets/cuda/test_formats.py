@@ -19,7 +19,7 @@ ROWS, COLUMNS = 8192, 2048
 
 def temporary(device: str, dtype: str) -> int:
     """Bytes that a product of eight tokens with such a matrix takes beside its inputs and outputs. Starts JAX."""
-    from llmc.compiler.targets.xla.build import Job, build
+    from llmc.compiler.targets.xla.build import XlaJob, build
     from llmc.compiler.targets.xla.described import DescribedTarget
     from llmc.compiler.targets.xla.quantised import Quantised
     from llmc.runtime.executors.envelope import Envelope
@@ -30,7 +30,7 @@ def temporary(device: str, dtype: str) -> int:
     machine = target.machine(CompileOptions(device))
     shapes = {"x": ((8, COLUMNS), "bfloat16"), "w": ((ROWS, COLUMNS), dtype), "w_scale": ((ROWS,), "float32")}
     inputs = tuple(Tensor(name, shape, kind, (None,) * len(shape)) for name, (shape, kind) in shapes.items())
-    made = build(Job("step", lambda x, w, s: (Quantised(w, s).product(x, None),), inputs, (), "product"), machine)
+    made = build(XlaJob("step", lambda x, w, s: (Quantised(w, s).product(x, None),), inputs, (), "product"), machine)
     return int(Envelope.parse(made, device, FORM).header["memory"]["temporary"])
 
 
