@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from llmc.bench.peers.results import Comparison
     from llmc.bench.peers.scope import Scope
     from llmc.compiler.checkpoint.base import Checkpoint
-    from llmc.compiler.targets.cpu.measurements import Measured
+    from llmc.compiler.targets.cpu.auto_engine import Measured
 
 SEQUENCES, LENGTH = 16, 1024
 """What the measured bundles run: the largest batch, and room for the prompts."""
@@ -60,8 +60,7 @@ def cpu(
     from llmc.buckets.files import write_text
     from llmc.cli.interrupts import end_incomplete
     from llmc.compiler.checkpoint import open_checkpoint
-    from llmc.compiler.targets.cpu.auto_engine import installed
-    from llmc.compiler.targets.cpu.measurements import OWN, Measured, added
+    from llmc.compiler.targets.cpu.auto_engine import OWN, Measured, added, installed
     from llmc.settings import Settings
 
     settings = Settings.from_environment()
@@ -131,8 +130,7 @@ def _record(found: Comparison, scope: Scope, checkpoint: Checkpoint, engines: tu
     """The measurements as `--device cpu` chooses by them."""
     from llmc.compiler.model_size import weights_of
     from llmc.compiler.options import CompileOptions
-    from llmc.compiler.targets.cpu.auto_engine import configured, versions
-    from llmc.compiler.targets.cpu.measurements import OPTIONS
+    from llmc.compiler.targets.cpu.auto_engine import OPTIONS, configured, versions
     from llmc.runtime.host import cpu_features
 
     return {
@@ -186,8 +184,7 @@ def _one(found: Comparison, name: str, batches: tuple[int, ...]) -> dict[str, An
 
 def _text(measured: Measured) -> str:
     from llmc.buckets.text_table import table
-    from llmc.compiler.targets.cpu.auto_engine import Wanted, choose
-    from llmc.compiler.targets.cpu.measurements import CpuCase
+    from llmc.compiler.targets.cpu.auto_engine import CpuCase, Wanted, choose
 
     rows: list[tuple[str, ...]] = [
         ("engine", "quantize", "decode 1", "4", "8", "16", "prompt 512", "first token", "memory")

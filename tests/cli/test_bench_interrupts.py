@@ -18,7 +18,7 @@ from llmc.bench.peers.results import Comparison
 from llmc.bench.peers.worker import Contender
 from llmc.buckets.bench_file import Bench
 from llmc.cli import bench_cpu
-from llmc.compiler.targets.cpu.measurements import OWN
+from llmc.compiler.targets.cpu.auto_engine import OWN
 from llmc.testing.toy import write_toy
 from tests.bench.loadtest.scripted import Answer, serving, stream
 from tests.cli.helpers import Llmc, Ran

@@ -1,18 +1,74 @@
-"""What a device is, for people and for the command line: its name, what it offers, what it needs, where it ran."""
+"""What a device is, for people and for the command line: its name, what it offers, what it needs, where it ran, and the
+model that its executables are compared with."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeAlias
-
-from llmc.compiler.targets.reference import TRANSFORMERS, ReferenceModel
 
 if TYPE_CHECKING:
     from llmc.buckets.limits import Limits
     from llmc.buckets.strategies.base import Range
+    from llmc.compiler.checkpoint.base import Checkpoint
     from llmc.compiler.options import CompileOptions, Option
+    from llmc.compiler.verification.probes import Reference
     from llmc.runtime.accelerators import Cards
+
+
+@dataclass(frozen=True)
+class ReferenceModel:
+    """A reference for executables: its name in keys and manifests, its place ("module:class", made of a checkpoint),
+    the check of what it can read ("module:function" of a checkpoint), the packages that its predictions depend on, and
+    what finds the layer where a model that does not match differs ("module:function" of a checkpoint and a number of
+    tokens), if there is such."""
+
+    name: str
+    place: str
+    check: str
+    packages: tuple[str, ...] = ()
+    layers: str | None = None
+
+    @property
+    def module(self) -> str:
+        """Where its code is."""
+        return self.place.partition(":")[0]
+
+    def open(self, checkpoint: Checkpoint) -> Reference:
+        """The model with the checkpoint's weights."""
+        made: Reference = _named(self.place)(checkpoint)
+        return made
+
+    def require_readable(self, checkpoint: Checkpoint) -> None:
+        """Raise CheckpointError for an architecture that is not supported, naming those that are, and for a tensor or
+        configuration key that nothing would read."""
+        _named(self.check)(checkpoint)
+
+    def first_difference(self, checkpoint: Checkpoint, longest: int) -> str:
+        """In which layer the model differs, in words, "" where nothing can say it; over texts of `longest` tokens."""
+        return str(_named(self.layers)(checkpoint, longest)) if self.layers else ""
+
+
+def _named(place: str) -> Any:
+    module, _, name = place.partition(":")
+    return getattr(import_module(module), name)
+
+
+TRANSFORMERS = ReferenceModel(
+    "transformers",
+    "llmc.compiler.verification.transformers_reference:TransformersReference",
+    "llmc.compiler.frontend.consumed:require_readable",
+    ("torch", "transformers"),
+    layers="llmc.compiler.verification.layers:first_difference",
+)
+TOY = ReferenceModel(
+    "toy",
+    "llmc.compiler.verification.toy_reference:ToyReference",
+    "llmc.compiler.verification.toy_reference:require_readable",
+)
+"""The model of the fake device (fake.py)."""
+
 
 Ranges: TypeAlias = "Callable[[CompileOptions, Limits], Mapping[str, Range]]"
 

@@ -36,8 +36,7 @@ from llmc.compiler.program.program import PROGRAM, Program
 from llmc.compiler.stages import Stages
 from llmc.compiler.targets.base import CompiledExecutable, Lowered, Shape, State, Target
 from llmc.compiler.targets.costs import Costs, Timing, Verifying
-from llmc.compiler.targets.description import DeviceDescription
-from llmc.compiler.targets.reference import TOY
+from llmc.compiler.targets.description import TOY, DeviceDescription
 from llmc.errors import CheckpointError, InputError
 from llmc.runtime.executors.fake.program import EMBEDDING, FORMAT, HEAD, of_adapter
 

@@ -20,8 +20,8 @@ from llmc.compiler.pipeline import verification as stage
 from llmc.compiler.pipeline.compile import compile_bundle
 from llmc.compiler.stages import Stages
 from llmc.compiler.targets import open_target
+from llmc.compiler.targets.description import ReferenceModel
 from llmc.compiler.targets.fake import FakeTarget
-from llmc.compiler.targets.reference import ReferenceModel
 from llmc.compiler.verification.accuracy import surprises
 from llmc.compiler.verification.limits import Limits, limits
 from llmc.compiler.verification.policy import VerificationPolicy

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from llmc.artifacts.digest import digest_bytes
 from llmc.compiler.targets.cuda.cards import CARDS, NAMES, GpuSpec, card_of
 from llmc.compiler.targets.cuda.toolkit import EXTRA, use_toolkit
-from llmc.compiler.targets.xla.machines import DescribedMachine
+from llmc.compiler.targets.xla.capacity import DescribedMachine
 from llmc.errors import DeviceError, InputError
 from llmc.platforms import install_line
 from llmc.runtime.executors.xla.client import CUDA_MEMORY_FRACTION

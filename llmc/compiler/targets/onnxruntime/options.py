@@ -4,16 +4,18 @@ With llmc's kernels, the default of --quantize for a GGUF file in blocks is its 
 file has it, in no more bytes than int8, and most types in fewer. Measured of SmolLM2-135M in Q4_1
 (benchmarks/RESULTS.md), over int8: mean KL 0.0044, not 0.0065; decode steps of one sequence take 0.67 to 0.86 of the
 time, prompts of 512 tokens 1.01 to 1.16. Checkpoints in other codes (gptq, awq …) were not measured so.
+
+`require_heads` and `takes_experts` say which shapes the kernels take (source/attention.c, source/experts.c).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from llmc.artifacts.bundle.kernel_sets import KERNEL_SETS
 from llmc.compiler.architectures.shared.block_form import BlockForm
-from llmc.compiler.options import CompileOptions, Option
+from llmc.compiler.options import CompileOptions, Option, UnfitError
 from llmc.errors import InputError
 from llmc.runtime.host import KERNELS_PROMPT_CHUNK, PROMPT_CHUNK
 
@@ -153,3 +155,28 @@ def in_gguf_blocks(weights: Sequence[Weights]) -> bool:
 
     held = sum(one.count for one in weights if one.stored is not None and one.stored.type in BLOCK_TYPES)
     return held > (1 - LOOSE) * sum(one.count for one in weights)
+
+
+_LANES, _MOST_DIM = 16, 512
+KEYS = 64
+"""A ring's places are a multiple of these: blocks of keys lie whole in it (source/tiles.h)."""
+
+
+def takes_experts(features: int) -> bool:
+    """Whether the kernel takes experts of so many features (source/experts.c)."""
+    return features % _LANES == 0
+
+
+def require_heads(attrs: Mapping[str, Any]) -> None:
+    """Raise UnfitError for a gqa node (program/fuse.py) that the kernel does not take."""
+    widest = max(int(attrs["head_dim"]), int(attrs.get("value_dim", 0)))
+    if widest > _MOST_DIM:
+        raise unfit_for_kernels(
+            f"attention of heads {widest} wide: llmc's kernels take heads of at most {_MOST_DIM} values"
+        )
+
+
+def unfit_for_kernels(why: str) -> UnfitError:
+    """The error that says why ONNX Runtime's own kernels have to do instead of llmc's."""
+    advice = "use --kernels onnxruntime, without --kv-cache-dtype and --prompt-dtype"
+    return UnfitError(why, advice, kernels="onnxruntime", kv_cache_dtype=None, prompt_dtype=None)

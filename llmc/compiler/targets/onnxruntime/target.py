@@ -47,7 +47,6 @@ from llmc.compiler.targets.onnxruntime.for_cpus import (
     verified_by,
     with_cpus,
 )
-from llmc.compiler.targets.onnxruntime.kernels.limits import KEYS
 from llmc.compiler.targets.onnxruntime.options import (
     ACTIVATIONS,
     BF16,
@@ -57,6 +56,7 @@ from llmc.compiler.targets.onnxruntime.options import (
     GROUP_SIZE,
     INT8,
     KERNELS_OPTION,
+    KEYS,
     KV_CACHE_DTYPE,
     LLMC,
     NEEDED_CPUS,

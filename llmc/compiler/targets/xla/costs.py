@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from llmc.buckets.bucket import Bucket
     from llmc.compiler.architectures.shared.size import ModelSize, Weights
     from llmc.compiler.options import CompileOptions
-    from llmc.compiler.targets.xla.machines import DescribedMachine
+    from llmc.compiler.targets.xla.capacity import DescribedMachine
 
 LAYER_BYTES = {False: 900_000, True: 1_300_000}
 """Of machine code and its description for each layer, by whether cached tokens are read."""

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from llmc.compiler.stages import Stages
     from llmc.compiler.targets.base import Lowered
     from llmc.compiler.targets.xla.build import Machine
-    from llmc.compiler.targets.xla.capacity import CachePart, Need
-    from llmc.compiler.targets.xla.machines import DescribedMachine
+    from llmc.compiler.targets.xla.capacity import CachePart, DescribedMachine, Need
     from llmc.compiler.targets.xla.sharding import Dims
     from llmc.compiler.verification.policy import VerificationPolicy
     from llmc.runtime.cache_shape import CacheTensor

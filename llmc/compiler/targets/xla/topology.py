@@ -34,7 +34,7 @@ from importlib.util import find_spec
 from itertools import permutations
 from typing import Any, ClassVar, Literal
 
-from llmc.compiler.targets.xla.machines import DescribedMachine
+from llmc.compiler.targets.xla.capacity import DescribedMachine
 from llmc.errors import DeviceError, InputError
 from llmc.platforms import how_to_install, install_line
 

@@ -17,8 +17,19 @@ from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.compile import compile_bundle
 from llmc.compiler.pipeline.resolve import Job
 from llmc.compiler.targets.cpu import auto_engine
-from llmc.compiler.targets.cpu.auto_engine import EngineChoice, Wanted, configured
-from llmc.compiler.targets.cpu.measurements import KEPT, OWN, SIZES, CpuCase, Measured, added, load, measurements
+from llmc.compiler.targets.cpu.auto_engine import (
+    KEPT,
+    OWN,
+    SIZES,
+    CpuCase,
+    EngineChoice,
+    Measured,
+    Wanted,
+    added,
+    configured,
+    load,
+    measurements,
+)
 from llmc.errors import InputError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.host import cpu_features

@@ -18,7 +18,7 @@ from llmc.compiler.targets.base import shaping
 from llmc.compiler.targets.onnxruntime import to_onnx
 from llmc.compiler.targets.onnxruntime.emitter import DECODING, OWN
 from llmc.compiler.targets.onnxruntime.target import OnnxRuntimeTarget
-from llmc.compiler.targets.onnxruntime.words import hand_on_words
+from llmc.compiler.targets.onnxruntime.to_onnx import hand_on_words
 from llmc.errors import LlmcError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.executors import open_executor

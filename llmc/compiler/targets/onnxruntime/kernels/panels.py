@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 
 from llmc.compiler.checkpoint.gguf_types.blocks import IQ4_CODES
 from llmc.compiler.checkpoint.quantised.small_floats import E2M1_CODES
-from llmc.compiler.targets.onnxruntime.kernels.limits import unfit_for_kernels
+from llmc.compiler.targets.onnxruntime.options import unfit_for_kernels
 from llmc.compiler.weights import nbits
 from llmc.compiler.weights.experts import each_expert
 from llmc.compiler.weights.recipes import TensorSource, quantise_q8

@@ -23,7 +23,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from llmc.compiler.targets.xla.attention.cache_view import CacheView, Past
-from llmc.compiler.targets.xla.attention.flash import flash_attention
+from llmc.compiler.targets.xla.attention.kernel import flash_attention
 from llmc.runtime.executors.xla.envelope import AXIS
 
 Array = Any

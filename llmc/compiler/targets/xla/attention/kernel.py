@@ -1,4 +1,5 @@
-"""One program of the attention kernel, in Pallas for Triton: some query rows of one key/value head over one split.
+"""Attention of a step as a kernel in Pallas for Triton: each program has some query rows of one key/value head over one
+split.
 
 Grid (B, kv_heads, tiles · splits). A tile has `rows` query rows of the head's group, ordered by token, then by head:
 row r is token r // group, head r % group of the group. Split s takes the s-th part of the blocks of cached tokens that
@@ -6,23 +7,31 @@ the tile may see; the last split also takes the new tokens. Only live tokens are
 the row's live length, so that what lies beyond it, NaN included, never enters.
 
 Softmax is the running one (Milakov and Gimelshein 2018, arXiv:1805.02867), over splits as in flash decoding: with
-several splits the program leaves the unnormalised sum, its largest score and its weight; `flash.merge` adds them up.
+several splits the program leaves the unnormalised sum, its largest score and its weight; `merge` adds them up.
 
 `Tiling` divides a step into rows, blocks and splits, from shapes alone. Sizes of tiles are powers of two of at least
 16: Triton's own rule for operands of a product on tensor cores (`tl.dot` in its documentation). Nothing here was tuned
 on a card.
+
+`flash_attention` reads the slot cache where it lies, and of each row only its live tokens.
+`jax.experimental.pallas.ops.gpu.decode_attention` would do for one new token, but takes keys and values
+[B, tokens, kv_heads, head_dim]: our cache would be copied into that form in every step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
+
+from llmc.compiler.targets.xla.attention.cache_view import Past
 
 _LEAST = 16
 _BLOCK_BYTES = 16 * 1024
@@ -190,3 +199,56 @@ def _add(carried: _Running, q: Array, k: Array, v: Array, seen: Array, scale: fl
     keep = jnp.exp(largest - top)
     total = total * keep[:, None] + plt.dot(weights.astype(v.dtype), v, precision=precision)
     return top, weight * keep + jnp.sum(weights, axis=1), total
+
+
+def flash_attention(
+    query: Array, key: Array, value: Array, past: Past, past_lengths: Array,
+    scale: float, softcap: float, window: int, interpret: bool = False,
+) -> Array:  # fmt: skip
+    """query [B, Hq, Q, D], key [B, Hkv, Q, D], value [B, Hkv, Q, Dv] → [B, Q, Hq, Dv], over the cached tokens and the
+    new ones.
+
+    A dummy row attends to its new tokens alone. `interpret` runs the kernel in NumPy's stead, on any platform.
+    """
+    batch, heads, length, size = query.shape
+    kv_heads, width = key.shape[1], value.shape[3]
+    places, wraps = ((past[0].places or 0), past[0].wraps) if past else (0, False)
+    tiling = Tiling(batch, kv_heads, heads // kv_heads, length, size, width, places, query.dtype.itemsize, wraps)
+    rows = jnp.swapaxes(query, 1, 2)
+    inputs: tuple[Array, ...] = (rows, key, value)
+    if past:
+        keys, values = past
+        live = jnp.where(keys.slots >= 0, past_lengths, 0)
+        inputs = (
+            jnp.stack([jnp.asarray(view.layer, jnp.int32) for view in past]),
+            jnp.maximum(keys.slots, 0),
+            live,
+            *inputs,
+            keys.cache,
+            values.cache,
+        )
+    made = (batch, length, heads, width)
+    shapes = [jax.ShapeDtypeStruct(made, query.dtype)]
+    if tiling.splits > 1:
+        sums = jax.ShapeDtypeStruct((tiling.splits, *made), jnp.float32)
+        shapes = [sums, *[jax.ShapeDtypeStruct(sums.shape[:-1], jnp.float32)] * 2]
+    outs = pl.pallas_call(
+        partial(_program, tiling=tiling, scale=scale, softcap=softcap, window=window),
+        out_shape=shapes,
+        grid=(batch, kv_heads, tiling.tiles * tiling.splits),
+        compiler_params=plt.CompilerParams(num_warps=4, num_stages=2),
+        interpret=interpret,
+        name="attention",
+    )(*inputs)
+    return outs[0] if tiling.splits == 1 else merge(*outs).astype(query.dtype)
+
+
+def merge(sums: Array, tops: Array, weights: Array) -> Array:
+    """The splits' unnormalised sums [splits, …, D], largest scores and weights [splits, …] as one result [… , D]."""
+    share = jnp.exp(tops - jnp.max(tops, axis=0))
+    return jnp.sum(sums * share[..., None], axis=0) / jnp.sum(weights * share, axis=0)[..., None]
+
+
+def _program(*refs: Any, tiling: Tiling, **rule: Any) -> None:
+    given = refs if tiling.places else (None, None, None, *refs[:3], None, None, *refs[3:])
+    program(*given, tiling=tiling, **rule)

@@ -41,7 +41,7 @@ def forms(name: str) -> dict[str, Run]:
 
     from llmc.compiler.targets.xla.attention.attend import plain_attention
     from llmc.compiler.targets.xla.attention.cache_view import CacheView
-    from llmc.compiler.targets.xla.attention.flash import flash_attention
+    from llmc.compiler.targets.xla.attention.kernel import flash_attention
 
     case = CASES[name]
 
