@@ -64,12 +64,11 @@ class FakeCosts(Costs):
     verifying: ClassVar[Verifying] = Verifying(Timing(), Timing(), Timing(), Timing())
 
     def stage_costs(self, options: CompileOptions, buckets: Sequence[Bucket]) -> Mapping[str, Timing]:
-        """None."""
         return {"trace": Timing(), "weights": Timing()}
 
 
 class FakeTarget(Target):
-    """See the module's docstring."""
+    """`--device fake`; its suffix selects how steps are taken (fake/kind.py)."""
 
     description = DeviceDescription("fake", "fake", reference=TOY, selects_adapters=True, reads_files=False)
 
@@ -92,7 +91,6 @@ class FakeTarget(Target):
         return cls(Kind.of(detail), state="portable" if detail == PORTABLE else "native")
 
     def remaining(self) -> str:
-        """What a real device's own compiler would do there; here it is words."""
         return "" if self._state == "native" else "a fake card has to be put in"
 
     def finisher(self) -> Finisher | None:
@@ -114,11 +112,9 @@ class FakeTarget(Target):
 
     @property
     def costs(self) -> Costs:
-        """Nothing takes time."""
         return FakeCosts()
 
     def toolchain(self) -> dict[str, str]:
-        """The version that the executor checks before it replays."""
         from llmc.runtime.executors.fake.executor import FAKE_VERSION
 
         return {"fake": FAKE_VERSION}
@@ -138,7 +134,6 @@ class FakeTarget(Target):
         return [Program.stored("toy", stages, stages.run("trace", components, build))]
 
     def lower(self, stages: Stages, programs: Sequence[Program], options: CompileOptions) -> Lowered:
-        """The program is in its device's form already; the weights are what all buckets share."""
         (program,) = programs
         weights = self._weights(stages)
         file, placements = weights.outputs["weights"], weights.outputs["placements"]

@@ -61,7 +61,6 @@ class ProgramCosts(Costs):
     )
 
     def stage_costs(self, options: CompileOptions, buckets: Sequence[Bucket]) -> Mapping[str, Timing]:
-        """The model is traced without and with a cache, as the plan needs."""
         return {"trace": traces(buckets), "weights": WEIGHTS_COST}
 
 
@@ -76,10 +75,9 @@ PROGRAMS = DeviceDescription(
 
 
 class ProgramTarget(Target):
-    """See the module's docstring."""
+    """What the targets of portable programs have in common."""
 
     def hosting(self, recorded: Mapping[str, Any]) -> Hosting:
-        """Torch, which runs portable programs."""
         return Hosting(extra="compile")
 
     def __init__(self) -> None:
@@ -98,7 +96,6 @@ class ProgramTarget(Target):
         return both_weightless(stages, options)
 
     def lower(self, stages: Stages, programs: Sequence[Program], options: CompileOptions) -> Lowered:
-        """Programs stay as they are; the weights file is made, or described."""
         shared = shared_files(stages, programs[0])
         cache = cache_for(self, stages, options)
         return ProgramLowered(
@@ -128,7 +125,6 @@ class ProgramTarget(Target):
         return CompiledExecutable(data, self.state)
 
     def show(self, lowered: Lowered, shapes: Sequence[Shape], options: CompileOptions) -> Iterator[tuple[str, str]]:
-        """The program of each shape."""
         from llmc.compiler.program.sized import TracedProgram
 
         assert isinstance(lowered, ProgramLowered)

@@ -89,7 +89,7 @@ def _known() -> list[dict[str, Any]]:
 
 
 class CudaTarget(DescribedTarget):
-    """See the module's docstring."""
+    """`--device cuda:CARD[-COUNT]`."""
 
     description = replace(
         DESCRIBED,
@@ -110,13 +110,11 @@ class CudaTarget(DescribedTarget):
 
     @property
     def costs(self) -> Costs:
-        """On the cards of the topology."""
         from llmc.compiler.targets.xla.costs import CudaCosts
 
         return CudaCosts(self.topology)
 
     def here(self) -> Presence:
-        """NVIDIA's cards, which most hosts that compile lack."""
         from llmc.errors import DeviceError
         from llmc.runtime.nvidia import NvidiaCards, gpus
 
@@ -128,13 +126,11 @@ class CudaTarget(DescribedTarget):
 
     @property
     def topology(self) -> GpuTopology:
-        """The cards that are compiled for; raises InputError listing the known ones."""
         from llmc.compiler.targets.cuda.topology import parse_topology
 
         return parse_topology(self._detail)
 
     def hosting(self, recorded: Mapping[str, Any]) -> Hosting:
-        """The cards of the topology, of that product."""
         return nvidia(self.topology.count, "cuda", self.topology.card.product)
 
     def configure(self, options: CompileOptions) -> CompileOptions:
@@ -149,7 +145,6 @@ class CudaTarget(DescribedTarget):
         return (f"{ATTENTION.flag} pallas", *(() if ROLL_LAYERS.of(options) else (ROLL_LAYERS.flag,)))
 
     def dialect(self, options: CompileOptions) -> WeightlessDialect:
-        """Attention as one operator for the kernel."""
         return DIALECTS[ATTENTION.of(options)]
 
     def _native(self, step: Callable[..., Any], options: CompileOptions) -> Callable[..., Any] | None:
@@ -165,13 +160,11 @@ class CudaTarget(DescribedTarget):
         return Tuning(self.topology.card.target_config())
 
     def tuner(self) -> Tuner:
-        """XLA's autotuner, on a host that has the cards."""
         from llmc.compiler.targets.cuda.tuner import CudaTuner
 
         return CudaTuner()
 
     def lower(self, stages: Stages, programs: Sequence[Program], options: CompileOptions) -> Lowered:
-        """And the tuning results."""
         return self._tuning.lowered(stages, super().lower(stages, programs, options), options)
 
     def compile(self, lowered: Lowered, shape: Shape, options: CompileOptions) -> CompiledExecutable:
@@ -186,17 +179,14 @@ class CudaTarget(DescribedTarget):
         return CompiledExecutable(noted(data, looked), self.state)
 
     def compiler_options(self, options: CompileOptions) -> dict[str, str | int | bool]:
-        """No autotuning."""
         return dict(COMPILER_OPTIONS)
 
     def lacks_format(self, flag: str, name: str) -> str:
-        """As the card's compute capability has it."""
         from llmc.compiler.targets.cuda.cards import lacks_format
 
         return lacks_format(self.topology.card, flag, name)
 
     def toolchain(self) -> dict[str, str]:
-        """JAX, XLA's plug-in and ptxas."""
         from llmc.compiler.targets.cuda.toolkit import versions
 
         return {**super().toolchain(), **versions()}
@@ -215,7 +205,6 @@ class CudaTarget(DescribedTarget):
         return {"card": about, "tuning": summary(noted_in(files), lowered, options), **found}
 
     def describe(self, analysis: Mapping[str, Any]) -> list[str]:
-        """And what chose the kernels of products."""
         from llmc.compiler.targets.cuda.tuning import told
 
         return [*super().describe(analysis), *told(analysis.get("tuning", {}))]

@@ -35,12 +35,10 @@ class GpuTopology(DescribedMachine):
 
     @property
     def name(self) -> str:
-        """As users write it."""
         return self.card.name if self.count == 1 else f"{self.card.name}-{self.count}"
 
     @property
     def devices(self) -> int:
-        """One a card."""
         return self.count
 
     @property
@@ -50,7 +48,6 @@ class GpuTopology(DescribedMachine):
 
     @property
     def unit(self) -> str:
-        """A card."""
         return "card"
 
     @property

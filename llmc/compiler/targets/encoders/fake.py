@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 class FakeEncoderTarget(EncoderTarget):
-    """See the module's docstring. One executable a bucket, unless it is asked for otherwise."""
+    """One executable a bucket, unless requested otherwise."""
 
     name: ClassVar[str] = "fake"
     encoder: ClassVar[str] = "fake-encoder"
@@ -47,33 +47,27 @@ class FakeEncoderTarget(EncoderTarget):
     reference_packages: ClassVar[tuple[str, ...]] = ()
 
     def specialised(self, options: CompileOptions) -> bool:
-        """Yes, so that tests see buckets."""
         return options.specialise is not False
 
     def toolchain(self) -> dict[str, str]:
-        """The version that the encoder checks before it replays."""
         from llmc.runtime.executors.fake.executor import FAKE_VERSION
 
         return {"fake": FAKE_VERSION}
 
     def reference(self, checkpoint: Checkpoint, case: EncoderCase) -> Reference:
-        """The toy's definition, token by token."""
         from llmc.compiler.verification.toy_encoding import toy_encoder
 
         return toy_encoder(checkpoint, case.task)
 
     def traced(self, stages: Stages, case: EncoderCase, options: CompileOptions) -> Iterator[tuple[str, str]]:
-        """The constants: the program itself is built in."""
         yield "toy", canonical_json(_constants(stages, case)).decode()
 
     def lowered(
         self, stages: Stages, plan: EncodePlan, case: EncoderCase, options: CompileOptions
     ) -> Iterator[tuple[str, str]]:  # fmt: skip
-        """Where the tensors lie."""
         yield "placements", stages.path(self._weights(stages).outputs["placements"]).read_text()
 
     def make(self, stages: Stages, plan: EncodePlan, case: EncoderCase, options: CompileOptions) -> CompiledEncoder:
-        """Both tensors in one file, and constants and sizes as JSON for each bucket."""
         weights = self._weights(stages)
         shapes: list[tuple[int, int] | None] = [None]
         if options.specialise:

@@ -27,7 +27,7 @@ _BLOCK = 64
 
 
 class OnnxRuntimeEncoderTarget(EncoderTarget):
-    """See the module's docstring."""
+    """ONNX Runtime."""
 
     name: ClassVar[str] = "onnxruntime"
     encoder: ClassVar[str] = "onnxruntime-encoder"
@@ -35,7 +35,6 @@ class OnnxRuntimeEncoderTarget(EncoderTarget):
     packages: ClassVar[tuple[str, ...]] = ("onnxruntime", "onnx")
 
     def specialised(self, options: CompileOptions) -> bool:
-        """Where it was asked for."""
         return bool(options.specialise)
 
     def toolchain(self) -> dict[str, str]:
@@ -45,14 +44,12 @@ class OnnxRuntimeEncoderTarget(EncoderTarget):
     def lowered(
         self, stages: Stages, plan: EncodePlan, case: EncoderCase, options: CompileOptions
     ) -> Iterator[tuple[str, str]]:  # fmt: skip
-        """The ONNX model for every shape, in ONNX's text form."""
         import onnx
 
         model = stages.path(self._lower(stages, case, options).outputs["model"]).read_bytes()
         yield "model", onnx.printer.to_text(onnx.load_from_string(model))
 
     def make(self, stages: Stages, plan: EncodePlan, case: EncoderCase, options: CompileOptions) -> CompiledEncoder:
-        """One graph with its weights, and of it an executable for every shape, or one a bucket."""
         lowered = self._lower(stages, case, options)
         shapes: list[tuple[int, int] | None] = [None]
         if options.specialise:

@@ -31,7 +31,7 @@ _ACTIVATIONS = "32"
 
 
 class OpenVinoEncoderTarget(EncoderTarget):
-    """See the module's docstring."""
+    """OpenVINO."""
 
     name: ClassVar[str] = "openvino"
     encoder: ClassVar[str] = "openvino-encoder"
@@ -49,7 +49,6 @@ class OpenVinoEncoderTarget(EncoderTarget):
         return "bf16" if computes_in("bf16", cpu_features()) else "f32"
 
     def configure(self, options: CompileOptions) -> CompileOptions:
-        """And a dtype that this CPU computes in."""
         made = super().configure(options)
         require_precision(made.dtype, cpu_features())
         return made
@@ -61,11 +60,9 @@ class OpenVinoEncoderTarget(EncoderTarget):
     def lowered(
         self, stages: Stages, plan: EncodePlan, case: EncoderCase, options: CompileOptions
     ) -> Iterator[tuple[str, str]]:  # fmt: skip
-        """The model for every shape, OpenVINO's XML."""
         yield "model", stages.path(self._convert(stages, case, options).outputs["executable"]).read_text()
 
     def make(self, stages: Stages, plan: EncodePlan, case: EncoderCase, options: CompileOptions) -> CompiledEncoder:
-        """One model; its precision is chosen when it is opened."""
         entry = self._convert(stages, case, options)
         exact = options.quantize == "none"
         properties = {"DYNAMIC_QUANTIZATION_GROUP_SIZE": "0" if exact else _ACTIVATIONS}

@@ -102,7 +102,7 @@ def _table(array: NDArray[Any]) -> NDArray[Any]:
 
 
 class XlaEncoderTarget(EncoderTarget):
-    """See the module's docstring: for this host's CPU."""
+    """For this host's CPU."""
 
     name: ClassVar[str] = "xla"
     encoder: ClassVar[str] = "xla-encoder"
@@ -130,7 +130,6 @@ class XlaEncoderTarget(EncoderTarget):
         return found
 
     def choice(self, options: CompileOptions) -> str:
-        """A property of the compiler."""
         return "one executable per bucket of texts × tokens: XLA compiles fixed shapes"
 
     def configure(self, options: CompileOptions) -> CompileOptions:
@@ -140,7 +139,6 @@ class XlaEncoderTarget(EncoderTarget):
         return made
 
     def specialised(self, options: CompileOptions) -> bool:
-        """Always."""
         if options.specialise is False:
             why = self.compiler.description.why_static
             raise InputError(f"--no-specialise is not offered for device {self.name}: {why}; leave the flag out")
@@ -148,19 +146,15 @@ class XlaEncoderTarget(EncoderTarget):
 
     @property
     def state(self) -> State:
-        """As the compiler's executables."""
         return self.compiler.state
 
     def toolchain(self) -> dict[str, str]:
-        """JAX, its compiler, and their flags."""
         return self.compiler.toolchain()
 
     def recorded(self, options: CompileOptions) -> Recorded:
-        """And what native code is for."""
         return Recorded(self.encoder, self.compiler.isa())
 
     def traced(self, stages: Stages, case: EncoderCase, options: CompileOptions) -> Iterator[tuple[str, str]]:
-        """The program whose weights are inputs."""
         from llmc.compiler.program.sized import TracedProgram
 
         program, _, inputs = _given(stages, traced_weightless(stages, case, options))
@@ -169,7 +163,6 @@ class XlaEncoderTarget(EncoderTarget):
     def lowered(
         self, stages: Stages, plan: EncodePlan, case: EncoderCase, options: CompileOptions
     ) -> Iterator[tuple[str, str]]:  # fmt: skip
-        """Each bucket as StableHLO, before its platform is chosen."""
         machine = self.compiler.machine(options)
         from llmc.compiler.targets.xla.build import stablehlo
 
@@ -190,7 +183,6 @@ class XlaEncoderTarget(EncoderTarget):
         return CompiledEncoder(list(zip(shapes, made, strict=True)), files, {"type_ids": bool(traced.meta["type_ids"])})
 
     def analyse(self, stages: Stages, made: CompiledEncoder, options: CompileOptions) -> dict[str, Any]:
-        """What XLA says of each executable (targets/xla/build.py)."""
         files = [stages.path(entry.outputs["executable"]) for _, entry in made.executables]
         return self.compiler.analysed(files)
 
@@ -243,7 +235,7 @@ def _job(given: Given, shape: tuple[int, int]) -> XlaJob:
 
 
 class TpuEncoderTarget(XlaEncoderTarget):
-    """See the module's docstring."""
+    """For TPUs that are only described."""
 
     name: ClassVar[str] = "tpu"
     packages: ClassVar[tuple[str, ...]] = ("jax", "libtpu")

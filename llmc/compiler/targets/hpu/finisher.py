@@ -85,12 +85,11 @@ _log = logging.getLogger("llmc")
 
 
 class RecipeFinisher(WholeBundle):
-    """See the module's docstring."""
+    """Finishing on a Gaudi host."""
 
     executor: ClassVar[str] = "hpu"
 
     def lacks(self) -> str:
-        """The Gaudi software, or a card."""
         if find_spec("habana_frameworks") is None:
             return f"habana_frameworks.torch is not installed; {INSTALL}"
         return "" if self.host() else "this host has no Gaudi card that its driver names, or no habana-torch-plugin"
@@ -115,7 +114,6 @@ class RecipeFinisher(WholeBundle):
         return self._left(cache, folder)
 
     def host_files(self, folder: Path, bundle: Path, plan: Plan) -> Mapping[str, str]:
-        """vllm-gaudi's bucket file and variables, and a job that finishes the bundle."""
         return host_files(folder, bundle, plan)
 
     def _run(self, draft: Path, cache: Path, bundle: Bundle, told: Told) -> None:

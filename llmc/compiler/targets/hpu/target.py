@@ -41,7 +41,6 @@ class HpuCosts(ProgramCosts):
     )
 
     def memory(self, options: CompileOptions) -> tuple[int, str] | None:
-        """Of the largest Gaudi."""
         return GAUDI_BYTES, "of a Gaudi 3"
 
     def graph_bytes(self, model: ModelSize, bucket: Bucket, options: CompileOptions) -> int:
@@ -50,7 +49,7 @@ class HpuCosts(ProgramCosts):
 
 
 class HpuTarget(ProgramTarget):
-    """See the module's docstring."""
+    """`--device hpu`."""
 
     description = replace(
         PROGRAMS,
@@ -64,17 +63,14 @@ class HpuTarget(ProgramTarget):
 
     @property
     def costs(self) -> Costs:
-        """Of a Gaudi 3."""
         return HpuCosts()
 
     def here(self) -> Presence:
-        """Gaudi cards."""
         from llmc.runtime.accelerators import GAUDI
 
         return Presence((GAUDI,))
 
     def remaining(self) -> str:
-        """What turns portable programs into what a Gaudi replays."""
         return (
             "on a Gaudi host (habana_frameworks.torch): move each program to hpu, compile its recipes with the Habana "
             "graph compiler into the recipe cache (PT_HPU_RECIPE_CACHE_CONFIG), capture an HPU graph for each bucket, "

@@ -44,7 +44,7 @@ LAST = 3
 
 
 class PackageFinisher(EachExecutable):
-    """See the module's docstring."""
+    """Finishing on the host of an NVIDIA GPU."""
 
     executor: ClassVar[str] = "inductor"
     reads: ClassVar[tuple[str, ...]] = ("weights.json",)
@@ -83,7 +83,6 @@ class PackageFinisher(EachExecutable):
         return {CAPACITY: capacity, MODE.name: str(bundle.manifest.options.get(MODE.name, MODE.default))}
 
     def finish(self, bundle: Bundle, executable: Executable) -> bytes:
-        """The package of a bucket's step, with its portable program."""
         pins = self.pins(bundle)
         program = bundle.files.read(executable.blob)
         capacity = int(str(pins[CAPACITY]))
@@ -104,7 +103,6 @@ class PackageFinisher(EachExecutable):
         return configs(mode)
 
     def open_portable(self, bundle: Bundle) -> Executor:
-        """On the CPU, though the card is here."""
         from llmc.runtime.bundle import Bundle
         from llmc.runtime.executors import open_executor
 

@@ -56,7 +56,6 @@ class InductorCosts(ProgramCosts):
         return None if self._card is None else (self._card.memory_bytes, f"of {self._card.product}")
 
     def graph_bytes(self, model: ModelSize, bucket: Bucket, options: CompileOptions) -> int:
-        """What the driver keeps of a captured graph."""
         return GRAPH_BYTES
 
     def workspace_bytes(self, model: ModelSize, bucket: Bucket, options: CompileOptions) -> int:
@@ -68,7 +67,7 @@ class InductorCosts(ProgramCosts):
 
 
 class InductorTarget(ProgramTarget):
-    """See the module's docstring."""
+    """`--device inductor[:CARD]`."""
 
     description = replace(
         PROGRAMS,
@@ -96,17 +95,14 @@ class InductorTarget(ProgramTarget):
 
     @property
     def costs(self) -> Costs:
-        """On the card that was named."""
         return InductorCosts(self._card)
 
     def here(self) -> Presence:
-        """NVIDIA's cards."""
         from llmc.runtime.accelerators import NVIDIA_GPU
 
         return Presence((NVIDIA_GPU,))
 
     def remaining(self) -> str:
-        """What turns portable programs into what a card replays."""
         return (
             "on a host with an NVIDIA card, and torch 2.11 to 2.13 for CUDA: AOTInductor has to compile each program, "
             "and a CUDA graph of it is captured at each start"
@@ -119,5 +115,4 @@ class InductorTarget(ProgramTarget):
         return PackageFinisher(self._card)
 
     def hosting(self, recorded: Mapping[str, Any]) -> Hosting:
-        """One card, of the product that was named."""
         return nvidia(1, "compile", "" if self._card is None else self._card.product)

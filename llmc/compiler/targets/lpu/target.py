@@ -141,16 +141,14 @@ class LpuCosts(ProgramCosts):
         return {"hyperdex": Timing()} if self._native else super().stage_costs(options, buckets)
 
     def memory(self, options: CompileOptions) -> tuple[int, str] | None:
-        """Of the cards."""
         return self._devices * CARD_BYTES, f"of {self._devices} LPUs on Alveo U55C cards"
 
     def devices(self, options: CompileOptions) -> int:
-        """The LPUs."""
         return self._devices
 
 
 class LpuTarget(ProgramTarget):
-    """See the module's docstring. `devices` LPUs share the model."""
+    """`--device lpu[:N]`: N LPUs share the model."""
 
     description = replace(
         PROGRAMS,
@@ -226,7 +224,6 @@ class LpuTarget(ProgramTarget):
         return Recorded(executor, options={"devices": self._devices})
 
     def fixes(self, options: CompileOptions) -> Fixed:
-        """None of an artifact's dimensions."""
         if self._native:
             why = (
                 f"one artifact for every length, {self._devices} LPUs: another max_length would load all weights again"
@@ -235,7 +232,6 @@ class LpuTarget(ProgramTarget):
         return Fixed(DIMENSIONS, "one portable program per bucket, one sequence each")
 
     def remaining(self) -> str:
-        """HyperDex's part."""
         if self._native:
             return ""
         return (
@@ -244,7 +240,6 @@ class LpuTarget(ProgramTarget):
         )
 
     def toolchain(self) -> dict[str, str]:
-        """HyperDex, or the tracer."""
         return super().toolchain() if self._hyperdex is None else {toolchain.PACKAGE: self._hyperdex.version}
 
     def hosting(self, recorded: Mapping[str, Any]) -> Hosting:
@@ -253,7 +248,6 @@ class LpuTarget(ProgramTarget):
 
     @property
     def costs(self) -> Costs:
-        """On the cards."""
         return LpuCosts(self._devices, self._native)
 
     def trace(self, stages: Stages, options: CompileOptions) -> Sequence[Program]:
@@ -261,7 +255,6 @@ class LpuTarget(ProgramTarget):
         return () if self._native else super().trace(stages, options)
 
     def lower(self, stages: Stages, programs: Sequence[Program], options: CompileOptions) -> Lowered:
-        """What HyperDex compiles, all of it: a cached stage."""
         if self._hyperdex is None:
             return super().lower(stages, programs, options)
         low, fast = LOW_MEMORY_USAGE.of(options), FAST_COMPILE.of(options)
@@ -271,13 +264,11 @@ class LpuTarget(ProgramTarget):
         return build(stages, wanted, self._hyperdex)
 
     def compile(self, lowered: Lowered, shape: Shape, options: CompileOptions) -> CompiledExecutable:
-        """The names of the artifact's files."""
         if isinstance(lowered, LpuLowered):
             return CompiledExecutable(lowered.artifact.to_bytes(), self.state)
         return super().compile(lowered, shape, options)
 
     def show(self, lowered: Lowered, shapes: Sequence[Shape], options: CompileOptions) -> Iterator[tuple[str, str]]:
-        """The artifact's members, or the programs."""
         if isinstance(lowered, LpuLowered):
             yield "artifact", lowered.artifact.to_bytes().decode()
         else:

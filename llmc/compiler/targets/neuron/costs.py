@@ -30,6 +30,5 @@ class NeuronCosts(XlaCosts):
         self._chip, self._room = chip, room
 
     def memory(self, options: CompileOptions) -> tuple[int, str] | None:
-        """Of the cores that a graph is sharded over."""
         cores = TENSOR_PARALLEL.of(options)
         return cores * self._room(options), f"of {cores} cores of {self._chip}"

@@ -181,7 +181,6 @@ class NeuronFinisher(EachExecutable):
         self._chip, self._settings = chip, settings
 
     def lacks(self) -> str:
-        """neuronx-cc, of a version that is known, and a chip that is compiled for."""
         try:
             neuronx_cc.require()
         except DeviceError as e:
@@ -204,20 +203,16 @@ class NeuronFinisher(EachExecutable):
         return {"target": self._chip.name}
 
     def pins(self, bundle: Bundle) -> Mapping[str, Value]:
-        """The compiler and its arguments."""
         arguments = neuronx_cc.arguments(self._chip, self._lnc(bundle))
         return {"neuronx_cc": neuronx_cc.require().version, "neuronx_cc_arguments": " ".join(arguments)}
 
     def finish(self, bundle: Bundle, executable: Executable) -> bytes:
-        """The NEFFs of a bucket's module."""
         return self._neffs(bundle, executable.blob, str(executable))
 
     def finish_program(self, bundle: Bundle, name: str) -> bytes:
-        """The NEFFs of a program that works on slots."""
         return self._neffs(bundle, name, name)
 
     def host_files(self, folder: Path, bundle: Path, plan: Plan) -> Mapping[str, str]:
-        """For vLLM on Neuron: its bucket lists, and its own compile without a device."""
         return host_files(folder, plan, self._chip.name, self._settings.neuron_framework)
 
     def _lnc(self, bundle: Bundle) -> int:

@@ -47,7 +47,6 @@ class TopCore:
         self._top_k = top_k
 
     def run(self, given: Given, read: Read, weights: Sequence[Array]) -> StepOutput:
-        """See `Core.run`."""
         out = self._core.run(given, read, weights)
         logits = out.logits.astype("float32")  # once, so that both results are rounded alike
         return out._replace(logits=logits, top=top_of_pieces(logits, self._top_k))

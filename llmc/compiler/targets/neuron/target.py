@@ -58,7 +58,7 @@ def _ranges(options: CompileOptions, limits: Limits) -> Mapping[str, Range]:
 
 
 class NeuronTarget(XlaTarget):
-    """See the module's docstring."""
+    """`--device neuron[:CHIP]`."""
 
     description = replace(
         XLA,
@@ -85,13 +85,11 @@ class NeuronTarget(XlaTarget):
 
     @property
     def costs(self) -> Costs:
-        """On the cores of the chip."""
         from llmc.compiler.targets.neuron.costs import NeuronCosts
 
         return NeuronCosts(self.chip.name, self._room)
 
     def here(self) -> Presence:
-        """AWS's chips."""
         from llmc.runtime.accelerators import NEURON
 
         return Presence((NEURON,))
@@ -146,20 +144,17 @@ class NeuronTarget(XlaTarget):
         return super().resolve(options, deployment)
 
     def remaining(self) -> str:
-        """What turns a module into what a NeuronCore runs."""
         return (
             "neuronx-cc has to make a NEFF of each module, on an x86-64 host with the Neuron SDK, and with "
             f"NEURON_PLATFORM_TARGET_OVERRIDE={self.chip.name} if that has no NeuronCores"
         )
 
     def finisher(self) -> Finisher | None:
-        """neuronx-cc."""
         from llmc.compiler.targets.neuron.finisher import NeuronFinisher
 
         return NeuronFinisher(self.chip, self.settings)
 
     def toolchain(self) -> dict[str, str]:
-        """JAX, which makes the modules."""
         return {name: version for name, version in super().toolchain().items() if name != "XLA_FLAGS"}
 
     def machine(self, options: CompileOptions) -> Machine:
@@ -169,11 +164,9 @@ class NeuronTarget(XlaTarget):
         return host_machine(TENSOR_PARALLEL.of(options), self.settings.threads)
 
     def described_machine(self) -> dict[str, str]:
-        """The chip."""
         return {"chip": self.chip.name}
 
     def trace(self, stages: Stages, options: CompileOptions) -> Sequence[Program]:
-        """As for xla."""
         for name, value in self.settings.neuron_quantisation.items():
             logger().warning("%s=%s has no effect: device neuron compiles weights as they are", name, value)
         return super().trace(stages, options)
@@ -183,7 +176,6 @@ class NeuronTarget(XlaTarget):
         return replace(options, sample_top_k=0)
 
     def require_fits(self, stages: Stages, options: CompileOptions, layout: Mapping[str, Any]) -> None:
-        """Raise CompileError where weights and cache alone do not fit a core."""
         weights, cache = _shares(layout, TENSOR_PARALLEL.of(options))
         room = self._room(options)
         if weights + cache > room:
@@ -195,14 +187,12 @@ class NeuronTarget(XlaTarget):
     def analyse(
         self, stages: Stages, lowered: Lowered, files: Sequence[Path], options: CompileOptions
     ) -> dict[str, Any]:
-        """Memory of a core that weights and cache take, and how weights are split where they are."""
         assert isinstance(lowered, XlaLowered)
         weights, cache = _shares(lowered.layout, TENSOR_PARALLEL.of(options))
         found = {"core_memory": {"weights": weights, "cache": cache, "available": self._room(options)}}
         return {**found, "tensor_parallel": lowered.split} if TENSOR_PARALLEL.of(options) > 1 else found
 
     def describe(self, analysis: Mapping[str, Any]) -> list[str]:
-        """Memory, and what is split."""
         memory = analysis["core_memory"]
         found = [
             f"a core of {self.chip.name}: weights {gib(memory['weights'])}, cache {gib(memory['cache'])}, of "
@@ -218,13 +208,11 @@ class NeuronTarget(XlaTarget):
         return self.chip.memory[self.chip.lnc(self.settings.neuron_cores if asked is None else asked)]
 
     def build(self, job: XlaJob, options: CompileOptions) -> bytes:
-        """The module of a function."""
         from llmc.compiler.targets.neuron.lowering import lower
 
         return lower(job, self.machine(options), self.chip.name)
 
     def compile(self, lowered: Lowered, shape: Shape, options: CompileOptions) -> CompiledExecutable:
-        """Lower the program at the bucket's sizes."""
         return CompiledExecutable(self.build(self._job(lowered, shape, options), options), self.state)
 
     def _sharded(self, core: Core, config: Mapping[str, Any], options: CompileOptions, entries: Sequence[Dims]) -> Core:

@@ -53,7 +53,6 @@ class OnnxRuntimeCosts(Costs):
         return {None: super().cache_bytes(options), INT8: 1}.get(kept_in(options), 2)
 
     def cache_scale_bytes(self, options: CompileOptions) -> int:
-        """Those of codes."""
         return SCALE_BYTES if kept_in(options) == INT8 else 0
 
     def weight_bits(self, options: CompileOptions, weights: Weights) -> float:

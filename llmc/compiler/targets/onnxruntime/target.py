@@ -107,7 +107,7 @@ class OnnxLowered(Lowered):
 
 
 class OnnxRuntimeTarget(Target):
-    """See the module's docstring."""
+    """`--device onnxruntime[:CPU,…]`."""
 
     description = DeviceDescription(
         "onnxruntime",
@@ -141,7 +141,6 @@ class OnnxRuntimeTarget(Target):
 
     @property
     def costs(self) -> Costs:
-        """As measured."""
         from llmc.compiler.targets.onnxruntime.costs import OnnxRuntimeCosts
 
         return OnnxRuntimeCosts()
@@ -157,7 +156,6 @@ class OnnxRuntimeTarget(Target):
         )
 
     def here(self) -> Presence:
-        """The CPU."""
         from llmc.runtime.accelerators import CPU
 
         return Presence((CPU,))
@@ -211,7 +209,6 @@ class OnnxRuntimeTarget(Target):
         return Recorded("onnxruntime-llmc", common_isa(sets_of(options, self.isa())), kept)
 
     def fixes(self, options: CompileOptions) -> Fixed:
-        """The measurement behind the default."""
         if ours(options):
             return Fixed((), "one executable for all buckets, its rows laid end to end: nothing is padded")
         dims, _ = super().fixes(options)
@@ -222,7 +219,6 @@ class OnnxRuntimeTarget(Target):
         return Fixed((), why)
 
     def shapes(self, buckets: Sequence[Bucket], options: CompileOptions) -> list[Shape]:
-        """As the buckets are run."""
         return super().shapes([_runs_as(bucket) for bucket in buckets], options)
 
     def toolchain(self) -> dict[str, str]:
@@ -250,7 +246,6 @@ class OnnxRuntimeTarget(Target):
         return [traced_graph(stages)]
 
     def lower(self, stages: Stages, programs: Sequence[Program], options: CompileOptions) -> Lowered:
-        """Fuse and lower, make the weights file, and pack it where that pays."""
         own, (stages, mixed) = ours(options), calibrated(stages, options, ADDED_KL)
         formats = replace(
             self._onnx_options(stages, str(options.quantize), mixed.wide, panels=own),
@@ -293,19 +288,16 @@ class OnnxRuntimeTarget(Target):
     def analyse(
         self, stages: Stages, lowered: Lowered, files: Sequence[Path], options: CompileOptions
     ) -> dict[str, Any]:
-        """How much of the checkpoint's own codes was kept, and what is in 8 bits for a bound."""
         from llmc.compiler.weights.kept import kept_in
 
         return {**kept_in(lowered.inputs["recipes"].read_bytes(), stages.checkpoint), **lowered.facts}
 
     def describe(self, analysis: Mapping[str, Any]) -> list[str]:
-        """A line of each."""
         from llmc.compiler.weights.kept import kept_lines
 
         return [*kept_lines(analysis), *mixed_lines(analysis)]
 
     def show(self, lowered: Lowered, shapes: Sequence[Shape], options: CompileOptions) -> Iterator[tuple[str, str]]:
-        """The ONNX model for every shape, in ONNX's text form."""
         import onnx
 
         for name, path in lowered.forms.items():

@@ -159,13 +159,11 @@ class _DeviceFinisher(EachExecutable):
         self.device = device
 
     def lacks(self) -> str:
-        """The device, or its driver."""
         if is_here(self.device):
             return lacking(self.device)
         return f"OpenVINO finds no {self.device} on this host; install its driver, or finish on a host that has one"
 
     def finish(self, bundle: Bundle, executable: Executable) -> bytes:
-        """As ahead.py compiles it here."""
         from llmc.runtime.executors.openvino.device import MappedWeights
 
         compiler = compiler_for(self.device)
@@ -181,12 +179,12 @@ class _DeviceFinisher(EachExecutable):
 
 
 class GpuFinisher(_DeviceFinisher):
-    """See the module's docstring."""
+    """For GPUs."""
 
     executor: ClassVar[str] = "openvino-gpu"
 
 
 class NpuFinisher(_DeviceFinisher):
-    """See the module's docstring."""
+    """For NPUs."""
 
     executor: ClassVar[str] = "openvino-npu"

@@ -96,7 +96,6 @@ class OpenVinoBase(Target):
 
     @property
     def verification(self) -> VerificationPolicy:
-        """By the precision of the cache."""
         from llmc.compiler.verification.policy import VerificationPolicy
 
         return VerificationPolicy(cache_dtype=cache_dtype)
@@ -110,7 +109,6 @@ class OpenVinoBase(Target):
         return options.changed(group_size=group if named else None)
 
     def hosting(self, recorded: Mapping[str, Any]) -> Hosting:
-        """OpenVINO."""
         return Hosting(extra="openvino")
 
     def default_group(self, quantize: str) -> int | None:

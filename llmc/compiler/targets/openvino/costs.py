@@ -34,7 +34,6 @@ class OpenVinoCosts(Costs):
         self._default_group = default_group
 
     def stage_costs(self, options: CompileOptions, buckets: Sequence[Bucket]) -> Mapping[str, Timing]:
-        """And what the plugin makes of the models and their weights."""
         return {**super().stage_costs(options, buckets), "finish": Timing(fixed=1.0, parameters=2.0)}
 
     def weight_bits(self, options: CompileOptions, weights: Weights) -> float:
@@ -63,7 +62,6 @@ class OpenVinoCpuCosts(OpenVinoCosts):
     graph_bytes_source: ClassVar[str] = "the packed copy of the weights, and the largest layer's activations of a step"
 
     def stage_costs(self, options: CompileOptions, buckets: Sequence[Bucket]) -> Mapping[str, Timing]:
-        """And calibration."""
         return {**super().stage_costs(options, buckets), **calibration_costs(options)}
 
     def cache_bytes(self, options: CompileOptions) -> int:
@@ -87,5 +85,4 @@ class OpenVinoCpuCosts(OpenVinoCosts):
         return [every, *fixed[: int(budget(options) / (PACKED * self._packed(model, options)))]]
 
     def workspace_bytes(self, model: ModelSize, bucket: Bucket, options: CompileOptions) -> int:
-        """The activations of a step."""
         return int(LIVE[options.quantize != "none"] * 4 * model.working_set * bucket.tokens)

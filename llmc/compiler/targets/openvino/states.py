@@ -73,7 +73,6 @@ class OverBlocks(OneLength, TokenRows):
         self.of_keys = ops.convert(self._places, ov.Type.f32)
 
     def parts(self, shares: Any) -> tuple[Any, Any]:
-        """Behind each other."""
         small = self.constants.small
         ends = small([0]), self.context, small([np.iinfo(np.int32).max])
         of_past, of_new = (ops.slice(shares, *ends[i : i + 2], small([1]), small([3])) for i in range(2))

@@ -188,7 +188,6 @@ class Positions(TokenRows):
         return self._constants.small([known[size] if isinstance(size, str) else size for size in sizes])
 
     def parts(self, shares: Any) -> tuple[Any, Any]:
-        """By their sizes."""
         small, (_, query, context) = self._constants.small, self._sizes
         of_past, of_new = ops.variadic_split(shares, small(-1), small([context, query])).outputs()
         return of_past, of_new

@@ -59,7 +59,7 @@ Sizes = tuple[int, int, int]
 
 
 class OpenVinoStaticTarget(OpenVinoBase):
-    """See the module's docstring. `device` is CPU, GPU or NPU, perhaps with a number ("GPU.1") or platform
+    """`--device openvino:DEVICE`. `device` is CPU, GPU or NPU, perhaps with a number ("GPU.1") or platform
     ("NPU.4000")."""
 
     description = replace(
@@ -75,7 +75,6 @@ class OpenVinoStaticTarget(OpenVinoBase):
 
     @property
     def costs(self) -> Costs:
-        """As all of OpenVINO's."""
         from llmc.compiler.targets.openvino.costs import OpenVinoCosts
 
         return OpenVinoCosts(self.default_group)
@@ -105,7 +104,6 @@ class OpenVinoStaticTarget(OpenVinoBase):
 
     @classmethod
     def of(cls, detail: str, settings: Settings) -> Self:
-        """The device behind the name."""
         return cls(detail.upper() or "CPU")
 
     def configure(self, options: CompileOptions) -> CompileOptions:
@@ -131,7 +129,6 @@ class OpenVinoStaticTarget(OpenVinoBase):
         return None if self.device == "CPU" else compiler_for(self.device)
 
     def hosting(self, recorded: Mapping[str, Any]) -> Hosting:
-        """And the GPU or NPU, by Intel's device plug-ins."""
         return _HOSTING.get(self.device.partition(".")[0], super().hosting(recorded))
 
     def toolchain(self) -> dict[str, str]:
@@ -144,7 +141,6 @@ class OpenVinoStaticTarget(OpenVinoBase):
         return super().isa() if self.device == "CPU" else ()
 
     def remaining(self) -> str:
-        """What turns a portable model into what the device runs, and what this host lacks for it."""
         if self.device == "CPU" or self.compiler is not None:
             return ""
         from llmc.compiler.targets.openvino.ahead import lacking
@@ -157,7 +153,6 @@ class OpenVinoStaticTarget(OpenVinoBase):
         return {"properties": {"INFERENCE_PRECISION_HINT": "f32", **exact}}
 
     def recorded(self, options: CompileOptions) -> Recorded:
-        """And what the executor opens executables with."""
         found = {**self.plugin_settings(options), "openvino_device": self.device}
         return replace(super().recorded(options), options=found)
 

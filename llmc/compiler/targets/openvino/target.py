@@ -88,7 +88,7 @@ ADDED_KL = 0.001
 
 
 class OpenVinoTarget(OpenVinoBase):
-    """See the module's docstring."""
+    """`--device openvino`."""
 
     description = replace(
         OPENVINO,
@@ -126,13 +126,11 @@ class OpenVinoTarget(OpenVinoBase):
 
     @property
     def costs(self) -> Costs:
-        """As measured on CPUs."""
         from llmc.compiler.targets.openvino.costs import OpenVinoCpuCosts
 
         return OpenVinoCpuCosts(self.default_group)
 
     def here(self) -> Presence:
-        """The CPU."""
         from llmc.runtime.accelerators import CPU
 
         return Presence((CPU,))
@@ -177,7 +175,6 @@ class OpenVinoTarget(OpenVinoBase):
         return cache.in_blocks(BLOCK, limits.max_model_len)
 
     def shapes(self, buckets: Sequence[Bucket], options: CompileOptions) -> list[Shape]:
-        """The shape of everything, and the decode batches that are fixed."""
         fixed = [Shape("decode", n, 1, None, count) for n, count in self._fixed(buckets, options).items()]
         return [Shape(ANY_PHASE, None, None, None, len(buckets)), *fixed]
 
@@ -189,7 +186,6 @@ class OpenVinoTarget(OpenVinoBase):
         return {n: sum(b.phase == "decode" and b.batch == n for b in buckets) for n in batches}
 
     def lower(self, stages: Stages, programs: Sequence[Program], options: CompileOptions) -> Lowered:
-        """Fuse and lower, make the weights, and finish every model over one weights file."""
         stages, mixed = calibrated(stages, options, ADDED_KL)
         models = {_name(rows): rows for rows in (None, *self._fixed(stages.plan.buckets, options))}
         made = self._lower(stages, programs, options, models, mixed)
@@ -230,7 +226,6 @@ class OpenVinoTarget(OpenVinoBase):
         return {**({PLAIN: plain} if plain else {}), **kept, **lowered.facts}
 
     def describe(self, analysis: Mapping[str, Any]) -> list[str]:
-        """A line for each."""
         from llmc.compiler.weights.kept import kept_lines
 
         plain = [
@@ -338,14 +333,12 @@ class OpenVinoTarget(OpenVinoBase):
         return replace(found, starter=(target, target.configure(same)))
 
     def recorded(self, options: CompileOptions) -> Recorded:
-        """And what the executor opens executables with."""
         found = self.plugin_settings(options)
         if options.specialise:
             found[SPECIALISE_MEMORY.name] = budget(options)
         return replace(super().recorded(options), options=found)
 
     def compile(self, lowered: Lowered, shape: Shape, options: CompileOptions) -> CompiledExecutable:
-        """The finished model of that shape."""
         return CompiledExecutable(lowered.inputs[_name(shape.batch)].read_bytes(), "native")
 
 

@@ -30,7 +30,6 @@ class XlaCosts(Costs):
     splits_weights: ClassVar[tuple[str, ...]] = (TENSOR_PARALLEL.flag,)
 
     def stage_costs(self, options: CompileOptions, buckets: Sequence[Bucket]) -> Mapping[str, Timing]:
-        """The model is traced without and with a cache, as the plan needs."""
         return {"trace": traces(buckets), "weights": WEIGHTS, "slots": Timing(fixed=1.0)}
 
     def weight_bits(self, options: CompileOptions, weights: Weights) -> float:
@@ -38,11 +37,9 @@ class XlaCosts(Costs):
         return 8.0 if options.quantize in CODES and not weights.experts else super().weight_bits(options, weights)
 
     def cache_bytes(self, options: CompileOptions) -> int:
-        """By the cache's own format."""
         return ITEM_BYTES[KV_CACHES[cache_dtype(options)]]
 
     def devices(self, options: CompileOptions) -> int:
-        """As many as requested."""
         return TENSOR_PARALLEL.of(options)
 
 
@@ -85,7 +82,6 @@ class DescribedCosts(XlaCosts):
         self._topology = topology
 
     def memory(self, options: CompileOptions) -> tuple[int, str] | None:
-        """Of the devices that a graph is sharded over."""
         devices = TENSOR_PARALLEL.of(options)
         return devices * self._topology.usable_bytes, f"of {devices} of the devices of {self._topology.name}"
 

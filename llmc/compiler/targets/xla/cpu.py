@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class XlaCpuTarget(XlaTarget):
-    """See the module's docstring."""
+    """`--device xla`."""
 
     description = replace(
         XLA,
@@ -30,23 +30,19 @@ class XlaCpuTarget(XlaTarget):
 
     @property
     def costs(self) -> Costs:
-        """As measured."""
         from llmc.compiler.targets.xla.costs import XlaCpuCosts
 
         return XlaCpuCosts()
 
     def hosting(self, recorded: Mapping[str, Any]) -> Hosting:
-        """JAX."""
         return Hosting(extra="xla")
 
     def here(self) -> Presence:
-        """The CPU."""
         from llmc.runtime.accelerators import CPU
 
         return Presence((CPU,))
 
     def isa(self) -> tuple[str, ...]:
-        """Native code is for this CPU."""
         return host_features()
 
     def machine(self, options: CompileOptions) -> Machine:

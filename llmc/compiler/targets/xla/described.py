@@ -41,7 +41,7 @@ DESCRIBED = replace(XLA, hardware=contract_tested("the portable programs inside 
 
 
 class DescribedTarget(XlaTarget):
-    """See the module's docstring."""
+    """A target for a machine that is only described."""
 
     platform: ClassVar[Platform]
     """XLA's."""
@@ -91,11 +91,9 @@ class DescribedTarget(XlaTarget):
         return Machine(self.platform, topology.name, devices, self.compiler_options(options))
 
     def described_machine(self) -> dict[str, str]:
-        """The topology."""
         return self.topology.components
 
     def require_fits(self, stages: Stages, options: CompileOptions, layout: Mapping[str, Any]) -> None:
-        """Raise CompileError where weights and cache alone do not fit a device."""
         self._require(stages, options, layout, [])
 
     def _require(

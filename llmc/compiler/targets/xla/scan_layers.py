@@ -335,7 +335,7 @@ class RolledCore:
         self.weights = list(grouped(program.weights.values()))
 
     def run(self, given: Given, read: Read, weights: Sequence[Array]) -> StepOutput:
-        """See `Core.run`; `read` is given the layer's index as a traced number.
+        """`read` is given the layer's index as a traced number.
 
         Raises CompileError, also where layers read values of the prelude that differ in shape.
         """

@@ -104,7 +104,6 @@ class ShardedCore:
         self._logits = logits_dims(config, degree)
 
     def run(self, given: Given, read: Read, weights: Sequence[Array]) -> StepOutput:
-        """See `Core.run`."""
         from jax import lax
         from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec, use_abstract_mesh
 

@@ -70,7 +70,6 @@ class FlatCore:
         self.weights = list(program.weights.values())
 
     def run(self, given: Given, read: Read, weights: Sequence[Array]) -> StepOutput:
-        """See `Core.run`."""
         program = self._program
         values = dict(given)
         values |= dict(zip(program.weights, weights, strict=True))
@@ -235,5 +234,4 @@ class QuantisedCore:
         self.weights = self._parts.names
 
     def run(self, given: Given, read: Read, weights: Sequence[Array]) -> StepOutput:
-        """See `Core.run`."""
         return self._core.run(given, read, self._parts.joined(weights))

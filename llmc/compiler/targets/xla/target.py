@@ -98,7 +98,7 @@ XLA = DeviceDescription(
 
 
 class XlaTarget(Target):
-    """See the module's docstring."""
+    """What XLA's targets have in common."""
 
     rolls_by_default: ClassVar[bool] = False
     loops: ClassVar[bool] = True
@@ -130,7 +130,6 @@ class XlaTarget(Target):
 
     @property
     def verification(self) -> VerificationPolicy:
-        """By the precision of the cache."""
         from llmc.compiler.verification.policy import VerificationPolicy
 
         return VerificationPolicy(cache_dtype=cache_dtype)
@@ -277,7 +276,6 @@ class XlaTarget(Target):
         return {"executables": [{name: header[name] for name in ANALYSIS} for header in headers]}
 
     def describe(self, analysis: Mapping[str, Any]) -> list[str]:
-        """Memory, work, and what devices exchange."""
         from llmc.compiler.targets.xla.report import lines
 
         return lines(analysis)
@@ -341,7 +339,6 @@ class XlaTarget(Target):
         return stages.run("slots", components, build)
 
     def compile(self, lowered: Lowered, shape: Shape, options: CompileOptions) -> CompiledExecutable:
-        """Lower the program at the bucket's sizes, and compile it."""
         return CompiledExecutable(self.build(self._job(lowered, shape, options), options), self.state)
 
     def build(self, job: XlaJob, options: CompileOptions) -> bytes:

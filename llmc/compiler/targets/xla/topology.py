@@ -149,7 +149,6 @@ class TpuTopology(DescribedMachine):
 
     @property
     def name(self) -> str:
-        """As users write it."""
         return f"{self.chip.name}-{shown(self.shape)}"
 
     @property
@@ -169,17 +168,14 @@ class TpuTopology(DescribedMachine):
 
     @property
     def devices(self) -> int:
-        """JAX devices of the slice."""
         return self.chips * self.chip.devices_per_chip
 
     @property
     def usable_bytes(self) -> int:
-        """What programs may take of one device's memory."""
         return self.chip.usable_bytes
 
     @property
     def unit(self) -> str:
-        """What one device is, in words."""
         return "chip" if self.chip.devices_per_chip == 1 else "device"
 
     @property
@@ -188,7 +184,6 @@ class TpuTopology(DescribedMachine):
         return {"topology": self.name}
 
     def array_bytes(self, shape: Sequence[int], item_bytes: int) -> int:
-        """In tiles."""
         return device_bytes(shape, item_bytes)
 
     @property

@@ -154,7 +154,7 @@ class TorchXlaCore:
         self._module = _Module(made.module, taken, [(name, metas[name]) for name in outputs])
 
     def run(self, given: Given, read: Read, weights: Sequence[Array]) -> StepOutput:
-        """See `Core.run`; raises CompileError, naming it, for an input of another shape or dtype than the bucket's."""
+        """Raises CompileError, naming it, for an input of another shape or dtype than the bucket's."""
         cache = [read(*at) for at in in_turn(self._cache)]
         arrays = [*(given[name] for name in FIXED_INPUTS), *cache, *weights]
         for name, expected, found in zip(self._inputs, self._expected, arrays, strict=True):

@@ -43,7 +43,7 @@ def _known() -> list[dict[str, Any]]:
 
 
 class TpuTarget(DescribedTarget):
-    """See the module's docstring."""
+    """`--device tpu:TOPOLOGY`."""
 
     description = replace(
         DESCRIBED,
@@ -60,13 +60,11 @@ class TpuTarget(DescribedTarget):
 
     @property
     def costs(self) -> Costs:
-        """On the slice."""
         from llmc.compiler.targets.xla.costs import TpuCosts
 
         return TpuCosts(self.topology)
 
     def here(self) -> Presence:
-        """TPU chips, which most hosts lack."""
         from llmc.runtime.accelerators import TPU
         from llmc.runtime.executors.xla.client import has_tpu
 
@@ -93,13 +91,11 @@ class TpuTarget(DescribedTarget):
 
     @property
     def topology(self) -> TpuTopology:
-        """The slice that is compiled for; raises InputError listing the known ones."""
         from llmc.compiler.targets.xla.topology import parse_topology
 
         return parse_topology(self._detail)
 
     def toolchain(self) -> dict[str, str]:
-        """JAX, and the compiler in libtpu with its flags."""
         arguments = self.settings.libtpu_arguments
         return {
             **super().toolchain(), "libtpu": version_of("libtpu", "tpu"),

@@ -122,7 +122,7 @@ def program(
     layer: Ref, slots: Ref, past: Ref, query: Ref, key: Ref, value: Ref, keys: Ref, values: Ref, *outs: Ref,
     tiling: Tiling, scale: float, softcap: float, window: int,
 ) -> None:  # fmt: skip
-    """See the module's docstring; shapes are those of `flash.flash_attention`.
+    """Shapes are those of `flash_attention`.
 
     `layer` [2] (of keys, and of values) and `slots` [B] say where a row's tokens lie in `keys` and `values`, `past` [B]
     how many are live; these five are None without a cache. `outs` are the result [B, Q, Hq, Dv], or with several splits
