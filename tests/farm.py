@@ -19,7 +19,6 @@ SOURCE = """
 from dataclasses import replace
 import os, signal, time
 from pathlib import Path
-from llmc.compiler.targets.description import Presence
 from llmc.compiler.targets.fake import FakeTarget
 
 
@@ -29,8 +28,8 @@ class Farmed(FakeTarget):
     def toolchain(self):
         return {**super().toolchain(), "farmed": os.environ.get("FARMED_VERSION", "1")}
 
-    def here(self):
-        return Presence(lacks=os.environ.get("FARMED_LACKS", ""))
+    def lacks(self):
+        return os.environ.get("FARMED_LACKS", "")
 
     def compile(self, lowered, shape, options):
         for name in ("die", "wait"):

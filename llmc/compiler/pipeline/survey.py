@@ -10,7 +10,6 @@ from typing import Any
 from llmc.compiler.targets import open_target
 from llmc.compiler.targets.base import Target
 from llmc.compiler.targets.declared import offered
-from llmc.compiler.targets.description import Presence
 from llmc.cpus import usable_cpus
 from llmc.platforms import exists_here, install_line
 from llmc.runtime.accelerators import CARDS, CPU
@@ -24,9 +23,9 @@ def survey() -> list[dict[str, Any]]:
     host), the topologies that it takes behind its name (`Topologies`) and how they are named, found (its cards
     here, in words), hardware (where it ran, of record: `Hardware`, with its text), and its guide.
     """
-    targets = [(name, target, target.here()) for name, target in _targets()]
-    rows = [_row(name, target, here) for name, target, here in targets]
-    used = {card.name for _, _, here in targets for card in here.cards}
+    targets = list(_targets())
+    rows = [_row(name, target) for name, target in targets]
+    used = {card.name for _, target in targets for card in target.description.accelerators}
     return rows + [_unused(card.name, found) for card in CARDS if card.name not in used and (found := card.found())]
 
 
@@ -46,19 +45,19 @@ def _targets() -> Iterator[tuple[str, Target]]:
                 yield f"{name}:{detail}", open_target(f"{name}:{detail}")
 
 
-def _row(name: str, target: Target, here: Presence) -> dict[str, Any]:
+def _row(name: str, target: Target) -> dict[str, Any]:
     device, needs = target.description, target.description.requirements
     missing, known = _missing(needs.compiling), device.topologies
     form = known and {name: getattr(known, name) for name in ("written", "example", "row", "column")}
     return {
         "device": name,
         "compiles": _lack(missing, needs.compile_extras, f" (missing {', '.join(missing)})") if missing else "yes",
-        "runs": _runs(target, here),
+        "runs": _runs(target),
         "state": target.state,
         "note": target.remaining(),
         "topologies": known.known() if known else [],
         "topology_form": form,
-        "found": [found for card in here.cards if (found := card.found())],
+        "found": [found for card in device.accelerators if (found := card.found())],
         "hardware": {**asdict(device.hardware), "ran": device.hardware.ran, "text": str(device.hardware)},
         "guide": device.guide,
     }
@@ -72,12 +71,12 @@ def _unused(name: str, found: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _runs(target: Target, here: Presence) -> str:
+def _runs(target: Target) -> str:
     needs = target.description.requirements
     if missing := _missing(needs.running):
         return _lack(missing, needs.run_extras, "")
-    if here.lacks:
-        return f"no: {here.lacks}"
+    if lacks := target.lacks():
+        return f"no: {lacks}"
     return "yes" if target.state == "native" else "on CPU, portable"
 
 

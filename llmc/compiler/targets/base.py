@@ -14,12 +14,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from llmc.compiler.options import CompileOptions, Value
 from llmc.compiler.targets.costs import Costs
 from llmc.compiler.targets.declared import check_own, refuse_foreign
-from llmc.compiler.targets.description import DeviceDescription, Presence
+from llmc.compiler.targets.description import DeviceDescription
 from llmc.compiler.targets.hosting import Hosting
 from llmc.errors import InputError
 from llmc.settings import Settings
@@ -147,7 +147,7 @@ class CompiledExecutable:
 class Target(ABC):
     """One device's compiler."""
 
-    description: ClassVar[DeviceDescription]
+    description: DeviceDescription
 
     @classmethod
     def of(cls, detail: str, settings: Settings) -> Target:
@@ -272,9 +272,9 @@ class Target(ABC):
         Raises InputError for a device that no single server has."""
         return Hosting()
 
-    def here(self) -> Presence:
-        """What this host has and lacks of the device."""
-        return Presence()
+    def lacks(self) -> str:
+        """In words, what this host lacks to run executables, besides packages; "" if nothing."""
+        return ""
 
     @property
     def costs(self) -> Costs:

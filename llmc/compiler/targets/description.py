@@ -130,15 +130,6 @@ class Topologies:
 
 
 @dataclass(frozen=True)
-class Presence:
-    """Which accelerators a device's executables are for, as a host shows them, and what this host lacks to run them
-    besides packages, in words; "" for nothing."""
-
-    cards: tuple[Cards, ...] = ()
-    lacks: str = ""
-
-
-@dataclass(frozen=True)
 class DeviceDescription:
     """Identity and defaults of a device.
 
@@ -161,6 +152,7 @@ class DeviceDescription:
     requirements        packages to install
     topologies          what the device takes behind its name, if it is a topology
     listed              what stands behind its name in the rows of `llmc devices`
+    accelerators        which ones its executables are for, as a host shows them
     hardware            where its executables ran
     guide               its page in docs/
     """
@@ -184,5 +176,6 @@ class DeviceDescription:
     requirements: Requirements = Requirements()
     topologies: Topologies | None = None
     listed: tuple[str, ...] = ("",)
+    accelerators: tuple[Cards, ...] = ()
     hardware: Hardware = Hardware()
     guide: str = ""

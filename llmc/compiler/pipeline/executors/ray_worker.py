@@ -93,7 +93,7 @@ def _refusal(task: Task, labels: Mapping[str, str], settings: Settings) -> str:
     """Why this node must not make it; "" if it may."""
     claimed = labels.get(DEVICE_LABEL)
     try:
-        if claimed is not None and (lacks := open_target(claimed, settings).here().lacks):
+        if claimed is not None and (lacks := open_target(claimed, settings).lacks()):
             return f"it is labelled {DEVICE_LABEL}={claimed}, and {lacks}"
         if missing := sorted(features(labels) - set(cpu_features())):
             return f"it is labelled {CPU_LABEL} with {', '.join(missing)}, which its CPU has not"

@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from llmc.compiler.options import CompileOptions, Option
 from llmc.compiler.targets.base import CompiledExecutable
 from llmc.compiler.targets.cuda.tuning import NONE, TUNING, Tuning
-from llmc.compiler.targets.description import TRACING, Presence, Topologies
+from llmc.compiler.targets.description import TRACING, Topologies
 from llmc.compiler.targets.hosting import Hosting, nvidia
 from llmc.compiler.targets.xla.described import COMPILING, DESCRIBED, DescribedTarget
 from llmc.compiler.targets.xla.formats import KV_CACHE_DTYPE
 from llmc.compiler.targets.xla.target import LOWERING, ROLL_LAYERS
 from llmc.errors import InputError
+from llmc.runtime.nvidia import NvidiaCards
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -105,6 +106,7 @@ class CudaTarget(DescribedTarget):
         ),
         topologies=Topologies("CARD[-COUNT]", "cuda:h100-8", "card", "cards of one host", _known),
         guide="docs/cuda.md",
+        accelerators=(NvidiaCards(),),
     )
     platform: ClassVar[Platform] = "cuda"
 
@@ -114,15 +116,14 @@ class CudaTarget(DescribedTarget):
 
         return CudaCosts(self.topology)
 
-    def here(self) -> Presence:
+    def lacks(self) -> str:
         from llmc.errors import DeviceError
-        from llmc.runtime.nvidia import NvidiaCards, gpus
+        from llmc.runtime.nvidia import gpus
 
         try:
-            lacks = "" if gpus() else "needs a host with an NVIDIA GPU"
+            return "" if gpus() else "needs a host with an NVIDIA GPU"
         except DeviceError as error:
-            lacks = str(error)
-        return Presence((NvidiaCards(),), lacks)
+            return str(error)
 
     @property
     def topology(self) -> GpuTopology:

@@ -13,9 +13,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from llmc.compiler.targets.description import Presence, contract_tested
+from llmc.compiler.targets.description import contract_tested
 from llmc.compiler.targets.hosting import Hosting
 from llmc.compiler.targets.programs import PROGRAMS, ProgramCosts, ProgramTarget
+from llmc.runtime.accelerators import GAUDI
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -58,17 +59,13 @@ class HpuTarget(ProgramTarget):
         also_called=("gaudi", "gaudi2", "gaudi3", "habana"),
         why_static="HPU graphs are captured and replayed at fixed shapes",
         guide="docs/hpu.md",
+        accelerators=(GAUDI,),
         hardware=contract_tested("the programs were run and verified on CPU"),
     )
 
     @property
     def costs(self) -> Costs:
         return HpuCosts()
-
-    def here(self) -> Presence:
-        from llmc.runtime.accelerators import GAUDI
-
-        return Presence((GAUDI,))
 
     def remaining(self) -> str:
         return (

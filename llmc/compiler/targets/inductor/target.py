@@ -16,11 +16,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from llmc.compiler.targets.description import Presence, contract_tested
+from llmc.compiler.targets.description import contract_tested
 from llmc.compiler.targets.hosting import Hosting, nvidia
 from llmc.compiler.targets.inductor.options import MODE, SECONDS
 from llmc.compiler.targets.programs import PROGRAMS, ProgramCosts, ProgramTarget
 from llmc.errors import UnknownNameError
+from llmc.runtime.accelerators import NVIDIA_GPU
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -76,6 +77,7 @@ class InductorTarget(ProgramTarget):
         options=(MODE, SECONDS),
         why_static="CUDA graphs are captured and replayed at fixed shapes",
         guide="docs/inductor.md",
+        accelerators=(NVIDIA_GPU,),
         hardware=contract_tested("programs and AOTInductor packages were run on CPU"),
     )
 
@@ -96,11 +98,6 @@ class InductorTarget(ProgramTarget):
     @property
     def costs(self) -> Costs:
         return InductorCosts(self._card)
-
-    def here(self) -> Presence:
-        from llmc.runtime.accelerators import NVIDIA_GPU
-
-        return Presence((NVIDIA_GPU,))
 
     def remaining(self) -> str:
         return (

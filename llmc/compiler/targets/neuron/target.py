@@ -17,7 +17,7 @@ from llmc.artifacts.log import logger
 from llmc.buckets.strategies.base import Range
 from llmc.compiler.options import MAX_TOP_K, Option
 from llmc.compiler.targets.base import CompiledExecutable
-from llmc.compiler.targets.description import Presence, contract_tested
+from llmc.compiler.targets.description import contract_tested
 from llmc.compiler.targets.hosting import Hosting
 from llmc.compiler.targets.neuron.chips import DEFAULT, NeuronChip, chip_of
 from llmc.compiler.targets.neuron.neuron_config import NEURON_CONFIG, NeuronConfig, canonical
@@ -25,6 +25,7 @@ from llmc.compiler.targets.neuron.neuronx_cc import SECONDS
 from llmc.compiler.targets.xla.capacity import gib
 from llmc.compiler.targets.xla.target import CACHE_SLOTS, TENSOR_PARALLEL, XLA, XlaLowered, XlaTarget, tensors
 from llmc.errors import CompileError, InputError
+from llmc.runtime.accelerators import NEURON
 
 if TYPE_CHECKING:
     from llmc.buckets.limits import Limits
@@ -72,6 +73,7 @@ class NeuronTarget(XlaTarget):
         ranges=_ranges,
         hardware=contract_tested("the modules were run and verified on CPU"),
         guide="docs/neuron.md",
+        accelerators=(NEURON,),
     )
     loops: ClassVar[bool] = False
 
@@ -88,11 +90,6 @@ class NeuronTarget(XlaTarget):
         from llmc.compiler.targets.neuron.costs import NeuronCosts
 
         return NeuronCosts(self.chip.name, self._room)
-
-    def here(self) -> Presence:
-        from llmc.runtime.accelerators import NEURON
-
-        return Presence((NEURON,))
 
     @property
     def chip(self) -> NeuronChip:

@@ -39,7 +39,7 @@ from llmc.compiler.targets.calibration import (
     mixed_lines,
     require_calibratable,
 )
-from llmc.compiler.targets.description import TRACING, DeviceDescription, Hardware, Presence, Requirements
+from llmc.compiler.targets.description import TRACING, DeviceDescription, Hardware, Requirements
 from llmc.compiler.targets.onnxruntime.for_cpus import (
     cache_default,
     libraries,
@@ -72,6 +72,7 @@ from llmc.compiler.targets.onnxruntime.options import (
 )
 from llmc.compiler.weights.stage import weights_stage
 from llmc.errors import CompileError, InputError
+from llmc.runtime.accelerators import CPU
 from llmc.runtime.host import (
     PROMPT_CHUNK,
     ROLLING_ROOM,
@@ -128,6 +129,7 @@ class OnnxRuntimeTarget(Target):
             "benchmarks/RESULTS.md",
         ),
         guide="docs/cpu.md",
+        accelerators=(CPU,),
     )  # fmt: skip
 
     def __init__(self, cpus: str = "") -> None:
@@ -154,11 +156,6 @@ class OnnxRuntimeTarget(Target):
             runs_as=_runs_as,
             cache_dtype=lambda o: o.dtype if (kept := kept_in(o)) in (None, F16) else str(kept),
         )
-
-    def here(self) -> Presence:
-        from llmc.runtime.accelerators import CPU
-
-        return Presence((CPU,))
 
     def configure(self, options: CompileOptions) -> CompileOptions:
         """As the contract says; kernels are llmc's where the CPU runs them and anything is quantised."""

@@ -18,7 +18,7 @@ from llmc.compiler.options import CompileOptions
 from llmc.compiler.program.program import GraphProgram, Program
 from llmc.compiler.stages import Stages
 from llmc.compiler.targets.base import CompiledExecutable, Lowered, Recorded, Shape, cache_for
-from llmc.compiler.targets.description import Presence, contract_tested
+from llmc.compiler.targets.description import contract_tested
 from llmc.compiler.targets.hosting import Hosting
 from llmc.compiler.targets.openvino.base_target import (
     ACTIVATION_GROUP_SIZE,
@@ -29,6 +29,7 @@ from llmc.compiler.targets.openvino.base_target import (
     OpenVinoBase,
 )
 from llmc.errors import InputError
+from llmc.runtime.accelerators import CPU, INTEL_GPU, INTEL_NPU
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -72,6 +73,9 @@ class OpenVinoStaticTarget(OpenVinoBase):
 
     def __init__(self, device: str = "CPU") -> None:
         self.device = device
+        cards = {"GPU": INTEL_GPU, "NPU": INTEL_NPU}
+        accelerators = (cards.get(device.partition(".")[0], CPU),)
+        self.description = replace(OpenVinoStaticTarget.description, accelerators=accelerators)
 
     @property
     def costs(self) -> Costs:
@@ -91,16 +95,13 @@ class OpenVinoStaticTarget(OpenVinoBase):
 
         return replace(super().verification, dtype=computed_in)
 
-    def here(self) -> Presence:
-        """Intel's GPUs or NPUs, or the CPU; what lacks is the device of native executables, whose portable models this
-        CPU runs."""
+    def lacks(self) -> str:
+        """The device of native executables, whose portable models this CPU runs."""
         from llmc.compiler.targets.openvino.ahead import is_here
-        from llmc.runtime.accelerators import CPU, INTEL_GPU, INTEL_NPU
 
-        cards = ({"GPU": INTEL_GPU, "NPU": INTEL_NPU}.get(self.device.partition(".")[0], CPU),)
         if self.device == "CPU" or self.state == "portable" or is_here(self.device):
-            return Presence(cards)
-        return Presence(cards, f"no {self.device} here; this CPU runs the portable models inside")
+            return ""
+        return f"no {self.device} here; this CPU runs the portable models inside"
 
     @classmethod
     def of(cls, detail: str, settings: Settings) -> Self:

@@ -38,7 +38,7 @@ from llmc.compiler.targets.calibration import (
     mixed_lines,
     require_calibratable,
 )
-from llmc.compiler.targets.description import Hardware, Presence
+from llmc.compiler.targets.description import Hardware
 from llmc.compiler.targets.openvino.base_target import (
     ACTIVATION_GROUP_SIZE,
     GROUP_SIZE,
@@ -60,6 +60,7 @@ from llmc.compiler.targets.openvino.precision import (
     require_precision,
 )  # fmt: skip
 from llmc.errors import InputError
+from llmc.runtime.accelerators import CPU
 from llmc.runtime.host import cpu_features
 from llmc.settings import Settings
 
@@ -97,6 +98,7 @@ class OpenVinoTarget(OpenVinoBase):
         options=(*OPENVINO.options, CALIBRATE, MAX_KL, HEAD_BITS),
         listed=("", "GPU", "NPU"),
         selects_adapters=True,
+        accelerators=(CPU,),
         hardware=Hardware(
             "x86-64 with AMX (Intel Xeon), with AVX-512 and with AVX2 (AMD EPYC)",
             "OpenVINO 2026.4.1",
@@ -129,11 +131,6 @@ class OpenVinoTarget(OpenVinoBase):
         from llmc.compiler.targets.openvino.costs import OpenVinoCpuCosts
 
         return OpenVinoCpuCosts(self.default_group)
-
-    def here(self) -> Presence:
-        from llmc.runtime.accelerators import CPU
-
-        return Presence((CPU,))
 
     def configure(self, options: CompileOptions) -> CompileOptions:
         """VLLM_OPENVINO_* count where a flag is not given."""

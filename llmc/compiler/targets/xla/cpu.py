@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from llmc.compiler.targets.description import Hardware, Presence
+from llmc.compiler.targets.description import Hardware
 from llmc.compiler.targets.hosting import Hosting
 from llmc.compiler.targets.xla.target import TENSOR_PARALLEL, XLA, XlaTarget
+from llmc.runtime.accelerators import CPU
 from llmc.runtime.host import host_features
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ class XlaCpuTarget(XlaTarget):
         name="xla",
         hardware=Hardware("x86-64 with AVX-512 (AMD EPYC)", "jax 0.10.2", "2026-11", "benchmarks/RESULTS.md"),
         guide="docs/xla.md",
+        accelerators=(CPU,),
     )
 
     @property
@@ -36,11 +38,6 @@ class XlaCpuTarget(XlaTarget):
 
     def hosting(self, recorded: Mapping[str, Any]) -> Hosting:
         return Hosting(extra="xla")
-
-    def here(self) -> Presence:
-        from llmc.runtime.accelerators import CPU
-
-        return Presence((CPU,))
 
     def isa(self) -> tuple[str, ...]:
         return host_features()

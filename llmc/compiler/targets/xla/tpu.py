@@ -6,9 +6,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmc.compiler.stages import version_of
-from llmc.compiler.targets.description import TRACING, Presence, Topologies
+from llmc.compiler.targets.description import TRACING, Topologies
 from llmc.compiler.targets.hosting import Hosting
 from llmc.compiler.targets.xla.described import COMPILING, DESCRIBED, DescribedTarget
+from llmc.runtime.accelerators import TPU
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -54,6 +55,7 @@ class TpuTarget(DescribedTarget):
         ),
         topologies=Topologies("GENERATION-SHAPE", "tpu:v5e-2x2", "generation", "shapes", _known),
         guide="docs/tpu.md",
+        accelerators=(TPU,),
     )
     platform: ClassVar[Platform] = "tpu"
     rolls_by_default: ClassVar[bool] = True
@@ -64,11 +66,10 @@ class TpuTarget(DescribedTarget):
 
         return TpuCosts(self.topology)
 
-    def here(self) -> Presence:
-        from llmc.runtime.accelerators import TPU
+    def lacks(self) -> str:
         from llmc.runtime.executors.xla.client import has_tpu
 
-        return Presence((TPU,), "" if has_tpu() else "needs a TPU host")
+        return "" if has_tpu() else "needs a TPU host"
 
     def hosting(self, recorded: Mapping[str, Any]) -> Hosting:
         """The slice, on nodes of Google Kubernetes Engine; raises InputError for one of several hosts."""
