@@ -228,7 +228,7 @@ def compile_shape(device: str, given: Given, shape: tuple[int, int], options: Co
 
 
 def _job(given: Given, shape: tuple[int, int]) -> XlaJob:
-    from llmc.compiler.targets.xla.encode import encode_job
+    from llmc.compiler.targets.xla.step import encode_job
 
     program, tensors, inputs = given
     return encode_job(program.read_bytes(), inputs, json.loads(tensors.read_bytes()), *shape)

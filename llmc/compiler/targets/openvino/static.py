@@ -34,7 +34,7 @@ from llmc.compiler.targets.openvino.attention import TokenRows, attended, headed
 from llmc.compiler.targets.openvino.constants import Constants
 from llmc.compiler.targets.openvino.formats import WeightFormat
 from llmc.compiler.targets.openvino.graph_model import GraphModel, caches_of, grows, kept_of, model_of, parameter
-from llmc.compiler.targets.openvino.layout import token_axes
+from llmc.compiler.targets.openvino.plain import token_axes
 from llmc.runtime.cache_shape import CacheShape
 
 STEP_INPUTS = ("token_ids", "past_lengths", "new_lengths")

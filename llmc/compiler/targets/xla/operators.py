@@ -7,6 +7,10 @@ program declares, so rules need not follow torch's promotion to the letter.
 
 Products of float32 matrices ask for full precision: a TPU would otherwise round their operands to bfloat16.
 `evaluate` runs a program's operations over JAX arrays, each by its rule.
+
+`Quantised` matrices are in 8 bits with a scale for each row, as formats.py describes them:
+y = (x · codesᵀ) · scale, with the codes cast to x's dtype, which holds them exactly, and sums in float32. XLA reads the
+codes inside the product on TPUs, and in Triton's fusions on NVIDIA's cards; on CPU it makes copies of the matrices.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,11 +27,32 @@ from jax import lax
 
 from llmc.compiler.frontend.recurrent import chunked
 from llmc.compiler.program.sized import BoundProgram, DType, Operation, Ref
-from llmc.compiler.targets.xla.quantised import Quantised
 from llmc.errors import CompileError
 from llmc.runtime.portable_program import DTYPES
 
 Array = Any
+
+
+class Quantised(NamedTuple):
+    """A matrix: codes [.., N, K], scale [.., N]; a tree of arrays, which a scan takes apart by layers."""
+
+    codes: Array
+    scale: Array
+
+    def product(self, x: Array, precision: Any) -> Array:
+        """[…, K] × [N, K] → […, N] in x's dtype."""
+        out = lax.dot_general(
+            x, self.codes.astype(x.dtype), (((x.ndim - 1,), (1,)), ((), ())), precision=precision,
+            preferred_element_type=jnp.float32,
+        )  # fmt: skip
+        return (out * self.scale).astype(x.dtype)
+
+    def rows(self, indices: Array) -> Array:
+        """Rows by number, in float32: indices […] → […, K]."""
+        codes, scale = (jnp.take(part, indices, axis=0, mode="clip") for part in self)
+        return codes.astype(jnp.float32) * scale[..., None]
+
+
 Rule = Callable[..., Any]
 RULES: dict[str, Rule] = {}
 """From "name.overload" to its rule."""

@@ -11,6 +11,13 @@ slice and no gather. Of a model with adapters to choose from there is one more i
 row gets.
 
 A program over weights in 8 bits (`QuantisedCore`) reads two inputs as one matrix (formats.py).
+
+`encode_job` is the same of a model without a cache:
+
+    encode(token_ids [B, T], lengths [B], type_ids [B, T] where the model has segments, *weights)
+        → hidden states [B, T, H], or logits [B, labels], float32
+
+Integers are int32. Nothing is donated: a program of frontend/encode.py keeps nothing between calls.
 """
 
 from __future__ import annotations
@@ -22,14 +29,17 @@ import jax.numpy as jnp
 from jax import lax
 
 from llmc.compiler.checkpoint.adapter_layout import ADAPTERS
-from llmc.compiler.program.sized import BoundProgram
+from llmc.compiler.program.sized import BoundProgram, TracedProgram
 from llmc.compiler.targets.xla.attention.cache_view import CacheView
-from llmc.compiler.targets.xla.operators import evaluate
-from llmc.compiler.targets.xla.quantised import Quantised
+from llmc.compiler.targets.xla.build import XlaJob
+from llmc.compiler.targets.xla.operators import Quantised, evaluate
 from llmc.compiler.weights.weightless import SCALE
+from llmc.runtime.executors.encoders.base import LENGTHS
+from llmc.runtime.executors.xla.envelope import Tensor
 
 if TYPE_CHECKING:
     from llmc.compiler.targets.xla.capacity import ArrayKind
+    from llmc.compiler.weights.weightless import Described
 
 Array = Any
 Read = Callable[[int, Any], Any]
@@ -235,3 +245,30 @@ class QuantisedCore:
 
     def run(self, given: Given, read: Read, weights: Sequence[Array]) -> StepOutput:
         return self._core.run(given, read, self._parts.joined(weights))
+
+
+def encode_job(
+    program: bytes, inputs: Sequence[str], described: Sequence[Described], batch: int, tokens: int
+) -> XlaJob:
+    """The program at `batch` texts of `tokens` tokens; `described` are all tensors that its weights are made of.
+
+    Raises CompileError where a guard of the trace does not hold there.
+    """
+    bound = TracedProgram.parse(program, inputs).at(batch, tokens, 0)
+    weights = {d["name"]: _whole(d["name"], d["shape"], d["dtype"]) for d in described}
+    parts = Parts(list(bound.weights.values()), weights)
+
+    def encode(*arrays: Array) -> tuple[Array]:
+        given, held = arrays[: len(inputs)], parts.joined(arrays[len(inputs) :])
+        values = dict(zip((*inputs, *bound.weights), (*given, *held), strict=True))
+        return (evaluate(bound, bound.operations, values)[bound.outputs[0]].astype(jnp.float32),)
+
+    shapes = {name: (batch,) if name == LENGTHS else (batch, tokens) for name in inputs}
+    given = [_whole(name, shape, "int32") for name, shape in shapes.items()]
+    taken = (*given, *(weights[name] for name in parts.names))
+    return XlaJob("encode", encode, taken, (), f"encode batch={batch} query={tokens}")
+
+
+def _whole(name: str, shape: Sequence[int], dtype: str) -> Tensor:
+    """An input that is on every device."""
+    return Tensor(name, tuple(shape), dtype, (None,) * len(shape))

@@ -21,7 +21,7 @@ def temporary(device: str, dtype: str) -> int:
     """Bytes that a product of eight tokens with such a matrix takes beside its inputs and outputs. Starts JAX."""
     from llmc.compiler.targets.xla.build import XlaJob, build
     from llmc.compiler.targets.xla.described import DescribedTarget
-    from llmc.compiler.targets.xla.quantised import Quantised
+    from llmc.compiler.targets.xla.operators import Quantised
     from llmc.runtime.executors.envelope import Envelope
     from llmc.runtime.executors.xla.envelope import FORM, Tensor
 
