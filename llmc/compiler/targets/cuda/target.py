@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from llmc.compiler.targets.cuda.cards import GpuSpec
     from llmc.compiler.targets.cuda.topology import GpuTopology
     from llmc.compiler.targets.tuning import Tuner
+    from llmc.compiler.targets.xla.build import Machine
     from llmc.runtime.executors.xla.client import Platform
 
 ATTENTION: Option[str] = Option(
@@ -179,8 +180,8 @@ class CudaTarget(DescribedTarget):
             data = build(job, replace(machine, compiler_options={**machine.compiler_options, **chosen}))
         return CompiledExecutable(noted(data, looked), self.state)
 
-    def compiler_options(self, options: CompileOptions) -> dict[str, str | int | bool]:
-        return dict(COMPILER_OPTIONS)
+    def machine(self, options: CompileOptions) -> Machine:
+        return replace(super().machine(options), compiler_options=COMPILER_OPTIONS)
 
     def lacks_format(self, flag: str, name: str) -> str:
         from llmc.compiler.targets.cuda.cards import lacks_format

@@ -64,10 +64,6 @@ class DescribedTarget(XlaTarget):
         """Verification compiles each program for this CPU first, and does not run the executables."""
         return replace(super().verification, each=False, portable=True)
 
-    def compiler_options(self, options: CompileOptions) -> dict[str, str | int | bool]:
-        """XLA's, by name."""
-        return {}
-
     def lighter(self, options: CompileOptions) -> Sequence[str]:
         """Flags under which steps would take less temporary memory than as they are asked for."""
         return ()
@@ -88,7 +84,7 @@ class DescribedTarget(XlaTarget):
         degree, topology = TENSOR_PARALLEL.of(options), self.topology
         host_machine(degree, self.settings.threads)  # JAX is configured before anything else asks it
         devices = tuple(topology.describe()[:degree])
-        return Machine(self.platform, topology.name, devices, self.compiler_options(options))
+        return Machine(self.platform, topology.name, devices)
 
     def described_machine(self) -> dict[str, str]:
         return self.topology.components
