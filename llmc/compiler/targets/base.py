@@ -194,7 +194,8 @@ class Target(ABC):
         """Which dimensions an executable fixes."""
         if not options.specialise:
             return Fixed((), "one executable for all buckets, run at the exact shape")
-        return Fixed(DIMENSIONS, f"one executable per bucket: {self.description.why_static or 'as requested'}")
+        why = self.description.why_static
+        return Fixed(DIMENSIONS, f"one executable per bucket: {why}" if why else "one executable per bucket")
 
     def shapes(self, buckets: Sequence[Bucket], options: CompileOptions) -> list[Shape]:
         """The distinct shapes that `buckets` need, largest first within each phase, as warm-up runs them."""
