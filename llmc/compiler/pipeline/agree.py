@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,7 +60,7 @@ def agree(
     }
 
     def make(workspace: Workspace) -> Mapping[str, Blob]:
-        outcomes = _outcomes(half, manifest, sources, finisher, parts, beyond, store, report)
+        outcomes = _outcomes(half, manifest, sources, parts, beyond, store, report)
         try:
             workspace.meta["found"] = summarise(outcomes, limits).to_json()
         except VerificationError as error:
@@ -77,7 +77,7 @@ def agree(
 
 
 def _outcomes(
-    half: Bundle, manifest: Manifest, sources: Mapping[str, Path], finisher: Finisher,
+    half: Bundle, manifest: Manifest, sources: Mapping[str, Path],
     parts: Sequence[Bucket | Once], beyond: int, store: Store, report: Reporter,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """The outcome of each bucket, as verify.py has it."""
@@ -93,7 +93,7 @@ def _outcomes(
         finished = Bundle(BundleFiles.open(draft), half.settings)
         executor = open_executor(finished)
         try:
-            portable = finisher.open_portable(half)
+            portable = open_executor(Bundle(half.files, replace(half.settings, open_portable=True)))
             try:
                 agreement = Agreement(finished, executor, half, portable, beyond)
                 for done, part in enumerate(parts, 1):

@@ -122,6 +122,7 @@ def _leave_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
+_LAST = 3
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 
@@ -152,6 +153,12 @@ def run_tool(
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+
+
+def last_lines(log: Path) -> list[str]:
+    """The last lines of a tool's log that say something, for an error."""
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
+    return [line[:500] for line in lines if line][-_LAST:]
 
 
 def _die_with_parent() -> Callable[[], object] | None:

@@ -24,7 +24,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -40,6 +40,7 @@ from llmc.artifacts.key import Value, canonical_json
 from llmc.buckets.plan import Plan
 from llmc.compiler.targets.finishing import Told, WholeBundle
 from llmc.compiler.targets.host_files import exported, rendered, server_files
+from llmc.compiler.targets.workers import last_lines
 from llmc.errors import CompileError, DeviceError
 from llmc.runtime.executors.hpu.recipes import KV_BLOCKS, Recipes, local_folder
 from llmc.runtime.startup.opening import EngineOptions
@@ -78,8 +79,6 @@ INSTALL = "install Intel's Gaudi software (docs.habana.ai, Installation), and ll
 FLUSH_SECONDS = 30.0
 """How long an interrupted recording may take to write its recipes."""
 
-LAST = 3
-"""Lines of the recording's log that an error shows."""
 
 _log = logging.getLogger("llmc")
 
@@ -136,7 +135,7 @@ class RecipeFinisher(WholeBundle):
         if code == 0:
             log.unlink()
             return
-        words = " | ".join(_last_lines(log)) or f"it ended with {code}"
+        words = " | ".join(last_lines(log)) or f"it ended with {code}"
         kind = DeviceError if code == DeviceError.exit_code else CompileError
         raise kind(f"{bundle.path}: its start on this Gaudi card failed: {words}; the log: {log}")
 
@@ -174,8 +173,3 @@ def _end(process: subprocess.Popen[str]) -> None:
             process.wait()
     if process.stdout is not None:
         process.stdout.close()
-
-
-def _last_lines(log: Path) -> Sequence[str]:
-    lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
-    return [line[:300] for line in lines if line][-LAST:]

@@ -14,7 +14,6 @@ import shutil
 import signal
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -22,7 +21,7 @@ from llmc.artifacts.temporaries import temporary_folder
 from llmc.compiler.targets.finishing import EachExecutable
 from llmc.compiler.targets.inductor.compiling import ENVIRONMENT, GIVEN, JOB, LEFT
 from llmc.compiler.targets.inductor.options import MODE, SECONDS, configs
-from llmc.compiler.targets.workers import run_tool
+from llmc.compiler.targets.workers import last_lines, run_tool
 from llmc.errors import CompileError
 from llmc.runtime.executors.inductor import toolchain
 from llmc.runtime.executors.inductor.package import CAPACITY, Package, sizes_of
@@ -35,12 +34,9 @@ if TYPE_CHECKING:
     from llmc.artifacts.key import Value
     from llmc.compiler.targets.cuda.cards import GpuSpec
     from llmc.runtime.bundle import Bundle
-    from llmc.runtime.executors.base import Executor
 
 COMPILING = "llmc.compiler.targets.inductor.compiling"
 COMPILER = "apt-get install g++"
-LAST = 3
-"""Lines of the compile's log that an error shows."""
 
 
 class PackageFinisher(EachExecutable):
@@ -102,12 +98,6 @@ class PackageFinisher(EachExecutable):
         """What torch._inductor.config is told."""
         return configs(mode)
 
-    def open_portable(self, bundle: Bundle) -> Executor:
-        from llmc.runtime.bundle import Bundle
-        from llmc.runtime.executors import open_executor
-
-        return open_executor(Bundle(bundle.files, replace(bundle.settings, open_portable=True)))
-
     def _compiled(self, bundle: Bundle, name: str, program: bytes, job: Mapping[str, Any]) -> bytes:
         """What the process leaves. Raises CompileError, with its last words and the path of its log."""
         seconds = bundle.option(SECONDS.name, SECONDS.default)
@@ -129,10 +119,5 @@ class PackageFinisher(EachExecutable):
         elif code < 0:
             problem = f"was killed ({signal.Signals(-code).name}), perhaps for want of memory: try fewer --jobs"
         else:
-            problem = f"failed: {' | '.join(_last_lines(log)) or f'it ended with {code}'}"
+            problem = f"failed: {' | '.join(last_lines(log)) or f'it ended with {code}'}"
         raise CompileError(f"{bundle.path}: {name}: its compile by AOTInductor {problem}; the log: {log}")
-
-
-def _last_lines(log: Path) -> list[str]:
-    lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
-    return [line[:500] for line in lines if line][-LAST:]

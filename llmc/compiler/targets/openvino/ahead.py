@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,12 +26,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from llmc.artifacts.digest import digest_file
 from llmc.compiler.targets.finishing import EachExecutable
 from llmc.errors import CompileError, DeviceError
-from llmc.runtime.executors import open_executor
 
 if TYPE_CHECKING:
     from llmc.artifacts.bundle.manifest_schema import Executable
     from llmc.runtime.bundle import Bundle
-    from llmc.runtime.executors.base import Executor
     from llmc.runtime.executors.openvino.device import MappedWeights
 
 LIBRARIES = ("openvino_intel_npu_compiler_loader", "openvino_intel_npu_compiler")
@@ -170,12 +168,6 @@ class _DeviceFinisher(EachExecutable):
         if compiler is None:
             raise DeviceError(f"{bundle.path}: cannot be finished here: this host lacks {lacking(self.device)}")
         return compiler.compile(bundle.files.read(executable.blob), MappedWeights(bundle.files.path("weights")))
-
-    def open_portable(self, bundle: Bundle) -> Executor:
-        """On the CPU, though the device is here."""
-        from llmc.runtime.bundle import Bundle
-
-        return open_executor(Bundle(bundle.files, replace(bundle.settings, open_portable=True)))
 
 
 class GpuFinisher(_DeviceFinisher):
