@@ -20,7 +20,7 @@ from llmc.compiler.targets.base import CompiledExecutable
 from llmc.compiler.targets.cuda.tuning import NONE, TUNING, Tuning
 from llmc.compiler.targets.description import TRACING, Topologies
 from llmc.compiler.targets.hosting import Hosting, nvidia
-from llmc.compiler.targets.xla.described import COMPILING, DESCRIBED, DescribedTarget
+from llmc.compiler.targets.xla.described import COMPILING, DESCRIBED, DescribedTarget, listed
 from llmc.compiler.targets.xla.formats import KV_CACHE_DTYPE
 from llmc.compiler.targets.xla.target import LOWERING, ROLL_LAYERS
 from llmc.errors import InputError
@@ -76,18 +76,7 @@ def _known() -> list[dict[str, Any]]:
     """Every card, alone and with others in one host."""
     from llmc.compiler.targets.cuda.topology import known
 
-    return [
-        {
-            "name": topology.name,
-            "generation": topology.card.name,
-            "shape": str(topology.count),
-            "chips": topology.count,
-            "devices": topology.devices,
-            "hosts": 1,
-            "hbm_bytes_per_device": topology.usable_bytes,
-        }
-        for topology in known()
-    ]
+    return [listed(t, t.card.name, str(t.count), t.count, hosts=1) for t in known()]
 
 
 class CudaTarget(DescribedTarget):

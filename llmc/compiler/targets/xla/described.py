@@ -40,6 +40,14 @@ _DEGREES = (2, 4, 8, 16, 32, 64)
 DESCRIBED = replace(XLA, hardware=contract_tested("the portable programs inside were run and verified on CPU"))
 
 
+def listed(machine: DescribedMachine, generation: str, shape: str, chips: int, hosts: int) -> dict[str, Any]:
+    """A row of `Topologies.known`."""
+    return {
+        "name": machine.name, "generation": generation, "shape": shape, "chips": chips, "devices": machine.devices,
+        "hosts": hosts, "hbm_bytes_per_device": machine.usable_bytes,
+    }  # fmt: skip
+
+
 class DescribedTarget(XlaTarget):
     """A target for a machine that is only described."""
 

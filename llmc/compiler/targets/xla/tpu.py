@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from llmc.compiler.stages import version_of
 from llmc.compiler.targets.description import TRACING, Topologies
 from llmc.compiler.targets.hosting import Hosting
-from llmc.compiler.targets.xla.described import COMPILING, DESCRIBED, DescribedTarget
+from llmc.compiler.targets.xla.described import COMPILING, DESCRIBED, DescribedTarget, listed
 from llmc.runtime.accelerators import TPU
 
 if TYPE_CHECKING:
@@ -29,18 +29,7 @@ def _known() -> list[dict[str, Any]]:
     """Every slice that libtpu can be asked for."""
     from llmc.compiler.targets.xla.topology import known, shown
 
-    return [
-        {
-            "name": topology.name,
-            "generation": topology.generation,
-            "shape": shown(topology.shape),
-            "chips": topology.chips,
-            "devices": topology.devices,
-            "hosts": topology.hosts,
-            "hbm_bytes_per_device": topology.usable_bytes,
-        }
-        for topology in known()
-    ]
+    return [listed(t, t.generation, shown(t.shape), t.chips, t.hosts) for t in known()]
 
 
 class TpuTarget(DescribedTarget):
