@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from llmc.compiler.pipeline.compile import Reporter, lowered
 from llmc.compiler.pipeline.resolve import Job
 from llmc.compiler.stages import Stages
-from llmc.compiler.targets.encoders import open_encoder_target
-from llmc.compiler.targets.encoders.base import EncoderCase
+from llmc.compiler.targets.encoder import EncoderCase, open_encoder_target
 from llmc.errors import InputError
 
 if TYPE_CHECKING:

@@ -26,8 +26,7 @@ from llmc.compiler.pipeline.compile import CompileResult, Reporter
 from llmc.compiler.pipeline.encoding_verification import verification_of
 from llmc.compiler.pipeline.provenance import provenance, remember_model
 from llmc.compiler.stages import StageReport, Stages
-from llmc.compiler.targets.encoders import open_encoder_target
-from llmc.compiler.targets.encoders.base import CompiledEncoder, EncoderCase, EncoderTarget
+from llmc.compiler.targets.encoder import CompiledEncoder, EncoderCase, EncoderTarget, open_encoder_target
 from llmc.compiler.text.files import text_files
 from llmc.errors import InputError, UnknownNameError
 from llmc.runtime.pooling.modules import POOLING, WEIGHTS, Task

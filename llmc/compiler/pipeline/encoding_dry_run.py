@@ -11,8 +11,7 @@ from llmc.compiler.model_size import weights_of
 from llmc.compiler.pipeline.encoding import EXECUTABLE
 from llmc.compiler.pipeline.lookup import LookupStages, NotBuiltError, ignore
 from llmc.compiler.stages import Stages
-from llmc.compiler.targets.encoders import open_encoder_target
-from llmc.compiler.targets.encoders.base import EncoderCase
+from llmc.compiler.targets.encoder import EncoderCase, open_encoder_target
 
 if TYPE_CHECKING:
     from llmc.artifacts.store.entries import Entry

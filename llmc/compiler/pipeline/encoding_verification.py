@@ -11,8 +11,7 @@ from llmc.artifacts.key import Key
 from llmc.compiler.code import code_digest
 from llmc.compiler.pipeline.compile import Reporter, VerifyReport
 from llmc.compiler.stages import filled_folder, toolchain
-from llmc.compiler.targets.encoders import encoder_target
-from llmc.compiler.targets.encoders.base import EncoderCase, EncoderTarget
+from llmc.compiler.targets.encoder import EncoderCase, EncoderTarget, encoder_target
 from llmc.runtime.executors.encoders import encoder_class, open_encoder
 from llmc.runtime.host import host_features
 

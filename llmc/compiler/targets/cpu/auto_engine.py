@@ -110,9 +110,9 @@ class Measured:
             return f"for {self.model_type}, not {case.model_type}"
         if not 1 / SIZES <= case.parameters / self.parameters <= SIZES:
             return f"for {self.parameters / 1e6:,.4g} M parameters, not {case.parameters / 1e6:,.4g} M"
-        for name, version in case.versions.items():
-            if self.versions.get(name) != version:
-                return f"with {name} {self.versions.get(name, 'unknown')}, not {version}"
+        for name, wanted in case.versions.items():
+            if self.versions.get(name) != wanted:
+                return f"with {name} {self.versions.get(name, 'unknown')}, not {wanted}"
         for engine, options in case.options.items():
             one = self.engines.get(engine, {}).get(kinds[engine])
             if one is None:

@@ -20,7 +20,7 @@ from llmc.buckets.encoding import EncodePlan
 from llmc.buckets.limits import Limits
 from llmc.buckets.provenance import Provenance
 from llmc.compiler.options import CompileOptions
-from llmc.compiler.targets.encoders import encoder_target, open_encoder_target
+from llmc.compiler.targets.encoder import encoder_target, open_encoder_target
 from llmc.compiler.targets.xla.report import lines
 from llmc.compiler.targets.xla.topology import CHIPS
 from llmc.errors import ArtifactError, CompileError, InputError

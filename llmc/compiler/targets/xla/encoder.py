@@ -23,7 +23,7 @@ from llmc.compiler.program.stage import DTYPES, TRANSFORMS
 from llmc.compiler.stages import toolchain
 from llmc.compiler.targets import open_target
 from llmc.compiler.targets.base import Recorded
-from llmc.compiler.targets.encoders.base import CompiledEncoder, EncoderCase, EncoderTarget
+from llmc.compiler.targets.encoder import CompiledEncoder, EncoderCase, EncoderTarget
 from llmc.compiler.targets.workers import Jobs, Workers
 from llmc.compiler.targets.xla.capacity import Need, gib
 from llmc.compiler.targets.xla.described import DescribedTarget
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from llmc.compiler.options import CompileOptions
     from llmc.compiler.stages import Stages
     from llmc.compiler.targets.base import State
-    from llmc.compiler.targets.encoders.base import CompiledEncoder, EncoderCase
+    from llmc.compiler.targets.encoder import CompiledEncoder, EncoderCase
     from llmc.compiler.targets.xla.build import XlaJob
     from llmc.compiler.targets.xla.target import XlaTarget
     from llmc.compiler.weights.weightless import Described

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, ClassVar
 from llmc.artifacts.key import canonical_json
 from llmc.compiler.checkpoint.sentence_files import labels_of
 from llmc.compiler.code import code_digest
-from llmc.compiler.targets.encoders.base import CompiledEncoder, EncoderCase, EncoderTarget
+from llmc.compiler.targets.encoder import CompiledEncoder, EncoderCase, EncoderTarget
 from llmc.compiler.targets.fake import DECAY
 from llmc.compiler.weights.stage import stored_weights
 from llmc.errors import CheckpointError

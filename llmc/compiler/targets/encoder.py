@@ -1,4 +1,5 @@
-"""The contract of targets for models without a cache: one device's compiler for a program of frontend/encode.py."""
+"""The contract of targets for models without a cache (one device's compiler for a program of frontend/encode.py), and
+the targets by the names of devices."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from llmc.compiler.checkpoint.sentence_files import JUDGES, judges
 from llmc.compiler.targets.base import Recorded
-from llmc.errors import CheckpointError, InputError
+from llmc.errors import CheckpointError, InputError, UnknownNameError
+from llmc.registry import Registry
 
 if TYPE_CHECKING:
     from llmc.artifacts.key import Value
@@ -169,3 +171,52 @@ class EncoderTarget(ABC):
     @abstractmethod
     def make(self, stages: Stages, plan: EncodePlan, case: EncoderCase, options: CompileOptions) -> CompiledEncoder:
         """Trace, lower and compile, as cached stages. Raises CheckpointError and CompileError."""
+
+
+TARGETS = Registry(
+    "device for embedding and scoring",
+    "llmc.encoder_targets",
+    {
+        "fake": "llmc.compiler.targets.fake_encoder:FakeEncoderTarget",
+        "onnxruntime": "llmc.compiler.targets.onnxruntime.encoder:OnnxRuntimeEncoderTarget",
+        "openvino": "llmc.compiler.targets.openvino.encoder:OpenVinoEncoderTarget",
+        "tpu": "llmc.compiler.targets.xla.encoder:TpuEncoderTarget",
+        "xla": "llmc.compiler.targets.xla.encoder:XlaEncoderTarget",
+    },
+    untold=("fake",),
+)
+CPU, ENGINES = "cpu", ("openvino", "onnxruntime")
+"""What `--device cpu` stands for: the first of these that is installed."""
+
+
+def open_encoder_target(device: str) -> tuple[EncoderTarget, str]:
+    """The target that `device` stands for, and why.
+
+    Raises InputError for a device that has no form for models without a cache.
+    """
+    name, _, detail = device.partition(":")
+    if name != CPU:
+        return _named(name, device).of(detail), ""
+    targets = [(_named(engine, device), engine) for engine in ENGINES]
+    target, engine = next((found for found in targets if not found[0].missing()), targets[0])
+    why = "the first of the runtimes of CPUs for models without a cache"
+    if engine != ENGINES[0]:
+        why = f"{targets[0][0].missing()} is not installed here"
+    return target.of(detail), f"{engine}: {why}"
+
+
+def encoder_target(name: str) -> EncoderTarget:
+    """The target of that name, as manifests have it. Raises UnknownNameError."""
+    made: EncoderTarget = TARGETS.get(name)()
+    return made
+
+
+def _named(name: str, device: str) -> type[EncoderTarget]:
+    try:
+        found: type[EncoderTarget] = TARGETS.get(name)
+    except UnknownNameError:
+        offered = ", ".join([CPU, *TARGETS.told()])
+        raise InputError(
+            f"--device {device} has no form for models that embed or score; take one of {offered}"
+        ) from None
+    return found

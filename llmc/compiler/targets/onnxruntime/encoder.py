@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from llmc.compiler.code import code_digest
 from llmc.compiler.stages import toolchain, version_of
-from llmc.compiler.targets.encoders.base import CompiledEncoder, EncoderCase, EncoderTarget
+from llmc.compiler.targets.encoder import CompiledEncoder, EncoderCase, EncoderTarget
 
 if TYPE_CHECKING:
     from llmc.artifacts.digest import Blob
