@@ -157,10 +157,6 @@ class OpenVinoBase(Target):
 
         return stages.run("lower", components, build)
 
-    def weights_stage(self, stages: Stages, lowered: Entry) -> Entry:
-        """The weights file of lowered models, and its placements."""
-        return weights_stage(stages, lowered.outputs["recipes"], lowered.outputs["tables"])
-
     def finish_stage(
         self, stages: Stages, options: CompileOptions, names: Iterable[str], lowered: Entry, code: Maker,
         finish: Finish,
@@ -170,7 +166,7 @@ class OpenVinoBase(Target):
         `code` is the method that asks.
         """
         models = {name: lowered.outputs[name].digest for name in names}
-        weights = self.weights_stage(stages, lowered)
+        weights = weights_stage(stages, lowered.outputs["recipes"], lowered.outputs["tables"])
         components = {
             **models,
             "weights": weights.outputs["weights"].digest,

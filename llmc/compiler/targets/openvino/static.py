@@ -40,18 +40,6 @@ from llmc.runtime.cache_shape import CacheShape
 STEP_INPUTS = ("token_ids", "past_lengths", "new_lengths")
 
 
-def static_model(
-    graph: Graph, weights: WeightFormat, batch: int, query: int, context: int, top_k: int = 0, states: bool = False,
-    cache: CacheShape | None = None,
-) -> ov.Model:  # fmt: skip
-    """The model of a fused `graph` for `batch` rows of `query` new tokens over a cache of `context` tokens.
-
-    `states`: it takes states without a context, too. `cache` has rings; None: a place for every token. Its constants
-    are declared in `weights.constants`. Raises CompileError naming an operator that has no form here.
-    """
-    return StaticModel(graph, weights, (batch, query, context), top_k, states, cache).model
-
-
 def step_parameters(batch: int, query: int) -> dict[str, Any]:
     """STEP_INPUTS by name."""
     shapes = ((batch, query), (batch,), (batch,))
@@ -59,14 +47,18 @@ def step_parameters(batch: int, query: int) -> dict[str, Any]:
 
 
 class StaticModel(GraphModel):
-    """Builds the model."""
+    """Builds `model`, of a fused `graph` for `batch` rows of `query` new tokens over a cache of `context` tokens.
+
+    `states`: it takes states without a context, too. `cache` has rings; None: a place for every token. Its constants
+    are declared in `weights.constants`. Raises CompileError naming an operator that has no form here.
+    """
 
     def __init__(
-        self, graph: Graph, weights: WeightFormat, sizes: tuple[int, int, int], top_k: int, states: bool,
-        cache: CacheShape | None,
+        self, graph: Graph, weights: WeightFormat, batch: int, query: int, context: int, top_k: int = 0,
+        states: bool = False, cache: CacheShape | None = None,
     ) -> None:  # fmt: skip
         super().__init__(graph, weights)
-        self.sizes = batch, query, context = sizes
+        self.sizes = batch, query, context
         held = caches_of(graph)
         self._rings = {} if cache is None else {v: t.ring for v, t in zip(held, cache, strict=True)}
         self._arrays = Arrays(self.constants)

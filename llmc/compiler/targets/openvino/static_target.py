@@ -28,6 +28,7 @@ from llmc.compiler.targets.openvino.base_target import (
     Models,
     OpenVinoBase,
 )
+from llmc.compiler.weights.stage import weights_stage
 from llmc.errors import InputError
 from llmc.runtime.accelerators import CPU, INTEL_GPU, INTEL_NPU
 
@@ -170,7 +171,7 @@ class OpenVinoStaticTarget(OpenVinoBase):
         if self.device == "CPU":
             made = self._finish(stages, options, names, entry).outputs
             return self.lowered(stages, made["weights"], {name: made[name] for name in names}, forms)
-        weights = self.weights_stage(stages, entry).outputs
+        weights = weights_stage(stages, entry.outputs["recipes"], entry.outputs["tables"]).outputs
         chosen = {name: forms[name] for name in names}
         return self.lowered(stages, weights["weights"], chosen, forms, placements=weights["placements"])
 
@@ -207,12 +208,14 @@ class OpenVinoStaticTarget(OpenVinoBase):
             from llmc.compiler.program.fuse import fuse
             from llmc.compiler.targets.openvino.constants import Constants, to_xml
             from llmc.compiler.targets.openvino.formats import format_for
-            from llmc.compiler.targets.openvino.static import static_model
+            from llmc.compiler.targets.openvino.static import StaticModel
 
             graph = fuse(program.graph())
             weights = format_for(str(options.quantize), options.dtype, GROUP_SIZE.of(options))(Constants())
             models = {
-                _name(shape): to_xml(static_model(graph, weights, *shape, options.sample_top_k, states, cache), folder)
+                _name(shape): to_xml(
+                    StaticModel(graph, weights, *shape, options.sample_top_k, states, cache).model, folder
+                )
                 for shape in sizes
             }
             return models, weights.constants
