@@ -19,7 +19,7 @@ PERCENTILES = (50, 90, 95, 99)
 
 @dataclass(frozen=True)
 class Distribution:
-    """Timing: mean, percentiles (linear between the two nearest) and maximum of `count` values."""
+    """Seconds: mean, percentiles (linear between the two nearest) and maximum of `count` values."""
 
     count: int
     mean: float

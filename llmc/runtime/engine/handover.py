@@ -26,7 +26,7 @@ class HandOver:
     """What handing a prompt over cost. `tokens` of it, of which the prefill side had `cached_tokens` already; `bytes`
     of keys, values and logits as they were moved.
 
-    Timing, in their order: `queue_s` until the prefill side began, `prefill_s` computing, `export_s` copying out of
+    Seconds, in their order: `queue_s` until the prefill side began, `prefill_s` computing, `export_s` copying out of
     its cache, `transfer_s` receiving, `wait_s` for the transport and for a slot here, `import_s` copying into it.
     """
 
