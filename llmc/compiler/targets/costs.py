@@ -19,7 +19,7 @@ DTYPE_BITS = {"f32": 32, "bf16": 16, "f16": 16}
 
 @dataclass(frozen=True)
 class Timing:
-    """Timing: a fixed part, a part for each layer, and a part for SmolLM2-135M's number of parameters."""
+    """Seconds: a fixed part, a part for each layer, and a part for SmolLM2-135M's number of parameters."""
 
     fixed: float = 0.0
     layers: float = 0.0
