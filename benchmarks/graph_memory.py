@@ -121,7 +121,7 @@ def main() -> None:
         process.join()
         bundle = Bundle.open(path)
         manifest, options = bundle.manifest, bundle.manifest.options
-        own = {option.name: options.get(option.name) for option in open_target(manifest.device).options}
+        own = {option.name: options.get(option.name) for option in open_target(manifest.device).description.options}
         asked = CompileOptions.of(
             manifest.device, quantize=str(options["quantize"]), dtype=str(options["dtype"]),
             specialise=bool(options.get("specialise")), **own,

@@ -311,12 +311,13 @@ def _source(
     """The checkpoint and options that the running bundle was compiled with. Raises CheckpointError, InputError."""
     from llmc.compiler.checkpoint import open_checkpoint
     from llmc.compiler.pipeline.provenance import find_model
+    from llmc.compiler.pipeline.resolve import recorded_options
     from llmc.deploy.facts import BundleFacts
 
     manifest = running.manifest
     known = manifest.provenance
     model = asked.model or find_model(store, str(known.get("checkpoint", "")), str(known.get("model", "")))
-    options = BundleFacts.of(running).target.compiled_with(manifest.device, manifest.options)
+    options = recorded_options(manifest, BundleFacts.of(running).target)
     return open_checkpoint(model), replace(options, jobs=settings.threads)
 
 

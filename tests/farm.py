@@ -16,13 +16,14 @@ from typing import Any, ClassVar
 import pytest
 
 SOURCE = """
+from dataclasses import replace
 import os, signal, time
 from pathlib import Path
 from llmc.compiler.targets.fake import FakeTarget
 
 
 class Farmed(FakeTarget):
-    name = "farmed"
+    description = replace(FakeTarget.description, name="farmed")
 
     def toolchain(self):
         return {**super().toolchain(), "farmed": os.environ.get("FARMED_VERSION", "1")}

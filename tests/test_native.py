@@ -62,9 +62,9 @@ def test_data_that_says_it_is_code_is_code() -> None:
 @pytest.mark.parametrize("device", [*devices(), "openvino:NPU", "openvino:GPU"])
 def test_portable_executables_of_a_target_are_data_and_others_are_not(device: str) -> None:
     target = open_target(device) if device != "tpu" else open_target("tpu:v5e-2x2")
-    code = code_of_entry(key(target=target.name, state=target.state), {"state": target.state})
+    code = code_of_entry(key(target=target.description.name, state=target.state), {"state": target.state})
     assert (code is None) == (target.state == "portable")
-    assert target.state == "native" or target.name in DATA_TARGETS
+    assert target.state == "native" or target.description.name in DATA_TARGETS
 
 
 @pytest.mark.parametrize("name", EXECUTORS)

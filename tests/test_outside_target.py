@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from llmc.compiler.targets.base import Target
 from llmc.testing.toy import write_toy
 from tests.tiers import full
 
@@ -52,6 +53,12 @@ def run(installed: Path, tmp_path: Path) -> Run:
         return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
 
     return run_
+
+
+def test_a_device_with_its_executor_takes_sixty_lines_and_the_contract_fits_on_a_screen() -> None:
+    assert len(blocks("python")["llmc_pocket.py"].splitlines()) <= 60
+    members = {*vars(Target), *Target.__annotations__}
+    assert len({name for name in members if not name.startswith("_")}) <= 25
 
 
 def llmc(run: Run, *arguments: object) -> subprocess.CompletedProcess[str]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from llmc.bench.texts import TextBench
     from llmc.buckets.cost.bench import Bench
     from llmc.compiler.checkpoint.base import Checkpoint
-    from llmc.compiler.targets.cpu.measurements import Measured
+    from llmc.compiler.targets.cpu.auto_engine import Measured
     from llmc.runtime.bundle import Bundle
     from llmc.settings import Settings
 
@@ -232,8 +232,7 @@ def cpu(
     from llmc.bench.cpu_engines import record
     from llmc.cli.interrupts import end_incomplete
     from llmc.compiler.checkpoint import open_checkpoint
-    from llmc.compiler.targets.cpu.auto_engine import installed
-    from llmc.compiler.targets.cpu.measurements import OWN, Measured, added
+    from llmc.compiler.targets.cpu.auto_engine import OWN, Measured, added, installed
     from llmc.files import write_text
     from llmc.settings import Settings
 
@@ -296,12 +295,11 @@ def _engine_table(found: Figures) -> list[str]:
 
 def _choices(measured: Measured) -> list[str]:
     """What --device cpu would choose by a record for each of its batch sizes, and why."""
-    from llmc.compiler.targets.cpu.auto_engine import Wanted, choose
-    from llmc.compiler.targets.cpu.measurements import Case
+    from llmc.compiler.targets.cpu.auto_engine import CpuCase, Wanted, choose
 
     last = {engine: list(kinds.items())[-1] for engine, kinds in measured.engines.items()}
     options = {engine: {"quantize": kind, **one["options"]} for engine, (kind, one) in last.items()}
-    case = Case(
+    case = CpuCase(
         sorted(measured.isa), measured.threads, measured.model_type, measured.parameters, measured.versions, options
     )
     chosen = {batch: choose(Wanted(batch), [measured], case) for batch in (1, 4, 8, 16)}

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from llmc.errors import InputError, UnknownNameError
+from llmc.errors import CompileError, InputError, UnknownNameError
 
 QUANTISATIONS = ("none", "int8", "fp8", "int4", "keep")
 DTYPES = ("auto", "f32", "bf16", "f16")
@@ -145,3 +145,13 @@ class CompileOptions:
 
 SHARED = tuple(f.name for f in fields(CompileOptions) if f.name != "own")
 """Names of the options that every target takes."""
+
+
+class UnfitError(CompileError):
+    """The chosen options do not fit the model: `why`. `instead`: options that fit. If the user did not request the
+    options that do not fit, a compile continues with `instead` and says why."""
+
+    def __init__(self, why: str, advice: str, **instead: Any) -> None:
+        super().__init__(f"{why}; {advice}")
+        self.why = why
+        self.instead = instead

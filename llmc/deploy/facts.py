@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from llmc.compiler.estimates.server import Server
+from llmc.compiler.estimates.server import ServerEstimate
 from llmc.compiler.targets.hosting import Hosting
 from llmc.deploy.quoting import label
 from llmc.errors import ArtifactError, InputError
@@ -112,13 +112,13 @@ class BundleFacts:
         return self.bundle.cache_bytes
 
     @cached_property
-    def server(self) -> Server:
+    def server(self) -> ServerEstimate:
         """What one of it takes. Weights are taken for the number of parameters: at least as many, unless they have less
         than 8 bits."""
         manifest = self.manifest
         weights = sum(manifest.blobs[blob] for name, blob in manifest.files.items() if name.startswith("weights"))
-        return Server(
-            self.target, self.hosting.host_memory, manifest.size, weights, self.cache_bytes,
+        return ServerEstimate(
+            self.target.costs, self.hosting.host_memory, manifest.size, weights, self.cache_bytes,
             int(manifest.model.get("layers", 1)), weights, len(manifest.executables), self.portable, self.plan.buckets,
             bool(manifest.options.get("static_dims")),
         )  # fmt: skip

@@ -97,9 +97,10 @@ def _footprint(facts: BundleFacts) -> Footprint:
     from llmc.compiler.checkpoint import DEMO
     from llmc.compiler.estimates.footprint import Footprint
     from llmc.compiler.pipeline.provenance import find_model
+    from llmc.compiler.pipeline.resolve import recorded_options
 
     manifest, plan, settings = facts.manifest, facts.bundle.plan, facts.bundle.settings
-    options = facts.target.compiled_with(manifest.device, manifest.options)
+    options = recorded_options(manifest, facts.target)
     store, known = Store(settings.cache_dir), manifest.provenance
     model = find_model(store, str(known.get("checkpoint", "")), str(known.get("model", "")))
     if model == DEMO or Path(model).expanduser().exists():

@@ -12,6 +12,7 @@ from llmc.artifacts.bundle.manifest import read_manifest
 from llmc.artifacts.store.store import Store
 from llmc.compiler.options import CompileOptions, Option, Value
 from llmc.compiler.pipeline.compile import CompileResult, compile_bundle
+from llmc.compiler.pipeline.resolve import recorded_options
 from llmc.compiler.targets import open_target
 from llmc.compiler.targets.declared import declared, devices
 from llmc.errors import InputError
@@ -76,13 +77,15 @@ class TargetContract(ExecutorContract):
         target = open_target(self.device)
         name = self.device.partition(":")[0]
         assert name in devices()
-        for option in target.options:
+        for option in target.description.options:
             assert name in declared()[option.name].devices
             assert option.help and option.flag.startswith("--")
 
     def test_options_of_others_and_what_it_does_not_offer_are_refused(self) -> None:
         target = open_target(self.device)
-        foreign = [one.option for name, one in declared().items() if name not in {o.name for o in target.options}]
+        foreign = [
+            one.option for name, one in declared().items() if name not in {o.name for o in target.description.options}
+        ]
         for option in foreign:
             with pytest.raises(InputError, match=f"{option.flag} is for "):
                 target.configure(CompileOptions.of(self.device, **{option.name: self._another(option)}))
@@ -110,7 +113,7 @@ class TargetContract(ExecutorContract):
         self, compiled: Compiled, tmp_path: Path
     ) -> None:
         before = [e.key for e in read_manifest(compiled.bundle).executables]
-        for option in open_target(self.device).options:
+        for option in open_target(self.device).description.options:
             path, changed = tmp_path / option.name, {option.name: self._another(option)}
             self._compile(compiled.model, path, compiled.store, verify="none", **changed)
             manifest = read_manifest(path)
@@ -120,7 +123,7 @@ class TargetContract(ExecutorContract):
     def test_options_come_back_from_the_manifest(self, compiled: Compiled) -> None:
         target, manifest = open_target(self.device), read_manifest(compiled.bundle)
         asked = CompileOptions.of(self.device, **{"sample_top_k": TOP, **self.options})
-        found = target.compiled_with(self.device, manifest.options)
+        found = recorded_options(manifest, target)
         assert dataclasses.replace(found, verify=asked.verify) == target.configure(asked)
 
     def test_the_bundle_answers_without_compiling(self, compiled: Compiled) -> None:

@@ -68,7 +68,7 @@ def write_toy(
 def write_toy_encoder(folder: Path, task: str = "embed", *, hidden: int = 8, **config: object) -> Path:
     """Write a toy that embeds (mean pooling, length 1) or scores (one label) into `folder`, for device fake.
 
-    Its configuration is BERT's by name; see compiler/targets/encoders/fake.py.
+    Its configuration is BERT's by name; see compiler/targets/fake_encoder.py.
     """
     kind = {"embed": "BertModel", "score": "BertForSequenceClassification"}[task]
     said = {"model_type": "bert", "architectures": [kind], "num_labels": 1, **config}

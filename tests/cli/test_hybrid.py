@@ -53,7 +53,7 @@ def test_a_device_whose_own_runtime_hands_over_gets_one_bundle(
     def own(self: FakeTarget, device: str) -> dict[str, str] | None:
         return {"NUM_GPU_DEVICES": device.partition(":")[2]} if device.startswith("gpu") else None
 
-    monkeypatch.setattr(FakeTarget, "prefills_on", own)
+    monkeypatch.setattr(FakeTarget, "prefills_on", own, raising=False)
     ran = llmc("compile", toy, "--prefill-device", "gpu:2", "--decode-device", "fake", "-o", "one", "-q")
     assert ran.code == 0 and "by itself where NUM_GPU_DEVICES=2 is set" in ran.out
     assert Bundle.open("one").prefill is None

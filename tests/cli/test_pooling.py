@@ -126,7 +126,7 @@ def test_a_compile_again_takes_all_from_the_store(llmc: Llmc, folder: Path) -> N
 
 
 def test_an_interrupted_compile_says_how_to_go_on(llmc: Llmc, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from llmc.compiler.targets.encoders.fake import FakeEncoderTarget
+    from llmc.compiler.targets.fake_encoder import FakeEncoderTarget
 
     def interrupt(self: FakeEncoderTarget, *given: Any) -> None:
         raise KeyboardInterrupt

@@ -1,7 +1,7 @@
 """Times of the parts of a compile that executables share: stages, and verification.
 
 Measurements of this store win: the last builds of a stage for a model of the same size. Otherwise the times of
-SmolLM2-135M on two cores (Cost) are scaled to the model's size: tracing with its layers, everything else with its
+SmolLM2-135M on two cores (Timing) are scaled to the model's size: tracing with its layers, everything else with its
 parameters.
 """
 
@@ -12,16 +12,16 @@ from itertools import islice
 from statistics import median
 from typing import TYPE_CHECKING
 
-from llmc.compiler.targets.costs import LAYERS, REFERENCE, Cost
+from llmc.compiler.targets.costs import LAYERS, REFERENCE, Timing
 
 if TYPE_CHECKING:
     from llmc.artifacts.store.entries import Entry
     from llmc.artifacts.store.store import Store
     from llmc.buckets.bucket import Bucket
     from llmc.compiler.architectures.shared.size import ModelSize
-    from llmc.compiler.estimates.verification_work import Work
+    from llmc.compiler.estimates.verification_work import VerifyWork
     from llmc.compiler.options import CompileOptions
-    from llmc.compiler.targets.base import Target
+    from llmc.compiler.targets.costs import Costs
 
 RECENT = 32
 """Builds of the store that a typical time is taken from."""
@@ -31,22 +31,22 @@ METADATA = "parameters"
 
 
 class Durations:
-    """For one model, target and options (configured); `store` None: nothing was measured."""
+    """For one model, device and options (configured); `store` None: nothing was measured."""
 
     def __init__(
-        self, target: Target, options: CompileOptions, model: ModelSize | None, parameters: int, store: Store | None
+        self, costs: Costs, options: CompileOptions, model: ModelSize | None, parameters: int, store: Store | None
     ) -> None:
-        self._target, self._options, self._store = target, options, store
+        self._costs, self._options, self._store = costs, options, store
         self._layers, self._parameters = (model.layers if model else LAYERS), parameters
 
     def stages(self, buckets: Sequence[Bucket], without: Iterable[str] = ()) -> dict[str, float]:
         """Seconds of each shared stage that is not among `without`."""
-        costs = self._target.stage_costs(self._options, buckets)
+        costs = self._costs.stage_costs(self._options, buckets)
         return {kind: self._stage(kind, cost) for kind, cost in costs.items() if kind not in without}
 
-    def verification(self, work: Work, reference: bool = True) -> float:
+    def verification(self, work: VerifyWork, reference: bool = True) -> float:
         """Seconds of so much verification; without `reference`, its predictions are there."""
-        each = self._target.verifying
+        each = self._costs.verifying
         seconds = (
             self._of(each.begin) + work.executables * self._of(each.opened) + work.steps * self._of(each.step)
             + work.tokens / 1000 * self._of(each.tokens)
@@ -59,11 +59,11 @@ class Durations:
             return None
         return typical(e for e in self._store.entries(kind) if e.meta.get(METADATA) == self._parameters)
 
-    def _stage(self, kind: str, cost: Cost) -> float:
+    def _stage(self, kind: str, cost: Timing) -> float:
         seen = self.measured(kind)
         return self._of(cost) if seen is None else seen
 
-    def _of(self, cost: Cost) -> float:
+    def _of(self, cost: Timing) -> float:
         return cost.of(self._layers, self._parameters)
 
 

@@ -69,7 +69,7 @@ def beyond(
         ],
     }  # fmt: skip
     parts = sorted((estimates[name] for name in shrinks if name in estimates), key=lambda part: -part.value)
-    total, there = sum(part.value for part in parts), target.memory(options)
+    total, there = sum(part.value for part in parts), target.costs.memory(options)
     if there is not None and total > there[0]:
         split = ", ".join(f"{part.name} {part.shown}" for part in parts)
         what = f"{total / 1e9:,.1f} GB of memory ({split}) are above the {there[0] / 1e9:,.1f} GB {there[1]}"
@@ -84,11 +84,11 @@ def beyond(
 def _smaller(target: Target, options: CompileOptions) -> list[str]:
     """Flags that make weights smaller on a device."""
     found = []
-    if options.quantize == "none" and len(target.quantisations) > 1:
-        found.append(f"--quantize {' or '.join(q for q in target.quantisations if q != 'none')}")
-    if options.quantize == "none" and options.dtype == "f32" and "bf16" in target.dtypes:
+    if options.quantize == "none" and len(target.description.quantisations) > 1:
+        found.append(f"--quantize {' or '.join(q for q in target.description.quantisations if q != 'none')}")
+    if options.quantize == "none" and options.dtype == "f32" and "bf16" in target.description.dtypes:
         found.append("--dtype bf16")
-    return [*found, *target.splits_weights]
+    return [*found, *target.costs.splits_weights]
 
 
 def _sentence(what: str, flags: Sequence[str]) -> str:

@@ -23,11 +23,11 @@ from llmc.compiler.architectures.shared.size import Weights
 from llmc.compiler.checkpoint import DEMO, Checkpoint, open_checkpoint, read_config
 from llmc.compiler.estimates.durations import Durations, of_target, typical
 from llmc.compiler.estimates.estimate import Estimate, beyond, duration
-from llmc.compiler.estimates.server import Server
+from llmc.compiler.estimates.server import ServerEstimate
 from llmc.compiler.estimates.verification_work import count
 from llmc.compiler.model_size import weights_of
 from llmc.compiler.options import CompileOptions
-from llmc.compiler.targets.base import DTYPE_BITS
+from llmc.compiler.targets.costs import DTYPE_BITS
 from llmc.errors import CheckpointError, InputError
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ TOKEN_BYTES = 76
 
 
 class Footprint:
-    """Estimates for plans of one model, device, options and limits; without a model's size, of time only."""
+    """Estimates for plans of one model, device, configured options and limits; without a model's size, of time only."""
 
     def __init__(
         self,
@@ -61,14 +61,14 @@ class Footprint:
         self._half = ""
         self._model = model
         self._weights = list(weights if weights is not None else model.weights if model else [])
-        self._target = target
-        self._options, self._why = target.settle(options, self._weights)
+        self._target, self._costs = target, target.costs
+        self._options, self._why = options, ""
         self._limits = limits
         self._turns = turns
-        self.durations = Durations(self._target, self._options, model, sum(w.count for w in self._weights), store)
+        self.durations = Durations(self._costs, self._options, model, sum(w.count for w in self._weights), store)
         self._bench = bench
         self._store = store
-        self._typical = None if store is None else typical(of_target(store, target.name))
+        self._typical = None if store is None else typical(of_target(store, target.description.name))
         self._typical_source = "median of this store's last builds"
         self._bundle = bundle
         built = None if store is None or bundle is None else _built_seconds(store, bundle)
@@ -96,7 +96,7 @@ class Footprint:
         from llmc.artifacts.bundle.reader import BundleFiles
         from llmc.artifacts.store.store import Store
         from llmc.compiler.targets import open_target
-        from llmc.compiler.targets.deployment import Deployment
+        from llmc.compiler.targets.base import Deployment
         from llmc.compiler.verification.probes import turns_of
 
         files = None if bundle is None else BundleFiles.open(bundle)
@@ -108,11 +108,11 @@ class Footprint:
         weights = _stored(model) or size.weights
         asked = replace(options or CompileOptions(device), jobs=settings.threads)
         deployment = Deployment(limits, facts or {}, config, weights)
-        target, asked, why = open_target(asked.device, settings).resolve(asked, deployment)
+        resolved = open_target(asked.device, settings).resolve(asked, deployment)
         found = cls(
             size,
-            target,
-            asked,
+            resolved.target,
+            resolved.options,
             limits,
             Store(settings.cache_dir) if settings.cache_dir.is_dir() else None,
             None if bench is None else Bench.load(bench),
@@ -120,7 +120,7 @@ class Footprint:
             weights,
             turns_of(config),
         )
-        found._why = "; ".join(filter(None, (why, found._why)))
+        found._why = "; ".join(filter(None, (resolved.why, resolved.decided)))
         found._half = str(config.get("dtype") or config.get("torch_dtype"))
         return found
 
@@ -133,12 +133,12 @@ class Footprint:
         """Seconds that one executable more takes on this host."""
         if self._typical is not None:
             return self._typical / max(1, self._options.jobs)
-        return self._target.executable_seconds
+        return self._costs.executable_seconds
 
     @property
     def weight_bytes(self) -> int:
         """Bytes of all weights as the bundle holds them."""
-        return int(sum(one.count * self._target.weight_bits(self._options, one) for one in self._weights) / 8)
+        return int(sum(one.count * self._costs.weight_bits(self._options, one) for one in self._weights) / 8)
 
     @property
     def cache_token_bytes(self) -> int:
@@ -175,20 +175,20 @@ class Footprint:
         """The parts of the compile time, and of each whether it was measured or is estimated."""
         found = {kind: self.durations.measured(kind) is not None for kind in self.durations.stages(buckets)}
         found["executables"] = self._typical is not None or self._measured("compile_seconds") is not None
-        if self._target.device_seconds and self._measured("compile_seconds") is None:
+        if self._costs.device_seconds and self._measured("compile_seconds") is None:
             found["the device's own compiler"] = False
         return found | ({"verification": False} if self.verification_seconds(buckets) else {})
 
-    def server(self, buckets: Sequence[Bucket]) -> Server:
+    def server(self, buckets: Sequence[Bucket]) -> ServerEstimate:
         """What a server of the bundle takes. Raises CheckpointError for a model of unknown sizes, and InputError for a
         device that no single server has."""
         executables = self.executables(buckets)
-        return Server(
-            self._target, self._target.hosting(self._options.to_dict()).host_memory, self.bundle_bytes(buckets),
+        return ServerEstimate(
+            self._costs, self._target.hosting(self._options.to_dict()).host_memory, self.bundle_bytes(buckets),
             self.weight_bytes, self._limits.max_num_seqs * self.sequence_bytes, self._cached().layers,
             sum(one.count for one in self._weights), executables,
             executables if self._target.state == "portable" else 0, buckets,
-            bool(self._target.static_dims(self._options)),
+            bool(self._target.fixes(self._options).dims),
         )  # fmt: skip
 
     def graph_bytes(self, buckets: Sequence[Bucket]) -> int:
@@ -197,7 +197,7 @@ class Footprint:
 
     def executable_bytes(self, bucket: Bucket) -> int:
         """Bytes that the executable of a bucket takes for itself, without what all share. Raises CheckpointError."""
-        return self._target.graph_bytes(self._sized(), bucket, self._options)
+        return self._costs.graph_bytes(self._sized(), bucket, self._options)
 
     def estimates(self, buckets: Sequence[Bucket]) -> list[Estimate]:
         """Everything, in the order of `text`."""
@@ -207,7 +207,7 @@ class Footprint:
                 self.executables(buckets),
                 "executables",
                 f"{len(buckets)} buckets; fixed on this device: "
-                f"{', '.join(self._target.static_dims(self._options)) or 'none, one executable runs every shape'}",
+                f"{', '.join(self._target.fixes(self._options).dims) or 'none, one executable runs every shape'}",
             ),
             self.compile_time(buckets),
         ]
@@ -220,25 +220,25 @@ class Footprint:
         if (active := model.active_parameters) < model.parameters:
             source += f"; {active / 1e6:,.1f} M active, which one token reads"
         half = {"bfloat16": "bf16", "float16": "f16"}.get(self._half)
-        if bits == 32 and half in self._target.dtypes:
+        if bits == 32 and half in self._target.description.dtypes:
             source += f" (the config says {self._half}: --dtype {half} holds half of it)"
         if self._bundle is not None:
             manifest = self._bundle.manifest
             weights = sum(manifest.blobs[blob] for name, blob in manifest.files.items() if name.startswith("weights"))
             source = f"as they are in {self._bundle.folder}"
-        if (devices := self._target.devices(self._options)) > 1:
+        if (devices := self._costs.devices(self._options)) > 1:
             source += f"; about {weights / devices / 1e9:.2f} GB on each of {devices} devices"
         return [Estimate("weights", weights, "bytes", source), *self._cache(model)]
 
     def _cache(self, model: ModelSize) -> list[Estimate]:
         """What grows with tokens, and what a sequence has once; a model without either is left out."""
-        limits, value_bytes = self._limits, self._target.cache_bytes(self._options)
+        limits, value_bytes = self._limits, self._costs.cache_bytes(self._options)
         found = []
         if model.cache_values:
             values, heads, said = self._held(model)
             each = self._cache_bytes(values, heads)
             source = f"{limits.max_num_seqs} sequences × {said} × {value_bytes} bytes"
-            if beside := self._target.cache_scale_bytes(self._options):
+            if beside := self._costs.cache_scale_bytes(self._options):
                 half = 2 * values * limits.max_num_seqs // each
                 source += f" and {beside} bytes of each scale; {half} fit where 16 bits hold {limits.max_num_seqs}"
             found.append(Estimate("KV cache", limits.max_num_seqs * each, "bytes", source))
@@ -249,8 +249,8 @@ class Footprint:
 
     def _cache_bytes(self, values: int, heads: int) -> int:
         """Bytes of so many numbers of keys and values, of so many heads."""
-        target, options = self._target, self._options
-        return values * target.cache_bytes(options) + heads * target.cache_scale_bytes(options)
+        costs, options = self._costs, self._options
+        return values * costs.cache_bytes(options) + heads * costs.cache_scale_bytes(options)
 
     def _held(self, model: ModelSize) -> tuple[int, int, str]:
         """Numbers that a sequence of full length has in the cache, the heads that they are of, and how they are
@@ -276,14 +276,14 @@ class Footprint:
         """The estimates as a table, each with its source; ends in a newline."""
         rows = [(estimate.name, estimate.shown, estimate.source) for estimate in self.estimates(buckets)]
         name = self._options.device
-        of = f" ({self._target.executor_of(self._options)}: {self._why})" if self._why else ""
+        of = f" ({self._target.recorded(self._options).executor}: {self._why})" if self._why else ""
         warned = [f"warning: {warning}" for warning in self.warnings(buckets)]
         return "\n".join([f"estimated for device {name}{of}:", *table(rows), *warned]) + "\n"
 
     def bundle_bytes(self, buckets: Sequence[Bucket]) -> int:
         """Bytes that a compile puts on the disk: weights, executables, and what goes with a tokenizer."""
         vocabulary = self._model.vocabulary * TOKEN_BYTES if self._model is not None else 0
-        return self.weight_bytes + self.executables(buckets) * self._target.executable_bytes + vocabulary
+        return self.weight_bytes + self.executables(buckets) * self._costs.executable_bytes + vocabulary
 
     def warnings(self, buckets: Sequence[Bucket], free: int | None = None) -> list[str]:
         """What goes beyond an hour, the memory it has to fit into, or the disk, each with the flags that shrink it.
@@ -303,11 +303,11 @@ class Footprint:
         if measured is not None:
             source = "measured in the bench file"
         else:
-            source = self._target.executable_source if self._typical is None else self._typical_source
+            source = self._costs.executable_source if self._typical is None else self._typical_source
         source = f"{count} × {each:.2f} s ({source})"
-        if measured is None and self._target.device_seconds:
-            each += self._target.device_seconds
-            source += f" and × {self._target.device_seconds:.1f} s ({self._target.device_source})"
+        if measured is None and self._costs.device_seconds:
+            each += self._costs.device_seconds
+            source += f" and × {self._costs.device_seconds:.1f} s ({self._costs.device_source})"
         fixed, verify = sum(self.durations.stages(buckets).values()), self.verification_seconds(buckets)
         parts = f"{duration(fixed)} of shared stages, {source}"
         if verify:
@@ -316,14 +316,14 @@ class Footprint:
 
     def _graph_memory(self, buckets: Sequence[Bucket]) -> Estimate:
         model = self._sized()
-        shapes = self._target.open_at_once(self._target.shapes(buckets, self._options), model, self._options)
+        shapes = self._costs.open_at_once(self._target.shapes(buckets, self._options), model, self._options)
         known: dict[tuple[str, int | None, int | None, int | None], int] = {}
         if self._bench is not None:
             for one in self._bench.measurements:
                 if one.memory_bytes is not None:
                     bucket = one.bucket
                     known[bucket.phase, bucket.batch, bucket.query, bucket.context] = one.memory_bytes
-        any_shape = Bucket("prompt", 1, self._target.step_tokens(max(b.tokens for b in buckets), self._options), 0)
+        any_shape = Bucket("prompt", 1, self._costs.step_tokens(max(b.tokens for b in buckets), self._options), 0)
         total = shared = found = 0
         for shape in shapes:
             measured = known.get((shape.phase, shape.batch, shape.query, shape.context))
@@ -336,10 +336,10 @@ class Footprint:
                 bucket = Bucket(
                     "decode" if shape.query == 1 else "prompt", shape.batch, shape.query, shape.context or 0
                 )
-            total += self._target.graph_bytes(model, bucket, self._options)
-            shared = max(shared, self._target.workspace_bytes(model, bucket, self._options))
+            total += self._costs.graph_bytes(model, bucket, self._options)
+            shared = max(shared, self._costs.workspace_bytes(model, bucket, self._options))
         total += shared
-        source = self._target.graph_bytes_source
+        source = self._costs.graph_bytes_source
         if found:
             source = f"{found} of {len(shapes)} measured in the bench file" + (
                 f", else {source}" * (found < len(shapes))

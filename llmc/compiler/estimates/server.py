@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from llmc.buckets.bucket import Bucket
-    from llmc.compiler.targets.base import Target
+    from llmc.compiler.targets.costs import Costs
 
 BASE_BYTES = 1 << 30
 """Of a server beside weights and cache: the process, a step's activations, its confined children (docs/serving.md)."""
@@ -18,15 +18,15 @@ READ_BYTES_S = 100e6
 
 
 @dataclass(frozen=True)
-class Server:
-    """Of one bundle for `target`, made or estimated: bytes of all its files, its weights, and its caches at full
-    length; the model's layers and parameters; its executables, of which so many are portable; the buckets that it warms
-    up.
+class ServerEstimate:
+    """Of one bundle for a device with `costs`, made or estimated: bytes of all its files, its weights, and its caches
+    at full length; the model's layers and parameters; its executables, of which so many are portable; the buckets that
+    it warms up.
 
     `host_memory`: whether the host's memory has weights and cache. `shaped`: whether executables fix a dimension.
     """
 
-    target: Target
+    costs: Costs
     host_memory: bool
     size: int
     weight_bytes: int
@@ -58,9 +58,9 @@ class Server:
         executable runs any shape: by the target's own times, those of verification (`Verifying`). On a device that is
         not the host, a portable executable takes the target's `device_seconds`.
         """
-        times, size = self.target.verifying, (self.layers, self.parameters)
+        times, size = self.costs.verifying, (self.layers, self.parameters)
         seconds = self.size / READ_BYTES_S + self.executables * times.opened.of(*size)
-        seconds += self.portable * self.target.device_seconds
+        seconds += self.portable * self.costs.device_seconds
         if not self.host_memory:
             return seconds
         buckets = self.buckets

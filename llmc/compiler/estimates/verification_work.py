@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Work:
+class VerifyWork:
     """Executables that are opened, steps that are run, and the tokens of the prompts among these, padding included
     where executables have one shape."""
 
@@ -28,21 +28,22 @@ class Work:
     steps: int
     tokens: int
 
-    def __add__(self, other: Work) -> Work:
-        return Work(self.executables + other.executables, self.steps + other.steps, self.tokens + other.tokens)
+    def __add__(self, other: VerifyWork) -> VerifyWork:
+        return VerifyWork(self.executables + other.executables, self.steps + other.steps, self.tokens + other.tokens)
 
 
 def count(
     buckets: Sequence[Bucket], limits: Limits, target: Target, options: CompileOptions, parameters: int,
     turns: Sequence[int] = (),
-) -> Work:  # fmt: skip
+) -> VerifyWork:  # fmt: skip
     """Of a plan's `buckets`, for a target with its configured options and a model of so many `parameters`, which
     `turns` there (`turns_of`)."""
     from llmc.compiler.verification.probes import reach_of
 
     shapes = target.shapes(buckets, options)
-    serving, padded = Serving(target, shapes), bool(target.static_dims(options))
-    chosen = choose(buckets, limits, options.verify == "all", target, shapes, parameters)
+    policy = target.verification
+    serving, padded = Serving(policy, shapes), bool(target.fixes(options).dims)
+    chosen = choose(buckets, limits, options.verify == "all", policy, shapes, parameters)
     beyond, reach = steps_beyond(limits, parameters), reach_of(parameters, turns)
     opened, steps, tokens, pasts, longest = set(), 0, 0, set(), 0
     for part in chosen.parts:
@@ -62,10 +63,10 @@ def count(
     steps += len(pasts) + sum(pasts) - sum(prompts)  # one for each token beyond the longest prompt
     run = 0 if padded else min(longest, limits.max_num_batched_tokens)  # of a bucket, which decode then continues
     tokens += sum(past for past in prompts if past > run)
-    return Work(len(opened), steps, tokens) + _texts(buckets, limits, target, padded, parameters)
+    return VerifyWork(len(opened), steps, tokens) + _texts(buckets, limits, target, padded, parameters)
 
 
-def _texts(buckets: Sequence[Bucket], limits: Limits, target: Target, padded: bool, parameters: int) -> Work:
+def _texts(buckets: Sequence[Bucket], limits: Limits, target: Target, padded: bool, parameters: int) -> VerifyWork:
     """Greedy texts, and the accuracy over the text, as many sequences at once as the plan allows."""
     from llmc.compiler.verification.accuracy import PORTABLE
     from llmc.compiler.verification.probes import PROMPTS, continuations
@@ -85,7 +86,7 @@ def _texts(buckets: Sequence[Bucket], limits: Limits, target: Target, padded: bo
     steps = sum(length - prompt for length, prompt in zip(lengths[::together], prompts[::together], strict=True))
     prompts += [size // 3] * len(PROMPTS)
     tokens = sum(_prompt(buckets, prompt, padded) for prompt in prompts)
-    return Work(0, steps + max(made[-1], sum(made) // together) + len(prompts), tokens)
+    return VerifyWork(0, steps + max(made[-1], sum(made) // together) + len(prompts), tokens)
 
 
 def _prompt(buckets: Sequence[Bucket], length: int, padded: bool) -> int:

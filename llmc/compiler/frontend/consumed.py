@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from llmc.compiler.architectures import require_supported
 from llmc.compiler.architectures.shared.config_keys import HARMLESS, NEUTRAL, READ, ROPE
 from llmc.compiler.architectures.shared.families import family
 from llmc.compiler.frontend.consistent import require_consistent
@@ -24,6 +25,12 @@ SHOWN = 3
 
 COMPUTED = (".rotary_emb.inv_freq", ".position_ids", ".rotary_emb.cos_cached", ".rotary_emb.sin_cached")
 """Ends of the names of tensors that older versions of transformers wrote and that the configuration determines."""
+
+
+def require_readable(checkpoint: Checkpoint) -> None:
+    """Raise CheckpointError for an architecture that is not supported, and as `require_consumed`."""
+    require_supported(checkpoint.config)
+    require_consumed(checkpoint)
 
 
 def require_consumed(checkpoint: Checkpoint) -> None:

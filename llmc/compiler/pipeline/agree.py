@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ from llmc.artifacts.key import LOCAL, Key, Value
 from llmc.compiler.code import code_digest
 from llmc.compiler.pipeline.compile import Reporter, VerifyReport
 from llmc.compiler.stages import filled_folder
-from llmc.compiler.targets.base import DTYPE_BITS
+from llmc.compiler.targets.costs import DTYPE_BITS
 from llmc.compiler.verification.parts import Once, bucket_of, choose, steps_beyond
 from llmc.compiler.verification.verify import summarise
 from llmc.errors import VerificationError
@@ -42,10 +42,12 @@ def agree(
     """
     if options.verify == "none":
         return {"mode": "none"}
-    plan, limits = half.plan, target.limits(options)
+    plan, limits = half.plan, target.verification.limits(options)
     weights = manifest.files.get("weights")
     parameters = (manifest.blobs[weights] if weights else 0) * 8 // DTYPE_BITS[options.dtype]
-    chosen = choose(plan.buckets, plan.limits, options.verify == "all", target, manifest.executables, parameters)
+    chosen = choose(
+        plan.buckets, plan.limits, options.verify == "all", target.verification, manifest.executables, parameters
+    )
     parts = [part for part in chosen.parts if not isinstance(part, str)]
     beyond = steps_beyond(plan.limits, parameters)
     components: dict[str, Value] = {
@@ -58,7 +60,7 @@ def agree(
     }
 
     def make(workspace: Workspace) -> Mapping[str, Blob]:
-        outcomes = _outcomes(half, manifest, sources, finisher, parts, beyond, store, report)
+        outcomes = _outcomes(half, manifest, sources, parts, beyond, store, report)
         try:
             workspace.meta["found"] = summarise(outcomes, limits).to_json()
         except VerificationError as error:
@@ -75,7 +77,7 @@ def agree(
 
 
 def _outcomes(
-    half: Bundle, manifest: Manifest, sources: Mapping[str, Path], finisher: Finisher,
+    half: Bundle, manifest: Manifest, sources: Mapping[str, Path],
     parts: Sequence[Bucket | Once], beyond: int, store: Store, report: Reporter,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """The outcome of each bucket, as verify.py has it."""
@@ -91,7 +93,7 @@ def _outcomes(
         finished = Bundle(BundleFiles.open(draft), half.settings)
         executor = open_executor(finished)
         try:
-            portable = finisher.open_portable(half)
+            portable = open_executor(Bundle(half.files, replace(half.settings, open_portable=True)))
             try:
                 agreement = Agreement(finished, executor, half, portable, beyond)
                 for done, part in enumerate(parts, 1):

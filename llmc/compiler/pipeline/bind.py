@@ -69,11 +69,11 @@ def why_unverified(target: Target, checkpoint: Checkpoint, options: CompileOptio
     """
     if checkpoint.tensor_names():
         return None
-    if not target.config_only:
+    if not target.description.config_only:
         from llmc.compiler.targets import open_target
         from llmc.compiler.targets.declared import offered
 
-        able = ", ".join(name for name in offered() if open_target(name).config_only)
+        able = ", ".join(name for name in offered() if open_target(name).description.config_only)
         raise InputError(
             f"device {options.device} needs the weights to compile, and {checkpoint.path} is a configuration alone: "
             f"give the checkpoint as MODEL, or compile for one of: {able}"

@@ -20,7 +20,7 @@ from llmc.artifacts.bundle.stored import remember_bundle
 from llmc.artifacts.bundle.writer import check_replaceable, write_bundle
 from llmc.artifacts.key import Key
 from llmc.artifacts.local.origins import remember_recorded
-from llmc.compiler.options import CompileOptions
+from llmc.compiler.options import CompileOptions, UnfitError
 from llmc.compiler.pipeline.bind import why_unverified
 from llmc.compiler.pipeline.executors import open_executor
 from llmc.compiler.pipeline.executors.base import Made, Work
@@ -28,8 +28,7 @@ from llmc.compiler.pipeline.provenance import model_facts, provenance, remember_
 from llmc.compiler.pipeline.resolve import Job
 from llmc.compiler.pipeline.verification import verify_stage
 from llmc.compiler.stages import StageReport, Stages
-from llmc.compiler.targets.base import Lowered, Shape, Target
-from llmc.compiler.targets.unfit import UnfitError
+from llmc.compiler.targets.base import Lowered, Shape, Target, cache_for
 from llmc.compiler.text.files import text_files
 from llmc.errors import DeviceError
 from llmc.version import __version__
@@ -99,7 +98,7 @@ class CompileResult:
     """What finishing on this host did (pipeline/finish.py); empty where nothing was finished."""
 
     host_files: list[str] = field(default_factory=list)
-    """Files for the device's own host that lie beside the bundle (`Target.host_files`)."""
+    """Files for the device's own host that lie beside the bundle (`Finisher.host_files`)."""
 
     left_out: dict[str, int] = field(default_factory=dict)
     """Modules beside the text part → how many tensors they have (`Checkpoint.left_out`)."""
@@ -126,7 +125,7 @@ def compile_bundle(
     target, checkpoint = job.target, job.checkpoint
     target.toolchain()  # missing packages are reported before anything is made
     require_native(target, job.options)
-    store.require_usable(Key("executable", {"target": target.name, "state": target.state}))
+    store.require_usable(Key("executable", {"target": target.description.name, "state": target.state}))
     unverified = why_unverified(target, checkpoint, job.options)
     check_replaceable(Path(os.path.realpath(destination)))
     seconds: dict[str, float] = {}
@@ -140,9 +139,8 @@ def compile_bundle(
     made = _make(stages, target, job.asked, job.options, report, unverified, job.because, job.decided)
     options, choice = made.options, made.choice
     final, sources, entries = made.manifest, made.sources, list(made.entries)
-    starter = target.starter(options)
-    if starter is not None:
-        quick = _make(stages, starter[0], None, starter[1], report, unverified)
+    if job.starter is not None:
+        quick = _make(stages, job.starter[0], None, job.starter[1], report, unverified)
         entries += quick.entries
         final, sources = _with_starter(stages, made, quick)
     remember_recorded(store, final)
@@ -156,7 +154,7 @@ def compile_bundle(
         portable=states.count("portable"), native=states.count("native"),
         seconds=round(time.perf_counter() - start, 3), bytes=final.size,
         weights_bytes=sum(final.blobs[d] for n, d in final.files.items() if n.startswith("weights")),
-        specialised=bool(target.static_dims(options)), sample_top_k=options.sample_top_k,
+        specialised=bool(target.fixes(options).dims), sample_top_k=options.sample_top_k,
         choice=choice, remaining=target.remaining(), analysis=made.analysis,
         stages=seconds, verification=dict(final.verification), left_out=dict(checkpoint.left_out),
         notices=list(checkpoint.notices),
@@ -201,7 +199,7 @@ def _make(
     """Trace, lower, compile and verify for one target. `options` are what it makes of those that were `asked` for, None
     for none, `because` says why it is this target, and `decided` why the model's defaults are these, if they fit."""
     made, options, changed = lowered(stages, target, asked, options)
-    choice = "; ".join(filter(None, (target.choice(options), because, changed or decided)))
+    choice = "; ".join(filter(None, (target.fixes(options).why, because, changed or decided)))
     shapes = target.shapes(stages.plan.buckets, options)
     entries = _executables(stages, target, made, shapes, options, report)
     files = [stages.store.path(made.entry.outputs["executable"]) for made in entries]
@@ -247,8 +245,8 @@ def require_native(target: Target, options: CompileOptions) -> None:
     if options.require_native and target.state != "native" and (finisher is None or finisher.lacks()):
         why = f" ({finisher.lacks()})" if finisher is not None else ""
         raise DeviceError(
-            f"--require-native: executables for {target.name} are only portable on this host{why}; left for the "
-            f"device's own host: {target.remaining()}"
+            f"--require-native: executables for {target.description.name} are only portable on this host{why}; left "
+            f"for the device's own host: {target.remaining()}"
         )
 
 
@@ -292,17 +290,18 @@ def _assemble(
     ]  # fmt: skip
     files = {name: add(digest) for name, digest in lowered.files.items()}
     files |= {name: add(digest) for name, digest in text_files(stages).items()}
+    recorded, tools = target.recorded(options), target.toolchain()
     manifest = Manifest.create(
-        llmc=__version__, device=options.device, target=target.name, executor=target.executor_of(options),
-        model=model_facts(checkpoint, target.held(stages, options)),
+        llmc=__version__, device=options.device, target=target.description.name, executor=recorded.executor,
+        model=model_facts(checkpoint, cache_for(target, stages, options)),
         options={
             "quantize": options.quantize, "dtype": options.dtype, "specialise": options.specialise,
-            "static_dims": list(target.static_dims(options)), "choice": choice,
-            "remaining": target.remaining(), **options.extensions, **target.manifest_options(options),
+            "static_dims": list(target.fixes(options).dims), "choice": choice,
+            "remaining": target.remaining(), **options.extensions, **recorded.options,
             **({"analysis": analysis} if analysis else {}),
         },
         plan=stages.plan.to_dict(), executables=executables, files=files, blobs=blobs,
-        toolchain=target.toolchain(), isa=list(target.needed_features(options)),
-        provenance=provenance(stages, target, options, checkpoint.asked),
+        toolchain=tools, isa=list(recorded.features),
+        provenance=provenance(stages, target.description.name, recorded, tools, options, checkpoint.asked),
     )  # fmt: skip
     return manifest, sources

@@ -69,7 +69,7 @@ def _estimate(target: Target, stages: Stages, options: CompileOptions) -> dict[s
     estimates = footprint.estimates(stages.plan.buckets)
     return {
         "device": options.device,
-        "choice": target.choice(options),
+        "choice": target.fixes(options).why,
         "executables": [
             asdict(s) | {"cached": c, "why": reason} for s, c, reason in zip(shapes, cached, why, strict=True)
         ],

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from llmc.compiler.pipeline.compile import Reporter, lowered
 from llmc.compiler.pipeline.resolve import Job
 from llmc.compiler.stages import Stages
-from llmc.compiler.targets.encoders import open_encoder_target
-from llmc.compiler.targets.encoders.base import Case
+from llmc.compiler.targets.encoder import EncoderCase, open_encoder_target
 from llmc.errors import InputError
 
 if TYPE_CHECKING:
@@ -49,7 +48,7 @@ def emit_encoder(
     target, _ = open_encoder_target(options.device)
     options = target.configure(options)
     target.toolchain()
-    case = Case.of(checkpoint, plan.task)  # type: ignore[arg-type] # what a plan to encode has
+    case = EncoderCase.of(checkpoint, plan.task)  # type: ignore[arg-type] # what a plan to encode has
     stages = Stages(store, checkpoint, plan, report)
     if phase == "program":
         yield from target.traced(stages, case, options)

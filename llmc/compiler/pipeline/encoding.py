@@ -25,8 +25,7 @@ from llmc.compiler.pipeline.compile import CompileResult, Reporter
 from llmc.compiler.pipeline.encoding_verification import verification_of
 from llmc.compiler.pipeline.provenance import provenance, remember_model
 from llmc.compiler.stages import StageReport, Stages
-from llmc.compiler.targets.encoders import open_encoder_target
-from llmc.compiler.targets.encoders.base import Case, EncoderTarget, Made
+from llmc.compiler.targets.encoder import CompiledEncoder, EncoderCase, EncoderTarget, open_encoder_target
 from llmc.compiler.text.files import text_files
 from llmc.errors import InputError, UnknownNameError
 from llmc.runtime.pooling.modules import POOLING, WEIGHTS, Task
@@ -123,7 +122,7 @@ def compile_encoder(
 
     stages = Stages(store, checkpoint, plan, on_stage)
     read = read_description(checkpoint, task, plan.limits.max_model_len)  # type: ignore[arg-type]
-    case = Case.of(checkpoint, task)  # type: ignore[arg-type]
+    case = EncoderCase.of(checkpoint, task)  # type: ignore[arg-type]
     made = target.make(stages, plan, case, options)
     analysis = target.analyse(stages, made, options)
     choice = "; ".join(filter(None, (target.choice(options), why)))
@@ -147,7 +146,7 @@ def compile_encoder(
 
 
 def _assemble(
-    stages: Stages, target: EncoderTarget, made: Made, read: Read, plan: EncodePlan, options: CompileOptions,
+    stages: Stages, target: EncoderTarget, made: CompiledEncoder, read: Read, plan: EncodePlan, options: CompileOptions,
     analysis: Mapping[str, Any], choice: str,
 ) -> tuple[Manifest, dict[str, Path]]:  # fmt: skip
     store, checkpoint, config = stages.store, stages.checkpoint, stages.checkpoint.config
@@ -164,8 +163,9 @@ def _assemble(
             "blob": blob.digest,
         })  # fmt: skip
     width = _width(config, read)
+    recorded, tools = target.recorded(options), target.toolchain()
     manifest = Manifest.create(
-        llmc=__version__, device=options.device, target=target.name, executor=target.encoder,
+        llmc=__version__, device=options.device, target=target.name, executor=recorded.executor,
         model={
             "name": checkpoint.name, "architecture": config["model_type"], "vocab_size": config["vocab_size"],
             "task": plan.task, "width": width, "special_tokens": checkpoint.special_tokens(),
@@ -176,8 +176,9 @@ def _assemble(
             **({"analysis": analysis} if analysis else {}),
         },
         plan=plan.to_dict(), executables=executables, files=files,
-        blobs={digest: path.stat().st_size for digest, path in sources.items()}, toolchain=target.toolchain(),
-        isa=list(target.needed_features(options)), provenance=provenance(stages, target, options, checkpoint.asked),
+        blobs={digest: path.stat().st_size for digest, path in sources.items()}, toolchain=tools,
+        isa=list(recorded.features),
+        provenance=provenance(stages, target.name, recorded, tools, options, checkpoint.asked),
     )  # fmt: skip
     return manifest, sources
 

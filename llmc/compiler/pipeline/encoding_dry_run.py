@@ -11,8 +11,7 @@ from llmc.compiler.model_size import weights_of
 from llmc.compiler.pipeline.encoding import EXECUTABLE
 from llmc.compiler.pipeline.lookup import LookupStages, NotBuiltError, ignore
 from llmc.compiler.stages import Stages
-from llmc.compiler.targets.encoders import open_encoder_target
-from llmc.compiler.targets.encoders.base import Case
+from llmc.compiler.targets.encoder import EncoderCase, open_encoder_target
 
 if TYPE_CHECKING:
     from llmc.artifacts.store.entries import Entry
@@ -52,7 +51,7 @@ def dry_run_encoder(checkpoint: Checkpoint, plan: EncodePlan, options: CompileOp
     target, chosen = open_encoder_target(options.device)
     options = target.configure(options)
     target.toolchain()
-    case = Case.of(checkpoint, plan.task)  # type: ignore[arg-type]
+    case = EncoderCase.of(checkpoint, plan.task)  # type: ignore[arg-type]
     walk = _Walk(Stages(store, checkpoint, plan, ignore))
     shapes = [(b.batch, b.query) for b in plan.buckets] if options.specialise else [None]
     why: list[str | None]

@@ -11,8 +11,7 @@ from llmc.artifacts.key import Key
 from llmc.compiler.code import code_digest
 from llmc.compiler.pipeline.compile import Reporter, VerifyReport
 from llmc.compiler.stages import filled_folder, toolchain
-from llmc.compiler.targets.encoders import encoder_target
-from llmc.compiler.targets.encoders.base import Case, EncoderTarget
+from llmc.compiler.targets.encoder import EncoderCase, EncoderTarget, encoder_target
 from llmc.runtime.executors.encoders import encoder_class, open_encoder
 from llmc.runtime.host import host_features
 
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 
 def verification_of(
     stages: Stages, target: EncoderTarget, manifest: Manifest, sources: Mapping[str, Path], plan: EncodePlan,
-    case: Case, options: CompileOptions, report: Reporter,
+    case: EncoderCase, options: CompileOptions, report: Reporter,
 ) -> dict[str, Any]:  # fmt: skip
     """How the bundle agrees with the reference, remembered in the store. Raises VerificationError."""
     if options.verify == "none":
@@ -69,14 +68,14 @@ def verified_again(
     bundle: Bundle, stages: Stages, every: bool, progress: Callable[[int, int], None]
 ) -> dict[str, Any]:  # fmt: skip
     """The same of a bundle that exists, run now, with nothing taken from the store. Raises VerificationError."""
-    case = Case.of(stages.checkpoint, bundle.encode_plan.task)  # type: ignore[arg-type] # what a plan to encode has
+    case = EncoderCase.of(stages.checkpoint, bundle.encode_plan.task)  # type: ignore[arg-type] # what a plan to encode has
     target = encoder_target(bundle.manifest.target)
     outcome = _run(bundle, stages, target, case, every, progress)
     return {"reference": target.reference_name, "quality": _quality(bundle.manifest), **outcome.to_json()}
 
 
 def _run(
-    bundle: Bundle, stages: Stages, target: EncoderTarget, case: Case, every: bool,
+    bundle: Bundle, stages: Stages, target: EncoderTarget, case: EncoderCase, every: bool,
     progress: Callable[[int, int], None],
 ) -> Outcome:  # fmt: skip
     from llmc.compiler.verification.encoding import verify_encoder

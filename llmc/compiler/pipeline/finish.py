@@ -34,7 +34,7 @@ from llmc.compiler.code import code_digest
 from llmc.compiler.pipeline.agree import agree
 from llmc.compiler.pipeline.compile import BeginReport, CompileResult, ExecutableReport, Reporter, compile_bundle
 from llmc.compiler.pipeline.dry_run import dry_run
-from llmc.compiler.pipeline.resolve import target_of
+from llmc.compiler.pipeline.resolve import recorded_options, target_of
 from llmc.compiler.targets.base import Shape
 from llmc.compiler.targets.finishing import EachExecutable, WholeBundle
 from llmc.errors import CompileError, DeviceError, InputError
@@ -104,8 +104,9 @@ def write_host_files(result: CompileResult) -> CompileResult:
     bundle = Path(os.path.realpath(result.bundle))
     opened = Bundle(BundleFiles.open(bundle), Settings())
     target = target_of(opened.manifest)
-    folder = bundle.with_name(f"{bundle.name}.{target.name}")
-    texts = target.host_files(folder, bundle, opened.plan)
+    folder = bundle.with_name(f"{bundle.name}.{target.description.name}")
+    finisher = target.finisher()
+    texts = {} if finisher is None else finisher.host_files(folder, bundle, opened.plan)
     names = write_texts(folder, texts, "files for the device's host") if texts else []
     return replace(result, host_files=[str(folder / name) for name in names])
 
@@ -151,9 +152,11 @@ def finish_bundle(
         entry, hit = _whole(finisher, half, pins, store, report)
         made, files, reused = {}, entry.outputs, len(half.manifest.executables) * hit
     else:
-        raise CompileError(f"device {target.name}: {type(finisher).__name__} is neither of the two ways to finish")
+        raise CompileError(
+            f"device {target.description.name}: {type(finisher).__name__} is neither of the two ways to finish"
+        )
     manifest, sources = _assemble(half, finisher, pins, made, files, store)
-    options = target.compiled_with(half.manifest.device, half.manifest.options).changed(verify=verify)
+    options = recorded_options(half.manifest, target).changed(verify=verify)
     outcome = agree(half, manifest, sources, finisher, target, options, store, report)
     final = manifest.changed(verification=dict(half.manifest.verification) | {"finished": outcome})
     signed = bundle.files.signature is not None and final != bundle.manifest

@@ -12,6 +12,7 @@ from llmc.buckets.hybrid.halves import half
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.pipeline.finish import compile_and_finish
 from llmc.compiler.targets import open_target
+from llmc.compiler.targets.base import VendorPrefill
 from llmc.compiler.targets.declared import declared
 from llmc.errors import InputError
 
@@ -50,7 +51,8 @@ def compile_hybrid(
             f"{checkpoint.name} has adapters that requests choose, and prompts with one are not handed from device to "
             "device: compile for one device, or merge an adapter (--lora)"
         )
-    variables = open_target(options.device, settings).prefills_on(prefill)
+    decoding = open_target(options.device, settings)
+    variables = decoding.prefills_on(prefill) if isinstance(decoding, VendorPrefill) else None
     if variables is not None:
         alone = compile_and_finish(checkpoint, folder, plan, options, store, report, settings)
         return HybridResult(folder, {"decode": alone}, variables)

@@ -84,7 +84,7 @@ class PlanArguments:
             if name in names and name not in given:
                 given[name], origins[name] = number.value, f"environment {number.variable}"
         if self.device is not None and "max_num_seqs" not in given:
-            most = open_target(self.device, self._settings).most_sequences
+            most = open_target(self.device, self._settings).description.most_sequences
             if most is not None:
                 given["max_num_seqs"], origins["max_num_seqs"] = most, f"device {self.device}"
         named = "--max-model-len" if self.max_model_len is not None else LIMIT_VARIABLES["max_model_len"]
@@ -103,7 +103,7 @@ class PlanArguments:
         """The ranges that the device's options decide."""
         if self.device is None or self.options is None:
             return {}
-        return open_target(self.device, self._settings).ranges(self.options, limits)
+        return open_target(self.device, self._settings).description.ranges(self.options, limits)
 
     def inputs(self, limits: Limits) -> PlanInputs:
         """What the planner works from."""

@@ -42,8 +42,7 @@ if TYPE_CHECKING:
     from llmc.compiler.checkpoint.base import Checkpoint
     from llmc.compiler.options import CompileOptions
     from llmc.compiler.stages import Stages
-    from llmc.compiler.targets.base import Target
-    from llmc.compiler.targets.encoders.base import EncoderTarget
+    from llmc.compiler.targets.base import Recorded
 
 BUILD_TYPE = "urn:llmc:compile:v1"
 BUILDER = "urn:llmc:builder:local"
@@ -58,8 +57,10 @@ LONGEST_LICENCE = 100
 _MODEL_KIND = f"{LOCAL}model"
 
 
-def provenance(stages: Stages, target: Target | EncoderTarget, options: CompileOptions, model: str) -> dict[str, Any]:
-    """The provenance of a bundle that is compiled from `model`, as the user named it."""
+def provenance(
+    stages: Stages, target: str, recorded: Recorded, toolchain: Mapping[str, str], options: CompileOptions, model: str
+) -> dict[str, Any]:  # fmt: skip
+    """The provenance of a bundle that is compiled by the target of that name from `model`, as the user named it."""
     name, plan = model_name(model), stages.plan.digest()
     packages = [found for package in PACKAGES if (found := _package(package))]
     versions = {item["name"]: item["annotations"]["version"] for item in packages}
@@ -78,8 +79,8 @@ def provenance(stages: Stages, target: Target | EncoderTarget, options: CompileO
                 "specialise": options.specialise, **options.extensions, "plan": plan,
             },
             "internalParameters": {
-                "target": target.name, "executor": target.executor_of(options), "toolchain": target.toolchain(),
-                "isa": list(target.needed_features(options)),
+                "target": target, "executor": recorded.executor, "toolchain": toolchain,
+                "isa": list(recorded.features),
             },
             "resolvedDependencies": [*files, _llmc(), *packages],
         },

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 from llmc.compiler.architectures.shared.caches import cache_of
 from llmc.compiler.checkpoint import Checkpoint, open_checkpoint
 from llmc.compiler.model_size import weights_of
+from llmc.compiler.options import CompileOptions
 from llmc.compiler.targets import open_target
+from llmc.compiler.targets.base import Deployment
 from llmc.compiler.targets.declared import selecting_adapters
-from llmc.compiler.targets.deployment import Deployment
 from llmc.errors import InputError
 
 if TYPE_CHECKING:
     from llmc.artifacts.bundle.manifest import Manifest
     from llmc.buckets.plan import Plan
-    from llmc.compiler.options import CompileOptions
     from llmc.compiler.targets.base import Target
     from llmc.settings import Settings
 
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 class Job:
     """The inputs of a compile, determined once: the open checkpoint, the target that the device stands for, the options
     that were `asked` for, the same with the target's defaults (`options`), the reason for that target ("" if the
-    device stands for itself), and the reason for defaults that the model `decided` ("" for none)."""
+    device stands for itself), the reason for defaults that the model `decided` ("" for none), and a target that serves
+    until this one's executables are open."""
 
     checkpoint: Checkpoint
     plan: Plan
@@ -34,6 +35,7 @@ class Job:
     options: CompileOptions
     why: str
     decided: str
+    starter: tuple[Target, CompileOptions] | None = None
 
     @classmethod
     def of(cls, model: str | Checkpoint, plan: Plan, options: CompileOptions, settings: Settings | None = None) -> Job:
@@ -42,33 +44,45 @@ class Job:
         Raises CheckpointError, InputError and DeviceError, before anything is made.
         """
         checkpoint = open_checkpoint(model)
-        weights = weights_of(checkpoint)
-        deployment = Deployment(plan.limits, plan.provenance.facts, checkpoint.config, weights)
-        target, asked, why = open_target(options.device, settings).resolve(options, deployment)
-        settled, decided = target.settle(asked, weights)
-        if checkpoint.choices and not target.selects_adapters:
+        deployment = Deployment(plan.limits, plan.provenance.facts, checkpoint.config, weights_of(checkpoint))
+        found = open_target(options.device, settings).resolve(options, deployment)
+        device = found.target.description
+        if checkpoint.choices and not device.selects_adapters:
             raise InputError(
                 f"device {options.device} has no graphs whose rows choose an adapter, as those of "
                 f"{', '.join(selecting_adapters())} have: leave --lora-modules out, and compile a bundle for each "
                 "adapter (--lora merges it)"
             )
-        target.require_supported(checkpoint.config)
-        target.require_consumed(checkpoint)
+        device.reference.require_readable(checkpoint)
         if not plan.limits.contexts and cache_of(checkpoint.config).kv:
             raise InputError(
                 f"the plan is for a model that keeps states alone ('contexts' is false), and {checkpoint.name} reads "
                 "cached tokens; plan for this model"
             )
-        settled.require_vocabulary(checkpoint.name, int(checkpoint.config["vocab_size"]))
-        return cls(checkpoint, plan, target, asked, settled, why, decided)
+        found.options.require_vocabulary(checkpoint.name, int(checkpoint.config["vocab_size"]))
+        return cls(
+            checkpoint, plan, found.target, found.asked, found.options, found.why, found.decided, found.starter
+        )  # fmt: skip
 
     @property
     def because(self) -> str:
         """Why it is this target, as summaries have it."""
-        return f"{self.target.executor}: {self.why}" if self.why else ""
+        return f"{self.target.description.executor}: {self.why}" if self.why else ""
 
 
 def target_of(manifest: Manifest) -> Target:
     """The target that made a bundle: its device's, or the one that its device stood for."""
     target = open_target(manifest.device)
-    return target if target.name == manifest.target else open_target(manifest.target)
+    return target if target.description.name == manifest.target else open_target(manifest.target)
+
+
+def recorded_options(manifest: Manifest, target: Target) -> CompileOptions:
+    """The options that a bundle of `target` was compiled with, as `configure` made them.
+
+    A device that specialises by itself decides that again: an LPU's host may have HyperDex or not.
+    """
+    device = target.description
+    names = {"quantize", "dtype", "sample_top_k", *(option.name for option in device.options)}
+    names |= set() if device.why_static else {"specialise"}
+    given = {name: value for name, value in manifest.options.items() if name in names}
+    return target.configure(CompileOptions.of(manifest.device, **given))

@@ -11,7 +11,7 @@ from llmc.artifacts.store.store import Store
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.pipeline.encoding_verification import verified_again
 from llmc.compiler.pipeline.provenance import find_model
-from llmc.compiler.pipeline.resolve import target_of
+from llmc.compiler.pipeline.resolve import recorded_options, target_of
 from llmc.compiler.pipeline.token_verification import gives_tokens, tokens_stage
 from llmc.compiler.pipeline.verification import origins_of, run_parts, vouched_probes
 from llmc.compiler.stages import Report, Stages
@@ -64,15 +64,16 @@ def _numbers(
     """The outcome of a bundle that generates, and where the reference's predictions came from."""
     manifest = bundle.manifest
     target = target_of(manifest)
-    limits = target.limits(target.compiled_with(manifest.device, manifest.options))
+    limits = target.verification.limits(recorded_options(manifest, target))
     probes, origin = vouched_probes(stages, target, origins_of(stages, stages.settings), anew=True)
     if gives_tokens(manifest):
         found = tokens_stage(bundle, stages, target, probes, limits)
     else:
         plan = bundle.plan
-        chosen = choose(plan.buckets, plan.limits, every, target, manifest.executables, stages.parameters)
+        chosen = choose(plan.buckets, plan.limits, every, target.verification, manifest.executables, stages.parameters)
         result = summarise(run_parts(bundle, stages, probes, chosen.parts, progress), limits)
         found = {
-            "reference": target.reference.name, "limits": vars(limits), **result.to_json(), **chosen.to_json(),
+            "reference": target.description.reference.name, "limits": vars(limits),
+            **result.to_json(), **chosen.to_json(),
         }  # fmt: skip
     return found, origin

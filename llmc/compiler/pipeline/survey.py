@@ -20,11 +20,12 @@ def survey() -> list[dict[str, Any]]:
     """A row for each device, and for each sort of card here that no device of llmc is for.
 
     compiles, runs ("yes" or what is missing), state of its executables here, a note (what is left for the device's own
-    host), the topologies that it takes behind its name (`Target.topologies`) and how they are named, found (its cards
+    host), the topologies that it takes behind its name (`Topologies`) and how they are named, found (its cards
     here, in words), hardware (where it ran, of record: `Hardware`, with its text), and its guide.
     """
-    rows = [_row(name, target) for name, target in _targets()]
-    used = {card.name for _, target in _targets() for card in target.cards()}
+    targets = list(_targets())
+    rows = [_row(name, target) for name, target in targets]
+    used = {card.name for _, target in targets for card in target.description.accelerators}
     return rows + [_unused(card.name, found) for card in CARDS if card.name not in used and (found := card.found())]
 
 
@@ -39,24 +40,26 @@ def _targets() -> Iterator[tuple[str, Target]]:
     for name in offered():
         target = open_target(name)
         yield name, target
-        for detail in target.listed:
+        for detail in target.description.listed:
             if detail:
                 yield f"{name}:{detail}", open_target(f"{name}:{detail}")
 
 
 def _row(name: str, target: Target) -> dict[str, Any]:
-    missing = _missing(target.compile_needs)
+    device, needs = target.description, target.description.requirements
+    missing, known = _missing(needs.compiling), device.topologies
+    form = known and {name: getattr(known, name) for name in ("written", "example", "row", "column")}
     return {
         "device": name,
-        "compiles": _lack(missing, target.compile_extras, f" (missing {', '.join(missing)})") if missing else "yes",
+        "compiles": _lack(missing, needs.compile_extras, f" (missing {', '.join(missing)})") if missing else "yes",
         "runs": _runs(target),
         "state": target.state,
         "note": target.remaining(),
-        "topologies": target.topologies(),
-        "topology_form": target.topology_form and asdict(target.topology_form),
-        "found": [found for card in target.cards() if (found := card.found())],
-        "hardware": {**asdict(target.hardware), "ran": target.hardware.ran, "text": str(target.hardware)},
-        "guide": target.guide,
+        "topologies": known.known() if known else [],
+        "topology_form": form,
+        "found": [found for card in device.accelerators if (found := card.found())],
+        "hardware": {**asdict(device.hardware), "ran": device.hardware.ran, "text": str(device.hardware)},
+        "guide": device.guide,
     }
 
 
@@ -69,8 +72,9 @@ def _unused(name: str, found: str) -> dict[str, Any]:
 
 
 def _runs(target: Target) -> str:
-    if missing := _missing(target.run_needs):
-        return _lack(missing, target.run_extras, "")
+    needs = target.description.requirements
+    if missing := _missing(needs.running):
+        return _lack(missing, needs.run_extras, "")
     if lacks := target.lacks():
         return f"no: {lacks}"
     return "yes" if target.state == "native" else "on CPU, portable"

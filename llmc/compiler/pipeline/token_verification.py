@@ -47,4 +47,4 @@ def tokens_stage(bundle: Bundle, stages: Stages, target: Target, probes: Entry, 
     finally:
         executor.close()
     stages.report(StageReport("verify", False, time.perf_counter() - start))
-    return {"reference": target.reference.name, "limits": asdict(limits), **found.to_json()}
+    return {"reference": target.description.reference.name, "limits": asdict(limits), **found.to_json()}

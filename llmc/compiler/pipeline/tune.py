@@ -14,8 +14,7 @@ from llmc.artifacts.atomic_write import write_atomic
 from llmc.artifacts.digest import digest_bytes
 from llmc.artifacts.key import Key
 from llmc.compiler.pipeline.resolve import target_of
-from llmc.compiler.targets.tuning import RESULTS, STAGE, Results
-from llmc.compiler.targets.tuning_file import read_results, write_results
+from llmc.compiler.targets.tuning import RESULTS, STAGE, Results, read_results, write_results
 from llmc.errors import DeviceError, InputError
 
 if TYPE_CHECKING:

@@ -75,13 +75,17 @@ def probes_stage(stages: Stages, target: Target, *, own: bool = False) -> Entry:
     longest = limits.longest_prompt + 1
     farthest = min(longest + steps_beyond(limits, stages.parameters), limits.max_model_len - 1)
     components: dict[str, Value] = {
-        "reference": target.reference.name,
+        "reference": target.description.reference.name,
         **stages.reading(),
         "longest": longest,
         "farthest": farthest,
         **toolchain("numpy", "tokenizers"),
-        "code": code_digest(probes_stage, type(stages.checkpoint), target.reference.module),
-        **(toolchain(*target.reference.packages, python=True) if target.reference.packages else {}),
+        "code": code_digest(probes_stage, type(stages.checkpoint), target.description.reference.module),
+        **(
+            toolchain(*target.description.reference.packages, python=True)
+            if target.description.reference.packages
+            else {}
+        ),
     }
 
     def make(workspace: Workspace) -> Mapping[str, Blob]:
@@ -91,7 +95,7 @@ def probes_stage(stages: Stages, target: Target, *, own: bool = False) -> Entry:
         vocab_size, probes = int(stages.checkpoint.config["vocab_size"]), []
         for number in range(len(stages.checkpoint.choices), -1, -1):  # the base comes last, to read the text, too
             checkpoint = stages.checkpoint.of_adapter(number)
-            reference = target.reference.open(checkpoint)
+            reference = target.description.reference.open(checkpoint)
             probes += make_probes(checkpoint, reference, longest, vocab_size, farthest, number)
         windows = make_windows(checkpoint, reference, longest, vocab_size)
         return {
@@ -121,13 +125,15 @@ def verify_stage(
     settings = stages.settings
     origins = origins_of(stages, settings)
     probes, predicted = vouched_probes(stages, target, origins, anew=settings.require_signatures)
-    limits = target.limits(options)
+    limits = target.verification.limits(options)
     if gives_tokens(manifest):
         with _draft(stages, manifest, sources, target) as draft:
             return {"mode": options.verify, **tokens_stage(draft, stages, target, probes, limits)}
     every = options.verify == "all"
-    chosen = choose(stages.plan.buckets, stages.plan.limits, every, target, manifest.executables, stages.parameters)
-    serving = Serving(target, manifest.executables)
+    chosen = choose(
+        stages.plan.buckets, stages.plan.limits, every, target.verification, manifest.executables, stages.parameters
+    )
+    serving = Serving(target.verification, manifest.executables)
     keys = [(part, _key(stages, serving, manifest, probes, part)) for part in chosen.parts]
     outcomes: dict[str, Mapping[str, Any]] = {}
     found: dict[str, Origin] = {}
@@ -156,7 +162,7 @@ def verify_stage(
     stages.report(StageReport("verify", not missing, time.perf_counter() - start))
     return {
         "mode": options.verify,
-        "reference": target.reference.name,
+        "reference": target.description.reference.name,
         "limits": asdict(limits),
         **result.to_json(),
         **chosen.to_json(),
@@ -170,7 +176,7 @@ def _located(error: VerificationError, stages: Stages, target: Target) -> Verifi
     start = time.perf_counter()
     stages.report(StageReport("diagnose", False, None))
     try:
-        where = target.reference.first_difference(stages.checkpoint, stages.plan.limits.max_model_len - 1)
+        where = target.description.reference.first_difference(stages.checkpoint, stages.plan.limits.max_model_len - 1)
     except Exception as reason:  # noqa: BLE001 - whatever a wrong model raises, the refusal is what counts
         where = f"in which layer could not be found ({type(reason).__name__}: {reason!s:.200})"
     stages.report(StageReport("diagnose", False, time.perf_counter() - start))
@@ -236,7 +242,7 @@ def _draft(stages: Stages, manifest: Manifest, sources: Mapping[str, Path], targ
         return write_bundle(folder / "draft", manifest, sources)
 
     with filled_folder(stages.store, "drafts", write) as draft:
-        portable = stages.settings.open_portable or target.verifies_portable
+        portable = stages.settings.open_portable or target.verification.portable
         yield Bundle(BundleFiles.open(draft), replace(stages.settings, open_portable=portable))
 
 

@@ -1,10 +1,15 @@
 """Calibration of 4-bit weights, as a cached stage: the checkpoint with the blocks that a text speaks for, and which of
-its matrices stay in 8 bits so that a bound on the divergence is kept."""
+its matrices stay in 8 bits so that a bound on the divergence is kept.
+
+llmc's own calibration text has its passages (verification/passages.py), and passages of Python's manual, which pydoc
+has. No figure is taken over it.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import random
+from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -15,8 +20,9 @@ from llmc.compiler.architectures.shared.names import OUTER
 from llmc.compiler.code import code_digest
 from llmc.compiler.options import Option
 from llmc.compiler.stages import StageReport, toolchain
-from llmc.compiler.targets.costs import Cost
-from llmc.errors import InputError, VerificationError
+from llmc.compiler.targets.costs import Timing
+from llmc.errors import CheckpointError, InputError, VerificationError
+from llmc.paths import expanded
 from llmc.strict_json import loads
 
 if TYPE_CHECKING:
@@ -24,6 +30,7 @@ if TYPE_CHECKING:
 
     from llmc.artifacts.digest import Blob
     from llmc.artifacts.store.workspace import Workspace
+    from llmc.compiler.checkpoint.base import Checkpoint
     from llmc.compiler.options import CompileOptions
     from llmc.compiler.stages import Stages
     from llmc.compiler.weights.mixed import GroupCost
@@ -47,7 +54,7 @@ HEAD_BITS: Option[int | None] = Option(
 )  # fmt: skip
 _SHARE = 0.9
 """Of the bound, less what the device adds, for matrices in 4 bits: a margin."""
-COST, SENSE_COST = Cost(fixed=2.0, parameters=180.0), Cost(fixed=2.0, parameters=90.0)
+COST, SENSE_COST = Timing(fixed=2.0, parameters=180.0), Timing(fixed=2.0, parameters=90.0)
 """Of the stages, by the processor time that they took."""
 
 
@@ -62,7 +69,7 @@ class Mixed:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
-def calibration_costs(options: CompileOptions) -> dict[str, Cost]:
+def calibration_costs(options: CompileOptions) -> dict[str, Timing]:
     """For `Target.stage_costs`."""
     if options.quantize != "int4":
         return {}
@@ -83,8 +90,6 @@ def require_calibratable(options: CompileOptions) -> None:
     if given is not None and options.quantize != "int4":
         raise InputError(f"{CALIBRATE.flag} is for --quantize int4, and this is {options.quantize}; leave it out")
     if given is not None:
-        from llmc.compiler.targets.calibration_text import given_text  # at the top what it imports would be in keys
-
         given_text(given)
 
 
@@ -104,7 +109,6 @@ def calibrated(stages: Stages, options: CompileOptions, added: float) -> tuple[S
 
 def _with_blocks(stages: Stages, given: str) -> Stages:
     from llmc.compiler.checkpoint.calibrated import CalibratedCheckpoint
-    from llmc.compiler.targets.calibration_text import sequences_in
 
     sequences = sequences_in(stages.checkpoint, given)
 
@@ -127,8 +131,6 @@ def _with_blocks(stages: Stages, given: str) -> Stages:
 def _mixed(stages: Stages, most: float, head: int | None) -> Mixed:
     """What stays in 8 bits so that the model diverges by no more than `most`; with `head` None embedding and head are
     one more group that may."""
-    from llmc.compiler.targets.calibration_text import judged_in
-
     judged = judged_in(stages.checkpoint)
     reached, sensed = _sensed(stages, judged, outer=head != 8)
     costs = [cost for cost in sensed if OUTER.isdisjoint(cost.names)]
@@ -169,7 +171,6 @@ def _mixed(stages: Stages, most: float, head: int | None) -> Mixed:
 
 def _sensed(stages: Stages, judged: Judged, *, outer: bool) -> tuple[float, list[GroupCost]]:
     """The divergence with all in 4 bits, and what each group of matrices costs; `outer`: embedding and head, too."""
-    from llmc.compiler.targets.calibration_text import OWN, sequences_in
     from llmc.compiler.weights.mixed import GroupCost
 
     probe = sequences_in(stages.checkpoint, OWN)[0]
@@ -207,3 +208,70 @@ def mixed_lines(analysis: Mapping[str, Any]) -> list[str]:
         f"{found['bits']:.2f} bits a weight; embedding and head in {found['head_bits']}; a mean KL of "
         f"{found['mean_kl']:.2g} nats by 4 bits alone"
     ]
+
+
+OWN = "own"
+"""In place of a file: llmc's own."""
+_MOST = 1 << 24
+"""Characters of a text, at most."""
+_PASSAGE = 1500
+"""Characters of a topic of the manual."""
+
+
+def sequences_in(checkpoint: Checkpoint, given: str) -> list[list[int]]:
+    """Those of the text `given` for --calibrate. Raises InputError for one that is too short, or cannot be read,
+    CheckpointError for a tokenizer of another model."""
+    from llmc.compiler.weights.calibration import TOKENS, sequences_of
+    from llmc.runtime.text.tokenizer import Tokenizer
+
+    text = given_text(given)
+    encode = Tokenizer(checkpoint.tokenizer_json()).encode
+    tokens = _own(encode, TOKENS) if text is None else encode(text)
+    found = sequences_of(tokens, _longest(checkpoint))
+    if not found:
+        raise InputError(f"--calibrate: the text has {len(tokens)} tokens; give one of some thousand")
+    known = int(checkpoint.config["vocab_size"])
+    if any(token >= known for tokens in found for token in tokens):
+        raise CheckpointError(f"{checkpoint.path}: its tokenizer gives ids above the {known} of its embedding")
+    return found
+
+
+def judged_in(checkpoint: Checkpoint) -> Judged:
+    """The text of texts.py, which the gate measures the bundle over, too."""
+    from llmc.compiler.verification.windows import FIRST, parts_of
+    from llmc.compiler.weights.sensitivity import Judged
+
+    parts = parts_of(checkpoint, int(checkpoint.config["vocab_size"]))
+    return Judged([part[: _longest(checkpoint)] for _, part in parts], FIRST - 1)
+
+
+def _longest(checkpoint: Checkpoint) -> int:
+    return int(checkpoint.config.get("max_position_embeddings") or 1 << 16)
+
+
+def given_text(given: str) -> str | None:
+    """The text of a file; None for OWN. Raises InputError."""
+    if given == OWN:
+        return None
+    try:
+        with expanded(given).open(encoding="utf-8") as file:
+            return file.read(_MOST)
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(
+            f"--calibrate {given}: cannot be read as UTF-8 text ({error}); name a file, or {OWN}"
+        ) from error
+
+
+def _own(encode: Callable[[str], list[int]], count: int) -> list[int]:
+    """The first `count` tokens of llmc's passages, each once, and of the manual's."""
+    from pydoc_data.topics import topics
+
+    from llmc.compiler.verification.passages import PASSAGES
+
+    manual = [text[:_PASSAGE] for _, text in sorted(topics.items())]
+    random.Random(0).shuffle(manual)  # noqa: S311 - no secret, and the same everywhere
+    tokens: list[int] = []
+    for passage in (*PASSAGES, *manual):
+        if len(tokens) < count:
+            tokens += encode(f"{passage}\n\n")
+    return tokens[:count]

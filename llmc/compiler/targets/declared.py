@@ -68,12 +68,12 @@ def _importable(named: Iterable[str]) -> Iterator[tuple[str, type[Any]]]:
 
 def other_names() -> dict[str, str]:
     """What else people call a device → its name."""
-    return {called: device for device, target in _importable(devices()) for called in target.also_called}
+    return {called: device for device, target in _importable(devices()) for called in target.description.also_called}
 
 
 def selecting_adapters() -> list[str]:
     """Devices whose graphs take adapters that rows choose, for people."""
-    return [device for device, target in _importable(offered()) if target.selects_adapters]
+    return [device for device, target in _importable(offered()) if target.description.selects_adapters]
 
 
 def declared() -> dict[str, Declared]:
@@ -83,7 +83,7 @@ def declared() -> dict[str, Declared]:
     """
     found: dict[str, Declared] = {}
     for device, target in _importable(devices()):
-        for option in target.options:
+        for option in target.description.options:
             before = found.get(option.name)
             if option.name in SHARED:
                 raise InputError(f"device {device} declares {option.flag}, which every device takes")
@@ -117,7 +117,7 @@ def check_own(option: Option[Any], value: Value, device: str) -> None:
 
 
 def _takes(target: type[Any], name: str, value: Value) -> bool:
-    return any(option.name == name and value in option.choices for option in target.options)
+    return any(option.name == name and value in option.choices for option in target.description.options)
 
 
 def refuse_foreign(name: str, value: Value, device: str) -> None:

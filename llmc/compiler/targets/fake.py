@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
 
@@ -33,9 +34,9 @@ from llmc.compiler.code import code_digest
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.program.program import PROGRAM, Program
 from llmc.compiler.stages import Stages
-from llmc.compiler.targets.base import Executable, Lowered, Shape, State, Target
-from llmc.compiler.targets.costs import Cost, Verifying
-from llmc.compiler.targets.reference import TOY, ReferenceModel
+from llmc.compiler.targets.base import CompiledExecutable, Lowered, Shape, State, Target
+from llmc.compiler.targets.costs import Costs, Timing, Verifying
+from llmc.compiler.targets.description import TOY, DeviceDescription
 from llmc.errors import CheckpointError, InputError
 from llmc.runtime.executors.fake.program import EMBEDDING, FORMAT, HEAD, of_adapter
 
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
     from llmc.artifacts.store.workspace import Workspace
     from llmc.buckets.bucket import Bucket
     from llmc.buckets.limits import Limits
-    from llmc.compiler.checkpoint.base import Checkpoint
     from llmc.compiler.targets.finishing import Finisher
     from llmc.runtime.cache_shape import CacheShape
     from llmc.runtime.executors.fake.kind import Kind
@@ -58,15 +58,19 @@ Compiling: TypeAlias = "Callable[[Lowered, Shape, dict[str, Any]], dict[str, Any
 """From an executable's fields to those that are written; it may raise, or wait."""
 
 
-class FakeTarget(Target):
-    """See the module's docstring."""
+class FakeCosts(Costs):
+    """Nothing takes time."""
 
-    name: ClassVar[str] = "fake"
-    executor: ClassVar[str] = "fake"
-    reference: ClassVar[ReferenceModel] = TOY
-    selects_adapters: ClassVar[bool] = True
-    reads_files: ClassVar[bool] = False
-    verifying: ClassVar[Verifying] = Verifying(Cost(), Cost(), Cost(), Cost())
+    verifying: ClassVar[Verifying] = Verifying(Timing(), Timing(), Timing(), Timing())
+
+    def stage_costs(self, options: CompileOptions, buckets: Sequence[Bucket]) -> Mapping[str, Timing]:
+        return {"trace": Timing(), "weights": Timing()}
+
+
+class FakeTarget(Target):
+    """`--device fake`; its suffix selects how steps are taken (fake/kind.py)."""
+
+    description = DeviceDescription("fake", "fake", reference=TOY, selects_adapters=True, reads_files=False)
 
     def __init__(
         self, kind: Kind | None = None, *, state: State = "native", compiling: Compiling | None = None
@@ -86,13 +90,7 @@ class FakeTarget(Target):
 
         return cls(Kind.of(detail), state="portable" if detail == PORTABLE else "native")
 
-    @property
-    def state(self) -> State:
-        """As it was made."""
-        return self._state
-
     def remaining(self) -> str:
-        """What a real device's own compiler would do there; here it is words."""
         return "" if self._state == "native" else "a fake card has to be put in"
 
     def finisher(self) -> Finisher | None:
@@ -104,47 +102,19 @@ class FakeTarget(Target):
         return FakeFinisher()
 
     def configure(self, options: CompileOptions) -> CompileOptions:
-        """Ragged steps have no fixed shape."""
+        """One executable a bucket, so that tests see buckets; but ragged steps have no fixed shape."""
         if self._kind.ragged and options.specialise:
             raise InputError("--specialise: ragged steps have no fixed shape; leave it out, or take --device fake")
         if self._kind.graph_memory is not None and options.specialise is False:
             raise InputError("--no-specialise: graphs have a fixed shape; leave it out, or take --device fake")
-        return super().configure(options)
-
-    def require_supported(self, config: Mapping[str, Any]) -> None:
-        """The toy model, and nothing else."""
-        if config.get("model_type") != "toy":
-            found = config.get("model_type")
-            raise CheckpointError(f"architecture {found!r} is not supported by device fake; supported: toy")
-
-    def require_consumed(self, checkpoint: Checkpoint) -> None:
-        """The toy model has two tensors; its configuration is a test's."""
-        base = checkpoint.of_adapter(0)
-        left = [name for name in base.tensor_names() if name not in (EMBEDDING, HEAD)]
-        if left:
-            raise CheckpointError(f"{checkpoint.path}: nothing in the toy model takes the tensors {', '.join(left)}")
+        specialise = not self._kind.ragged if options.specialise is None else options.specialise
+        return super().configure(replace(options, specialise=specialise))
 
     @property
-    def specialises_by_default(self) -> bool:
-        """Yes, so that tests see one executable a bucket, but for ragged steps."""
-        return not self._kind.ragged
-
-    def static_dims(self, options: CompileOptions) -> tuple[str, ...]:
-        """All three when specialised, else none."""
-        return ("batch", "query", "context") if options.specialise else ()
-
-    def choice(self, options: CompileOptions) -> str:
-        """Nothing was measured: numpy takes any shape."""
-        if options.specialise:
-            return "one executable per bucket: numpy does not care, tests do"
-        return "one executable for all buckets, run at the exact shape"
-
-    def stage_costs(self, options: CompileOptions, buckets: Sequence[Bucket]) -> Mapping[str, Cost]:
-        """Nothing takes time."""
-        return {"trace": Cost(), "weights": Cost()}
+    def costs(self) -> Costs:
+        return FakeCosts()
 
     def toolchain(self) -> dict[str, str]:
-        """The version that the executor checks before it replays."""
         from llmc.runtime.executors.fake.executor import FAKE_VERSION
 
         return {"fake": FAKE_VERSION}
@@ -164,7 +134,6 @@ class FakeTarget(Target):
         return [Program.stored("toy", stages, stages.run("trace", components, build))]
 
     def lower(self, stages: Stages, programs: Sequence[Program], options: CompileOptions) -> Lowered:
-        """The program is in its device's form already; the weights are what all buckets share."""
         (program,) = programs
         weights = self._weights(stages)
         file, placements = weights.outputs["weights"], weights.outputs["placements"]
@@ -202,7 +171,7 @@ class FakeTarget(Target):
 
         return stages.run("weights", components, build)
 
-    def compile(self, lowered: Lowered, shape: Shape, options: CompileOptions) -> Executable:
+    def compile(self, lowered: Lowered, shape: Shape, options: CompileOptions) -> CompiledExecutable:
         """Constants and sizes as JSON; weights stay outside, named by digest, so that all executables share them."""
         sizes = {"phase": shape.phase, "batch": shape.batch, "query": shape.query, "context": shape.context}
         model = {**json.loads(lowered.inputs[PROGRAM].read_bytes()), "weights": lowered.files["weights"]}
@@ -210,7 +179,7 @@ class FakeTarget(Target):
         program = {"format": FORMAT, **sizes, **model, "tensors": tensors, **options.extensions}
         if self._compiling is not None:
             program = self._compiling(lowered, shape, program)
-        return Executable(canonical_json(program), self.state)
+        return CompiledExecutable(canonical_json(program), self.state)
 
 
 def _positions(stages: Stages) -> int:

@@ -15,14 +15,12 @@ if TYPE_CHECKING:
 
 
 class FakeFinisher(EachExecutable):
-    """See the module's docstring."""
+    """Writes the card's name into each executable."""
 
     executor: ClassVar[str] = "fake"
 
     def lacks(self) -> str:
-        """A card."""
         return "" if card.here else "this host has no fake card; put one in: llmc.runtime.executors.fake.card.here"
 
     def finish(self, bundle: Bundle, executable: Executable) -> bytes:
-        """The same fields, for the card of this host."""
         return canonical_json(json.loads(bundle.files.read(executable.blob)) | {"card": self.host()["card"]})

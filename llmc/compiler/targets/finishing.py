@@ -19,13 +19,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
-from llmc.runtime.executors import executor_class, open_executor
+from llmc.runtime.executors import executor_class
 
 if TYPE_CHECKING:
     from llmc.artifacts.bundle.manifest_schema import Executable
     from llmc.artifacts.key import Value
+    from llmc.buckets.plan import Plan
     from llmc.runtime.bundle import Bundle
-    from llmc.runtime.executors.base import Executor
 
 Told: TypeAlias = "Callable[[Executable], None]"
 """Hears of each executable that is done."""
@@ -50,9 +50,10 @@ class Finisher(ABC):
         """What finishing decides for good, by name: options of the finished manifest and components of the keys."""
         return {}
 
-    def open_portable(self, bundle: Bundle) -> Executor:
-        """The portable bundle as other hosts run it, on the CPU: finished executables have to agree with it."""
-        return open_executor(bundle)
+    def host_files(self, folder: Path, bundle: Path, plan: Plan) -> Mapping[str, str]:
+        """Texts for the device's own host, by file name: what servers there read, and a job that finishes `bundle`.
+        They will be written to `folder`. None for most devices."""
+        return {}
 
 
 class EachExecutable(Finisher):

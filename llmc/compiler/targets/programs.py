@@ -22,11 +22,11 @@ from llmc.compiler.options import CompileOptions
 from llmc.compiler.program.program import PROGRAM, Program
 from llmc.compiler.program.stage import DTYPES, both_weightless, program_for
 from llmc.compiler.stages import Stages, version_of
-from llmc.compiler.targets.base import Executable, Lowered, Shape, State
+from llmc.compiler.targets.base import CompiledExecutable, Lowered, Shape, Target, cache_for
 from llmc.compiler.targets.costs import WEIGHTS as WEIGHTS_COST
-from llmc.compiler.targets.costs import Cost, Verifying, traces
+from llmc.compiler.targets.costs import Costs, Timing, Verifying, traces
+from llmc.compiler.targets.description import TRACING, DeviceDescription, Requirements
 from llmc.compiler.targets.hosting import Hosting
-from llmc.compiler.targets.static_shapes import StaticTarget
 from llmc.compiler.weights.weightless import PLACEMENTS, WEIGHTS, shared_files
 from llmc.compiler.weights.weightless import TABLES as TABLES_FILE
 from llmc.compiler.weights.weightless import TENSORS as TENSORS_FILE
@@ -48,35 +48,40 @@ class ProgramLowered(Lowered):
     cache: CacheShape
 
 
-class ProgramTarget(StaticTarget):
-    """See the module's docstring."""
+class ProgramCosts(Costs):
+    """Of programs that are traced, and not lowered."""
 
-    executor: ClassVar[str] = "torch"
-    dtypes: ClassVar[tuple[str, ...]] = tuple(DTYPES)
-    run_needs: ClassVar[tuple[str, ...]] = ("torch",)
-    run_extras: ClassVar[tuple[str, ...]] = ("compile",)
-    config_only: ClassVar[bool] = True
     executable_seconds: ClassVar[float] = 0.2
     executable_bytes: ClassVar[int] = 40_000
     verifying: ClassVar[Verifying] = Verifying(
-        begin=Cost(fixed=0.5), opened=Cost(layers=0.15), step=Cost(layers=0.06), tokens=Cost(parameters=2.2)
+        begin=Timing(fixed=0.5),
+        opened=Timing(layers=0.15),
+        step=Timing(layers=0.06),
+        tokens=Timing(parameters=2.2),
     )
 
+    def stage_costs(self, options: CompileOptions, buckets: Sequence[Bucket]) -> Mapping[str, Timing]:
+        return {"trace": traces(buckets), "weights": WEIGHTS_COST}
+
+
+PROGRAMS = DeviceDescription(
+    "",
+    "torch",
+    dtypes=tuple(DTYPES),
+    config_only=True,
+    requirements=Requirements((*TRACING, "gguf", "onnx"), ("torch",), run_extras=("compile",)),
+)
+"""What the devices below have in common."""
+
+
+class ProgramTarget(Target):
+    """What the targets of portable programs have in common."""
+
     def hosting(self, recorded: Mapping[str, Any]) -> Hosting:
-        """Torch, which runs portable programs."""
         return Hosting(extra="compile")
 
     def __init__(self) -> None:
         self._traced: dict[Path, dict[str, Any]] = {}
-
-    @property
-    def state(self) -> State:
-        """Portable on any host: this stage ends before the device's compiler."""
-        return "portable"
-
-    def stage_costs(self, options: CompileOptions, buckets: Sequence[Bucket]) -> Mapping[str, Cost]:
-        """The model is traced without and with a cache, as the plan needs; nothing is lowered."""
-        return {"trace": traces(buckets), "weights": WEIGHTS_COST}
 
     def toolchain(self) -> dict[str, str]:
         """The tracer, and the model code that is traced."""
@@ -91,9 +96,8 @@ class ProgramTarget(StaticTarget):
         return both_weightless(stages, options)
 
     def lower(self, stages: Stages, programs: Sequence[Program], options: CompileOptions) -> Lowered:
-        """Programs stay as they are; the weights file is made, or described."""
         shared = shared_files(stages, programs[0])
-        cache = self.held(stages, options)
+        cache = cache_for(self, stages, options)
         return ProgramLowered(
             files=shared.files,
             components={
@@ -105,7 +109,7 @@ class ProgramTarget(StaticTarget):
             cache=cache,
         )
 
-    def compile(self, lowered: Lowered, shape: Shape, options: CompileOptions) -> Executable:
+    def compile(self, lowered: Lowered, shape: Shape, options: CompileOptions) -> CompiledExecutable:
         """Specialise the traced program, and open the result as the executor will."""
         from llmc.compiler.program.to_export import specialise
         from llmc.runtime.portable_program import PortableProgram, write_archive
@@ -118,10 +122,9 @@ class ProgramTarget(StaticTarget):
             PortableProgram.parse(data)
         except ValueError as e:
             raise CompileError(f"the program for {shape} is not portable: {e}") from e
-        return Executable(data, self.state)
+        return CompiledExecutable(data, self.state)
 
     def show(self, lowered: Lowered, shapes: Sequence[Shape], options: CompileOptions) -> Iterator[tuple[str, str]]:
-        """The program of each shape."""
         from llmc.compiler.program.sized import TracedProgram
 
         assert isinstance(lowered, ProgramLowered)

@@ -2,23 +2,38 @@
 on any other host takes the fastest.
 
 A target whose compiler can has a `Tuner` (`Target.tuner`). pipeline/tune.py has it tune a bundle's executables one by
-one, and keeps what it finds in the store and in a file (targets/tuning_file.py). Keys and results are the compiler's
+one, and keeps what it finds in the store and in a file. Keys and results are the compiler's
 own; nothing above a target reads them.
+
+A file of results is canonical JSON, which is small enough to be read, compared and kept beside a plan.
+
+    file     = {"digest": sha256 of the canonical JSON of file without it, "format": "llmc tuning results",
+                "made_for": {name: text, …}, "results": {key: result, …}, "version": 1}
+    key      = text of the compiler, at most MAX_KEY characters
+    result   = base64 of the compiler's bytes
+
+Security. A file may come from anywhere: reading one runs nothing, is bounded by MAX_BYTES before it is parsed, and
+raises nothing but ArtifactError. The compiler parses each result once more; what it makes of them is run against the
+reference only on a host that has the device.
 """
 
 from __future__ import annotations
 
+import base64
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from llmc.errors import ArtifactError
+from llmc.artifacts.digest import digest_bytes, open_regular
+from llmc.artifacts.key import canonical_json
+from llmc.errors import ArtifactError, InputError
+from llmc.strict_json import loads_object
 
 if TYPE_CHECKING:
     from llmc.artifacts.bundle.manifest_schema import Executable
     from llmc.runtime.bundle import Bundle
-
 
 STAGE = "tuning"
 """Kind of the entries of a store that hold results. Their key is the digest of the file, `results`."""
@@ -65,3 +80,73 @@ class Tuner(ABC):
         Raises CompileError with the compiler's own words, DeviceError, and ArtifactError where `known` is of another
         card or compiler.
         """
+
+
+FORMAT = "llmc tuning results"
+VERSION = 1
+MAX_BYTES = 64 << 20
+MAX_KEY = 1 << 20
+_MEMBERS = {"digest", "format", "made_for", "results", "version"}
+
+
+def write_results(results: Results) -> bytes:
+    """The file; equal results give equal bytes."""
+    body: dict[str, Any] = {
+        "format": FORMAT, "version": VERSION, "made_for": dict(results.made_for),
+        "results": {key: base64.b64encode(value).decode() for key, value in results.found.items()},
+    }  # fmt: skip
+    return canonical_json({**body, "digest": digest_bytes(canonical_json(body))})
+
+
+def read_results(path: Path) -> Results:
+    """Those in the file `path`. Raises InputError where it cannot be read, ArtifactError for what is wrong in it; both
+    name it."""
+    return parse_results(read_bytes(path), str(path))
+
+
+def read_bytes(path: Path) -> bytes:
+    """The file `path`, no more of it than is parsed; raises InputError that names it."""
+    try:
+        with open_regular(path) as file:
+            return file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}; name a file that llmc tune wrote") from error
+
+
+def parse_results(data: bytes, source: str) -> Results:
+    """Those in a file's bytes; `source` names it in errors. Raises ArtifactError, and nothing else."""
+    if len(data) > MAX_BYTES:
+        _fail(source, f"larger than {MAX_BYTES >> 20} MiB")
+    try:
+        members = loads_object(data)
+    except ValueError as error:
+        _fail(source, f"damaged, or not results of llmc tune ({error!s:.80})", error)
+    if members.get("format") != FORMAT:
+        _fail(source, "not results of llmc tune")
+    version = members.get("version")
+    if type(version) is not int or version != VERSION:
+        _fail(source, f"version {version!r:.20} of the format, where this llmc reads version {VERSION}")
+    body = {name: value for name, value in members.items() if name != "digest"}
+    try:
+        intact = set(members) == _MEMBERS and members["digest"] == digest_bytes(canonical_json(body))
+    except ValueError:  # half of a surrogate pair, which JSON can hold and UTF-8 cannot
+        intact = False
+    if not intact:
+        _fail(source, "damaged: it is not what was written")
+    made_for, found = members["made_for"], members["results"]
+    if not _is_texts(made_for) or not _is_texts(found):
+        _fail(source, "'made_for' and 'results' must be {text: text}")
+    if any(len(key) > MAX_KEY for key in found):
+        _fail(source, f"a key of more than {MAX_KEY} characters")
+    try:
+        return Results(made_for, {key: base64.b64decode(value, validate=True) for key, value in found.items()})
+    except ValueError as error:
+        _fail(source, f"a result is not base64 ({error})", error)
+
+
+def _is_texts(found: object) -> bool:
+    return isinstance(found, dict) and all(isinstance(value, str) for value in found.values())
+
+
+def _fail(source: str, problem: str, cause: Exception | None = None) -> NoReturn:
+    raise ArtifactError(f"{source}: {problem}; make it again with llmc tune") from cause

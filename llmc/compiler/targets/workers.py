@@ -1,15 +1,23 @@
 """Processes that compile, and the threads that wait for them. Only the parent handles an interrupt, and it ends them at
-once."""
+once.
+
+`run_tool` runs a device's compiler as a process of its own, which leaves nothing running behind.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import os
 import signal
+import subprocess
+import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from multiprocessing import get_context
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -112,3 +120,50 @@ class Jobs:
 def _leave_interrupts() -> None:
     """Ctrl-C reaches every process of a terminal; this one would print a traceback."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+_LAST = 3
+_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
+
+
+def run_tool(
+    command: Sequence[str],
+    folder: str | Path,
+    out: int,
+    seconds: float,
+    environment: Mapping[str, str] | None = None,
+) -> int | None:
+    """The exit code of a process that works in `folder` and writes to the file `out`, negative for a signal; None where
+    it was stopped after `seconds`. It is a process group of its own, which ends with it, and with this process."""
+    process = subprocess.Popen(
+        command,
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        stdout=out,
+        stderr=out,
+        env=environment,
+        process_group=0,
+        preexec_fn=_die_with_parent(),  # noqa: PLW1509 - one call of the C library
+    )
+    try:
+        return process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def last_lines(log: Path) -> list[str]:
+    """The last lines of a tool's log that say something, for an error."""
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
+    return [line[:500] for line in lines if line][-_LAST:]
+
+
+def _die_with_parent() -> Callable[[], object] | None:
+    """A killed worker leaves no compiler behind."""
+    if sys.platform != "linux":
+        return None
+    library = ctypes.CDLL(None)
+    return lambda: library.prctl(_DIE_WITH_PARENT, signal.SIGKILL)

@@ -20,6 +20,7 @@ from llmc.buckets.bucket import PHASES
 if TYPE_CHECKING:
     from llmc.buckets.bucket import Bucket
     from llmc.buckets.limits import Limits
+    from llmc.compiler.verification.policy import VerificationPolicy
 
 SAMPLES = 4
 """Buckets of each phase that are sampled."""
@@ -73,32 +74,22 @@ class Sized(Protocol):
         """Cached tokens of each."""
 
 
-class Shaping(Protocol):
-    """What is asked of a target: the shape that serves a bucket, and whether each executable is verified."""
-
-    @property
-    def verifies_each(self) -> bool:
-        """Whether every executable runs here in bearable time."""
-
-    def shape_of(self, bucket: Bucket) -> tuple[int, int, int]:
-        """Batch, query and context of the executable that serves it."""
-
-
 E = TypeVar("E", bound=Sized)
 
 
 class Serving(Generic[E]):
     """Which executables may serve a bucket: those of its shape, or of every shape."""
 
-    def __init__(self, target: Shaping, executables: Iterable[E]) -> None:
-        self._target = target
+    def __init__(self, policy: VerificationPolicy, executables: Iterable[E]) -> None:
+        self._policy = policy
         self._of: dict[tuple[str, int | None, int | None, int | None], list[E]] = defaultdict(list)
         for e in executables:
             self._of[e.phase, e.batch, e.query, e.context].append(e)
 
     def of(self, bucket: Bucket) -> list[E]:
         """In no particular order."""
-        batch, query, context = ((None, size) for size in self._target.shape_of(bucket))
+        run = self._policy.runs_as(bucket)
+        batch, query, context = ((None, size) for size in (run.batch, run.query, run.context))
         shapes = product(("any", bucket.phase), batch, query, context)
         return [e for shape in shapes for e in self._of.get(shape, ())]
 
@@ -133,7 +124,7 @@ def sample_buckets(buckets: Sequence[Bucket], every: bool) -> list[Bucket]:
 
 
 def choose(
-    buckets: Sequence[Bucket], limits: Limits, every: bool, target: Shaping, executables: Iterable[Sized],
+    buckets: Sequence[Bucket], limits: Limits, every: bool, policy: VerificationPolicy, executables: Iterable[Sized],
     parameters: int,
 ) -> Chosen:  # fmt: skip
     """What verification runs of a plan's `buckets`, for a model of so many `parameters`: greedy texts, the sampled
@@ -141,10 +132,10 @@ def choose(
 
     Prompt buckets come before decode, those that begin a sequence before those that continue one.
     """
-    sampled, serving = sample_buckets(buckets, every), Serving(target, executables)
+    sampled, serving = sample_buckets(buckets, every), Serving(policy, executables)
     run = {e for bucket in sampled for e in serving.of(bucket)}
     once: list[Bucket] = []
-    for bucket in sorted(buckets, key=lambda b: _for_executable(b, target)) if target.verifies_each else ():
+    for bucket in sorted(buckets, key=lambda b: _for_executable(b, policy)) if policy.each else ():
         more = [e for e in serving.of(bucket) if e not in run]
         if more:
             run.update(more)
@@ -215,9 +206,9 @@ def _by_size(buckets: Iterable[Bucket]) -> list[list[Bucket]]:
     return [phase for phase in phases if phase]
 
 
-def _for_executable(bucket: Bucket, target: Shaping) -> tuple[int, int, int, Bucket]:
+def _for_executable(bucket: Bucket, policy: VerificationPolicy) -> tuple[int, int, int, Bucket]:
     """Sorts by the number of times that a bucket's executable runs, ascending, then by size, descending."""
-    return bucket.batch // target.shape_of(bucket)[0], -bucket.tokens, -bucket.context, bucket
+    return bucket.batch // policy.runs_as(bucket).batch, -bucket.tokens, -bucket.context, bucket
 
 
 def _order(part: Bucket | Once) -> tuple[bool, int, Bucket]:

@@ -1,4 +1,4 @@
-"""The reference of the toy that embeds or scores: its definition (targets/encoders/fake.py) token by token.
+"""The reference of the toy that embeds or scores: its definition (targets/fake_encoder.py) token by token.
 
 It shares nothing with the fake encoder, not even constants, so that a mistake there is not repeated here.
 """

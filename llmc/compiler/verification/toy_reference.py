@@ -12,16 +12,18 @@ from numpy.typing import NDArray
 
 from llmc.compiler.checkpoint.base import Checkpoint
 from llmc.compiler.verification.probes import Reference
+from llmc.errors import CheckpointError
 
 _DECAY = -0.9
+_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
 class ToyReference(Reference):
     """The toy model of a checkpoint. Every call starts from the first token."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
-        self._embedding: list[list[float]] = checkpoint.tensor("model.embed_tokens.weight").tolist()
-        self._head: NDArray[np.float64] = checkpoint.tensor("lm_head.weight").astype(np.float64)
+        self._embedding: list[list[float]] = checkpoint.tensor(_EMBEDDING).tolist()
+        self._head: NDArray[np.float64] = checkpoint.tensor(_HEAD).astype(np.float64)
         self._positions = int(checkpoint.config["max_position_embeddings"])
         self._window = checkpoint.config.get("sliding_window")
 
@@ -56,3 +58,12 @@ class ToyReference(Reference):
     def _vector(self, token: int, position: int) -> list[float]:
         scale = 1 + position / self._positions
         return [scale * value for value in self._embedding[token]]
+
+
+def require_readable(checkpoint: Checkpoint) -> None:
+    """Raise CheckpointError for another model, and for a tensor that nothing would read."""
+    if (found := checkpoint.config.get("model_type")) != "toy":
+        raise CheckpointError(f"architecture {found!r} is not supported by this device; supported: toy")
+    left = [name for name in checkpoint.of_adapter(0).tensor_names() if name not in (_EMBEDDING, _HEAD)]
+    if left:
+        raise CheckpointError(f"{checkpoint.path}: nothing in the toy model takes the tensors {', '.join(left)}")

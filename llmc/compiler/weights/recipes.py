@@ -126,8 +126,8 @@ class _Sources:
 _NBITS = "llmc.compiler.weights.nbits"
 _OPENVINO = "llmc.compiler.targets.openvino.compression"
 _PANELS = "llmc.compiler.targets.onnxruntime.kernels.panels"
-_EXPERT_PANELS = "llmc.compiler.targets.onnxruntime.kernels.expert_panels"
-_ADAPTERS = "llmc.compiler.targets.onnxruntime.kernels.adapters"
+_EXPERT_PANELS = "llmc.compiler.targets.onnxruntime.kernels.panels"
+_ADAPTERS = "llmc.compiler.targets.onnxruntime.kernels.panels"
 PANEL_FAMILIES = ("pq8", "pq4", "pkept4", "pkept6", "pkept8", "pkeptiq4", "pkeptfloat4")
 FAMILIES = {
     "lora": f"{_ADAPTERS}:lora", "q8": f"{__name__}:q8", "experts": "llmc.compiler.weights.experts:experts",

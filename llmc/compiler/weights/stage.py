@@ -44,6 +44,29 @@ def weights_stage(stages: Stages, recipes: Blob, tables: Blob, described_as: str
     return stages.run("weights", components, build)
 
 
+def stored_weights(stages: Stages, tensors: Mapping[str, str]) -> Entry:
+    """An entry as that of `weights_stage`, of the checkpoint's own tensors in float32; `tensors` maps the names in the
+    file to those in the checkpoint. Raises CheckpointError."""
+    components = {
+        "tensors": canonical_json(tensors).decode(),
+        **stages.reading(),
+        "code": code_digest(stored_weights, type(stages.checkpoint)),
+    }
+
+    def build(workspace: Workspace) -> Mapping[str, Blob]:
+        checkpoint = stages.checkpoint
+        described = [
+            {
+                "name": name, "transform": "dense", "sources": [stored], "dtype": "float32",
+                "shape": list(checkpoint.tensor(stored).shape),
+            }
+            for name, stored in tensors.items()
+        ]  # fmt: skip
+        return written_weights(described, checkpoint, {}, workspace)
+
+    return stages.run("weights", components, build)
+
+
 def written_weights(
     described: Sequence[Mapping[str, Any]], source: TensorSource, tables: Mapping[str, NDArray[Any]],
     workspace: Workspace, done: Callable[[], None] = lambda: None,

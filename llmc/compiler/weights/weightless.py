@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 TENSORS, TABLES, CONFIG = "tensors.json", "tables.npz", "config.json"
 WEIGHTS, PLACEMENTS = "weights", "weights.json"
+SCALE = "_scale"
+"""The end of the name of a quantised matrix's scales."""
 ITEM_BYTES = {"float32": 4, "int32": 4, "bfloat16": 2, "int8": 1, "float8_e4m3fn": 1}
 
 Described = dict[str, Any]

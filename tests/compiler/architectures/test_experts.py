@@ -97,8 +97,8 @@ def test_experts_of_a_checkpoint_are_counted_apart(tmp_path: Path) -> None:
 
 def test_experts_are_not_estimated_as_quantised() -> None:
     options = CompileOptions("onnxruntime", quantize="int8", dtype="f32")
-    assert OnnxRuntimeTarget().weight_bits(options, Weights(1, experts=True)) == 32
-    assert OnnxRuntimeTarget().weight_bits(options, Weights(1)) < 32
+    assert OnnxRuntimeTarget().costs.weight_bits(options, Weights(1, experts=True)) == 32
+    assert OnnxRuntimeTarget().costs.weight_bits(options, Weights(1)) < 32
 
 
 @pytest.mark.parametrize(("used", "window"), [(False, None), (True, 7)])

@@ -16,10 +16,10 @@ from llmc.buckets.planner.planner import make_plan
 from llmc.compiler.architectures.shared.size import ModelSize, Weights
 from llmc.compiler.estimates.durations import Durations
 from llmc.compiler.estimates.footprint import Footprint
-from llmc.compiler.estimates.verification_work import Work, count
+from llmc.compiler.estimates.verification_work import VerifyWork, count
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.targets import open_target
-from llmc.compiler.targets.costs import LAYERS, PARAMETERS, Cost
+from llmc.compiler.targets.costs import LAYERS, PARAMETERS, Timing
 from llmc.compiler.targets.fake import FakeTarget
 from llmc.runtime.step import Step
 from llmc.settings import Settings
@@ -29,7 +29,7 @@ from tests.toy import Toy, toy_plan
 
 SMALL = ModelSize(LAYERS, 576, 1536, 9, 3, 64, 49152, tied=True)
 PLAN = make_plan(Limits(256, 2), "linear")
-WORK = Work(executables=1, steps=10, tokens=1000)
+WORK = VerifyWork(executables=1, steps=10, tokens=1000)
 BIG = {
     "model_type": "llama", "num_hidden_layers": 32, "hidden_size": 4096, "intermediate_size": 14336,
     "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 8192,
@@ -39,20 +39,20 @@ BIG = {
 
 def durations(device: str = "hpu", parameters: int = PARAMETERS, store: Store | None = None) -> Durations:
     target = open_target(device)
-    return Durations(target, target.configure(CompileOptions.of(device)), SMALL, parameters, store)
+    return Durations(target.costs, target.configure(CompileOptions.of(device)), SMALL, parameters, store)
 
 
 def verifying(parameters: int = PARAMETERS, **options: Any) -> float:
     """Seconds that verifying PLAN takes for a model of so many parameters."""
     options = {"device": "hpu", **options}
     target = open_target(options["device"])
-    return Footprint(
-        SMALL, target, CompileOptions.of(options.pop("device"), **options), PLAN.limits, weights=[Weights(parameters)]
-    ).verification_seconds(PLAN.buckets)
+    configured = target.configure(CompileOptions.of(options.pop("device"), **options))
+    found = Footprint(SMALL, target, configured, PLAN.limits, weights=[Weights(parameters)])
+    return found.verification_seconds(PLAN.buckets)
 
 
 def test_costs_grow_with_what_they_are_of() -> None:
-    cost = Cost(fixed=1, layers=10, parameters=100)
+    cost = Timing(fixed=1, layers=10, parameters=100)
     assert cost.of(LAYERS, PARAMETERS) == 111
     assert cost.of(2 * LAYERS, PARAMETERS // 2) == 1 + 20 + 50
 
@@ -66,11 +66,11 @@ def test_verification_is_part_of_every_estimate_and_grows_with_the_model() -> No
 
 
 def test_it_costs_what_is_counted() -> None:
-    each = open_target("hpu").verifying
+    each = open_target("hpu").costs.verifying
     costs = (each.begin, 1), (each.opened, 7), (each.step, 30), (each.tokens, 2.5)
     seconds = sum(cost.of(LAYERS, PARAMETERS) * times for cost, times in costs)
-    assert durations().verification(Work(7, 30, 2500), reference=False) == pytest.approx(seconds)
-    assert durations().verification(Work(7, 30, 2500)) == pytest.approx(seconds + 14)
+    assert durations().verification(VerifyWork(7, 30, 2500), reference=False) == pytest.approx(seconds)
+    assert durations().verification(VerifyWork(7, 30, 2500)) == pytest.approx(seconds + 14)
 
 
 KINDS: dict[str, tuple[dict[str, Any], Plan]] = {

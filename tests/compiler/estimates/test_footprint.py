@@ -32,9 +32,9 @@ GUIDE = [Bucket("decode", batch, 1, context) for batch in (1, 2, 4) for context 
 
 def footprint(device="hpu", limits=None, bench=None, **options):
     size = ModelSize.of(LLAMA_8B, "config.json")
-    return Footprint(
-        size, open_target(device), CompileOptions.of(device, **options), limits or Limits(2048, 4), bench=bench
-    )
+    target = open_target(device)
+    configured = target.configure(CompileOptions.of(device, **options))
+    return Footprint(size, target, configured, limits or Limits(2048, 4), bench=bench)
 
 
 def test_an_8b_model_has_8b_parameters_and_128_kib_of_cache_a_token():
@@ -62,7 +62,8 @@ SMALL += [Bucket("decode", batch, 1, 512) for batch in (1, 2, 4)]
 
 def smol(device, **options):
     size = ModelSize.of(SMOL, "config.json")
-    return Footprint(size, open_target(device), CompileOptions.of(device, **options), Limits(512, 4))
+    target = open_target(device)
+    return Footprint(size, target, target.configure(CompileOptions.of(device, **options)), Limits(512, 4))
 
 
 @pytest.mark.parametrize("device", ["onnxruntime", "xla"])
@@ -199,16 +200,18 @@ DEMO = [Weights(106_168_320, BLOCK_TYPES["Q4_1"].form), Weights(28_311_552, BLOC
 def test_weights_take_what_was_measured(monkeypatch, device, quantize, measured):
     """Sizes of the weights of bundles of the demo model, compiled where the CPU has AVX-512 VNNI and no bfloat16."""
     monkeypatch.setattr("llmc.compiler.targets.onnxruntime.target.cpu_features", lambda: KERNEL_SETS[0].isa)
-    options = CompileOptions(device, quantize, dtype="f32")
-    found = Footprint(None, open_target(device), options, Limits(256, 2), weights=DEMO)
+    target = open_target(device)
+    options = target.configure(CompileOptions(device, quantize, dtype="f32"))
+    found = Footprint(None, target, options, Limits(256, 2), weights=DEMO)
     assert found.weight_bytes == pytest.approx(measured, rel=0.01)
 
 
 def test_calibrated_scales_are_float16_for_openvino():
     """SmolLM2-135M on no grid of 4 bits, compiled."""
     weights = [replace(part, stored=None) for part in DEMO]
-    options = CompileOptions.of("openvino", quantize="int4", calibrate="own")
-    found = Footprint(None, open_target("openvino"), options, Limits(256, 2), weights=weights)
+    target = open_target("openvino")
+    options = target.configure(CompileOptions.of("openvino", quantize="int4", calibrate="own"))
+    found = Footprint(None, target, options, Limits(256, 2), weights=weights)
     assert found.weight_bytes == pytest.approx(105_736_448, rel=0.01)
 
 
@@ -227,7 +230,7 @@ def test_bits_of_a_weight_are_of_its_blocks(monkeypatch, kind, openvino, kernels
 
     def bits(device, **more):
         options = CompileOptions.of(device, quantize="keep", **more)
-        return open_target(device).weight_bits(options, weights)
+        return open_target(device).costs.weight_bits(options, weights)
 
     assert bits("openvino") == openvino
     assert bits("onnxruntime", kernels="llmc") == kernels
@@ -236,8 +239,9 @@ def test_bits_of_a_weight_are_of_its_blocks(monkeypatch, kind, openvino, kernels
 
 @pytest.mark.parametrize(("quantize", "measured"), [("keep", 227_610_750), ("int8", 313_503_870)])
 def test_weights_for_the_runtimes_kernels_are_there_twice(quantize, measured):
-    options = CompileOptions.of("onnxruntime", quantize=quantize, kernels="onnxruntime")
-    found = Footprint(None, open_target("onnxruntime"), options, Limits(256, 2), weights=DEMO)
+    target = open_target("onnxruntime")
+    options = target.configure(CompileOptions.of("onnxruntime", quantize=quantize, kernels="onnxruntime"))
+    found = Footprint(None, target, options, Limits(256, 2), weights=DEMO)
     assert found.weight_bytes == pytest.approx(measured, rel=0.01)
 
 
@@ -247,8 +251,9 @@ STATES = (CacheTensor(1, "conv", "state", (8, 3)), CacheTensor(1, "recurrent", "
 def cached(*tensors):
     """The memory of an 8B model with such a cache, in bf16 where a tensor has no dtype of its own."""
     size = replace(ModelSize.of(LLAMA_8B, "config.json"), cache=CacheShape(2, tensors))
-    options = CompileOptions.of("hpu", dtype="bf16")
-    found = Footprint(size, open_target("hpu"), options, Limits(2048, 4))
+    target = open_target("hpu")
+    options = target.configure(CompileOptions.of("hpu", dtype="bf16"))
+    found = Footprint(size, target, options, Limits(2048, 4))
     return found, {one.name: one for one in found.estimates(GUIDE)}
 
 
@@ -277,7 +282,9 @@ def test_active_parameters_stand_beside_all_where_there_are_experts():
     mixtral = LLAMA_8B | {
         "model_type": "mixtral", "vocab_size": 32000, "num_local_experts": 8, "num_experts_per_tok": 2,
     }  # fmt: skip
-    sizes = Footprint(size_of(mixtral, "it"), open_target("hpu"), CompileOptions.of("hpu"), Limits(2048, 4))
+    target = open_target("hpu")
+    options = target.configure(CompileOptions.of("hpu"))
+    sizes = Footprint(size_of(mixtral, "it"), target, options, Limits(2048, 4))
     weights = next(one for one in sizes.estimates(GUIDE) if one.name == "weights")
     assert weights.source.startswith("46,702.5 M parameters × 32 bits on average; 12,879.7 M active")
     assert "active" not in next(one.source for one in footprint().estimates(GUIDE) if one.name == "weights")

@@ -135,7 +135,7 @@ def test_the_manifest_says_why_nothing_was_verified(bundle: Path) -> None:
 
 def test_a_device_that_needs_weights_refuses_and_names_those_that_do_not(tmp_path: Path) -> None:
     file = write_config(tmp_path / "llama")
-    able = [name for name in ("hpu", "xla", "tpu") if open_target(name).config_only]
+    able = [name for name in ("hpu", "xla", "tpu") if open_target(name).description.config_only]
     for run in (
         lambda options, store: compile_bundle(str(file), tmp_path / "b", PLAN, options, store, lambda _: None),
         lambda options, store: dry_run(str(file), PLAN, options, store),

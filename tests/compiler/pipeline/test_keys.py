@@ -6,6 +6,7 @@ import json
 import logging
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +20,7 @@ from llmc.buckets.plan import Plan, Provenance
 from llmc.compiler import stages
 from llmc.compiler.pipeline import verification
 from llmc.compiler.targets import fake, programs
-from llmc.compiler.targets.base import Target
+from llmc.compiler.targets.base import Recorded, Target
 from llmc.compiler.targets.hpu import target as hpu
 from llmc.compiler.targets.onnxruntime import target as onnxruntime
 from llmc.settings import KERNEL_VARIABLES, variables
@@ -124,12 +125,22 @@ def attribute(name: str, value: object) -> Change:
     return change
 
 
+def renamed(name: str) -> Change:
+    """Another name of the device."""
+
+    def change(case: Case) -> Keys:
+        case.patch.setattr(case.target, "description", replace(case.target.description, name=name))
+        return case.keyed.ask()
+
+    return change
+
+
 def option(**options: Any) -> Change:
     """Another option, offered or not."""
 
     def change(case: Case) -> Keys:
-        case.patch.setattr(case.target, "quantisations", ("none", "int8"))
-        case.patch.setattr(case.target, "dtypes", ("f32", "bf16"))
+        offered = replace(case.target.description, quantisations=("none", "int8"), dtypes=("f32", "bf16"))
+        case.patch.setattr(case.target, "description", offered)
         return case.keyed.ask(**options)
 
     return change
@@ -196,7 +207,7 @@ EVERYWHERE: dict[str, tuple[Change, set[str]]] = {
     "numpy": (package("numpy"), {"reference:toolchain.numpy", "verify:toolchain.numpy"}),
     "tokenizers": (package("tokenizers"), {"reference:toolchain.tokenizers"}),
     "a kernel limit": (limited, {"verify:environment.ATEN_CPU_CAPABILITY"}),
-    "target": (attribute("name", "other"), {"executable:target"}),
+    "target": (renamed("other"), {"executable:target"}),
     "quantize": (option(quantize="int8"), {"executable:option.quantize", "verify:option.quantize"}),
     "dtype": (option(dtype="bf16"), {"executable:option.dtype", "verify:option.dtype"}),
     "top logits": (option(sample_top_k=5), {"executable:option.sample_top_k", "verify:option.sample_top_k"}),
@@ -354,6 +365,6 @@ def test_whatever_an_engine_is_opened_with_is_named_by_what_was_verified(
         ("remaining", set()), ("choice", set()),
     ):  # fmt: skip
         with monkeypatch.context() as patch:
-            told = {"manifest_options": lambda self, options, name=option: {name: "other"}}
+            told = {"recorded": lambda self, options, name=option: Recorded("fake", options={name: "other"})}
             use(patch, target=type("Told", (fake.FakeTarget,), told))
             assert changed(base, keyed.ask()) == expected

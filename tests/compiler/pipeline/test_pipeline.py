@@ -34,10 +34,11 @@ from llmc.compiler.pipeline.executors import local
 from llmc.compiler.pipeline.executors.base import executable_key
 from llmc.compiler.stages import Stages
 from llmc.compiler.targets import open_target
-from llmc.compiler.targets.base import Executable, Lowered, Shape
+from llmc.compiler.targets.base import CompiledExecutable, Lowered, Shape
 from llmc.compiler.targets.fake import FakeTarget
 from llmc.compiler.verification.limits import limits as verification_limits
 from llmc.compiler.verification.parts import sample_buckets
+from llmc.compiler.verification.policy import VerificationPolicy
 from llmc.compiler.verification.verify import summarise
 from llmc.errors import (
     ArtifactError,
@@ -277,7 +278,7 @@ def test_jobs_compile_at_the_same_time_to_the_same_bundle(toy: Toy, monkeypatch:
 
 
 class InProcesses(FakeTarget):
-    needs_processes = True
+    description = replace(FakeTarget.description, needs_processes=True)
 
 
 def test_targets_that_need_processes_get_them(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,9 +290,11 @@ def test_targets_that_need_processes_get_them(toy: Toy, monkeypatch: pytest.Monk
     assert os.getpid() not in pids and 1 <= len(pids) <= 2
 
 
-def compile_and_name_the_process(device: str, lowered: Lowered, shape: Shape, options: CompileOptions) -> Executable:
+def compile_and_name_the_process(
+    device: str, lowered: Lowered, shape: Shape, options: CompileOptions
+) -> CompiledExecutable:
     made = open_target(device).compile(lowered, shape, options)
-    return Executable(json.dumps({**json.loads(made.data), "pid": os.getpid()}).encode(), made.state)
+    return CompiledExecutable(json.dumps({**json.loads(made.data), "pid": os.getpid()}).encode(), made.state)
 
 
 def test_a_worker_that_is_killed_is_a_compile_error(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -323,7 +326,7 @@ def test_an_interrupt_ends_the_processes_that_compile_at_once(
 LONG_S = 600
 
 
-def interrupt_all_and_go_on(*_: object) -> Executable:
+def interrupt_all_and_go_on(*_: object) -> CompiledExecutable:
     """Ctrl-C reaches this process too, in the middle of work that takes long."""
     os.kill(os.getpid(), signal.SIGINT)
     os.kill(os.getppid(), signal.SIGINT)
@@ -441,7 +444,7 @@ def test_what_is_verified_on_the_cpu_is_opened_as_its_portable_half_whatever_dev
     opened: list[bool] = []
     see = noting(lambda what, of: opened.append(of.settings.open_portable) if what == "check" else None)
     use(monkeypatch, executor=see)
-    monkeypatch.setattr(FakeTarget, "verifies_portable", portable)
+    monkeypatch.setattr(FakeTarget, "verification", VerificationPolicy(portable=portable))
     unverified.compile()
     assert opened == [portable]
 
@@ -599,7 +602,7 @@ def test_native_that_this_host_cannot_make(toy: Toy, monkeypatch: pytest.MonkeyP
 
 def test_models_that_are_not_toys(toy: Toy) -> None:
     write_toy(toy.model, model_type="llama")
-    with pytest.raises(CheckpointError, match="'llama' is not supported by device fake; supported: toy"):
+    with pytest.raises(CheckpointError, match="'llama' is not supported by this device; supported: toy"):
         toy.compile()
     write_toy(toy.model, hidden_size=9)
     with pytest.raises(CheckpointError, match=r"has shape \[257, 8\].*\[257, 9\]"):
@@ -840,7 +843,7 @@ def test_what_shapes_an_executable_changes_its_key(keyed: Keyed, monkeypatch: py
     for attribute, value, component in (
         ("toolchain", lambda self: {"fake": "1.1"}, "toolchain.fake"),
         ("isa", lambda self: ("avx512f",), "isa"),
-        ("name", "fake2", "target"),
+        ("description", replace(FakeTarget.description, name="fake2"), "target"),
         ("state", "portable", "state"),
     ):
         other = type("Other", (FakeTarget,), {attribute: value})

@@ -11,8 +11,7 @@ import pytest
 from llmc.artifacts.digest import digest_bytes
 from llmc.compiler.pipeline.tune import tune_bundle
 from llmc.compiler.targets.fake import FakeTarget
-from llmc.compiler.targets.tuning import RESULTS, STAGE, Results, Tuner
-from llmc.compiler.targets.tuning_file import read_results
+from llmc.compiler.targets.tuning import RESULTS, STAGE, Results, Tuner, read_results
 from llmc.errors import ArtifactError, DeviceError, InputError
 from llmc.runtime.bundle import Bundle
 from tests.toy import Toy

@@ -15,8 +15,7 @@ from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.compile import compile_bundle
 from llmc.compiler.stages import StageReport, Stages
 from llmc.compiler.targets import open_target
-from llmc.compiler.targets.calibration import Mixed, calibrated, mixed_lines, require_calibratable
-from llmc.compiler.targets.calibration_text import sequences_in
+from llmc.compiler.targets.calibration import Mixed, calibrated, mixed_lines, require_calibratable, sequences_in
 from llmc.compiler.verification.passages import PASSAGES
 from llmc.compiler.weights.calibration import TOKENS
 from llmc.errors import InputError, VerificationError
@@ -141,7 +140,7 @@ def test_the_gate_has_the_bound_as_its_limit(device: str) -> None:
     target = open_target(device)
     for quantize in ("int4", "int8"):
         plain, bound = (
-            target.limits(target.configure(CompileOptions.of(device, quantize=quantize, **more)))
+            target.verification.limits(target.configure(CompileOptions.of(device, quantize=quantize, **more)))
             for more in ({}, {"max_kl": 0.01})
         )
         assert plain.mean_kl > bound.mean_kl == 0.01

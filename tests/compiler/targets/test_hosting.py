@@ -11,7 +11,7 @@ from llmc.compiler.targets import open_target
 from llmc.compiler.targets.cuda.cards import CARDS
 from llmc.compiler.targets.declared import devices
 from llmc.compiler.targets.neuron.chips import CHIPS as NEURON
-from llmc.compiler.targets.xla.chips import CHIPS
+from llmc.compiler.targets.xla.topology import CHIPS
 from llmc.compiler.targets.xla.tpu import GKE
 
 EXTRAS = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]["optional-dependencies"]

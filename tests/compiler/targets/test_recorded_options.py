@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from llmc.artifacts.bundle.kernel_sets import KERNEL_SETS
 from llmc.compiler.options import CompileOptions
+from llmc.compiler.pipeline.resolve import recorded_options
 from llmc.compiler.targets import open_target
 from llmc.compiler.targets.base import Target
 from llmc.compiler.targets.declared import devices
@@ -25,10 +27,11 @@ ASKED: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def recorded(target: Target, options: CompileOptions) -> Any:
+def manifest_of(device: str, target: Target, options: CompileOptions) -> Any:
     """As the pipeline writes it, and a manifest is read."""
     basic = {"quantize": options.quantize, "dtype": options.dtype, "specialise": options.specialise}
-    return json.loads(json.dumps({**basic, **options.extensions, **target.manifest_options(options)}))
+    found = {**basic, **options.extensions, **target.recorded(options).options}
+    return SimpleNamespace(device=device, options=json.loads(json.dumps(found)))
 
 
 @pytest.mark.parametrize("quantize", [None, "none", "int8", "int4", "keep"])
@@ -45,8 +48,8 @@ def test_options_come_back_from_the_manifest(
         except InputError:  # not for this device
             continue
         tried += 1
-        found = target.compiled_with(device, recorded(target, options))
+        found = recorded_options(manifest_of(device, target, options), target)
         memory = {"specialise_memory": found.get("specialise_memory")}  # written with its default, too
         assert found == options.changed(**memory)
-        assert target.limits(found) == target.limits(options)
+        assert target.verification.limits(found) == target.verification.limits(options)
     assert tried or quantize not in (None, "none")

@@ -20,10 +20,11 @@ from llmc.compiler.pipeline import verification as stage
 from llmc.compiler.pipeline.compile import compile_bundle
 from llmc.compiler.stages import Stages
 from llmc.compiler.targets import open_target
+from llmc.compiler.targets.description import ReferenceModel
 from llmc.compiler.targets.fake import FakeTarget
-from llmc.compiler.targets.reference import ReferenceModel
 from llmc.compiler.verification.accuracy import surprises
 from llmc.compiler.verification.limits import Limits, limits
+from llmc.compiler.verification.policy import VerificationPolicy
 from llmc.compiler.verification.probes import load_probes
 from llmc.compiler.verification.texts import TEXTS
 from llmc.compiler.verification.windows import load_windows
@@ -49,11 +50,17 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
+class AsInt8(VerificationPolicy):
+    def limits(self, options: CompileOptions) -> Limits:
+        return limits("int8", "f32")
+
+
 class Close(FakeTarget):
     """Limits of int8, for whatever is compiled."""
 
-    def limits(self, options: CompileOptions) -> Limits:
-        return limits("int8", "f32")
+    @property
+    def verification(self) -> VerificationPolicy:
+        return AsInt8()
 
 
 def rounded(logits: np.ndarray) -> np.ndarray:

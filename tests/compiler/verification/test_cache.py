@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from llmc.compiler.options import CompileOptions
+from llmc.compiler.targets.base import Recorded
 from llmc.compiler.targets.fake import FakeTarget
 from llmc.compiler.verification.cache import beyond, beyond_in
 from llmc.errors import VerificationError
@@ -59,8 +60,8 @@ def test_a_compile_whose_cache_loses_values_is_refused(
             return held
 
     class Half(FakeTarget):
-        def manifest_options(self, options: CompileOptions) -> dict[str, Any]:
-            return {"kv_cache_dtype": "f16"}
+        def recorded(self, options: CompileOptions) -> Recorded:
+            return Recorded("fake", options={"kv_cache_dtype": "f16"})
 
     use(monkeypatch, target=Half, executor=Rounded)
     with pytest.raises(VerificationError, match=r"\d+ keys and values of prompt.* are beyond what the KV cache's"):

@@ -14,9 +14,10 @@ from llmc.buckets.planner.planner import make_plan
 from llmc.cli.accuracy import verified_line
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.targets import open_target
-from llmc.compiler.targets.base import Shape, Target
+from llmc.compiler.targets.base import Shape
 from llmc.compiler.verification import parts as module
 from llmc.compiler.verification.parts import BUDGET, CHEAP, Chosen, Once, bucket_of, choose, operations, steps_beyond
+from llmc.compiler.verification.policy import VerificationPolicy
 from llmc.errors import VerificationError
 from llmc.testing.toy import DECODE, PROMPT
 from tests.devices import use, watching, wrong_for
@@ -31,13 +32,14 @@ MANY = make_plan(LIMITS, "linear").buckets
 def chosen(
     buckets: tuple[Bucket, ...] = MANY, parameters: int = SMALL, device: str = "onnxruntime", every: bool = False
 ) -> Chosen:
-    target, shapes = specialised(device, buckets)
-    return choose(buckets, LIMITS, every, target, shapes, parameters)
+    return choose(buckets, LIMITS, every, *specialised(device, buckets), parameters)
 
 
-def specialised(device: str, buckets: tuple[Bucket, ...]) -> tuple[Target, list[Shape]]:
+def specialised(device: str, buckets: tuple[Bucket, ...]) -> tuple[VerificationPolicy, list[Shape]]:
     target = open_target(device)
-    return target, target.shapes(buckets, target.configure(CompileOptions(device, "none", specialise=True)))
+    return target.verification, target.shapes(
+        buckets, target.configure(CompileOptions(device, "none", specialise=True))
+    )
 
 
 def twice(found: Chosen) -> set[Bucket]:
@@ -62,7 +64,9 @@ def test_every_executable_is_run_whatever_the_budget(parameters: int) -> None:
 def test_beyond_the_budget_no_bucket_is_run_whose_executable_others_run() -> None:
     target = open_target("openvino")
     shapes = target.shapes(MANY, target.configure(CompileOptions("openvino", "none")))
-    small, large = (choose(MANY, LIMITS, False, target, shapes, parameters) for parameters in (SMALL, LARGE))
+    small, large = (
+        choose(MANY, LIMITS, False, target.verification, shapes, parameters) for parameters in (SMALL, LARGE)
+    )
     assert len(twice(small)) == 8 and small.not_run == small.left_out == ()
     phases = [
         sorted((b for b in MANY if b.phase == phase), key=lambda b: b.tokens * (1 + b.context)) for phase in PHASES

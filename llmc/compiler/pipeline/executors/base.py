@@ -15,6 +15,7 @@ from llmc.artifacts.key import Key
 from llmc.compiler.code import code_digest
 from llmc.compiler.stages import filled_folder
 from llmc.compiler.targets import open_target
+from llmc.compiler.targets.base import shaping
 
 if TYPE_CHECKING:
     from llmc.artifacts.digest import Blob
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from llmc.artifacts.store.store import Store
     from llmc.artifacts.store.workspace import Workspace
     from llmc.compiler.options import CompileOptions
-    from llmc.compiler.targets.base import Executable, Lowered, Shape, Target
+    from llmc.compiler.targets.base import CompiledExecutable, Lowered, Shape, Target
     from llmc.settings import Settings
 
 
@@ -73,11 +74,11 @@ def executable_key(target: Target, lowered: Lowered, shape: Shape, options: Comp
             **{f"input.{k}": v for k, v in lowered.components.items()},
             **{f"toolchain.{k}": v for k, v in target.toolchain().items()},
             "isa": " ".join(target.isa()),
-            "target": target.name,
+            "target": target.description.name,
             "state": target.state,
             "option.quantize": options.quantize,
             "option.dtype": options.dtype,
-            **{f"option.{name}": value for name, value in target.shaping(options).items()},
+            **{f"option.{name}": value for name, value in shaping(target.description, options).items()},
             "shape.phase": shape.phase,
             "shape.batch": shape.batch,
             "shape.query": shape.query,
@@ -87,12 +88,12 @@ def executable_key(target: Target, lowered: Lowered, shape: Shape, options: Comp
     )
 
 
-def compile_in_worker(device: str, lowered: Lowered, shape: Shape, options: CompileOptions) -> Executable:
+def compile_in_worker(device: str, lowered: Lowered, shape: Shape, options: CompileOptions) -> CompiledExecutable:
     """Compile one shape in a worker process."""
     return open_target(device).compile(lowered, shape, options)
 
 
-def stored(workspace: Workspace, made: Executable, seconds: float) -> Mapping[str, Blob]:
+def stored(workspace: Workspace, made: CompiledExecutable, seconds: float) -> Mapping[str, Blob]:
     """The outputs of an executable that took so many seconds."""
     workspace.meta |= {"state": made.state, "seconds": round(seconds, 3)}
     return {"executable": workspace.put_bytes(made.data)}

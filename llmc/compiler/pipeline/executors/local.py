@@ -7,11 +7,12 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from llmc.compiler.options import LOCAL
 from llmc.compiler.pipeline.executors.base import Done, Executor, Made, Work, compile_in_worker, linked, stored
-from llmc.compiler.targets.workers import Jobs
+from llmc.compiler.targets.workers import Jobs, Workers
 from llmc.errors import InputError
 
 if TYPE_CHECKING:
@@ -36,8 +37,10 @@ class LocalExecutor(Executor):
         target, options, lowered = work.target, work.options, work.lowered
         with ExitStack() as stack:
             linking = threading.Lock()
-            apart = target.fresh_process or (target.needs_processes and options.jobs > 1)
-            jobs = stack.enter_context(Jobs(options.jobs, target.workers if apart else None))
+            device = target.description
+            apart = device.fresh_process or (device.needs_processes and options.jobs > 1)
+            workers = partial(Workers, preload=device.fresh_process) if apart else None
+            jobs = stack.enter_context(Jobs(options.jobs, workers))
             there: list[Lowered] = []
 
             def ready() -> Lowered:

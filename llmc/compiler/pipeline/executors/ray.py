@@ -80,7 +80,7 @@ class _Farm:
         """Node id → why."""
         self._running: dict[Any, _Attempt] = {}
         self._seconds: list[float] = []
-        calls = {"max_calls": 1} if work.target.fresh_process else {}
+        calls = {"max_calls": 1} if work.target.description.fresh_process else {}
         resources = {"memory": memory} if memory else {}
         self._function = ray.remote(num_cpus=1, max_retries=RETRIES, **calls, **resources)(_on_node())
 
@@ -115,7 +115,7 @@ class _Farm:
     def _tasks(self, shapes: Sequence[Shape]) -> Iterator[Task]:
         work, lowered = self._work, self._work.lowered
         inputs = {name: Blob(digest_file(path), path.stat().st_size) for name, path in lowered.inputs.items()}
-        needed = sorted(set(lowered.files.values())) if work.target.reads_files else []
+        needed = sorted(set(lowered.files.values())) if work.target.description.reads_files else []
         files = tuple(Blob(digest, work.store.path(digest).stat().st_size) for digest in needed)
         remote = work.settings.remote_cache
         if remote:

@@ -1,6 +1,6 @@
 """The engine that `--device cpu` compiles for, by measurements: ONNX Runtime or OpenVINO.
 
-Measurements (cpu/measurements.py) that are kept with the code were made by `llmc bench cpu` on the machine that they
+Measurements that are kept with the code were made by `llmc bench cpu` on the machine that they
 name; the user's own, made by the same command, come first. They count where they hold: for this host, these versions,
 as many threads, models alike, and the options that would be compiled with. Where no quantisation is asked for, each
 engine is compared in its own default for the model, or, if that was not measured, all in PLAIN.
@@ -10,28 +10,161 @@ with the faster decode step at the plan's max_num_seqs wins; if lengths of traff
 mean request. Times and memory are scaled by the model's parameters over the measured model's. Within TIE, ONNX Runtime
 wins, because it opens sooner. If no measurement applies, ONNX Runtime wins, and the reason names the difference and the
 command that measures.
+
+A file of measurements has times and memory of engines on a CPU, and the cases that each applies to:
+
+    file = {"schema": 2, "measured": [record…]}
+    record = {"machine": text, "isa": [feature, …], "threads": number, "model": text, "model_type": text,
+              "parameters": number, "versions": {package: version},
+              "engines": {engine: {quantisation: one}}}
+    one = {"options": {"kernels", "dtype", "specialise"}   as its target configured them
+           "decode_ms": {batch: ms of a step}, "prefill_ms": {tokens: ms}, "start_s": seconds from exec to the first
+           token, "memory_bytes": proportional set size with 8 sequences}
+
+A record holds for a host that has every feature of `isa`, for as many threads, for models of the same type of up to
+SIZES times its parameters or as many times fewer, for the same versions, and for the same options.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from llmc.buckets.limits import Limits
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.targets import open_target
-from llmc.compiler.targets.cpu.measurements import OPTIONS, Case, Measured, measurements
+from llmc.compiler.targets.base import Deployment
 from llmc.errors import DeviceError, InputError
 from llmc.runtime.host import cpu_features
 from llmc.settings import Settings
 
 if TYPE_CHECKING:
     from llmc.compiler.architectures.shared.size import Weights
-    from llmc.compiler.targets.deployment import Deployment
+
+SCHEMA = 2
+KEPT = Path(__file__).with_name("measurements.json")
+OWN = Path("measurements", "cpu.json")
+"""The user's own, in the cache folder."""
+
+SIZES = 4.0
+"""How many times larger or smaller a model may be than the measured one; times and memory are scaled between them."""
+
+OPTIONS = ("kernels", "dtype", "specialise")
+"""The options of an engine, besides the quantisation, that its figures depend on."""
+
+
+@dataclass(frozen=True)
+class CpuCase:
+    """What a measurement is looked up for: this host, these versions, and a model.
+
+    `options`: engine → its OPTIONS as they would be compiled with, and "quantize" where that is known.
+    """
+
+    isa: Sequence[str]
+    threads: int
+    model_type: str
+    parameters: int
+    versions: Mapping[str, str]
+    options: Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One record; see the module's docstring."""
+
+    machine: str
+    isa: frozenset[str]
+    threads: int
+    model: str
+    model_type: str
+    parameters: int
+    versions: Mapping[str, str]
+    engines: Mapping[str, Mapping[str, Mapping[str, Any]]]
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> Measured:
+        """From its JSON; raises KeyError, TypeError, ValueError or AttributeError for any other value."""
+        engines = {
+            engine: {kind: _checked(one) for kind, one in kinds.items()} for engine, kinds in data["engines"].items()
+        }
+        versions = {str(name): str(version) for name, version in data["versions"].items()}
+        return cls(
+            str(data["machine"]), frozenset(data["isa"]), int(data["threads"]), str(data["model"]),
+            str(data["model_type"]), int(data["parameters"]), versions, engines,
+        )  # fmt: skip
+
+    def unfit(self, case: CpuCase, kinds: Mapping[str, str]) -> str:
+        """Why the record says nothing about a case with each engine's quantisation, in words; empty where it does."""
+        if missing := sorted(self.isa - set(case.isa)):
+            return f"on a CPU with {', '.join(missing)}"
+        if self.threads != case.threads:
+            return f"with {self.threads} threads, not {case.threads}"
+        if self.model_type != case.model_type:
+            return f"for {self.model_type}, not {case.model_type}"
+        if not 1 / SIZES <= case.parameters / self.parameters <= SIZES:
+            return f"for {self.parameters / 1e6:,.4g} M parameters, not {case.parameters / 1e6:,.4g} M"
+        for name, wanted in case.versions.items():
+            if self.versions.get(name) != wanted:
+                return f"with {name} {self.versions.get(name, 'unknown')}, not {wanted}"
+        for engine, options in case.options.items():
+            one = self.engines.get(engine, {}).get(kinds[engine])
+            if one is None:
+                return f"without {engine} {kinds[engine]}"
+            for name in OPTIONS:
+                if name in options and one["options"].get(name) != options[name]:
+                    return f"for {engine} with {name} {one['options'].get(name)}, not {options[name]}"
+        return ""
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What a newer record of the same replaces."""
+        return self.isa, self.threads, self.model_type, self.parameters
+
+
+def load(path: Path) -> list[Measured]:
+    """The records of a file. Raises InputError, naming it, for what is not one."""
+    try:
+        data = json.loads(path.read_bytes())
+        if data["schema"] != SCHEMA:
+            raise ValueError(f"schema {data['schema']}")
+        return [Measured.of(one) for one in data["measured"]]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
+        raise InputError(f"{path}: not a file of measurements ({e}); make one with `llmc bench cpu`") from e
+
+
+def added(path: Path, record: Mapping[str, Any]) -> dict[str, Any]:
+    """The document of a file with one record more, in place of one of the same key; a file that is none is lost."""
+    new = Measured.of(record)
+    try:
+        load(path)
+        old = json.loads(path.read_bytes())["measured"]
+    except InputError:
+        old = []
+    return {"schema": SCHEMA, "measured": [record, *(one for one in old if Measured.of(one).key != new.key)]}
+
+
+def measurements(cache_dir: Path) -> list[Measured]:
+    """The user's own where there are some, then those kept with the code."""
+    own = cache_dir / OWN
+    return [*(load(own) if own.exists() else []), *load(KEPT)]
+
+
+def _checked(one: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "options": {name: one["options"][name] for name in OPTIONS},
+        "decode_ms": {int(batch): float(ms) for batch, ms in one["decode_ms"].items()},
+        "prefill_ms": {int(tokens): float(ms) for tokens, ms in one["prefill_ms"].items()},
+        "start_s": float(one["start_s"]),
+        "memory_bytes": int(one["memory_bytes"]),
+    }
+
 
 ENGINES = ("onnxruntime", "openvino")
 TIE = 0.03
@@ -53,17 +186,17 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Choice:
+class EngineChoice:
     """The engine, and why in a sentence with the numbers."""
 
     engine: str
     why: str
 
 
-def choice_for(wanted: Wanted, options: CompileOptions, deployment: Deployment, settings: Settings) -> Choice:
+def choice_for(wanted: Wanted, options: CompileOptions, deployment: Deployment, settings: Settings) -> EngineChoice:
     """`choose` by what was measured, for this host and the engines that are here."""
     here = installed()
-    case = Case(
+    case = CpuCase(
         cpu_features(), settings.threads, str(deployment.config.get("model_type")), deployment.parameters,
         versions(here), {engine: configured(engine, options, deployment.weights) for engine in here},
     )  # fmt: skip
@@ -85,7 +218,8 @@ def configured(engine: str, options: CompileOptions, weights: Sequence[Weights] 
     """The options of an engine that its figures depend on, as a compile of such weights would set them, and quantize;
     empty if it refuses them."""
     try:
-        found, _ = open_target(engine).settle(replace(options, device=engine), weights)
+        deployment = Deployment(Limits(128), {}, {}, weights)  # engines look at the weights only
+        found = open_target(engine).resolve(replace(options, device=engine), deployment).options
     except (InputError, DeviceError):
         return {}
     return {name: found.get(name) for name in ("quantize", *OPTIONS)}
@@ -96,7 +230,7 @@ def installed() -> tuple[str, ...]:
     return tuple(engine for engine in ENGINES if find_spec(engine) is not None)
 
 
-def choose(wanted: Wanted, measured: Sequence[Measured], case: Case) -> Choice:
+def choose(wanted: Wanted, measured: Sequence[Measured], case: CpuCase) -> EngineChoice:
     """The engine for `wanted` on a host and for a model (`case`, whose options name the engines that are here).
 
     Raises InputError when no engine keeps the limits, saying what each would take.
@@ -105,15 +239,15 @@ def choose(wanted: Wanted, measured: Sequence[Measured], case: Case) -> Choice:
     if len(here) < 2:
         first = here[0] if here else ENGINES[0]
         other = next(e for e in ENGINES if e != first)
-        return Choice(first, f"{other} is not installed")
+        return EngineChoice(first, f"{other} is not installed")
     if wanted.dtype not in ("auto", "f32"):
-        return Choice("openvino", f"only openvino offers dtype {wanted.dtype}")
+        return EngineChoice("openvino", f"only openvino offers dtype {wanted.dtype}")
     record, kinds, unfit = _record(wanted, measured, case)
     if record is None:
         tried = (
             "; ".join(dict.fromkeys(f"{one.model} was measured {why}" for why, one in unfit)) or "nothing was measured"
         )
-        return Choice(
+        return EngineChoice(
             ENGINES[0], f"no measurement of {_said(kinds)} holds here ({tried}): `llmc bench cpu MODEL` makes one"
         )
     found = {engine: record.engines[engine][kinds[engine]] for engine in here}
@@ -128,11 +262,11 @@ def choose(wanted: Wanted, measured: Sequence[Measured], case: Case) -> Choice:
     over = [e for e in found if e not in kept]
     limits = f"; {', '.join(over)} would not keep the limits" if over else ""
     of = "" if scale == 1 else f", scaled from {record.model}"
-    return Choice(best, f"{what} in {_said(kinds)} measured: {numbers} ({record.machine}{of}){limits}")
+    return EngineChoice(best, f"{what} in {_said(kinds)} measured: {numbers} ({record.machine}{of}){limits}")
 
 
 def _record(
-    wanted: Wanted, measured: Sequence[Measured], case: Case
+    wanted: Wanted, measured: Sequence[Measured], case: CpuCase
 ) -> tuple[Measured | None, dict[str, str], list[tuple[str, Measured]]]:
     """The first record that holds, the quantisation that each engine is compared in, and of each why it does not."""
     plain = dict.fromkeys(case.options, wanted.quantize or PLAIN)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from dataclasses import replace
 
 from llmc.compiler.options import CompileOptions, Option, flag_of
-from llmc.compiler.targets.base import Target
-from llmc.compiler.targets.deployment import Deployment
+from llmc.compiler.targets.base import Deployment, Resolved, Target
 from llmc.compiler.targets.onnxruntime.for_cpus import with_cpus
 from llmc.compiler.targets.onnxruntime.target import OnnxRuntimeTarget
 from llmc.errors import InputError
@@ -22,37 +21,40 @@ MAX_START: Option[float | None] = Option(
 class CpuTarget(OnnxRuntimeTarget):
     """Stands for another target; where no choice is made, it acts as ONNX Runtime's."""
 
-    name: ClassVar[str] = "cpu"
-    also_called: ClassVar[tuple[str, ...]] = ("x86", "x86_64")
-    options: ClassVar[tuple[Option[Any], ...]] = (*OnnxRuntimeTarget.options, MAX_MEMORY, MAX_START)
+    description = replace(
+        OnnxRuntimeTarget.description,
+        name="cpu",
+        also_called=("x86", "x86_64"),
+        options=(*OnnxRuntimeTarget.description.options, MAX_MEMORY, MAX_START),
+    )
 
-    def resolve(self, options: CompileOptions, deployment: Deployment) -> tuple[Target, CompileOptions, str]:
+    def resolve(self, options: CompileOptions, deployment: Deployment) -> Resolved:
         """The engine that alone takes an option that was given, or the one that measurements say."""
         from llmc.compiler.targets import open_target
         from llmc.compiler.targets.cpu.auto_engine import ENGINES, Wanted, choice_for
         from llmc.compiler.targets.declared import refuse_foreign
 
-        options = with_cpus(options, self._cpus)
+        options, own = with_cpus(options, self._cpus), self.description.options
         engines = {engine: open_target(engine, self.settings) for engine in ENGINES}
-        names = {engine: {option.name for option in target.options} for engine, target in engines.items()}
-        known = {option.name for option in self.options}.union(*names.values())
+        names = {engine: {option.name for option in target.description.options} for engine, target in engines.items()}
+        known = {option.name for option in own}.union(*names.values())
         for name, value in options.own.items():
             if name not in known:
-                refuse_foreign(name, value, self.name)
+                refuse_foreign(name, value, self.description.name)
         memory, start = MAX_MEMORY.of(options), MAX_START.of(options)
-        unset = {option.name: None for option in self.options if option.of(options) == option.default}
+        unset = {option.name: None for option in own if option.of(options) == option.default}
         plain = options.changed(**unset | {MAX_MEMORY.name: None, MAX_START.name: None})
         takers = [engine for engine, target in engines.items() if _takes(target, plain)]
         if plain.own and len(takers) < len(engines):
             flags, know_all = ", ".join(map(flag_of, plain.own)), [e for e in ENGINES if plain.own.keys() <= names[e]]
             engine = next(iter(takers or know_all), ENGINES[0])  # one that takes none of these says why
-            return engines[engine], plain, f"only {engine} takes {flags}"
+            return replace(engines[engine].resolve(plain, deployment), why=f"only {engine} takes {flags}")
         wanted = Wanted(
             deployment.limits.max_num_seqs, options.quantize, options.dtype, memory, start,
             float(deployment.facts.get("mean_prompt_tokens", 0)), float(deployment.facts.get("mean_new_tokens", 0)),
         )  # fmt: skip
         choice = choice_for(wanted, plain, deployment, self.settings)
-        return engines[choice.engine], plain, choice.why
+        return replace(engines[choice.engine].resolve(plain, deployment), why=choice.why)
 
 
 def _takes(target: Target, options: CompileOptions) -> bool:

@@ -3,6 +3,12 @@
 Limits of an architecture: CUDA C++ Programming Guide 13.0, "Compute Capabilities", tables of features and technical
 specifications per compute capability (shared memory of a multiprocessor and, opted in, of a block; threads of a
 multiprocessor) and of arithmetic instructions (32-bit floating-point additions a clock and multiprocessor).
+
+Some cards read weights in 8 bits inside the product, so that no copy in 16 bits is made of them (`lacks_format`). Where
+Triton's emitter cannot read a format, XLA writes the whole matrix out in bf16 before each product: slower than weights
+in bf16. Its rule for float8 e4m3 is "at least Hopper" (openxla/xla, xla/service/gpu/triton_support.cc), and what jax
+0.10.2 compiles agrees: from 9.0 on a product has no such copy, at 8.0 and 8.9 it has one. A cache in fp8 is converted
+as attention reads it, by instructions or without them, on every card.
 """
 
 from __future__ import annotations
@@ -39,7 +45,7 @@ ARCHITECTURES: Mapping[tuple[int, int], Architecture] = {
 
 
 @dataclass(frozen=True)
-class Card:
+class GpuSpec:
     """One sort of card. Bytes, FLOP/s (dense, without sparsity) and bytes/s are of one."""
 
     name: str
@@ -104,7 +110,7 @@ class Card:
 _XLA = "openxla/xla, xla/backends/gpu/target_config/specs"
 
 CARDS = (
-    Card(
+    GpuSpec(
         "a10g", "NVIDIA A10G", (8, 6),
         cores=80, memory_bytes=22_587 << 20, bandwidth=600.1e9, l2_bytes=6 << 20, clock_ghz=1.71,
         bf16_flops=70e12, fp8_flops=0.0, link="PCIe 4 x16, 64 GB/s a card", slices=(1, 2, 4, 8),
@@ -113,7 +119,7 @@ CARDS = (
             "NVIDIA A10G datasheet: bandwidth, clock and FLOP/s (without sparsity)",
         ),
     ),
-    Card(
+    GpuSpec(
         "a100", "NVIDIA A100-SXM4-80GB", (8, 0),
         cores=108, memory_bytes=85_100_068_864, bandwidth=2_039.04e9, l2_bytes=40 << 20, clock_ghz=1.41,
         bf16_flops=312e12, fp8_flops=0.0, link="NVLink 3, 600 GB/s a card", slices=(1, 2, 4, 8),
@@ -122,7 +128,7 @@ CARDS = (
             "NVIDIA A100 datasheet: FLOP/s (without sparsity)",
         ),
     ),
-    Card(
+    GpuSpec(
         "a100-40gb", "NVIDIA A100-SXM4-40GB", (8, 0),
         cores=108, memory_bytes=42_298_834_944, bandwidth=1_555.2e9, l2_bytes=40 << 20, clock_ghz=1.41,
         bf16_flops=312e12, fp8_flops=0.0, link="NVLink 3, 600 GB/s a card", slices=(1, 2, 4, 8),
@@ -132,7 +138,7 @@ CARDS = (
             "NVIDIA A100 datasheet: FLOP/s (without sparsity)",
         ),
     ),
-    Card(
+    GpuSpec(
         "l4", "NVIDIA L4", (8, 9),
         cores=58, memory_bytes=23_612_293_120, bandwidth=300.05e9, l2_bytes=48 << 20, clock_ghz=2.04,
         bf16_flops=121e12, fp8_flops=242.5e12, link="PCIe 4 x16, 64 GB/s a card", slices=(1, 2, 4, 8),
@@ -141,7 +147,7 @@ CARDS = (
             "NVIDIA L4 datasheet: FLOP/s (without sparsity)",
         ),
     ),
-    Card(
+    GpuSpec(
         "l40s", "NVIDIA L40S", (8, 9),
         cores=142, memory_bytes=47_576_711_168, bandwidth=864.1e9, l2_bytes=96 << 20, clock_ghz=2.52,
         bf16_flops=362.05e12, fp8_flops=733e12, link="PCIe 4 x16, 64 GB/s a card", slices=(1, 2, 4, 8),
@@ -150,7 +156,7 @@ CARDS = (
             "NVIDIA L40S datasheet: FLOP/s (without sparsity)",
         ),
     ),
-    Card(
+    GpuSpec(
         "h100", "NVIDIA H100 80GB HBM3", (9, 0),
         cores=132, memory_bytes=84_942_979_072, bandwidth=3_352.32e9, l2_bytes=50 << 20, clock_ghz=1.98,
         bf16_flops=989.4e12, fp8_flops=1_978.9e12, link="NVLink 4, 900 GB/s a card", slices=(1, 2, 4, 8),
@@ -159,7 +165,7 @@ CARDS = (
             "NVIDIA H100 Tensor Core GPU Architecture (V1.04), table 2: FLOP/s (without sparsity)",
         ),
     ),
-    Card(
+    GpuSpec(
         "h100-pcie", "NVIDIA H100 PCIe", (9, 0),
         cores=114, memory_bytes=84_942_979_072, bandwidth=2_039.04e9, l2_bytes=50 << 20, clock_ghz=1.755,
         bf16_flops=756e12, fp8_flops=1_513e12, link="PCIe 5 x16, 128 GB/s a card", slices=(1, 2, 4, 8),
@@ -168,7 +174,7 @@ CARDS = (
             "NVIDIA H100 Tensor Core GPU Architecture (V1.04), table 2: FLOP/s (without sparsity)",
         ),
     ),
-    Card(
+    GpuSpec(
         "h20", "NVIDIA H20", (9, 0),
         cores=78, memory_bytes=97_285 << 20, bandwidth=4_000e9, l2_bytes=60 << 20, clock_ghz=1.98,
         bf16_flops=148e12, fp8_flops=296e12, link="NVLink 4, 900 GB/s a card", slices=(1, 2, 4, 8),
@@ -177,7 +183,7 @@ CARDS = (
             "NVIDIA HGX H20 datasheet: bandwidth, L2, clock and FLOP/s",
         ),
     ),
-    Card(
+    GpuSpec(
         "h200", "NVIDIA H200", (9, 0),
         cores=132, memory_bytes=143_156 << 20, bandwidth=4_800e9, l2_bytes=60 << 20, clock_ghz=1.98,
         bf16_flops=989.4e12, fp8_flops=1_978.9e12, link="NVLink 4, 900 GB/s a card", slices=(1, 2, 4, 8),
@@ -187,7 +193,7 @@ CARDS = (
             "NVIDIA H200 datasheet: FLOP/s (without sparsity)",
         ),
     ),
-    Card(
+    GpuSpec(
         "b200", "NVIDIA B200", (10, 0),
         cores=148, memory_bytes=191_514_411_008, bandwidth=7_672.32e9, l2_bytes=132_644_864, clock_ghz=1.965,
         bf16_flops=2_250e12, fp8_flops=4_500e12, link="NVLink 5, 1,800 GB/s a card", slices=(1, 2, 4, 8),
@@ -196,7 +202,7 @@ CARDS = (
             "NVIDIA HGX B200 datasheet: FLOP/s of one of eight (without sparsity)",
         ),
     ),
-    Card(
+    GpuSpec(
         "gb200", "NVIDIA GB200", (10, 0),
         cores=152, memory_bytes=197_897_748_480, bandwidth=7_928.06e9, l2_bytes=135_528_448, clock_ghz=2.062,
         bf16_flops=2_500e12, fp8_flops=5_000e12, link="NVLink 5, 1,800 GB/s a card", slices=(1, 2, 4),
@@ -205,7 +211,7 @@ CARDS = (
             "NVIDIA GB200 NVL72 datasheet: FLOP/s of one of 72 (without sparsity)",
         ),
     ),
-    Card(
+    GpuSpec(
         "b300", "NVIDIA B300 SXM6 AC", (10, 3),
         cores=148, memory_bytes=275_040 << 20, bandwidth=7_936e9, l2_bytes=135_528_448, clock_ghz=2.032,
         bf16_flops=2_250e12, fp8_flops=4_500e12, link="NVLink 5, 1,800 GB/s a card", slices=(1, 2, 4, 8),
@@ -216,7 +222,7 @@ CARDS = (
             "NVIDIA HGX B300 datasheet: FLOP/s of one of eight (without sparsity)",
         ),
     ),
-    Card(
+    GpuSpec(
         "rtx-pro-6000", "NVIDIA RTX PRO 6000 Blackwell Workstation Edition", (12, 0),
         cores=188, memory_bytes=97_250 << 20, bandwidth=1_792e9, l2_bytes=128 << 20, clock_ghz=2.6,
         bf16_flops=503.8e12, fp8_flops=1_007.6e12, link="PCIe 5 x16, 128 GB/s a card", slices=(1, 2, 4, 8),
@@ -232,6 +238,22 @@ CARDS = (
 NAMES = tuple(card.name for card in CARDS)
 
 
-def card_of(name: str) -> Card | None:
+def card_of(name: str) -> GpuSpec | None:
     """The card of a name; None for an unknown one."""
     return next((card for card in CARDS if card.name == name), None)
+
+
+READ_FROM: Mapping[str, tuple[int, int]] = {"int8": (8, 0), "fp8": (9, 0)}
+"""The least compute capability, by the format of the weights."""
+
+
+def lacks_format(card: GpuSpec, flag: str, name: str) -> str:
+    """See XlaFormats.lacks_format."""
+    least = READ_FROM.get(name) if flag == "--quantize" else None
+    if least is None or card.compute_capability >= least:
+        return ""
+    others = [other for other, needed in READ_FROM.items() if card.compute_capability >= needed] or ["none"]
+    return (
+        f"XLA reads such weights inside products from compute capability {least[0]}.{least[1]} on, {card.name} has "
+        f"{card.capability}: it would write each matrix out in bf16 first; choose --quantize {' or '.join(others)}"
+    )

@@ -16,26 +16,28 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmc.compiler.options import CompileOptions, Option
-from llmc.compiler.targets.base import Executable, TopologyForm
+from llmc.compiler.targets.base import CompiledExecutable
 from llmc.compiler.targets.cuda.tuning import NONE, TUNING, Tuning
+from llmc.compiler.targets.description import TRACING, Topologies
 from llmc.compiler.targets.hosting import Hosting, nvidia
-from llmc.compiler.targets.xla.described import DescribedTarget
+from llmc.compiler.targets.xla.described import COMPILING, DESCRIBED, DescribedTarget, listed
 from llmc.compiler.targets.xla.formats import KV_CACHE_DTYPE
 from llmc.compiler.targets.xla.target import LOWERING, ROLL_LAYERS
 from llmc.errors import InputError
+from llmc.runtime.nvidia import NvidiaCards
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from llmc.compiler.options import CompileOptions, Option
     from llmc.compiler.program.program import Program
     from llmc.compiler.program.stage import WeightlessDialect
     from llmc.compiler.stages import Stages
     from llmc.compiler.targets.base import Lowered, Shape
-    from llmc.compiler.targets.cuda.cards import Card
-    from llmc.compiler.targets.cuda.topology import Topology
+    from llmc.compiler.targets.costs import Costs
+    from llmc.compiler.targets.cuda.cards import GpuSpec
+    from llmc.compiler.targets.cuda.topology import GpuTopology
     from llmc.compiler.targets.tuning import Tuner
-    from llmc.runtime.accelerators import Cards
+    from llmc.compiler.targets.xla.build import Machine
     from llmc.runtime.executors.xla.client import Platform
 
 ATTENTION: Option[str] = Option(
@@ -53,7 +55,7 @@ FP8_FROM = (8, 9)
 "Conversion from/to f8e4m3nv is only supported on compute capability >= 89"."""
 
 
-def require_kernel(options: CompileOptions, card: Card) -> None:
+def require_kernel(options: CompileOptions, card: GpuSpec) -> None:
     """Raise InputError where the kernel is asked for and cannot be in the bundle."""
     if ATTENTION.of(options) == "plain":
         return
@@ -70,54 +72,41 @@ COMPILER_OPTIONS: Mapping[str, str | int | bool] = {"xla_gpu_autotune_level": 0}
 """Autotuning runs candidates on the card, which is not here: see products.py for what chooses instead."""
 
 
+def _known() -> list[dict[str, Any]]:
+    """Every card, alone and with others in one host."""
+    from llmc.compiler.targets.cuda.topology import known
+
+    return [listed(t, t.card.name, str(t.count), t.count, hosts=1) for t in known()]
+
+
 class CudaTarget(DescribedTarget):
-    """See the module's docstring."""
+    """`--device cuda:CARD[-COUNT]`."""
 
-    name: ClassVar[str] = "cuda"
-    also_called: ClassVar[tuple[str, ...]] = ("gpu", "nvidia")
-    executor: ClassVar[str] = "xla-cuda"
+    description = replace(
+        DESCRIBED,
+        name="cuda",
+        executor="xla-cuda",
+        also_called=("gpu", "nvidia"),
+        options=(*DESCRIBED.options, ATTENTION, TUNING),
+        fresh_process=(*COMPILING, __name__),
+        requirements=replace(
+            DESCRIBED.requirements,
+            compiling=(*TRACING, "jax", "jax_cuda13_plugin"),
+            compile_extras=("compile", "cuda"),
+        ),
+        topologies=Topologies("CARD[-COUNT]", "cuda:h100-8", "card", "cards of one host", _known),
+        guide="docs/cuda.md",
+        accelerators=(NvidiaCards(),),
+    )
     platform: ClassVar[Platform] = "cuda"
-    options: ClassVar[tuple[Option[Any], ...]] = (*DescribedTarget.options, ATTENTION, TUNING)
-    compile_needs: ClassVar[tuple[str, ...]] = ("torch", "transformers", "safetensors", "jax", "jax_cuda13_plugin")
-    compile_extras: ClassVar[tuple[str, ...]] = ("compile", "cuda")
-    guide: ClassVar[str] = "docs/cuda.md"
-    fresh_process: ClassVar[tuple[str, ...]] = (
-        "llmc.compiler.targets.xla.build",
-        "llmc.compiler.targets.xla.scan_layers",
-        __name__,
-    )
-    executable_seconds: ClassVar[float] = 8.0
-    executable_bytes: ClassVar[int] = 1_400_000
-    topology_form: ClassVar[TopologyForm | None] = TopologyForm(
-        "CARD[-COUNT]", "cuda:h100-8", "card", "cards of one host"
-    )
 
-    @classmethod
-    def topologies(cls) -> list[dict[str, Any]]:
-        """Every card, alone and with others in one host."""
-        from llmc.compiler.targets.cuda.topology import known
+    @property
+    def costs(self) -> Costs:
+        from llmc.compiler.targets.xla.costs import CudaCosts
 
-        return [
-            {
-                "name": topology.name,
-                "generation": topology.card.name,
-                "shape": str(topology.count),
-                "chips": topology.count,
-                "devices": topology.devices,
-                "hosts": 1,
-                "hbm_bytes_per_device": topology.usable_bytes,
-            }
-            for topology in known()
-        ]
-
-    def cards(self) -> tuple[Cards, ...]:
-        """NVIDIA's."""
-        from llmc.runtime.nvidia import NvidiaCards
-
-        return (NvidiaCards(),)
+        return CudaCosts(self.topology)
 
     def lacks(self) -> str:
-        """A card, on most hosts that compile."""
         from llmc.errors import DeviceError
         from llmc.runtime.nvidia import gpus
 
@@ -127,14 +116,12 @@ class CudaTarget(DescribedTarget):
             return str(error)
 
     @property
-    def topology(self) -> Topology:
-        """The cards that are compiled for; raises InputError listing the known ones."""
+    def topology(self) -> GpuTopology:
         from llmc.compiler.targets.cuda.topology import parse_topology
 
         return parse_topology(self._detail)
 
     def hosting(self, recorded: Mapping[str, Any]) -> Hosting:
-        """The cards of the topology, of that product."""
         return nvidia(self.topology.count, "cuda", self.topology.card.product)
 
     def configure(self, options: CompileOptions) -> CompileOptions:
@@ -149,7 +136,6 @@ class CudaTarget(DescribedTarget):
         return (f"{ATTENTION.flag} pallas", *(() if ROLL_LAYERS.of(options) else (ROLL_LAYERS.flag,)))
 
     def dialect(self, options: CompileOptions) -> WeightlessDialect:
-        """Attention as one operator for the kernel."""
         return DIALECTS[ATTENTION.of(options)]
 
     def _native(self, step: Callable[..., Any], options: CompileOptions) -> Callable[..., Any] | None:
@@ -165,16 +151,14 @@ class CudaTarget(DescribedTarget):
         return Tuning(self.topology.card.target_config())
 
     def tuner(self) -> Tuner:
-        """XLA's autotuner, on a host that has the cards."""
         from llmc.compiler.targets.cuda.tuner import CudaTuner
 
         return CudaTuner()
 
     def lower(self, stages: Stages, programs: Sequence[Program], options: CompileOptions) -> Lowered:
-        """And the tuning results."""
         return self._tuning.lowered(stages, super().lower(stages, programs, options), options)
 
-    def compile(self, lowered: Lowered, shape: Shape, options: CompileOptions) -> Executable:
+    def compile(self, lowered: Lowered, shape: Shape, options: CompileOptions) -> CompiledExecutable:
         """With the kernels that `--tuning` chooses; the header says for how many products."""
         from llmc.compiler.targets.cuda.products import choosing, noted
         from llmc.compiler.targets.xla.build import build
@@ -183,20 +167,17 @@ class CudaTarget(DescribedTarget):
         with choosing(self._tuning.for_xla(lowered), model=TUNING.of(options) != NONE) as (chosen, looked):
             machine = self.machine(options)
             data = build(job, replace(machine, compiler_options={**machine.compiler_options, **chosen}))
-        return Executable(noted(data, looked), self.state)
+        return CompiledExecutable(noted(data, looked), self.state)
 
-    def compiler_options(self, options: CompileOptions) -> dict[str, str | int | bool]:
-        """No autotuning."""
-        return dict(COMPILER_OPTIONS)
+    def machine(self, options: CompileOptions) -> Machine:
+        return replace(super().machine(options), compiler_options=COMPILER_OPTIONS)
 
     def lacks_format(self, flag: str, name: str) -> str:
-        """As the card's compute capability has it."""
-        from llmc.compiler.targets.cuda.formats import lacks_format
+        from llmc.compiler.targets.cuda.cards import lacks_format
 
         return lacks_format(self.topology.card, flag, name)
 
     def toolchain(self) -> dict[str, str]:
-        """JAX, XLA's plug-in and ptxas."""
         from llmc.compiler.targets.cuda.toolkit import versions
 
         return {**super().toolchain(), **versions()}
@@ -215,7 +196,6 @@ class CudaTarget(DescribedTarget):
         return {"card": about, "tuning": summary(noted_in(files), lowered, options), **found}
 
     def describe(self, analysis: Mapping[str, Any]) -> list[str]:
-        """And what chose the kernels of products."""
         from llmc.compiler.targets.cuda.tuning import told
 
         return [*super().describe(analysis), *told(analysis.get("tuning", {}))]

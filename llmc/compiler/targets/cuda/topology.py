@@ -12,9 +12,9 @@ from importlib import import_module
 from typing import Any, ClassVar
 
 from llmc.artifacts.digest import digest_bytes
-from llmc.compiler.targets.cuda.cards import CARDS, NAMES, Card, card_of
+from llmc.compiler.targets.cuda.cards import CARDS, NAMES, GpuSpec, card_of
 from llmc.compiler.targets.cuda.toolkit import EXTRA, use_toolkit
-from llmc.compiler.targets.xla.machines import DescribedMachine
+from llmc.compiler.targets.xla.capacity import DescribedMachine
 from llmc.errors import DeviceError, InputError
 from llmc.platforms import install_line
 from llmc.runtime.executors.xla.client import CUDA_MEMORY_FRACTION
@@ -26,21 +26,19 @@ xla/tsl/framework/bfc_allocator.h)."""
 
 
 @dataclass(frozen=True)
-class Topology(DescribedMachine):
+class GpuTopology(DescribedMachine):
     """So many cards of one sort, in one host."""
 
-    card: Card
+    card: GpuSpec
     count: int
     larger: ClassVar[str] = "a card with more memory"
 
     @property
     def name(self) -> str:
-        """As users write it."""
         return self.card.name if self.count == 1 else f"{self.card.name}-{self.count}"
 
     @property
     def devices(self) -> int:
-        """One a card."""
         return self.count
 
     @property
@@ -50,7 +48,6 @@ class Topology(DescribedMachine):
 
     @property
     def unit(self) -> str:
-        """A card."""
         return "card"
 
     @property
@@ -104,7 +101,7 @@ def _described(**how: str) -> Any:
         return topologies.get_topology_desc(platform="cuda", topology_name="", **how).devices
 
 
-def parse_topology(text: str) -> Topology:
+def parse_topology(text: str) -> GpuTopology:
     """The cards that `text` names, see the grammar above. Raises InputError that lists those known."""
     if not text:
         raise InputError(f"--device cuda: say which card, as cuda:CARD[-COUNT], for example {EXAMPLE}; {_known()}")
@@ -117,15 +114,15 @@ def parse_topology(text: str) -> Topology:
         raise InputError(
             f"{card.name} is not offered {count} a host; known: {', '.join(t.name for t in slices_of(card))}"
         )
-    return Topology(card, count)
+    return GpuTopology(card, count)
 
 
-def slices_of(card: Card) -> list[Topology]:
+def slices_of(card: GpuSpec) -> list[GpuTopology]:
     """The card alone, and several in one host."""
-    return [Topology(card, count) for count in card.slices]
+    return [GpuTopology(card, count) for count in card.slices]
 
 
-def known() -> list[Topology]:
+def known() -> list[GpuTopology]:
     """Every slice, by card, smallest first."""
     return [topology for card in CARDS for topology in slices_of(card)]
 

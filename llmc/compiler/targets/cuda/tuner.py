@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmc.artifacts.temporaries import temporary_folder
-from llmc.compiler.targets.cuda.autotuning import made_for, parse, serialise
+from llmc.compiler.targets.cuda.tuning import made_for, parse, serialise
 from llmc.compiler.targets.tuning import Results, Tuner
 from llmc.errors import CompileError, DeviceError, LlmcError
 from llmc.platforms import how_to_install
@@ -33,10 +33,9 @@ LEVEL = 4
 
 
 class CudaTuner(Tuner):
-    """See the module's docstring."""
+    """XLA's autotuner, on a host that has the card."""
 
     def lacks(self) -> str:
-        """A card, or the plug-in."""
         from llmc.compiler.targets.cuda.toolkit import EXTRA, PLUGIN, versions
 
         try:
@@ -46,7 +45,6 @@ class CudaTuner(Tuner):
         return "" if gpus() else "an NVIDIA GPU; run llmc tune where the card is, and bring the file (-o) here"
 
     def tune(self, bundle: Bundle, executable: Executable, known: Results | None) -> Results | None:
-        """As the contract says."""
         source = f"{bundle.path}: {executable}"
         parsed = Envelope.parse(bundle.files.read(executable.blob), source, FORM)
         header = StepHeader.parse(parsed.header, source)

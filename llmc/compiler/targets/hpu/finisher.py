@@ -3,17 +3,28 @@
 The programs stay as they are. What is pinned, because recipes are of no use without: the number of KV cache blocks, for
 as many whole sequences as a server holds at once; dtype and tensor parallel size are named beside it. A rerun after an
 interrupt finds the recipes of the first run in the same folder, and compiles the others.
+
+`host_files` are left beside a bundle, for a Gaudi host:
+
+buckets.txt, environment, arguments, kubernetes-env.yaml   the plan as vllm-gaudi reads it (`llmc plan export`)
+finish.sh, finish-job.yaml                                 finish the bundle there, and warm it up
+
+A plan of which vllm-gaudi's rules leave nothing has the last two alone, and a warning says why. The resource
+habana.ai/gaudi is that of Intel's device plugin (docs.habana.ai, Intel Gaudi Base Operator DaemonSets, 2026).
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+import re
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -26,13 +37,38 @@ from llmc.artifacts.key import Value, canonical_json
 from llmc.artifacts.third_party.facts import merge
 from llmc.artifacts.third_party.tree import scan_tree
 from llmc.compiler.targets.finishing import Told, WholeBundle
+from llmc.compiler.targets.host_files import exported, rendered, server_files
+from llmc.compiler.targets.workers import last_lines
 from llmc.errors import CompileError, DeviceError
 from llmc.integrations.vllm_gaudi.cache import VARIABLE, GaudiCache
 from llmc.runtime.executors.hpu.recipes import KV_BLOCKS, Recipes, local_folder
 from llmc.runtime.startup.opening import EngineOptions
 
 if TYPE_CHECKING:
+    from llmc.buckets.plan import Plan
     from llmc.runtime.bundle import Bundle
+
+SERVER = "vllm-gaudi"
+TEMPLATES = ("finish.sh", "finish-job.yaml")
+LONGEST_NAME = 63
+"""Characters of a name in Kubernetes (RFC 1123 label)."""
+
+
+def host_files(folder: Path, bundle: Path, plan: Plan) -> Mapping[str, str]:
+    """Texts by file name, for files in `folder`."""
+    return {**server_files(SERVER, folder, exported(SERVER, plan)), **_jobs(bundle)}
+
+
+def _jobs(bundle: Path) -> Mapping[str, str]:
+    place = bundle.absolute()
+    label = re.sub(r"[^a-z0-9]+", "-", f"finish-{place.name}".lower()).strip("-")
+    values = {
+        "bundle": shlex.quote(str(place)),
+        "mounted": json.dumps(f"/bundles/{place.name}"),
+        "name": label[:LONGEST_NAME].rstrip("-"),
+    }
+    return rendered("llmc.compiler.targets.hpu", TEMPLATES, values)
+
 
 RECORDING = "llmc.compiler.targets.hpu.recording"
 ROOM_MIB = 1 << 20
@@ -42,19 +78,16 @@ INSTALL = "install Intel's Gaudi software (docs.habana.ai, Installation), and ll
 FLUSH_SECONDS = 30.0
 """How long an interrupted recording may take to write its recipes."""
 
-LAST = 3
-"""Lines of the recording's log that an error shows."""
 
 _log = logging.getLogger("llmc")
 
 
 class RecipeFinisher(WholeBundle):
-    """See the module's docstring."""
+    """Finishing on a Gaudi host."""
 
     executor: ClassVar[str] = "hpu"
 
     def lacks(self) -> str:
-        """The Gaudi software, or a card."""
         if find_spec("habana_frameworks") is None:
             return f"habana_frameworks.torch is not installed; {INSTALL}"
         return "" if self.host() else "this host has no Gaudi card that its driver names, or no habana-torch-plugin"
@@ -78,6 +111,9 @@ class RecipeFinisher(WholeBundle):
         self._run(folder / "draft", cache, bundle, told)
         return self._left(cache, folder)
 
+    def host_files(self, folder: Path, bundle: Path, plan: Plan) -> Mapping[str, str]:
+        return host_files(folder, bundle, plan)
+
     def _run(self, draft: Path, cache: Path, bundle: Bundle, told: Told) -> None:
         """Record in a process of its own, which is ended with this one's work."""
         log = cache.with_suffix(".log")
@@ -98,7 +134,7 @@ class RecipeFinisher(WholeBundle):
         if code == 0:
             log.unlink()
             return
-        words = " | ".join(_last_lines(log)) or f"it ended with {code}"
+        words = " | ".join(last_lines(log)) or f"it ended with {code}"
         kind = DeviceError if code == DeviceError.exit_code else CompileError
         raise kind(f"{bundle.path}: its start on this Gaudi card failed: {words}; the log: {log}")
 
@@ -136,8 +172,3 @@ def _end(process: subprocess.Popen[str]) -> None:
             process.wait()
     if process.stdout is not None:
         process.stdout.close()
-
-
-def _last_lines(log: Path) -> Sequence[str]:
-    lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
-    return [line[:300] for line in lines if line][-LAST:]

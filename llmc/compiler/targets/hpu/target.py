@@ -10,36 +10,30 @@ Programs and weights are those of programs.py.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from llmc.compiler.options import CompileOptions
-from llmc.compiler.targets.hardware import Hardware, contract_tested
+from llmc.compiler.targets.description import contract_tested
 from llmc.compiler.targets.hosting import Hosting
-from llmc.compiler.targets.programs import ProgramTarget
+from llmc.compiler.targets.programs import PROGRAMS, ProgramCosts, ProgramTarget
+from llmc.runtime.accelerators import GAUDI
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
     from llmc.buckets.bucket import Bucket
-    from llmc.buckets.plan import Plan
     from llmc.compiler.architectures.shared.size import ModelSize
+    from llmc.compiler.options import CompileOptions
+    from llmc.compiler.targets.costs import Costs
     from llmc.compiler.targets.finishing import Finisher
-    from llmc.runtime.accelerators import Cards
 
 GAUDI_BYTES = 128 * 10**9
 """Memory of a Gaudi 3, which has the most (Gaudi 2: 96 GB)."""
 
 
-class HpuTarget(ProgramTarget):
-    """See the module's docstring."""
+class HpuCosts(ProgramCosts):
+    """Of captured HPU graphs."""
 
-    name: ClassVar[str] = "hpu"
-    also_called: ClassVar[tuple[str, ...]] = ("gaudi", "gaudi2", "gaudi3", "habana")
-    executor: ClassVar[str] = "hpu"
-    why_static: ClassVar[str] = "HPU graphs need static shapes, since a captured graph replays fixed sizes"
-    guide: ClassVar[str] = "docs/hpu.md"
-    hardware: ClassVar[Hardware] = contract_tested("the programs were run and verified on CPU")
     device_seconds: ClassVar[float] = 29 * 60 / 126
     device_source: ClassVar[str] = "126 buckets in 29 minutes on a Gaudi host (vllm-gaudi#1160)"
     graph_bytes_source: ClassVar[str] = (
@@ -47,18 +41,33 @@ class HpuTarget(ProgramTarget):
         "for 112 decode tokens"
     )
 
-    def cards(self) -> tuple[Cards, ...]:
-        """Gaudi cards."""
-        from llmc.runtime.accelerators import GAUDI
+    def memory(self, options: CompileOptions) -> tuple[int, str] | None:
+        return GAUDI_BYTES, "of a Gaudi 3"
 
-        return (GAUDI,)
+    def graph_bytes(self, model: ModelSize, bucket: Bucket, options: CompileOptions) -> int:
+        """A captured HPU graph keeps every layer's values apart, in bf16: linear in its new tokens in both phases."""
+        return 2 * model.activations * bucket.tokens
 
-    def choice(self, options: CompileOptions) -> str:
-        """A property of the device."""
-        return "one executable per bucket: HPU graphs are captured and replayed at fixed shapes"
+
+class HpuTarget(ProgramTarget):
+    """`--device hpu`."""
+
+    description = replace(
+        PROGRAMS,
+        name="hpu",
+        executor="hpu",
+        also_called=("gaudi", "gaudi2", "gaudi3", "habana"),
+        why_static="HPU graphs are captured and replayed at fixed shapes",
+        guide="docs/hpu.md",
+        accelerators=(GAUDI,),
+        hardware=contract_tested("the programs were run and verified on CPU"),
+    )
+
+    @property
+    def costs(self) -> Costs:
+        return HpuCosts()
 
     def remaining(self) -> str:
-        """What turns portable programs into what a Gaudi replays."""
         return (
             "on a Gaudi host (habana_frameworks.torch): move each program to hpu, compile its recipes with the Habana "
             "graph compiler into the recipe cache (PT_HPU_RECIPE_CACHE_CONFIG), capture an HPU graph for each bucket, "
@@ -80,17 +89,3 @@ class HpuTarget(ProgramTarget):
             runtime="habana",
             host_memory=False,
         )
-
-    def host_files(self, folder: Path, bundle: Path, plan: Plan) -> Mapping[str, str]:
-        """vllm-gaudi's bucket file and variables, and a job that finishes the bundle."""
-        from llmc.compiler.targets.hpu.host_files import host_files
-
-        return host_files(folder, bundle, plan)
-
-    def memory(self, options: CompileOptions) -> tuple[int, str] | None:
-        """Of the largest Gaudi."""
-        return GAUDI_BYTES, "of a Gaudi 3"
-
-    def graph_bytes(self, model: ModelSize, bucket: Bucket, options: CompileOptions) -> int:
-        """A captured HPU graph keeps every layer's values apart, in bf16: linear in its new tokens in both phases."""
-        return 2 * model.activations * bucket.tokens

@@ -14,7 +14,6 @@ import shutil
 import signal
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -22,7 +21,7 @@ from llmc.artifacts.temporaries import temporary_folder
 from llmc.compiler.targets.finishing import EachExecutable
 from llmc.compiler.targets.inductor.compiling import ENVIRONMENT, GIVEN, JOB, LEFT
 from llmc.compiler.targets.inductor.options import MODE, SECONDS, configs
-from llmc.compiler.targets.tool_process import run_tool
+from llmc.compiler.targets.workers import last_lines, run_tool
 from llmc.errors import CompileError
 from llmc.runtime.executors.inductor import toolchain
 from llmc.runtime.executors.inductor.package import CAPACITY, Package, sizes_of
@@ -33,24 +32,21 @@ from llmc.settings import variables
 if TYPE_CHECKING:
     from llmc.artifacts.bundle.manifest_schema import Executable
     from llmc.artifacts.key import Value
-    from llmc.compiler.targets.cuda.cards import Card
+    from llmc.compiler.targets.cuda.cards import GpuSpec
     from llmc.runtime.bundle import Bundle
-    from llmc.runtime.executors.base import Executor
 
 COMPILING = "llmc.compiler.targets.inductor.compiling"
 COMPILER = "apt-get install g++"
-LAST = 3
-"""Lines of the compile's log that an error shows."""
 
 
 class PackageFinisher(EachExecutable):
-    """See the module's docstring."""
+    """Finishing on the host of an NVIDIA GPU."""
 
     executor: ClassVar[str] = "inductor"
     reads: ClassVar[tuple[str, ...]] = ("weights.json",)
     device: ClassVar[str] = "cuda"
 
-    def __init__(self, card: Card | None = None) -> None:
+    def __init__(self, card: GpuSpec | None = None) -> None:
         self._card = card
 
     def lacks(self) -> str:
@@ -83,7 +79,6 @@ class PackageFinisher(EachExecutable):
         return {CAPACITY: capacity, MODE.name: str(bundle.manifest.options.get(MODE.name, MODE.default))}
 
     def finish(self, bundle: Bundle, executable: Executable) -> bytes:
-        """The package of a bucket's step, with its portable program."""
         pins = self.pins(bundle)
         program = bundle.files.read(executable.blob)
         capacity = int(str(pins[CAPACITY]))
@@ -102,13 +97,6 @@ class PackageFinisher(EachExecutable):
     def configs(self, mode: str) -> Mapping[str, Any]:
         """What torch._inductor.config is told."""
         return configs(mode)
-
-    def open_portable(self, bundle: Bundle) -> Executor:
-        """On the CPU, though the card is here."""
-        from llmc.runtime.bundle import Bundle
-        from llmc.runtime.executors import open_executor
-
-        return open_executor(Bundle(bundle.files, replace(bundle.settings, open_portable=True)))
 
     def _compiled(self, bundle: Bundle, name: str, program: bytes, job: Mapping[str, Any]) -> bytes:
         """What the process leaves. Raises CompileError, with its last words and the path of its log."""
@@ -131,10 +119,5 @@ class PackageFinisher(EachExecutable):
         elif code < 0:
             problem = f"was killed ({signal.Signals(-code).name}), perhaps for want of memory: try fewer --jobs"
         else:
-            problem = f"failed: {' | '.join(_last_lines(log)) or f'it ended with {code}'}"
+            problem = f"failed: {' | '.join(last_lines(log)) or f'it ended with {code}'}"
         raise CompileError(f"{bundle.path}: {name}: its compile by AOTInductor {problem}; the log: {log}")
-
-
-def _last_lines(log: Path) -> list[str]:
-    lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
-    return [line[:500] for line in lines if line][-LAST:]

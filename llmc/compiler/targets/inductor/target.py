@@ -13,37 +13,33 @@ Programs and weights are those of programs.py.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from llmc.compiler.options import CompileOptions, Option
-from llmc.compiler.targets.hardware import Hardware, contract_tested
+from llmc.compiler.targets.description import contract_tested
 from llmc.compiler.targets.hosting import Hosting, nvidia
 from llmc.compiler.targets.inductor.options import MODE, SECONDS
-from llmc.compiler.targets.programs import ProgramTarget
+from llmc.compiler.targets.programs import PROGRAMS, ProgramCosts, ProgramTarget
 from llmc.errors import UnknownNameError
+from llmc.runtime.accelerators import NVIDIA_GPU
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from llmc.buckets.bucket import Bucket
     from llmc.compiler.architectures.shared.size import ModelSize
-    from llmc.compiler.targets.cuda.cards import Card
+    from llmc.compiler.options import CompileOptions
+    from llmc.compiler.targets.costs import Costs
+    from llmc.compiler.targets.cuda.cards import GpuSpec
     from llmc.compiler.targets.finishing import Finisher
-    from llmc.runtime.accelerators import Cards
     from llmc.settings import Settings
 
 GRAPH_BYTES = 28 << 20
 
 
-class InductorTarget(ProgramTarget):
-    """See the module's docstring."""
+class InductorCosts(ProgramCosts):
+    """Of captured CUDA graphs on `card`, None for any."""
 
-    name: ClassVar[str] = "inductor"
-    executor: ClassVar[str] = "inductor"
-    options: ClassVar[tuple[Option[Any], ...]] = (MODE, SECONDS)
-    why_static: ClassVar[str] = "a captured CUDA graph replays fixed sizes"
-    guide: ClassVar[str] = "docs/inductor.md"
-    hardware: ClassVar[Hardware] = contract_tested("programs and AOTInductor packages were run on CPU")
     device_seconds: ClassVar[float] = 135.0
     device_source: ClassVar[str] = (
         "40 to 230 s a bucket of SmolLM2-135M on two CPU cores, torch 2.13; no card was at hand"
@@ -53,7 +49,39 @@ class InductorTarget(ProgramTarget):
         "which all graphs share"
     )
 
-    def __init__(self, card: Card | None = None) -> None:
+    def __init__(self, card: GpuSpec | None) -> None:
+        self._card = card
+
+    def memory(self, options: CompileOptions) -> tuple[int, str] | None:
+        """Of the card that was named; unknown where the host that finishes the bundle decides."""
+        return None if self._card is None else (self._card.memory_bytes, f"of {self._card.product}")
+
+    def graph_bytes(self, model: ModelSize, bucket: Bucket, options: CompileOptions) -> int:
+        return GRAPH_BYTES
+
+    def workspace_bytes(self, model: ModelSize, bucket: Bucket, options: CompileOptions) -> int:
+        """The pool that captured graphs share: the values of a step that live at once, its rows' past as it is gathered
+        from their slots, their states, and the logits."""
+        values = model.working_set * bucket.tokens + model.cache_values * bucket.batch * bucket.context
+        size = self.cache_bytes(options)
+        return size * (values + model.vocabulary * bucket.batch) + bucket.batch * model.state_bytes(size)
+
+
+class InductorTarget(ProgramTarget):
+    """`--device inductor[:CARD]`."""
+
+    description = replace(
+        PROGRAMS,
+        name="inductor",
+        executor="inductor",
+        options=(MODE, SECONDS),
+        why_static="CUDA graphs are captured and replayed at fixed shapes",
+        guide="docs/inductor.md",
+        accelerators=(NVIDIA_GPU,),
+        hardware=contract_tested("programs and AOTInductor packages were run on CPU"),
+    )
+
+    def __init__(self, card: GpuSpec | None = None) -> None:
         super().__init__()
         self._card = card
 
@@ -67,18 +95,11 @@ class InductorTarget(ProgramTarget):
             raise UnknownNameError("card", detail, NAMES)
         return cls(card)
 
-    def cards(self) -> tuple[Cards, ...]:
-        """NVIDIA's."""
-        from llmc.runtime.accelerators import NVIDIA_GPU
-
-        return (NVIDIA_GPU,)
-
-    def choice(self, options: CompileOptions) -> str:
-        """A property of CUDA graphs."""
-        return "one executable per bucket: CUDA graphs are captured and replayed at fixed shapes"
+    @property
+    def costs(self) -> Costs:
+        return InductorCosts(self._card)
 
     def remaining(self) -> str:
-        """What turns portable programs into what a card replays."""
         return (
             "on a host with an NVIDIA card, and torch 2.11 to 2.13 for CUDA: AOTInductor has to compile each program, "
             "and a CUDA graph of it is captured at each start"
@@ -91,20 +112,4 @@ class InductorTarget(ProgramTarget):
         return PackageFinisher(self._card)
 
     def hosting(self, recorded: Mapping[str, Any]) -> Hosting:
-        """One card, of the product that was named."""
         return nvidia(1, "compile", "" if self._card is None else self._card.product)
-
-    def memory(self, options: CompileOptions) -> tuple[int, str] | None:
-        """Of the card that was named; unknown where the host that finishes the bundle decides."""
-        return None if self._card is None else (self._card.memory_bytes, f"of {self._card.product}")
-
-    def graph_bytes(self, model: ModelSize, bucket: Bucket, options: CompileOptions) -> int:
-        """What the driver keeps of a captured graph."""
-        return GRAPH_BYTES
-
-    def workspace_bytes(self, model: ModelSize, bucket: Bucket, options: CompileOptions) -> int:
-        """The pool that captured graphs share: the values of a step that live at once, its rows' past as it is gathered
-        from their slots, their states, and the logits."""
-        values = model.working_set * bucket.tokens + model.cache_values * bucket.batch * bucket.context
-        size = self.cache_bytes(options)
-        return size * (values + model.vocabulary * bucket.batch) + bucket.batch * model.state_bytes(size)

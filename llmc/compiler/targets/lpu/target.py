@@ -7,31 +7,119 @@ own words for the arguments are in runtime/executors/lpu/worker.py.
 Without HyperDex every bucket has a portable program (programs.py), verified on this CPU in bfloat16, in which LPUs
 compute (Hyper-Accel/vllm, vllm/executor/lpu_executor.py at 026b6ad). These prove the plan and the numbers of the model,
 and nothing of HyperDex's compiler.
+
+`build` runs HyperDex's compiler over a checkpoint: in a folder as it wants it, and stores the files that it leaves.
 """
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
 
+from llmc.artifacts.digest import digest_bytes
+from llmc.artifacts.key import canonical_json
+from llmc.compiler.code import code_digest
 from llmc.compiler.options import CompileOptions, Option
-from llmc.compiler.targets.base import ANY_PHASE, Executable, Lowered, Shape, State, Target
-from llmc.compiler.targets.costs import Cost
-from llmc.compiler.targets.deployment import Deployment
-from llmc.compiler.targets.hardware import Hardware, contract_tested
+from llmc.compiler.targets.base import (
+    DIMENSIONS,
+    CompiledExecutable,
+    Deployment,
+    Fixed,
+    Lowered,
+    Recorded,
+    Resolved,
+    Shape,
+)
+from llmc.compiler.targets.costs import Costs, Timing
+from llmc.compiler.targets.description import contract_tested
 from llmc.compiler.targets.hosting import Hosting
-from llmc.compiler.targets.lpu.build import LpuLowered, build
-from llmc.compiler.targets.programs import ProgramTarget
-from llmc.errors import DeviceError, InputError
+from llmc.compiler.targets.programs import PROGRAMS, ProgramCosts, ProgramTarget
+from llmc.errors import CompileError, DeviceError, InputError
 from llmc.runtime.executors.lpu import toolchain
-from llmc.runtime.executors.lpu.artifact import Artifact, is_power_of_two
+from llmc.runtime.executors.lpu.artifact import MODEL, Artifact, is_power_of_two
+from llmc.runtime.executors.lpu.process import HyperDex
+from llmc.runtime.executors.lpu.toolchain import PACKAGE, Toolchain
 
 if TYPE_CHECKING:
+    from llmc.artifacts.digest import Blob
+    from llmc.artifacts.store.workspace import Workspace
     from llmc.buckets.bucket import Bucket
+    from llmc.compiler.checkpoint.base import Checkpoint
     from llmc.compiler.program.program import Program
     from llmc.compiler.stages import Stages
     from llmc.settings import Settings
+
+COMPILE_S = 6 * 3600.0
+"""After this the compiler counts as hung; how long it takes is not published."""
+
+_CHECKPOINT = "ckpt"
+
+
+@dataclass(frozen=True)
+class LpuLowered(Lowered):
+    """What HyperDex made, by the names that its files have in the bundle."""
+
+    artifact: Artifact = field(kw_only=True)
+
+
+def build(stages: Stages, wanted: Artifact, hyperdex: Toolchain) -> LpuLowered:
+    """The artifact of the checkpoint, from the store if it is there; `wanted` has everything but its files.
+
+    Raises CompileError where HyperDex fails, is killed or hangs, with the place of its log, which is kept.
+    """
+    arguments = asdict(wanted)
+    del arguments["files"], arguments["hyperdex"]
+    components = {
+        **stages.reading(tokenizer=True),
+        **arguments,
+        f"toolchain.{PACKAGE}": hyperdex.version,
+        "code": code_digest(build, type(stages.checkpoint)),
+    }
+
+    def make(workspace: Workspace) -> Mapping[str, Blob]:
+        folder = workspace.folder / MODEL
+        _write_checkpoint(stages.checkpoint, folder / _CHECKPOINT)
+        before = _files(folder)
+        given = {name: value for name, value in arguments.items() if name != "devices"}
+        with HyperDex(hyperdex, CompileError) as process:
+            options = {"num_device": wanted.devices, **given}
+            process.ask("compile", COMPILE_S, model=str(folder), options=options)
+        found = _files(folder)
+        if not found.keys() - before.keys():
+            raise CompileError("HyperDex's compiler ended without an error, and left no file")
+        return {path: workspace.put_file(file) for path, file in sorted(found.items())}
+
+    entry = stages.run("hyperdex", components, make)
+    names = {path: f"lpu.{number:05d}" for number, path in enumerate(sorted(entry.outputs))}
+    artifact = replace(wanted, files=names)
+    digests = {path: blob.digest for path, blob in entry.outputs.items()}
+    return LpuLowered(
+        files={names[path]: digest for path, digest in digests.items()},
+        components={"artifact": digest_bytes(canonical_json([asdict(artifact), digests]))},
+        inputs={},
+        artifact=artifact,
+    )
+
+
+def _write_checkpoint(checkpoint: Checkpoint, folder: Path) -> None:
+    """As HyperDex finds one that it downloaded: a Hugging Face folder, copied, since HyperDex may change it."""
+    from llmc.compiler.checkpoint.export.huggingface import is_plain_folder, write_folder
+
+    if not is_plain_folder(checkpoint):
+        write_folder(checkpoint, folder)
+        return
+    folder.mkdir(parents=True)
+    for role, path in checkpoint.roles().items():
+        shutil.copyfile(path, folder / role)
+
+
+def _files(folder: Path) -> dict[str, Path]:
+    return {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+
 
 LOW_MEMORY_USAGE: Option[bool] = Option(
     "low_memory_usage", bool, False, "Drop the checkpoint's own weights once compiled; GPUs cannot prefill then."
@@ -42,18 +130,38 @@ CARD_BYTES = 16 << 30
 """Memory of a card, an Alveo U55C (Hyper-Accel/docs, docs/useful_commands.md at 60fc952)."""
 
 
-class LpuTarget(ProgramTarget):
-    """See the module's docstring. `devices` LPUs share the model."""
+class LpuCosts(ProgramCosts):
+    """On so many LPUs; `native`: HyperDex compiles."""
 
-    name: ClassVar[str] = "lpu"
-    also_called: ClassVar[tuple[str, ...]] = ("hyperaccel", "hyperdex")
-    why_static: ClassVar[str] = "a portable program has fixed shapes, and HyperDex's artifact its max_length"
-    hardware: ClassVar[Hardware] = contract_tested("portable programs were run and verified on CPU")
-    guide: ClassVar[str] = "docs/lpu.md"
-    dtypes: ClassVar[tuple[str, ...]] = ("bf16",)
-    options: ClassVar[tuple[Option[Any], ...]] = (LOW_MEMORY_USAGE, FAST_COMPILE)
-    config_only: ClassVar[bool] = False
-    most_sequences: ClassVar[int | None] = 1
+    def __init__(self, devices: int, native: bool) -> None:
+        self._devices, self._native = devices, native
+
+    def stage_costs(self, options: CompileOptions, buckets: Sequence[Bucket]) -> Mapping[str, Timing]:
+        """HyperDex's compiler is one stage, whose time is not known before the first."""
+        return {"hyperdex": Timing()} if self._native else super().stage_costs(options, buckets)
+
+    def memory(self, options: CompileOptions) -> tuple[int, str] | None:
+        return self._devices * CARD_BYTES, f"of {self._devices} LPUs on Alveo U55C cards"
+
+    def devices(self, options: CompileOptions) -> int:
+        return self._devices
+
+
+class LpuTarget(ProgramTarget):
+    """`--device lpu[:N]`: N LPUs share the model."""
+
+    description = replace(
+        PROGRAMS,
+        name="lpu",
+        also_called=("hyperaccel", "hyperdex"),
+        dtypes=("bf16",),
+        options=(LOW_MEMORY_USAGE, FAST_COMPILE),
+        why_static="a portable program has fixed shapes, and HyperDex's artifact its max_length",
+        config_only=False,
+        most_sequences=1,
+        hardware=contract_tested("portable programs were run and verified on CPU"),
+        guide="docs/lpu.md",
+    )
 
     def __init__(self, devices: int = 1) -> None:
         super().__init__()
@@ -81,11 +189,6 @@ class LpuTarget(ProgramTarget):
     def _native(self) -> bool:
         return self._hyperdex is not None
 
-    @property
-    def state(self) -> State:
-        """Native where HyperDex is."""
-        return "native" if self._native else "portable"
-
     def prefills_on(self, device: str) -> Mapping[str, str] | None:
         """NVIDIA GPUs: HyperDex's hybrid mode moves keys and values itself (docs/huggingface_api.md, as above)."""
         name, _, count = device.partition(":")
@@ -95,15 +198,6 @@ class LpuTarget(ProgramTarget):
             raise InputError(f"--prefill-device {device}: behind the colon stands a number of GPUs, as in cuda:2")
         return {"NUM_GPU_DEVICES": count or "1", "NUM_LPU_DEVICES": str(self._devices)}
 
-    def default_dtype(self, quantize: str) -> str:
-        """What LPUs compute in."""
-        return "bf16"
-
-    @property
-    def specialises_by_default(self) -> bool:
-        """Portable programs have fixed shapes."""
-        return not self._native
-
     def configure(self, options: CompileOptions) -> CompileOptions:
         """An artifact has no shapes, and gives no logits."""
         if not self._native:
@@ -112,13 +206,9 @@ class LpuTarget(ProgramTarget):
             raise InputError("--specialise is not offered for device lpu: one artifact serves every bucket")
         if options.sample_top_k:
             raise InputError("--sample-top-k is not offered for device lpu: HyperDex gives tokens, no logits")
-        return Target.configure(self, options)
+        return replace(super().configure(replace(options, specialise=None)), specialise=False)
 
-    def compiled_with(self, device: str, recorded: Mapping[str, Any]) -> CompileOptions:
-        """Whether it was HyperDex that compiled is not this host's to say."""
-        return super().compiled_with(device, {name: value for name, value in recorded.items() if name != "specialise"})
-
-    def resolve(self, options: CompileOptions, deployment: Deployment) -> tuple[Target, CompileOptions, str]:
+    def resolve(self, options: CompileOptions, deployment: Deployment) -> Resolved:
         """Refuses a plan of several sequences."""
         sequences = deployment.limits.max_num_seqs
         if sequences > 1:
@@ -128,24 +218,20 @@ class LpuTarget(ProgramTarget):
             )
         return super().resolve(options, deployment)
 
-    def static_dims(self, options: CompileOptions) -> tuple[str, ...]:
-        """None of an artifact's."""
-        return () if self._native else super().static_dims(options)
+    def recorded(self, options: CompileOptions) -> Recorded:
+        """The number of LPUs; portable programs run on the CPU."""
+        executor = "lpu" if self._native else self.description.executor
+        return Recorded(executor, options={"devices": self._devices})
 
-    def executor_of(self, options: CompileOptions) -> str:
-        """Portable programs run on the CPU."""
-        return "lpu" if self._native else self.executor
-
-    def choice(self, options: CompileOptions) -> str:
-        """A property of the device."""
+    def fixes(self, options: CompileOptions) -> Fixed:
         if self._native:
-            return (
+            why = (
                 f"one artifact for every length, {self._devices} LPUs: another max_length would load all weights again"
             )
-        return "one portable program per bucket, one sequence each"
+            return Fixed((), why)
+        return Fixed(DIMENSIONS, "one portable program per bucket, one sequence each")
 
     def remaining(self) -> str:
-        """HyperDex's part."""
         if self._native:
             return ""
         return (
@@ -153,36 +239,22 @@ class LpuTarget(ProgramTarget):
             f"makes the artifact there. HyperDex is installed by: {toolchain.INSTALL}"
         )
 
-    def stage_costs(self, options: CompileOptions, buckets: Sequence[Bucket]) -> Mapping[str, Cost]:
-        """HyperDex's compiler is one stage, whose time is not known before the first."""
-        return {"hyperdex": Cost()} if self._native else super().stage_costs(options, buckets)
-
     def toolchain(self) -> dict[str, str]:
-        """HyperDex, or the tracer."""
         return super().toolchain() if self._hyperdex is None else {toolchain.PACKAGE: self._hyperdex.version}
 
     def hosting(self, recorded: Mapping[str, Any]) -> Hosting:
         """HyperDex's; its cards have no device plug-in that is known here."""
         return Hosting(own_image="HyperDex", host_memory=False)
 
-    def memory(self, options: CompileOptions) -> tuple[int, str] | None:
-        """Of the cards."""
-        return self._devices * CARD_BYTES, f"of {self._devices} LPUs on Alveo U55C cards"
-
-    def devices(self, options: CompileOptions) -> int:
-        """The LPUs."""
-        return self._devices
-
-    def manifest_options(self, options: CompileOptions) -> dict[str, Any]:
-        """The number of LPUs."""
-        return {"devices": self._devices}
+    @property
+    def costs(self) -> Costs:
+        return LpuCosts(self._devices, self._native)
 
     def trace(self, stages: Stages, options: CompileOptions) -> Sequence[Program]:
         """HyperDex has its models built in."""
         return () if self._native else super().trace(stages, options)
 
     def lower(self, stages: Stages, programs: Sequence[Program], options: CompileOptions) -> Lowered:
-        """What HyperDex compiles, all of it: a cached stage."""
         if self._hyperdex is None:
             return super().lower(stages, programs, options)
         low, fast = LOW_MEMORY_USAGE.of(options), FAST_COMPILE.of(options)
@@ -191,20 +263,12 @@ class LpuTarget(ProgramTarget):
         )  # fmt: skip
         return build(stages, wanted, self._hyperdex)
 
-    def compile(self, lowered: Lowered, shape: Shape, options: CompileOptions) -> Executable:
-        """The names of the artifact's files."""
+    def compile(self, lowered: Lowered, shape: Shape, options: CompileOptions) -> CompiledExecutable:
         if isinstance(lowered, LpuLowered):
-            return Executable(lowered.artifact.to_bytes(), self.state)
+            return CompiledExecutable(lowered.artifact.to_bytes(), self.state)
         return super().compile(lowered, shape, options)
 
-    def shapes(self, buckets: Sequence[Bucket], options: CompileOptions) -> list[Shape]:
-        """One for an artifact."""
-        if self._native:
-            return [Shape(ANY_PHASE, None, None, None, len(buckets))]
-        return super().shapes(buckets, options)
-
     def show(self, lowered: Lowered, shapes: Sequence[Shape], options: CompileOptions) -> Iterator[tuple[str, str]]:
-        """The artifact's members, or the programs."""
         if isinstance(lowered, LpuLowered):
             yield "artifact", lowered.artifact.to_bytes().decode()
         else:

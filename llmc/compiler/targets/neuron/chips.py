@@ -16,7 +16,7 @@ GIB = 1 << 30
 
 
 @dataclass(frozen=True)
-class Chip:
+class NeuronChip:
     """A chip: its name, and the memory in bytes of a core by how many NeuronCores make a logical one ("--lnc")."""
 
     name: str
@@ -37,15 +37,15 @@ class Chip:
 
 
 CHIPS = {
-    "trn1": Chip("trn1", {1: 16 * GIB}),
-    "inf2": Chip("inf2", {1: 16 * GIB}),
-    "trn2": Chip("trn2", {1: 12 * GIB, 2: 24 * GIB}, 2, 8),
+    "trn1": NeuronChip("trn1", {1: 16 * GIB}),
+    "inf2": NeuronChip("inf2", {1: 16 * GIB}),
+    "trn2": NeuronChip("trn2", {1: 12 * GIB, 2: 24 * GIB}, 2, 8),
 }
 DEFAULT = "trn2"
 """The chip of `--device neuron` where NEURON_PLATFORM_TARGET_OVERRIDE names none."""
 
 
-def chip_of(name: str) -> Chip:
+def chip_of(name: str) -> NeuronChip:
     """The chip of a name; raises UnknownNameError listing the known ones."""
     if name not in CHIPS:
         raise UnknownNameError("Neuron target", name, CHIPS)

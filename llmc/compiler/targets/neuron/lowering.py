@@ -17,9 +17,9 @@ from dataclasses import replace
 from typing import Any
 
 from llmc.artifacts.temporaries import temporary_folder
-from llmc.compiler.targets.xla.build import Job, Machine, first_lines, jitted
+from llmc.compiler.targets.xla.build import Machine, XlaJob, first_lines, jitted
 from llmc.compiler.targets.xla.hlo_ids import changed, renumbered
-from llmc.compiler.targets.xla.step import Array, Core, Given, Outcome, Read
+from llmc.compiler.targets.xla.step import Array, Core, Given, Read, StepOutput
 from llmc.errors import ArtifactError, CompileError
 from llmc.runtime.executors.neuron.files import NeuronFile, write_portable
 from llmc.runtime.executors.xla import wire
@@ -46,8 +46,7 @@ class TopCore:
         self._core = core
         self._top_k = top_k
 
-    def run(self, given: Given, read: Read, weights: Sequence[Array]) -> Outcome:
-        """See `Core.run`."""
+    def run(self, given: Given, read: Read, weights: Sequence[Array]) -> StepOutput:
         out = self._core.run(given, read, weights)
         logits = out.logits.astype("float32")  # once, so that both results are rounded alike
         return out._replace(logits=logits, top=top_of_pieces(logits, self._top_k))
@@ -71,7 +70,7 @@ def top_of_pieces(logits: Array, top_k: int) -> tuple[Array, Array]:
     return best, jnp.take_along_axis(ids.reshape(batch, -1), places, axis=1)
 
 
-def lower(job: Job, machine: Machine, chip: str) -> bytes:
+def lower(job: XlaJob, machine: Machine, chip: str) -> bytes:
     """The portable file of a step. Raises CompileError."""
     import jax
 

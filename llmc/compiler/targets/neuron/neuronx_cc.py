@@ -24,8 +24,8 @@ from pathlib import Path
 
 from llmc.artifacts.log import logger
 from llmc.artifacts.temporaries import temporary_folder
-from llmc.compiler.targets.neuron.chips import Chip
-from llmc.compiler.targets.tool_process import run_tool
+from llmc.compiler.targets.neuron.chips import NeuronChip
+from llmc.compiler.targets.workers import run_tool
 from llmc.errors import CompileError, DeviceError
 
 TOOL = "neuronx-cc"
@@ -131,7 +131,7 @@ def require() -> Compiler:
     return found
 
 
-def arguments(chip: Chip, lnc: int) -> tuple[str, ...]:
+def arguments(chip: NeuronChip, lnc: int) -> tuple[str, ...]:
     """What it is told of a chip; `lnc`: NeuronCores of a logical one."""
     several = (f"--lnc={lnc}",) if len(chip.memory) > 1 else ()
     return (f"--target={chip.name}", *several, "--model-type=transformer", "--auto-cast=none", "-O1")

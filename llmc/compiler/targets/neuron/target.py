@@ -16,30 +16,28 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from llmc.artifacts.log import logger
 from llmc.buckets.strategies.base import Range
 from llmc.compiler.options import MAX_TOP_K, Option
-from llmc.compiler.targets.base import Executable, State
-from llmc.compiler.targets.costs import Cost, Verifying
-from llmc.compiler.targets.hardware import Hardware, contract_tested
+from llmc.compiler.targets.base import CompiledExecutable
+from llmc.compiler.targets.description import contract_tested
 from llmc.compiler.targets.hosting import Hosting
-from llmc.compiler.targets.neuron.chips import DEFAULT, Chip, chip_of
+from llmc.compiler.targets.neuron.chips import DEFAULT, NeuronChip, chip_of
 from llmc.compiler.targets.neuron.neuron_config import NEURON_CONFIG, NeuronConfig, canonical
 from llmc.compiler.targets.neuron.neuronx_cc import SECONDS
 from llmc.compiler.targets.xla.capacity import gib
-from llmc.compiler.targets.xla.target import CACHE_SLOTS, TENSOR_PARALLEL, XlaLowered, XlaTarget, tensors
+from llmc.compiler.targets.xla.target import CACHE_SLOTS, TENSOR_PARALLEL, XLA, XlaLowered, XlaTarget, tensors
 from llmc.errors import CompileError, InputError
+from llmc.runtime.accelerators import NEURON
 
 if TYPE_CHECKING:
     from llmc.buckets.limits import Limits
-    from llmc.buckets.plan import Plan
     from llmc.compiler.options import CompileOptions
     from llmc.compiler.program.program import Program
     from llmc.compiler.stages import Stages
-    from llmc.compiler.targets.base import Lowered, Shape, Target
-    from llmc.compiler.targets.deployment import Deployment
+    from llmc.compiler.targets.base import Deployment, Lowered, Resolved, Shape
+    from llmc.compiler.targets.costs import Costs
     from llmc.compiler.targets.finishing import Finisher
-    from llmc.compiler.targets.xla.build import Job, Machine
+    from llmc.compiler.targets.xla.build import Machine, XlaJob
     from llmc.compiler.targets.xla.sharding import Dims
     from llmc.compiler.targets.xla.step import Core
-    from llmc.runtime.accelerators import Cards
     from llmc.settings import Settings
 
 
@@ -49,25 +47,35 @@ COMPILER_SECONDS: Option[int] = Option(
 )  # fmt: skip
 
 
-class NeuronTarget(XlaTarget):
-    """See the module's docstring."""
+def _ranges(options: CompileOptions, limits: Limits) -> Mapping[str, Range]:
+    """Without bucketing, one of each phase: one prompt at a time, whole, and all sequences to the last token."""
+    if NeuronConfig.parse(NEURON_CONFIG.of(options)).bucketing:
+        return {}
+    sizes = {
+        "prompt_batch": 1, "prompt_query": limits.longest_prompt, "decode_batch": limits.max_num_seqs,
+        "decode_context": limits.max_model_len,
+    }  # fmt: skip
+    return {name: Range.of(name, [size, size, size]) for name, size in sizes.items()}
 
-    name: ClassVar[str] = "neuron"
-    also_called: ClassVar[tuple[str, ...]] = ("trainium", "inferentia", "aws")
-    executor: ClassVar[str] = "neuron"
-    why_static: ClassVar[str] = "neuronx-cc compiles fixed shapes"
-    quantisations: ClassVar[tuple[str, ...]] = ("none",)
-    options: ClassVar[tuple[Option[Any], ...]] = (TENSOR_PARALLEL, CACHE_SLOTS, COMPILER_SECONDS, NEURON_CONFIG)
-    selects_adapters: ClassVar[bool] = False
-    loops: ClassVar[bool] = False
-    hardware: ClassVar[Hardware] = contract_tested("the modules were run and verified on CPU")
-    guide: ClassVar[str] = "docs/neuron.md"
-    executable_seconds: ClassVar[float] = 1.5
-    executable_bytes: ClassVar[int] = 400_000
-    device_seconds: ClassVar[float] = 60.0
-    verifying: ClassVar[Verifying] = Verifying(
-        begin=Cost(fixed=1.0), opened=Cost(fixed=3.0), step=Cost(parameters=0.02), tokens=Cost(parameters=2.2)
+
+class NeuronTarget(XlaTarget):
+    """`--device neuron[:CHIP]`."""
+
+    description = replace(
+        XLA,
+        name="neuron",
+        executor="neuron",
+        also_called=("trainium", "inferentia", "aws"),
+        quantisations=("none",),
+        options=(TENSOR_PARALLEL, CACHE_SLOTS, COMPILER_SECONDS, NEURON_CONFIG),
+        why_static="neuronx-cc compiles fixed shapes",
+        selects_adapters=False,
+        ranges=_ranges,
+        hardware=contract_tested("the modules were run and verified on CPU"),
+        guide="docs/neuron.md",
+        accelerators=(NEURON,),
     )
+    loops: ClassVar[bool] = False
 
     def __init__(self, chip: str = "") -> None:
         self._named = chip
@@ -77,14 +85,14 @@ class NeuronTarget(XlaTarget):
         """For the chip behind the name, else the one that NEURON_PLATFORM_TARGET_OVERRIDE names."""
         return cls(detail or settings.neuron_target or "")
 
-    def cards(self) -> tuple[Cards, ...]:
-        """AWS's."""
-        from llmc.runtime.accelerators import NEURON
+    @property
+    def costs(self) -> Costs:
+        from llmc.compiler.targets.neuron.costs import NeuronCosts
 
-        return (NEURON,)
+        return NeuronCosts(self.chip.name, self._room)
 
     @property
-    def chip(self) -> Chip:
+    def chip(self) -> NeuronChip:
         """The chip that is compiled for; raises UnknownNameError listing the known ones."""
         return chip_of(self._named or DEFAULT)
 
@@ -125,53 +133,25 @@ class NeuronTarget(XlaTarget):
             options = replace(options, sample_top_k=MAX_TOP_K if asked.top_k is None else asked.top_k)
         return super().configure(options)
 
-    def resolve(self, options: CompileOptions, deployment: Deployment) -> tuple[Target, CompileOptions, str]:
+    def resolve(self, options: CompileOptions, deployment: Deployment) -> Resolved:
         """Itself; of a vocabulary of fewer tokens than are found by default, all are."""
         top_k = self.configure(options).sample_top_k
         if not options.sample_top_k:
             options = replace(options, sample_top_k=min(top_k, int(deployment.config["vocab_size"])))
-        return self, options, ""
-
-    def ranges(self, options: CompileOptions, limits: Limits) -> Mapping[str, Range]:
-        """Without bucketing, one of each phase: one prompt at a time, whole, and all sequences to the last token."""
-        if NeuronConfig.parse(NEURON_CONFIG.of(options)).bucketing:
-            return {}
-        sizes = {
-            "prompt_batch": 1, "prompt_query": limits.longest_prompt, "decode_batch": limits.max_num_seqs,
-            "decode_context": limits.max_model_len,
-        }  # fmt: skip
-        return {name: Range.of(name, [size, size, size]) for name, size in sizes.items()}
-
-    def choice(self, options: CompileOptions) -> str:
-        """A property of the compiler."""
-        return f"one executable per bucket: {self.why_static}"
-
-    @property
-    def state(self) -> State:
-        """Portable: neuronx-cc makes NEFFs afterwards."""
-        return "portable"
+        return super().resolve(options, deployment)
 
     def remaining(self) -> str:
-        """What turns a module into what a NeuronCore runs."""
         return (
             "neuronx-cc has to make a NEFF of each module, on an x86-64 host with the Neuron SDK, and with "
             f"NEURON_PLATFORM_TARGET_OVERRIDE={self.chip.name} if that has no NeuronCores"
         )
 
     def finisher(self) -> Finisher | None:
-        """neuronx-cc."""
         from llmc.compiler.targets.neuron.finisher import NeuronFinisher
 
         return NeuronFinisher(self.chip, self.settings)
 
-    def host_files(self, folder: Path, bundle: Path, plan: Plan) -> Mapping[str, str]:
-        """For vLLM on Neuron: its bucket lists, and its own compile without a device."""
-        from llmc.compiler.targets.neuron.host_files import host_files
-
-        return host_files(folder, plan, self.chip.name, self.settings.neuron_framework)
-
     def toolchain(self) -> dict[str, str]:
-        """JAX, which makes the modules."""
         return {name: version for name, version in super().toolchain().items() if name != "XLA_FLAGS"}
 
     def machine(self, options: CompileOptions) -> Machine:
@@ -181,16 +161,9 @@ class NeuronTarget(XlaTarget):
         return host_machine(TENSOR_PARALLEL.of(options), self.settings.threads)
 
     def described_machine(self) -> dict[str, str]:
-        """The chip."""
         return {"chip": self.chip.name}
 
-    def memory(self, options: CompileOptions) -> tuple[int, str] | None:
-        """Of the cores that a graph is sharded over."""
-        cores = TENSOR_PARALLEL.of(options)
-        return cores * self._room(options), f"of {cores} cores of {self.chip.name}"
-
     def trace(self, stages: Stages, options: CompileOptions) -> Sequence[Program]:
-        """As for xla."""
         for name, value in self.settings.neuron_quantisation.items():
             logger().warning("%s=%s has no effect: device neuron compiles weights as they are", name, value)
         return super().trace(stages, options)
@@ -200,7 +173,6 @@ class NeuronTarget(XlaTarget):
         return replace(options, sample_top_k=0)
 
     def require_fits(self, stages: Stages, options: CompileOptions, layout: Mapping[str, Any]) -> None:
-        """Raise CompileError where weights and cache alone do not fit a core."""
         weights, cache = _shares(layout, TENSOR_PARALLEL.of(options))
         room = self._room(options)
         if weights + cache > room:
@@ -212,14 +184,12 @@ class NeuronTarget(XlaTarget):
     def analyse(
         self, stages: Stages, lowered: Lowered, files: Sequence[Path], options: CompileOptions
     ) -> dict[str, Any]:
-        """Memory of a core that weights and cache take, and how weights are split where they are."""
         assert isinstance(lowered, XlaLowered)
         weights, cache = _shares(lowered.layout, TENSOR_PARALLEL.of(options))
         found = {"core_memory": {"weights": weights, "cache": cache, "available": self._room(options)}}
         return {**found, "tensor_parallel": lowered.split} if TENSOR_PARALLEL.of(options) > 1 else found
 
     def describe(self, analysis: Mapping[str, Any]) -> list[str]:
-        """Memory, and what is split."""
         memory = analysis["core_memory"]
         found = [
             f"a core of {self.chip.name}: weights {gib(memory['weights'])}, cache {gib(memory['cache'])}, of "
@@ -234,15 +204,13 @@ class NeuronTarget(XlaTarget):
         asked = NeuronConfig.parse(NEURON_CONFIG.of(options)).lnc
         return self.chip.memory[self.chip.lnc(self.settings.neuron_cores if asked is None else asked)]
 
-    def build(self, job: Job, options: CompileOptions) -> bytes:
-        """The module of a function."""
+    def build(self, job: XlaJob, options: CompileOptions) -> bytes:
         from llmc.compiler.targets.neuron.lowering import lower
 
         return lower(job, self.machine(options), self.chip.name)
 
-    def compile(self, lowered: Lowered, shape: Shape, options: CompileOptions) -> Executable:
-        """Lower the program at the bucket's sizes."""
-        return Executable(self.build(self._job(lowered, shape, options), options), self.state)
+    def compile(self, lowered: Lowered, shape: Shape, options: CompileOptions) -> CompiledExecutable:
+        return CompiledExecutable(self.build(self._job(lowered, shape, options), options), self.state)
 
     def _sharded(self, core: Core, config: Mapping[str, Any], options: CompileOptions, entries: Sequence[Dims]) -> Core:
         from llmc.compiler.targets.neuron.lowering import TopCore

@@ -13,8 +13,8 @@ from onnx import TensorProto, helper
 
 from llmc.compiler.targets.onnxruntime.emitter import OWN
 from llmc.compiler.targets.onnxruntime.formats import TABLES
-from llmc.compiler.targets.onnxruntime.kernels.limits import takes_experts
 from llmc.compiler.targets.onnxruntime.kernels.panels import panel_bytes, part_of
+from llmc.compiler.targets.onnxruntime.options import takes_experts
 from llmc.compiler.weights.recipes import Recipe
 
 if TYPE_CHECKING:

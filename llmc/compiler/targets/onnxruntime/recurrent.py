@@ -2,17 +2,21 @@
 
 What a token does to a state is prepared for all tokens at once; a loop (ONNX's Scan) then takes token after token. A
 token of padding fades by 1 and writes 0, so that the state stays as it is. Number of rows and tokens stay symbolic.
+
+RECURRENT_KERNELS emits the same operators as llmc's own (kernels/source). Rows lie end to end there, and each replaces
+the state of its slot in place. They take the rows for both lengths.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
 from llmc.compiler.frontend.recurrent.chunked import NORM_EPS
+from llmc.compiler.targets.onnxruntime.emitter import OWN, ROWS
 
 if TYPE_CHECKING:
     from llmc.compiler.program.ir import Node
@@ -164,5 +168,28 @@ def _normal(to: Emitter, value: str) -> str:
 
 RECURRENT: Mapping[str, Callable[[Emitter, Node], None]] = {
     "causal_conv": _causal_conv, "gated_delta": _gated_delta, "state_scan": _state_scan,
+}  # fmt: skip
+"""By the operator's name, as program/ir.py writes it."""
+
+
+def _own_causal_conv(to: Emitter, node: Node) -> None:
+    _own(to, node, "CausalConv", silu=int(node.attrs["silu"]))
+
+
+def _own_gated_delta(to: Emitter, node: Node) -> None:
+    _own(to, node, "GatedDelta", normalise=int(node.attrs["normalise"]), eps=NORM_EPS)
+
+
+def _own_state_scan(to: Emitter, node: Node) -> None:
+    _own(to, node, "StateScan")
+
+
+def _own(to: Emitter, node: Node, op: str, **attrs: Any) -> None:
+    *given, _, _ = (to.name(v) for v in node.inputs)
+    to.add(op, [*given, ROWS], [o.name for o in node.outputs], OWN, **attrs)
+
+
+RECURRENT_KERNELS: Mapping[str, Callable[[Emitter, Node], None]] = {
+    "causal_conv": _own_causal_conv, "gated_delta": _own_gated_delta, "state_scan": _own_state_scan,
 }  # fmt: skip
 """By the operator's name, as program/ir.py writes it."""

@@ -20,29 +20,26 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from llmc.artifacts.bundle.kernel_sets import best_set, common_isa, sets_in
-from llmc.compiler.architectures.shared.block_form import BlockForm
 from llmc.compiler.architectures.shared.names import OUTER
 from llmc.compiler.checkpoint.base import stored_forms
 from llmc.compiler.code import code_digest
-from llmc.compiler.options import CompileOptions, Option
+from llmc.compiler.options import CompileOptions
 from llmc.compiler.program.program import GraphProgram, Program
 from llmc.compiler.program.stage import traced_graph
 from llmc.compiler.stages import Stages, toolchain, version_of
-from llmc.compiler.targets.base import Executable, Lowered, Shape, Target
+from llmc.compiler.targets.base import CompiledExecutable, Fixed, Lowered, Recorded, Resolved, Shape, Target, cache_for
 from llmc.compiler.targets.calibration import (
     CALIBRATE,
     HEAD_BITS,
     MAX_KL,
     calibrated,
-    calibration_costs,
     mixed_lines,
     require_calibratable,
 )
-from llmc.compiler.targets.costs import Cost
-from llmc.compiler.targets.hardware import Hardware
+from llmc.compiler.targets.description import TRACING, DeviceDescription, Hardware, Requirements
 from llmc.compiler.targets.onnxruntime.for_cpus import (
     cache_default,
     libraries,
@@ -50,32 +47,33 @@ from llmc.compiler.targets.onnxruntime.for_cpus import (
     verified_by,
     with_cpus,
 )
-from llmc.compiler.targets.onnxruntime.kernels.limits import KEYS
-from llmc.compiler.targets.onnxruntime.memory import arena_bytes, kernels_arena_bytes, session_bytes
 from llmc.compiler.targets.onnxruntime.options import (
     ACTIVATIONS,
     BF16,
+    BLOCK,
     CPU_OPTION,
     F16,
     GROUP_SIZE,
     INT8,
     KERNELS_OPTION,
+    KEYS,
     KV_CACHE_DTYPE,
     LLMC,
     NEEDED_CPUS,
     PROMPT_DTYPE,
     check_activations,
     check_group_size,
+    keeps,
     kept_in,
     ours,
+    prompt_chunk,
     prompts_in,
     with_dtypes,
 )
 from llmc.compiler.weights.stage import weights_stage
 from llmc.errors import CompileError, InputError
-from llmc.runtime.cache_shape import SCALE_BYTES
+from llmc.runtime.accelerators import CPU
 from llmc.runtime.host import (
-    KERNELS_PROMPT_CHUNK,
     PROMPT_CHUNK,
     ROLLING_ROOM,
     cpu_features,
@@ -89,16 +87,14 @@ if TYPE_CHECKING:
     from llmc.artifacts.store.workspace import Workspace
     from llmc.buckets.bucket import Bucket
     from llmc.buckets.limits import Limits
-    from llmc.compiler.architectures.shared.size import ModelSize, Weights
+    from llmc.compiler.targets.base import Deployment
+    from llmc.compiler.targets.costs import Costs
     from llmc.compiler.targets.onnxruntime.formats import OnnxOptions
-    from llmc.runtime.accelerators import Cards
+    from llmc.compiler.verification.policy import VerificationPolicy
     from llmc.runtime.cache_shape import CacheShape
     from llmc.settings import Settings
 
 INT8_BLOCK = 64
-BLOCK = 32
-TWICE_BITS = {"q8": 9 + 9.7, "q4": 6 + 7}
-"""Of our own blocks (onnxruntime/formats.py), as they are and packed for the kernels (benchmarks/RESULTS.md)."""
 
 ADDED_KL = 0.005
 """What activations, an embedding and a head in 8 bits add to the divergence of int4 (verification/limits.py, keep)."""
@@ -112,25 +108,29 @@ class OnnxLowered(Lowered):
 
 
 class OnnxRuntimeTarget(Target):
-    """See the module's docstring."""
+    """`--device onnxruntime[:CPU,…]`."""
 
-    name: ClassVar[str] = "onnxruntime"
-    also_called: ClassVar[tuple[str, ...]] = ("ort", "onnx")
-    executor: ClassVar[str] = "onnxruntime"
-    quantisations: ClassVar[tuple[str, ...]] = ("none", "int8", "int4", "keep")
-    default_quantize: ClassVar[str] = "int8"
-    hardware: ClassVar[Hardware] = Hardware(
-        "x86-64 with AMX (Intel Xeon), with AVX-512 and with AVX2 (AMD EPYC)",
-        "ONNX Runtime 1.31.1",
-        "2026-11",
-        "benchmarks/RESULTS.md",
-    )
-    guide: ClassVar[str] = "docs/cpu.md"
-    selects_adapters: ClassVar[bool] = True
-    options: ClassVar[tuple[Option[Any], ...]] = (
-        KERNELS_OPTION, CPU_OPTION, GROUP_SIZE, KV_CACHE_DTYPE, PROMPT_DTYPE, ACTIVATIONS, CALIBRATE, MAX_KL, HEAD_BITS,
+    description = DeviceDescription(
+        "onnxruntime",
+        "onnxruntime",
+        also_called=("ort", "onnx"),
+        quantisations=("none", "int8", "int4", "keep"),
+        default_quantize="int8",
+        options=(
+            KERNELS_OPTION, CPU_OPTION, GROUP_SIZE, KV_CACHE_DTYPE, PROMPT_DTYPE, ACTIVATIONS, CALIBRATE, MAX_KL,
+            HEAD_BITS,
+        ),
+        selects_adapters=True,
+        requirements=Requirements((*TRACING, "gguf", "onnx"), ("onnxruntime",)),
+        hardware=Hardware(
+            "x86-64 with AMX (Intel Xeon), with AVX-512 and with AVX2 (AMD EPYC)",
+            "ONNX Runtime 1.31.1",
+            "2026-11",
+            "benchmarks/RESULTS.md",
+        ),
+        guide="docs/cpu.md",
+        accelerators=(CPU,),
     )  # fmt: skip
-    graph_bytes_source: ClassVar[str] = "graph objects of each session, and the arena of the largest step, as measured"
 
     def __init__(self, cpus: str = "") -> None:
         """For the CPUs that stand behind the device's name, with commas; "" for none."""
@@ -141,11 +141,21 @@ class OnnxRuntimeTarget(Target):
         """Behind the name stand CPUs, as --cpu takes them."""
         return cls(detail)
 
-    def cards(self) -> tuple[Cards, ...]:
-        """The CPU."""
-        from llmc.runtime.accelerators import CPU
+    @property
+    def costs(self) -> Costs:
+        from llmc.compiler.targets.onnxruntime.costs import OnnxRuntimeCosts
 
-        return (CPU,)
+        return OnnxRuntimeCosts()
+
+    @property
+    def verification(self) -> VerificationPolicy:
+        """By the precision of the cache: bf16 and int8; float16 is held to what float32 is."""
+        from llmc.compiler.verification.policy import VerificationPolicy
+
+        return VerificationPolicy(
+            runs_as=_runs_as,
+            cache_dtype=lambda o: o.dtype if (kept := kept_in(o)) in (None, F16) else str(kept),
+        )
 
     def configure(self, options: CompileOptions) -> CompileOptions:
         """As the contract says; kernels are llmc's where the CPU runs them and anything is quantised."""
@@ -176,53 +186,37 @@ class OnnxRuntimeTarget(Target):
         check_group_size(options)
         return options
 
-    def settle(self, options: CompileOptions, weights: Sequence[Weights]) -> tuple[CompileOptions, str]:
+    def resolve(self, options: CompileOptions, deployment: Deployment) -> Resolved:
         """As the contract says; llmc's kernels keep a GGUF's own blocks."""
-        from llmc.compiler.targets.onnxruntime.gguf_default import KEPT, in_gguf_blocks  # in no key of a lowering
+        from llmc.compiler.targets.onnxruntime.options import KEPT, in_gguf_blocks  # in no key of a lowering
 
-        if options.quantize is None and GROUP_SIZE.of(options) is None and in_gguf_blocks(weights):
+        if options.quantize is None and GROUP_SIZE.of(options) is None and in_gguf_blocks(deployment.weights):
             kept = self.configure(replace(options, quantize="keep"))
             if ours(kept):
-                return kept, KEPT
-        return super().settle(options, weights)
+                return Resolved(self, options, kept, decided=KEPT)
+        return super().resolve(options, deployment)
 
-    def executor_of(self, options: CompileOptions) -> str:
-        """With llmc's kernels rows lie end to end."""
-        return "onnxruntime-llmc" if ours(options) else self.executor
+    def recorded(self, options: CompileOptions) -> Recorded:
+        """With llmc's kernels another executor, since rows lie end to end, what they keep keys and values in, and what
+        they are written in: the library is built for no more on any host. ONNX Runtime packs weights for all that this
+        CPU has."""
+        if not ours(options):
+            return Recorded(self.description.executor, host_features())
+        kept = {KV_CACHE_DTYPE.name: F16} if kept_in(options) == F16 else {}
+        return Recorded("onnxruntime-llmc", common_isa(sets_of(options, self.isa())), kept)
 
-    def manifest_options(self, options: CompileOptions) -> dict[str, Any]:
-        """What llmc's kernels keep keys and values in."""
-        return {KV_CACHE_DTYPE.name: F16} if kept_in(options) == F16 else {}
-
-    def cache_dtype(self, options: CompileOptions) -> str:
-        """bf16 and int8; float16 is held to what float32 is."""
-        kept = kept_in(options)
-        return super().cache_dtype(options) if kept in (None, F16) else str(kept)
-
-    def cache_bytes(self, options: CompileOptions) -> int:
-        """llmc's kernels keep 16 bits, or codes."""
-        return {None: super().cache_bytes(options), INT8: 1}.get(kept_in(options), 2)
-
-    def cache_scale_bytes(self, options: CompileOptions) -> int:
-        """Those of codes."""
-        return SCALE_BYTES if kept_in(options) == INT8 else 0
-
-    @property
-    def specialises_by_default(self) -> bool:
-        """No: static shapes were measured and gain nothing."""
-        return False
-
-    def static_dims(self, options: CompileOptions) -> tuple[str, ...]:
-        """All three when specialised, else none."""
-        return ("batch", "query", "context") if options.specialise else ()
-
-    def choice(self, options: CompileOptions) -> str:
-        """The measurement behind the default."""
+    def fixes(self, options: CompileOptions) -> Fixed:
         if ours(options):
-            return "one executable for all buckets, its rows laid end to end: nothing is padded"
-        if options.specialise:
-            return "one executable per bucket, as asked for with --specialise; this target measured no gain from it"
-        return "one executable for all buckets, run at the exact shape: this target measured no gain from static shapes"
+            return Fixed((), "one executable for all buckets, its rows laid end to end: nothing is padded")
+        dims, _ = super().fixes(options)
+        if dims:
+            why = "one executable per bucket, as requested with --specialise; this target measured no gain from it"
+            return Fixed(dims, why)
+        why = "one executable for all buckets, run at the exact shape: this target measured no gain from static shapes"
+        return Fixed((), why)
+
+    def shapes(self, buckets: Sequence[Bucket], options: CompileOptions) -> list[Shape]:
+        return super().shapes([_runs_as(bucket) for bucket in buckets], options)
 
     def toolchain(self) -> dict[str, str]:
         """The runtime decides layouts and kernels, the other writes the graph."""
@@ -241,67 +235,14 @@ class OnnxRuntimeTarget(Target):
             )
         if not ours(options):
             return cache.in_rings(PROMPT_CHUNK, limits.max_model_len - ROLLING_ROOM)
-        step = min(self.step_tokens(limits.max_num_batched_tokens, options), limits.max_model_len)
+        step = min(limits.max_num_batched_tokens, prompt_chunk(options), limits.max_model_len)
         return cache.in_rings(step, limits.max_model_len, KEYS)
-
-    def needed_features(self, options: CompileOptions) -> tuple[str, ...]:
-        """With llmc's kernels what these are written in: the library is built for no more on any host. ONNX Runtime
-        packs weights for all that this CPU has."""
-        return common_isa(sets_of(options, self.isa())) if ours(options) else host_features()
-
-    def shape_of(self, bucket: Bucket) -> tuple[int, int, int]:
-        """A prompt chunk over a past runs row by row: the attention kernel takes one row there."""
-        batch = 1 if bucket.phase == "prompt" and bucket.context else bucket.batch
-        return batch, bucket.query, bucket.context
-
-    def weight_bits(self, options: CompileOptions, weights: Weights) -> float:
-        """For the runtime's kernels, quantised weights are there twice; its experts stay in float32."""
-        if options.quantize == "none" or (weights.experts and not ours(options)):
-            return super().weight_bits(options, weights)
-        kept = weights.stored
-        if kept is None or not _keeps(str(options.quantize), kept, weights.outer):
-            four = options.quantize == "int4" and not (weights.outer and HEAD_BITS.of(options) != 4)
-            if ours(options):
-                return (4 if four else 8) + 16 * (1 + four) / (GROUP_SIZE.of(options) or BLOCK)
-            return TWICE_BITS["q4" if four else "q8"]
-        beside, block = 2 if kept.offsets else 1, min(kept.block, BLOCK)
-        if ours(options):
-            from llmc.compiler.targets.onnxruntime.formats import panel_bits
-
-            return panel_bits(kept) + 16 * beside / block
-        return 2 * kept.bits + 32 * (beside + 2) / block
-
-    def stage_costs(self, options: CompileOptions, buckets: Sequence[Bucket]) -> Mapping[str, Cost]:
-        """llmc's kernels are built once for all models; for the runtime's, weights are packed."""
-        more = calibration_costs(options)
-        if ours(options):
-            more["kernels"] = Cost(fixed=20.0)
-        elif options.specialise or options.quantize != "none":
-            more["pack"] = Cost(parameters=3.0)
-        return {**super().stage_costs(options, buckets), **more}
-
-    def step_tokens(self, largest: int, options: CompileOptions) -> int:
-        """Where any shape runs, long prompts run in chunks."""
-        return min(largest, KERNELS_PROMPT_CHUNK if ours(options) else PROMPT_CHUNK)
-
-    def graph_bytes(self, model: ModelSize, bucket: Bucket, options: CompileOptions) -> int:
-        """ONNX Runtime's graph objects, and the matrices that it packs when it opens what was not packed before."""
-        quantised = options.quantize != "none"
-        packed = 0 if quantised or options.specialise else 4 * model.parameters
-        return session_bytes(model, quantised) + packed
-
-    def workspace_bytes(self, model: ModelSize, bucket: Bucket, options: CompileOptions) -> int:
-        """The arena that all sessions share."""
-        if not ours(options):
-            return arena_bytes(model, bucket.tokens)
-        return kernels_arena_bytes(model, bucket.tokens, prompts_in(options) if bucket.phase == "prompt" else INT8)
 
     def trace(self, stages: Stages, options: CompileOptions) -> Sequence[Program]:
         """Once, for every shape and quantisation."""
         return [traced_graph(stages)]
 
     def lower(self, stages: Stages, programs: Sequence[Program], options: CompileOptions) -> Lowered:
-        """Fuse and lower, make the weights file, and pack it where that pays."""
         own, (stages, mixed) = ours(options), calibrated(stages, options, ADDED_KL)
         formats = replace(
             self._onnx_options(stages, str(options.quantize), mixed.wide, panels=own),
@@ -311,7 +252,7 @@ class OnnxRuntimeTarget(Target):
         formats = replace(formats, fold=formats.fold and formats.activations)
         if (group := GROUP_SIZE.of(options)) is not None:
             formats = replace(formats, block=group, normed=group)
-        held = self.held(stages, options)
+        held = cache_for(self, stages, options)
         made = self._lower(stages, programs, replace(formats, rolls=not own and bool(held.rewind.rings)))
         weights = weights_stage(stages, made.outputs["recipes"], made.outputs["tables"])
         if not own and (options.specialise or options.quantize != "none"):
@@ -344,19 +285,16 @@ class OnnxRuntimeTarget(Target):
     def analyse(
         self, stages: Stages, lowered: Lowered, files: Sequence[Path], options: CompileOptions
     ) -> dict[str, Any]:
-        """How much of the checkpoint's own codes was kept, and what is in 8 bits for a bound."""
         from llmc.compiler.weights.kept import kept_in
 
         return {**kept_in(lowered.inputs["recipes"].read_bytes(), stages.checkpoint), **lowered.facts}
 
     def describe(self, analysis: Mapping[str, Any]) -> list[str]:
-        """A line of each."""
         from llmc.compiler.weights.kept import kept_lines
 
         return [*kept_lines(analysis), *mixed_lines(analysis)]
 
     def show(self, lowered: Lowered, shapes: Sequence[Shape], options: CompileOptions) -> Iterator[tuple[str, str]]:
-        """The ONNX model for every shape, in ONNX's text form."""
         import onnx
 
         for name, path in lowered.forms.items():
@@ -374,7 +312,7 @@ class OnnxRuntimeTarget(Target):
         if quantize == "keep":
             require_codes(stages.checkpoint)
         stored = stored_forms(stages.checkpoint)
-        kept = {n: form for n, form in stored.items() if _keeps(quantize, form, n in OUTER) and n not in wide}
+        kept = {n: form for n, form in stored.items() if keeps(quantize, form, n in OUTER) and n not in wide}
         fold, bits = not panels and self._folds(stages), 4 if quantize == "int4" else 8
         return OnnxOptions(BLOCK, bits=bits, stored=kept, wide=wide, fold=fold, panels=panels)
 
@@ -445,7 +383,7 @@ class OnnxRuntimeTarget(Target):
 
         return stages.run("pack", components, build)
 
-    def compile(self, lowered: Lowered, shape: Shape, options: CompileOptions) -> Executable:
+    def compile(self, lowered: Lowered, shape: Shape, options: CompileOptions) -> CompiledExecutable:
         """Fix the shape, point at the weights, and open the result once to prove that the runtime takes it."""
         from llmc.artifacts.digest import parse
         from llmc.compiler.targets.onnxruntime.onnx_model import add_top, bind, load_model, place, place_symbols
@@ -465,12 +403,12 @@ class OnnxRuntimeTarget(Target):
             try_opening(data, lowered.folder, str(shape))
         elif here := best_set(self.isa(), [s.name for s in sets_in(lowered.files)]):
             try_opening(data, lowered.folder, str(shape), str(lowered.folder / parse(lowered.files[here.file])))
-        return Executable(data, "native")
+        return CompiledExecutable(data, "native")
 
 
-def _keeps(quantize: str, form: BlockForm, outer: bool) -> bool:
-    """Whether a matrix keeps the checkpoint's blocks; int4 keeps those of 4 bits, and those of embedding and head."""
-    return quantize == "keep" or (quantize == "int4" and (form.bits == 4 or outer))
+def _runs_as(bucket: Bucket) -> Bucket:
+    """A prompt chunk over a past runs row by row: the attention kernel takes one row there."""
+    return replace(bucket, batch=1) if bucket.phase == "prompt" and bucket.context else bucket
 
 
 def try_opening(data: bytes, folder: Path, what: str, library: str | None = None) -> None:

@@ -10,11 +10,19 @@ With llmc's own operators (onnxruntime/kernels) a graph takes `rows` [N, 4] int6
 lengths lie end to end in token_ids, and each is (slot, tokens in the cache, first token, tokens). Caches of keys and
 values are float16, the bits of bfloat16, or codes with their scales (kernels/source/cache_lines.h), and states,
 replaced in place, float32.
+
+Adapters that requests choose are an operator of llmc's own (kernels/source/adapted.c).
+
+`hand_on_words` chooses which values of prompts' tokens are handed on in bfloat16, as products take them
+(kernels/source/words.h).
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +30,7 @@ from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
 from llmc.compiler.architectures.shared.experts import stay_floats
 from llmc.compiler.program.ir import Graph, Node, Value
-from llmc.compiler.targets.onnxruntime.adapted import emit_adapted
-from llmc.compiler.targets.onnxruntime.attention import MICROSOFT, emit_attention
+from llmc.compiler.targets.onnxruntime.attention import MICROSOFT, emit_attention, emit_whole_attention
 from llmc.compiler.targets.onnxruntime.emitter import (
     DECODING,
     LOGIT_ROWS,
@@ -34,18 +41,81 @@ from llmc.compiler.targets.onnxruntime.emitter import (
 )
 from llmc.compiler.targets.onnxruntime.experts import emit_expert_linear, emit_experts
 from llmc.compiler.targets.onnxruntime.formats import FOLDED_BLOCK, TABLES, MatrixFormat, OnnxOptions
-from llmc.compiler.targets.onnxruntime.kernels.limits import require_heads
-from llmc.compiler.targets.onnxruntime.kernels.panels import panel_bytes, part_of
+from llmc.compiler.targets.onnxruntime.kernels.panels import line, panel_bytes, part_of
 from llmc.compiler.targets.onnxruntime.onnx_model import shorten
-from llmc.compiler.targets.onnxruntime.options import BF16, F16, INT8
+from llmc.compiler.targets.onnxruntime.options import BF16, F16, INT8, require_heads
 from llmc.compiler.targets.onnxruntime.plain import PLAIN
-from llmc.compiler.targets.onnxruntime.recurrent import RECURRENT
-from llmc.compiler.targets.onnxruntime.recurrent_kernels import RECURRENT_KERNELS
-from llmc.compiler.targets.onnxruntime.whole_attention import emit_whole_attention
-from llmc.compiler.targets.onnxruntime.words import hand_on_words
+from llmc.compiler.targets.onnxruntime.recurrent import RECURRENT, RECURRENT_KERNELS
 from llmc.compiler.weights.recipes import Recipe
 from llmc.errors import CompileError
 from llmc.runtime.cache_shape import SCALE_BYTES
+
+if TYPE_CHECKING:
+    from llmc.compiler.program.ir import Node
+    from llmc.compiler.targets.onnxruntime.emitter import Emitter
+
+_DECODING = 3
+_DEPTH = 32
+"""Numbers that the kernels take at once: the results of a gate fill such."""
+
+
+def hand_on_words(nodes: list[Any], outputs: Iterable[str]) -> None:
+    """Let norms and gates that products alone read give what they round anyway, in place of floats.
+
+    nodes: NodeProtos of one graph whose products take prompts in bfloat16; changed in place. outputs: values that
+    the graph gives, which stay as they are.
+    """
+    readers: dict[str, list[tuple[Any, int]]] = defaultdict(list)
+    for node in nodes:
+        for at, name in enumerate(node.input):
+            readers[name].append((node, at))
+    kept = set(outputs)
+    for node in nodes:
+        name = node.output[0]
+        if not _gives(node) or name in kept or not readers[name] or not all(_takes(*by) for by in readers[name]):
+            continue
+        if node.op_type == "AddNorm":
+            node.input.append(DECODING)
+        node.output.extend([*[""] * (2 - len(node.output)), f"{name}_words"])
+        for reader, _ in readers[name]:
+            reader.input.append(f"{name}_words")
+
+
+def _gives(node: Any) -> bool:
+    if not _multiplies_prompts(node):
+        return bool(node.domain == OWN and node.op_type == "AddNorm")
+    sizes = {a.name: a.i for a in node.attribute}
+    return bool(sizes["gated"]) and sizes["rows"] % (2 * _DEPTH) == 0
+
+
+def _takes(node: Any, at: int) -> bool:
+    return at == 0 and _multiplies_prompts(node)
+
+
+def _multiplies_prompts(node: Any) -> bool:
+    """Whether it is a product with all of a step's tokens, with those of prompts in bfloat16."""
+    ours = node.domain == OWN and node.op_type == "Linear"
+    return ours and len(node.input) > _DECODING and node.input[_DECODING] == DECODING
+
+
+def emit_adapted(to: Emitter, node: Node) -> None:
+    """Its matrices are in 8 bits, whatever others are in."""
+    *given, low = node.inputs[:4]
+    high = [v for v in node.inputs[4:] if v is not None]
+    assert low is not None
+    (ranks, width), rows = (int(d) for d in low.shape), sum(int(v.shape[0]) for v in high)
+    sources = tuple(to.graph.weights[v] for v in (low, *high))
+    parts = {
+        "low": (TensorProto.UINT8, (ranks, line(width))), "high": (TensorProto.UINT8, (ranks, line(rows))),
+        "scales": (TensorProto.FLOAT, (ranks,)),
+    }  # fmt: skip
+    factors = [
+        to.external(Recipe(f"{'+'.join(sources)}.{part}", f"lora_{part}", sources), dtype, shape)
+        for part, (dtype, shape) in parts.items()
+    ]
+    names = [*map(to.name, given), *factors, to.const(node.attrs["ends"])]
+    to.add("Adapted", names, [node.out.name, f"{node.out.name}_scratch"], OWN)
+
 
 OPSET, IR_VERSION = 21, 10
 _ATTENTION = {
@@ -57,7 +127,7 @@ _ATTENTION = {
 
 
 @dataclass
-class Lowered:
+class OnnxGraph:
     """An ONNX model without weights, the recipes of its tensors, and its computed tables.
 
     `folded`: matrices whose packed form has to take in offsets, each with the recipe of those; no graph reads them.
@@ -82,7 +152,7 @@ class Product:
     held: MatrixFormat
 
 
-def to_onnx(graph: Graph, options: OnnxOptions) -> Lowered:
+def to_onnx(graph: Graph, options: OnnxOptions) -> OnnxGraph:
     """Emit `graph`; raises CompileError naming an operator that has no ONNX form here."""
     return _Model(graph, options).run()
 
@@ -94,7 +164,7 @@ class _Model(Emitter):
         super().__init__(graph, options)
         self.folded: dict[str, str] = {}
 
-    def run(self) -> Lowered:
+    def run(self) -> OnnxGraph:
         """All of the graph."""
         for node in self.graph.nodes:
             if node.op in _FUSED and (node.op != "split" or "parts" in node.attrs):
@@ -139,7 +209,7 @@ class _Model(Emitter):
         recipes = [replace(r, name=short.get(r.name, r.name)) for r in self.recipes]
         tables = {short[v.name]: t for v, t in self.graph.tables.items() if v.name in self.initializers}
         folded = {short[data]: short.get(offsets, offsets) for data, offsets in self.folded.items()}
-        return Lowered(model, recipes, tables, folded)
+        return OnnxGraph(model, recipes, tables, folded)
 
     def _logit_rows(self) -> ValueInfoProto:
         return helper.make_tensor_value_info(LOGIT_ROWS, TensorProto.INT64, ["R"])

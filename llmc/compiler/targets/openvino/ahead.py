@@ -9,6 +9,8 @@ libopenvino_intel_npu_compiler_loader.so in its own folder (src/plugins/intel_np
 libopenvino_intel_npu_compiler.so beside it; Intel's archives of OpenVINO have both (openvino#33129). What it makes for
 a platform runs with every driver released for that platform, but for 3720, whose older drivers refuse it
 (src/plugins/intel_npu/README.md of 08d1b43): an NPU 3720 is compiled for by its own driver.
+
+The finishers compile portable models on the host of the GPU or NPU; each result keeps its portable model.
 """
 
 from __future__ import annotations
@@ -19,12 +21,15 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmc.artifacts.digest import digest_file
-from llmc.errors import CompileError
+from llmc.compiler.targets.finishing import EachExecutable
+from llmc.errors import CompileError, DeviceError
 
 if TYPE_CHECKING:
+    from llmc.artifacts.bundle.manifest_schema import Executable
+    from llmc.runtime.bundle import Bundle
     from llmc.runtime.executors.openvino.device import MappedWeights
 
 LIBRARIES = ("openvino_intel_npu_compiler_loader", "openvino_intel_npu_compiler")
@@ -141,3 +146,37 @@ def _named(facts: Mapping[str, str]) -> dict[str, str]:
 @cache
 def _digest(library: Path) -> str:
     return digest_file(library)
+
+
+class _DeviceFinisher(EachExecutable):
+    """For `device`, "GPU", "GPU.1", "NPU" or "NPU.4000"."""
+
+    reads: ClassVar[tuple[str, ...]] = ("weights",)
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+
+    def lacks(self) -> str:
+        if is_here(self.device):
+            return lacking(self.device)
+        return f"OpenVINO finds no {self.device} on this host; install its driver, or finish on a host that has one"
+
+    def finish(self, bundle: Bundle, executable: Executable) -> bytes:
+        from llmc.runtime.executors.openvino.device import MappedWeights
+
+        compiler = compiler_for(self.device)
+        if compiler is None:
+            raise DeviceError(f"{bundle.path}: cannot be finished here: this host lacks {lacking(self.device)}")
+        return compiler.compile(bundle.files.read(executable.blob), MappedWeights(bundle.files.path("weights")))
+
+
+class GpuFinisher(_DeviceFinisher):
+    """For GPUs."""
+
+    executor: ClassVar[str] = "openvino-gpu"
+
+
+class NpuFinisher(_DeviceFinisher):
+    """For NPUs."""
+
+    executor: ClassVar[str] = "openvino-npu"

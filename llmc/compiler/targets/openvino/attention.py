@@ -1,6 +1,6 @@
 """Attention in operators that every plugin has, over cached tokens and new ones of rows of one length.
 
-Sizes are B rows, Q new tokens of each, and a cache of S tokens of each: numbers or not, as `Rows` has them.
+Sizes are B rows, Q new tokens of each, and a cache of S tokens of each: numbers or not, as `TokenRows` has them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ UNSEEN = -65504.0
 """Score of a token that is not seen: float16's least number, so that devices that compute in float16 have it, too."""
 
 
-class Rows(Protocol):
+class TokenRows(Protocol):
     """The rows of a step, and which tokens see each other."""
 
     single: bool
@@ -41,14 +41,16 @@ class Rows(Protocol):
         """Of [..., S + Q], [..., S] and [..., Q]."""
 
 
-def headed(to: GraphModel, rows: Rows, x: Any, heads: int, size: int) -> Any:
+def headed(to: GraphModel, rows: TokenRows, x: Any, heads: int, size: int) -> Any:
     """[B · Q, H · D] → [B, H, Q, D]."""
     if rows.single:
         return ops.reshape(x, rows.shape("B", heads, 1, size), False)
     return ops.transpose(ops.reshape(x, rows.shape("B", -1, heads, size), False), to.constants.small([0, 2, 1, 3]))
 
 
-def attended(to: GraphModel, rows: Rows, node: Node, query: Any, new: Sequence[Any], past: Sequence[Any] | None) -> Any:
+def attended(
+    to: GraphModel, rows: TokenRows, node: Node, query: Any, new: Sequence[Any], past: Sequence[Any] | None
+) -> Any:
     """[B · Q, Hq · Dv] of query [B · Q, Hq · D], new keys and values [B, H, Q, D] and cached ones [B, H, S, D].
 
     Of the cache, what is not live may be anything, NaN included. The query heads of a group are rows of one product
@@ -83,7 +85,7 @@ def attended(to: GraphModel, rows: Rows, node: Node, query: Any, new: Sequence[A
     return ops.reshape(out, small([-1, heads * width]), False)
 
 
-def _shares(to: GraphModel, rows: Rows, scores: Any, node: Node) -> Any:
+def _shares(to: GraphModel, rows: TokenRows, scores: Any, node: Node) -> Any:
     """Softmax of scores [B, Hkv, groups · Q, S + Q], over which a head's sink takes its part, too."""
     sinks = to.sinks(node)
     if sinks is None:
@@ -96,7 +98,7 @@ def _shares(to: GraphModel, rows: Rows, scores: Any, node: Node) -> Any:
 
 
 def _with_places(
-    rows: Rows, scores: Any, table: Any, places: int, heads: tuple[int, int], small: Callable[..., Any]
+    rows: TokenRows, scores: Any, table: Any, places: int, heads: tuple[int, int], small: Callable[..., Any]
 ) -> Any:  # fmt: skip
     """Scores [B, Hkv, groups · Q, S + Q] and what heads add at positions of keys, by a table [Hq, places]."""
     at = ops.squeeze(ops.minimum(rows.of_keys, small(places - 1, np.float32)), small([1, 2]))
@@ -106,7 +108,7 @@ def _with_places(
     return ops.reshape(made, ops.shape_of(scores), False)
 
 
-def _by_row(rows: Rows, by_head: Any, kv_heads: int, groups: int) -> Any:
+def _by_row(rows: TokenRows, by_head: Any, kv_heads: int, groups: int) -> Any:
     """[1, Hkv, groups, 1] → [B, Hkv, groups · Q, 1], as scores have it."""
     each = ops.broadcast(by_head, rows.shape("B", kv_heads, groups, "Q"))
     return ops.reshape(each, rows.shape("B", kv_heads, -1, 1), False)

@@ -6,17 +6,16 @@ import json
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from llmc.compiler.code import code_digest
 from llmc.compiler.options import CompileOptions, Option
 from llmc.compiler.program.stage import traced_graph
 from llmc.compiler.stages import Stages, toolchain, version_of
 from llmc.compiler.targets.base import Lowered, Target
-from llmc.compiler.targets.calibration import CALIBRATE, HEAD_BITS
-from llmc.compiler.targets.costs import Cost
+from llmc.compiler.targets.description import TRACING, DeviceDescription, Requirements
 from llmc.compiler.targets.hosting import Hosting
-from llmc.compiler.targets.openvino.precision import PAGED_INT8, group_of
+from llmc.compiler.targets.openvino.precision import group_of
 from llmc.compiler.weights.stage import weights_stage
 from llmc.runtime.host import host_features
 
@@ -24,12 +23,11 @@ if TYPE_CHECKING:
     from llmc.artifacts.digest import Blob
     from llmc.artifacts.store.entries import Entry
     from llmc.artifacts.store.workspace import Workspace
-    from llmc.buckets.bucket import Bucket
-    from llmc.compiler.architectures.shared.size import Weights
     from llmc.compiler.code import Maker
     from llmc.compiler.program.program import Program
     from llmc.compiler.targets.openvino.constants import Constants
     from llmc.compiler.targets.openvino.finish import FinishedWeights
+    from llmc.compiler.verification.policy import VerificationPolicy
     from llmc.runtime.executors.openvino.device import MappedWeights
 
 Models = tuple[Mapping[str, str], "Constants"]
@@ -38,6 +36,9 @@ Models = tuple[Mapping[str, str], "Constants"]
 Finish = Callable[[str, bytes, "MappedWeights", "FinishedWeights"], bytes]
 """Compiles the model of a name, XML over a weights file, and puts its constants into another."""
 
+
+DEFAULT_BUDGET = 512 << 20
+"""Bytes that executables of fixed sizes may hold beside the one for every shape, unless --specialise-memory says."""
 
 KV_CACHE_DTYPE: Option[str | None] = Option(
     "kv_cache_dtype", str, None, "Precision of the KV cache. Default: u8, and f32 where nothing is quantised.",
@@ -67,20 +68,37 @@ STARTER: Option[bool] = Option(
 )  # fmt: skip
 
 
+OPENVINO = DeviceDescription(
+    "openvino",
+    "openvino",
+    also_called=("intel", "npu"),
+    default_quantize="int8",
+    options=(KV_CACHE_DTYPE, GROUP_SIZE, ACTIVATION_GROUP_SIZE, SPECIALISE_MEMORY, STARTER),
+    requirements=Requirements((*TRACING, "gguf", "openvino"), ("openvino",), ("compile", "openvino"), ("openvino",)),
+    guide="docs/openvino.md",
+)
+"""What both forms have in common."""
+
+
+def cache_dtype(options: CompileOptions) -> str:
+    """Precision of the KV cache: as requested, or as everything that is not quantised."""
+    return KV_CACHE_DTYPE.of(options) or options.dtype
+
+
+def budget(options: CompileOptions) -> int:
+    """Bytes that executables of fixed sizes may take."""
+    asked = SPECIALISE_MEMORY.of(options)
+    return DEFAULT_BUDGET if asked is None else asked
+
+
 class OpenVinoBase(Target):
     """Base of the targets that OpenVINO compiles for."""
 
-    name: ClassVar[str] = "openvino"
-    also_called: ClassVar[tuple[str, ...]] = ("intel", "npu")
-    default_quantize: ClassVar[str] = "int8"
-    compile_needs: ClassVar[tuple[str, ...]] = ("torch", "transformers", "safetensors", "gguf", "openvino")
-    run_needs: ClassVar[tuple[str, ...]] = ("openvino",)
-    compile_extras: ClassVar[tuple[str, ...]] = ("compile", "openvino")
-    run_extras: ClassVar[tuple[str, ...]] = ("openvino",)
-    guide: ClassVar[str] = "docs/openvino.md"
-    options: ClassVar[tuple[Option[Any], ...]] = (
-        KV_CACHE_DTYPE, GROUP_SIZE, ACTIVATION_GROUP_SIZE, SPECIALISE_MEMORY, STARTER,
-    )  # fmt: skip
+    @property
+    def verification(self) -> VerificationPolicy:
+        from llmc.compiler.verification.policy import VerificationPolicy
+
+        return VerificationPolicy(cache_dtype=cache_dtype)
 
     def configure(self, options: CompileOptions) -> CompileOptions:
         """The group that weights share scales in is named only where it is another than the default."""
@@ -91,39 +109,11 @@ class OpenVinoBase(Target):
         return options.changed(group_size=group if named else None)
 
     def hosting(self, recorded: Mapping[str, Any]) -> Hosting:
-        """OpenVINO."""
         return Hosting(extra="openvino")
-
-    def stage_costs(self, options: CompileOptions, buckets: Sequence[Bucket]) -> Mapping[str, Cost]:
-        """And what the plugin makes of the models and their weights."""
-        return {**super().stage_costs(options, buckets), "finish": Cost(fixed=1.0, parameters=2.0)}
-
-    def weight_bits(self, options: CompileOptions, weights: Weights) -> float:
-        """Codes, and of each group a float32 zero point and a scale, which may have 16 bits in products (scales.py)."""
-        quantize = str(options.quantize)
-        if quantize == "none":
-            return super().weight_bits(options, weights)
-        kept = weights.stored
-        scale = 32 if kept is None or weights.outer or kept.scales == "float32" else 16
-        if quantize == "keep" and kept is not None:
-            bits = 4 if kept.table == "float4" else kept.bits
-            return bits + (scale + (32 if kept.bits == 4 or kept.offsets else 0)) / kept.block
-        stored = kept is not None and kept.bits == 4
-        four = quantize == "int4" and (not weights.outer or HEAD_BITS.of(options) == 4 or stored)
-        asked = GROUP_SIZE.of(options)
-        group = self.default_group(quantize) if asked is None else asked
-        group = PAGED_INT8[0] if group is None else group
-        made = 32 if CALIBRATE.of(options) is None or weights.outer else 16
-        beside = (scale if stored else made) + 32 if four else 32
-        return (4 if four else 8) + (beside / group if group else 0)
 
     def default_group(self, quantize: str) -> int | None:
         """The group that stands for none named; None: none does."""
         return group_of(quantize, None)
-
-    def cache_dtype(self, options: CompileOptions) -> str:
-        """As asked for, or as everything that is not quantised."""
-        return KV_CACHE_DTYPE.of(options) or options.dtype
 
     @abstractmethod
     def plugin_settings(self, options: CompileOptions) -> dict[str, Any]:
@@ -167,10 +157,6 @@ class OpenVinoBase(Target):
 
         return stages.run("lower", components, build)
 
-    def weights_stage(self, stages: Stages, lowered: Entry) -> Entry:
-        """The weights file of lowered models, and its placements."""
-        return weights_stage(stages, lowered.outputs["recipes"], lowered.outputs["tables"])
-
     def finish_stage(
         self, stages: Stages, options: CompileOptions, names: Iterable[str], lowered: Entry, code: Maker,
         finish: Finish,
@@ -180,7 +166,7 @@ class OpenVinoBase(Target):
         `code` is the method that asks.
         """
         models = {name: lowered.outputs[name].digest for name in names}
-        weights = self.weights_stage(stages, lowered)
+        weights = weights_stage(stages, lowered.outputs["recipes"], lowered.outputs["tables"])
         components = {
             **models,
             "weights": weights.outputs["weights"].digest,

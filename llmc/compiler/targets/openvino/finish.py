@@ -13,6 +13,17 @@ The exported stream, as OpenVINO 2026.4 writes it (src/plugins/intel_cpu, serial
 
 OpenVINO refuses to import such a stream of a paged model (2026.4 loses what PagedAttentionExtension knows of its
 heads), so the XML is read as a model, told the heads again, and compiled.
+
+Scales of finished models keep the 16 bits that hold them exactly, as those of most checkpoints do. OpenVINO's own
+rewriting turns scales into float32. Its compressed products read them in any float type and pack them in float32, so
+that a file needs no more bits than the checkpoint had. device.py keeps them so when a model is opened.
+
+`weightless` makes compiled models without weights, which the CPU plugin opens without rewriting the model first:
+`compile_model` rewrites a model into the plugin's own operators, and `export_model` writes the result with its
+constants. Here every constant is moved into one weights file, each content once, whatever the plugin made of it on the
+way (a converted scale, a folded reshape): OpenVINO's own weightless export leaves those in the blob, and fails at
+import where a constant's type was changed. Names that count what the process made before become numbers, so that equal
+models give equal bytes. Models with paged attention cannot be imported in 2026.4.
 """
 
 from __future__ import annotations
@@ -20,14 +31,43 @@ from __future__ import annotations
 import hashlib
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
+import numpy as np
 import openvino as ov
 
-from llmc.compiler.targets.openvino.scales import narrowed, scales_of
 from llmc.compiler.weights.recipes import Sink
 from llmc.errors import CompileError
+from llmc.runtime.executors.openvino.device import PRODUCT, SCALES
+from llmc.runtime.executors.openvino.static_blob import Blob
+
+_KINDS = re.compile(r'<layer id="(\d+)" name="[^"]*" type="(\w+)"')
+_EDGE = re.compile(r'<edge from-layer="(\d+)" from-port="\d+" to-layer="(\d+)" to-port="(\d+)"')
+
+
+def scales_of(xml: str) -> tuple[frozenset[str], frozenset[str]]:
+    """Layers of a finished model whose output is the scales of products alone, and of look-ups, whose result has the
+    type of their scales."""
+    kinds = dict(_KINDS.findall(xml))
+    read = [(kinds[to], source) for source, to, port in _EDGE.findall(xml) if port == str(SCALES)]
+    looked_up = frozenset(source for kind, source in read if kind == "GatherCompressed")
+    return frozenset(source for kind, source in read if kind == PRODUCT) - looked_up, looked_up
+
+
+def narrowed(data: memoryview) -> tuple[str, str, memoryview]:
+    """Float32 numbers in the type that holds each exactly, float16, bfloat16 or float32: its two names in OpenVINO's
+    XML, and the bytes."""
+    values = np.frombuffer(data, np.float32)
+    with np.errstate(over="ignore"):
+        half = values.astype(np.float16)
+    if np.array_equal(half, values):
+        return "f16", "FP16", half.view(np.uint8).data
+    bits = values.view(np.uint32)
+    if not (bits & 0xFFFF).any():
+        return "bf16", "BF16", (bits >> 16).astype(np.uint16).view(np.uint8).data
+    return "f32", "FP32", data
+
 
 _HEADER = struct.Struct("<6Q")
 _LONGEST_METADATA = 1 << 16
@@ -131,3 +171,61 @@ def _constants(data: memoryview, xml: bytes) -> memoryview:
 def _brief(error: RuntimeError) -> str:
     lines = [line for line in str(error).splitlines() if line and not line.startswith("Exception from")]
     return " ".join(lines)[:500]
+
+
+_NUMBERED = re.compile(r'<layer id="(\d+)" name="([^"]*)"')
+_OWN_CONSTANT = re.compile(
+    r'(<layer id="\d+" name="[^"]*" type="Const"[^>]*>\s*<data element_type="(\w+)" [^>]*?)'
+    r'offset="(\d+)" size="(\d+)" ?/>(\s*<rt_info>)?'
+)
+_TYPES = {
+    "f32": "FP32", "f16": "FP16", "bf16": "BF16", "i64": "I64", "i32": "I32", "i8": "I8", "u8": "U8", "i4": "I4",
+    "u4": "U4", "boolean": "BOOL",
+}  # fmt: skip
+"""A constant's type in the model's XML, and in its WeightlessCacheAttribute."""
+
+
+def weightless(model: ov.Model, properties: Mapping[str, Any], weights: FinishedWeights) -> bytes:
+    """`model` compiled for this CPU, its constants in `weights`; open_blob (runtime/executors/openvino) opens it.
+
+    Raises CompileError when OpenVINO cannot compile the model, or exports something else than expected.
+    """
+    plain = {"CACHE_ENCRYPTION_CALLBACKS": [_same, _same]}
+    try:
+        stream: Any = ov.Core().compile_model(model, "CPU", {**properties, **plain}).export_model()
+        blob = Blob.parse(stream.getvalue())
+    except RuntimeError as e:
+        reason = " ".join(line for line in str(e).splitlines() if line and not line.startswith("Exception from"))
+        raise CompileError(f"OpenVINO cannot compile the model: {reason[:500]}") from e
+    except ValueError as e:
+        raise CompileError(f"OpenVINO {ov.__version__} exports a model in another form than llmc knows: {e}") from e
+    named = {node.get_friendly_name() for node in (*model.get_parameters(), *model.get_results())}
+    return blob.with_model(_moved(blob, weights, named).encode())
+
+
+def _moved(blob: Blob, weights: FinishedWeights, kept: Collection[str]) -> str:
+    """The model's XML with its constants in `weights`; layers have their numbers for names, but for those `kept`."""
+    xml = _EMPTY_NOTES.sub("", _NOTES.sub("", blob.model.decode()))
+
+    def moved(match: re.Match[str]) -> str:
+        head, kind, offset, size = match[1], match[2], int(match[3]), int(match[4])
+        if kind == "dynamic" and size <= 1:  # an input that is absent
+            return f'{head}offset="0" size="{size}" />{match[5] or ""}'
+        if kind not in _TYPES:
+            raise CompileError(f"OpenVINO holds a constant as {kind}, which llmc does not know")
+        at = weights.place(blob.constants[offset : offset + size])
+        note = (
+            f'<rt_info><attribute name="WeightlessCacheAttribute" version="0" original_dtype="{_TYPES[kind]}" '
+            f'bin_offset="{at}" original_size="{size}" />'
+        )
+        return f'{head}offset="0" size="0" />{note}{"" if match[5] else "</rt_info>"}'
+
+    xml, count = _OWN_CONSTANT.subn(moved, xml)
+    written = xml.count('type="Const"')
+    if count != written:
+        raise CompileError(f"OpenVINO wrote {written} constants, {count} of them as expected")
+    return _NUMBERED.sub(lambda m: m[0] if m[2] in kept else f'<layer id="{m[1]}" name="l{m[1]}"', xml)
+
+
+def _same(data: bytes) -> bytes:
+    return data

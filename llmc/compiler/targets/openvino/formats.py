@@ -3,7 +3,7 @@
 A decompression is a few operators that OpenVINO's plugins fuse into the matrix product: convert, subtract the zero
 point, multiply by the scale, back to [N, K]. Linear weights are [N, K], N outputs by K inputs. Scales and zero points
 are float32, into which the CPU plugin turns float16 ones when it compiles; finished models have narrower scales where
-these are exact (scales.py).
+these are exact (finish.py).
 
 That plugin multiplies matrices without zero points in 8-bit integers, activations quantised in groups as it runs, and
 those with zero points in float32 or bfloat16: exact for activations, and slower (benchmarks/openvino_formats.py).

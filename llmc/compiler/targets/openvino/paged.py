@@ -58,8 +58,7 @@ from llmc.compiler.targets.openvino.graph_model import (
     parameter,
     value_width,
 )
-from llmc.compiler.targets.openvino.one_length import OneLength, OverBlocks
-from llmc.compiler.targets.openvino.states import STATES
+from llmc.compiler.targets.openvino.states import STATES, OneLength, OverBlocks
 from llmc.errors import CompileError
 from llmc.runtime.executors.openvino.blocks import of_ring
 

@@ -30,26 +30,14 @@ from openvino import opset13 as ops
 from llmc.compiler.frontend.recurrent import chunked
 from llmc.compiler.program.ir import Graph, Node, Value
 from llmc.compiler.targets.openvino.arrays import Array, Arrays
-from llmc.compiler.targets.openvino.attention import Rows, attended, headed
+from llmc.compiler.targets.openvino.attention import TokenRows, attended, headed
 from llmc.compiler.targets.openvino.constants import Constants
 from llmc.compiler.targets.openvino.formats import WeightFormat
 from llmc.compiler.targets.openvino.graph_model import GraphModel, caches_of, grows, kept_of, model_of, parameter
-from llmc.compiler.targets.openvino.layout import token_axes
+from llmc.compiler.targets.openvino.plain import token_axes
 from llmc.runtime.cache_shape import CacheShape
 
 STEP_INPUTS = ("token_ids", "past_lengths", "new_lengths")
-
-
-def static_model(
-    graph: Graph, weights: WeightFormat, batch: int, query: int, context: int, top_k: int = 0, states: bool = False,
-    cache: CacheShape | None = None,
-) -> ov.Model:  # fmt: skip
-    """The model of a fused `graph` for `batch` rows of `query` new tokens over a cache of `context` tokens.
-
-    `states`: it takes states without a context, too. `cache` has rings; None: a place for every token. Its constants
-    are declared in `weights.constants`. Raises CompileError naming an operator that has no form here.
-    """
-    return StaticModel(graph, weights, (batch, query, context), top_k, states, cache).model
 
 
 def step_parameters(batch: int, query: int) -> dict[str, Any]:
@@ -59,14 +47,18 @@ def step_parameters(batch: int, query: int) -> dict[str, Any]:
 
 
 class StaticModel(GraphModel):
-    """Builds the model."""
+    """Builds `model`, of a fused `graph` for `batch` rows of `query` new tokens over a cache of `context` tokens.
+
+    `states`: it takes states without a context, too. `cache` has rings; None: a place for every token. Its constants
+    are declared in `weights.constants`. Raises CompileError naming an operator that has no form here.
+    """
 
     def __init__(
-        self, graph: Graph, weights: WeightFormat, sizes: tuple[int, int, int], top_k: int, states: bool,
-        cache: CacheShape | None,
+        self, graph: Graph, weights: WeightFormat, batch: int, query: int, context: int, top_k: int = 0,
+        states: bool = False, cache: CacheShape | None = None,
     ) -> None:  # fmt: skip
         super().__init__(graph, weights)
-        self.sizes = batch, query, context = sizes
+        self.sizes = batch, query, context
         held = caches_of(graph)
         self._rings = {} if cache is None else {v: t.ring for v, t in zip(held, cache, strict=True)}
         self._arrays = Arrays(self.constants)
@@ -150,7 +142,7 @@ class StaticModel(GraphModel):
         return self.get(node.inputs[0]) if self.sizes[1] == 1 else super()._op_last_rows(node)
 
 
-class Positions(Rows):
+class Positions(TokenRows):
     """Where tokens are, and which of them see each other: made once for all layers of a model."""
 
     def __init__(
@@ -188,7 +180,6 @@ class Positions(Rows):
         return self._constants.small([known[size] if isinstance(size, str) else size for size in sizes])
 
     def parts(self, shares: Any) -> tuple[Any, Any]:
-        """By their sizes."""
         small, (_, query, context) = self._constants.small, self._sizes
         of_past, of_new = ops.variadic_split(shares, small(-1), small([context, query])).outputs()
         return of_past, of_new

@@ -2,43 +2,46 @@
 
 Executables are native where this host has a compiler for the device (ahead.py), and hold the portable model too. Else
 they are portable: each bucket's model as OpenVINO's IR, over one weights file, verified on this CPU. For the CPU they
-are native: compiled models without weights (blobs.py), over one weights file.
+are native: compiled models without weights (finish.py), over one weights file.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.program.program import GraphProgram, Program
 from llmc.compiler.stages import Stages
-from llmc.compiler.targets.base import Executable, Lowered, Shape, State
-from llmc.compiler.targets.hardware import Hardware, contract_tested
+from llmc.compiler.targets.base import CompiledExecutable, Lowered, Recorded, Shape, cache_for
+from llmc.compiler.targets.description import contract_tested
 from llmc.compiler.targets.hosting import Hosting
 from llmc.compiler.targets.openvino.base_target import (
     ACTIVATION_GROUP_SIZE,
     GROUP_SIZE,
     KV_CACHE_DTYPE,
+    OPENVINO,
     Models,
     OpenVinoBase,
 )
-from llmc.compiler.targets.static_shapes import StaticTarget
+from llmc.compiler.weights.stage import weights_stage
 from llmc.errors import InputError
+from llmc.runtime.accelerators import CPU, INTEL_GPU, INTEL_NPU
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from llmc.artifacts.store.entries import Entry
     from llmc.buckets.limits import Limits
+    from llmc.compiler.targets.costs import Costs
     from llmc.compiler.targets.finishing import Finisher
     from llmc.compiler.targets.openvino.ahead import DeviceCompiler
     from llmc.compiler.targets.openvino.finish import FinishedWeights
-    from llmc.compiler.verification.limits import Limits as Bounds
-    from llmc.runtime.accelerators import Cards
+    from llmc.compiler.verification.policy import VerificationPolicy
     from llmc.runtime.cache_shape import CacheShape
     from llmc.runtime.executors.openvino.device import MappedWeights
     from llmc.settings import Settings
@@ -57,35 +60,52 @@ _REMAINING = {
 Sizes = tuple[int, int, int]
 
 
-class OpenVinoStaticTarget(OpenVinoBase, StaticTarget):
-    """See the module's docstring. `device` is CPU, GPU or NPU, perhaps with a number ("GPU.1") or platform
+class OpenVinoStaticTarget(OpenVinoBase):
+    """`--device openvino:DEVICE`. `device` is CPU, GPU or NPU, perhaps with a number ("GPU.1") or platform
     ("NPU.4000")."""
 
-    executor: ClassVar[str] = "openvino-static"
-    why_static: ClassVar[str] = "models over contiguous caches have one shape each, since NPUs take no other"
-    quantisations: ClassVar[tuple[str, ...]] = ("none", "int8")
-    hardware: ClassVar[Hardware] = contract_tested("the models were run and verified on CPU")
+    description = replace(
+        OPENVINO,
+        executor="openvino-static",
+        quantisations=("none", "int8"),
+        why_static="models over contiguous caches have one shape each, since NPUs take no other",
+        hardware=contract_tested("the models were run and verified on CPU"),
+    )
 
     def __init__(self, device: str = "CPU") -> None:
         self.device = device
+        cards = {"GPU": INTEL_GPU, "NPU": INTEL_NPU}
+        accelerators = (cards.get(device.partition(".")[0], CPU),)
+        self.description = replace(OpenVinoStaticTarget.description, accelerators=accelerators)
 
-    def cards(self) -> tuple[Cards, ...]:
-        """Intel's GPUs or NPUs, or the CPU."""
-        from llmc.runtime.accelerators import CPU, INTEL_GPU, INTEL_NPU
+    @property
+    def costs(self) -> Costs:
+        from llmc.compiler.targets.openvino.costs import OpenVinoCosts
 
-        return ({"GPU": INTEL_GPU, "NPU": INTEL_NPU}.get(self.device.partition(".")[0], CPU),)
+        return OpenVinoCosts(self.default_group)
+
+    @property
+    def verification(self) -> VerificationPolicy:
+        """Of float16 where a GPU or NPU is here to run what it computes in."""
+        from llmc.runtime.executors.openvino.device import has_device
+        from llmc.runtime.executors.openvino.plugins import plugin_name
+
+        def computed_in(options: CompileOptions) -> str:
+            here = self.device != "CPU" and has_device(plugin_name(self.device))
+            return "f16" if here else options.dtype
+
+        return replace(super().verification, dtype=computed_in)
 
     def lacks(self) -> str:
         """The device of native executables, whose portable models this CPU runs."""
-        if self.state == "portable" or self.device == "CPU":
-            return ""
         from llmc.compiler.targets.openvino.ahead import is_here
 
-        return "" if is_here(self.device) else f"no {self.device} here; this CPU runs the portable models inside"
+        if self.device == "CPU" or self.state == "portable" or is_here(self.device):
+            return ""
+        return f"no {self.device} here; this CPU runs the portable models inside"
 
     @classmethod
     def of(cls, detail: str, settings: Settings) -> Self:
-        """The device behind the name."""
         return cls(detail.upper() or "CPU")
 
     def configure(self, options: CompileOptions) -> CompileOptions:
@@ -110,13 +130,7 @@ class OpenVinoStaticTarget(OpenVinoBase, StaticTarget):
 
         return None if self.device == "CPU" else compiler_for(self.device)
 
-    @property
-    def state(self) -> State:
-        """Native on the CPU, and where this host has a compiler for the device."""
-        return "native" if self.device == "CPU" or self.compiler is not None else "portable"
-
     def hosting(self, recorded: Mapping[str, Any]) -> Hosting:
-        """And the GPU or NPU, by Intel's device plug-ins."""
         return _HOSTING.get(self.device.partition(".")[0], super().hosting(recorded))
 
     def toolchain(self) -> dict[str, str]:
@@ -128,13 +142,8 @@ class OpenVinoStaticTarget(OpenVinoBase, StaticTarget):
         """Models for the CPU hold for one instruction set, those for devices for any."""
         return super().isa() if self.device == "CPU" else ()
 
-    def choice(self, options: CompileOptions) -> str:
-        """A property of the form."""
-        return f"one executable per bucket: {self.why_static}"
-
     def remaining(self) -> str:
-        """What turns a portable model into what the device runs, and what this host lacks for it."""
-        if self.state == "native":
+        if self.device == "CPU" or self.compiler is not None:
             return ""
         from llmc.compiler.targets.openvino.ahead import lacking
 
@@ -145,9 +154,9 @@ class OpenVinoStaticTarget(OpenVinoBase, StaticTarget):
         exact = {"DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"} if options.quantize == "none" else {}
         return {"properties": {"INFERENCE_PRECISION_HINT": "f32", **exact}}
 
-    def manifest_options(self, options: CompileOptions) -> dict[str, Any]:
-        """What the executor opens executables with."""
-        return {**self.plugin_settings(options), "openvino_device": self.device}
+    def recorded(self, options: CompileOptions) -> Recorded:
+        found = {**self.plugin_settings(options), "openvino_device": self.device}
+        return replace(super().recorded(options), options=found)
 
     def held_cache(self, cache: CacheShape, limits: Limits, options: CompileOptions) -> CacheShape:
         """Rings of whole blocks of the plan, one more than the window's."""
@@ -162,11 +171,11 @@ class OpenVinoStaticTarget(OpenVinoBase, StaticTarget):
         if self.device == "CPU":
             made = self._finish(stages, options, names, entry).outputs
             return self.lowered(stages, made["weights"], {name: made[name] for name in names}, forms)
-        weights = self.weights_stage(stages, entry).outputs
+        weights = weights_stage(stages, entry.outputs["recipes"], entry.outputs["tables"]).outputs
         chosen = {name: forms[name] for name in names}
         return self.lowered(stages, weights["weights"], chosen, forms, placements=weights["placements"])
 
-    def compile(self, lowered: Lowered, shape: Shape, options: CompileOptions) -> Executable:
+    def compile(self, lowered: Lowered, shape: Shape, options: CompileOptions) -> CompiledExecutable:
         """The model of that shape: as it was compiled, or its IR with the places of its weights, or both."""
         from llmc.compiler.targets.openvino.constants import place
         from llmc.compiler.weights.recipes import read_placements
@@ -180,24 +189,14 @@ class OpenVinoStaticTarget(OpenVinoBase, StaticTarget):
             from llmc.runtime.executors.openvino.device import MappedWeights
 
             data = self.compiler.compile(data, MappedWeights(lowered.folder / parse(lowered.files["weights"])))
-        return Executable(data, self.state)
+        return CompiledExecutable(data, self.state)
 
     def finisher(self) -> Finisher | None:
         """Of portable models, on the device's host; imported here, so that no key of theirs depends on it."""
-        from llmc.compiler.targets.openvino.finishers import GpuFinisher, NpuFinisher
+        from llmc.compiler.targets.openvino.ahead import GpuFinisher, NpuFinisher
 
         made = {"GPU": GpuFinisher, "NPU": NpuFinisher}.get(self.device.partition(".")[0])
         return None if made is None else made(self.device)
-
-    def limits(self, options: CompileOptions) -> Bounds:
-        """Of float16 where a GPU or NPU is here to run what it computes in."""
-        from llmc.compiler.verification.limits import limits
-        from llmc.runtime.executors.openvino.device import has_device
-        from llmc.runtime.executors.openvino.plugins import plugin_name
-
-        if self.device == "CPU" or not has_device(plugin_name(self.device)):
-            return super().limits(options)
-        return limits(str(options.quantize), "f16", self.cache_dtype(options))
 
     def _lower(
         self, stages: Stages, programs: Sequence[Program], options: CompileOptions, sizes: Sequence[Sizes]
@@ -209,18 +208,20 @@ class OpenVinoStaticTarget(OpenVinoBase, StaticTarget):
             from llmc.compiler.program.fuse import fuse
             from llmc.compiler.targets.openvino.constants import Constants, to_xml
             from llmc.compiler.targets.openvino.formats import format_for
-            from llmc.compiler.targets.openvino.static import static_model
+            from llmc.compiler.targets.openvino.static import StaticModel
 
             graph = fuse(program.graph())
             weights = format_for(str(options.quantize), options.dtype, GROUP_SIZE.of(options))(Constants())
             models = {
-                _name(shape): to_xml(static_model(graph, weights, *shape, options.sample_top_k, states, cache), folder)
+                _name(shape): to_xml(
+                    StaticModel(graph, weights, *shape, options.sample_top_k, states, cache).model, folder
+                )
                 for shape in sizes
             }
             return models, weights.constants
 
         states = not stages.plan.limits.contexts
-        cache = self.held(stages, options)
+        cache = cache_for(self, stages, options)
         rings = {"rings": json.dumps(cache.rewind.rings)} if cache.rewind.rings else {}
         form = {
             "form": "static",
@@ -234,7 +235,7 @@ class OpenVinoStaticTarget(OpenVinoBase, StaticTarget):
         properties = self.plugin_settings(options)["properties"]
 
         def finish(_: str, xml: bytes, given: MappedWeights, weights: FinishedWeights) -> bytes:
-            from llmc.compiler.targets.openvino.blobs import weightless
+            from llmc.compiler.targets.openvino.finish import weightless
             from llmc.runtime.executors.openvino.device import open_core
 
             return weightless(open_core().read_model(xml, given.tensor), properties, weights)

@@ -11,36 +11,45 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from llmc.compiler.architectures.shared.block_form import forms_in_key
 from llmc.compiler.architectures.shared.caches import cache_of
 from llmc.compiler.checkpoint.base import FLOATS8, coded_names, stored_forms
-from llmc.compiler.options import CompileOptions, Option
+from llmc.compiler.options import CompileOptions, UnfitError
 from llmc.compiler.program.program import GraphProgram, Program
 from llmc.compiler.stages import Stages
-from llmc.compiler.targets.base import ANY_PHASE, Executable, Lowered, Shape, Target
+from llmc.compiler.targets.base import (
+    ANY_PHASE,
+    CompiledExecutable,
+    Fixed,
+    Lowered,
+    Recorded,
+    Resolved,
+    Shape,
+    cache_for,
+)
 from llmc.compiler.targets.calibration import (
     CALIBRATE,
     HEAD_BITS,
     MAX_KL,
     Mixed,
     calibrated,
-    calibration_costs,
     mixed_lines,
     require_calibratable,
 )
-from llmc.compiler.targets.hardware import Hardware
+from llmc.compiler.targets.description import Hardware
 from llmc.compiler.targets.openvino.base_target import (
     ACTIVATION_GROUP_SIZE,
     GROUP_SIZE,
     KV_CACHE_DTYPE,
+    OPENVINO,
     SPECIALISE_MEMORY,
     STARTER,
     Models,
     OpenVinoBase,
+    budget,
 )
-from llmc.compiler.targets.openvino.memory import activation_bytes, model_bytes
 from llmc.compiler.targets.openvino.precision import (
     ACTIVATIONS,
     FEW_ROWS,
@@ -50,8 +59,8 @@ from llmc.compiler.targets.openvino.precision import (
     properties,
     require_precision,
 )  # fmt: skip
-from llmc.compiler.targets.unfit import UnfitError
 from llmc.errors import InputError
+from llmc.runtime.accelerators import CPU
 from llmc.runtime.host import cpu_features
 from llmc.settings import Settings
 
@@ -61,10 +70,9 @@ if TYPE_CHECKING:
     from llmc.artifacts.store.entries import Entry
     from llmc.buckets.bucket import Bucket
     from llmc.buckets.limits import Limits
-    from llmc.compiler.architectures.shared.size import ModelSize
-    from llmc.compiler.targets.costs import Cost
+    from llmc.compiler.targets.base import Deployment, Target
+    from llmc.compiler.targets.costs import Costs
     from llmc.compiler.targets.openvino.finish import FinishedWeights
-    from llmc.runtime.accelerators import Cards
     from llmc.runtime.cache_shape import CacheShape
     from llmc.runtime.executors.openvino.device import MappedWeights
 
@@ -73,33 +81,31 @@ NPU_PLATFORMS = ("3720", "4000", "5010", "5020", "6010")
 """Meteor and Arrow Lake, Lunar Lake, Panther Lake, Wildcat Lake and the one after, as OpenVINO names them
 (src/plugins/intel_npu/README.md of 08d1b43; openvino#37370)."""
 
-DEFAULT_BUDGET = 512 << 20
-"""Bytes that executables of fixed sizes may hold beside the one for every shape, unless --specialise-memory says."""
-
 STARTER_DEVICE = "onnxruntime"
 PLAIN = "plain"
 """What of a model plain operators run, as PagedModel.plain has it: a result of lowering, and part of the analysis."""
 ADDED_KL = 0.001
 """What an embedding and a head in 8 bits and a KV cache in u8 add to the divergence of int4 (docs/calibration.md)."""
-CACHE_BYTES = {"u8": 1, "bf16": 2, "f32": 4}
 
 
 class OpenVinoTarget(OpenVinoBase):
-    """See the module's docstring."""
+    """`--device openvino`."""
 
-    executor: ClassVar[str] = "openvino"
-    quantisations: ClassVar[tuple[str, ...]] = ("none", "int8", "int4", "keep")
-    dtypes: ClassVar[tuple[str, ...]] = ("f32", "bf16")
-    options: ClassVar[tuple[Option[Any], ...]] = (*OpenVinoBase.options, CALIBRATE, MAX_KL, HEAD_BITS)
-    listed: ClassVar[tuple[str, ...]] = ("", "GPU", "NPU")
-    selects_adapters: ClassVar[bool] = True
-    hardware: ClassVar[Hardware] = Hardware(
-        "x86-64 with AMX (Intel Xeon), with AVX-512 and with AVX2 (AMD EPYC)",
-        "OpenVINO 2026.4.1",
-        "2026-11",
-        "benchmarks/RESULTS.md",
+    description = replace(
+        OPENVINO,
+        quantisations=("none", "int8", "int4", "keep"),
+        dtypes=("f32", "bf16"),
+        options=(*OPENVINO.options, CALIBRATE, MAX_KL, HEAD_BITS),
+        listed=("", "GPU", "NPU"),
+        selects_adapters=True,
+        accelerators=(CPU,),
+        hardware=Hardware(
+            "x86-64 with AMX (Intel Xeon), with AVX-512 and with AVX2 (AMD EPYC)",
+            "OpenVINO 2026.4.1",
+            "2026-11",
+            "benchmarks/RESULTS.md",
+        ),
     )
-    graph_bytes_source: ClassVar[str] = "the packed copy of the weights, and the largest layer's activations of a step"
 
     @classmethod
     def of(cls, detail: str, settings: Settings) -> Target:
@@ -120,21 +126,19 @@ class OpenVinoTarget(OpenVinoBase):
             return OpenVinoStaticTarget(kind)
         return cls()
 
-    def stage_costs(self, options: CompileOptions, buckets: Sequence[Bucket]) -> Mapping[str, Cost]:
-        """And calibration."""
-        return {**super().stage_costs(options, buckets), **calibration_costs(options)}
+    @property
+    def costs(self) -> Costs:
+        from llmc.compiler.targets.openvino.costs import OpenVinoCpuCosts
 
-    def cards(self) -> tuple[Cards, ...]:
-        """The CPU."""
-        from llmc.runtime.accelerators import CPU
-
-        return (CPU,)
+        return OpenVinoCpuCosts(self.default_group)
 
     def configure(self, options: CompileOptions) -> CompileOptions:
         """VLLM_OPENVINO_* count where a flag is not given."""
         settings = self.settings
         if options.quantize is None and settings.openvino_quantized is not None:
             options = replace(options, quantize="int8" if settings.openvino_quantized else "none")
+        if options.dtype == "auto":
+            options = replace(options, dtype=default_dtype(options.quantize or self.description.default_quantize))
         options = super().configure(options)
         require_precision(options.dtype, cpu_features())
         quantize = str(options.quantize)
@@ -154,28 +158,12 @@ class OpenVinoTarget(OpenVinoBase):
         """None for the quantisation whose groups differ by shape: naming one is something else."""
         return None if quantize == MIXED else super().default_group(quantize)
 
-    def default_dtype(self, quantize: str) -> str:
-        """bf16 for int8 where the CPU computes in it: prompts take 0.8 of the time, at the same KL divergence."""
-        return "bf16" if quantize == "int8" and computes_in("bf16", cpu_features()) else "f32"
-
-    @property
-    def specialises_by_default(self) -> bool:
-        """No: every fixed size holds the weights once more."""
-        return False
-
-    def static_dims(self, options: CompileOptions) -> tuple[str, ...]:
-        """None: the executable for every shape is always there."""
-        return ()
-
-    def choice(self, options: CompileOptions) -> str:
-        """What was compiled."""
+    def fixes(self, options: CompileOptions) -> Fixed:
+        """None: the executable for every shape is always there, and every fixed size holds the weights once more."""
         if options.specialise:
-            return "one executable for all buckets, and as many of fixed decode batches as the memory budget allows"
-        return "one executable for all buckets, its rows laid end to end: nothing is padded"
-
-    def cache_bytes(self, options: CompileOptions) -> int:
-        """Of the precision that was asked for; the parameters of u8 blocks are an eighth more."""
-        return CACHE_BYTES[KV_CACHE_DTYPE.of(self.configure(options)) or "f32"]
+            why = "one executable for all buckets, and as many of fixed decode batches as the memory budget allows"
+            return Fixed((), why)
+        return Fixed((), "one executable for all buckets, its rows laid end to end: nothing is padded")
 
     def held_cache(self, cache: CacheShape, limits: Limits, options: CompileOptions) -> CacheShape:
         """Windows in blocks of their own, one more than the window's."""
@@ -183,32 +171,7 @@ class OpenVinoTarget(OpenVinoBase):
 
         return cache.in_blocks(BLOCK, limits.max_model_len)
 
-    def step_tokens(self, largest: int, options: CompileOptions) -> int:
-        """Long prompts run in chunks."""
-        from llmc.runtime.engine.engine import RAGGED_PREFILL_BUDGET  # at the top it would be in keys
-
-        return min(largest, RAGGED_PREFILL_BUDGET)
-
-    def graph_bytes(self, model: ModelSize, bucket: Bucket, options: CompileOptions) -> int:
-        """The packed copy of the weights, which OpenVINO keeps beside the file, and its graph."""
-        return self._packed(model, options) + model_bytes(model)
-
-    def _packed(self, model: ModelSize, options: CompileOptions) -> int:
-        return int(sum(weights.count * self.weight_bits(options, weights) for weights in model.weights) / 8)
-
-    def open_at_once(self, shapes: Sequence[Shape], model: ModelSize, options: CompileOptions) -> Sequence[Shape]:
-        """The executable for every shape, and as many of fixed sizes as the executor opens in its memory budget."""
-        from llmc.runtime.executors.openvino.paged_models import PACKED  # at the top it would be in keys
-
-        every, *fixed = shapes
-        return [every, *fixed[: int(_budget(options) / (PACKED * self._packed(model, options)))]]
-
-    def workspace_bytes(self, model: ModelSize, bucket: Bucket, options: CompileOptions) -> int:
-        """The activations of a step."""
-        return activation_bytes(model, bucket.tokens, options.quantize != "none")
-
     def shapes(self, buckets: Sequence[Bucket], options: CompileOptions) -> list[Shape]:
-        """The shape of everything, and the decode batches that are fixed."""
         fixed = [Shape("decode", n, 1, None, count) for n, count in self._fixed(buckets, options).items()]
         return [Shape(ANY_PHASE, None, None, None, len(buckets)), *fixed]
 
@@ -220,7 +183,6 @@ class OpenVinoTarget(OpenVinoBase):
         return {n: sum(b.phase == "decode" and b.batch == n for b in buckets) for n in batches}
 
     def lower(self, stages: Stages, programs: Sequence[Program], options: CompileOptions) -> Lowered:
-        """Fuse and lower, make the weights, and finish every model over one weights file."""
         stages, mixed = calibrated(stages, options, ADDED_KL)
         models = {_name(rows): rows for rows in (None, *self._fixed(stages.plan.buckets, options))}
         made = self._lower(stages, programs, options, models, mixed)
@@ -261,7 +223,6 @@ class OpenVinoTarget(OpenVinoBase):
         return {**({PLAIN: plain} if plain else {}), **kept, **lowered.facts}
 
     def describe(self, analysis: Mapping[str, Any]) -> list[str]:
-        """A line for each."""
         from llmc.compiler.weights.kept import kept_lines
 
         plain = [
@@ -285,7 +246,7 @@ class OpenVinoTarget(OpenVinoBase):
             halves = [name for name in coded_names(stages.checkpoint) if stages.checkpoint.unkept(name) == FLOATS8]
         from llmc.runtime.executors.openvino.blocks import held_widths
 
-        shape = self.held(stages, options)
+        shape = cache_for(self, stages, options)
         kept, held, rings = shape.kv, KV_CACHE_DTYPE.of(options) or "f32", [t.ring for t in shape.kv[::2]]
         wide = held_widths(held, kept) != held_widths("f32", kept)
         form = {
@@ -354,37 +315,35 @@ class OpenVinoTarget(OpenVinoBase):
     def _groups(self, options: CompileOptions, rows: int | None) -> tuple[int, int]:
         return groups_of(str(options.quantize), GROUP_SIZE.of(options), ACTIVATION_GROUP_SIZE.of(options), rows)
 
-    def starter(self, options: CompileOptions) -> tuple[Target, CompileOptions] | None:
-        """The same model for ONNX Runtime, which opens in a tenth of a second, where --starter asks for it."""
-        if not STARTER.of(options):
-            return None
+    def resolve(self, options: CompileOptions, deployment: Deployment) -> Resolved:
+        """And with --starter the same model for ONNX Runtime, which opens in a tenth of a second."""
+        found = super().resolve(options, deployment)
+        if not STARTER.of(found.options):
+            return found
         from llmc.compiler.targets import open_target
 
-        target = open_target(STARTER_DEVICE, self.settings)
-        quantize = options.quantize if options.quantize in target.quantisations else None
+        target, chosen = open_target(STARTER_DEVICE, self.settings), found.options
+        quantize = chosen.quantize if chosen.quantize in target.description.quantisations else None
         same = CompileOptions(
-            STARTER_DEVICE, quantize, verify=options.verify, jobs=options.jobs, sample_top_k=options.sample_top_k
+            STARTER_DEVICE, quantize, verify=chosen.verify, jobs=chosen.jobs, sample_top_k=chosen.sample_top_k
         )
-        return target, target.configure(same)
+        return replace(found, starter=(target, target.configure(same)))
 
-    def manifest_options(self, options: CompileOptions) -> dict[str, Any]:
-        """What the executor opens executables with."""
+    def recorded(self, options: CompileOptions) -> Recorded:
         found = self.plugin_settings(options)
         if options.specialise:
-            found[SPECIALISE_MEMORY.name] = _budget(options)
-        return found
+            found[SPECIALISE_MEMORY.name] = budget(options)
+        return replace(super().recorded(options), options=found)
 
-    def compile(self, lowered: Lowered, shape: Shape, options: CompileOptions) -> Executable:
-        """The finished model of that shape."""
-        return Executable(lowered.inputs[_name(shape.batch)].read_bytes(), "native")
+    def compile(self, lowered: Lowered, shape: Shape, options: CompileOptions) -> CompiledExecutable:
+        return CompiledExecutable(lowered.inputs[_name(shape.batch)].read_bytes(), "native")
+
+
+def default_dtype(quantize: str) -> str:
+    """bf16 for int8 where the CPU computes in it: 20% less time for prompts, at the same KL divergence."""
+    return "bf16" if quantize == "int8" and computes_in("bf16", cpu_features()) else "f32"
 
 
 def _name(rows: int | None) -> str:
     """Of the model of `rows` decode rows, or of the one for every shape (None)."""
     return "model" if rows is None else f"model_{rows}"
-
-
-def _budget(options: CompileOptions) -> int:
-    """Bytes that executables of fixed sizes may take."""
-    asked = SPECIALISE_MEMORY.of(options)
-    return DEFAULT_BUDGET if asked is None else asked

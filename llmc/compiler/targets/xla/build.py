@@ -52,7 +52,7 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class Job:
+class XlaJob:
     """A function over arrays, its inputs, and which of them it is given (`donated`) to change in place.
 
     What comes back for a donated input are its last outputs, in order.
@@ -72,7 +72,7 @@ def host_machine(devices: int, threads: int | None) -> Machine:
     return Machine("cpu", "cpu", tuple(open_client("cpu", devices, threads)))
 
 
-def build(job: Job, machine: Machine) -> bytes:
+def build(job: XlaJob, machine: Machine) -> bytes:
     """The executable file. Raises CompileError."""
     shaped, outputs, function = jitted(job, machine)
     header = StepHeader(
@@ -97,13 +97,13 @@ def build(job: Job, machine: Machine) -> bytes:
     return write_envelope({**header.to_json(), **analysis}, {"native": native, "export": portable}, FORM)
 
 
-def _compile_native(job: Job, native: Callable[..., Any], machine: Machine) -> Any:
+def _compile_native(job: XlaJob, native: Callable[..., Any], machine: Machine) -> Any:
     shaped, _, function = jitted(replace(job, function=native), machine, job.donated)
     lowered = function.trace(*shaped).lower(lowering_platforms=(machine.platform,))
     return lowered.compile(compiler_options=dict(machine.compiler_options))
 
 
-def stablehlo(job: Job, machine: Machine) -> str:
+def stablehlo(job: XlaJob, machine: Machine) -> str:
     """The function as StableHLO, before XLA compiles it. Raises CompileError."""
     shaped, _, function = jitted(job, machine)
     try:
@@ -112,7 +112,7 @@ def stablehlo(job: Job, machine: Machine) -> str:
         raise CompileError(f"JAX cannot lower {job.name}: {first_lines(e)}") from e
 
 
-def jitted(job: Job, machine: Machine, donated: tuple[int, ...] = ()) -> tuple[list[Any], tuple[Tensor, ...], Any]:
+def jitted(job: XlaJob, machine: Machine, donated: tuple[int, ...] = ()) -> tuple[list[Any], tuple[Tensor, ...], Any]:
     """Shapes of the inputs, the outputs, and the function over the mesh, which may change `donated` inputs."""
     mesh = mesh_of(machine.devices)
     shaped = [jax.ShapeDtypeStruct(t.shape, jnp.dtype(t.dtype), sharding=sharding_of(mesh, t)) for t in job.inputs]
@@ -122,7 +122,7 @@ def jitted(job: Job, machine: Machine, donated: tuple[int, ...] = ()) -> tuple[l
     return shaped, outputs, function
 
 
-def _outputs(job: Job, shaped: Sequence[Any]) -> tuple[Tensor, ...]:
+def _outputs(job: XlaJob, shaped: Sequence[Any]) -> tuple[Tensor, ...]:
     """Outputs by shape; those of donated inputs lie as they do, others are whole on every device."""
     made = jax.eval_shape(job.function, *shaped)
     first = len(made) - len(job.donated)
@@ -157,7 +157,7 @@ def analyse(compiled: Any, flops: int, devices: int, size: int) -> dict[str, Any
     }  # fmt: skip
 
 
-def _require_in_place(job: Job, memory: dict[str, int], machine: Machine) -> None:
+def _require_in_place(job: XlaJob, memory: dict[str, int], machine: Machine) -> None:
     """Raise CompileError where XLA did not give a donated input's memory to its output."""
     wanted = sum(share_bytes(job.inputs[i], len(machine.devices)) for i in job.donated)
     if memory["aliased"] < wanted:

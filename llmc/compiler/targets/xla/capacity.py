@@ -4,22 +4,68 @@
 
 Weights, cache and code stay on the device while a server runs; of the steps one runs at a time, and needs its temporary
 memory and those of its outputs that do not lie where an input lay. What a program may take is a property of the chip
-(xla/chips.py, cuda/cards.py); XLA refuses one executable that needs more, but not a set of them.
+(xla/topology.py, cuda/cards.py); XLA refuses one executable that needs more, but not a set of them.
+
+`DescribedMachine` is a machine that is only described: its devices, their memory, and how arrays lie in it.
 """
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 from llmc.errors import CompileError
 
 if TYPE_CHECKING:
     from llmc.buckets.limits import Limits
-    from llmc.compiler.targets.xla.machines import DescribedMachine
     from llmc.runtime.cache_shape import CacheTensor
+
+
+class DescribedMachine(ABC):
+    """Equal devices that one graph can be sharded over. Bytes are of one device."""
+
+    larger: ClassVar[str]
+    """What to choose where nothing fits, in words: "a topology of larger chips"."""
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """As users write it."""
+
+    @property
+    @abstractmethod
+    def devices(self) -> int:
+        """How many it has."""
+
+    @property
+    @abstractmethod
+    def usable_bytes(self) -> int:
+        """What programs may take of a device's memory."""
+
+    @property
+    @abstractmethod
+    def unit(self) -> str:
+        """What one device is, in words."""
+
+    @property
+    @abstractmethod
+    def components(self) -> dict[str, str]:
+        """Key components: all that executables depend on."""
+
+    @abstractmethod
+    def array_bytes(self, shape: Sequence[int], item_bytes: int) -> int:
+        """Bytes that an array takes on a device, padding included."""
+
+    @abstractmethod
+    def describe(self) -> list[Any]:
+        """Its JAX devices, which can be compiled for and not run on; xla/client.py readies the process.
+
+        Raises DeviceError, with the line that installs it, where a package is missing or refuses.
+        """
+
 
 ArrayKind: TypeAlias = Literal["kv", "ring", "state"]
 """What an array of the cache has for a sequence: a place for each token, a ring of places, or a state."""
@@ -79,7 +125,7 @@ def values_bytes(shape: Sequence[int], item_bytes: int) -> int:
 
 
 @dataclass(frozen=True)
-class Part:
+class CachePart:
     """One device's share of an array of the cache: keys or values [layers, slots, kv_heads, places, head_dim], which
     grow with a slot's tokens, in a ring up to its size, or states [layers, slots, …]."""
 
@@ -103,7 +149,7 @@ class Cache:
     `fixed_slots` the slots were asked for by their number (--cache-slots).
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[CachePart, ...]
     spare_slots: int = 0
     spare_tokens: int = 0
     fixed_slots: bool = False
@@ -112,7 +158,7 @@ class Cache:
     @classmethod
     def of(
         cls,
-        parts: Sequence[Part],
+        parts: Sequence[CachePart],
         limits: Limits,
         fixed_slots: bool = False,
         array_bytes: ArrayBytes = values_bytes,

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from llmc.compiler.targets.costs import Cost, Verifying
-from llmc.compiler.targets.hardware import Hardware, contract_tested
-from llmc.compiler.targets.xla.target import CACHE_SLOTS, TENSOR_PARALLEL, XlaLowered, XlaTarget
+from llmc.compiler.targets.base import cache_for
+from llmc.compiler.targets.description import contract_tested
+from llmc.compiler.targets.xla.target import CACHE_SLOTS, TENSOR_PARALLEL, XLA, XlaLowered, XlaTarget
 from llmc.compiler.weights.weightless import ITEM_BYTES
 from llmc.settings import Settings
 
@@ -24,29 +24,35 @@ if TYPE_CHECKING:
     from llmc.compiler.stages import Stages
     from llmc.compiler.targets.base import Lowered
     from llmc.compiler.targets.xla.build import Machine
-    from llmc.compiler.targets.xla.capacity import Need, Part
-    from llmc.compiler.targets.xla.machines import DescribedMachine
+    from llmc.compiler.targets.xla.capacity import CachePart, DescribedMachine, Need
     from llmc.compiler.targets.xla.sharding import Dims
+    from llmc.compiler.verification.policy import VerificationPolicy
     from llmc.runtime.cache_shape import CacheTensor
     from llmc.runtime.executors.xla.client import Platform
+
+COMPILING = ("llmc.compiler.targets.xla.build", "llmc.compiler.targets.xla.scan_layers")
+"""Modules that a compiling process imports, besides the target's own."""
 
 _DEGREES = (2, 4, 8, 16, 32, 64)
 """Degrees of tensor parallelism that an error about memory may propose."""
 
 
+DESCRIBED = replace(XLA, hardware=contract_tested("the portable programs inside were run and verified on CPU"))
+
+
+def listed(machine: DescribedMachine, generation: str, shape: str, chips: int, hosts: int) -> dict[str, Any]:
+    """A row of `Topologies.known`."""
+    return {
+        "name": machine.name, "generation": generation, "shape": shape, "chips": chips, "devices": machine.devices,
+        "hosts": hosts, "hbm_bytes_per_device": machine.usable_bytes,
+    }  # fmt: skip
+
+
 class DescribedTarget(XlaTarget):
-    """See the module's docstring."""
+    """A target for a machine that is only described."""
 
     platform: ClassVar[Platform]
     """XLA's."""
-
-    hardware: ClassVar[Hardware] = contract_tested("the portable programs inside were run and verified on CPU")
-    # verification compiles each program for this CPU first, and does not run the executables
-    verifies_each: ClassVar[bool] = False
-    verifies_portable: ClassVar[bool] = True
-    verifying: ClassVar[Verifying] = Verifying(
-        begin=Cost(fixed=1.0), opened=Cost(fixed=1.5), step=Cost(parameters=0.02), tokens=Cost(parameters=2.2)
-    )
 
     def __init__(self, detail: str = "") -> None:
         self._detail = detail
@@ -61,9 +67,10 @@ class DescribedTarget(XlaTarget):
     def topology(self) -> DescribedMachine:
         """The machine that is compiled for; raises InputError listing the known ones."""
 
-    def compiler_options(self, options: CompileOptions) -> dict[str, str | int | bool]:
-        """XLA's, by name."""
-        return {}
+    @property
+    def verification(self) -> VerificationPolicy:
+        """Verification compiles each program for this CPU first, and does not run the executables."""
+        return replace(super().verification, each=False, portable=True)
 
     def lighter(self, options: CompileOptions) -> Sequence[str]:
         """Flags under which steps would take less temporary memory than as they are asked for."""
@@ -78,11 +85,6 @@ class DescribedTarget(XlaTarget):
         topology = self.topology
         return topology.devices, f"topology {topology.name}"
 
-    def memory(self, options: CompileOptions) -> tuple[int, str] | None:
-        """Of the devices that a graph is sharded over."""
-        devices, topology = TENSOR_PARALLEL.of(options), self.topology
-        return devices * topology.usable_bytes, f"of {devices} of the devices of {topology.name}"
-
     def machine(self, options: CompileOptions) -> Machine:
         """The topology's first devices, as many as graphs are sharded over."""
         from llmc.compiler.targets.xla.build import Machine, host_machine
@@ -90,14 +92,12 @@ class DescribedTarget(XlaTarget):
         degree, topology = TENSOR_PARALLEL.of(options), self.topology
         host_machine(degree, self.settings.threads)  # JAX is configured before anything else asks it
         devices = tuple(topology.describe()[:degree])
-        return Machine(self.platform, topology.name, devices, self.compiler_options(options))
+        return Machine(self.platform, topology.name, devices)
 
     def described_machine(self) -> dict[str, str]:
-        """The topology."""
         return self.topology.components
 
     def require_fits(self, stages: Stages, options: CompileOptions, layout: Mapping[str, Any]) -> None:
-        """Raise CompileError where weights and cache alone do not fit a device."""
         self._require(stages, options, layout, [])
 
     def _require(
@@ -109,7 +109,7 @@ class DescribedTarget(XlaTarget):
         from llmc.compiler.targets.xla.capacity import Cache, Need, require_fits
 
         limits, config, topology = stages.plan.limits, stages.checkpoint.config, self.topology
-        groups, fixed = self.held(stages, options).groups, CACHE_SLOTS.of(options) is not None
+        groups, fixed = cache_for(self, stages, options).groups, CACHE_SLOTS.of(options) is not None
 
         def need(degree: int) -> tuple[Need, Cache]:
             cache = Cache.of(_cache_parts(layout, groups, degree), limits, fixed, topology.array_bytes)
@@ -149,12 +149,14 @@ def _weight_bytes(layout: Mapping[str, Any], config: Mapping[str, Any], degree: 
     )
 
 
-def _cache_parts(layout: Mapping[str, Any], groups: Sequence[Sequence[CacheTensor]], degree: int) -> list[Part]:
+def _cache_parts(layout: Mapping[str, Any], groups: Sequence[Sequence[CacheTensor]], degree: int) -> list[CachePart]:
     """Of the cache's arrays, on one of `degree` devices."""
-    from llmc.compiler.targets.xla.capacity import Part
+    from llmc.compiler.targets.xla.capacity import CachePart
     from llmc.compiler.targets.xla.sharding import cache_dims
 
     return [
-        Part(array["kind"], _share(array["shape"], cache_dims(group[0], degree), degree), ITEM_BYTES[array["dtype"]])
+        CachePart(
+            array["kind"], _share(array["shape"], cache_dims(group[0], degree), degree), ITEM_BYTES[array["dtype"]]
+        )
         for array, group in zip(layout["cache"], groups, strict=True)
     ]

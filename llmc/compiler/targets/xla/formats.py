@@ -10,17 +10,14 @@ A cache in fp8 holds float8 e4m3 with scale 1, as vLLM's does for a checkpoint w
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from llmc.compiler.architectures.shared.experts import is_router
 from llmc.compiler.options import Option
 from llmc.compiler.program.stage import DTYPES
-from llmc.compiler.targets.static_shapes import StaticTarget
-from llmc.compiler.weights.weightless import ITEM_BYTES, Described, Stack
-from llmc.errors import InputError
+from llmc.compiler.weights.weightless import SCALE, Described, Stack
 
 if TYPE_CHECKING:
-    from llmc.compiler.architectures.shared.size import Weights
     from llmc.compiler.options import CompileOptions
 
 CODES: Mapping[str, str] = {"int8": "int8", "fp8": "float8_e4m3fn"}
@@ -29,50 +26,15 @@ CODES: Mapping[str, str] = {"int8": "int8", "fp8": "float8_e4m3fn"}
 KV_CACHES: Mapping[str, str] = {**DTYPES, "fp8": "float8_e4m3fn"}
 """The dtype of keys and values by the option's name."""
 
-SCALE = "_scale"
-"""The end of the name of a matrix's scales."""
-
 KV_CACHE_DTYPE: Option[str | None] = Option(
     "kv_cache_dtype", str, None, "Precision of the KV cache. Default: --dtype.", metavar="f32|bf16|fp8",
     choices=tuple(KV_CACHES), what="KV cache dtype",
 )  # fmt: skip
 
 
-class XlaFormats(StaticTarget):
-    """The part of a target that says which formats its weights and cache may have."""
-
-    quantisations: ClassVar[tuple[str, ...]] = ("none", *CODES)
-
-    def configure(self, options: CompileOptions) -> CompileOptions:
-        """Refuses formats that the device lacks, and a cache that is wider than what goes into it."""
-        options = super().configure(options)
-        cache = self.cache_dtype(options)
-        for flag, name in (("--quantize", str(options.quantize)), (KV_CACHE_DTYPE.flag, cache)):
-            if why := self.lacks_format(flag, name):
-                raise InputError(f"{flag} {name}: {why}")
-        if (options.dtype, cache) == ("bf16", "f32"):
-            raise InputError(
-                f"{KV_CACHE_DTYPE.flag} f32: keys and values of --dtype bf16 have no more than bf16 holds; leave it out"
-            )
-        return options.changed(kv_cache_dtype=None if cache == options.dtype else cache)
-
-    def lacks_format(self, flag: str, name: str) -> str:
-        """Why the device cannot have weights ("--quantize") or a cache ("--kv-cache-dtype") in the format of this name,
-        and what to do; empty where it can."""
-        del flag, name
-        return ""
-
-    def weight_bits(self, options: CompileOptions, weights: Weights) -> float:
-        """8 where they are quantised, which experts are not; scales of rows are a hundredth of that or less."""
-        return 8.0 if options.quantize in CODES and not weights.experts else super().weight_bits(options, weights)
-
-    def cache_dtype(self, options: CompileOptions) -> str:
-        """As asked for, or as everything else."""
-        return KV_CACHE_DTYPE.of(options) or options.dtype
-
-    def cache_bytes(self, options: CompileOptions) -> int:
-        """By the cache's own format."""
-        return ITEM_BYTES[KV_CACHES[self.cache_dtype(options)]]
+def cache_dtype(options: CompileOptions) -> str:
+    """Precision of the KV cache: as requested, or as everything else."""
+    return KV_CACHE_DTYPE.of(options) or options.dtype
 
 
 def described_as(rolled: bool, quantize: str) -> Stack | None:

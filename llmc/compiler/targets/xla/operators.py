@@ -6,23 +6,53 @@ holds (64-bit integers are 32-bit: they count tokens and positions). What a rule
 program declares, so rules need not follow torch's promotion to the letter.
 
 Products of float32 matrices ask for full precision: a TPU would otherwise round their operands to bfloat16.
+`evaluate` runs a program's operations over JAX arrays, each by its rule.
+
+`Quantised` matrices are in 8 bits with a scale for each row, as formats.py describes them:
+y = (x · codesᵀ) · scale, with the codes cast to x's dtype, which holds them exactly, and sums in float32. XLA reads the
+codes inside the product on TPUs, and in Triton's fusions on NVIDIA's cards; on CPU it makes copies of the matrices.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from llmc.compiler.frontend.recurrent import chunked
-from llmc.compiler.targets.xla.quantised import Quantised
+from llmc.compiler.program.sized import BoundProgram, DType, Operation, Ref
+from llmc.errors import CompileError
+from llmc.runtime.portable_program import DTYPES
 
 Array = Any
+
+
+class Quantised(NamedTuple):
+    """A matrix: codes [.., N, K], scale [.., N]; a tree of arrays, which a scan takes apart by layers."""
+
+    codes: Array
+    scale: Array
+
+    def product(self, x: Array, precision: Any) -> Array:
+        """[…, K] × [N, K] → […, N] in x's dtype."""
+        out = lax.dot_general(
+            x, self.codes.astype(x.dtype), (((x.ndim - 1,), (1,)), ((), ())), precision=precision,
+            preferred_element_type=jnp.float32,
+        )  # fmt: skip
+        return (out * self.scale).astype(x.dtype)
+
+    def rows(self, indices: Array) -> Array:
+        """Rows by number, in float32: indices […] → […, K]."""
+        codes, scale = (jnp.take(part, indices, axis=0, mode="clip") for part in self)
+        return codes.astype(jnp.float32) * scale[..., None]
+
+
 Rule = Callable[..., Any]
 RULES: dict[str, Rule] = {}
 """From "name.overload" to its rule."""
@@ -395,7 +425,7 @@ def _attend(**given: Any) -> Array:
 
 
 def _with_state(written: Rule) -> Rule:
-    """An operator of frontend/recurrent, in float32 throughout; what it gives takes its dtypes in evaluate.py."""
+    """An operator of frontend/recurrent, in float32 throughout; its results take their dtypes in `evaluate`."""
 
     def rule(**given: Any) -> tuple[Array, Array]:
         wide = {
@@ -470,3 +500,51 @@ def _type_as(self: Array, other: Array) -> Array:
 @_rule("contiguous.default", "clone.default", "detach.default", "alias.default", "dropout.default")
 def _same(self: Array | None = None, input: Array | None = None, **_: Any) -> Array:  # noqa: A002 - ATen's name
     return input if self is None else self
+
+
+_NARROW = {"int64": "int32", "float64": "float32"}
+
+
+def narrowed(code: int) -> np.dtype[Any]:
+    """The dtype that XLA holds for torch's dtype number `code`: 64-bit numbers are 32-bit."""
+    name = DTYPES[code]
+    return jnp.dtype(_NARROW.get(name, name))
+
+
+def evaluate(program: BoundProgram, operations: Iterable[Operation], values: dict[str, Array]) -> dict[str, Array]:
+    """Run `operations` over `values` (arrays by name), which takes what they make, and return it.
+
+    Raises CompileError naming an operator that has no rule, or that fails, and the layer it came from.
+    """
+    last = ""
+    for operation in operations:
+        last = next((program.weights[r] for r in operation.refs() if r in program.weights), last)
+        rule = RULES.get(operation.operator)
+        if rule is None:
+            raise CompileError(
+                f"operator aten.{operation.operator} ({_place(last)}) has no rule for XLA; targets/xla/"
+                f"operators.py has those of {len(RULES)} operators: add one there"
+            )
+        try:
+            result = rule(**{name: _given(v, values) for name, v in operation.arguments.items()})
+        except Exception as e:
+            raise CompileError(
+                f"operator aten.{operation.operator} ({_place(last)}) cannot be lowered to XLA: {e}"
+            ) from e
+        for name, value in zip(operation.outputs, result if operation.several else [result], strict=True):
+            values[name] = value.astype(narrowed(program.dtypes[name]))
+    return values
+
+
+def _place(weight: str) -> str:
+    return f"after {weight}" if weight else "before the first layer"
+
+
+def _given(argument: Any, values: Mapping[str, Array]) -> Any:
+    if isinstance(argument, Ref):
+        return values[argument.name]
+    if isinstance(argument, DType):
+        return narrowed(argument.code)
+    if isinstance(argument, list):
+        return [_given(a, values) for a in argument]
+    return argument

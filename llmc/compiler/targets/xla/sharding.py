@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any
 
 from llmc.compiler.architectures.shared.families import family_or_plain
 from llmc.compiler.checkpoint.adapter_layout import HIGH, LOW
-from llmc.compiler.targets.xla.formats import SCALE
+from llmc.compiler.weights.weightless import SCALE
 from llmc.errors import CompileError, InputError
 from llmc.runtime.executors.xla.envelope import AXIS
 
 if TYPE_CHECKING:
     from llmc.compiler.architectures.shared.sharding import Count, Rule
-    from llmc.compiler.targets.xla.step import Array, Core, Given, Outcome, Read
+    from llmc.compiler.targets.xla.step import Array, Core, Given, Read, StepOutput
     from llmc.runtime.cache_shape import CacheShape, CacheTensor
 
 Dims = tuple[str | None, ...]
@@ -103,8 +103,7 @@ class ShardedCore:
         self._entries = entries
         self._logits = logits_dims(config, degree)
 
-    def run(self, given: Given, read: Read, weights: Sequence[Array]) -> Outcome:
-        """See `Core.run`."""
+    def run(self, given: Given, read: Read, weights: Sequence[Array]) -> StepOutput:
         from jax import lax
         from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec, use_abstract_mesh
 

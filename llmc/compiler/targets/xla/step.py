@@ -9,23 +9,37 @@ lay, and holds, beside what it held, the live tokens and the states of the live 
 to slot slots[b]; −1 marks a dummy row, which writes nothing. A decode step's row b is slot b, so that its cache is a
 slice and no gather. Of a model with adapters to choose from there is one more input, adapters [B], which of them each
 row gets.
+
+A program over weights in 8 bits (`QuantisedCore`) reads two inputs as one matrix (formats.py).
+
+`encode_job` is the same of a model without a cache:
+
+    encode(token_ids [B, T], lengths [B], type_ids [B, T] where the model has segments, *weights)
+        → hidden states [B, T, H], or logits [B, labels], float32
+
+Integers are int32. Nothing is donated: a program of frontend/encode.py keeps nothing between calls.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import jax.numpy as jnp
 from jax import lax
 
 from llmc.compiler.checkpoint.adapter_layout import ADAPTERS
-from llmc.compiler.program.sized import BoundProgram
+from llmc.compiler.program.sized import BoundProgram, TracedProgram
 from llmc.compiler.targets.xla.attention.cache_view import CacheView
-from llmc.compiler.targets.xla.evaluate import evaluate
+from llmc.compiler.targets.xla.build import XlaJob
+from llmc.compiler.targets.xla.operators import Quantised, evaluate
+from llmc.compiler.weights.weightless import SCALE
+from llmc.runtime.executors.encoders.base import LENGTHS
+from llmc.runtime.executors.xla.envelope import Tensor
 
 if TYPE_CHECKING:
     from llmc.compiler.targets.xla.capacity import ArrayKind
+    from llmc.compiler.weights.weightless import Described
 
 Array = Any
 Read = Callable[[int, Any], Any]
@@ -37,7 +51,7 @@ Places = Sequence[tuple[int, int]]
 """Group, and place in it, of each of a program's cache tensors, in its order."""
 
 
-class Outcome(NamedTuple):
+class StepOutput(NamedTuple):
     """What a core returns: logits, the largest of them if asked for, and what is new of each group: keys and values
     [layers, B, H, Q, D], states [layers, B, …]."""
 
@@ -53,7 +67,7 @@ class Core(Protocol):
     def weights(self) -> Sequence[str]:
         """Names of the weights that `run` takes, in order."""
 
-    def run(self, given: Given, read: Read, weights: Sequence[Array]) -> Outcome:
+    def run(self, given: Given, read: Read, weights: Sequence[Array]) -> StepOutput:
         """Logits and new cache entries."""
 
 
@@ -65,8 +79,7 @@ class FlatCore:
         self._places = in_turn(len(program.new_entries)) if places is None else places
         self.weights = list(program.weights.values())
 
-    def run(self, given: Given, read: Read, weights: Sequence[Array]) -> Outcome:
-        """See `Core.run`."""
+    def run(self, given: Given, read: Read, weights: Sequence[Array]) -> StepOutput:
         program = self._program
         values = dict(given)
         values |= dict(zip(program.weights, weights, strict=True))
@@ -74,7 +87,7 @@ class FlatCore:
             values |= {name: read(*at) for name, at in zip(program.cache, self._places, strict=True)}
         evaluate(program, program.operations, values)
         logits, *top = (values[name] for name in program.outputs[: 3 if program.top else 1])
-        return Outcome(logits, tuple(top), stacked([values[name] for name in program.new_entries], self._places))
+        return StepOutput(logits, tuple(top), stacked([values[name] for name in program.new_entries], self._places))
 
 
 def in_turn(tensors: int) -> Places:
@@ -201,3 +214,61 @@ def _each(batch: int, row: Callable[[Any, Array], Array], cache: Array, loops: b
     for b in range(batch):
         cache = row(b, cache)
     return cache
+
+
+class Parts:
+    """The weights that a program reads by these names, of which some are two inputs: codes, and scales behind them."""
+
+    def __init__(self, read: Sequence[str], weights: Collection[str]) -> None:
+        """`weights`: the names of all inputs that are weights, scales included."""
+        self._scaled = [name + SCALE in weights for name in read]
+        self.names = [
+            part
+            for name, scaled in zip(read, self._scaled, strict=True)
+            for part in ((name, name + SCALE) if scaled else (name,))
+        ]
+
+    def joined(self, given: Sequence[Array]) -> list[Any]:
+        """What the program reads, of the inputs `names`."""
+        rest = iter(given)
+        return [Quantised(next(rest), next(rest)) if scaled else next(rest) for scaled in self._scaled]
+
+
+class QuantisedCore:
+    """A core, some of whose weights are in two `Parts`."""
+
+    def __init__(self, core: Core, weights: Collection[str]) -> None:
+        """`weights`: the names of all inputs that are weights, scales included."""
+        self._core = core
+        self._parts = Parts(core.weights, weights)
+        self.weights = self._parts.names
+
+    def run(self, given: Given, read: Read, weights: Sequence[Array]) -> StepOutput:
+        return self._core.run(given, read, self._parts.joined(weights))
+
+
+def encode_job(
+    program: bytes, inputs: Sequence[str], described: Sequence[Described], batch: int, tokens: int
+) -> XlaJob:
+    """The program at `batch` texts of `tokens` tokens; `described` are all tensors that its weights are made of.
+
+    Raises CompileError where a guard of the trace does not hold there.
+    """
+    bound = TracedProgram.parse(program, inputs).at(batch, tokens, 0)
+    weights = {d["name"]: _whole(d["name"], d["shape"], d["dtype"]) for d in described}
+    parts = Parts(list(bound.weights.values()), weights)
+
+    def encode(*arrays: Array) -> tuple[Array]:
+        given, held = arrays[: len(inputs)], parts.joined(arrays[len(inputs) :])
+        values = dict(zip((*inputs, *bound.weights), (*given, *held), strict=True))
+        return (evaluate(bound, bound.operations, values)[bound.outputs[0]].astype(jnp.float32),)
+
+    shapes = {name: (batch,) if name == LENGTHS else (batch, tokens) for name in inputs}
+    given = [_whole(name, shape, "int32") for name, shape in shapes.items()]
+    taken = (*given, *(weights[name] for name in parts.names))
+    return XlaJob("encode", encode, taken, (), f"encode batch={batch} query={tokens}")
+
+
+def _whole(name: str, shape: Sequence[int], dtype: str) -> Tensor:
+    """An input that is on every device."""
+    return Tensor(name, tuple(shape), dtype, (None,) * len(shape))

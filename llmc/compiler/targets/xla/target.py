@@ -25,10 +25,11 @@ from llmc.compiler.options import CompileOptions, Option
 from llmc.compiler.program.program import PROGRAM, Program
 from llmc.compiler.program.stage import CACHED, DTYPES, WeightlessDialect, both_weightless, program_for
 from llmc.compiler.stages import Stages, version_of
-from llmc.compiler.targets.base import Executable, Lowered, Shape
-from llmc.compiler.targets.costs import WEIGHTS, Cost, traces
+from llmc.compiler.targets.base import CompiledExecutable, Lowered, Shape, Target, cache_for
+from llmc.compiler.targets.description import TRACING, DeviceDescription, Requirements
+from llmc.compiler.targets.workers import Workers
 from llmc.compiler.targets.xla.capacity import CAPACITY_MULTIPLE, array_kind, capacity
-from llmc.compiler.targets.xla.formats import CODES, KV_CACHE_DTYPE, KV_CACHES, XlaFormats, described_as
+from llmc.compiler.targets.xla.formats import CODES, KV_CACHE_DTYPE, KV_CACHES, cache_dtype, described_as
 from llmc.compiler.weights.weightless import ITEM_BYTES, Described, described_stage, shared_files
 from llmc.errors import InputError
 
@@ -36,12 +37,12 @@ if TYPE_CHECKING:
     from llmc.artifacts.digest import Blob
     from llmc.artifacts.store.entries import Entry
     from llmc.artifacts.store.workspace import Workspace
-    from llmc.buckets.bucket import Bucket
     from llmc.buckets.limits import Limits
-    from llmc.compiler.targets.xla.build import Job, Machine
+    from llmc.compiler.targets.xla.build import Machine, XlaJob
     from llmc.compiler.targets.xla.capacity import ArrayKind
     from llmc.compiler.targets.xla.sharding import Dims
     from llmc.compiler.targets.xla.step import Core
+    from llmc.compiler.verification.policy import VerificationPolicy
     from llmc.runtime.cache_shape import CacheShape, CacheTensor
     from llmc.runtime.executors.xla.envelope import Tensor
 
@@ -80,43 +81,58 @@ class XlaLowered(Lowered):
     cache: CacheShape
 
 
-class XlaTarget(XlaFormats):
-    """See the module's docstring."""
+XLA = DeviceDescription(
+    "",
+    "xla",
+    quantisations=("none", *CODES),
+    dtypes=tuple(DTYPES),
+    options=(TENSOR_PARALLEL, LOWERING, ROLL_LAYERS, CACHE_SLOTS, KV_CACHE_DTYPE),
+    why_static="XLA compiles fixed shapes",
+    selects_adapters=True,
+    config_only=True,
+    needs_processes=True,
+    reads_files=False,
+    requirements=Requirements((*TRACING, "jax"), ("jax",), ("compile", "xla"), ("xla",)),
+)
+"""What XLA's devices have in common."""
 
-    executor: ClassVar[str] = "xla"
-    why_static: ClassVar[str] = "XLA compiles fixed shapes"
-    dtypes: ClassVar[tuple[str, ...]] = tuple(DTYPES)
-    needs_processes: ClassVar[bool] = True
-    reads_files: ClassVar[bool] = False
-    options: ClassVar[tuple[Option[Any], ...]] = (TENSOR_PARALLEL, LOWERING, ROLL_LAYERS, CACHE_SLOTS, KV_CACHE_DTYPE)
-    splits_weights: ClassVar[tuple[str, ...]] = (TENSOR_PARALLEL.flag,)
-    selects_adapters: ClassVar[bool] = True
-    config_only: ClassVar[bool] = True
-    compile_needs: ClassVar[tuple[str, ...]] = ("torch", "transformers", "safetensors", "jax")
-    run_needs: ClassVar[tuple[str, ...]] = ("jax",)
-    compile_extras: ClassVar[tuple[str, ...]] = ("compile", "xla")
-    run_extras: ClassVar[tuple[str, ...]] = ("xla",)
+
+class XlaTarget(Target):
+    """What XLA's targets have in common."""
+
     rolls_by_default: ClassVar[bool] = False
     loops: ClassVar[bool] = True
     """Whether what is compiled may have loops."""
 
-    executable_bytes: ClassVar[int] = 1_000_000
-
     def configure(self, options: CompileOptions) -> CompileOptions:
-        """Refuses combinations that cannot be."""
+        """Refuses combinations that cannot be, formats that the device lacks, and a cache that is wider than what goes
+        into it."""
         if LOWERING.of(options) != "jax" and ROLL_LAYERS.of(options):
             raise InputError("--roll-layers works with --lowering jax; leave one of them out")
         if LOWERING.of(options) != "jax" and options.quantize in CODES:
             raise InputError(f"--quantize {options.quantize} works with --lowering jax; leave one of them out")
-        return super().configure(options)
+        options = super().configure(options)
+        cache = cache_dtype(options)
+        for flag, name in (("--quantize", str(options.quantize)), (KV_CACHE_DTYPE.flag, cache)):
+            if why := self.lacks_format(flag, name):
+                raise InputError(f"{flag} {name}: {why}")
+        if (options.dtype, cache) == ("bf16", "f32"):
+            raise InputError(
+                f"{KV_CACHE_DTYPE.flag} f32: keys and values of --dtype bf16 have no more than bf16 holds; leave it out"
+            )
+        return options.changed(kv_cache_dtype=None if cache == options.dtype else cache)
 
-    def choice(self, options: CompileOptions) -> str:
-        """A property of the compiler."""
-        return "one executable per bucket: XLA compiles fixed shapes"
+    def lacks_format(self, flag: str, name: str) -> str:
+        """Why the device cannot have weights ("--quantize") or a cache ("--kv-cache-dtype") in the format of this name,
+        and what to do; empty where it can."""
+        del flag, name
+        return ""
 
-    def stage_costs(self, options: CompileOptions, buckets: Sequence[Bucket]) -> Mapping[str, Cost]:
-        """The model is traced without and with a cache, as the plan needs."""
-        return {"trace": traces(buckets), "weights": WEIGHTS, "slots": Cost(fixed=1.0)}
+    @property
+    def verification(self) -> VerificationPolicy:
+        from llmc.compiler.verification.policy import VerificationPolicy
+
+        return VerificationPolicy(cache_dtype=cache_dtype)
 
     def toolchain(self) -> dict[str, str]:
         """The compiler, and the flags that it reads from the environment."""
@@ -175,7 +191,7 @@ class XlaTarget(XlaFormats):
                     "adapters that requests choose work with --lowering jax; leave one of the two out, or merge the "
                     "adapter (--lora)"
                 )
-            uniform_cache_of(config, f"{self.name} with {LOWERING.flag} {LOWERING.of(options)}")
+            uniform_cache_of(config, f"{self.description.name} with {LOWERING.flag} {LOWERING.of(options)}")
         return cache_of(config)
 
     def held_cache(self, cache: CacheShape, limits: Limits, options: CompileOptions) -> CacheShape:
@@ -184,10 +200,6 @@ class XlaTarget(XlaFormats):
         held = cache.in_rings(limits.block_size, limits.max_model_len, CAPACITY_MULTIPLE)
         alike = len(held.groups) == len(cache.groups)
         return held if LOWERING.of(options) == "jax" and (alike or not ROLL_LAYERS.of(options)) else cache
-
-    def held(self, stages: Stages, options: CompileOptions) -> CacheShape:
-        """As the contract says; raises as `cache_shape`."""
-        return self.held_cache(self.cache_shape(stages.checkpoint.config, options), stages.plan.limits, options)
 
     def dialect(self, options: CompileOptions) -> WeightlessDialect:
         """The dialect that the model is traced in."""
@@ -200,7 +212,7 @@ class XlaTarget(XlaFormats):
     def lower(self, stages: Stages, programs: Sequence[Program], options: CompileOptions) -> Lowered:
         """Weights; how they and the cache lie; and the programs that work on slots. Steps are lowered one by one."""
         lowering = self._other_lowering(options)
-        cache = self.held(stages, options)
+        cache = cache_for(self, stages, options)
         rolled = self._rolls(programs, cache, options)
         stack = described_as(rolled, str(options.quantize))
         shared = shared_files(stages, programs[0], stack)
@@ -223,10 +235,6 @@ class XlaTarget(XlaFormats):
             config=dict(stages.checkpoint.config),
             cache=cache,
         )
-
-    def devices(self, options: CompileOptions) -> int:
-        """As many as asked for."""
-        return TENSOR_PARALLEL.of(options)
 
     def _devices(self, options: CompileOptions) -> tuple[int, str]:
         """How many devices graphs may be sharded over, and what has them; the CPU is divided into any number."""
@@ -268,7 +276,6 @@ class XlaTarget(XlaFormats):
         return {"executables": [{name: header[name] for name in ANALYSIS} for header in headers]}
 
     def describe(self, analysis: Mapping[str, Any]) -> list[str]:
-        """Memory, work, and what devices exchange."""
         from llmc.compiler.targets.xla.report import lines
 
         return lines(analysis)
@@ -301,7 +308,7 @@ class XlaTarget(XlaFormats):
         from llmc.compiler.targets.xla.sharding import cache_dims
 
         first = group[0]
-        dtype = KV_CACHES[self.cache_dtype(options)] if first.kind == "kv" else DTYPES[options.dtype]
+        dtype = KV_CACHES[cache_dtype(options)] if first.kind == "kv" else DTYPES[options.dtype]
         return {
             "name": {"key": "keys", "value": "values"}.get(first.name, first.name), "kind": array_kind(first),
             "shape": [len(group), *first.size(slots, tokens)],
@@ -312,7 +319,7 @@ class XlaTarget(XlaFormats):
     def _slot_stage(self, stages: Stages, options: CompileOptions, layout: Mapping[str, Any]) -> Entry:
         components = {
             "cache": digest_bytes(canonical_json(layout["cache"])),
-            "target": self.name,
+            "target": self.description.name,
             "state": self.state,
             "devices": TENSOR_PARALLEL.of(options),
             **self.described_machine(),
@@ -322,8 +329,8 @@ class XlaTarget(XlaFormats):
         }
 
         def build(workspace: Workspace) -> Mapping[str, Blob]:
-            if self.fresh_process:
-                with self.workers(1) as pool:
+            if self.description.fresh_process:
+                with Workers(1, self.description.fresh_process) as pool:
                     made = pool.submit(_slot_programs, options, layout["cache"]).result()
             else:
                 made = _slot_programs(options, layout["cache"])
@@ -331,11 +338,10 @@ class XlaTarget(XlaFormats):
 
         return stages.run("slots", components, build)
 
-    def compile(self, lowered: Lowered, shape: Shape, options: CompileOptions) -> Executable:
-        """Lower the program at the bucket's sizes, and compile it."""
-        return Executable(self.build(self._job(lowered, shape, options), options), self.state)
+    def compile(self, lowered: Lowered, shape: Shape, options: CompileOptions) -> CompiledExecutable:
+        return CompiledExecutable(self.build(self._job(lowered, shape, options), options), self.state)
 
-    def build(self, job: Job, options: CompileOptions) -> bytes:
+    def build(self, job: XlaJob, options: CompileOptions) -> bytes:
         """The executable file of a function. Raises CompileError."""
         from llmc.compiler.targets.xla.build import build
 
@@ -349,11 +355,10 @@ class XlaTarget(XlaFormats):
         for shape in shapes:
             yield str(shape), stablehlo(self._job(lowered, shape, options), machine)
 
-    def _job(self, lowered: Lowered, shape: Shape, options: CompileOptions) -> Job:
+    def _job(self, lowered: Lowered, shape: Shape, options: CompileOptions) -> XlaJob:
         """The step of a shape as a function over arrays."""
-        from llmc.compiler.targets.xla.build import Job
-        from llmc.compiler.targets.xla.quantised_core import QuantisedCore
-        from llmc.compiler.targets.xla.step import step_function
+        from llmc.compiler.targets.xla.build import XlaJob
+        from llmc.compiler.targets.xla.step import QuantisedCore, step_function
         from llmc.runtime.executors.xla.envelope import Tensor
 
         assert isinstance(lowered, XlaLowered)
@@ -372,7 +377,7 @@ class XlaTarget(XlaFormats):
         kinds = kinds_of(layout["cache"])
         step = step_function(core, shape.phase, context, self.loops, views, DTYPES[options.dtype], kinds, adapted)
         donated = tuple(range(len(rows), len(rows) + len(kinds)))
-        return Job("step", step, inputs, donated, str(shape), self._native(step, options))
+        return XlaJob("step", step, inputs, donated, str(shape), self._native(step, options))
 
     def _native(self, step: Callable[..., Any], options: CompileOptions) -> Callable[..., Any] | None:
         """The step as it is compiled for the machine, where that is not the portable program."""
@@ -400,7 +405,7 @@ class XlaTarget(XlaFormats):
 def _slot_programs(options: CompileOptions, cache: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
     """The programs that work on slots of a cache, by name, as executable files."""
     from llmc.compiler.targets import open_target
-    from llmc.compiler.targets.xla.build import Job
+    from llmc.compiler.targets.xla.build import XlaJob
     from llmc.compiler.targets.xla.slots import slot_programs
 
     target = open_target(options.device)
@@ -408,7 +413,7 @@ def _slot_programs(options: CompileOptions, cache: Sequence[Mapping[str, Any]]) 
     target.machine(options)  # JAX is configured before anything imports it
     donated = tuple(range(len(cache)))
     return {
-        name: target.build(Job("slots", function, inputs, donated if changes else (), name), options)
+        name: target.build(XlaJob("slots", function, inputs, donated if changes else (), name), options)
         for name, (function, inputs, changes) in slot_programs(tensors(cache), kinds_of(cache)).items()
     }
 

@@ -8,22 +8,96 @@ libtpu writes the hosts of a slice into an executable. Slices of up to eight chi
 the others, are described as one host, which runs them in one process (Cloud TPU documentation, the pages of the
 generations: v5e and v6e have machines of 1, 4 and 8 chips, the others of 4). Larger slices are described as hosts of
 four chips, 2x2.
+
+CHIPS has the TPU generations, as Google Cloud documents them and as libtpu's compiler describes them. Figures a chip
+and shapes: Google Cloud TPU documentation, the pages "TPU v4", "TPU v5e", "TPU v5p", "TPU v6e" and "TPU7x (Ironwood)";
+bandwidth and peak are its decimal GB/s and TFLOP/s. Shapes of v4 and tpu7x follow the rule of its page "TPU types and
+topologies" (A ≤ B ≤ C, each at most 4 or a multiple of 4); 1x1x1 is one chip alone. The tests ask libtpu to describe
+every shape here.
+
+Names, device kinds, devices a chip and usable bytes: libtpu 0.0.42. Usable is the largest program that it compiles,
+rounded down to a MiB; its report of a program that is too large names the rest "reserved": 258 MiB of 16 GiB on v5e,
+260 of 31.5 on v6e, 263 of 96 on v5p, 1.25 GiB of 32 on v4, 260 MiB of 95 GiB a device on tpu7x.
+
+One device is one chip, except on tpu7x, whose two cores are always two devices with half the memory each. For libtpu, a
+v4 chip is two devices, or, with `megacore`, one device with all memory. llmc asks for `megacore`, because Cloud TPU
+hosts run with it.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import permutations
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
-from llmc.compiler.targets.xla.chips import CHIPS, Chip, Shape
-from llmc.compiler.targets.xla.machines import DescribedMachine
+from llmc.compiler.targets.xla.capacity import DescribedMachine
 from llmc.errors import DeviceError, InputError
 from llmc.platforms import how_to_install, install_line
+
+GIB = 1 << 30
+_MIB = 1 << 20
+
+Shape = tuple[int, ...]
+"""Chips along each axis of a slice."""
+
+
+@dataclass(frozen=True)
+class TpuChip:
+    """One generation. Bytes, FLOP/s and bytes/s are of one chip, but for `usable_bytes`, which is of one device."""
+
+    name: str
+    """As libtpu and Google Cloud name it."""
+    device_kind: str
+    devices_per_chip: int
+    hbm_bytes: int
+    usable_bytes: int
+    """What the compiler lets programs take of one device's memory."""
+    peak_flops: float
+    """In bfloat16."""
+    bandwidth: float
+    shapes: tuple[Shape, ...]
+    """Known slices, smallest first."""
+    accelerator_type: str = ""
+    """What Google Cloud writes before "-N" for a slice, where it is documented."""
+    counts: Literal["chips", "cores"] = "chips"
+    """What that N counts; a chip of v4 and v5p has two cores."""
+    chip_config: str | None = None
+    """libtpu's `chip_config_name`, where it must not be the default."""
+
+    @property
+    def axes(self) -> int:
+        """Axes of a slice: 2 or 3."""
+        return len(self.shapes[0])
+
+
+_PLANE = ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16))
+_CUBES = (
+    (1, 1, 1), (2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4), (4, 4, 4), (4, 4, 8), (4, 8, 8), (8, 8, 8), (8, 8, 16),
+    (8, 16, 16), (16, 16, 16),
+)  # fmt: skip
+
+CHIPS: Mapping[str, TpuChip] = {
+    chip.name: chip
+    for chip in (
+        TpuChip(
+            "v4", "TPU v4", 1, 32 * GIB, 31_484 * _MIB, 275e12, 1200e9, _CUBES,
+            accelerator_type="v4", counts="cores", chip_config="megacore",
+        ),
+        TpuChip("v5e", "TPU v5 lite", 1, 16 * GIB, 16_125 * _MIB, 197e12, 819e9, _PLANE, accelerator_type="v5litepod"),
+        TpuChip(
+            "v5p", "TPU v5", 1, 95 * GIB, 98_040 * _MIB, 459e12, 2765e9, (*_CUBES, (16, 16, 24)),
+            accelerator_type="v5p", counts="cores",
+        ),
+        TpuChip("v6e", "TPU v6 lite", 1, 32 * GIB, 31_995 * _MIB, 918e12, 1638e9, _PLANE, accelerator_type="v6e"),
+        TpuChip("tpu7x", "TPU7x", 2, 192 * GIB, 97_019 * _MIB, 2307e12, 7380e9, _CUBES),
+    )
+}  # fmt: skip
+"""By name, oldest first."""
+
 
 _LANES, _ROWS = 128, 8
 _LINE = 1024
@@ -65,17 +139,16 @@ _HOST = {2: (2, 4), 3: (2, 2, 1)}
 
 
 @dataclass(frozen=True)
-class Topology(DescribedMachine):
+class TpuTopology(DescribedMachine):
     """A slice of one generation."""
 
     larger: ClassVar[str] = "a topology of larger chips"
 
-    chip: Chip
+    chip: TpuChip
     shape: Shape
 
     @property
     def name(self) -> str:
-        """As users write it."""
         return f"{self.chip.name}-{shown(self.shape)}"
 
     @property
@@ -95,17 +168,14 @@ class Topology(DescribedMachine):
 
     @property
     def devices(self) -> int:
-        """JAX devices of the slice."""
         return self.chips * self.chip.devices_per_chip
 
     @property
     def usable_bytes(self) -> int:
-        """What programs may take of one device's memory."""
         return self.chip.usable_bytes
 
     @property
     def unit(self) -> str:
-        """What one device is, in words."""
         return "chip" if self.chip.devices_per_chip == 1 else "device"
 
     @property
@@ -114,7 +184,6 @@ class Topology(DescribedMachine):
         return {"topology": self.name}
 
     def array_bytes(self, shape: Sequence[int], item_bytes: int) -> int:
-        """In tiles."""
         return device_bytes(shape, item_bytes)
 
     @property
@@ -169,7 +238,7 @@ def require_libtpu() -> None:
         raise DeviceError(f"compiling for a TPU needs {' and '.join(missing)}; {how}")
 
 
-def parse_topology(text: str) -> Topology:
+def parse_topology(text: str) -> TpuTopology:
     """The slice that `text` names, see the grammar above.
 
     Raises InputError that lists the known generations, or the known shapes of a generation.
@@ -191,21 +260,21 @@ def parse_topology(text: str) -> Topology:
     shape = tuple(int(n) for n in match[2].split("x"))
     if shape not in chip.shapes:
         raise InputError(f"{chip.name} has no slice of shape {match[2]}; {_shapes(chip)}")
-    return Topology(chip, shape)
+    return TpuTopology(chip, shape)
 
 
-def known() -> list[Topology]:
+def known() -> list[TpuTopology]:
     """Every slice, by generation, smallest first."""
-    return [Topology(chip, shape) for chip in CHIPS.values() for shape in chip.shapes]
+    return [TpuTopology(chip, shape) for chip in CHIPS.values() for shape in chip.shapes]
 
 
-def _of_type(text: str, prefix: str, count: int) -> Topology:
+def _of_type(text: str, prefix: str, count: int) -> TpuTopology:
     for chip in CHIPS.values():
         if prefix and prefix == chip.accelerator_type:
             cores = 2 if chip.counts == "cores" else 1
             for shape in chip.shapes:
                 if math.prod(shape) * cores == count and (cores == 1 or math.prod(shape) > 1):
-                    return Topology(chip, shape)
+                    return TpuTopology(chip, shape)
             raise InputError(f"accelerator type {text} is no slice with a known shape; {_shapes(chip)}")
     if prefix in CHIPS:
         raise InputError(f"topology {text} has no shape; {_shapes(CHIPS[prefix])}")
@@ -216,7 +285,7 @@ def _generations() -> str:
     return f"known generations: {', '.join(CHIPS)} (llmc devices lists their shapes)"
 
 
-def _shapes(chip: Chip) -> str:
+def _shapes(chip: TpuChip) -> str:
     return f"known for {chip.name}: {', '.join(f'{chip.name}-{shown(shape)}' for shape in chip.shapes)}"
 
 

@@ -26,8 +26,8 @@ from jax.interpreters import mlir
 
 from llmc.artifacts.temporaries import temporary_folder
 from llmc.compiler.targets.xla import torch_xla_worker as worker
-from llmc.compiler.targets.xla.evaluate import narrowed
-from llmc.compiler.targets.xla.step import Array, Given, Outcome, Read, in_turn, stacked
+from llmc.compiler.targets.xla.operators import narrowed
+from llmc.compiler.targets.xla.step import Array, Given, Read, StepOutput, in_turn, stacked
 from llmc.errors import CompileError, DeviceError
 from llmc.paths import expanded
 from llmc.runtime import portable_program
@@ -153,8 +153,8 @@ class TorchXlaCore:
         taken = [(inputs[i], metas[inputs[i]]) for i in made.arguments]
         self._module = _Module(made.module, taken, [(name, metas[name]) for name in outputs])
 
-    def run(self, given: Given, read: Read, weights: Sequence[Array]) -> Outcome:
-        """See `Core.run`; raises CompileError, naming it, for an input of another shape or dtype than the bucket's."""
+    def run(self, given: Given, read: Read, weights: Sequence[Array]) -> StepOutput:
+        """Raises CompileError, naming it, for an input of another shape or dtype than the bucket's."""
         cache = [read(*at) for at in in_turn(self._cache)]
         arrays = [*(given[name] for name in FIXED_INPUTS), *cache, *weights]
         for name, expected, found in zip(self._inputs, self._expected, arrays, strict=True):
@@ -163,7 +163,7 @@ class TorchXlaCore:
                 raise CompileError(f"torch-xla's module takes {name} as {expected.str_short()}, not {took}")
         logits, *rest = _CALL.bind(*(arrays[i] for i in self._arguments), module=self._module)
         top, new = (rest[:2], rest[2:]) if self._top else ([], rest)
-        return Outcome(logits, tuple(top), stacked(new, in_turn(len(new))))
+        return StepOutput(logits, tuple(top), stacked(new, in_turn(len(new))))
 
 
 _INT64 = next(code for code, name in DTYPES.items() if name == "int64")

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmc.compiler.stages import version_of
-from llmc.compiler.targets.base import TopologyForm
+from llmc.compiler.targets.description import TRACING, Topologies
 from llmc.compiler.targets.hosting import Hosting
-from llmc.compiler.targets.xla.described import DescribedTarget
+from llmc.compiler.targets.xla.described import COMPILING, DESCRIBED, DescribedTarget, listed
+from llmc.runtime.accelerators import TPU
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from llmc.compiler.targets.xla.topology import Topology
-    from llmc.runtime.accelerators import Cards
+    from llmc.compiler.targets.costs import Costs
+    from llmc.compiler.targets.xla.topology import TpuTopology
     from llmc.runtime.executors.xla.client import Platform
 
 GKE = {
@@ -23,51 +25,37 @@ GKE = {
 """Google Kubernetes Engine's names of the generations ("About TPUs in GKE", cloud.google.com/gke-tpu-accelerator)."""
 
 
+def _known() -> list[dict[str, Any]]:
+    """Every slice that libtpu can be asked for."""
+    from llmc.compiler.targets.xla.topology import known, shown
+
+    return [listed(t, t.generation, shown(t.shape), t.chips, t.hosts) for t in known()]
+
+
 class TpuTarget(DescribedTarget):
-    """See the module's docstring."""
+    """`--device tpu:TOPOLOGY`."""
 
-    name: ClassVar[str] = "tpu"
+    description = replace(
+        DESCRIBED,
+        name="tpu",
+        fresh_process=(*COMPILING, __name__),
+        requirements=replace(
+            DESCRIBED.requirements, compiling=(*TRACING, "jax", "libtpu"), compile_extras=("compile", "tpu")
+        ),
+        topologies=Topologies("GENERATION-SHAPE", "tpu:v5e-2x2", "generation", "shapes", _known),
+        guide="docs/tpu.md",
+        accelerators=(TPU,),
+    )
     platform: ClassVar[Platform] = "tpu"
-    compile_needs: ClassVar[tuple[str, ...]] = ("torch", "transformers", "safetensors", "jax", "libtpu")
-    compile_extras: ClassVar[tuple[str, ...]] = ("compile", "tpu")
-    guide: ClassVar[str] = "docs/tpu.md"
-    fresh_process: ClassVar[tuple[str, ...]] = (
-        "llmc.compiler.targets.xla.build",
-        "llmc.compiler.targets.xla.scan_layers",
-        __name__,
-    )
     rolls_by_default: ClassVar[bool] = True
-    executable_seconds: ClassVar[float] = 4.0
-    topology_form: ClassVar[TopologyForm | None] = TopologyForm(
-        "GENERATION-SHAPE", "tpu:v5e-2x2", "generation", "shapes"
-    )
 
-    @classmethod
-    def topologies(cls) -> list[dict[str, Any]]:
-        """Every slice that libtpu can be asked for."""
-        from llmc.compiler.targets.xla.topology import known, shown
+    @property
+    def costs(self) -> Costs:
+        from llmc.compiler.targets.xla.costs import TpuCosts
 
-        return [
-            {
-                "name": topology.name,
-                "generation": topology.generation,
-                "shape": shown(topology.shape),
-                "chips": topology.chips,
-                "devices": topology.devices,
-                "hosts": topology.hosts,
-                "hbm_bytes_per_device": topology.usable_bytes,
-            }
-            for topology in known()
-        ]
-
-    def cards(self) -> tuple[Cards, ...]:
-        """TPU chips."""
-        from llmc.runtime.accelerators import TPU
-
-        return (TPU,)
+        return TpuCosts(self.topology)
 
     def lacks(self) -> str:
-        """A TPU, on most hosts."""
         from llmc.runtime.executors.xla.client import has_tpu
 
         return "" if has_tpu() else "needs a TPU host"
@@ -92,14 +80,12 @@ class TpuTarget(DescribedTarget):
         )
 
     @property
-    def topology(self) -> Topology:
-        """The slice that is compiled for; raises InputError listing the known ones."""
+    def topology(self) -> TpuTopology:
         from llmc.compiler.targets.xla.topology import parse_topology
 
         return parse_topology(self._detail)
 
     def toolchain(self) -> dict[str, str]:
-        """JAX, and the compiler in libtpu with its flags."""
         arguments = self.settings.libtpu_arguments
         return {
             **super().toolchain(), "libtpu": version_of("libtpu", "tpu"),

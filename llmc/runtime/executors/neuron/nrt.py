@@ -3,7 +3,7 @@
 nrtpy (Neuron SDK documentation, "nrtpy" of 2026-07): NrtpyModel.load_from_neff(path, name, core_id, cc_enabled,
 rank_id, world_size), called with inputs and outputs by name; NrtpyTensor.from_numpy(array, name, core_id) and numpy();
 configure(visible_cores); NrtError with the status's name and number. Inputs are "input0" … and outputs "output0" …
-(compiler/targets/neuron/for_compiler.py). An output that takes an input's place is given that input's tensor. The chip
+(compiler/targets/neuron/finisher.py). An output that takes an input's place is given that input's tensor. The chip
 is told from the instance type, as the kernel has it: "trn2.48xlarge".
 """
 

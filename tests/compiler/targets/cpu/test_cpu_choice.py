@@ -17,8 +17,19 @@ from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.compile import compile_bundle
 from llmc.compiler.pipeline.resolve import Job
 from llmc.compiler.targets.cpu import auto_engine
-from llmc.compiler.targets.cpu.auto_engine import Choice, Wanted, configured
-from llmc.compiler.targets.cpu.measurements import KEPT, OWN, SIZES, Case, Measured, added, load, measurements
+from llmc.compiler.targets.cpu.auto_engine import (
+    KEPT,
+    OWN,
+    SIZES,
+    CpuCase,
+    EngineChoice,
+    Measured,
+    Wanted,
+    added,
+    configured,
+    load,
+    measurements,
+)
 from llmc.errors import InputError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.host import cpu_features
@@ -55,8 +66,8 @@ def measured(**changed: Any) -> Measured:
     })  # fmt: skip
 
 
-def choose(wanted: Wanted, *records: Measured, **changed: Any) -> Choice:
-    case = Case(**{
+def choose(wanted: Wanted, *records: Measured, **changed: Any) -> EngineChoice:
+    case = CpuCase(**{
         "isa": ISA, "threads": 2, "model_type": "llama", "parameters": 100, "versions": VERSIONS, "options": OPTIONS,
         **changed,
     })  # fmt: skip
@@ -242,7 +253,7 @@ def test_an_option_that_one_engine_offers_decides_for_it(
     favours("openvino" if engine == "onnxruntime" else "onnxruntime")
     checkpoint = open_checkpoint(tiny.write_model(tmp_path / "llama", "llama"))
     job = Job.of(checkpoint, toy_plan(), CompileOptions.of("cpu", **{option: given}))
-    assert job.target.executor == engine
+    assert job.target.description.executor == engine
     assert job.why == f"only {engine} takes --{option.replace('_', '-')}"
 
 
@@ -251,7 +262,7 @@ def test_an_option_that_both_engines_offer_leaves_the_choice(engine: str, favour
     favours(engine)
     checkpoint = open_checkpoint(tiny.write_model(tmp_path / "llama", "llama"))
     job = Job.of(checkpoint, toy_plan(), CompileOptions.of("cpu", quantize="int8", group_size=64))
-    assert job.target.executor.removesuffix("-llmc") == engine
+    assert job.target.description.executor.removesuffix("-llmc") == engine
     assert job.why.startswith("a decode step of")
     assert job.options.get("group_size") == 64
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import re
 
-from llmc.compiler.targets.cuda.autotuning import serialise
 from llmc.compiler.targets.cuda.products import choosing
 from llmc.compiler.targets.cuda.target import COMPILER_OPTIONS
 from llmc.compiler.targets.cuda.topology import parse_topology
+from llmc.compiler.targets.cuda.tuning import serialise
 from llmc.runtime.executors.xla import wire
 from llmc.runtime.executors.xla.client import open_client
 from llmc.runtime.executors.xla.exported import mesh_of

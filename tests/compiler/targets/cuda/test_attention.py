@@ -125,7 +125,7 @@ def test_the_kernel_becomes_machine_code_of_each_architecture(
     from jax.sharding import SingleDeviceSharding
 
     from llmc.compiler.targets.xla.attention.cache_view import CacheView
-    from llmc.compiler.targets.xla.attention.flash import flash_attention
+    from llmc.compiler.targets.xla.attention.kernel import flash_attention
     from llmc.runtime.executors.xla.client import open_client
 
     def attention(query: Any, key: Any, value: Any, keys: Any, values: Any, rows: Any) -> Any:

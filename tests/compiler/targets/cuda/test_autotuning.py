@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmc.compiler.targets.cuda.autotuning import Entry, device_text, made_for, parse, require_fits, serialise
 from llmc.compiler.targets.cuda.cards import card_of
+from llmc.compiler.targets.cuda.tuning import AutotuneEntry, device_text, made_for, parse, require_fits, serialise
 from llmc.compiler.targets.tuning import Results
 from llmc.errors import ArtifactError
 from llmc.runtime.executors.xla import wire
@@ -29,7 +29,7 @@ def test_a_described_card_has_the_text_that_xla_gives_it() -> None:
 
 @given(st.dictionaries(TEXT, st.binary(max_size=20), max_size=5))
 def test_what_is_written_for_xla_is_read(found: dict[str, bytes]) -> None:
-    assert parse(serialise(found, H100)) == [Entry(H100, hlo, found[hlo]) for hlo in sorted(found)]
+    assert parse(serialise(found, H100)) == [AutotuneEntry(H100, hlo, found[hlo]) for hlo in sorted(found)]
 
 
 @given(st.binary(max_size=60))

@@ -17,8 +17,8 @@ import pytest
 
 from llmc.artifacts.bundle.manifest_schema import Executable
 from llmc.compiler.targets.cuda import tuner
-from llmc.compiler.targets.cuda.autotuning import parse, serialise
 from llmc.compiler.targets.cuda.tuner import CudaTuner
+from llmc.compiler.targets.cuda.tuning import parse, serialise
 from llmc.errors import ArtifactError, CompileError
 from llmc.runtime.executors.envelope import write_envelope
 from llmc.runtime.executors.xla.envelope import FORM, StepHeader

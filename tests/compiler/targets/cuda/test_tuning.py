@@ -15,12 +15,10 @@ from llmc.compiler.options import CompileOptions
 from llmc.compiler.stages import Stages
 from llmc.compiler.targets.base import Lowered
 from llmc.compiler.targets.cuda import tuning
-from llmc.compiler.targets.cuda.autotuning import made_for, parse
 from llmc.compiler.targets.cuda.cards import card_of
 from llmc.compiler.targets.cuda.products import Looked
-from llmc.compiler.targets.cuda.tuning import STAGE, Tuning, summary, told
-from llmc.compiler.targets.tuning import RESULTS, Results
-from llmc.compiler.targets.tuning_file import write_results
+from llmc.compiler.targets.cuda.tuning import STAGE, Tuning, made_for, parse, summary, told
+from llmc.compiler.targets.tuning import RESULTS, Results, write_results
 from llmc.errors import ArtifactError, InputError
 from tests.compiler.targets.cuda.test_autotuning import H100, JAX, REAL
 from tests.tiers import full

@@ -110,7 +110,7 @@ def test_native_executables_are_refused_on_a_host_without_a_gaudi(compiled: Comp
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"specialise": False}, "--no-specialise is not offered for device hpu: HPU graphs need static shapes"),
+        ({"specialise": False}, "--no-specialise is not offered for device hpu: HPU graphs are captured and replayed"),
         ({"quantize": "int8"}, "--quantize int8 is not offered for device hpu; offered: none"),
         ({"dtype": "f16"}, "--dtype f16 is not offered for device hpu; offered: f32, bf16"),
     ],

@@ -10,6 +10,7 @@ from llmc.buckets.bucket import Bucket
 from llmc.compiler.architectures.shared.size import ModelSize
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.targets import open_target
+from llmc.compiler.targets.base import shaping
 from llmc.compiler.targets.inductor.options import configs
 from llmc.errors import InputError, UnknownNameError
 from llmc.runtime.bundle import Bundle
@@ -31,7 +32,9 @@ def test_a_bundle_is_portable_runs_on_this_cpu_and_says_what_is_left(bundle: Pat
 def test_how_kernels_are_chosen_is_no_part_of_a_portable_programs_key() -> None:
     target = open_target("inductor")
     tuned = target.configure(CompileOptions.of("inductor", inductor_mode="max-autotune"))
-    assert target.shaping(tuned) == target.shaping(target.configure(CompileOptions("inductor")))
+    assert shaping(target.description, tuned) == shaping(
+        target.description, target.configure(CompileOptions("inductor"))
+    )
     assert tuned.own == {"inductor_mode": "max-autotune"}
     assert configs("max-autotune") == {
         "max_autotune": True, "coordinate_descent_tuning": True, "triton.cudagraphs": False
@@ -55,15 +58,15 @@ def test_graphs_share_the_values_of_the_largest_step() -> None:
     target = open_target("inductor")
     options = target.configure(CompileOptions("inductor", dtype="bf16"))
     prompt, decode = Bucket("prompt", 1, 64, 0), Bucket("decode", 4, 1, 64)
-    assert target.graph_bytes(MODEL, prompt, options) == target.graph_bytes(MODEL, decode, options)
+    assert target.costs.graph_bytes(MODEL, prompt, options) == target.costs.graph_bytes(MODEL, decode, options)
     gathered = 2 * MODEL.cache_values * 4 * 64
-    assert target.workspace_bytes(MODEL, decode, options) > gathered, "the past of four rows, as it is gathered"
+    assert target.costs.workspace_bytes(MODEL, decode, options) > gathered, "the past of four rows, as it is gathered"
 
 
 def test_a_named_card_is_what_plans_are_held_against() -> None:
     options = CompileOptions("inductor")
-    assert open_target("inductor").memory(options) is None, "the card is that of another host"
-    found = open_target("inductor:h100").memory(options)
+    assert open_target("inductor").costs.memory(options) is None, "the card is that of another host"
+    found = open_target("inductor:h100").costs.memory(options)
     assert found is not None
     assert found[0] > 79 * 10**9
     assert "H100" in found[1]

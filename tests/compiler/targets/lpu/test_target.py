@@ -20,7 +20,7 @@ from llmc.compiler.pipeline.finish import finish_bundle
 from llmc.compiler.pipeline.planning import plan_for
 from llmc.compiler.pipeline.reverify import verify_again
 from llmc.compiler.targets import open_target
-from llmc.compiler.targets.lpu import build
+from llmc.compiler.targets.lpu import target as lpu_target
 from llmc.compiler.targets.lpu.target import CARD_BYTES
 from llmc.errors import ArtifactError, CompileError, DeviceError, InputError, VerificationError
 from llmc.runtime.bundle import Bundle
@@ -139,7 +139,7 @@ def test_a_compiler_that_fails_leaves_no_bundle_and_its_log(
     with monkeypatch.context() as patch:
         patch.setenv("FAKE_HYPERDEX", failure)
         if failure.startswith("hang"):
-            patch.setattr(build, "COMPILE_S", 0.5)
+            patch.setattr(lpu_target, "COMPILE_S", 0.5)
         with pytest.raises(CompileError, match=message):
             failing.compile(tmp_path / "failed", max_model_len=32)
     assert not (tmp_path / "failed").exists()
@@ -199,14 +199,17 @@ def test_the_number_of_lpus_is_a_power_of_two(detail: str) -> None:
 
 def test_the_number_of_lpus_may_come_from_the_environment() -> None:
     def lpus(device: str, settings: Settings) -> int:
-        return open_target(device, settings).devices(CompileOptions())
+        return open_target(device, settings).costs.devices(CompileOptions())
 
     assert lpus("lpu", NOWHERE) == 1
     assert lpus("lpu", Settings(num_lpu_devices=4)) == 4
     assert lpus("lpu:2", Settings(num_lpu_devices=4)) == 2
     with pytest.raises(InputError, match="NUM_LPU_DEVICES=3: HyperDex compiles for a power of two"):
         lpus("lpu", Settings(num_lpu_devices=3))
-    assert open_target("lpu:4", NOWHERE).memory(CompileOptions()) == (4 * CARD_BYTES, "of 4 LPUs on Alveo U55C cards")
+    assert open_target("lpu:4", NOWHERE).costs.memory(CompileOptions()) == (
+        4 * CARD_BYTES,
+        "of 4 LPUs on Alveo U55C cards",
+    )
 
 
 def test_a_plan_of_several_sequences_is_refused(lpu: LpuHost, tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ CHOICES = ("topk.default", "max.dim", "scatter.value", "gather.default")
 
 def test_states_and_choices_of_experts_are_computed_without_calls_and_loops() -> None:
     """`lower` refuses a module with an operator that neuronx-cc does not take."""
-    from llmc.compiler.targets.xla.build import Job, host_machine
+    from llmc.compiler.targets.xla.build import XlaJob, host_machine
     from llmc.compiler.targets.xla.operators import RULES
     from llmc.runtime.executors.neuron.files import NeuronFile
     from llmc.runtime.executors.xla.envelope import Tensor
@@ -70,5 +70,5 @@ def test_states_and_choices_of_experts_are_computed_without_calls_and_loops() ->
     inputs = [
         Tensor(f"i{i}", a.shape, d, (None,) * a.ndim) for i, (a, d) in enumerate(zip(arrays, dtypes, strict=True))
     ]
-    data = lowering.lower(Job("step", function, tuple(inputs), (), "rules"), host_machine(1, 1), "trn2")
+    data = lowering.lower(XlaJob("step", function, tuple(inputs), (), "rules"), host_machine(1, 1), "trn2")
     assert len(NeuronFile.parse(data, "rules").module.inputs) == len(arrays)

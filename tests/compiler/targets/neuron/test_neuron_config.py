@@ -74,7 +74,7 @@ def test_what_means_nothing_here_is_refused_by_name(config: str, more: dict[str,
 
 def test_the_environment_names_the_chip_and_a_framework_that_is_known() -> None:
     settings = Settings.from_environment({"NEURON_PLATFORM_TARGET_OVERRIDE": "inf2", "NEURON_QUANT_DTYPE": "s8"})
-    assert open_target("neuron", settings).memory(CompileOptions("neuron")) == (16 << 30, "of 1 cores of inf2")
+    assert open_target("neuron", settings).costs.memory(CompileOptions("neuron")) == (16 << 30, "of 1 cores of inf2")
     assert settings.neuron_quantisation == {"NEURON_QUANT_DTYPE": "s8"}
     with pytest.raises(InputError, match="VLLM_NEURON_FRAMEWORK='nxd' is not one of neuronx-distributed-inference"):
         Settings.from_environment({"VLLM_NEURON_FRAMEWORK": "nxd"})

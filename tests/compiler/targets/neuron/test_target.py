@@ -65,7 +65,7 @@ def test_what_a_core_cannot_hold_is_refused_before_anything_is_compiled(
 ) -> None:
     memory = compiled.result.analysis["core_memory"]
     assert (memory["weights"] > 1 << 17, memory["available"]) == (True, 24 << 30)
-    monkeypatch.setitem(chips.CHIPS, "trn2", chips.Chip("trn2", {1: 1 << 17, 2: 1 << 17}, 2))
+    monkeypatch.setitem(chips.CHIPS, "trn2", chips.NeuronChip("trn2", {1: 1 << 17, 2: 1 << 17}, 2))
     with pytest.raises(CompileError, match=r"weights take .* of a core of trn2 and the cache .*more --tensor-parallel"):
         compiled.compile(tmp_path / "b")
 

@@ -9,6 +9,7 @@ import pytest
 
 from llmc.artifacts.bundle.kernel_sets import KERNEL_SETS
 from llmc.artifacts.store.store import Store
+from llmc.buckets.limits import Limits
 from llmc.compiler.architectures.shared.block_form import BlockForm
 from llmc.compiler.architectures.shared.size import Weights
 from llmc.compiler.checkpoint.gguf_types import BLOCK_TYPES
@@ -16,9 +17,10 @@ from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.dry_run import dry_run
 from llmc.compiler.pipeline.resolve import Job
 from llmc.compiler.targets import open_target
+from llmc.compiler.targets.base import Deployment
 from llmc.compiler.targets.cpu import auto_engine
-from llmc.compiler.targets.cpu.auto_engine import Choice
-from llmc.compiler.targets.onnxruntime.gguf_default import KEPT, in_gguf_blocks
+from llmc.compiler.targets.cpu.auto_engine import EngineChoice
+from llmc.compiler.targets.onnxruntime.options import KEPT, in_gguf_blocks
 from llmc.testing.toy import toy_plan
 from tests.compiler.checkpoint.writers import write_blocks, write_gguf
 
@@ -59,10 +61,10 @@ def test_every_type_that_has_blocks_is_kept(kind: str) -> None:
     weights = [Weights(10_000, BLOCK_TYPES[kind].form)]
     assert not in_gguf_blocks([])
     target = open_target("onnxruntime")
-    kept, _ = target.settle(CompileOptions("onnxruntime"), weights)
+    kept = target.resolve(CompileOptions("onnxruntime"), Deployment(Limits(8), {}, {}, weights)).options
     int8 = target.configure(CompileOptions("onnxruntime"))
     assert (kept.quantize, int8.quantize) == ("keep", "int8")
-    assert target.weight_bits(kept, weights[0]) <= target.weight_bits(int8, weights[0])
+    assert target.costs.weight_bits(kept, weights[0]) <= target.costs.weight_bits(int8, weights[0])
 
 
 @pytest.mark.usefixtures("isa")
@@ -114,7 +116,7 @@ def test_a_cpu_without_kernels_has_int8(tmp_path: Path, monkeypatch: pytest.Monk
 def test_what_cpu_stands_for_decides(
     engine: str, quantize: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(auto_engine, "choose", lambda *_: Choice(engine, "so it was told"))
+    monkeypatch.setattr(auto_engine, "choose", lambda *_: EngineChoice(engine, "so it was told"))
     found = job(write_gguf(tmp_path / "m.gguf", types=BLOCKS), "cpu")
-    assert (found.options.quantize, found.target.name) == (quantize, engine)
+    assert (found.options.quantize, found.target.description.name) == (quantize, engine)
     assert found.because.endswith(": so it was told") and found.decided == (KEPT if quantize == "keep" else "")

@@ -13,7 +13,7 @@ from llmc.compiler.architectures.shared.size import ModelSize
 from llmc.compiler.estimates.footprint import Footprint
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.targets import open_target
-from llmc.compiler.targets.deployment import Deployment
+from llmc.compiler.targets.base import Deployment, shaping
 from llmc.compiler.targets.onnxruntime.target import OnnxRuntimeTarget
 from llmc.errors import InputError, LlmcError
 from llmc.runtime.cache_shape import CacheShape, CacheTensor, key_value
@@ -36,16 +36,16 @@ def test_int8_is_kept_and_auto_is_as_if_it_were_not_given_without_tiles() -> Non
     coded, plain = configured(kv_cache_dtype="int8"), configured()
     assert configured(kv_cache_dtype="auto") == configured(kv_cache_dtype="f16") == plain
     assert "kv_cache_dtype" not in plain.extensions, "a manifest and a key would name it"
-    assert target.shaping(coded) == {**target.shaping(plain), "kv_cache_dtype": "int8"}
-    assert target.limits(coded).quality == "int8 + int8 KV cache"  # type: ignore[union-attr]
-    assert target.limits(plain).quality == "int8"  # type: ignore[union-attr]
+    assert shaping(target.description, coded) == {**shaping(target.description, plain), "kv_cache_dtype": "int8"}
+    assert target.verification.limits(coded).quality == "int8 + int8 KV cache"  # type: ignore[union-attr]
+    assert target.verification.limits(plain).quality == "int8"  # type: ignore[union-attr]
 
 
 def test_bf16_is_kept_and_is_the_default_where_every_set_of_kernels_is_fast_so(monkeypatch: pytest.MonkeyPatch) -> None:
     target = open_target("onnxruntime")
     asked = configured(kv_cache_dtype="bf16")
-    assert target.limits(asked).quality == "int8 + bf16 KV cache"  # type: ignore[union-attr]
-    assert (target.cache_bytes(asked), target.cache_dtype(asked)) == (2, "bf16")
+    assert target.verification.limits(asked).quality == "int8 + bf16 KV cache"  # type: ignore[union-attr]
+    assert (target.costs.cache_bytes(asked), target.verification.cache_dtype(asked)) == (2, "bf16")
     tiled = {"quantize": "int8", "cpu": "sapphirerapids", "verify": "none"}
     assert configured(**tiled) == configured(**tiled, kv_cache_dtype="bf16")
     assert "kv_cache_dtype" not in configured(**tiled, kv_cache_dtype="f16").extensions
@@ -85,9 +85,9 @@ def test_who_cannot_says_who_can(device: str, options: dict[str, Any], why: str)
 def test_cpu_stands_for_the_engine_that_takes_it(asked: str, engine: str) -> None:
     pytest.importorskip("openvino")
     options = CompileOptions.of("cpu", kv_cache_dtype=asked)
-    target, kept, why = open_target("cpu").resolve(options, Deployment(LIMITS, {}, {}, 1))
-    assert (target.name, kept.get("kv_cache_dtype")) == (engine, asked)
-    assert why == f"only {engine} takes --kv-cache-dtype"
+    found = open_target("cpu").resolve(options, Deployment(LIMITS, {}, {}, []))
+    assert (found.target.description.name, found.asked.get("kv_cache_dtype")) == (engine, asked)
+    assert found.why == f"only {engine} takes --kv-cache-dtype"
 
 
 def test_a_model_of_states_alone_has_no_keys_and_values_to_keep_so() -> None:
@@ -101,7 +101,7 @@ def test_a_model_of_states_alone_has_no_keys_and_values_to_keep_so() -> None:
 def test_estimates_count_scales_and_say_how_many_sequences_fit() -> None:
     def cache(**options: Any) -> tuple[float, str, int]:
         target = open_target("onnxruntime")
-        found = Footprint(SIZE, target, CompileOptions.of("onnxruntime", **options), LIMITS)
+        found = Footprint(SIZE, target, target.configure(CompileOptions.of("onnxruntime", **options)), LIMITS)
         (one,) = [e for e in found.estimates([Bucket("decode", 8, 1, 1024)]) if e.name == "KV cache"]
         assert one.value == 8 * found.sequence_bytes == 8 * 1024 * found.cache_token_bytes
         return one.value, one.source, found.cache_token_bytes

@@ -28,7 +28,7 @@ from llmc.compiler.program.ir import Graph, Value
 from llmc.compiler.targets.onnxruntime.formats import OnnxOptions
 from llmc.compiler.targets.onnxruntime.onnx_model import bind, load_model, place
 from llmc.compiler.targets.onnxruntime.packing import pack_weights
-from llmc.compiler.targets.onnxruntime.to_onnx import Lowered, to_onnx
+from llmc.compiler.targets.onnxruntime.to_onnx import OnnxGraph, to_onnx
 from llmc.compiler.weights.recipes import (
     ALIGNMENT,
     Placement,
@@ -696,7 +696,7 @@ def test_blocks_divide_the_inputs_where_they_can() -> None:
 
 
 @cache
-def lowered(block: int) -> Lowered:
+def lowered(block: int) -> OnnxGraph:
     return to_onnx(fuse(import_program(trace(tiny.config("llama"), "fused"), 32)), OnnxOptions(block))
 
 

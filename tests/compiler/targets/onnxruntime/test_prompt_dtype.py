@@ -14,10 +14,11 @@ from onnx import helper
 
 from llmc.artifacts.bundle.kernel_sets import KERNEL_SETS
 from llmc.compiler.targets import open_target
+from llmc.compiler.targets.base import shaping
 from llmc.compiler.targets.onnxruntime import to_onnx
 from llmc.compiler.targets.onnxruntime.emitter import DECODING, OWN
 from llmc.compiler.targets.onnxruntime.target import OnnxRuntimeTarget
-from llmc.compiler.targets.onnxruntime.words import hand_on_words
+from llmc.compiler.targets.onnxruntime.to_onnx import hand_on_words
 from llmc.errors import LlmcError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.executors import open_executor
@@ -35,7 +36,7 @@ def test_bf16_is_the_default_where_every_set_of_kernels_has_tiles(monkeypatch: p
     assert configured(prompt_dtype="int8") == configured(prompt_dtype="auto") == plain
     assert "prompt_dtype" not in plain.extensions, "a manifest and a key would name it"
     asked, target = configured(prompt_dtype="bf16"), open_target("onnxruntime")
-    assert target.shaping(asked) == {**target.shaping(plain), "prompt_dtype": "bf16"}
+    assert shaping(target.description, asked) == {**shaping(target.description, plain), "prompt_dtype": "bf16"}
     tiled = {"quantize": "int8", "cpu": "sapphirerapids", "verify": "none"}
     assert configured(**tiled) == configured(**tiled, prompt_dtype="bf16")
     assert "prompt_dtype" not in configured(**tiled, prompt_dtype="int8").extensions

@@ -17,7 +17,7 @@ from llmc.compiler.program.ir import Graph
 from llmc.compiler.targets.openvino.constants import Constants, place, to_xml
 from llmc.compiler.targets.openvino.formats import WeightFormat
 from llmc.compiler.targets.openvino.graph_model import caches_of
-from llmc.compiler.targets.openvino.static import static_model
+from llmc.compiler.targets.openvino.static import StaticModel
 from llmc.compiler.weights.recipes import write_weights
 from llmc.runtime.executors.openvino.device import WHOLE_SHAPES, open_core
 from tests.compiler import tiny
@@ -58,7 +58,7 @@ def graph(case: str) -> Graph:
 
 
 def from_graph(case: str, weights: WeightFormat, sizes: Sizes, states: bool = False) -> ov.Model:
-    return static_model(graph(case), weights, *sizes, states=states, cache=ringed(case, SPARE))
+    return StaticModel(graph(case), weights, *sizes, states=states, cache=ringed(case, SPARE)).model
 
 
 def with_weights(

@@ -15,8 +15,7 @@ import numpy as np
 import openvino as ov
 import pytest
 
-from llmc.compiler.targets.openvino.blobs import weightless
-from llmc.compiler.targets.openvino.finish import FinishedWeights
+from llmc.compiler.targets.openvino.finish import FinishedWeights, weightless
 from llmc.compiler.targets.openvino.formats import Int8, WeightFormat, format_for
 from llmc.errors import ArtifactError, CompileError
 from llmc.runtime.executors.openvino.device import open_core

@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 
 from llmc.artifacts.store.store import Store
-from llmc.compiler.options import CompileOptions
+from llmc.compiler.options import CompileOptions, UnfitError
 from llmc.compiler.pipeline.compile import CompileResult, compile_bundle
 from llmc.compiler.targets import open_target
-from llmc.compiler.targets.openvino.target import OpenVinoTarget
-from llmc.compiler.targets.unfit import UnfitError
+from llmc.compiler.targets.openvino.target import default_dtype
 from llmc.errors import ArtifactError, InputError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.engine.sampling.params import SamplingParams
@@ -118,7 +117,7 @@ def test_states_are_in_float32_wherever_the_rest_is_in_bfloat16(
     """By default, where a CPU computes in it; asked for, it is an error."""
     monkeypatch.setattr("llmc.compiler.targets.openvino.target.computes_in", lambda *_: True)
     monkeypatch.setattr("llmc.compiler.targets.openvino.target.require_precision", lambda *_: None)
-    assert OpenVinoTarget().default_dtype("int8") == "bf16"
+    assert default_dtype("int8") == "bf16"
     result = compiled(HYBRID, quantize="int8", verify="none")
     assert Bundle.open(result.bundle).manifest.options["dtype"] == "f32"
     assert "layers with states are computed in float32" in result.choice

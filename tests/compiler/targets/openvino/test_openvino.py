@@ -162,7 +162,7 @@ def test_auto_computes_int8_in_bf16_where_the_cpu_does(monkeypatch: pytest.Monke
     target = OpenVinoTarget()
     for features, expected in ((("avx512_bf16",), "bf16"), (("avx2",), "f32")):
         monkeypatch.setattr(openvino_target, "cpu_features", lambda f=features: f)
-        chosen = {q: target.configure(CompileOptions("openvino", q)).dtype for q in target.quantisations}
+        chosen = {q: target.configure(CompileOptions("openvino", q)).dtype for q in target.description.quantisations}
         assert chosen == {"none": "f32", "int8": expected, "int4": "f32", "keep": "f32"}
         assert target.configure(CompileOptions("openvino", "int8", "f32")).dtype == "f32"
 

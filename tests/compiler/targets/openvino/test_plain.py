@@ -11,8 +11,7 @@ from llmc.compiler.program.ir import Graph, Value
 from llmc.compiler.targets.openvino.constants import Constants
 from llmc.compiler.targets.openvino.formats import WeightFormat
 from llmc.compiler.targets.openvino.graph_model import GraphModel, model_of, parameter
-from llmc.compiler.targets.openvino.layout import axis_of, beside, order_of, token_axes
-from llmc.compiler.targets.openvino.plain import PLAIN
+from llmc.compiler.targets.openvino.plain import PLAIN, axis_of, beside, order_of, token_axes
 from llmc.errors import CompileError
 from llmc.runtime.executors.openvino.device import open_core
 from tests.compiler.targets.onnxruntime.sketch import Sketch, by_torch, weight_of

@@ -12,8 +12,7 @@ import pytest
 from numpy.typing import NDArray
 from openvino import opset13 as ops
 
-from llmc.compiler.targets.openvino.finish import FinishedWeights, finish
-from llmc.compiler.targets.openvino.scales import narrowed
+from llmc.compiler.targets.openvino.finish import FinishedWeights, finish, narrowed
 from llmc.runtime.cache_shape import CacheShape
 from llmc.runtime.executors.openvino.device import MappedWeights, open_core, read_paged
 

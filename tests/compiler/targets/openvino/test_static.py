@@ -16,7 +16,7 @@ from llmc.compiler.program.ir import Graph, Node, Value
 from llmc.compiler.targets.openvino.constants import Constants
 from llmc.compiler.targets.openvino.formats import Int8, WeightFormat
 from llmc.compiler.targets.openvino.paged import PagedModel
-from llmc.compiler.targets.openvino.static import static_model
+from llmc.compiler.targets.openvino.static import StaticModel
 from llmc.errors import CompileError
 from llmc.runtime.executors.openvino.device import open_core
 from tests.compiler import tiny
@@ -77,14 +77,14 @@ def test_matrices_are_in_the_format_that_was_asked_for() -> None:
 def test_shapes_of_one_model_share_their_weights() -> None:
     constants = Constants()
     weights = Int8(constants)
-    static_model(graph("llama"), weights, 1, 1, 8)
+    StaticModel(graph("llama"), weights, 1, 1, 8)
     known = {r.name for r in constants.recipes if r.transform != "table"}
-    static_model(graph("llama"), weights, 2, 4, 0)
+    StaticModel(graph("llama"), weights, 2, 4, 0)
     assert {r.name for r in constants.recipes if r.transform != "table"} == known
 
 
 def test_the_largest_logits_come_out_where_they_are_asked_for() -> None:
-    model = static_model(graph("llama"), WeightFormat(Constants()), 2, 4, 0, top_k=5)
+    model = StaticModel(graph("llama"), WeightFormat(Constants()), 2, 4, 0, top_k=5).model
     shapes = {port.any_name: tuple(port.shape) for port in model.outputs}
     assert shapes["top_values"] == shapes["top_ids"] == (2, 5)
 
@@ -114,9 +114,9 @@ def test_scores_are_capped_and_a_sink_takes_its_share(sink: float | None) -> Non
         def vector(self, *_: Any) -> Any:
             return ov.opset13.constant(np.array([sink], np.float32))
 
-    made = static_model(
+    made = StaticModel(
         Graph({}, [("logits", logits)], nodes, {weight: "w", sinks: "s"}, {}), Given(Constants()), 1, tokens, 0
-    )
+    ).model
     step = {"token_ids": [[1, 2, 3]], "past_lengths": [0], "new_lengths": [tokens]}
     got = open_core().compile_model(made, "CPU", EXACT)({n: np.array(v, np.int32) for n, v in step.items()})
     q, k, v = np.split(matrix[1:4], 3, -1)
@@ -148,4 +148,4 @@ def test_an_unknown_operator_of_the_fused_graph_is_named() -> None:
     changed = copy.deepcopy(graph("llama"))
     next(n for n in changed.nodes if n.op == "silu").op = "erfinv"
     with pytest.raises(CompileError, match=re.escape("operator 'erfinv' has no OpenVINO lowering")):
-        static_model(changed, WeightFormat(Constants()), 1, 1, 8)
+        StaticModel(changed, WeightFormat(Constants()), 1, 1, 8)

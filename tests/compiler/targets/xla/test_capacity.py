@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from llmc.buckets.limits import Limits
 from llmc.compiler.targets.xla.capacity import (
     Cache,
+    CachePart,
     Need,
-    Part,
     largest_that_fits,
     require_fits,
     values_bytes,
@@ -28,13 +28,13 @@ GIB = 1 << 30
 V5E = parse_topology("v5e-2x2")
 
 
-def keys_and_values(layers: int, kv_heads: int, head_dim: int, item_bytes: int) -> list[Part]:
-    return [Part("kv", (layers, 1, kv_heads, 128, head_dim), item_bytes)] * 2
+def keys_and_values(layers: int, kv_heads: int, head_dim: int, item_bytes: int) -> list[CachePart]:
+    return [CachePart("kv", (layers, 1, kv_heads, 128, head_dim), item_bytes)] * 2
 
 
 LLAMA_8B = Cache(tuple(keys_and_values(32, 8, 128, 2)))
 """128 KiB a token."""
-STATES = (Part("state", (24, 1, 3, 8192), 2), Part("state", (24, 1, 32, 128, 128), 4))
+STATES = (CachePart("state", (24, 1, 3, 8192), 2), CachePart("state", (24, 1, 32, 128, 128), 4))
 """49 MiB a sequence, of a model whose layers mostly follow the gated delta rule."""
 HYBRID = Cache((*keys_and_values(8, 4, 256, 2), *STATES))
 
@@ -43,11 +43,11 @@ grown = st.builds(
     keys_and_values, st.integers(1, 4), st.integers(1, 9), st.sampled_from([64, 80, 128]), st.sampled_from([2, 4])
 )
 ringed = st.builds(
-    Part, st.just("ring"), st.tuples(st.integers(1, 4), st.just(1), st.integers(1, 9), st.just(640), st.just(64)),
+    CachePart, st.just("ring"), st.tuples(st.integers(1, 4), st.just(1), st.integers(1, 9), st.just(640), st.just(64)),
     st.sampled_from([2, 4]),
 )  # fmt: skip
 kept = st.builds(
-    Part, st.just("state"), st.tuples(st.integers(1, 4), st.just(1), st.integers(1, 9), st.integers(1, 99)),
+    CachePart, st.just("state"), st.tuples(st.integers(1, 4), st.just(1), st.integers(1, 9), st.integers(1, 99)),
     st.sampled_from([2, 4]),
 )  # fmt: skip
 both = st.tuples(st.lists(grown, max_size=2), st.lists(ringed | kept, max_size=3))
@@ -107,7 +107,7 @@ def test_before_anything_is_compiled_weights_and_cache_are_judged_alone() -> Non
 
 
 def test_slots_that_were_asked_for_by_number_are_lowered_by_that_flag() -> None:
-    made = [Part("kv", (32, 30, 8, 4096, 128), 2)] * 2
+    made = [CachePart("kv", (32, 30, 8, 4096, 128), 2)] * 2
     cache = Cache.of(made, Limits(4096, 24), fixed_slots=True)
     assert (cache.spare_slots, cache.spare_tokens) == (6, 0)
     assert "--cache-slots 15 at 4096 tokens" in refused(Need(8 * GIB, cache.bytes(24, 4096)), cache, Limits(4096, 24))
@@ -123,7 +123,9 @@ def test_states_are_counted_once_a_sequence_whatever_its_length() -> None:
 
 
 def test_a_ring_is_counted_up_to_its_places() -> None:
-    cache = Cache.of([Part("ring", (26, 3, 4, 640, 64), 2), Part("kv", (4, 3, 4, 4096, 64), 2)], Limits(4000, 3))
+    cache = Cache.of(
+        [CachePart("ring", (26, 3, 4, 640, 64), 2), CachePart("kv", (4, 3, 4, 4096, 64), 2)], Limits(4000, 3)
+    )
     assert (cache.spare_slots, cache.spare_tokens) == (0, 0)
     assert cache.bytes(1, 4000) == (26 * 640 + 4 * 4096) * 4 * 64 * 2
     assert cache.bytes(1, 500) == (26 + 4) * 512 * 4 * 64 * 2

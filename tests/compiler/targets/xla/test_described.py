@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llmc.compiler.targets.xla.capacity import Part
+from llmc.compiler.targets.xla.capacity import CachePart
 from llmc.compiler.targets.xla.described import _cache_parts
 from llmc.runtime.cache_shape import CacheTensor, key_value
 
@@ -16,6 +16,6 @@ def test_keys_and_values_are_split_by_heads_where_these_divide_and_states_are_wh
         "cache": [{"kind": kind, "shape": shape, "dtype": "float32"} for kind, shape in zip(kinds, shapes, strict=True)]
     }
     assert _cache_parts(layout, groups, 2) == [
-        Part("kv", (1, 8, 2, 49, 16), 4), Part("kv", (1, 8, 2, 49, 32), 4), Part("state", (1, 8, 3, 96), 4),
-        Part("kv", (2, 8, 3, 49, 16), 4),
+        CachePart("kv", (1, 8, 2, 49, 16), 4), CachePart("kv", (1, 8, 2, 49, 32), 4),
+        CachePart("state", (1, 8, 3, 96), 4), CachePart("kv", (2, 8, 3, 49, 16), 4),
     ]  # fmt: skip

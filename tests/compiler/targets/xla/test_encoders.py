@@ -20,9 +20,9 @@ from llmc.buckets.encoding import EncodePlan
 from llmc.buckets.limits import Limits
 from llmc.buckets.plan import Provenance
 from llmc.compiler.options import CompileOptions
-from llmc.compiler.targets.encoders import encoder_target, open_encoder_target
-from llmc.compiler.targets.xla.chips import CHIPS
+from llmc.compiler.targets.encoder import encoder_target, open_encoder_target
 from llmc.compiler.targets.xla.report import lines
+from llmc.compiler.targets.xla.topology import CHIPS
 from llmc.errors import ArtifactError, CompileError, InputError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.executors.encoders import open_encoder

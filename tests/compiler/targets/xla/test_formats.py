@@ -18,10 +18,11 @@ from llmc.compiler.pipeline.bind import bind
 from llmc.compiler.pipeline.compile import compile_bundle
 from llmc.compiler.targets import open_target
 from llmc.compiler.targets.declared import declared
-from llmc.compiler.targets.xla.formats import CODES, SCALE, described_as
+from llmc.compiler.targets.xla.formats import CODES, described_as
 from llmc.compiler.targets.xla.sharding import AXIS, describe, weight_shardings
 from llmc.compiler.verification.cache import beyond
 from llmc.compiler.weights.rows import codes, scales
+from llmc.compiler.weights.weightless import SCALE
 from llmc.errors import CheckpointError, InputError, UnknownNameError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.cache_shape import CacheShape
@@ -81,7 +82,7 @@ def test_a_step_computes_what_it_computes_with_the_weights_that_codes_and_scales
     import jax
     import jax.numpy as jnp
 
-    from llmc.compiler.targets.xla.quantised_core import QuantisedCore
+    from llmc.compiler.targets.xla.step import QuantisedCore
 
     core, given = flat_core("decode"), inputs("decode")
     names, held, rounded = [], [], []
@@ -176,14 +177,16 @@ class TestOptions:
     def test_estimates_count_the_bytes_of_each_format(self) -> None:
         target = open_target("xla")
         options = target.configure(CompileOptions.of("xla", quantize="fp8", kv_cache_dtype="bf16"))
-        assert target.weight_bits(options, Weights(1000)) == 8
-        assert (target.cache_dtype(options), target.cache_bytes(options)) == ("bf16", 2)
+        assert target.costs.weight_bits(options, Weights(1000)) == 8
+        assert (target.verification.cache_dtype(options), target.costs.cache_bytes(options)) == ("bf16", 2)
         plain = target.configure(CompileOptions.of("xla"))
-        assert (target.weight_bits(plain, Weights(1)), target.cache_bytes(plain)) == (32, 4)
+        assert (target.costs.weight_bits(plain, Weights(1)), target.costs.cache_bytes(plain)) == (32, 4)
 
     def test_limits_are_the_sum_of_what_each_format_may_add(self) -> None:
         target = open_target("xla")
-        found = target.limits(target.configure(CompileOptions.of("xla", quantize="fp8", kv_cache_dtype="fp8")))
+        found = target.verification.limits(
+            target.configure(CompileOptions.of("xla", quantize="fp8", kv_cache_dtype="fp8"))
+        )
         assert found.quality == "fp8 + fp8 KV cache"
 
     def test_a_cache_in_the_steps_own_dtype_is_no_option(self) -> None:

@@ -17,7 +17,7 @@ from llmc.compiler.architectures.shared.caches import uniform_cache_of
 from llmc.compiler.frontend.trace import WeightlessProgram, trace_weightless
 from llmc.compiler.program.sized import BoundProgram, Operation, Ref, TracedProgram
 from llmc.compiler.program.to_export import serialise
-from llmc.compiler.targets.xla.scan_names import NotRollableError, stacked_names
+from llmc.compiler.targets.xla.scan_layers import NotRollableError, stacked_names
 from llmc.testing.toy import VOCAB
 from tests.compiler import tiny
 from tests.compiler.targets.xla.unoptimised import unoptimised
@@ -125,7 +125,7 @@ def test_rolled_layers_compute_what_layers_in_a_row_compute(case: str, bucket: s
 
 
 def test_layers_of_different_windows_share_a_body_that_takes_its_layers_mask() -> None:
-    from llmc.compiler.targets.xla.scan_match import fold
+    from llmc.compiler.targets.xla.scan_layers import fold
 
     varying = fold(program(MIXED, "decode")).varying
     assert len(varying) == 2, "the mask, and which places hold a token of the past"
@@ -135,7 +135,7 @@ def test_layers_of_different_windows_share_a_body_that_takes_its_layers_mask() -
 
 
 def test_what_the_compiler_sees_does_not_grow_with_the_layers() -> None:
-    from llmc.compiler.targets.xla.scan_match import fold
+    from llmc.compiler.targets.xla.scan_layers import fold
 
     three, four = (fold(program("llama", "decode", layers=n)) for n in (3, 4))
     for part in ("prelude", "body", "epilogue"):

@@ -26,7 +26,7 @@ class EchoCore:
     def run(self, given: Any, read: Any, weights: Any) -> Any:
         import jax.numpy as jnp
 
-        from llmc.compiler.targets.xla.step import Outcome
+        from llmc.compiler.targets.xla.step import StepOutput
 
         token_ids = given["token_ids"]
         batch, query = token_ids.shape
@@ -34,7 +34,7 @@ class EchoCore:
         logits = sum(k.sum((1, 2, 3)) + v.sum((1, 2, 3)) for k, v in rows)
         new = jnp.stack([token_ids + layer / 10 for layer in range(LAYERS)])
         new = jnp.broadcast_to(new[:, :, None, :, None], (LAYERS, batch, HEADS, query, SIZE)).astype(jnp.float32)
-        return Outcome(jnp.broadcast_to(logits[:, None], (batch, 5)) + 0 * weights[0].sum(), (), (new, -new))
+        return StepOutput(jnp.broadcast_to(logits[:, None], (batch, 5)) + 0 * weights[0].sum(), (), (new, -new))
 
 
 def run(
@@ -171,12 +171,12 @@ def altered(old: str, new: str) -> Any:
 
 @full
 def test_an_operator_without_a_rule_is_named_with_the_layer_that_it_came_from() -> None:
-    from llmc.compiler.targets.xla.evaluate import evaluate
+    from llmc.compiler.targets.xla.operators import evaluate
 
     program = altered("torch.ops.aten.silu.default", "torch.ops.aten.celu.default")
     import jax.numpy as jnp
 
-    from llmc.compiler.targets.xla.evaluate import narrowed
+    from llmc.compiler.targets.xla.operators import narrowed
 
     fields = json.loads(traced(False))["graph_module"]["graph"]["tensor_values"]
     sizes = {"token_ids": (2, 4), "past_lengths": (2,), "new_lengths": (2,)}

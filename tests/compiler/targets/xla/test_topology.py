@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 
 from llmc.compiler.targets.xla import topology
-from llmc.compiler.targets.xla.chips import CHIPS
-from llmc.compiler.targets.xla.topology import device_bytes, known, parse_topology
+from llmc.compiler.targets.xla.topology import CHIPS, device_bytes, known, parse_topology
 from llmc.errors import DeviceError, InputError
 from llmc.platforms import install_line
 from llmc.runtime.executors.xla.client import LIBTPU_ENVIRONMENT

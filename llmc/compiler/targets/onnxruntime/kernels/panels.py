@@ -9,11 +9,22 @@ their offsets are the minimums as they are. The parts:
   gated            the same of a matrix [2 · N, K] whose first half gates the second: panels of both in turn
   panels+offsets, gated+offsets   the same with an offset for each block
   panels+zeros, gated+zeros       the same with a whole zero point for each block, which float16 holds exactly
+
+Tensors of experts [E, N, K] have the matrices of all experts one after the other (source/experts.c). Families eachpq8,
+eachpkept4 and so on are pq8, pkept4 and so on of each expert, with the same parts; turnedpq8 and turnedpq4 those of
+tensors [E, K, N], whose blocks, where they have any, are of matrices [N, K] already.
+
+Matrices of LoRA adapters that requests choose have a line for each rank (source/adapted.c). Family
+`lora`, of one A [R, in] and of the B [out, R] of modules that are one above the other. Its parts are
+  low      uint8 [R, in]: the signed codes of A's rows, up to whole vectors of LANES
+  high     uint8 [R, out]: the same of B's columns
+  scales   float32 [R]: what the product of a row's and a column's codes is multiplied by
+Codes are symmetric, with a scale for each line (weights/rows.py), so that no adapter decides how another is rounded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -22,13 +33,16 @@ from numpy.typing import NDArray
 
 from llmc.compiler.checkpoint.gguf_types.blocks import IQ4_CODES
 from llmc.compiler.checkpoint.quantised.small_floats import E2M1_CODES
-from llmc.compiler.targets.unfit import unfit_for_kernels
+from llmc.compiler.targets.onnxruntime.options import unfit_for_kernels
 from llmc.compiler.weights import nbits
+from llmc.compiler.weights.experts import each_expert
 from llmc.compiler.weights.recipes import TensorSource, quantise_q8
+from llmc.compiler.weights.rows import codes, scales
 from llmc.errors import CheckpointError
 
 if TYPE_CHECKING:
     from llmc.compiler.targets.onnxruntime.formats import MatrixFormat
+    from llmc.compiler.weights.recipes import TensorSource
 
 Codes = NDArray[np.uint8]
 Array = NDArray[np.float32]
@@ -170,3 +184,59 @@ def to_float16(scales: Array) -> Array:
 def _in_turn(rows: int) -> NDArray[np.int64]:
     """Rows of both halves, 16 of the first, 16 of the second, and so on."""
     return np.arange(rows).reshape(2, -1, LANES).transpose(1, 0, 2).reshape(-1)
+
+
+_Make = Callable[[Sequence[str], TensorSource, int], Panels]
+
+
+class ExpertPanels(Mapping[str, NDArray[np.uint8]]):
+    """The parts of one tensor of experts, each made when it is asked for, an expert at a time."""
+
+    def __init__(
+        self, make: _Make, names: Sequence[str], source: TensorSource, block: int, *, turned: bool = False
+    ) -> None:
+        (self.name,) = names
+        self.make, self.source, self.block, self.turned = make, source, block, turned
+
+    def __getitem__(self, part: str) -> NDArray[np.uint8]:
+        if part not in PARTS:
+            raise KeyError(part)
+        each = each_expert(self.name, self.source, turned=self.turned)
+        return np.concatenate([self.make([one.name], one, self.block)[part] for one in each])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(PARTS)
+
+    def __len__(self) -> int:
+        return len(PARTS)
+
+
+eachpq8 = partial(ExpertPanels, pq8)
+eachpq4 = partial(ExpertPanels, pq4)
+turnedpq8 = partial(ExpertPanels, pq8, turned=True)
+turnedpq4 = partial(ExpertPanels, pq4, turned=True)
+eachpkept4 = partial(ExpertPanels, pkept4)
+eachpkept6 = partial(ExpertPanels, pkept6)
+eachpkept8 = partial(ExpertPanels, pkept8)
+eachpkeptiq4 = partial(ExpertPanels, pkeptiq4)
+eachpkeptfloat4 = partial(ExpertPanels, pkeptfloat4)
+
+
+def lora(names: Sequence[str], source: TensorSource, block: int) -> dict[str, NDArray[Any]]:
+    """The parts of family lora."""
+    del block
+    low, *high = (source.tensor(name) for name in names)
+    columns = np.concatenate(high).T
+    each = scales(low, "int8"), scales(columns, "int8")
+    return {"low": _lines(low, each[0]), "high": _lines(columns, each[1]), "scales": each[0] * each[1]}
+
+
+def line(width: int) -> int:
+    """Codes of a line of so many numbers."""
+    return -(-width // LANES) * LANES
+
+
+def _lines(matrix: Array, scale: Array) -> NDArray[np.uint8]:
+    made = np.zeros((len(matrix), line(matrix.shape[1])), np.int8)
+    made[:, : matrix.shape[1]] = codes(matrix, scale, "int8")
+    return made.view(np.uint8)

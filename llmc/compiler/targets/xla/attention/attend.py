@@ -3,6 +3,10 @@
 Portable programs have the plain form, on every platform: JAX keeps them readable for later versions, and promises
 nothing for Triton's IR (jax/_src/export/_export.py of 0.10.2, _CUSTOM_CALL_TARGETS_GUARANTEED_STABLE). What is compiled
 for a card is the same step traced `with_kernel`.
+
+`plain_attention` is what every platform without a kernel computes, and the meaning of the kernel. As in the dialect
+`two_part` (frontend/attention.py): scores over the past and over the new tokens side by side, one softmax in float32,
+two value products.
 """
 
 from __future__ import annotations
@@ -14,14 +18,62 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+from jax import lax
 from jax.sharding import PartitionSpec
 
 from llmc.compiler.targets.xla.attention.cache_view import CacheView, Past
-from llmc.compiler.targets.xla.attention.flash import flash_attention
-from llmc.compiler.targets.xla.attention.plain import plain_attention
+from llmc.compiler.targets.xla.attention.kernel import flash_attention
 from llmc.runtime.executors.xla.envelope import AXIS
 
 Array = Any
+
+
+def plain_attention(
+    query: Array, key: Array, value: Array, past: Past, past_lengths: Array,
+    scale: float, softcap: float, window: int,
+) -> Array:  # fmt: skip
+    """query [B, Hq, Q, D], key [B, Hkv, Q, D], value [B, Hkv, Q, Dv] → [B, Q, Hq, Dv], over the cached tokens and the
+    new ones."""
+    batch, heads, length, size = query.shape
+    kv_heads = key.shape[1]
+    precision = lax.Precision.HIGHEST if query.dtype == jnp.float32 else lax.Precision.DEFAULT
+    positions = past_lengths[:, None] + jnp.arange(length)
+    keys, values, at = [key], [value], [positions]
+    live = jnp.ones((batch, length), bool)
+    if past:
+        tokens = _positions(past_lengths[:, None], past[0].places, window)
+        held = (tokens >= 0) & (tokens < past_lengths[:, None])
+        # what lies past the live length may be NaN, and 0 × NaN is NaN: replaced, not masked
+        cached = [jnp.where(held[:, None, :, None], view.rows(), 0).astype(query.dtype) for view in past]
+        keys, values, at = [cached[0], key], [cached[1], value], [tokens, positions]
+        live = jnp.concatenate([held, live], 1)
+    position = jnp.concatenate(at, 1)[:, None, :]
+    seen = (position <= positions[..., None]) & live[:, None, :]
+    if window > 0:
+        seen &= position > positions[..., None] - window
+    grouped = (query * scale).astype(query.dtype).reshape(batch, kv_heads, -1, size)
+    parts = [jnp.einsum("bhrd,bhkd->bhrk", grouped, k, precision=precision) for k in keys]
+    scores = jnp.concatenate(parts, -1).reshape(batch, kv_heads, heads // kv_heads, length, -1).astype(jnp.float32)
+    if softcap:
+        scores = jnp.tanh(scores / softcap) * softcap
+    lowest = jnp.finfo(jnp.float32).min
+    weights = jax.nn.softmax(jnp.where(seen[:, None, None], scores, lowest), axis=-1).astype(value.dtype)
+    weights = weights.reshape(batch, kv_heads, -1, weights.shape[-1])
+    begin = weights.shape[-1] - length
+    out = jnp.einsum("bhrk,bhkd->bhrd", weights[..., begin:], value, precision=precision)
+    if past:
+        out += jnp.einsum("bhrk,bhkd->bhrd", weights[..., :begin], values[0], precision=precision)
+    return jnp.swapaxes(out.reshape(batch, heads, length, -1), 1, 2)
+
+
+def _positions(past: Array, places: Any, window: int) -> Array:
+    """Of each row's places [B, places]; with a window the last one before `past` [B, 1] that a ring of so many places
+    has there, below 0 where there is none."""
+    place = jnp.broadcast_to(jnp.arange(places), (len(past), places))
+    return place if window <= 0 else past - 1 - jnp.remainder(past - 1 - place, places)
+
+
 _RULE = ("scale", "softcap", "window")
 # layers are alike: of all of a step the first is traced
 _FLASH = jax.jit(flash_attention, static_argnames=_RULE)

@@ -1,4 +1,5 @@
-"""One program of the attention kernel, in Pallas for Triton: some query rows of one key/value head over one split.
+"""Attention of a step as a kernel in Pallas for Triton: each program has some query rows of one key/value head over one
+split.
 
 Grid (B, kv_heads, tiles · splits). A tile has `rows` query rows of the head's group, ordered by token, then by head:
 row r is token r // group, head r % group of the group. Split s takes the s-th part of the blocks of cached tokens that
@@ -6,20 +7,108 @@ the tile may see; the last split also takes the new tokens. Only live tokens are
 the row's live length, so that what lies beyond it, NaN included, never enters.
 
 Softmax is the running one (Milakov and Gimelshein 2018, arXiv:1805.02867), over splits as in flash decoding: with
-several splits the program leaves the unnormalised sum, its largest score and its weight; `flash.merge` adds them up.
+several splits the program leaves the unnormalised sum, its largest score and its weight; `merge` adds them up.
+
+`Tiling` divides a step into rows, blocks and splits, from shapes alone. Sizes of tiles are powers of two of at least
+16: Triton's own rule for operands of a product on tensor cores (`tl.dot` in its documentation). Nothing here was tuned
+on a card.
+
+`flash_attention` reads the slot cache where it lies, and of each row only its live tokens.
+`jax.experimental.pallas.ops.gpu.decode_attention` would do for one new token, but takes keys and values
+[B, tokens, kv_heads, head_dim]: our cache would be copied into that form in every step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
-from llmc.compiler.targets.xla.attention.tiling import Tiling
+from llmc.compiler.targets.xla.attention.cache_view import Past
+
+_LEAST = 16
+_BLOCK_BYTES = 16 * 1024
+"""Keys of one block. Two stages of keys and values, with the queries, fit the 99 KiB that a program may have on the
+smallest cards (compute capability 8.6 and 8.9; CUDA C++ Programming Guide, "Technical Specifications")."""
+_ROWS = 64
+"""Query rows of a program at most."""
+_SUMS = 64 * 128
+"""Sums of a program, unless its values are wider than 512: 64 registers a thread of 128."""
+_PROGRAMS = 264
+"""Programs wanted: two for each of an H100's 132 multiprocessors."""
+_SPLIT_TOKENS = 256
+"""Places for which a split of its own pays."""
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """Sizes of one step's attention, and how programs divide it."""
+
+    batch: int
+    kv_heads: int
+    group: int
+    """Query heads of a key/value head."""
+    query: int
+    head_dim: int
+    """Of queries and keys."""
+    value_dim: int
+    """Of values, and of what comes out."""
+    places: int
+    """Of a row's cached tokens; 0 without a cache."""
+    item_bytes: int
+    """Bytes of a number of query, key and value."""
+    wraps: bool = False
+    """Whether a row may have more cached tokens than places, of which these are a ring then."""
+
+    @property
+    def padded_dim(self) -> int:
+        """head_dim, as a power of two."""
+        return _power(self.head_dim)
+
+    @property
+    def padded_value(self) -> int:
+        """value_dim, as a power of two."""
+        return _power(self.value_dim)
+
+    @property
+    def rows(self) -> int:
+        """Query rows of a program."""
+        return min(_power(self.group * self.query), _ROWS, max(_LEAST, _SUMS // self.padded_value))
+
+    @property
+    def tiles(self) -> int:
+        """Programs that share the query rows of one head."""
+        return -(-self.group * self.query // self.rows)
+
+    @property
+    def block(self) -> int:
+        """Places read at once."""
+        widest = max(self.padded_dim, self.padded_value)
+        return max(_LEAST, min(128, _BLOCK_BYTES // (widest * self.item_bytes)))
+
+    @property
+    def block_new(self) -> int:
+        """New tokens read at once."""
+        return min(self.block, _power(self.query))
+
+    @property
+    def splits(self) -> int:
+        """Programs that share the places of one tile: enough to fill a card, each with a share that pays."""
+        wanted = _PROGRAMS // (self.batch * self.kv_heads * self.tiles)
+        return max(1, min(wanted, -(-self.places // _SPLIT_TOKENS)))
+
+
+def _power(number: int) -> int:
+    """The least power of two that is a tile's size and holds `number`."""
+    return max(_LEAST, 1 << (number - 1).bit_length())
+
 
 Ref = Any
 Array = Any
@@ -33,7 +122,7 @@ def program(
     layer: Ref, slots: Ref, past: Ref, query: Ref, key: Ref, value: Ref, keys: Ref, values: Ref, *outs: Ref,
     tiling: Tiling, scale: float, softcap: float, window: int,
 ) -> None:  # fmt: skip
-    """See the module's docstring; shapes are those of `flash.flash_attention`.
+    """Shapes are those of `flash_attention`.
 
     `layer` [2] (of keys, and of values) and `slots` [B] say where a row's tokens lie in `keys` and `values`, `past` [B]
     how many are live; these five are None without a cache. `outs` are the result [B, Q, Hq, Dv], or with several splits
@@ -110,3 +199,56 @@ def _add(carried: _Running, q: Array, k: Array, v: Array, seen: Array, scale: fl
     keep = jnp.exp(largest - top)
     total = total * keep[:, None] + plt.dot(weights.astype(v.dtype), v, precision=precision)
     return top, weight * keep + jnp.sum(weights, axis=1), total
+
+
+def flash_attention(
+    query: Array, key: Array, value: Array, past: Past, past_lengths: Array,
+    scale: float, softcap: float, window: int, interpret: bool = False,
+) -> Array:  # fmt: skip
+    """query [B, Hq, Q, D], key [B, Hkv, Q, D], value [B, Hkv, Q, Dv] → [B, Q, Hq, Dv], over the cached tokens and the
+    new ones.
+
+    A dummy row attends to its new tokens alone. `interpret` runs the kernel in NumPy's stead, on any platform.
+    """
+    batch, heads, length, size = query.shape
+    kv_heads, width = key.shape[1], value.shape[3]
+    places, wraps = ((past[0].places or 0), past[0].wraps) if past else (0, False)
+    tiling = Tiling(batch, kv_heads, heads // kv_heads, length, size, width, places, query.dtype.itemsize, wraps)
+    rows = jnp.swapaxes(query, 1, 2)
+    inputs: tuple[Array, ...] = (rows, key, value)
+    if past:
+        keys, values = past
+        live = jnp.where(keys.slots >= 0, past_lengths, 0)
+        inputs = (
+            jnp.stack([jnp.asarray(view.layer, jnp.int32) for view in past]),
+            jnp.maximum(keys.slots, 0),
+            live,
+            *inputs,
+            keys.cache,
+            values.cache,
+        )
+    made = (batch, length, heads, width)
+    shapes = [jax.ShapeDtypeStruct(made, query.dtype)]
+    if tiling.splits > 1:
+        sums = jax.ShapeDtypeStruct((tiling.splits, *made), jnp.float32)
+        shapes = [sums, *[jax.ShapeDtypeStruct(sums.shape[:-1], jnp.float32)] * 2]
+    outs = pl.pallas_call(
+        partial(_program, tiling=tiling, scale=scale, softcap=softcap, window=window),
+        out_shape=shapes,
+        grid=(batch, kv_heads, tiling.tiles * tiling.splits),
+        compiler_params=plt.CompilerParams(num_warps=4, num_stages=2),
+        interpret=interpret,
+        name="attention",
+    )(*inputs)
+    return outs[0] if tiling.splits == 1 else merge(*outs).astype(query.dtype)
+
+
+def merge(sums: Array, tops: Array, weights: Array) -> Array:
+    """The splits' unnormalised sums [splits, …, D], largest scores and weights [splits, …] as one result [… , D]."""
+    share = jnp.exp(tops - jnp.max(tops, axis=0))
+    return jnp.sum(sums * share[..., None], axis=0) / jnp.sum(weights * share, axis=0)[..., None]
+
+
+def _program(*refs: Any, tiling: Tiling, **rule: Any) -> None:
+    given = refs if tiling.places else (None, None, None, *refs[:3], None, None, *refs[3:])
+    program(*given, tiling=tiling, **rule)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from llmc.compiler.targets.onnxruntime.kernels.adapters import line, lora
+from llmc.compiler.targets.onnxruntime.kernels.panels import line, lora
 from tests.compiler.targets.onnxruntime.kernels.single import Library, run
 
 ENDS = [0, 3, 3, 24, 29]

@@ -20,16 +20,14 @@ from llmc.artifacts.bundle.reader import blob_path
 from llmc.artifacts.key import Key
 from llmc.artifacts.store.store import Store
 from llmc.buckets.limits import Limits
-from llmc.compiler.options import CompileOptions
+from llmc.compiler.options import CompileOptions, UnfitError
 from llmc.compiler.pipeline.compile import CompileResult, compile_bundle
 from llmc.compiler.targets import open_target
+from llmc.compiler.targets.onnxruntime import options as kernel_options
 from llmc.compiler.targets.onnxruntime import target as onnxruntime
-from llmc.compiler.targets.onnxruntime.gguf_default import KEPT
 from llmc.compiler.targets.onnxruntime.kernels import build as kernels
-from llmc.compiler.targets.onnxruntime.kernels import limits
-from llmc.compiler.targets.onnxruntime.kernels.limits import require_heads
 from llmc.compiler.targets.onnxruntime.kernels.panels import PARTS, Panels, to_float16
-from llmc.compiler.targets.unfit import UnfitError
+from llmc.compiler.targets.onnxruntime.options import KEPT, require_heads
 from llmc.compiler.weights.recipes import quantise_q8
 from llmc.errors import ArtifactError, CheckpointError, CompileError, InputError, UnknownNameError
 from llmc.runtime.bundle import Bundle
@@ -268,7 +266,7 @@ def test_a_gguf_s_blocks_are_kept_as_if_asked_for_and_the_manifest_says_why(libr
 def test_a_gguf_that_the_kernels_do_not_take_has_int8_in_the_runtime_s_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "_MOST_DIM", 8)
+    monkeypatch.setattr(kernel_options, "_MOST_DIM", 8)
     made, path = compile_with(write_gguf(tmp_path / "m.gguf", types=BLOCKS), tmp_path, verify="none")
     options = Bundle.open(path).manifest.options
     assert (options["quantize"], options["kernels"]) == ("int8", "onnxruntime")

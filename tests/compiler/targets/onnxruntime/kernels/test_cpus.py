@@ -15,7 +15,7 @@ from llmc.cli.accuracy import verified_line
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.compile import compile_bundle
 from llmc.compiler.targets import open_target
-from llmc.compiler.targets.deployment import Deployment
+from llmc.compiler.targets.base import Deployment
 from llmc.compiler.targets.onnxruntime.for_cpus import verified_by
 from llmc.compiler.targets.onnxruntime.kernels.cpus import sets_for
 from llmc.compiler.targets.onnxruntime.options import CPU_OPTION
@@ -85,14 +85,19 @@ def test_options_that_do_not_go_together_are_refused(monkeypatch: pytest.MonkeyP
 def test_cpus_stand_behind_the_device_s_name_as_behind_the_option(device: str) -> None:
     found = configured(device)
     assert CPU_OPTION.of(found) == "aarch64-neoverse-v1"
-    assert open_target(device).needed_features(found) == I8MM.isa
-    assert open_target(device).compiled_with(device, {"cpu": "aarch64-neoverse-v1"}).get("cpu") == CPU_OPTION.of(found)
+    assert open_target(device).recorded(found).features == I8MM.isa
+    again = open_target(device).configure(CompileOptions.of(device, cpu="aarch64-neoverse-v1"))
+    assert CPU_OPTION.of(again) == CPU_OPTION.of(found)
 
 
 def test_the_engine_that_takes_cpus_is_what_a_cpu_stands_for() -> None:
     deployment = Deployment(PLAN.limits, {}, {"model_type": "llama"}, [])
-    target, options, why = open_target("cpu:zen4").resolve(CompileOptions.of("cpu:zen4"), deployment)
-    assert (target.name, CPU_OPTION.of(options), why) == ("onnxruntime", "zen4", "only onnxruntime takes --cpu")
+    found = open_target("cpu:zen4").resolve(CompileOptions.of("cpu:zen4"), deployment)
+    assert (found.target.description.name, CPU_OPTION.of(found.options), found.why) == (
+        "onnxruntime",
+        "zen4",
+        "only onnxruntime takes --cpu",
+    )
 
 
 @pytest.mark.parametrize(

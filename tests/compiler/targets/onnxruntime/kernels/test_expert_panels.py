@@ -10,8 +10,7 @@ import pytest
 from llmc.compiler.architectures.shared.size import Weights
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.targets.onnxruntime.formats import OnnxOptions
-from llmc.compiler.targets.onnxruntime.kernels.expert_panels import eachpq4, eachpq8
-from llmc.compiler.targets.onnxruntime.kernels.panels import PARTS, panel_bytes
+from llmc.compiler.targets.onnxruntime.kernels.panels import PARTS, eachpq4, eachpq8, panel_bytes
 from llmc.compiler.targets.onnxruntime.target import OnnxRuntimeTarget
 from llmc.compiler.targets.onnxruntime.to_onnx import to_onnx
 from llmc.compiler.weights.experts import OneExpert
@@ -56,4 +55,4 @@ def test_each_expert_is_as_it_is_alone(family: type, bits: int, part: str) -> No
 @pytest.mark.parametrize(("kernels", "bits"), [("llmc", 8.5), ("onnxruntime", 32)])
 def test_memory_is_estimated_as_experts_are_held(kernels: str, bits: float) -> None:
     options = CompileOptions.of(device="onnxruntime", quantize="int8", dtype="f32", kernels=kernels)
-    assert OnnxRuntimeTarget().weight_bits(options, Weights(1000, experts=True)) == bits
+    assert OnnxRuntimeTarget().costs.weight_bits(options, Weights(1000, experts=True)) == bits

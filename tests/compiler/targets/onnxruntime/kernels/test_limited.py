@@ -12,6 +12,7 @@ from llmc.artifacts.store.store import Store
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.compile import compile_bundle
 from llmc.compiler.targets import open_target
+from llmc.compiler.targets.openvino.target import default_dtype
 from llmc.runtime import host
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.executors import open_executor
@@ -50,8 +51,8 @@ def test_onnx_runtimes_own_kernels_are_not_limited(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv(CPU_ISA, own_set().name)
     target, options = open_target("onnxruntime"), configured(kernels="onnxruntime")
     monkeypatch.setattr("llmc.compiler.targets.onnxruntime.target.host_features", lambda: AMX.isa)
-    assert target.needed_features(options) == AMX.isa
-    assert target.needed_features(configured()) == own_set().isa
+    assert target.recorded(options).features == AMX.isa
+    assert target.recorded(configured()).features == own_set().isa
 
 
 @pytest.mark.parametrize(("device", "module"), [("openvino", "openvino.base_target"), ("xla", "xla.cpu")])
@@ -65,9 +66,9 @@ def test_what_libraries_compile_for_the_cpu_is_keyed_by_all_that_it_has(
 
 def test_openvinos_default_precision_is_that_of_the_smaller_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "host_features", lambda: AMX.isa)
-    assert open_target("openvino").default_dtype("int8") == "bf16"
+    assert default_dtype("int8") == "bf16"
     monkeypatch.setenv(CPU_ISA, "avx2")
-    assert open_target("openvino").default_dtype("int8") == "f32"
+    assert default_dtype("int8") == "f32"
 
 
 def compiled(model: Path, folder: Path) -> Bundle:

@@ -15,7 +15,7 @@ from llmc.compiler.frontend.trace import trace_weightless
 from llmc.compiler.program.sized import BoundProgram, TracedProgram
 from llmc.compiler.program.to_export import serialise
 from llmc.compiler.targets.xla.operators import RULES
-from llmc.compiler.targets.xla.scan_match import fold
+from llmc.compiler.targets.xla.scan_layers import fold
 from tests.compiler import tiny
 from tests.compiler.targets.xla.unoptimised import unoptimised
 from tests.tiers import full
@@ -35,7 +35,7 @@ def bound(case: str, sizes: tuple[int, int, int]) -> BoundProgram:
 
 
 def interpreted(**given: Any) -> Any:
-    from llmc.compiler.targets.xla.attention.flash import flash_attention
+    from llmc.compiler.targets.xla.attention.kernel import flash_attention
 
     views = (given.pop("past_key", None), given.pop("past_value", None))
     return flash_attention(past=None if views[0] is None else views, interpret=True, **given)

@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, ClassVar
 from llmc.artifacts.key import canonical_json
 from llmc.compiler.checkpoint.sentence_files import labels_of
 from llmc.compiler.code import code_digest
-from llmc.compiler.targets.encoders.base import Case, EncoderTarget, Made
+from llmc.compiler.targets.encoder import CompiledEncoder, EncoderCase, EncoderTarget
 from llmc.compiler.targets.fake import DECAY
+from llmc.compiler.weights.stage import stored_weights
 from llmc.errors import CheckpointError
 from llmc.runtime.executors.fake.program import EMBEDDING, HEAD
 
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
 
 class FakeEncoderTarget(EncoderTarget):
-    """See the module's docstring. One executable a bucket, unless it is asked for otherwise."""
+    """One executable a bucket, unless requested otherwise."""
 
     name: ClassVar[str] = "fake"
     encoder: ClassVar[str] = "fake-encoder"
@@ -46,56 +47,41 @@ class FakeEncoderTarget(EncoderTarget):
     reference_packages: ClassVar[tuple[str, ...]] = ()
 
     def specialised(self, options: CompileOptions) -> bool:
-        """Yes, so that tests see buckets."""
         return options.specialise is not False
 
     def toolchain(self) -> dict[str, str]:
-        """The version that the encoder checks before it replays."""
         from llmc.runtime.executors.fake.executor import FAKE_VERSION
 
         return {"fake": FAKE_VERSION}
 
-    def reference(self, checkpoint: Checkpoint, case: Case) -> Reference:
-        """The toy's definition, token by token."""
+    def reference(self, checkpoint: Checkpoint, case: EncoderCase) -> Reference:
         from llmc.compiler.verification.toy_encoding import toy_encoder
 
         return toy_encoder(checkpoint, case.task)
 
-    def traced(self, stages: Stages, case: Case, options: CompileOptions) -> Iterator[tuple[str, str]]:
-        """The constants: the program itself is built in."""
+    def traced(self, stages: Stages, case: EncoderCase, options: CompileOptions) -> Iterator[tuple[str, str]]:
         yield "toy", canonical_json(_constants(stages, case)).decode()
 
     def lowered(
-        self, stages: Stages, plan: EncodePlan, case: Case, options: CompileOptions
+        self, stages: Stages, plan: EncodePlan, case: EncoderCase, options: CompileOptions
     ) -> Iterator[tuple[str, str]]:  # fmt: skip
-        """Where the tensors lie."""
         yield "placements", stages.path(self._weights(stages).outputs["placements"]).read_text()
 
-    def make(self, stages: Stages, plan: EncodePlan, case: Case, options: CompileOptions) -> Made:
-        """Both tensors in one file, and constants and sizes as JSON for each bucket."""
+    def make(self, stages: Stages, plan: EncodePlan, case: EncoderCase, options: CompileOptions) -> CompiledEncoder:
         weights = self._weights(stages)
         shapes: list[tuple[int, int] | None] = [None]
         if options.specialise:
             shapes = [(bucket.batch, bucket.query) for bucket in plan.buckets]
         found = [(shape, self._executable(stages, weights, case, shape)) for shape in shapes]
-        return Made(found, {"weights": weights.outputs["weights"].digest}, {"type_ids": False})
+        return CompiledEncoder(found, {"weights": weights.outputs["weights"].digest}, {"type_ids": False})
 
     def _weights(self, stages: Stages) -> Entry:
-        def build(workspace: Workspace) -> Mapping[str, Blob]:
-            places, checkpoint = {}, stages.checkpoint
-            if set(checkpoint.tensor_names()) != {EMBEDDING, HEAD}:
-                raise CheckpointError(f"{checkpoint.path}: device fake takes the toy model alone, see targets/fake.py")
-            with workspace.writer() as out:
-                for name, stored in (("embedding", EMBEDDING), ("head", HEAD)):
-                    tensor = checkpoint.tensor(stored)
-                    places[name] = {"offset": out.tell(), "shape": tensor.shape}
-                    out.write(tensor.tobytes())
-            assert out.blob is not None  # it is set once the block has ended well
-            return {"weights": out.blob, "placements": workspace.put_bytes(canonical_json(places))}
+        checkpoint = stages.checkpoint
+        if set(checkpoint.tensor_names()) != {EMBEDDING, HEAD}:
+            raise CheckpointError(f"{checkpoint.path}: device fake takes the toy model alone, see targets/fake.py")
+        return stored_weights(stages, {"embedding": EMBEDDING, "head": HEAD})
 
-        return stages.run("weights", {**stages.reading(), "code": code_digest(self._weights)}, build)
-
-    def _executable(self, stages: Stages, weights: Entry, case: Case, shape: tuple[int, int] | None) -> Entry:
+    def _executable(self, stages: Stages, weights: Entry, case: EncoderCase, shape: tuple[int, int] | None) -> Entry:
         batch, query = shape or (None, None)
         constants = {"batch": batch, "query": query, **_constants(stages, case)}
         places = weights.outputs["placements"]
@@ -109,7 +95,7 @@ class FakeEncoderTarget(EncoderTarget):
         return stages.run("executable", components, build)
 
 
-def _constants(stages: Stages, case: Case) -> dict[str, int]:
+def _constants(stages: Stages, case: EncoderCase) -> dict[str, int]:
     """What a program has of the checkpoint's configuration."""
     config = stages.checkpoint.config
     labels = labels_of(config) if case.task == "score" else 0

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from llmc.compiler.code import code_digest
 from llmc.compiler.stages import toolchain, version_of
-from llmc.compiler.targets.encoders.base import Case, EncoderTarget, Made
+from llmc.compiler.targets.encoder import CompiledEncoder, EncoderCase, EncoderTarget
 from llmc.compiler.targets.openvino.precision import computes_in, require_precision
 from llmc.runtime.host import cpu_features
 
@@ -31,7 +31,7 @@ _ACTIVATIONS = "32"
 
 
 class OpenVinoEncoderTarget(EncoderTarget):
-    """See the module's docstring."""
+    """OpenVINO."""
 
     name: ClassVar[str] = "openvino"
     encoder: ClassVar[str] = "openvino-encoder"
@@ -49,7 +49,6 @@ class OpenVinoEncoderTarget(EncoderTarget):
         return "bf16" if computes_in("bf16", cpu_features()) else "f32"
 
     def configure(self, options: CompileOptions) -> CompileOptions:
-        """And a dtype that this CPU computes in."""
         made = super().configure(options)
         require_precision(made.dtype, cpu_features())
         return made
@@ -59,22 +58,20 @@ class OpenVinoEncoderTarget(EncoderTarget):
         return {"openvino": version_of("openvino", "openvino")}
 
     def lowered(
-        self, stages: Stages, plan: EncodePlan, case: Case, options: CompileOptions
+        self, stages: Stages, plan: EncodePlan, case: EncoderCase, options: CompileOptions
     ) -> Iterator[tuple[str, str]]:  # fmt: skip
-        """The model for every shape, OpenVINO's XML."""
         yield "model", stages.path(self._convert(stages, case, options).outputs["executable"]).read_text()
 
-    def make(self, stages: Stages, plan: EncodePlan, case: Case, options: CompileOptions) -> Made:
-        """One model; its precision is chosen when it is opened."""
+    def make(self, stages: Stages, plan: EncodePlan, case: EncoderCase, options: CompileOptions) -> CompiledEncoder:
         entry = self._convert(stages, case, options)
         exact = options.quantize == "none"
         properties = {"DYNAMIC_QUANTIZATION_GROUP_SIZE": "0" if exact else _ACTIVATIONS}
-        return Made(
+        return CompiledEncoder(
             [(None, entry)], {"weights": entry.outputs["weights"].digest},
             {"type_ids": bool(entry.meta["type_ids"]), "properties": properties},
         )  # fmt: skip
 
-    def _convert(self, stages: Stages, case: Case, options: CompileOptions) -> Entry:
+    def _convert(self, stages: Stages, case: EncoderCase, options: CompileOptions) -> Entry:
         components = {
             **case.components(stages),
             "quantize": options.quantize,

@@ -1,4 +1,5 @@
-"""The contract of targets for models without a cache: one device's compiler for a program of frontend/encode.py."""
+"""The contract of targets for models without a cache (one device's compiler for a program of frontend/encode.py), and
+the targets by the names of devices."""
 
 from __future__ import annotations
 
@@ -9,7 +10,9 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from llmc.compiler.checkpoint.sentence_files import JUDGES, judges
-from llmc.errors import CheckpointError, InputError
+from llmc.compiler.targets.base import Recorded
+from llmc.errors import CheckpointError, InputError, UnknownNameError
+from llmc.registry import Registry
 
 if TYPE_CHECKING:
     from llmc.artifacts.key import Value
@@ -24,14 +27,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Case:
+class EncoderCase:
     """What is compiled: the task, and the ids of "no" and "yes" where a decoder scores by their logits."""
 
     task: Task
     judges: tuple[int, int] | None = None
 
     @classmethod
-    def of(cls, checkpoint: Checkpoint, task: Task) -> Case:
+    def of(cls, checkpoint: Checkpoint, task: Task) -> EncoderCase:
         """The case of a checkpoint; raises CheckpointError for a decoder whose tokenizer has no such words."""
         if not judges(checkpoint, task):
             return cls(task)
@@ -57,7 +60,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Made:
+class CompiledEncoder:
     """Executables by shape ((batch, tokens), or None for every shape), each an entry with "executable"; `files` go into
     the bundle by name, `facts` into the manifest's options."""
 
@@ -131,20 +134,17 @@ class EncoderTarget(ABC):
         """Of the executables that this host makes: "portable" where each host that opens them compiles them."""
         return "portable"
 
-    def analyse(self, stages: Stages, made: Made, options: CompileOptions) -> dict[str, Any]:
+    def analyse(self, stages: Stages, made: CompiledEncoder, options: CompileOptions) -> dict[str, Any]:
         """Facts about the finished executables, for the manifest and --json, which the device's target for models that
         generate describes; empty if there are none. Raises CompileError if they do not fit their device."""
         return {}
 
-    def executor_of(self, options: CompileOptions) -> str:
-        """Name of the encoder that runs what is compiled with these options."""
-        return self.encoder
+    def recorded(self, options: CompileOptions) -> Recorded:
+        """What the manifest of a bundle with these options records: no instruction set, since devices compile at
+        open."""
+        return Recorded(self.encoder)
 
-    def needed_features(self, options: CompileOptions) -> tuple[str, ...]:
-        """For the manifest, the instruction set that a host needs: none, since the device compiles at open."""
-        return ()
-
-    def reference(self, checkpoint: Checkpoint, case: Case) -> Reference:
+    def reference(self, checkpoint: Checkpoint, case: EncoderCase) -> Reference:
         """The model that results are compared with. Raises CheckpointError."""
         from llmc.compiler.verification.encoding_reference import encoder_reference
 
@@ -154,7 +154,7 @@ class EncoderTarget(ABC):
     def toolchain(self) -> dict[str, str]:
         """Names and versions of the packages that determine an executable. Raises DeviceError where one is missing."""
 
-    def traced(self, stages: Stages, case: Case, options: CompileOptions) -> Iterator[tuple[str, str]]:
+    def traced(self, stages: Stages, case: EncoderCase, options: CompileOptions) -> Iterator[tuple[str, str]]:
         """The traced program as text, with its name; sizes are symbols. Raises CheckpointError and CompileError."""
         from llmc.compiler.frontend.encode import Encode, trace_encoder
         from llmc.compiler.program.import_encoder import import_encoder
@@ -163,11 +163,60 @@ class EncoderTarget(ABC):
 
     @abstractmethod
     def lowered(
-        self, stages: Stages, plan: EncodePlan, case: Case, options: CompileOptions
+        self, stages: Stages, plan: EncodePlan, case: EncoderCase, options: CompileOptions
     ) -> Iterator[tuple[str, str]]:  # fmt: skip
         """What the device's compiler takes, as text, each with its name: one for every shape, or one a bucket. Raises
         as `make`."""
 
     @abstractmethod
-    def make(self, stages: Stages, plan: EncodePlan, case: Case, options: CompileOptions) -> Made:
+    def make(self, stages: Stages, plan: EncodePlan, case: EncoderCase, options: CompileOptions) -> CompiledEncoder:
         """Trace, lower and compile, as cached stages. Raises CheckpointError and CompileError."""
+
+
+TARGETS = Registry(
+    "device for embedding and scoring",
+    "llmc.encoder_targets",
+    {
+        "fake": "llmc.compiler.targets.fake_encoder:FakeEncoderTarget",
+        "onnxruntime": "llmc.compiler.targets.onnxruntime.encoder:OnnxRuntimeEncoderTarget",
+        "openvino": "llmc.compiler.targets.openvino.encoder:OpenVinoEncoderTarget",
+        "tpu": "llmc.compiler.targets.xla.encoder:TpuEncoderTarget",
+        "xla": "llmc.compiler.targets.xla.encoder:XlaEncoderTarget",
+    },
+    untold=("fake",),
+)
+CPU, ENGINES = "cpu", ("openvino", "onnxruntime")
+"""What `--device cpu` stands for: the first of these that is installed."""
+
+
+def open_encoder_target(device: str) -> tuple[EncoderTarget, str]:
+    """The target that `device` stands for, and why.
+
+    Raises InputError for a device that has no form for models without a cache.
+    """
+    name, _, detail = device.partition(":")
+    if name != CPU:
+        return _named(name, device).of(detail), ""
+    targets = [(_named(engine, device), engine) for engine in ENGINES]
+    target, engine = next((found for found in targets if not found[0].missing()), targets[0])
+    why = "the first of the runtimes of CPUs for models without a cache"
+    if engine != ENGINES[0]:
+        why = f"{targets[0][0].missing()} is not installed here"
+    return target.of(detail), f"{engine}: {why}"
+
+
+def encoder_target(name: str) -> EncoderTarget:
+    """The target of that name, as manifests have it. Raises UnknownNameError."""
+    made: EncoderTarget = TARGETS.get(name)()
+    return made
+
+
+def _named(name: str, device: str) -> type[EncoderTarget]:
+    try:
+        found: type[EncoderTarget] = TARGETS.get(name)
+    except UnknownNameError:
+        offered = ", ".join([CPU, *TARGETS.told()])
+        raise InputError(
+            f"--device {device} has no form for models that embed or score; take one of {offered}"
+        ) from None
+    return found

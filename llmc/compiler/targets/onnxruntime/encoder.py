@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from llmc.compiler.code import code_digest
 from llmc.compiler.stages import toolchain, version_of
-from llmc.compiler.targets.encoders.base import Case, EncoderTarget, Made
+from llmc.compiler.targets.encoder import CompiledEncoder, EncoderCase, EncoderTarget
 
 if TYPE_CHECKING:
     from llmc.artifacts.digest import Blob
@@ -27,7 +27,7 @@ _BLOCK = 64
 
 
 class OnnxRuntimeEncoderTarget(EncoderTarget):
-    """See the module's docstring."""
+    """ONNX Runtime."""
 
     name: ClassVar[str] = "onnxruntime"
     encoder: ClassVar[str] = "onnxruntime-encoder"
@@ -35,7 +35,6 @@ class OnnxRuntimeEncoderTarget(EncoderTarget):
     packages: ClassVar[tuple[str, ...]] = ("onnxruntime", "onnx")
 
     def specialised(self, options: CompileOptions) -> bool:
-        """Where it was asked for."""
         return bool(options.specialise)
 
     def toolchain(self) -> dict[str, str]:
@@ -43,26 +42,24 @@ class OnnxRuntimeEncoderTarget(EncoderTarget):
         return {package: version_of(package) for package in ("onnxruntime", "onnx")}
 
     def lowered(
-        self, stages: Stages, plan: EncodePlan, case: Case, options: CompileOptions
+        self, stages: Stages, plan: EncodePlan, case: EncoderCase, options: CompileOptions
     ) -> Iterator[tuple[str, str]]:  # fmt: skip
-        """The ONNX model for every shape, in ONNX's text form."""
         import onnx
 
         model = stages.path(self._lower(stages, case, options).outputs["model"]).read_bytes()
         yield "model", onnx.printer.to_text(onnx.load_from_string(model))
 
-    def make(self, stages: Stages, plan: EncodePlan, case: Case, options: CompileOptions) -> Made:
-        """One graph with its weights, and of it an executable for every shape, or one a bucket."""
+    def make(self, stages: Stages, plan: EncodePlan, case: EncoderCase, options: CompileOptions) -> CompiledEncoder:
         lowered = self._lower(stages, case, options)
         shapes: list[tuple[int, int] | None] = [None]
         if options.specialise:
             shapes = [(bucket.batch, bucket.query) for bucket in plan.buckets]
-        return Made(
+        return CompiledEncoder(
             [(shape, self._executable(stages, lowered, shape)) for shape in shapes],
             {"weights": lowered.outputs["weights"].digest}, {"type_ids": bool(lowered.meta["type_ids"])},
         )  # fmt: skip
 
-    def _lower(self, stages: Stages, case: Case, options: CompileOptions) -> Entry:
+    def _lower(self, stages: Stages, case: EncoderCase, options: CompileOptions) -> Entry:
         components = {
             **case.components(stages),
             "quantize": options.quantize,

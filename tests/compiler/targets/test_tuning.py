@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from llmc.artifacts.digest import digest_bytes
 from llmc.artifacts.key import canonical_json
-from llmc.compiler.targets import tuning_file
-from llmc.compiler.targets.tuning import Results
-from llmc.compiler.targets.tuning_file import parse_results, read_results, write_results
+from llmc.compiler.targets import tuning
+from llmc.compiler.targets.tuning import Results, parse_results, read_results, write_results
 from llmc.errors import ArtifactError, InputError
 
 H100 = {"card": "NVIDIA H100 80GB HBM3", "compiler": "0.10.2"}
@@ -69,7 +68,7 @@ def test_what_is_wrong_is_said(data: bytes, problem: str) -> None:
 
 
 def test_a_huge_file_is_refused_before_it_is_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuning_file, "MAX_BYTES", 1 << 20)
+    monkeypatch.setattr(tuning, "MAX_BYTES", 1 << 20)
     with (tmp_path / "huge").open("wb") as file:
         file.truncate(1 << 40)
     with pytest.raises(ArtifactError, match="larger than 1 MiB"):

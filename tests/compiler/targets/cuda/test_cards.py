@@ -10,8 +10,7 @@ import pytest
 
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.targets import open_target
-from llmc.compiler.targets.cuda.cards import CARDS, card_of
-from llmc.compiler.targets.cuda.formats import READ_FROM, lacks_format
+from llmc.compiler.targets.cuda.cards import CARDS, READ_FROM, card_of, lacks_format
 from llmc.errors import InputError
 from tests.tiers import full
 
@@ -20,9 +19,9 @@ ROWS, COLUMNS = 8192, 2048
 
 def temporary(device: str, dtype: str) -> int:
     """Bytes that a product of eight tokens with such a matrix takes beside its inputs and outputs. Starts JAX."""
-    from llmc.compiler.targets.xla.build import Job, build
+    from llmc.compiler.targets.xla.build import XlaJob, build
     from llmc.compiler.targets.xla.described import DescribedTarget
-    from llmc.compiler.targets.xla.quantised import Quantised
+    from llmc.compiler.targets.xla.operators import Quantised
     from llmc.runtime.executors.envelope import Envelope
     from llmc.runtime.executors.xla.envelope import FORM, Tensor
 
@@ -31,7 +30,7 @@ def temporary(device: str, dtype: str) -> int:
     machine = target.machine(CompileOptions(device))
     shapes = {"x": ((8, COLUMNS), "bfloat16"), "w": ((ROWS, COLUMNS), dtype), "w_scale": ((ROWS,), "float32")}
     inputs = tuple(Tensor(name, shape, kind, (None,) * len(shape)) for name, (shape, kind) in shapes.items())
-    made = build(Job("step", lambda x, w, s: (Quantised(w, s).product(x, None),), inputs, (), "product"), machine)
+    made = build(XlaJob("step", lambda x, w, s: (Quantised(w, s).product(x, None),), inputs, (), "product"), machine)
     return int(Envelope.parse(made, device, FORM).header["memory"]["temporary"])
 
 

@@ -1,0 +1,88 @@
+"""What OpenVINO's executables take on a CPU beside the cache, as benchmarks/graph_memory.py measures it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from llmc.compiler.targets.calibration import CALIBRATE, HEAD_BITS, calibration_costs
+from llmc.compiler.targets.costs import Costs, S, Timing
+from llmc.compiler.targets.openvino.base_target import GROUP_SIZE, KV_CACHE_DTYPE, budget
+from llmc.compiler.targets.openvino.precision import PAGED_INT8
+from llmc.runtime.engine.engine import RAGGED_PREFILL_BUDGET
+from llmc.runtime.executors.openvino.paged_models import PACKED
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from llmc.buckets.bucket import Bucket
+    from llmc.compiler.architectures.shared.size import ModelSize, Weights
+    from llmc.compiler.options import CompileOptions
+
+LAYER_BYTES = 620_000
+"""Of graph and kernels for each layer, beside the packed copy of the weights."""
+LIVE = {True: 1.27, False: 2.08}
+"""Times what lives at once in the widest layer, by whether weights are quantised: what their products take is codes."""
+
+
+CACHE_BYTES = {"u8": 1, "bf16": 2, "f32": 4}
+
+
+class OpenVinoCosts(Costs):
+    """Of models for OpenVINO, on any device."""
+
+    def __init__(self, default_group: Callable[[str], int | None]) -> None:
+        self._default_group = default_group
+
+    def stage_costs(self, options: CompileOptions, buckets: Sequence[Bucket]) -> Mapping[str, Timing]:
+        return {**super().stage_costs(options, buckets), "finish": Timing(fixed=1.0, parameters=2.0)}
+
+    def weight_bits(self, options: CompileOptions, weights: Weights) -> float:
+        """Codes, and of each group a float32 zero point and a scale, which may have 16 bits in matmuls (finish.py)."""
+        quantize = str(options.quantize)
+        if quantize == "none":
+            return super().weight_bits(options, weights)
+        kept = weights.stored
+        scale = 32 if kept is None or weights.outer or kept.scales == "float32" else 16
+        if quantize == "keep" and kept is not None:
+            bits = 4 if kept.table == "float4" else kept.bits
+            return bits + (scale + (32 if kept.bits == 4 or kept.offsets else 0)) / kept.block
+        stored = kept is not None and kept.bits == 4
+        four = quantize == "int4" and (not weights.outer or HEAD_BITS.of(options) == 4 or stored)
+        asked = GROUP_SIZE.of(options)
+        group = self._default_group(quantize) if asked is None else asked
+        group = PAGED_INT8[0] if group is None else group
+        made = 32 if CALIBRATE.of(options) is None or weights.outer else 16
+        beside = (scale if stored else made) + 32 if four else 32
+        return (4 if four else 8) + (beside / group if group else 0)
+
+
+class OpenVinoCpuCosts(OpenVinoCosts):
+    """Of paged models on a CPU."""
+
+    graph_bytes_source: ClassVar[str] = "the packed copy of the weights, and the largest layer's activations of a step"
+
+    def stage_costs(self, options: CompileOptions, buckets: Sequence[Bucket]) -> Mapping[str, Timing]:
+        return {**super().stage_costs(options, buckets), **calibration_costs(options)}
+
+    def cache_bytes(self, options: CompileOptions) -> int:
+        """Of the precision that was asked for; the parameters of u8 blocks are an eighth more."""
+        return CACHE_BYTES[KV_CACHE_DTYPE.of(options) or "f32"]
+
+    def step_tokens(self, largest: int, options: CompileOptions) -> int:
+        """Long prompts run in chunks."""
+        return min(largest, RAGGED_PREFILL_BUDGET)
+
+    def graph_bytes(self, model: ModelSize, bucket: Bucket, options: CompileOptions) -> int:
+        """The packed copy of the weights, which OpenVINO keeps beside the file, and its graph."""
+        return self._packed(model, options) + model.layers * LAYER_BYTES
+
+    def _packed(self, model: ModelSize, options: CompileOptions) -> int:
+        return int(sum(weights.count * self.weight_bits(options, weights) for weights in model.weights) / 8)
+
+    def open_at_once(self, shapes: Sequence[S], model: ModelSize, options: CompileOptions) -> Sequence[S]:
+        """The executable for every shape, and as many of fixed sizes as the executor opens in its memory budget."""
+        every, *fixed = shapes
+        return [every, *fixed[: int(budget(options) / (PACKED * self._packed(model, options)))]]
+
+    def workspace_bytes(self, model: ModelSize, bucket: Bucket, options: CompileOptions) -> int:
+        return int(LIVE[options.quantize != "none"] * 4 * model.working_set * bucket.tokens)
