@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import pytest
@@ -12,8 +13,8 @@ from llmc.compiler.targets.base import Lowered, Shape
 from llmc.compiler.targets.fake import Compiling, FakeTarget
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.executors.fake import executor as fake
+from llmc.runtime.executors.fake.device import Kind
 from llmc.runtime.executors.fake.executor import FakeExecutor
-from llmc.runtime.executors.fake.kind import Kind
 from llmc.runtime.executors.fake.program import Program
 
 Replay: TypeAlias = "Callable[..., tuple[Any, Any]]"
@@ -83,7 +84,7 @@ def noting(note: Callable[[str, Any], object]) -> type[FakeExecutor]:
     """A device that may be opened in a thread, and tells "check" with the bundle, "warm" and "close" with itself."""
 
     class Noting(FakeExecutor):
-        opens_in_thread = True
+        description = replace(FakeExecutor.description, opens_in_thread=True)
 
         @classmethod
         def check(cls, bundle: Bundle) -> None:

@@ -25,8 +25,8 @@ from llmc.runtime.executors.envelope import Envelope
 from llmc.runtime.executors.xla import hosts
 from llmc.runtime.executors.xla.client import open_client
 from llmc.runtime.executors.xla.envelope import FORM, StepHeader
-from llmc.runtime.executors.xla.exported import compile_exported
-from llmc.runtime.executors.xla.hosts.cuda import CudaHost, needs_of
+from llmc.runtime.executors.xla.hosts import CudaHost, needs_of
+from llmc.runtime.executors.xla.programs import compile_exported
 from llmc.runtime.executors.xla.slot_executor import SLOT_PROGRAMS
 from llmc.runtime.nvidia import gpus
 

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from llmc.compiler.checkpoint.base import Checkpoint
     from llmc.compiler.targets.finishing import Finisher
     from llmc.runtime.cache_shape import CacheShape
-    from llmc.runtime.executors.fake.kind import Kind
+    from llmc.runtime.executors.fake.device import Kind
     from llmc.settings import Settings
 
 DECAY = -0.9
@@ -75,14 +75,14 @@ class FakeTarget(Target):
 
         `compiling` is called for each executable, in the thread that compiles it.
         """
-        from llmc.runtime.executors.fake.kind import Kind
+        from llmc.runtime.executors.fake.device import Kind
 
         self._kind, self._state, self._compiling = kind or Kind(), state, compiling
 
     @classmethod
     def of(cls, detail: str, settings: Settings) -> Self:
         """The device that takes ragged steps, shares a pool of tokens or captures graphs, see fake/kind.py."""
-        from llmc.runtime.executors.fake.kind import PORTABLE, Kind
+        from llmc.runtime.executors.fake.device import PORTABLE, Kind
 
         return cls(Kind.of(detail), state="portable" if detail == PORTABLE else "native")
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from llmc.artifacts.key import canonical_json
 from llmc.compiler.targets.finishing import EachExecutable
-from llmc.runtime.executors.fake import card
+from llmc.runtime.executors.fake import device
 
 if TYPE_CHECKING:
     from llmc.artifacts.bundle.manifest_schema import Executable
@@ -21,7 +21,7 @@ class FakeFinisher(EachExecutable):
 
     def lacks(self) -> str:
         """A card."""
-        return "" if card.here else "this host has no fake card; put one in: llmc.runtime.executors.fake.card.here"
+        return "" if device.here else "this host has no fake card; put one in: llmc.runtime.executors.fake.device.here"
 
     def finish(self, bundle: Bundle, executable: Executable) -> bytes:
         """The same fields, for the card of this host."""

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from llmc.errors import InputError
 from llmc.runtime.cache_shape import ANYWHERE
-from llmc.runtime.executors.base import Executor
-from llmc.runtime.executors.held import Held
+from llmc.runtime.executors.base import Capabilities, Executor
+from llmc.runtime.executors.slots import Held
 
 if TYPE_CHECKING:
     from llmc.runtime.bundle import Bundle
@@ -32,6 +32,8 @@ class GeneratingExecutor(Executor):
     `generate` is how it serves. The steps of the general contract are there for warm-up and verification: `run` has the
     device generate one greedy token after all tokens of the slot, and gives that token as a one-hot row.
     """
+
+    capabilities = Capabilities(exact=True)
 
     parameters: ClassVar[tuple[str, ...]]
     """The sampling parameters that its device takes, besides max_tokens."""
@@ -60,11 +62,6 @@ class GeneratingExecutor(Executor):
     def executable(self) -> str:
         """Name of the bundle's only executable, which serves every length."""
         return str(self.bundle.executable("any", None, None, None))
-
-    @property
-    def exact(self) -> bool:
-        """Prompts of any length run as they are."""
-        return True
 
     def executable_of(self, step: Step) -> str:
         """One for every step."""

@@ -43,13 +43,13 @@ class Facts:
     @classmethod
     def of(cls, bundle: Bundle, executor: Executor) -> Facts:
         """Of an open bundle. Asks `executor` for an empty prefix: call it in the thread that runs it."""
-        manifest = bundle.manifest
+        manifest, dtype = bundle.manifest, executor.capabilities.cache_dtype
         definition = manifest.provenance.get("buildDefinition")
         found = definition.get("resolvedDependencies") if isinstance(definition, Mapping) else None
         shapes = tuple((int(t.shape[0]), int(t.shape[2])) for t in executor.export_prefix(0, 0))
         return cls(
             str(bundle.path), manifest.device, dict(_checkpoint_files(found)), manifest.files.get(_TOKENIZER, ""),
-            bundle.size("vocab_size"), shapes, executor.cache_dtype, str(manifest.options.get("dtype", "")),
+            bundle.size("vocab_size"), shapes, dtype, str(manifest.options.get("dtype", "")),
             str(manifest.options.get("quantize", "")), bundle.plan.limits.max_model_len,
             bundle.plan.limits.longest_prompt,
         )  # fmt: skip

@@ -17,11 +17,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from llmc.errors import DeviceError, LlmcError
-from llmc.runtime.engine.handover import HandOver, Prefilled, PrefillFailed
-from llmc.runtime.hybrid.arrivals import Arrivals
+from llmc.runtime.engine.handover import HandOver, Prefilled, Prefiller, PrefillFailed
 from llmc.runtime.hybrid.facts import require_fit
-from llmc.runtime.hybrid.handshake import enter
-from llmc.runtime.hybrid.wire import Frames, WireError, narrower
+from llmc.runtime.hybrid.wire import Frames, WireError, enter, narrower
 
 if TYPE_CHECKING:
     from llmc.runtime.executors.base import Executor
@@ -48,10 +46,10 @@ class _Asked:
     sent: int = 0
 
 
-class RemotePrefiller(Arrivals):
+class RemotePrefiller(Prefiller):
     """Prompts for the prefill side at `address`, whose facts have to fit `facts`, those of this side.
 
-    `key`: see handshake.py. Raises DeviceError where nobody answers there, or who does has another key, and
+    `key`: see wire.py. Raises DeviceError where nobody answers there, or who does has another key, and
     ArtifactError where the two sides do not fit.
     """
 

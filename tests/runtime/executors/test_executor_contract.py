@@ -101,17 +101,17 @@ def kind(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module", autouse=True)
 def modules_are_compiled_once() -> Iterator[None]:
     """Neuron's programs are compiled for this CPU whenever they are opened."""
-    from llmc.runtime.executors.neuron import on_cpu
+    from llmc.runtime.executors.neuron import executor as module
 
     def compile_once(hlo: bytes, devices: Sequence[Any]) -> Any:
         with unoptimised():
             return made(hlo, tuple(devices))
 
-    before = on_cpu.compiled
+    before = module.compiled
     made = cache(before)
-    on_cpu.compiled = compile_once
+    module.compiled = compile_once
     yield
-    on_cpu.compiled = before
+    module.compiled = before
 
 
 @pytest.fixture
@@ -217,4 +217,4 @@ def test_a_manifest_of_other_sizes_than_the_graphs_is_refused(
         executor = open_executor(Bundle.open(bundle), slots=SLOTS, threads=1)
         request.addfinalizer(executor.close)
         one = pad(Bucket("prompt", 1, 4, 0), [0], [[1, 2, 3]], [0])
-        executor.run(exact("prompt", [0], [[1, 2, 3]], [0]) if executor.exact else one)
+        executor.run(exact("prompt", [0], [[1, 2, 3]], [0]) if executor.capabilities.exact else one)

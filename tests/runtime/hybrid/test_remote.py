@@ -26,10 +26,9 @@ from llmc.runtime.executors import open_executor
 from llmc.runtime.hybrid import remote, wire
 from llmc.runtime.hybrid.addresses import Address
 from llmc.runtime.hybrid.facts import Facts
-from llmc.runtime.hybrid.handshake import enter
 from llmc.runtime.hybrid.remote import RemotePrefiller
 from llmc.runtime.hybrid.server import PrefillServer
-from llmc.runtime.hybrid.wire import Frames
+from llmc.runtime.hybrid.wire import Frames, enter
 from llmc.runtime.hybrid.worker import PrefillWorker
 from llmc.testing.toy import VOCAB
 from tests.tiers import examples
@@ -434,7 +433,7 @@ def test_the_server_is_as_before_after_all_that(server: tuple[PrefillServer, Add
 def test_connections_that_say_nothing_are_bounded_and_given_up(
     toys: dict[str, Toy], facts: Facts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("llmc.runtime.hybrid.handshake.HANDSHAKE_S", 1.0)
+    monkeypatch.setattr("llmc.runtime.hybrid.wire.HANDSHAKE_S", 1.0)
     monkeypatch.setattr("llmc.runtime.hybrid.server.MAX_CONNECTIONS", 3)
     made, address = serve(toys["static"])
     silent: Sequence[socket.socket] = [address.connect(1) for _ in range(3)]

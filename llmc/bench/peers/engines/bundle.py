@@ -133,7 +133,7 @@ class Engine:
         executor, rows = self.llm.executor, []
         for text in texts:
             for at, token in enumerate(text):
-                bucket = None if executor.exact else self.llm.bundle.plan.lookup("decode", 1, 1, at)
+                bucket = None if executor.capabilities.exact else self.llm.bundle.plan.lookup("decode", 1, 1, at)
                 if bucket is not None:
                     step = pad(bucket, [0], [[token]], [at])
                 else:

@@ -21,8 +21,8 @@ from llmc.platforms import how_to_install
 from llmc.runtime.executors.envelope import Envelope
 from llmc.runtime.executors.xla.client import toolchain_version
 from llmc.runtime.executors.xla.envelope import FORM, StepHeader
-from llmc.runtime.executors.xla.exported import compile_exported
 from llmc.runtime.executors.xla.hosts import HOSTS
+from llmc.runtime.executors.xla.programs import compile_exported
 from llmc.runtime.nvidia import gpus
 
 if TYPE_CHECKING:

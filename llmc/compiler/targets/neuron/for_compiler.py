@@ -6,7 +6,7 @@
   and of the result (torch-neuronx's modules, nkipy).
 - Outputs that take an input's place must do so.
 
-Fields by their numbers in xla/service/hlo.proto (openxla/xla at jaxlib 0.10.2), as in executors/neuron/module.py;
+Fields by their numbers in xla/service/hlo.proto (openxla/xla at jaxlib 0.10.2), as in executors/neuron/files.py;
 HloInstructionProto: 3 shape, 8 literal, 9 parameter_number, 28 custom_call_target, 35 id, 43 backend_config,
 50 custom_call_has_side_effect, 68 frontend_attributes, 77 custom_call_api_version, 81 k, 85 largest.
 """

@@ -192,8 +192,7 @@ class OpenVinoStaticTarget(OpenVinoBase, StaticTarget):
     def limits(self, options: CompileOptions) -> Bounds:
         """Of float16 where a GPU or NPU is here to run what it computes in."""
         from llmc.compiler.verification.limits import limits
-        from llmc.runtime.executors.openvino.device import has_device
-        from llmc.runtime.executors.openvino.plugins import plugin_name
+        from llmc.runtime.executors.openvino.device import has_device, plugin_name
 
         if self.device == "CPU" or not has_device(plugin_name(self.device)):
             return super().limits(options)

@@ -17,7 +17,7 @@ from llmc.compiler.program.sized import TracedProgram
 from llmc.compiler.targets.xla.build import Job
 from llmc.compiler.targets.xla.evaluate import Array, evaluate
 from llmc.compiler.targets.xla.quantised_core import Parts
-from llmc.runtime.executors.encoders.base import LENGTHS
+from llmc.runtime.executors.encoders import LENGTHS
 from llmc.runtime.executors.xla.envelope import Tensor
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmc.errors import ArtifactError
-from llmc.runtime.executors.base import EXECUTABLES, Content
-from llmc.runtime.executors.encoders.base import LENGTHS, TOKEN_IDS, Encoder
+from llmc.runtime.executors.base import EXECUTABLES, ExecutorDescription
+from llmc.runtime.executors.encoders import LENGTHS, TOKEN_IDS, Encoder
 from llmc.runtime.executors.fake.executor import FakeExecutor
 
 if TYPE_CHECKING:
@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 class FakeEncoder(Encoder):
     """See the module's docstring. As many streams as threads, which share nothing."""
 
-    name: ClassVar[str] = "fake-encoder"
-    opens: ClassVar[Mapping[str, Content]] = {"weights": "data", EXECUTABLES: "data"}
+    description: ClassVar[ExecutorDescription] = ExecutorDescription({"weights": "data", EXECUTABLES: "data"})
 
     @classmethod
     def check(cls, bundle: Bundle) -> None:

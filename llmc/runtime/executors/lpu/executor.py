@@ -6,13 +6,13 @@ and values by itself (Hyper-Accel/docs, docs/huggingface_api.md at b0ba3ab).
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmc.artifacts.temporaries import temporary_folder
 from llmc.errors import ArtifactError, DeviceError
-from llmc.runtime.executors.base import EXECUTABLES, Content
+from llmc.runtime.executors.base import EXECUTABLES, ExecutorDescription
 from llmc.runtime.executors.compatibility import require_version
 from llmc.runtime.executors.generating import GeneratingExecutor, Sampling
 from llmc.runtime.executors.lpu import toolchain
@@ -33,8 +33,7 @@ class LpuExecutor(GeneratingExecutor):
     Parameters and their defaults are those of HyperAccel's vLLM guide ("Option for Sampling Params").
     """
 
-    name: ClassVar[str] = "lpu"
-    opens: ClassVar[Mapping[str, Content]] = {EXECUTABLES: "code"}
+    description: ClassVar[ExecutorDescription] = ExecutorDescription({EXECUTABLES: "code"})
     parameters: ClassVar[tuple[str, ...]] = ("top_p", "top_k", "temperature", "repetition_penalty")
     defaults: ClassVar[Sampling] = {"top_p": 0.7, "top_k": 1, "temperature": 1.0, "repetition_penalty": 1.2}
     takes: ClassVar[str] = "the sampling parameters of an LPU (HyperAccel's vLLM guide)"

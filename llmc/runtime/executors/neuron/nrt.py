@@ -23,9 +23,8 @@ from numpy.typing import NDArray
 from llmc.artifacts.temporaries import temporary_folder
 from llmc.errors import ArtifactError, DeviceError
 from llmc.runtime.executors.neuron.files import NeuronFile, share, share_bytes
+from llmc.runtime.executors.xla.arrays import DeviceArrays, WeightViews, dtype_of
 from llmc.runtime.executors.xla.envelope import AXIS, Tensor
-from llmc.runtime.executors.xla.slot_executor import DeviceArrays
-from llmc.runtime.executors.xla.weights import WeightViews, dtype_of
 
 if TYPE_CHECKING:
     from llmc.runtime.bundle import Bundle

@@ -10,11 +10,10 @@ from numpy.typing import NDArray
 
 from llmc.runtime.bfloat16 import from_bfloat16, to_bfloat16
 from llmc.runtime.cache_shape import SCALE_BYTES, CacheShape
-from llmc.runtime.executors.slot_tensors import Tensors
+from llmc.runtime.executors.slot_cache import TensorPart, Tensors
 
 if TYPE_CHECKING:
     from llmc.runtime.bundle import Bundle
-    from llmc.runtime.executors.slot_tensors import TensorPart
 
 _LARGEST, _LEAST = np.float32(127), np.float32(1e-30)
 _NO_NUMBER = 0x7FC00000

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmc.errors import ArtifactError
-from llmc.runtime.executors.base import EXECUTABLES, Content
+from llmc.runtime.executors.base import EXECUTABLES, ExecutorDescription
 from llmc.runtime.executors.compatibility import require_version
-from llmc.runtime.executors.encoders.base import Encoder
+from llmc.runtime.executors.encoders import Encoder
 from llmc.runtime.executors.onnxruntime.session import open_session
 
 if TYPE_CHECKING:
@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 class OnnxRuntimeEncoder(Encoder):
     """See the module's docstring."""
 
-    name: ClassVar[str] = "onnxruntime-encoder"
-    opens: ClassVar[Mapping[str, Content]] = {"weights": "data", EXECUTABLES: "data"}
+    description: ClassVar[ExecutorDescription] = ExecutorDescription({"weights": "data", EXECUTABLES: "data"})
 
     @classmethod
     def check(cls, bundle: Bundle) -> None:
@@ -40,7 +39,7 @@ class OnnxRuntimeEncoder(Encoder):
         super().__init__(bundle, threads)
         self._lock = threading.Lock()
         self._sessions: dict[str, Any] = {}
-        if self.exact:
+        if self.capabilities.exact:
             self._session(self.executable_for(1, 1))
 
     def encode(self, inputs: Mapping[str, NDArray[np.int64]], stream: int = 0) -> NDArray[np.float32]:

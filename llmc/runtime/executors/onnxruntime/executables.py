@@ -15,11 +15,10 @@ from numpy.typing import NDArray
 
 from llmc.artifacts.bundle.kernel_sets import KERNEL_SETS, sets_in
 from llmc.errors import ArtifactError
-from llmc.runtime.executors.base import EXECUTABLES, Content
+from llmc.runtime.executors.base import EXECUTABLES, ExecutorDescription
 from llmc.runtime.executors.compatibility import kernels_here, require_mappable
 from llmc.runtime.executors.onnxruntime.cache_formats import FLOATS, format_of, lines_of
-from llmc.runtime.executors.onnxruntime.session import open_session, session_witness
-from llmc.runtime.executors.onnxruntime.team import Team
+from llmc.runtime.executors.onnxruntime.session import Team, open_session, session_witness
 from llmc.runtime.executors.slot_cache import SlotCacheExecutor
 from llmc.runtime.heap import trim
 from llmc.runtime.step import ADAPTERS
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from llmc.artifacts.bundle.manifest_schema import Executable
     from llmc.runtime.bundle import Bundle
     from llmc.runtime.executors.compilations import CompilationCounter
-    from llmc.runtime.executors.witness import Witness
     from llmc.runtime.step import Part, Step
 
 LOGIT_ROWS = "logit_rows"
@@ -184,16 +182,15 @@ class Executables:
 class OnnxExecutor(SlotCacheExecutor):
     """What executors of ONNX graphs do alike; `_run_part` takes a step that a graph can run as it is."""
 
-    opens: ClassVar[Mapping[str, Content]] = {
-        "weights": "data",
-        EXECUTABLES: "data",
-        **dict.fromkeys((s.file for s in KERNEL_SETS), "code"),
-    }
-    opens_in_thread: ClassVar[bool] = True
+    description: ClassVar[ExecutorDescription] = ExecutorDescription(
+        {"weights": "data", EXECUTABLES: "data", **dict.fromkeys((s.file for s in KERNEL_SETS), "code")},
+        opens_in_thread=True,
+    )
     _results: Results
 
     def __init__(self, bundle: Bundle, slots: int, capacity: int, threads: int) -> None:
         super().__init__(bundle, slots, capacity, threads)
+        self.compilations.witnesses.append(session_witness())
         self._executables = Executables(bundle, threads, self.compilations)
         self._results = {}
 
@@ -209,10 +206,6 @@ class OnnxExecutor(SlotCacheExecutor):
         """Open every executable before returning."""
         self._executables.open_all()
 
-    def witnesses(self) -> Sequence[Witness]:
-        """And every session that is made."""
-        return (*super().witnesses(), session_witness())
-
     def run(self, step: Step) -> NDArray[np.float32]:
         """One step, with all logits."""
         self._run(step)
@@ -226,7 +219,7 @@ class OnnxExecutor(SlotCacheExecutor):
 
     def run_each(self, step: Step) -> NDArray[np.float32]:
         """As `run`, asked for the logits of every live token."""
-        if not self.scores_each:
+        if not self.capabilities.scores_each:
             return super().run_each(step)
         self._run(step, each=True)
         return self._results["logits"][: step.live_tokens]
@@ -275,9 +268,9 @@ class OnnxExecutor(SlotCacheExecutor):
     def _buffers(self, rows: int) -> Results:
         """What graphs return, for so many rows of logits."""
         made: Results = {"logits": np.zeros((rows, self.bundle.size("vocab_size")), np.float32)}
-        if self.top_k:
-            made["top_values"] = np.zeros((rows, self.top_k), np.float32)
-            made["top_ids"] = np.zeros((rows, self.top_k), np.int64)
+        if k := self.bundle.sample_top_k:
+            made["top_values"] = np.zeros((rows, k), np.float32)
+            made["top_ids"] = np.zeros((rows, k), np.int64)
         return made
 
 

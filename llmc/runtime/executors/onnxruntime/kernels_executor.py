@@ -10,13 +10,13 @@ replaced in place, [slots, *shape] in float32.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from llmc.runtime.executors.base import RaggedExecutor
+from llmc.runtime.executors.base import Capabilities
 from llmc.runtime.executors.compatibility import kernels_here, require_version
 from llmc.runtime.executors.onnxruntime.cache_formats import format_of, lines_of
 from llmc.runtime.executors.onnxruntime.executables import LOGIT_ROWS, OnnxExecutor, bind_array, bind_cache
@@ -37,11 +37,8 @@ DECODING = "decoding"
 """The input [1] int64 of graphs that compute prompts otherwise than decode: how many of the first tokens decode."""
 
 
-class KernelExecutor(RaggedExecutor, OnnxExecutor):
+class KernelExecutor(OnnxExecutor):
     """See the module's docstring."""
-
-    name: ClassVar[str] = "onnxruntime-llmc"
-    prompt_chunk: ClassVar[int | None] = KERNELS_PROMPT_CHUNK
 
     @classmethod
     def check(cls, bundle: Bundle) -> None:
@@ -52,16 +49,14 @@ class KernelExecutor(RaggedExecutor, OnnxExecutor):
     def __init__(self, bundle: Bundle, slots: int, capacity: int, threads: int) -> None:
         super().__init__(bundle, slots, capacity, threads)
         held = format_of(bundle)
+        self.capabilities = Capabilities(
+            exact=True, ragged=True, scores_each=True, prompt_chunk=KERNELS_PROMPT_CHUNK, cache_dtype=held.exact
+        )
         self._cache = SlotCache(lines_of(bundle), slots, capacity, dtype=held.dtype, home_kind=held.tensors)
         self._request: _Request | None = None
         spare = bundle.cache_shape.rewind.spare
         self._most_new = None if spare is None else spare + 1
         """New tokens of a row that a step of the graph takes; None: any number."""
-
-    @property
-    def cache_dtype(self) -> str:
-        """As the kernels keep it; a code times its scale takes float32."""
-        return format_of(self.bundle).exact
 
     def _require(self, step: Step) -> None:
         self._check_step(step, self._cache.held)

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmc.errors import ArtifactError
-from llmc.runtime.executors.base import EXECUTABLES, Content
+from llmc.runtime.executors.base import EXECUTABLES, ExecutorDescription
 from llmc.runtime.executors.compatibility import require_version
-from llmc.runtime.executors.encoders.base import Encoder
+from llmc.runtime.executors.encoders import Encoder
 from llmc.runtime.executors.openvino.device import MappedWeights, open_core, require_device, version, with_threads
 
 if TYPE_CHECKING:
@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 class OpenVinoEncoder(Encoder):
     """See the module's docstring."""
 
-    name: ClassVar[str] = "openvino-encoder"
-    opens: ClassVar[Mapping[str, Content]] = {"weights": "data", EXECUTABLES: "data"}
+    description: ClassVar[ExecutorDescription] = ExecutorDescription({"weights": "data", EXECUTABLES: "data"})
 
     @classmethod
     def check(cls, bundle: Bundle) -> None:

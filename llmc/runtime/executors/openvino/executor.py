@@ -11,14 +11,13 @@ rows less is filled up with rows of their own in a block that no slot holds.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmc.artifacts.bundle.manifest_schema import STARTER_NAME
-from llmc.runtime.executors.base import EXECUTABLES, Content, RaggedExecutor
+from llmc.runtime.executors.base import EXECUTABLES, Capabilities, Executor, ExecutorDescription
 from llmc.runtime.executors.compatibility import require_features, require_version
 from llmc.runtime.executors.openvino.blocks import BLOCK
 from llmc.runtime.executors.openvino.device import compile_witness, require_device, version
@@ -30,7 +29,6 @@ from llmc.runtime.top_logits import TopLogits, top_of
 
 if TYPE_CHECKING:
     from llmc.runtime.bundle import Bundle
-    from llmc.runtime.executors.witness import Witness
     from llmc.runtime.step import Step
 
 Array = NDArray[np.float32]
@@ -38,12 +36,12 @@ MOST_FILLED = 0.25
 """The largest part of a fixed step that may be rows of no slot."""
 
 
-class OpenVinoExecutor(RaggedExecutor):
+class OpenVinoExecutor(Executor):
     """See the module's docstring."""
 
-    name: ClassVar[str] = "openvino"
-    opens: ClassVar[Mapping[str, Content]] = {"weights": "data", EXECUTABLES: "data", STARTER_NAME: "code"}
-    opens_in_thread: ClassVar[bool] = True
+    description: ClassVar[ExecutorDescription] = ExecutorDescription(
+        {"weights": "data", EXECUTABLES: "data", STARTER_NAME: "code"}, opens_in_thread=True
+    )
 
     @classmethod
     def check(cls, bundle: Bundle) -> None:
@@ -56,6 +54,12 @@ class OpenVinoExecutor(RaggedExecutor):
         super().__init__(bundle, slots, capacity, threads)
         precision, space = str(bundle.manifest.options.get("kv_cache_dtype")), bundle.settings.openvino_kv_space
         self._cache = PagedCache(precision, bundle.cache_shape, slots, capacity, space)
+        self.compilations.witnesses.append(compile_witness())
+        self.capabilities = Capabilities(
+            exact=True, ragged=True, scores_each=True,
+            cache_tokens=self._cache.tokens if self._cache.shared else None, block_tokens=BLOCK,
+            cache_dtype="bf16" if precision == "bf16" else "f32",  # eight bits and their scales need a float32
+        )  # fmt: skip
         self._models = PagedModels(bundle, self._cache, slots, threads, self.compilations)
         self._starter: Starter | None = None
         if STARTER_NAME in bundle.manifest.files:
@@ -64,21 +68,6 @@ class OpenVinoExecutor(RaggedExecutor):
         else:
             self._models.open_any()
         self._top: TopLogits | None = None
-
-    @property
-    def cache_dtype(self) -> str:
-        """The cache's precision; eight bits and their scales need a float32."""
-        return "bf16" if self._cache.precision == "bf16" else "f32"
-
-    @property
-    def cache_tokens(self) -> int | None:
-        """What the pool holds, where that is less than all slots may ask for."""
-        return self._cache.tokens if self._cache.shared else None
-
-    @property
-    def block_tokens(self) -> int:
-        """Tokens of a block."""
-        return BLOCK
 
     def executable_of(self, step: Step) -> str:
         """Name of the executable in the manifest."""
@@ -91,10 +80,6 @@ class OpenVinoExecutor(RaggedExecutor):
         self._leave_starter()
         self._models.open_fixed()
 
-    def witnesses(self) -> Sequence[Witness]:
-        """And every model that OpenVINO compiles or imports."""
-        return (*super().witnesses(), compile_witness())
-
     def run(self, step: Step) -> Array:
         """One step over the live tokens of the live rows."""
         self._run(step, each=False)
@@ -106,10 +91,10 @@ class OpenVinoExecutor(RaggedExecutor):
 
     def run_top(self, step: Step) -> TopLogits:
         """As `run`; the graph's TopK is stable: of equal values the lower id comes first."""
-        self._require_top()
+        k = self._require_top()
         self._run(step, each=False)
         if self._top is None:
-            return top_of(self.logits(), self.top_k)
+            return top_of(self.logits(), k)
         return self._top
 
     def _run(self, step: Step, each: bool) -> Array:
@@ -164,7 +149,7 @@ class OpenVinoExecutor(RaggedExecutor):
         kept = len(wanted)
         if fixed:
             rows, wanted = self._models.filled(rows, fixed)
-        logits, top = self._models.request(fixed).infer(rows, wanted, self.top_k)
+        logits, top = self._models.request(fixed).infer(rows, wanted, self.bundle.sample_top_k)
         return logits[:kept], None if top is None else TopLogits(top[0][:kept], top[1][:kept])
 
     def _fitting(self, step: Step) -> int:

@@ -2,25 +2,29 @@
 of each ring, whose slots give back the blocks that no window reaches.
 
 Models read a pool by inputs of its own (`of_ring`). A row's blocks begin with the first that it still holds, and its
-past counts from there: attention sees how far tokens are apart, and not where they are.
+past counts from there: attention sees how far tokens are apart, and not where they are. How many blocks there are
+follows from the slots, or from the space they are given (VLLM_OPENVINO_KVCACHE_SPACE).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llmc.errors import InputError
-from llmc.runtime.executors.held import Held
-from llmc.runtime.executors.openvino.blocks import BLOCK, BlockCache, Floats, cache_names, rings_of
+from llmc.errors import DeviceError, InputError
+from llmc.runtime.executors.openvino.blocks import BLOCK, BlockCache, Floats, block_bytes, cache_names, rings_of
 from llmc.runtime.executors.openvino.paged_rows import RowBlocks
-from llmc.runtime.executors.openvino.space import pool_blocks, ring_blocks
+from llmc.runtime.executors.slots import Held
+from llmc.runtime.host import available_memory
 
 if TYPE_CHECKING:
     from llmc.runtime.cache_shape import CacheShape, CacheTensor
     from llmc.runtime.executors.openvino.paged_rows import Longs
+
+GIB = 1 << 30
 
 
 class BlockTables:
@@ -112,7 +116,7 @@ class BlockTables:
             self._free.append(block)
 
 
-class Pool:
+class BlockPool:
     """The tensors `kept` of layers with one `ring`, or of those that hold all tokens (None)."""
 
     def __init__(
@@ -194,7 +198,7 @@ class PagedCache:
         for ring, part in parts.items():
             blocks = room.blocks if ring is None else most
             self.pools.append(
-                Pool(ring, [names[i] for i in part], [self._kv[i] for i in part], precision, slots, blocks)
+                BlockPool(ring, [names[i] for i in part], [self._kv[i] for i in part], precision, slots, blocks)
             )
         usual = [room.blocks, *(slots * ring_blocks(ring, capacity) for ring in rings_of(self._kv))]
         self.nbytes = sum(n * pool.cache.block_bytes for n, pool in zip(usual, self.pools, strict=True))
@@ -258,3 +262,53 @@ class PagedCache:
     def held_bytes(self) -> int:
         """Of the blocks that slots hold now."""
         return sum(pool.held_bytes for pool in self.pools)
+
+
+@dataclass(frozen=True)
+class BlockRoom:
+    """`blocks` of a cache; `shared`: they are fewer than all slots may ask for together."""
+
+    blocks: int
+    shared: bool
+
+
+def ring_blocks(ring: int, capacity: int) -> int:
+    """Blocks that a slot holds of a ring between steps: its tokens begin and end anywhere in a block."""
+    return min(-(-ring // BLOCK) + 1, -(-capacity // BLOCK))
+
+
+def pool_blocks(
+    precision: str, kept: Sequence[CacheTensor], slots: int, capacity: int, space: float | None
+) -> BlockRoom:  # fmt: skip
+    """Blocks of the tensors of `kept` that hold all tokens, for `slots` sequences of `capacity` tokens, or as many as
+    `space` GiB hold beside the rings of the others.
+
+    Raises InputError for a space that holds no sequence at all, and
+    DeviceError for one that this host's memory does not: each says what would fit.
+    """
+    each = -(-capacity // BLOCK)
+    wanted, size = slots * each, block_bytes(precision, [t for t in kept if t.ring is None])
+    if not space or not block_bytes(precision, kept):
+        return BlockRoom(wanted, shared=False)
+    rings = sum(
+        slots * ring_blocks(ring, capacity) * block_bytes(precision, [t for t in kept if t.ring == ring])
+        for ring in rings_of(kept)
+    )
+    given = int(space * GIB) - rings
+    blocks = min(wanted, given // size if size else wanted)
+    if given < 0 or blocks < 2:
+        said = f"{BLOCK} tokens take {size:,} bytes" if size else "layers with windows hold all that there is"
+        if rings:
+            said += f", rings of windows {rings / GIB:.3g} GiB for {slots} slots"
+        raise InputError(
+            f"VLLM_OPENVINO_KVCACHE_SPACE={space:g} GiB holds no sequence: {said}; "
+            f"{(each * size + rings) / GIB:.3g} GiB hold one of {capacity} tokens, "
+            f"{(wanted * size + rings) / GIB:.3g} GiB all {slots}"
+        )
+    available = available_memory()
+    if available is not None and blocks * size + rings > available:
+        raise DeviceError(
+            f"VLLM_OPENVINO_KVCACHE_SPACE={space:g} GiB does not fit: {(blocks * size + rings) / GIB:.3g} GiB would be "
+            f"used and {available / GIB:.3g} GiB of memory are free here; ask for at most {available / GIB * 0.9:.3g}"
+        )
+    return BlockRoom(blocks, shared=blocks < wanted)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -19,9 +18,8 @@ from numpy.typing import NDArray
 
 from llmc.errors import ArtifactError, DeviceError
 from llmc.platforms import how_to_install
-from llmc.runtime.executors.base import EXECUTABLES, Content
-from llmc.runtime.executors.held import Held
-from llmc.runtime.executors.static import StaticExecutor
+from llmc.runtime.executors.base import EXECUTABLES, Capabilities, ExecutorDescription, StaticExecutor
+from llmc.runtime.executors.slots import Held
 from llmc.runtime.executors.torch.cache import TorchCache
 from llmc.runtime.executors.weight_places import map_weights, read_places
 from llmc.runtime.portable_program import PortableProgram
@@ -40,8 +38,9 @@ _DTYPES = {"f32": "float32", "bf16": "bfloat16"}
 class TorchExecutor(StaticExecutor):
     """See the module's docstring. `threads` sets torch's thread count, which is one number per process."""
 
-    name: ClassVar[str] = "torch"
-    opens: ClassVar[Mapping[str, Content]] = {"weights": "data", "weights.json": "data", EXECUTABLES: "data"}
+    description: ClassVar[ExecutorDescription] = ExecutorDescription(
+        {"weights": "data", "weights.json": "data", EXECUTABLES: "data"}
+    )
 
     @classmethod
     def check(cls, bundle: Bundle) -> None:
@@ -64,10 +63,11 @@ class TorchExecutor(StaticExecutor):
         self._torch = torch
         self._dtype = getattr(torch, _DTYPES[dtype])
         self._vocabulary = bundle.size("vocab_size")
-        self._cache_dtype = dtype
+        self.capabilities = Capabilities(exact=False, cache_dtype=dtype)
         self._tensors = len(bundle.cache_shape)
+        self._reads_tokens = bundle.plan.limits.contexts
         self._weights = Weights(bundle)
-        self._programs: dict[str, Opened] = {}
+        self._programs: dict[str, OpenedProgram] = {}
         self._held = Held(slots, bundle.cache_shape.rewind)
         self._cache: Any = self._make_cache()
 
@@ -82,12 +82,12 @@ class TorchExecutor(StaticExecutor):
 
     def run_top(self, step: Step) -> TopLogits:
         """As `run`. A program may pick any of the tokens that equal the last one it returns; all logits settle that."""
-        self._require_top()
+        k = self._require_top()
         logits, *top = self._run(step)
         self._keep(logits.float().numpy())
-        values, ids = top or self._torch.topk(logits, self.top_k)
+        values, ids = top or self._torch.topk(logits, k)
         found = ordered(values.float().numpy(), ids.numpy())
-        tied = np.flatnonzero((self.logits() >= found.values[:, -1:]).sum(-1) > self.top_k)
+        tied = np.flatnonzero((self.logits() >= found.values[:, -1:]).sum(-1) > k)
         return settled(found, tied, self.logits()[tied])
 
     def _run(self, step: Step) -> list[Any]:
@@ -107,7 +107,7 @@ class TorchExecutor(StaticExecutor):
             self._held.wrote(slot, start, start + int(step.new_lengths[row]))
         return found
 
-    def _replay(self, step: Step, opened: Opened) -> list[Any]:
+    def _replay(self, step: Step, opened: OpenedProgram) -> list[Any]:
         """Logits, and the top values and ids where programs return them, on the host; new tokens are in the cache."""
         torch = self._torch
         lengths = [torch.from_numpy(np.array(a, np.int64)) for a in (step.past_lengths, step.new_lengths)]
@@ -123,11 +123,6 @@ class TorchExecutor(StaticExecutor):
         """Raise ValueError unless a program gives as many as the model has."""
         if count != self._vocabulary:
             raise ValueError(f"it gives {count} logits, the manifest says {self._vocabulary}")
-
-    @property
-    def cache_dtype(self) -> str:
-        """The bundle's."""
-        return self._cache_dtype
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """Copy within the cache's tensors."""
@@ -179,7 +174,7 @@ class TorchExecutor(StaticExecutor):
         del executable
         return data
 
-    def _open(self, executable: Executable) -> Opened:
+    def _open(self, executable: Executable) -> OpenedProgram:
         """The program, read and verified when it is needed first, in 0.2 s for a model of 30 layers; it stays open, at
         well under 1 MB."""
         opened = self._programs.get(executable.blob)
@@ -190,11 +185,11 @@ class TorchExecutor(StaticExecutor):
             program = PortableProgram.parse(data, self._runs_on)
             if program.sizes != (executable.batch, executable.query):
                 raise ValueError(f"its batch and query are {program.sizes}")
-            if program.cache_inputs != (self._tensors if executable.context or not self.reads_tokens else 0):
+            if program.cache_inputs != (self._tensors if executable.context or not self._reads_tokens else 0):
                 raise ValueError(f"it takes {program.cache_inputs} cache tensors")
-            if program.outputs != 1 + 2 * bool(self.top_k) + self._tensors:
+            if program.outputs != 1 + 2 * bool(self.bundle.sample_top_k) + self._tensors:
                 raise ValueError(f"it returns {program.outputs} tensors")
-            opened = Opened(program, [self._weight(name) for name in program.weights])
+            opened = OpenedProgram(program, [self._weight(name) for name in program.weights])
         except ValueError as e:
             raise ArtifactError(
                 f"{self.bundle.path}: {executable} is not a portable program of this model: {e}; "
@@ -220,7 +215,7 @@ def settled(top: TopLogits, tied: NDArray[np.intp], logits: Array) -> TopLogits:
     return top
 
 
-class Opened:
+class OpenedProgram:
     """A program with its weights in the order of its inputs."""
 
     def __init__(self, program: PortableProgram, weights: list[Any]) -> None:

@@ -427,7 +427,7 @@ def test_a_session_that_opens_after_ready_is_counted(workshop: Workshop) -> None
         llm.generate([[1, 2, 3]], GREEDY)
         assert llm.compilations == 0, "opening what was compiled is none, while not all is open"
         llm.executor.open_all()
-        llm.executor.ready()
+        llm.executor.compilations.ready()
         llm.generate([[1, 2, 3]], GREEDY)
         assert llm.compilations == 0
         for held in (llm.executor._bound, llm.executor._executables._sessions):  # type: ignore[attr-defined]

@@ -25,7 +25,7 @@ from llmc.runtime.bundle import Bundle
 from llmc.runtime.executors.inductor import toolchain
 from llmc.runtime.executors.inductor.package import Package, Run
 from llmc.runtime.executors.torch.executor import Weights
-from llmc.runtime.executors.whole_step.layout import cache_arrays, lengths_of
+from llmc.runtime.executors.whole_step.cache import cache_arrays, lengths_of
 from llmc.runtime.executors.whole_step.step_program import flat_step, inputs
 from llmc.runtime.portable_program import PortableProgram
 from llmc.runtime.step import pad

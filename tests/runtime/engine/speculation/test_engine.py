@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -259,7 +260,9 @@ def test_graphs_that_give_the_last_logits_only_are_refused(
     toys: dict[str, Toy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class LastOnly(FakeExecutor):
-        scores_each = False  # type: ignore[assignment]
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            self.capabilities = replace(self.capabilities, scores_each=False)
 
     use(monkeypatch, executor=LastOnly)
     with pytest.raises(InputError, match=r"logits after the last token of a row only, .* compile again, for device"):
