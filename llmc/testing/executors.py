@@ -19,7 +19,7 @@ from llmc.errors import InputError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.executors import open_executor
 from llmc.runtime.executors.base import EXECUTABLES, Executor
-from llmc.runtime.executors.slots import Held
+from llmc.runtime.executors.slots import SlotLengths
 from llmc.runtime.step import Step, exact, pad, ragged
 from llmc.runtime.top_logits import top_of
 from llmc.testing.toy import toy_plan
@@ -104,7 +104,7 @@ class Life:
         self.executor, self.alone = executor, alone
         self.random = np.random.default_rng(seed)
         self.held: list[list[int]] = [[] for _ in range(executor.slots)]
-        self.kept = Held(executor.slots, executor.bundle.cache_shape.rewind)
+        self.kept = SlotLengths(executor.slots, executor.bundle.cache_shape.rewind)
         self.done: dict[str, int] = {}
 
     def go_on(self) -> None:

@@ -17,7 +17,7 @@ from llmc.errors import ArtifactError, InputError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.executors import open_executor
 from llmc.runtime.executors.compilations import CompilationCounter
-from llmc.runtime.executors.fake.executor import FakeExecutor, Program
+from llmc.runtime.executors.fake.executor import FakeExecutor, FakeProgram
 from llmc.runtime.step import PAD_TOKEN, Step, exact, in_pieces, pad, ragged, rows_apart
 from tests.tiers import examples
 from tests.toy import Toy, reference
@@ -282,7 +282,7 @@ def test_what_is_no_executable(executor: FakeExecutor, monkeypatch: pytest.Monke
         with pytest.raises(ArtifactError, match=r"is not an executable of the fake device \(.*compile again"):
             executor.warm([("decode", 1, 1, 8)])
     with pytest.raises(ValueError, match="format 2, not 1"):
-        Program.load({"format": 2}, Path())
+        FakeProgram.load({"format": 2}, Path())
 
 
 # Compilations

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from llmc.artifacts.bundle.manifest_schema import Executable
     from llmc.buckets.warmup.device import GraphDevice
     from llmc.runtime.bundle import Bundle
-    from llmc.runtime.executors.slots import Held
+    from llmc.runtime.executors.slots import SlotLengths
     from llmc.runtime.step import Step
     from llmc.runtime.top_logits import TopLogits
 
@@ -197,7 +197,7 @@ class Executor(ABC):
         self._logits = logits
         self._ends = None if each_of is None else np.cumsum(each_of.new_lengths[: len(each_of.slots)]) - 1
 
-    def _check_step(self, step: Step, held: Held, first_slots: bool = False) -> None:
+    def _check_step(self, step: Step, held: SlotLengths, first_slots: bool = False) -> None:
         """Raise InputError for a step that no cache of this size, whose slots hold what `held` says, can serve.
 
         `first_slots`: decode has to run over the first slots, in order.

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from llmc.errors import InputError
 from llmc.runtime.cache_shape import ANYWHERE
 from llmc.runtime.executors.base import Capabilities, Executor
-from llmc.runtime.executors.slots import Held
+from llmc.runtime.executors.slots import SlotLengths
 
 if TYPE_CHECKING:
     from llmc.runtime.bundle import Bundle
@@ -69,7 +69,7 @@ class GeneratingExecutor(Executor):
 
     def run(self, step: Step) -> NDArray[np.float32]:
         """One row, 1 at the device's greedy token and 0 elsewhere."""
-        held = Held(1, ANYWHERE)
+        held = SlotLengths(1, ANYWHERE)
         held.wrote(0, 0, len(self._held))
         self._check_step(step, held)
         past, new = int(step.past_lengths[0]), int(step.new_lengths[0])

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmc.runtime.executors.base import Executor
-from llmc.runtime.executors.slots import Held, free_places, places_of, sparse_bytes, windows
+from llmc.runtime.executors.slots import SlotLengths, free_places, places_of, sparse_bytes, windows
 
 if TYPE_CHECKING:
     from llmc.runtime.cache_shape import CacheShape, CacheTensor
@@ -188,7 +188,7 @@ class SlotCache:
         self.home.reserve(slots, capacity)
         self.decode = decode_kind(parts, decode_rows * decode_length)
         self.states: list[Array] = [np.zeros(t.size(slots, 0), np.float32) for t in shape.states]
-        self.held = Held(slots, shape.rewind)
+        self.held = SlotLengths(slots, shape.rewind)
         self._at_home = [0] * slots
         self._in_decode = [0] * decode_rows
         self._rows = decode_rows

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from llmc.runtime.cache_shape import CacheTensor, Rewind
 
 
-class Held:
+class SlotLengths:
     """`used`: tokens of each slot. `floor`: the lowest start of a step in it, besides 0, as `rewind` says."""
 
     def __init__(self, slots: int, rewind: Rewind) -> None:

@@ -23,8 +23,8 @@ from llmc.runtime.hybrid.wire import Frames, WireError, enter, narrower
 
 if TYPE_CHECKING:
     from llmc.runtime.executors.base import Executor
-    from llmc.runtime.hybrid.addresses import Address
-    from llmc.runtime.hybrid.facts import Facts
+    from llmc.runtime.hybrid.facts import SideFacts
+    from llmc.runtime.hybrid.wire import PeerAddress
 
 PATIENCE_S = 1.0
 """Seconds without a connection after which prompts are computed elsewhere."""
@@ -53,7 +53,9 @@ class RemotePrefiller(Prefiller):
     ArtifactError where the two sides do not fit.
     """
 
-    def __init__(self, address: Address, facts: Facts, key: str | None = None, patience_s: float = PATIENCE_S) -> None:
+    def __init__(
+        self, address: PeerAddress, facts: SideFacts, key: str | None = None, patience_s: float = PATIENCE_S
+    ) -> None:
         self._lock = threading.Lock()
         super().__init__(threading.Condition(self._lock))
         self._address = address

@@ -30,14 +30,15 @@ import struct
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llmc.errors import ArtifactError, DeviceError, LlmcError
+from llmc.errors import ArtifactError, DeviceError, InputError, LlmcError
 from llmc.runtime.bfloat16 import from_bfloat16, to_bfloat16
-from llmc.runtime.hybrid.facts import Facts
+from llmc.runtime.hybrid.facts import SideFacts
 from llmc.strict_json import loads_object
 
 VERSION = 1
@@ -49,10 +50,55 @@ HANDSHAKE_S = 5.0
 MAX_BOUND = 1 << 16
 _HEAD = struct.Struct("<IQ")
 _PIECE = 1 << 16
+_TCP, _UNIX = "tcp://", "unix:"
 
 Dtype = Literal["f32", "f16", "bf16"]
 _WIDTHS: dict[Dtype, int] = {"f32": 4, "f16": 2, "bf16": 2}
 Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class PeerAddress:
+    """Where a prefill side listens: tcp://HOST:PORT, or unix:PATH on one host."""
+
+    host: str = ""
+    port: int = 0
+    path: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> PeerAddress | None:
+        """The address that `text` is; None for what is none, as a bundle's path. Raises InputError for half of one."""
+        if text.startswith(_UNIX):
+            if not text.removeprefix(_UNIX):
+                raise InputError(f"{text}: no path behind unix:")
+            return cls(path=text.removeprefix(_UNIX))
+        if not text.startswith(_TCP):
+            return None
+        host, _, port = text.removeprefix(_TCP).rpartition(":")
+        host = host.removeprefix("[").removesuffix("]")
+        if not host or not (port.isascii() and port.isdecimal()) or not 0 <= int(port) <= 65535:
+            raise InputError(f"{text}: an address is tcp://HOST:PORT, or unix:PATH")
+        return cls(host, int(port))
+
+    def connect(self, timeout_s: float) -> socket.socket:
+        """A socket that is connected, and blocks. Raises OSError."""
+        if self.path:
+            found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                found.settimeout(timeout_s)
+                found.connect(self.path)
+            except BaseException:
+                found.close()
+                raise
+        else:
+            found = socket.create_connection((self.host, self.port), timeout_s)
+        found.settimeout(None)
+        return found
+
+    def __str__(self) -> str:
+        if self.path:
+            return f"{_UNIX}{self.path}"
+        return f"{_TCP}[{self.host}]:{self.port}" if ":" in self.host else f"{_TCP}{self.host}:{self.port}"
 
 
 class WireError(LlmcError):
@@ -230,7 +276,7 @@ def _keep_alive(connection: socket.socket) -> None:
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-def welcome(frames: Frames, key: str | None, facts: Facts, bound: int) -> None:
+def welcome(frames: Frames, key: str | None, facts: SideFacts, bound: int) -> None:
     """The server's side; raises WireError or OSError for a client that may not come in."""
     nonce = secrets.token_hex(32)
     frames.send({"kind": "hello", "version": VERSION, "nonce": nonce, "keyed": key is not None})
@@ -244,7 +290,7 @@ def welcome(frames: Frames, key: str | None, facts: Facts, bound: int) -> None:
     frames.send({"kind": "welcome", "proof": mine, "facts": facts.to_json(), "bound": bound})
 
 
-def enter(frames: Frames, key: str | None, where: str) -> tuple[Facts, int]:
+def enter(frames: Frames, key: str | None, where: str) -> tuple[SideFacts, int]:
     """The client's side: the server's facts, and how many prompts it computes ahead of what is taken.
 
     Raises DeviceError where the key or the version is not the server's, WireError or OSError where it answers as no
@@ -274,7 +320,7 @@ def enter(frames: Frames, key: str | None, where: str) -> tuple[Facts, int]:
     bound = answer.get("bound")
     if type(bound) is not int or not 1 <= bound <= MAX_BOUND:
         raise WireError(f"a bound of {bound!r:.20}")
-    return Facts.from_json(answer.get("facts")), bound
+    return SideFacts.from_json(answer.get("facts")), bound
 
 
 def _next(frames: Frames, kind: str) -> Mapping[str, Any]:

@@ -25,7 +25,7 @@ from llmc.runtime.engine.handover import HandOver, Prefilled, Prefiller, Prefill
 from llmc.runtime.engine.replay import step_of
 from llmc.runtime.engine.scheduling import open_scheduler
 from llmc.runtime.engine.scheduling.base import SchedulerConfig
-from llmc.runtime.hybrid.facts import Facts
+from llmc.runtime.hybrid.facts import SideFacts
 
 if TYPE_CHECKING:
     from llmc.runtime.bundle import Bundle
@@ -183,7 +183,7 @@ class PrefillWorker:
         self._cancelled: list[int] = []
         self._errands: deque[tuple[Callable[[Executor], object], Future[None]]] = deque()
         self._numbers = itertools.count()
-        self._opened: Future[tuple[Executor, Facts]] = Future()
+        self._opened: Future[tuple[Executor, SideFacts]] = Future()
         self._thread = threading.Thread(target=self._run, args=(open_executor,), name="llmc-prefill", daemon=True)
         self._thread.start()
         self.executor, self.facts = self._opened.result()
@@ -250,7 +250,7 @@ class PrefillWorker:
             return
         try:
             scheduler = self._scheduler(executor)
-            facts = Facts.of(self.bundle, executor)
+            facts = SideFacts.of(self.bundle, executor)
         except BaseException as e:  # noqa: BLE001 - as above
             executor.close()
             self._opened.set_exception(e)

@@ -66,7 +66,7 @@ Module: TypeAlias = Pooling | Dense | Normalize
 
 
 @dataclass(frozen=True)
-class Description:
+class PoolingDescription:
     """See the module's docstring. `template`: the texts before a query, between it and a document, and behind."""
 
     task: Task
@@ -96,7 +96,7 @@ class Description:
         return json.dumps(fields, sort_keys=True, indent=1).encode()
 
     @classmethod
-    def parse(cls, data: bytes, source: str) -> Description:
+    def parse(cls, data: bytes, source: str) -> PoolingDescription:
         """The description that a bundle holds; raises ArtifactError, naming `source`, for anything else."""
         try:
             fields = json.loads(data)
@@ -155,7 +155,11 @@ def _read(fields: Mapping[str, Any]) -> Module:
 
 
 def embed(
-    description: Description, weights: Mapping[str, Array], hidden: Array, lengths: NDArray[np.int64], prompt: int = 0
+    description: PoolingDescription,
+    weights: Mapping[str, Array],
+    hidden: Array,
+    lengths: NDArray[np.int64],
+    prompt: int = 0,
 ) -> Array:
     """One vector a row, [B, D]: `hidden` through every module. `prompt`: tokens of the prompt that all rows begin
     with, which a pooling may leave out."""

@@ -22,8 +22,8 @@ from llmc.buckets.encoding_batches import Batch, batches
 from llmc.errors import InputError, OverloadedError
 from llmc.runtime.engine.observer import EngineStats
 from llmc.runtime.executors.encoders import LENGTHS, TOKEN_IDS, TYPE_IDS, open_encoder, require_outputs
-from llmc.runtime.pooling.modules import POOLING, WEIGHTS, Description, Normalize, activated, embed, normalised
-from llmc.runtime.pooling.tokens import Encoded, Pair, Tokens, of_ids
+from llmc.runtime.pooling.modules import POOLING, WEIGHTS, Normalize, PoolingDescription, activated, embed, normalised
+from llmc.runtime.pooling.tokens import Encoded, Pair, PoolingTokenizer, of_ids
 
 if TYPE_CHECKING:
     from llmc.runtime.bundle import Bundle
@@ -67,9 +67,11 @@ class Pooler:
     def __init__(self, bundle: Bundle, threads: int | None = None) -> None:
         self.bundle = bundle
         self.plan = bundle.encode_plan
-        self.description = Description.parse(bundle.files.read(POOLING), str(bundle.path))
+        self.description = PoolingDescription.parse(bundle.files.read(POOLING), str(bundle.path))
         self._weights = _arrays(bundle)
-        self._tokens = Tokens(bundle.files.read("tokenizer.json"), self.description) if bundle.has_tokenizer else None
+        self._tokens = (
+            PoolingTokenizer(bundle.files.read("tokenizer.json"), self.description) if bundle.has_tokenizer else None
+        )
         self.encoder: Encoder = open_encoder(bundle, threads)
         self.statistics = Statistics()
         self._counting = threading.Lock()

@@ -14,8 +14,7 @@ from llmc.compiler.code import code_digest
 from llmc.compiler.targets.base import Lowered
 from llmc.errors import CompileError
 from llmc.runtime.executors.lpu.artifact import MODEL, Artifact
-from llmc.runtime.executors.lpu.process import HyperDex
-from llmc.runtime.executors.lpu.toolchain import PACKAGE, Toolchain
+from llmc.runtime.executors.lpu.hyperdex import PACKAGE, HyperDex, HyperDexToolchain
 
 if TYPE_CHECKING:
     from llmc.artifacts.digest import Blob
@@ -36,7 +35,7 @@ class LpuLowered(Lowered):
     artifact: Artifact = field(kw_only=True)
 
 
-def build(stages: Stages, wanted: Artifact, hyperdex: Toolchain) -> LpuLowered:
+def build(stages: Stages, wanted: Artifact, hyperdex: HyperDexToolchain) -> LpuLowered:
     """The artifact of the checkpoint, from the store if it is there; `wanted` has everything but its files.
 
     Raises CompileError where HyperDex fails, is killed or hangs, with the place of its log, which is kept.

@@ -24,7 +24,7 @@ from llmc.compiler.targets.hosting import Hosting
 from llmc.compiler.targets.lpu.build import LpuLowered, build
 from llmc.compiler.targets.programs import ProgramTarget
 from llmc.errors import DeviceError, InputError
-from llmc.runtime.executors.lpu import toolchain
+from llmc.runtime.executors.lpu import hyperdex
 from llmc.runtime.executors.lpu.artifact import Artifact, is_power_of_two
 
 if TYPE_CHECKING:
@@ -71,9 +71,9 @@ class LpuTarget(ProgramTarget):
         return cls(devices)
 
     @cached_property
-    def _hyperdex(self) -> toolchain.Toolchain | None:
+    def _hyperdex(self) -> hyperdex.HyperDexToolchain | None:
         try:
-            return toolchain.find(self.settings)
+            return hyperdex.find_hyperdex(self.settings)
         except DeviceError:
             return None
 
@@ -150,7 +150,7 @@ class LpuTarget(ProgramTarget):
             return ""
         return (
             f"on a host with HyperDex, compile the checkpoint again with --device lpu:{self._devices}: AutoCompiler "
-            f"makes the artifact there. HyperDex is installed by: {toolchain.INSTALL}"
+            f"makes the artifact there. HyperDex is installed by: {hyperdex.INSTALL}"
         )
 
     def stage_costs(self, options: CompileOptions, buckets: Sequence[Bucket]) -> Mapping[str, Cost]:
@@ -159,7 +159,7 @@ class LpuTarget(ProgramTarget):
 
     def toolchain(self) -> dict[str, str]:
         """HyperDex, or the tracer."""
-        return super().toolchain() if self._hyperdex is None else {toolchain.PACKAGE: self._hyperdex.version}
+        return super().toolchain() if self._hyperdex is None else {hyperdex.PACKAGE: self._hyperdex.version}
 
     def hosting(self, recorded: Mapping[str, Any]) -> Hosting:
         """HyperDex's; its cards have no device plug-in that is known here."""

@@ -21,7 +21,7 @@ PORTABLE = "portable"
 
 
 @dataclass(frozen=True)
-class Kind:
+class FakeKind:
     """`cache_tokens` of the pool that all slots share, `graph_memory` in bytes; None: it has no such thing."""
 
     ragged: bool = False
@@ -29,7 +29,7 @@ class Kind:
     graph_memory: int | None = None
 
     @classmethod
-    def of(cls, detail: str) -> Kind:
+    def of(cls, detail: str) -> FakeKind:
         """From what is behind the name: "", "portable", "ragged", "paged=N" or "graphs=N"; raises InputError."""
         name, _, text = detail.partition("=")
         number = int(text) if text.isascii() and text.isdecimal() else 0

@@ -23,9 +23,9 @@ from llmc.buckets.warmup.sizes import size_text
 from llmc.errors import ArtifactError, InputError, OutOfDeviceMemoryError
 from llmc.runtime.executors.base import EXECUTABLES, Capabilities, ExecutorDescription, StaticExecutor
 from llmc.runtime.executors.fake import device
-from llmc.runtime.executors.fake.device import BLOCK_TOKENS, Kind
-from llmc.runtime.executors.fake.program import Array, Ints, Program
-from llmc.runtime.executors.slots import Held, free_places, windows
+from llmc.runtime.executors.fake.device import BLOCK_TOKENS, FakeKind
+from llmc.runtime.executors.fake.program import Array, FakeProgram, Ints
+from llmc.runtime.executors.slots import SlotLengths, free_places, windows
 from llmc.runtime.step import Step, pad
 
 if TYPE_CHECKING:
@@ -67,14 +67,14 @@ class FakeExecutor(StaticExecutor):
     def __init__(self, bundle: Bundle, slots: int, capacity: int, threads: int) -> None:
         super().__init__(bundle, slots, capacity, threads)
         self.hidden = (bundle.cache_shape.states or bundle.cache_shape.kv)[0].values
-        kind = Kind.of(bundle.manifest.device.partition(":")[2])
+        kind = FakeKind.of(bundle.manifest.device.partition(":")[2])
         self._has_states = bool(bundle.cache_shape.states)
         widest = max(slots, *(b.batch for b in bundle.plan.buckets))
         self._buffer: Array = np.zeros((widest, bundle.size("vocab_size")), np.float32)
-        self._programs: dict[str, Program] = {}
+        self._programs: dict[str, FakeProgram] = {}
         self._device: FakeGraphDevice | None = None
         self._vectors: Array | None = None
-        self._held = Held(slots, bundle.cache_shape.rewind)
+        self._held = SlotLengths(slots, bundle.cache_shape.rewind)
         if kind.graph_memory is None:
             self.make_cache(slots)
         else:
@@ -89,7 +89,7 @@ class FakeExecutor(StaticExecutor):
         """An empty cache of so many slots."""
         self.slots = slots
         self._vectors = np.zeros((slots, self._places(self.capacity), self.hidden), np.float32)
-        self._held = Held(slots, self.bundle.cache_shape.rewind)
+        self._held = SlotLengths(slots, self.bundle.cache_shape.rewind)
 
     def _places(self, tokens: int) -> int:
         """Places of a slot for so many tokens; a state takes one."""
@@ -104,7 +104,7 @@ class FakeExecutor(StaticExecutor):
         assert self._vectors is not None
         return self._vectors
 
-    def program(self, bucket: Bucket) -> Program:
+    def program(self, bucket: Bucket) -> FakeProgram:
         """The executable of a bucket, opened."""
         return self._open(self._find(bucket.phase, bucket.batch, bucket.query, bucket.context))
 
@@ -142,15 +142,15 @@ class FakeExecutor(StaticExecutor):
         return logits
 
     def replay(
-        self, program: Program, token_ids: Ints, past_lengths: Ints, new_lengths: Ints, past: Array
+        self, program: FakeProgram, token_ids: Ints, past_lengths: Ints, new_lengths: Ints, past: Array
     ) -> tuple[Array, Array]:
-        """The device's arithmetic, see Program.replay: a broken device overrides it."""
+        """The device's arithmetic, see FakeProgram.replay: a broken device overrides it."""
         if self._has_states:
             logits, state = program.advance(token_ids, past_lengths, new_lengths, past[:, 0])
             return logits, state[:, None]
         return program.replay(token_ids, past_lengths, new_lengths, past)
 
-    def _begin(self, step: Step) -> tuple[Program, Array]:
+    def _begin(self, step: Step) -> tuple[FakeProgram, Array]:
         """The executable for a step that can run, and its rows' pasts, [B, context, hidden_size] or fewer places, or
         their states, NaN for rows without a request."""
         self._check_past(step)
@@ -226,7 +226,7 @@ class FakeExecutor(StaticExecutor):
             return self.bundle.executable("any", None, None, None)
         return super()._find(phase, batch, query, context)
 
-    def _open(self, executable: Executable) -> Program:
+    def _open(self, executable: Executable) -> FakeProgram:
         """The executable, read and verified when it is used first."""
         program = self._programs.get(executable.blob)
         if program is None:
@@ -235,7 +235,7 @@ class FakeExecutor(StaticExecutor):
                 if (made_for := fields.get("card")) is not None:
                     self._require_card(executable, made_for)
                 weights = self.bundle.files.path(fields["weights"])
-                program = Program.load(fields, weights)
+                program = FakeProgram.load(fields, weights)
                 sizes = self._buffer.shape[1], self.hidden
                 if any(tensor.shape != sizes for tensor in (*program.embeddings, *program.heads)):
                     raise ValueError("its tensors are not of the sizes that the manifest states")
@@ -350,7 +350,7 @@ class FakeGraphDevice:
         return self._left
 
     def size_of(self, bucket: Bucket) -> int:
-        """Inputs and outputs at the bucket's shape, see Program.replay."""
+        """Inputs and outputs at the bucket's shape, see FakeProgram.replay."""
         vectors = bucket.batch * (bucket.context + bucket.query) * self._hidden
         integers = 2 * bucket.batch * (bucket.query + 2)
         return NUMBER * (vectors + integers + bucket.batch * self._vocab)

@@ -43,7 +43,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from llmc.errors import ArtifactError
-from llmc.runtime.executors.envelope import Envelope, Form, write_envelope
+from llmc.runtime.executors.envelope import ExecutableFile, Form, write_envelope
 from llmc.runtime.executors.inductor.toolchain import is_known
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class Package:
     @classmethod
     def parse(cls, data: bytes, source: str) -> Package:
         """Take a file apart; raises ArtifactError, naming `source`, for anything else."""
-        envelope = Envelope.parse(data, source, FORM)
+        envelope = ExecutableFile.parse(data, source, FORM)
         header = envelope.header
         device, made_for, sizes, cache = (header.get(name) for name in ("device", "made_for", "sizes", "cache"))
         words = isinstance(made_for, dict) and all(isinstance(value, str) for value in made_for.values())

@@ -15,9 +15,8 @@ from llmc.errors import ArtifactError, DeviceError
 from llmc.runtime.executors.base import EXECUTABLES, ExecutorDescription
 from llmc.runtime.executors.compatibility import require_version
 from llmc.runtime.executors.generating import GeneratingExecutor, Sampling
-from llmc.runtime.executors.lpu import toolchain
 from llmc.runtime.executors.lpu.artifact import MODEL, Artifact
-from llmc.runtime.executors.lpu.process import HyperDex
+from llmc.runtime.executors.lpu.hyperdex import PACKAGE, HyperDex, find_hyperdex
 
 if TYPE_CHECKING:
     from llmc.runtime.bundle import Bundle
@@ -56,7 +55,7 @@ class LpuExecutor(GeneratingExecutor):
         """The process with the model on its devices; one that is gone is started again."""
         if self._hyperdex is None:
             settings = self.bundle.settings
-            hyperdex = HyperDex(toolchain.find(settings), DeviceError)
+            hyperdex = HyperDex(find_hyperdex(settings), DeviceError)
             try:
                 devices = {"gpus": settings.num_gpu_devices, "lpus": self._artifact.devices}
                 hyperdex.ask("open", OPEN_S, model=str(self._folder), **devices)
@@ -73,7 +72,7 @@ class LpuExecutor(GeneratingExecutor):
         """HyperDex has to be here, in the version that compiled; NUM_LPU_DEVICES and NUM_GPU_DEVICES have to fit."""
         settings = bundle.settings
         artifact = Artifact.of(bundle)
-        require_version(bundle, toolchain.PACKAGE, toolchain.find(settings).version, "HyperDex")
+        require_version(bundle, PACKAGE, find_hyperdex(settings).version, "HyperDex")
         wanted = settings.num_lpu_devices
         if wanted not in (None, artifact.devices):
             raise ArtifactError(

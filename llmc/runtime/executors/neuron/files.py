@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmc.errors import ArtifactError
-from llmc.runtime.executors.envelope import Envelope, Form, write_envelope
+from llmc.runtime.executors.envelope import ExecutableFile, Form, write_envelope
 from llmc.runtime.executors.xla import wire
 from llmc.runtime.executors.xla.envelope import StepHeader, Tensor
 
@@ -111,7 +111,7 @@ class NeuronFile:
     def parse(cls, data: bytes, source: str) -> NeuronFile:
         """Read a file of either form; raises ArtifactError. Nothing of it is run."""
         form = NATIVE if data.startswith(NATIVE.magic[:-1]) else PORTABLE
-        envelope = Envelope.parse(data, source, form)
+        envelope = ExecutableFile.parse(data, source, form)
         header = StepHeader.parse(envelope.header, source)
         hlo = bytes(envelope.section(HLO))
         module = HloModule.parse(hlo, source)

@@ -36,7 +36,7 @@ from typing import Any
 import openvino as ov
 
 from llmc.errors import ArtifactError
-from llmc.runtime.executors.envelope import Envelope, Form, write_envelope
+from llmc.runtime.executors.envelope import ExecutableFile, Form, write_envelope
 from llmc.runtime.executors.openvino.device import facts_here, kind_of, open_core, plugin_name, version
 
 _MAGIC = b"RR_UPCVO"
@@ -155,7 +155,7 @@ class DeviceBlob:
     @classmethod
     def parse(cls, data: bytes, source: str) -> DeviceBlob:
         """Take a file apart; raises ArtifactError that names `source` for anything else."""
-        envelope = Envelope.parse(data, source, FORM)
+        envelope = ExecutableFile.parse(data, source, FORM)
         device, made_for = (envelope.header.get(name) for name in ("device", "made_for"))
         facts = [*made_for.values()] if isinstance(made_for, dict) else [None]
         if device not in _KINDS or not all(isinstance(value, str) for value in facts):

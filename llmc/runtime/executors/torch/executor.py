@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from llmc.errors import ArtifactError, DeviceError
 from llmc.platforms import how_to_install
 from llmc.runtime.executors.base import EXECUTABLES, Capabilities, ExecutorDescription, StaticExecutor
-from llmc.runtime.executors.slots import Held
+from llmc.runtime.executors.slots import SlotLengths
 from llmc.runtime.executors.torch.cache import TorchCache
 from llmc.runtime.executors.weight_places import map_weights, read_places
 from llmc.runtime.portable_program import PortableProgram
@@ -66,9 +66,9 @@ class TorchExecutor(StaticExecutor):
         self.capabilities = Capabilities(exact=False, cache_dtype=dtype)
         self._tensors = len(bundle.cache_shape)
         self._reads_tokens = bundle.plan.limits.contexts
-        self._weights = Weights(bundle)
+        self._weights = TorchWeights(bundle)
         self._programs: dict[str, OpenedProgram] = {}
-        self._held = Held(slots, bundle.cache_shape.rewind)
+        self._held = SlotLengths(slots, bundle.cache_shape.rewind)
         self._cache: Any = self._make_cache()
 
     def _make_cache(self) -> Any:
@@ -223,7 +223,7 @@ class OpenedProgram:
         self.weights = weights
 
 
-class Weights:
+class TorchWeights:
     """The bundle's weights file, mapped; tensors are views of it. Raises ArtifactError where the bundle lacks it."""
 
     def __init__(self, bundle: Bundle) -> None:

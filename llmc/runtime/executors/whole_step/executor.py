@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from llmc.buckets.warmup.report import took_line
 from llmc.buckets.warmup.sizes import size_text
 from llmc.errors import InputError
-from llmc.runtime.executors.slots import Held
+from llmc.runtime.executors.slots import SlotLengths
 from llmc.runtime.executors.torch.executor import Array, OpenedProgram, TorchExecutor
 from llmc.runtime.executors.whole_step.cache import Accelerator, CardCache, dtype_of
 from llmc.runtime.executors.whole_step.step_program import Run
@@ -109,7 +109,7 @@ class CardExecutor(TorchExecutor):
         with self._watched("the cache and its moves"):
             self._cache.make(slots)
             self._cache.warm()
-        self.slots, self._held = slots, Held(slots, self.bundle.cache_shape.rewind)
+        self.slots, self._held = slots, SlotLengths(slots, self.bundle.cache_shape.rewind)
 
     def _open(self, executable: Executable) -> OpenedProgram:
         """And what runs it."""

@@ -34,7 +34,7 @@ _PARTS = {"weights": "weights", "cache": "cache", "temporary memory": "temporary
 """What a bundle's memory is for, in words, and its name in the manifest."""
 
 
-class Host(ABC):
+class PlatformHost(ABC):
     """A platform as this process finds it. One object stands for it in the whole process."""
 
     platform: ClassVar[Platform]
@@ -65,7 +65,7 @@ class Host(ABC):
         return devices[0].client.deserialize_executable(native, _jax.DeviceList(tuple(devices)))
 
 
-class CpuHost(Host):
+class CpuHost(PlatformHost):
     """This host's CPU, which runs every bundle: its own natively, others from their portable programs."""
 
     platform: ClassVar[Platform] = "cpu"
@@ -88,7 +88,7 @@ class CpuHost(Host):
             )
 
 
-class TpuHost(Host):
+class TpuHost(PlatformHost):
     """A TPU host. What a bundle asks of a TPU is checked by libtpu, when it opens the executables."""
 
     platform: ClassVar[Platform] = "tpu"
@@ -102,7 +102,7 @@ class TpuHost(Host):
         """Nothing beside libtpu's own checks."""
 
 
-class CudaHost(Host):
+class CudaHost(PlatformHost):
     """A host with NVIDIA cards: what a bundle asks of them, and XLA's client of them, set up before JAX starts.
 
     What is checked before anything is loaded, and why:
@@ -218,7 +218,9 @@ def _install() -> str:
     return f"install it with pip install 'jax[cuda13]=={metadata.version('jax')}'"
 
 
-HOSTS: Mapping[str, Host] = MappingProxyType({host.platform: host for host in (CpuHost(), TpuHost(), CudaHost())})
+HOSTS: Mapping[str, PlatformHost] = MappingProxyType(
+    {host.platform: host for host in (CpuHost(), TpuHost(), CudaHost())}
+)
 """By XLA's name of the platform."""
 
 
@@ -227,7 +229,7 @@ def platform_of_bundle(bundle: Bundle) -> str:
     return bundle.manifest.target if bundle.manifest.target in HOSTS else "cpu"
 
 
-def host_for(bundle: Bundle) -> Host:
+def host_for(bundle: Bundle) -> PlatformHost:
     """The platform that opens the bundle in this process: its own where the host has it, else the CPU, which computes
     from its portable programs. LLMC_OPEN_PORTABLE asks for the CPU. Raises DeviceError for a device that is there and
     cannot be used."""
@@ -235,7 +237,7 @@ def host_for(bundle: Bundle) -> Host:
     return HOSTS["cpu"] if bundle.settings.open_portable or not wanted.here() else wanted
 
 
-def in_place_of(bundle: Bundle, host: Host) -> str:
+def in_place_of(bundle: Bundle, host: PlatformHost) -> str:
     """The device that the bundle is for, where `host` is another platform and runs it instead; else ""."""
     platform = platform_of_bundle(bundle)
     return "" if platform == host.platform else HOSTS[platform].device

@@ -17,21 +17,27 @@ from typing import TYPE_CHECKING, Any
 
 from llmc.artifacts.log import logger
 from llmc.errors import ArtifactError
-from llmc.runtime.executors.envelope import Envelope
+from llmc.runtime.executors.envelope import ExecutableFile
 from llmc.runtime.executors.xla.client import platform_of, told, toolchain_version
 from llmc.runtime.executors.xla.envelope import AXIS, FORM, StepHeader, Tensor
 
 if TYPE_CHECKING:
     from llmc.runtime.bundle import Bundle
     from llmc.runtime.executors.compilations import CompilationCounter
-    from llmc.runtime.executors.xla.hosts import Host
+    from llmc.runtime.executors.xla.hosts import PlatformHost
 
 
 class LoadedProgram:
     """One program of a bundle, ready to run. `header` says what it takes and gives."""
 
     def __init__(
-        self, bundle: Bundle, file: str, name: str, host: Host, devices: Sequence[Any], compilations: CompilationCounter
+        self,
+        bundle: Bundle,
+        file: str,
+        name: str,
+        host: PlatformHost,
+        devices: Sequence[Any],
+        compilations: CompilationCounter,
     ) -> None:
         """Read a file of the bundle; `name` is for people. Open the native section where it is of this JAX and of
         `host`'s platform; else compile the portable one for its `devices`, and count it.
@@ -40,7 +46,7 @@ class LoadedProgram:
         """
         source = f"{bundle.path}: {name}"
         bundle.files.require_native(name)
-        envelope = Envelope.parse(bundle.files.read(file), source, FORM)
+        envelope = ExecutableFile.parse(bundle.files.read(file), source, FORM)
         self.header = StepHeader.parse(envelope.header, source)
         self._mesh = mesh_of(devices)
         self._shardings = [sharding_of(self._mesh, t) for t in self.header.outputs]
@@ -67,7 +73,7 @@ class LoadedProgram:
         ]
 
 
-def _open_native(host: Host, data: memoryview, devices: Sequence[Any], source: str) -> Any:
+def _open_native(host: PlatformHost, data: memoryview, devices: Sequence[Any], source: str) -> Any:
     try:
         return host.load(bytes(data), devices)
     except Exception as e:

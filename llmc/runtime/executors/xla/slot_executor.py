@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from llmc.errors import ArtifactError, InputError
 from llmc.runtime.executors.base import StaticExecutor
-from llmc.runtime.executors.slots import Held, windows
+from llmc.runtime.executors.slots import SlotLengths, windows
 from llmc.runtime.executors.xla.arrays import dtype_of
 from llmc.runtime.executors.xla.client import told
 from llmc.runtime.step import ADAPTERS
@@ -80,7 +80,7 @@ class SlotExecutor(StaticExecutor):
             self._cache = [arrays.zeros(t) for t in cache]
         self._bound: dict[str, list[Any]] = {}
         self._adapted = bool(self.bundle.adapters)
-        self._held = Held(self.slots, self._shape.rewind)
+        self._held = SlotLengths(self.slots, self._shape.rewind)
         self._outputs: list[Any] = []
 
     @abstractmethod

@@ -23,7 +23,7 @@ def temporary(device: str, dtype: str) -> int:
     from llmc.compiler.targets.xla.build import Job, build
     from llmc.compiler.targets.xla.described import DescribedTarget
     from llmc.compiler.targets.xla.quantised import Quantised
-    from llmc.runtime.executors.envelope import Envelope
+    from llmc.runtime.executors.envelope import ExecutableFile
     from llmc.runtime.executors.xla.envelope import FORM, Tensor
 
     target = open_target(device)
@@ -32,7 +32,7 @@ def temporary(device: str, dtype: str) -> int:
     shapes = {"x": ((8, COLUMNS), "bfloat16"), "w": ((ROWS, COLUMNS), dtype), "w_scale": ((ROWS,), "float32")}
     inputs = tuple(Tensor(name, shape, kind, (None,) * len(shape)) for name, (shape, kind) in shapes.items())
     made = build(Job("step", lambda x, w, s: (Quantised(w, s).product(x, None),), inputs, (), "product"), machine)
-    return int(Envelope.parse(made, device, FORM).header["memory"]["temporary"])
+    return int(ExecutableFile.parse(made, device, FORM).header["memory"]["temporary"])
 
 
 @full

@@ -26,7 +26,7 @@ from llmc.compiler.targets.xla.report import lines
 from llmc.errors import ArtifactError, CompileError, InputError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.executors.encoders import open_encoder
-from llmc.runtime.executors.envelope import Envelope
+from llmc.runtime.executors.envelope import ExecutableFile
 from llmc.runtime.executors.xla import programs
 from llmc.runtime.executors.xla.envelope import FORM, StepHeader
 from tests.compiler.encoders_tiny import write_encoder
@@ -86,7 +86,7 @@ def test_weights_lie_in_one_file_and_are_arguments_of_every_executable(embedding
     bundle = embedding.bundle
     places = json.loads(bundle.files.read("weights.json"))
     for executable in bundle.manifest.executables:
-        header = StepHeader.parse(Envelope.parse(bundle.files.read(executable.blob), "it", FORM).header, "it")
+        header = StepHeader.parse(ExecutableFile.parse(bundle.files.read(executable.blob), "it", FORM).header, "it")
         assert [t.name for t in header.inputs[:3]] == ["token_ids", "lengths", "type_ids"]
         assert {t.name for t in header.inputs[3:]} == set(places)
         assert [t.shape for t in header.outputs] == [(executable.batch, executable.query, 32)]
@@ -198,7 +198,7 @@ def test_a_bundle_for_a_described_tpu_runs_here_from_its_portable_programs_and_s
     bundle = Bundle.open(folder / "tpu")
     assert bundle.manifest.options["analysis"] == found.analysis
     (executable,) = bundle.manifest.executables
-    assert Envelope.parse(bundle.files.read(executable.blob), "it", FORM).header["platform"] == "tpu"
+    assert ExecutableFile.parse(bundle.files.read(executable.blob), "it", FORM).header["platform"] == "tpu"
     with llmc.LLM(folder / "tpu") as llm:
         assert len(llm.embed(TEXTS)) == 3
         assert llm.pooler.encoder.capabilities.in_place_of == "TPU"

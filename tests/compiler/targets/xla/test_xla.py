@@ -9,6 +9,7 @@ import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from llmc.runtime.bundle import Bundle
 from llmc.runtime.engine.sampling import SamplingParams
 from llmc.runtime.executors import open_executor
 from llmc.runtime.executors.compilations import CompilationCounter
-from llmc.runtime.executors.envelope import Envelope, write_envelope
+from llmc.runtime.executors.envelope import ExecutableFile, write_envelope
 from llmc.runtime.executors.xla.envelope import FORM
 from llmc.runtime.executors.xla.programs import LoadedProgram
 from llmc.runtime.executors.xla.slot_executor import SLOT_PROGRAMS
@@ -177,14 +178,14 @@ def test_what_xla_cannot_open_is_an_error_that_says_so(compiled: Compiled) -> No
     from llmc.runtime.executors.xla.hosts import HOSTS
     from llmc.runtime.executors.xla.programs import LoadedProgram
 
-    bundle = Bundle.open(compiled.path)
-    envelope = Envelope.parse(bundle.files.read(bundle.manifest.executables[0].blob), "x", FORM)
+    opened = Bundle.open(compiled.path)
+    envelope = ExecutableFile.parse(opened.files.read(opened.manifest.executables[0].blob), "x", FORM)
     broken = write_envelope(envelope.header, {"native": b"\x80\x05garbage", "export": b"\x00" * 64}, FORM)
 
-    with pytest.raises(ArtifactError, match=r"x: .*compile the bundle again"):
-        LoadedProgram(
-            Envelope.parse(broken, "x", FORM), "x", HOSTS["cpu"], open_client("cpu"), "x", CompilationCounter()
-        )
+    files = SimpleNamespace(read=lambda _: broken, require_native=lambda _: None)
+    bundle = SimpleNamespace(path="a bundle", files=files)
+    with pytest.raises(ArtifactError, match=r"a bundle: x: .*compile the bundle again"):
+        LoadedProgram(bundle, "blob", "x", HOSTS["cpu"], open_client("cpu"), CompilationCounter())  # type: ignore[arg-type]
 
 
 def test_more_slots_than_were_compiled_are_refused_with_the_flag_that_gives_them(compiled: Compiled) -> None:
@@ -306,6 +307,7 @@ def test_over_two_devices_of_the_host_tokens_are_those_of_one(compiled: Compiled
     code = f"""
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from llmc.artifacts.store.store import Store
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.compile import compile_bundle
