@@ -245,16 +245,13 @@ class StaticExecutor(Executor):
     capabilities = Capabilities(exact=False)
 
     def executable_of(self, step: Step) -> str:
-        """Name of the executable in the manifest."""
         return str(self._executable(step))
 
     def warm(self, steps: list[tuple[str, int, int, int]]) -> None:
-        """Open the named executables; the others open when first needed."""
         for shape in steps:
             self._open(self._find(*shape))
 
     def open_all(self) -> None:
-        """Open every executable, one after the other."""
         for executable in self.bundle.manifest.executables:
             self._open(executable)
 

@@ -143,7 +143,6 @@ class CallsWitness(Witness):
         self._lock = threading.Lock()
 
     def start(self) -> None:
-        """Wrap the methods."""
         self._looks = True
         for method, tell in self._methods.items():
             before = getattr(self._owner, method)
@@ -169,5 +168,4 @@ class CallsWitness(Witness):
         self._wrappers.clear()
 
     def what(self) -> Sequence[str]:
-        """The calls."""
         return tuple(self._seen)

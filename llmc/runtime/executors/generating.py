@@ -64,7 +64,6 @@ class GeneratingExecutor(Executor):
         return str(self.bundle.executable("any", None, None, None))
 
     def executable_of(self, step: Step) -> str:
-        """One for every step."""
         return self.executable
 
     def run(self, step: Step) -> NDArray[np.float32]:
@@ -92,21 +91,17 @@ class GeneratingExecutor(Executor):
         raise self._no_logits()
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
-        """The only slot, cut."""
         if source or target or length > len(self._held):
             raise InputError(f"slot {source} has no {length} tokens to copy to slot {target}")
         del self._held[length:]
 
     def export_prefix(self, slot: int, length: int) -> list[NDArray[np.float32]]:
-        """Not there: the cache stays on the device."""
         raise self._no_logits()
 
     def import_prefix(self, slot: int, prefix: list[NDArray[np.float32]]) -> None:
-        """Not there."""
         raise self._no_logits()
 
     def poison(self, slot: int, start: int, value: float) -> None:
-        """Not there."""
         raise self._no_logits()
 
     def _no_logits(self) -> InputError:

@@ -352,7 +352,6 @@ class SlotCacheExecutor(Executor):
         return [next(kv if t.kind == "kv" else states) for t in self.bundle.cache_shape]
 
     def import_prefix(self, slot: int, prefix: list[Array]) -> None:
-        """Copies into the slot's home."""
         length = self._check_prefix(prefix, len(self.bundle.cache_shape))
         given = iter(prefix)
         parts = [np.stack([next(given) for _ in range(len(array))]) for array in self._cache.home.arrays]

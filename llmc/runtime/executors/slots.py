@@ -16,6 +16,7 @@ from llmc.errors import InputError
 
 if TYPE_CHECKING:
     from llmc.runtime.cache_shape import CacheTensor, Rewind
+    from llmc.runtime.step import Step
 
 
 class SlotLengths:
@@ -46,6 +47,12 @@ class SlotLengths:
         floor = self._rewind.floor(end)
         self.floor[slot] = max(self.floor[slot], floor) if start else floor
         self.used[slot] = end
+
+    def ran(self, step: Step) -> None:
+        """Each live row of a step wrote its new tokens."""
+        for row, slot in enumerate(step.slots):
+            start = int(step.past_lengths[row])
+            self.wrote(slot, start, start + int(step.new_lengths[row]))
 
     def copied(self, source: int, target: int, length: int) -> None:
         """Slot `target` has the first `length` tokens of slot `source`, and no others."""

@@ -67,7 +67,6 @@ class ChildPrefiller(RemotePrefiller):
         return self._process.pid
 
     def close(self) -> None:
-        """See Prefiller; ends the process."""
         self._ending.set()
         super().close()
         self._process.terminate()

@@ -79,16 +79,13 @@ class RemotePrefiller(Prefiller):
 
     @property
     def longest_prompt(self) -> int:
-        """As its plan has it."""
         return self._theirs.longest_prompt
 
     @property
     def bound(self) -> int:
-        """As it says."""
         return self._bound
 
     def submit(self, number: int, prompt: Sequence[int], priority: int = 0) -> None:
-        """See Prefiller."""
         asked = _Asked(array("q", prompt), priority, time.perf_counter())
         with self._lock:
             self._asked[number] = asked
@@ -98,7 +95,6 @@ class RemotePrefiller(Prefiller):
                 self._fail(f"{self._address}: the prefill side is gone")
 
     def cancel(self, number: int) -> None:
-        """See Prefiller."""
         with self._lock:
             if self._asked.pop(number, None) is None:
                 self._forget(number)
@@ -106,7 +102,6 @@ class RemotePrefiller(Prefiller):
                 self._try(lambda: self._frames.send({"kind": "cancel", "number": number}))
 
     def close(self) -> None:
-        """See Prefiller."""
         with self._lock:
             self._closed = True
             self._asked.clear()
@@ -118,7 +113,6 @@ class RemotePrefiller(Prefiller):
 
     @property
     def compilations(self) -> int:
-        """See Prefiller."""
         return 0
 
     def prepare(self, work: Callable[[Executor], object]) -> None:

@@ -74,16 +74,14 @@ class WorkerClient(Prefiller):
 
     @property
     def longest_prompt(self) -> int:
-        """The worker's."""
         return self._worker.longest_prompt
 
     @property
     def bound(self) -> int:
-        """As it was opened."""
         return self._bound
 
     def submit(self, number: int, prompt: Sequence[int], priority: int = 0) -> None:
-        """Queue it; see Prefiller. It fails where the worker has ended."""
+        """Queue it. It fails where the worker has ended."""
         job = PrefillJob(self, number, array("q", prompt), time.perf_counter())
         with self._changed:
             if self._worker.ended is not None:
@@ -96,7 +94,6 @@ class WorkerClient(Prefiller):
             self._worker.wake.notify()
 
     def cancel(self, number: int) -> None:
-        """Forget it, wherever it is; see Prefiller."""
         with self._changed:
             job = self._jobs.pop(number, None)
             if job is not None and job.sequence >= 0:
@@ -111,11 +108,9 @@ class WorkerClient(Prefiller):
 
     @property
     def compilations(self) -> int:
-        """See Prefiller."""
         return self._worker.compilations
 
     def prepare(self, work: Callable[[Executor], object]) -> None:
-        """See Prefiller."""
         self._worker.do(work)
 
     def close(self) -> None:

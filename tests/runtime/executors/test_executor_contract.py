@@ -21,6 +21,7 @@ from llmc.compiler.pipeline.compile import compile_bundle
 from llmc.errors import InputError, LlmcError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.executors import open_executor
+from llmc.runtime.executors.base import Executor
 from llmc.runtime.step import exact, pad
 from llmc.testing.executors import (
     LONGEST,
@@ -122,6 +123,15 @@ def opened(kind: str, bundles: Callable[[str], Path], request: pytest.FixtureReq
 @pytest.fixture
 def rounds(kind: str) -> int:
     return ROUNDS[kind]
+
+
+def test_the_contract_has_at_most_20_members() -> None:
+    class Bare(Executor):
+        """What every executor has; nothing of it is called."""
+
+    Bare.__abstractmethods__ = frozenset()
+    members = {*vars(Executor), *Executor.__annotations__, *vars(Bare(None, 1, 1, 1))}  # type: ignore[abstract, arg-type]
+    assert len({name for name in members if not name.startswith("_")}) <= 20
 
 
 class TestContract(ExecutorContract):

@@ -25,7 +25,6 @@ class FakeEncoder(Encoder):
 
     @classmethod
     def check(cls, bundle: Bundle) -> None:
-        """Refuse a bundle that was compiled with another version of the fake device."""
         FakeExecutor.check(bundle)
 
     def __init__(self, bundle: Bundle, threads: int) -> None:
@@ -40,7 +39,6 @@ class FakeEncoder(Encoder):
 
     @property
     def streams(self) -> int:
-        """One a thread."""
         return self.threads
 
     def encode(self, inputs: Mapping[str, NDArray[np.int64]], stream: int = 0) -> NDArray[np.float32]:
@@ -65,9 +63,7 @@ class FakeEncoder(Encoder):
         """Nothing: all is open."""
 
     def memory(self) -> dict[str, int]:
-        """Bytes of the weights file."""
         return {"weights": self.bundle.files.path("weights").stat().st_size}
 
     def close(self) -> None:
-        """Drop the programs."""
         self._programs = {}

@@ -56,7 +56,6 @@ class FakeExecutor(StaticExecutor):
 
     @classmethod
     def check(cls, bundle: Bundle) -> None:
-        """Refuse a bundle that was compiled with another version of the fake device."""
         made_with = bundle.manifest.toolchain.get("fake")
         if made_with != FAKE_VERSION:
             raise ArtifactError(
@@ -175,10 +174,9 @@ class FakeExecutor(StaticExecutor):
             else:
                 tokens = np.arange(max(0, count - self._cache.shape[1]), count)
                 self._cache[slot, (start + tokens) % self._cache.shape[1]] = new[row, tokens]
-            self._held.wrote(slot, start, start + count)
+        self._held.ran(step)
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
-        """Copy within the cache array."""
         self._held.require(source, length)
         self._require_room({target: length})
         self._cache[target, : self._places(length)] = self._cache[source, : self._places(length)]
@@ -193,7 +191,6 @@ class FakeExecutor(StaticExecutor):
         return [np.array(windows(self.bundle.cache_shape.kv[0], self._cache[slot], length))[None]]
 
     def import_prefix(self, slot: int, prefix: list[Array]) -> None:
-        """Copy token vectors into the cache array."""
         length = self._check_prefix(prefix, 1)
         self._require_room({slot: length})
         tokens = np.arange(max(0, length - self._cache.shape[1]), length)
@@ -216,7 +213,6 @@ class FakeExecutor(StaticExecutor):
         }
 
     def close(self) -> None:
-        """Drop executables and with them the mapped weights."""
         self._programs.clear()
         self._logits = None
 

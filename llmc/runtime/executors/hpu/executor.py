@@ -22,7 +22,7 @@ from llmc.runtime.executors.base import ExecutorDescription
 from llmc.runtime.executors.compilations import Witness
 from llmc.runtime.executors.hpu.habana import COMPILED, FELL_BACK, HpuCard, HpuGraph, is_installed, number, open_card
 from llmc.runtime.executors.hpu.recipes import KV_BLOCKS, pinned_slots, place
-from llmc.runtime.executors.torch.executor import OpenedProgram, TorchExecutor, release, torch_releases
+from llmc.runtime.executors.torch.executor import OpenedProgram, TorchExecutor, warn_of_other_torch
 from llmc.runtime.executors.whole_step.executor import CardExecutor, CardGraphs, step_of
 from llmc.runtime.executors.whole_step.step_program import Run, flat_step, inputs, step_program
 from llmc.settings import Settings
@@ -168,50 +168,38 @@ class GraphCompilations(Witness):
 
 
 class HpuExecutor(TorchExecutor):
-    """Opens as what this host has: `HpuOnCard` or `HpuOnCpu`."""
+    """The CPU in the place of a card, or, where this host has one, `HpuOnCard`."""
 
     description: ClassVar[ExecutorDescription] = replace(
         TorchExecutor.description, opens={**TorchExecutor.description.opens, RECIPES: "code"}, host=host
     )
 
+    _stands_for: ClassVar[str] = "Gaudi"
+
     @classmethod
     def check(cls, bundle: Bundle) -> None:
-        """As torch's executor on a CPU. The bridge decides which torch a Gaudi host has, so another release than the
-        bundle's is no error there: programs are checked operator by operator, and `llmc verify` proves their numbers.
-        """
-        if not is_installed():
+        """As torch's executor on a CPU; on a Gaudi host the bridge decides which torch there is."""
+        if is_installed():
+            warn_of_other_torch(bundle, "Gaudi host")
+        else:
             super().check(bundle)
-            return
-        made_with, here = torch_releases(bundle)
-        if release(made_with) != release(here):
-            _log.warning(
-                "%s: compiled with torch %s, this Gaudi host has %s: `llmc verify` says whether its numbers hold here",
-                bundle.path, made_with or "of an unknown version", here,
-            )  # fmt: skip
 
     def __new__(cls, bundle: Bundle, *_: object) -> HpuExecutor:
-        """One of the two. What is opened as a portable half runs on the CPU, whatever is here."""
+        """What is opened as a portable half runs on the CPU, whatever is here."""
         mode, card = HpuMode.of(bundle.settings), None
         if not bundle.settings.open_portable and is_installed():
             place(bundle, str(mode))  # before the bridge is imported
             card = open_card(mode.lazy)
-        made: HpuExecutor = object.__new__(HpuOnCpu if card is None else HpuOnCard)
+        made: HpuExecutor = object.__new__(HpuExecutor if card is None else HpuOnCard)
         if isinstance(made, HpuOnCard):
             made.card, made.mode = card, mode  # type: ignore[assignment] # there is one
         return made
 
 
-class HpuOnCpu(HpuExecutor):
-    """The CPU in the place of a card."""
-
-    def __init__(self, bundle: Bundle, slots: int, capacity: int, threads: int) -> None:
-        super().__init__(bundle, slots, capacity, threads)
-        self.capabilities = replace(self.capabilities, in_place_of="Gaudi")
-
-
 class HpuOnCard(CardExecutor, HpuExecutor):
     """The card."""
 
+    _stands_for: ClassVar[str] = ""
     card: HpuCard
     mode: HpuMode
     _graph_device: ClassVar[type[CardGraphs]] = HpuGraphs

@@ -29,9 +29,8 @@ from llmc.runtime.executors.torch.executor import (
     OpenedProgram,
     TorchExecutor,
     ordered,
-    release,
     settled,
-    torch_releases,
+    warn_of_other_torch,
 )
 from llmc.runtime.executors.whole_step.cache import cache_arrays
 from llmc.runtime.executors.whole_step.executor import CardExecutor, CardGraphs, step_of
@@ -122,7 +121,6 @@ class CudaGraphs(CardGraphs):
     _card: CudaCard
 
     def expected(self, bucket: Bucket) -> int:
-        """In proportion to its operators."""
         return -(-PIECE * self._executor.operators(bucket) // self._most)
 
     @cached_property
@@ -142,17 +140,18 @@ class CudaGraphs(CardGraphs):
 
 
 class InductorExecutor(TorchExecutor):
-    """Opens as what this host has: `InductorOnCard` or `InductorOnCpu`."""
+    """The CPU in the place of a card, or, where this host has one, `InductorOnCard`."""
 
     description: ClassVar[ExecutorDescription] = replace(
         TorchExecutor.description, opens={**TorchExecutor.description.opens, EXECUTABLES: "by first bytes"},
         host=toolchain.host,
     )  # fmt: skip
 
+    _stands_for: ClassVar[str] = "NVIDIA card"
+
     @classmethod
     def check(cls, bundle: Bundle) -> None:
-        """As torch's executor on a CPU. On a card another release of torch than the bundle's is no error: programs are
-        checked operator by operator, and `llmc verify` proves their numbers.
+        """As torch's executor on a CPU; a card may have another release of torch than the bundle's.
 
         Raises DeviceError for a driver that is too old for this torch, OutOfDeviceMemoryError for a card that has no
         room for weights and the cache of one sequence, naming what is missing.
@@ -167,15 +166,10 @@ class InductorExecutor(TorchExecutor):
                 bundle.path,
                 found[0],
             )
-        if not cuda.is_available():
+        if cuda.is_available():
+            warn_of_other_torch(bundle, "host")
+        else:
             super().check(bundle)
-            return
-        made_with, here = torch_releases(bundle)
-        if release(made_with) != release(here):
-            _log.warning(
-                "%s: compiled with torch %s, this host has %s: `llmc verify` says whether its numbers hold here",
-                bundle.path, made_with or "of an unknown version", here,
-            )  # fmt: skip
 
     def _program(self, executable: Executable, data: bytes) -> bytes:
         """Also the one that a package was compiled from."""
@@ -193,25 +187,18 @@ class InductorExecutor(TorchExecutor):
         return f"{self.bundle.path}: {executable}"
 
     def __new__(cls, bundle: Bundle, *_: object) -> InductorExecutor:
-        """One of the two. What is opened as a portable half runs on the CPU, whatever is here."""
+        """What is opened as a portable half runs on the CPU, whatever is here."""
         on_card = not bundle.settings.open_portable and cuda.is_available()
-        made: InductorExecutor = object.__new__(InductorOnCard if on_card else InductorOnCpu)
+        made: InductorExecutor = object.__new__(InductorOnCard if on_card else InductorExecutor)
         if isinstance(made, InductorOnCard):
             made.card, made.mode = CudaCard(), InductorMode.of(bundle.settings)
         return made
 
 
-class InductorOnCpu(InductorExecutor):
-    """The CPU in the place of a card."""
-
-    def __init__(self, bundle: Bundle, slots: int, capacity: int, threads: int) -> None:
-        super().__init__(bundle, slots, capacity, threads)
-        self.capabilities = replace(self.capabilities, in_place_of="NVIDIA card")
-
-
 class InductorOnCard(CardExecutor, InductorExecutor):
     """The card."""
 
+    _stands_for: ClassVar[str] = ""
     card: CudaCard
     mode: InductorMode
     _graph_device: ClassVar[type[CardGraphs]] = CudaGraphs
@@ -287,7 +274,6 @@ class InductorOnCard(CardExecutor, InductorExecutor):
         return self.card.capture(lambda: self._results.keep(self._computed(executable, given)))
 
     def run(self, step: Step) -> Array:
-        """One step; all its logits come to the host."""
         self._run(step)
         return self.logits()
 
@@ -304,7 +290,6 @@ class InductorOnCard(CardExecutor, InductorExecutor):
         return settled(found, equal, self.logits()[equal]) if len(equal) else found
 
     def logits(self) -> Array:
-        """Brought to the host when they are asked for."""
         if self._fresh is not None:
             (live, batch), self._fresh = self._fresh, None
             if live:
@@ -315,7 +300,6 @@ class InductorOnCard(CardExecutor, InductorExecutor):
         return super().logits()
 
     def close(self) -> None:
-        """Give back what the card holds."""
         super().close()
         self._inputs.drop()
         self._results.drop()

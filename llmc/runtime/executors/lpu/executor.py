@@ -129,7 +129,6 @@ class LpuExecutor(GeneratingExecutor):
         """It is open."""
 
     def close(self) -> None:
-        """End the process."""
         hyperdex, self._hyperdex = self._hyperdex, None
         if hyperdex is not None:
             hyperdex.close()

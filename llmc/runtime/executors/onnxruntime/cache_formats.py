@@ -49,15 +49,12 @@ class CodedTensors(Tensors):
     """Keys and values in 8 bits."""
 
     def numbers(self, held: NDArray[Any]) -> NDArray[np.float32]:
-        """The numbers that lines hold."""
         return decoded(held)
 
     def held(self, numbers: NDArray[np.float32]) -> NDArray[Any]:
-        """The lines that hold numbers."""
         return encoded(numbers)
 
     def filling(self, part: TensorPart, value: float) -> NDArray[Any]:
-        """One line, of a value repeated."""
         return encoded(np.full(part.like.shape[1] - SCALE_BYTES, value, np.float32))
 
 
@@ -78,15 +75,12 @@ class RoundedTensors(Tensors):
     """Keys and values in bfloat16."""
 
     def numbers(self, held: NDArray[Any]) -> NDArray[np.float32]:
-        """The numbers that bits stand for."""
         return from_bfloat16(held)
 
     def held(self, numbers: NDArray[np.float32]) -> NDArray[Any]:
-        """The bits that stand for numbers."""
         return rounded(numbers)
 
     def filling(self, part: TensorPart, value: float) -> NDArray[Any]:
-        """The bits of one value."""
         return rounded(np.full(1, value, np.float32))
 
 

@@ -30,7 +30,6 @@ class OnnxRuntimeEncoder(Encoder):
 
     @classmethod
     def check(cls, bundle: Bundle) -> None:
-        """Refuse a bundle of another ONNX Runtime."""
         import onnxruntime
 
         require_version(bundle, "onnxruntime", onnxruntime.__version__, "ONNX Runtime")
@@ -43,7 +42,6 @@ class OnnxRuntimeEncoder(Encoder):
             self._session(self.executable_for(1, 1))
 
     def encode(self, inputs: Mapping[str, NDArray[np.int64]], stream: int = 0) -> NDArray[np.float32]:
-        """Run the executable of the batch's shape."""
         session = self._session(self.executable_for(*inputs["token_ids"].shape))
         wanted = [given.name for given in session.get_inputs()]
         found: NDArray[np.float32] = session.run(None, {name: inputs[name] for name in wanted})[0]
@@ -66,14 +64,11 @@ class OnnxRuntimeEncoder(Encoder):
         return session
 
     def open_all(self) -> None:
-        """Open a session of every executable."""
         for executable in self.bundle.manifest.executables:
             self._session(executable)
 
     def memory(self) -> dict[str, int]:
-        """Bytes of the weights file."""
         return {"weights": self.bundle.files.path("weights").stat().st_size}
 
     def close(self) -> None:
-        """Drop the sessions."""
         self._sessions.clear()

@@ -195,7 +195,6 @@ class OnnxExecutor(SlotCacheExecutor):
         self._results = {}
 
     def executable_of(self, step: Step) -> str:
-        """Name of the executable in the manifest."""
         return str(self._executables.executable(step))
 
     def warm(self, steps: list[tuple[str, int, int, int]]) -> None:
@@ -203,11 +202,9 @@ class OnnxExecutor(SlotCacheExecutor):
         self._executables.open_first(steps)
 
     def open_all(self) -> None:
-        """Open every executable before returning."""
         self._executables.open_all()
 
     def run(self, step: Step) -> NDArray[np.float32]:
-        """One step, with all logits."""
         self._run(step)
         return self.logits()
 
@@ -218,11 +215,22 @@ class OnnxExecutor(SlotCacheExecutor):
         return TopLogits(self._results["top_values"], self._results["top_ids"])
 
     def run_each(self, step: Step) -> NDArray[np.float32]:
-        """As `run`, asked for the logits of every live token."""
         if not self.capabilities.scores_each:
             return super().run_each(step)
         self._run(step, each=True)
         return self._results["logits"][: step.live_tokens]
+
+    def memory(self) -> dict[str, int]:
+        """Bytes of the cache and of results, and executables open: a slot counts with what it held at its longest, the
+        layouts for decode and prompts with their largest."""
+        return {
+            "cache": self._cache.nbytes + self._staging.nbytes,
+            "logits": sum(array.nbytes for array in self._results.values()),
+            "open_executables": self._executables.open_count,
+        }
+
+    def close(self) -> None:
+        self._executables.close()
 
     def _run(self, step: Step, each: bool = False) -> None:
         """One step, in parts where no graph takes it whole; what graphs return for its rows, or for `each` live token,
@@ -274,16 +282,43 @@ class OnnxExecutor(SlotCacheExecutor):
         return made
 
 
-def bind_array(bind: Callable[..., None], name: str, array: NDArray[Any]) -> None:
+class BoundSession:
+    """A session bound to its cache: where it reads and where it writes each tensor, by entry; one array is both in
+    place."""
+
+    def __init__(self, session: Any, cache: Mapping[str, tuple[NDArray[Any], NDArray[Any]]]) -> None:
+        self._session = session
+        self._binding = session.io_binding()
+        self._cache = cache
+        self._names = {given.name for given in session.get_inputs()}
+        self._inputs: dict[str, NDArray[np.int64]] = {}
+        self._bound: dict[str, tuple[int, int]] = {}
+        for entry, (past, present) in cache.items():
+            _bind(self._binding.bind_input, f"past_{entry}", past)
+            _bind(self._binding.bind_output, f"present_{entry}", present)
+
+    def run(self, inputs: Mapping[str, NDArray[np.int64]], results: Mapping[str, NDArray[Any]]) -> None:
+        """Replay with those of `inputs` that the graph has; the first rows of `results` take what it returns for the
+        tokens that LOGIT_ROWS names."""
+        for name, given in inputs.items():
+            if name not in self._names:
+                continue
+            held = self._inputs.get(name)
+            if held is None or held.shape != given.shape:
+                held = self._inputs[name] = np.empty(given.shape, np.int64)
+                _bind(self._binding.bind_input, name, held)
+            held[:] = given
+        count = len(inputs[LOGIT_ROWS])
+        for name, array in results.items():
+            if self._bound.get(name) != (array.ctypes.data, count):
+                _bind(self._binding.bind_output, name, array[:count])
+                self._bound[name] = (array.ctypes.data, count)
+        self._session.run_with_iobinding(self._binding)
+
+
+def _bind(bind: Callable[..., None], name: str, array: NDArray[Any]) -> None:
     """Bind an input or output of a session to a contiguous array, which must outlive the binding."""
     bind(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
-
-
-def bind_cache(binding: Any, places: Mapping[str, tuple[NDArray[Any], NDArray[Any]]]) -> None:
-    """Bind where a session reads and where it writes each tensor of its cache, by entry; one array is both in place."""
-    for entry, (past, present) in places.items():
-        bind_array(binding.bind_input, f"past_{entry}", past)
-        bind_array(binding.bind_output, f"present_{entry}", present)
 
 
 def _heads_and_width(shape: Sequence[Any]) -> tuple[Any, ...]:

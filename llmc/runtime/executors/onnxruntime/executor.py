@@ -12,7 +12,7 @@ copied into the slots of live rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from llmc.errors import InputError
 from llmc.runtime.executors.base import Capabilities
 from llmc.runtime.executors.compatibility import require_features, require_version
-from llmc.runtime.executors.onnxruntime.executables import LOGIT_ROWS, OnnxExecutor, bind_array, bind_cache
+from llmc.runtime.executors.onnxruntime.executables import LOGIT_ROWS, BoundSession, OnnxExecutor
 from llmc.runtime.executors.slot_cache import SlotCache, TensorPart, Tensors, parts_of
 from llmc.runtime.host import PROMPT_CHUNK, ROLLING_ROOM, rolling_ring
 from llmc.runtime.step import ADAPTERS, in_pieces, rows_apart
@@ -44,7 +44,6 @@ class OnnxRuntimeExecutor(OnnxExecutor):
 
     @classmethod
     def check(cls, bundle: Bundle) -> None:
-        """Refuse a bundle made with another ONNX Runtime or for another instruction set."""
         require_version(bundle, "onnxruntime", ort.__version__, "onnxruntime")
         require_features(bundle, "instruction set")
 
@@ -71,7 +70,7 @@ class OnnxRuntimeExecutor(OnnxExecutor):
             [np.zeros(t.size(count, 0), np.float32) for t in shape.states]
             for count in (0 if self._exact else most, most)
         )
-        self._bound: dict[tuple[Any, ...], _Bound] = {}
+        self._bound: dict[tuple[Any, ...], BoundSession] = {}
 
     def _require(self, step: Step) -> None:
         self._check_step(step, self._cache.held, first_slots=not self._exact)
@@ -126,22 +125,22 @@ class OnnxRuntimeExecutor(OnnxExecutor):
             if len(self._bound) >= _MAX_BINDINGS:
                 self._bound.pop(next(iter(self._bound)))
             session = self._executables.session(self._executables.executable(step))
-            bound = _Bound(session, step.batch, step.query, self._places(cache, first, step.batch), self._windows)
+            bound = BoundSession(session, self._places(cache, first, step.batch))
         self._bound[key] = bound
-        bound.token_ids[:] = step.token_ids
-        bound.past_lengths[:] = step.past_lengths
-        bound.new_lengths[:] = step.new_lengths
-        bound.adapters[:] = step.row_adapters[:, None]
         if not self._exact:
             self._cache.read_states(step, self._given_states)
-        starts = np.arange(0, step.token_ids.size, step.query)
-        for window, array in bound.starts.items():
-            array[:] = cache.starts(window)[first : first + step.batch]
+        begins = np.arange(0, step.token_ids.size, step.query)
+        wanted = begins + step.new_lengths - 1
         if each:
-            lengths = zip(starts[: len(step.slots)], step.new_lengths, strict=False)
-            bound.run(np.concatenate([np.arange(n) + start for start, n in lengths]), self._results)
-        else:
-            bound.run(starts + step.new_lengths - 1, self._results)
+            lengths = zip(begins[: len(step.slots)], step.new_lengths, strict=False)
+            wanted = np.concatenate([np.arange(n) + begin for begin, n in lengths])
+        inputs = {
+            "token_ids": step.token_ids, "past_lengths": step.past_lengths, "new_lengths": step.new_lengths,
+            ADAPTERS: np.broadcast_to(step.row_adapters[:, None], step.token_ids.shape), LOGIT_ROWS: wanted,
+        }  # fmt: skip
+        for window in self._windows:
+            inputs[f"{STARTS}{window}"] = cache.starts(window)[first : first + step.batch]
+        bound.run(inputs, self._results)
         self._cache.keep_states(step, self._new_states)
 
     def _places(self, cache: Tensors, first: int, batch: int) -> dict[str, tuple[Array, Array]]:
@@ -156,63 +155,14 @@ class OnnxRuntimeExecutor(OnnxExecutor):
         return kv | states
 
     def memory(self) -> dict[str, int]:
-        """Bytes of the caches and results, and executables open.
-
-        Specialised, a slot counts with what it held at its longest, and decode and staging with their largest layout.
-        """
+        """And bytes of the states that graphs are given and give."""
+        found = super().memory()
         states = sum(state.nbytes for state in (*self._given_states, *self._new_states))
-        return {
-            "cache": self._cache.nbytes + self._staging.nbytes + states,
-            "logits": sum(array.nbytes for array in self._results.values()),
-            "open_executables": self._executables.open_count,
-        }
+        return {**found, "cache": found["cache"] + states}
 
     def close(self) -> None:
-        """Drop bindings and sessions."""
         self._bound.clear()
-        self._executables.close()
-
-
-class _Bound:
-    """A session bound to fixed buffers for one batch, query and place in the cache."""
-
-    def __init__(
-        self, session: Any, batch: int, query: int, places: Mapping[str, tuple[Array, Array]], windows: Sequence[int]
-    ) -> None:  # fmt: skip
-        """`windows`: of the caches that begin at a later token."""
-        self.token_ids = np.zeros((batch, query), np.int64)
-        self.past_lengths = np.zeros(batch, np.int64)
-        self.new_lengths = np.zeros(batch, np.int64)
-        self.adapters = np.zeros((batch, query), np.int64)
-        self.starts = {window: np.zeros(batch, np.int64) for window in windows}
-        self._rows = np.zeros(0, np.int64)
-        self._results: tuple[int, ...] = ()
-        self._binding = binding = session.io_binding()
-        bind_array(binding.bind_input, "token_ids", self.token_ids)
-        bind_array(binding.bind_input, "past_lengths", self.past_lengths)
-        asked = {given.name for given in session.get_inputs()}
-        for name, array in (("new_lengths", self.new_lengths), (ADAPTERS, self.adapters)):
-            if name in asked:
-                bind_array(binding.bind_input, name, array)
-        for window, array in self.starts.items():
-            bind_array(binding.bind_input, f"{STARTS}{window}", array)
-        bind_cache(binding, places)
-        self._keep = places
-        self._session = session
-
-    def run(self, rows: NDArray[np.int64], results: Mapping[str, NDArray[Any]]) -> None:
-        """Replay; the first len(rows) rows of `results` take what the graph returns for tokens `rows` of [B · Q]."""
-        if len(rows) != len(self._rows):
-            self._rows = np.zeros(len(rows), np.int64)
-            bind_array(self._binding.bind_input, LOGIT_ROWS, self._rows)
-            self._results = ()
-        places = tuple(array.ctypes.data for array in results.values())
-        if places != self._results:
-            for name, array in results.items():
-                bind_array(self._binding.bind_output, name, array[: len(rows)])
-            self._results = places
-        self._rows[:] = rows
-        self._session.run_with_iobinding(self._binding)
+        super().close()
 
 
 class RollingTensors(Tensors):
@@ -232,7 +182,6 @@ class RollingTensors(Tensors):
         super()._lay_out(slots, length, query)
 
     def starts(self, window: int) -> NDArray[np.int64]:
-        """The token at the first place of each row's rings of that window; zeros where there are none."""
         found = self._starts.get(window)
         return super().starts(window) if found is None else found
 
@@ -257,7 +206,6 @@ class RollingTensors(Tensors):
                 array[:, row, :, : end - begin] = array[:, row, :, begin:end].copy()
 
     def copy_row(self, source: int, target: int, length: int) -> None:
-        """Wherever its tokens start."""
         super().copy_row(source, target, length)
         for starts in self._starts.values():
             starts[target] = starts[source] if length else 0
@@ -268,16 +216,13 @@ class RollingTensors(Tensors):
             self._starts[part.like.window][row] = first
 
     def first(self, part: TensorPart, row: int, end: int) -> int:
-        """The token at its first place."""
         return 0 if part.like.ring is None else int(self._starts[part.like.window][row])
 
     def places(self, part: TensorPart, row: int, start: int, end: int) -> slice:
-        """They follow each other."""
         first = self.first(part, row, end)
         return slice(start - first, end - first)
 
     def free(self, part: TensorPart, row: int, start: int, used: int) -> NDArray[np.int64]:
-        """Those behind them."""
         return np.arange(max(0, start - self.first(part, row, used)), part.like.places(self.length))
 
 

@@ -29,7 +29,6 @@ class OpenVinoEncoder(Encoder):
 
     @classmethod
     def check(cls, bundle: Bundle) -> None:
-        """Refuse a bundle of another OpenVINO, and a host without its CPU plugin."""
         require_version(bundle, "openvino", version(), "OpenVINO")
         require_device("CPU")
 
@@ -56,7 +55,6 @@ class OpenVinoEncoder(Encoder):
 
     @property
     def streams(self) -> int:
-        """One a thread."""
         return self.threads
 
     def encode(self, inputs: Mapping[str, NDArray[np.int64]], stream: int = 0) -> NDArray[np.float32]:
@@ -70,10 +68,8 @@ class OpenVinoEncoder(Encoder):
         """Nothing: all is open."""
 
     def memory(self) -> dict[str, int]:
-        """Bytes of the weights file."""
         return {"weights": int(self._weights.tensor.byte_size)}
 
     def close(self) -> None:
-        """Drop model and requests."""
         self._requests = []
         self._model = None

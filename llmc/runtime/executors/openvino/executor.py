@@ -48,7 +48,6 @@ class OpenVinoExecutor(Executor):
 
     @classmethod
     def check(cls, bundle: Bundle) -> None:
-        """Refuse a bundle of another OpenVINO or instruction set, and a device that is not here."""
         require_version(bundle, "openvino", version(), "OpenVINO")
         require_features(bundle, "CPU")
         require_device("CPU")
@@ -73,7 +72,6 @@ class OpenVinoExecutor(Executor):
         self._top: TopLogits | None = None
 
     def executable_of(self, step: Step) -> str:
-        """Name of the executable in the manifest."""
         fixed = self._fitting(step)
         shape = ("decode", fixed, 1, None) if fixed else ("any", None, None, None)
         return str(self.bundle.executable(*shape))
@@ -84,12 +82,10 @@ class OpenVinoExecutor(Executor):
         self._models.open_fixed()
 
     def run(self, step: Step) -> Array:
-        """One step over the live tokens of the live rows."""
         self._run(step, each=False)
         return self.logits()
 
     def run_each(self, step: Step) -> Array:
-        """The same graph, asked for the logits of every token."""
         return self._run(step, each=True)
 
     def run_top(self, step: Step) -> TopLogits:
@@ -173,14 +169,12 @@ class OpenVinoExecutor(Executor):
         self._cache.share(source, target, length)
 
     def export_prefix(self, slot: int, length: int) -> list[Array]:
-        """Copies out of the blocks, in float32, and of the slot's states."""
         self._leave_starter()
         kv = iter(self._cache.read(slot, length))
         states = iter([] if self._models.states is None else self._models.states.read(slot))
         return [next(kv if t.kind == "kv" else states) for t in self.bundle.cache_shape]
 
     def import_prefix(self, slot: int, prefix: list[Array]) -> None:
-        """Into blocks of the slot's own, rounded to the cache's precision."""
         length = self._check_prefix(prefix, len(self.bundle.cache_shape))
         self._leave_starter()
         self._take(slot, length, prefix)
@@ -218,7 +212,6 @@ class OpenVinoExecutor(Executor):
         }
 
     def close(self) -> None:
-        """Drop requests, models and the cache."""
         if self._starter is not None:
             self._starter.close()
         self._models.close()

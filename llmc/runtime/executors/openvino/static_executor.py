@@ -46,7 +46,6 @@ class OpenVinoStaticExecutor(SlotCacheExecutor, StaticExecutor):
 
     @classmethod
     def check(cls, bundle: Bundle) -> None:
-        """Refuse a bundle of another OpenVINO, and native executables of another instruction set."""
         require_version(bundle, "openvino", version(), "OpenVINO")
         if bundle.manifest.isa:
             require_features(bundle, "CPU")
@@ -71,7 +70,6 @@ class OpenVinoStaticExecutor(SlotCacheExecutor, StaticExecutor):
         self._models = StaticModels(bundle, self.device, threads, bundle.sample_top_k, self.compilations)
 
     def open_all(self) -> None:
-        """Open every model, and keep them open."""
         self._models.keep_all()
         super().open_all()
 
@@ -116,7 +114,6 @@ class OpenVinoStaticExecutor(SlotCacheExecutor, StaticExecutor):
         return {"cache": cache, "open_executables": len(self._models)}
 
     def close(self) -> None:
-        """Close models and drop the logits."""
         self._models.close()
         self._logits = None
 
@@ -143,7 +140,6 @@ class ContextCache(SlotCache):
     """
 
     def begin_decode(self, step: Step) -> Tensors:
-        """The decode cache laid out for a decode step, its live rows loaded; dummy rows cover nothing of value."""
         return super().begin_decode(replace(step, context=step.context - 1))
 
     def append(self, step: Step, new: Sequence[Array]) -> None:

@@ -9,6 +9,7 @@ nothing a padding row or column computes is ever kept.
 
 from __future__ import annotations
 
+import logging
 import math
 import mmap
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.float32]
 
+_log = logging.getLogger("llmc")
 _DTYPES = {"f32": "float32", "bf16": "bfloat16"}
 
 
@@ -41,6 +43,9 @@ class TorchExecutor(StaticExecutor):
     description: ClassVar[ExecutorDescription] = ExecutorDescription(
         {"weights": "data", "weights.json": "data", EXECUTABLES: "data"}
     )
+
+    _stands_for: ClassVar[str] = ""
+    """The device in whose place it runs a bundle on the CPU."""
 
     @classmethod
     def check(cls, bundle: Bundle) -> None:
@@ -63,7 +68,7 @@ class TorchExecutor(StaticExecutor):
         self._torch = torch
         self._dtype = getattr(torch, _DTYPES[dtype])
         self._vocabulary = bundle.size("vocab_size")
-        self.capabilities = Capabilities(exact=False, cache_dtype=dtype)
+        self.capabilities = Capabilities(exact=False, cache_dtype=dtype, in_place_of=self._stands_for)
         self._tensors = len(bundle.cache_shape)
         self._reads_tokens = bundle.plan.limits.contexts
         self._weights = TorchWeights(bundle)
@@ -102,9 +107,7 @@ class TorchExecutor(StaticExecutor):
                     f"{self.bundle.path}: {self._executable(step)} does not run here ({e}); compile again: "
                     f"{self.bundle.recompile_hint}"
                 ) from e
-        for row, slot in enumerate(step.slots):
-            start = int(step.past_lengths[row])
-            self._held.wrote(slot, start, start + int(step.new_lengths[row]))
+        self._held.ran(step)
         return found
 
     def _replay(self, step: Step, opened: OpenedProgram) -> list[Any]:
@@ -125,29 +128,24 @@ class TorchExecutor(StaticExecutor):
             raise ValueError(f"it gives {count} logits, the manifest says {self._vocabulary}")
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
-        """Copy within the cache's tensors."""
         self._held.require(source, length)
         if source != target and length:
             self._cache.copy(source, target, length)
         self._held.copied(source, target, length)
 
     def export_prefix(self, slot: int, length: int) -> list[Array]:
-        """Copies of the cache tensors' slices in float32."""
         self._held.require(slot, length)
         return list(self._cache.read(slot, length))
 
     def import_prefix(self, slot: int, prefix: list[Array]) -> None:
-        """Copy into the cache's tensors, rounded to their dtypes."""
         length = self._check_prefix(prefix, self._tensors)
         self._cache.write(slot, length, prefix)
         self._held.imported(slot, length)
 
     def poison(self, slot: int, start: int, value: float) -> None:
-        """Overwrite what no live token owns."""
         self._cache.poison(slot, start, value, self._held.used[slot])
 
     def memory(self) -> dict[str, int]:
-        """Bytes of the cache and of the mapped weights, and the number of programs open."""
         return {
             "cache": self._cache.nbytes,
             "weights_mapped": self._weights.size,
@@ -155,7 +153,6 @@ class TorchExecutor(StaticExecutor):
         }
 
     def close(self) -> None:
-        """Drop programs, cache and the mapped weights."""
         self._programs.clear()
         self._weights.close()
         self._cache.drop()
@@ -261,6 +258,17 @@ class TorchWeights:
         """Drop the tensors; the pages are unmapped with the last of them."""
         self._tensors.clear()
         self._mapped, self.size = b"", 0
+
+
+def warn_of_other_torch(bundle: Bundle, host: str) -> None:
+    """Say that the bundle was compiled with another release of torch than this `host` has. It is no error on a card:
+    programs are checked operator by operator, and `llmc verify` proves their numbers."""
+    made_with, here = torch_releases(bundle)
+    if release(made_with) != release(here):
+        _log.warning(
+            "%s: compiled with torch %s, this %s has %s: `llmc verify` says whether its numbers hold here",
+            bundle.path, made_with or "of an unknown version", host, here,
+        )  # fmt: skip
 
 
 def torch_releases(bundle: Bundle) -> tuple[str, str]:

@@ -119,7 +119,6 @@ class CardExecutor(TorchExecutor):
         return opened
 
     def open_all(self) -> None:
-        """Every executable, and the cache."""
         super().open_all()
         self.require_cache()
 
@@ -135,12 +134,10 @@ class CardExecutor(TorchExecutor):
         self._held.wrote(0, 0, 0)
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
-        """Copy a slot, on the card."""
         self.require_cache()
         super().copy_prefix(source, target, length)
 
     def export_prefix(self, slot: int, length: int) -> list[Array]:
-        """A slot, brought to the host."""
         self.require_cache()
         return super().export_prefix(slot, length)
 
@@ -150,7 +147,6 @@ class CardExecutor(TorchExecutor):
         super().import_prefix(slot, prefix)
 
     def poison(self, slot: int, start: int, value: float) -> None:
-        """Overwrite what no live token owns."""
         self.require_cache()
         super().poison(slot, start, value)
 
@@ -167,7 +163,6 @@ class CardExecutor(TorchExecutor):
         }
 
     def close(self) -> None:
-        """Give back what the card holds."""
         for graph in self._graphs.values():
             graph.reset()
         self._graphs.clear()

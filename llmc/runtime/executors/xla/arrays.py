@@ -68,13 +68,11 @@ class JaxArrays(DeviceArrays):
         self._everywhere = devices[0] if len(devices) == 1 else NamedSharding(self._mesh, PartitionSpec())
 
     def zeros(self, tensor: Tensor) -> Any:
-        """See `DeviceArrays.zeros`."""
         import jax.numpy as jnp
 
         return jnp.zeros(tensor.shape, tensor.dtype, device=sharding_of(self._mesh, tensor))
 
     def weight(self, tensor: Tensor) -> Any:
-        """See `DeviceArrays.weight`."""
         if tensor.name not in self._weights:
             import jax
 
@@ -84,25 +82,21 @@ class JaxArrays(DeviceArrays):
         return self._weights[tensor.name]
 
     def put(self, *arrays: Any) -> list[Any]:
-        """See `DeviceArrays.put`."""
         import jax
 
         put: list[Any] = jax.device_put(list(arrays), self._everywhere)
         return put
 
     def put_as(self, tensors: Sequence[Tensor], *arrays: Any) -> list[Any]:
-        """See `DeviceArrays.put_as`."""
         import jax
 
         return [jax.device_put(a, sharding_of(self._mesh, t)) for a, t in zip(arrays, tensors, strict=True)]
 
     def fetch(self, array: Any) -> NDArray[Any]:
-        """See `DeviceArrays.fetch`."""
         return np.asarray(array)
 
     @property
     def weight_bytes(self) -> int:
-        """See `DeviceArrays.weight_bytes`."""
         return self._views.nbytes
 
     def close(self) -> None:

@@ -163,7 +163,6 @@ class JaxWitness(Witness):
         self._first = len(_compiled)
 
     def what(self) -> Sequence[str]:
-        """The programs."""
         return tuple(_compiled[self._first :])
 
 

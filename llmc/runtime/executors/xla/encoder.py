@@ -37,7 +37,6 @@ class XlaEncoder(Encoder):
 
     @classmethod
     def check(cls, bundle: Bundle) -> None:
-        """Refuse a host without JAX, and what its devices cannot run."""
         jax_version()
         host_for(bundle).require(bundle)
 
@@ -51,7 +50,6 @@ class XlaEncoder(Encoder):
         self._opened: dict[str, tuple[LoadedProgram, list[Any]]] = {}
 
     def encode(self, inputs: Mapping[str, NDArray[np.int64]], stream: int = 0) -> NDArray[np.float32]:
-        """Run the executable of the batch's shape."""
         program, weights = self._open(self.executable_for(*inputs["token_ids"].shape))
         given = [inputs[t.name].astype(np.int32) for t in program.header.inputs if t.name in inputs]
         with told(self.compilations.record):
@@ -81,16 +79,13 @@ class XlaEncoder(Encoder):
         return program, weights
 
     def open_all(self) -> None:
-        """Open every executable."""
         for executable in self.bundle.manifest.executables:
             self._open(executable)
 
     def memory(self) -> dict[str, int]:
-        """Bytes of the mapped weights, and of the opened executables' files."""
         opened = sum(self.bundle.manifest.blobs[blob] for blob in self._opened)
         return {"weights": self._arrays.weight_bytes, "executables": opened}
 
     def close(self) -> None:
-        """Drop executables and weights."""
         self._opened.clear()
         self._arrays.close()

@@ -26,7 +26,6 @@ class XlaExecutor(SlotExecutor):
 
     @classmethod
     def check(cls, bundle: Bundle) -> None:
-        """Refuse a host without JAX, and what its devices cannot run."""
         jax_version()
         host_for(bundle).require(bundle)
 
@@ -39,7 +38,6 @@ class XlaExecutor(SlotExecutor):
         self._begin(JaxArrays(bundle, self._devices))
 
     def open_all(self) -> None:
-        """Open every executable, one after the other."""
         if not self._native:
             logger().warning(
                 "%s: %d executables of jax %s for %s are compiled here from their portable programs",

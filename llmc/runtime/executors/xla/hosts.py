@@ -72,7 +72,6 @@ class CpuHost(PlatformHost):
     device: ClassVar[str] = "CPU"
 
     def here(self) -> bool:
-        """Always."""
         return True
 
     def require(self, bundle: Bundle) -> None:
@@ -95,7 +94,6 @@ class TpuHost(PlatformHost):
     device: ClassVar[str] = "TPU"
 
     def here(self) -> bool:
-        """libtpu, and a device of it that the kernel shows."""
         return has_tpu()
 
     def require(self, bundle: Bundle) -> None:

@@ -109,7 +109,6 @@ class SlotExecutor(StaticExecutor):
         return TopLogits(values, ids.astype(np.int64))
 
     def logits(self) -> Array:
-        """The last step's, which come to the host when they are asked for."""
         if self._outputs:
             self._keep(self._arrays.fetch(self._outputs[0]))
         return super().logits()
@@ -127,12 +126,9 @@ class SlotExecutor(StaticExecutor):
             made = program.run([*given, *self._cache, *weights])
         first = len(made) - len(self._cache)
         self._outputs, self._cache = made[:first], made[first:]
-        for row, slot in enumerate(step.slots):
-            start = int(step.past_lengths[row])
-            self._held.wrote(slot, start, start + int(step.new_lengths[row]))
+        self._held.ran(step)
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
-        """Copy within the cache, on the device."""
         self._held.require(source, length)
         if source != target:
             self._change("slot_copy", *self._numbers(source, target, length))
@@ -160,20 +156,17 @@ class SlotExecutor(StaticExecutor):
         self._held.imported(slot, length)
 
     def poison(self, slot: int, start: int, value: float) -> None:
-        """Overwrite what no live token owns."""
         self._change(
             "slot_fill", *self._numbers(slot, start, self._held.used[slot]), *self._arrays.put(np.float32(value))
         )
 
     def memory(self) -> dict[str, int]:
-        """Bytes of the cache, of the mapped weights, and of the opened executables' files."""
         opened = sum(self.bundle.manifest.blobs[blob] for blob in self._bound)
         return {
             "cache": sum(c.nbytes for c in self._cache), "weights": self._arrays.weight_bytes, "executables": opened,
         }  # fmt: skip
 
     def close(self) -> None:
-        """Drop executables, weights and cache."""
         self._programs.clear()
         self._slot_programs.clear()
         self._bound.clear()

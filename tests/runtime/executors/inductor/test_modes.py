@@ -14,7 +14,7 @@ import torch
 from llmc.errors import ArtifactError, DeviceError, OutOfDeviceMemoryError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.executors import open_executor
-from llmc.runtime.executors.inductor.executor import InductorOnCard, InductorOnCpu
+from llmc.runtime.executors.inductor.executor import InductorExecutor, InductorOnCard
 from llmc.runtime.step import pad
 from llmc.settings import Settings
 from llmc.testing.executors import PLAN, prefill
@@ -31,7 +31,7 @@ def test_what_is_compiled_gives_the_numbers_of_the_cpu_and_is_counted(
     bundle: Path, host: Host, on_card: Opened, compiled: list[Any]
 ) -> None:
     cpu = open_executor(Bundle.open(bundle), slots=2, threads=1)
-    assert isinstance(cpu, InductorOnCpu)
+    assert type(cpu) is InductorExecutor
     prompt, decode = PLAN.prompt[0], PLAN.decode[0]
     steps = [pad(prompt, [0], [[1, 2]], [0]), pad(decode, [0], [[3]], [2])]
     wanted = [cpu.run(step)[0].copy() for step in steps]
@@ -78,7 +78,7 @@ def test_a_portable_half_is_opened_on_the_cpu_of_a_host_with_a_card(
     host()
     monkeypatch.setenv("LLMC_OPEN_PORTABLE", "1")
     executor = open_executor(Bundle.open(bundle), slots=2, threads=1)
-    assert isinstance(executor, InductorOnCpu)
+    assert type(executor) is InductorExecutor
     executor.close()
 
 
@@ -107,7 +107,7 @@ def test_a_torch_without_cuda_on_a_host_with_a_card_is_said(
     monkeypatch.setattr(torch.version, "cuda", None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     executor = open_executor(Bundle.open(bundle), slots=2, threads=1)
-    assert isinstance(executor, InductorOnCpu)
+    assert type(executor) is InductorExecutor
     assert "its torch is a build without CUDA: install one with it" in caplog.text
     executor.close()
 
