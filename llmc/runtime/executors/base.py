@@ -32,59 +32,58 @@ class ExecutorDescription:
     """What is known of an executor class before a bundle is opened."""
 
     opens: Mapping[str, Content]
-    """Every file of a bundle that the executor opens, by name (EXECUTABLES: all executables), and whether it loads the
-    file as code. Before it loads code, it calls `BundleFiles.require_native`. artifacts/bundle/native.py uses the same
-    facts to judge bundles."""
+    """Every bundle file that the executor opens, by name (EXECUTABLES: all executables), and whether it loads the file
+    as code. It calls `BundleFiles.require_native` before it loads code. artifacts/bundle/native.py states the same
+    facts, to judge bundles without an executor."""
 
     opens_in_thread: bool = False
-    """Whether another thread than the one that runs it may open it, mostly in native code that releases the
-    interpreter. Then a start can do other work meanwhile."""
+    """Whether a thread may open the executor and another one run it. Opening should then be mostly native code that
+    releases the interpreter lock, because the start does other work meanwhile."""
 
     host: Callable[[], Mapping[str, str]] = dict
-    """Gives what finished executables are tied to on this host, by name (card, driver, compiler …); empty where it has
-    not this device. Must be cheap. A bundle that was finished for other values is refused before `Executor.check`."""
+    """Returns what finished executables are tied to on this host, by name (card, driver, compiler …), or nothing on a
+    host without the device. Must be cheap. `open_executor` refuses a bundle that was finished for other values."""
 
 
 @dataclass(frozen=True)
 class Capabilities:
-    """How an open executor takes steps, and what its cache holds; nothing of it changes."""
+    """How an open executor takes steps, and what its cache holds. Nothing of it changes while it is open."""
 
     exact: bool
-    """Whether any shape runs as it is, so that nothing needs padding to a bucket."""
+    """Whether any shape runs as it is. Steps are padded to a bucket otherwise."""
     ragged: bool = False
-    """Whether one step takes rows of any lengths, of prompts and of decode together, in any slots and in any order,
-    and computes their live tokens only. Implies `exact`; `token_ids` may be as wide as the longest row."""
+    """Whether one step takes rows of any lengths, prefill and decode together, in any slots and any order, and computes
+    their live tokens only. Implies `exact`. `token_ids` is as wide as the longest row."""
     scores_each: bool = False
-    """Whether `Executor.run_each` is there: what drafted tokens are verified by."""
+    """Whether the executor has `run_each`, which verifies drafted tokens."""
     prompt_chunk: int | None = None
-    """Tokens of a prompt step that run fastest where any shape runs; None: the more the better."""
+    """The fastest prefill step size in tokens, where any shape runs. None: the larger the better."""
     most_top_k: int | None = None
-    """The largest top_k that the device's sampling knows: it stands for a larger one, and for none; None: any."""
+    """The largest top_k of the device's sampling, which replaces a larger one and none. None: any top_k."""
     cache_tokens: int | None = None
-    """Tokens that all slots together can hold, each slot's rounded up to `block_tokens`, whatever prefixes they
-    share; None: every slot has room for `capacity` of its own."""
+    """KV cache size in tokens that all slots share. A slot takes its tokens rounded up to `block_tokens`, also those of
+    a shared prefix. None: every slot has room for `capacity` tokens."""
     block_tokens: int = 1
-    """Tokens of a block of the cache."""
+    """KV cache block size in tokens."""
     cache_dtype: str = "f32"
-    """The narrowest of f32, f16 and bf16 that holds exactly what the cache holds: how a prefix may travel."""
+    """The narrowest of f32, f16 and bf16 that represents the cache exactly. A KV transfer may use it."""
     in_place_of: str = ""
-    """The bundle's device, if this host lacks it and the CPU runs the bundle instead; else ""."""
+    """The bundle's device, if this host lacks it and the CPU runs the bundle instead; otherwise ""."""
     eager: bool = False
-    """Whether steps run operator by operator, with no graph compiled or captured: `Settings.enforce_eager`, on a
-    device that can."""
+    """Whether steps run operator by operator, without compiled or captured graphs (`Settings.enforce_eager`)."""
     graph_device: GraphDevice | None = None
-    """The device as one that captures graphs in the memory that it shares with the KV cache; None: it captures none.
+    """The device that captures graphs in the memory that they share with the KV cache. None: it captures none.
 
-    An executor with such a device makes its cache in `GraphDevice.allocate`, and `Executor.slots` says afterwards how
-    many sequences fit, which may be more or fewer than it was opened for. Where nobody calls that, the first step makes
-    the cache it was opened for. `run` replays the graph of a bucket that was captured; all others run as they are."""
+    `GraphDevice.allocate` makes the cache. `Executor.slots` then says how many sequences fit, which may differ from the
+    number that the executor was opened for. Without a call, the first step makes the cache for that number. `run`
+    replays the graph of a captured bucket; other buckets run without a graph."""
 
 
 class Executor(ABC):
     """Replays a bundle's executables over a cache of `slots` sequences of up to `capacity` tokens each.
 
-    The cache is the executor's own, in the layout its device likes; the engine names slots and lengths. Decode runs
-    over slots 0 … n − 1, so an engine keeps live sequences in the first slots (`copy_prefix` moves one down). There may
+    The executor owns the cache, in the layout that suits its device; the engine names slots and lengths. Decode runs
+    over slots 0 … n − 1, so the engine keeps live sequences in the first slots (`copy_prefix` moves one down). There may
     be more slots than any bucket has rows.
 
     Every slot keeps its tokens until a live row, a copy or an import overwrites them. Neither dummy rows nor the layout
@@ -96,20 +95,20 @@ class Executor(ABC):
     capabilities: Capabilities
 
     def __init__(self, bundle: Bundle, slots: int, capacity: int, threads: int) -> None:
-        """A subclass computes with as many `threads` of the CPU."""
+        """A subclass computes with `threads` CPU threads."""
         del threads
         self.bundle = bundle
         self.slots = slots
         self.capacity = capacity
         self.compilations = CompilationCounter()
-        """Counts what the engine reports as compiled; an executor tells it about everything that it opens."""
+        """Counts what the device's software reports as compiled. The executor reports everything that it opens."""
         self._logits: NDArray[np.float32] | None = None
         self._ends: NDArray[np.int64] | None = None
 
     @classmethod
     @abstractmethod
     def check(cls, bundle: Bundle) -> None:
-        """Raise DeviceError or ArtifactError when this host cannot run `bundle`, saying what differs."""
+        """Raise DeviceError or ArtifactError, saying what differs, if this host cannot run `bundle`."""
 
     @abstractmethod
     def run(self, step: Step) -> NDArray[np.float32]:
@@ -120,8 +119,8 @@ class Executor(ABC):
         """
 
     def run_top(self, step: Step) -> TopLogits:
-        """As `run`, but only the `Bundle.sample_top_k` largest logits of each row come to the host; InputError where
-        that is 0.
+        """As `run`, but copies only the `Bundle.sample_top_k` largest logits of each row to the host. Raises InputError
+        if that is 0.
 
         Values [B, K] float32, descending, ids [B, K] int64; of equal values the lower id comes first, and is in.
         Buffers as those of `run`.
@@ -154,7 +153,7 @@ class Executor(ABC):
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """Make the first `length` cached tokens of slot `source` all that slot `target` holds.
 
-        With `length` 0 slot `target` is emptied; where slots share `cache_tokens`, that is how room is given back.
+        `length` 0 empties slot `target`, which frees its part of `Capabilities.cache_tokens`.
         """
         self.import_prefix(target, self.export_prefix(source, length))
 
@@ -170,8 +169,8 @@ class Executor(ABC):
 
     @abstractmethod
     def poison(self, slot: int, start: int, value: float) -> None:
-        """Fill slot `slot` from token `start` on with `value`, but for places that hold earlier tokens; verification
-        proves that padding cannot leak."""
+        """Fill slot `slot` from token `start` on with `value`, except where earlier tokens lie. Verification fills with
+        NaN to prove that padding does not change results."""
 
     @abstractmethod
     def memory(self) -> dict[str, int]:
@@ -179,7 +178,7 @@ class Executor(ABC):
 
     @abstractmethod
     def open_all(self) -> None:
-        """Open every executable before returning, for a server that wants no first use to be slower."""
+        """Open every executable before returning, so that no first use is slower."""
 
     def warm(self, steps: list[tuple[str, int, int, int]]) -> None:
         """Open the executables that (phase, batch, query, context) shapes need before others, the first of them now.

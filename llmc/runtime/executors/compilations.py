@@ -1,12 +1,12 @@
-"""What an executor's engine compiled, and witnesses: whoever sees that something was compiled, started or written.
+"""Counts compilations at run time, and watches for them from outside.
 
-Every executor has a counter of its own (executors/base.py), which counts 0 from open to close, unless something was
-missing from the bundle. The executor tells it what its engine reports: a portable program that was finished for its
-device, a program that JAX compiled, a model that OpenVINO compiled or imported, a session of ONNX Runtime with the code
-that it loads. Whoever shows a number asks the executor, so that all show the same.
+Every executor has a counter (executors/base.py). It stays 0 from open to close, unless something was missing from the
+bundle. The executor reports to it what its device's software reports: a portable program that was finished for the
+device, a program that JAX compiled, a model that OpenVINO compiled or imported, an ONNX Runtime session with the code
+that it loads. Every number that llmc shows comes from this counter.
 
-`llmc warmup --certify` asks the witnesses: those of the executor's engine (`CompilationCounter.witnesses`), and those
-of the whole process (runtime/certificate/witnesses/).
+A witness sees compilations without the executor's help. `llmc warmup --certify` asks those of the executor
+(`CompilationCounter.witnesses`) and those of the whole process (runtime/certificate/witnesses/).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class CompilationCounter:
         self._opened: list[str] = []
         self.is_ready = False
         self.witnesses: list[Witness] = [CounterWitness(self)]
-        """Of what the executor and its engine compile. An executor adds those that its engine has."""
+        """Watch what the executor and its device's software compile. An executor adds those of that software."""
         self._total: CompilationCounter | None = None
 
     def record(self, what: str) -> None:
