@@ -83,8 +83,8 @@ class Executor(ABC):
     """Replays a bundle's executables over a cache of `slots` sequences of up to `capacity` tokens each.
 
     The executor owns the cache, in the layout that suits its device; the engine names slots and lengths. Decode runs
-    over slots 0 … n − 1, so the engine keeps live sequences in the first slots (`copy_prefix` moves one down). There may
-    be more slots than any bucket has rows.
+    over slots 0 … n − 1, so the engine keeps live sequences in the first slots (`copy_prefix` moves one down). A cache
+    may have more slots than any bucket has rows.
 
     Every slot keeps its tokens until a live row, a copy or an import overwrites them. Neither dummy rows nor the layout
     of a step ever change a slot, even if it holds more tokens than the step's context. A step may start below what its
