@@ -7,6 +7,7 @@ names it.
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -51,6 +52,8 @@ class Encoder(ABC):
         self.threads = threads
         self.capabilities = Capabilities(exact=not bundle.manifest.options.get("static_dims"))
         self.compilations = CompilationCounter()
+        self._lock = threading.Lock()
+        self._opened: dict[str, Any] = {}
 
     @classmethod
     @abstractmethod
@@ -80,17 +83,29 @@ class Encoder(ABC):
         caller at a time.
         """
 
-    @abstractmethod
     def open_all(self) -> None:
         """Open every executable that is not open yet."""
+        for executable in self.bundle.manifest.executables:
+            self._open(executable)
 
-    @abstractmethod
     def memory(self) -> dict[str, int]:
         """Bytes held, by purpose."""
+        return {"weights": self.bundle.files.path("weights").stat().st_size}
 
-    @abstractmethod
     def close(self) -> None:
         """Release everything."""
+        self._opened.clear()
+
+    @abstractmethod
+    def _load(self, executable: Executable) -> Any:
+        """What runs an executable. Raises ArtifactError for one that cannot be opened."""
+
+    def _open(self, executable: Executable) -> Any:
+        """What runs an executable, loaded when it is needed first."""
+        with self._lock:
+            if executable.blob not in self._opened:
+                self._opened[executable.blob] = self._load(executable)
+            return self._opened[executable.blob]
 
     def executable_for(self, batch: int, tokens: int) -> Executable:
         """The manifest's executable of a shape. Raises ArtifactError where the bundle has none."""

@@ -5,7 +5,6 @@ Batches run one after the other, each on all CPUs: the process has one pool of t
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -36,24 +35,16 @@ class OnnxRuntimeEncoder(Encoder):
 
     def __init__(self, bundle: Bundle, threads: int) -> None:
         super().__init__(bundle, threads)
-        self._lock = threading.Lock()
-        self._sessions: dict[str, Any] = {}
         if self.capabilities.exact:
-            self._session(self.executable_for(1, 1))
+            self._open(self.executable_for(1, 1))
 
     def encode(self, inputs: Mapping[str, NDArray[np.int64]], stream: int = 0) -> NDArray[np.float32]:
-        session = self._session(self.executable_for(*inputs["token_ids"].shape))
+        session = self._open(self.executable_for(*inputs["token_ids"].shape))
         wanted = [given.name for given in session.get_inputs()]
         found: NDArray[np.float32] = session.run(None, {name: inputs[name] for name in wanted})[0]
         return found
 
-    def _session(self, executable: Executable) -> Any:
-        with self._lock:
-            if executable.blob not in self._sessions:
-                self._sessions[executable.blob] = self._open(executable)
-            return self._sessions[executable.blob]
-
-    def _open(self, executable: Executable) -> Any:
+    def _load(self, executable: Executable) -> Any:
         bundle = self.bundle
         bundle.files.path("weights")  # verified before the runtime maps it
         try:
@@ -62,13 +53,3 @@ class OnnxRuntimeEncoder(Encoder):
             raise ArtifactError(f"{bundle.path}: ONNX Runtime cannot open {executable}: {error}") from error
         self.compilations.loaded(str(executable))
         return session
-
-    def open_all(self) -> None:
-        for executable in self.bundle.manifest.executables:
-            self._session(executable)
-
-    def memory(self) -> dict[str, int]:
-        return {"weights": self.bundle.files.path("weights").stat().st_size}
-
-    def close(self) -> None:
-        self._sessions.clear()

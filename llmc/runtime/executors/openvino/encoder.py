@@ -19,6 +19,7 @@ from llmc.runtime.executors.encoders import Encoder
 from llmc.runtime.executors.openvino.device import MappedWeights, open_core, require_device, version, with_threads
 
 if TYPE_CHECKING:
+    from llmc.artifacts.bundle.manifest_schema import Executable
     from llmc.runtime.bundle import Bundle
 
 
@@ -34,24 +35,8 @@ class OpenVinoEncoder(Encoder):
 
     def __init__(self, bundle: Bundle, threads: int) -> None:
         super().__init__(bundle, threads)
-        executable = self.executable_for(1, 1)
         self._weights = MappedWeights(bundle.files.path("weights"))
-        try:
-            model = open_core().read_model(bundle.files.read(executable.blob), self._weights.tensor)
-        except RuntimeError as e:
-            raise ArtifactError(
-                f"{bundle.path}: OpenVINO {version()} cannot read {executable}: {str(e).splitlines()[-1]}; compile "
-                f"again: {bundle.recompile_hint}"
-            ) from e
-        self._names = [given.get_any_name() for given in model.inputs]
-        options = bundle.manifest.options
-        properties = {
-            **with_threads(threads), "NUM_STREAMS": str(threads), "INFERENCE_PRECISION_HINT": str(options["dtype"]),
-            **options.get("properties", {}),
-        }  # fmt: skip
-        self._model: Any = open_core().compile_model(model, "CPU", properties)
-        self.compilations.opened(str(executable))
-        self._requests = [self._model.create_infer_request() for _ in range(threads)]
+        self._open(self.executable_for(1, 1))
 
     @property
     def streams(self) -> int:
@@ -59,17 +44,26 @@ class OpenVinoEncoder(Encoder):
 
     def encode(self, inputs: Mapping[str, NDArray[np.int64]], stream: int = 0) -> NDArray[np.float32]:
         """The stream's request; results lie in its buffer."""
-        request = self._requests[stream]
-        request.infer([inputs[name] for name in self._names], share_inputs=True)
-        found: NDArray[np.float32] = request.get_output_tensor(0).data
+        names, requests = self._open(self.executable_for(*inputs["token_ids"].shape))
+        requests[stream].infer([inputs[name] for name in names], share_inputs=True)
+        found: NDArray[np.float32] = requests[stream].get_output_tensor(0).data
         return found
 
-    def open_all(self) -> None:
-        """Nothing: all is open."""
-
-    def memory(self) -> dict[str, int]:
-        return {"weights": int(self._weights.tensor.byte_size)}
-
-    def close(self) -> None:
-        self._requests = []
-        self._model = None
+    def _load(self, executable: Executable) -> tuple[list[str], list[Any]]:
+        """The names of its inputs, and a request for each stream."""
+        bundle, options = self.bundle, self.bundle.manifest.options
+        try:
+            model = open_core().read_model(bundle.files.read(executable.blob), self._weights.tensor)
+        except RuntimeError as e:
+            raise ArtifactError(
+                f"{bundle.path}: OpenVINO {version()} cannot read {executable}: {str(e).splitlines()[-1]}; compile "
+                f"again: {bundle.recompile_hint}"
+            ) from e
+        properties = {
+            **with_threads(self.threads), "NUM_STREAMS": str(self.threads),
+            "INFERENCE_PRECISION_HINT": str(options["dtype"]), **options.get("properties", {}),
+        }  # fmt: skip
+        compiled: Any = open_core().compile_model(model, "CPU", properties)
+        self.compilations.opened(str(executable))
+        names = [given.get_any_name() for given in model.inputs]
+        return names, [compiled.create_infer_request() for _ in range(self.threads)]

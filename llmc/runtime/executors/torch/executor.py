@@ -80,6 +80,10 @@ class TorchExecutor(StaticExecutor):
         """A TorchCache."""
         return TorchCache(self.bundle.cache_shape, self.slots, self.capacity, self._dtype)
 
+    def _open_cache(self) -> Any:
+        """The cache, made if need be."""
+        return self._cache
+
     def run(self, step: Step) -> Array:
         """One step at the program's shape. Rows without a request read slots that are not theirs, and keep nothing."""
         self._keep(self._run(step)[0].float().numpy())
@@ -130,20 +134,20 @@ class TorchExecutor(StaticExecutor):
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         self._held.require(source, length)
         if source != target and length:
-            self._cache.copy(source, target, length)
+            self._open_cache().copy(source, target, length)
         self._held.copied(source, target, length)
 
     def export_prefix(self, slot: int, length: int) -> list[Array]:
         self._held.require(slot, length)
-        return list(self._cache.read(slot, length))
+        return list(self._open_cache().read(slot, length))
 
     def import_prefix(self, slot: int, prefix: list[Array]) -> None:
         length = self._check_prefix(prefix, self._tensors)
-        self._cache.write(slot, length, prefix)
+        self._open_cache().write(slot, length, prefix)
         self._held.imported(slot, length)
 
     def poison(self, slot: int, start: int, value: float) -> None:
-        self._cache.poison(slot, start, value, self._held.used[slot])
+        self._open_cache().poison(slot, start, value, self._held.used[slot])
 
     def memory(self) -> dict[str, int]:
         return {

@@ -19,7 +19,7 @@ from llmc.buckets.warmup.report import took_line
 from llmc.buckets.warmup.sizes import size_text
 from llmc.errors import InputError
 from llmc.runtime.executors.slots import SlotLengths
-from llmc.runtime.executors.torch.executor import Array, OpenedProgram, TorchExecutor
+from llmc.runtime.executors.torch.executor import OpenedProgram, TorchExecutor
 from llmc.runtime.executors.whole_step.cache import Accelerator, CardCache, dtype_of
 from llmc.runtime.executors.whole_step.step_program import Run
 from llmc.runtime.host import available_memory, host_memory
@@ -104,6 +104,10 @@ class CardExecutor(TorchExecutor):
             with took(self.card, "Initializing cache engine"):
                 self.resize(self.slots)
 
+    def _open_cache(self) -> CardCache:
+        self.require_cache()
+        return self._cache
+
     def resize(self, slots: int) -> None:
         """An empty cache of so many slots; moves within it are compiled now. Raises OutOfDeviceMemoryError."""
         with self._watched("the cache and its moves"):
@@ -132,23 +136,6 @@ class CardExecutor(TorchExecutor):
         with self._torch.inference_mode(), self._watched(f"the graph of {executable}"):
             self._graphs[executable.blob] = self._captured(executable, step)
         self._held.wrote(0, 0, 0)
-
-    def copy_prefix(self, source: int, target: int, length: int) -> None:
-        self.require_cache()
-        super().copy_prefix(source, target, length)
-
-    def export_prefix(self, slot: int, length: int) -> list[Array]:
-        self.require_cache()
-        return super().export_prefix(slot, length)
-
-    def import_prefix(self, slot: int, prefix: list[Array]) -> None:
-        """A slot, put on the card; zeros behind the prefix."""
-        self.require_cache()
-        super().import_prefix(slot, prefix)
-
-    def poison(self, slot: int, start: int, value: float) -> None:
-        self.require_cache()
-        super().poison(slot, start, value)
 
     def memory(self) -> dict[str, int]:
         """Bytes on the card: cache, weights, what is free; and how many programs are open and graphs captured."""

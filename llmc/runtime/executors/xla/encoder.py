@@ -7,7 +7,6 @@ portable programs, as those of models that generate do.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -46,8 +45,6 @@ class XlaEncoder(Encoder):
         self.capabilities = replace(self.capabilities, in_place_of=in_place_of(bundle, self._host))
         self._devices = self._host.open(1, threads)
         self._arrays = JaxArrays(bundle, self._devices)
-        self._lock = threading.Lock()
-        self._opened: dict[str, tuple[LoadedProgram, list[Any]]] = {}
 
     def encode(self, inputs: Mapping[str, NDArray[np.int64]], stream: int = 0) -> NDArray[np.float32]:
         program, weights = self._open(self.executable_for(*inputs["token_ids"].shape))
@@ -55,13 +52,6 @@ class XlaEncoder(Encoder):
         with told(self.compilations.record):
             (made,) = program.run([*self._arrays.put(*given), *weights])
         return self._arrays.fetch(made)
-
-    def _open(self, executable: Executable) -> tuple[LoadedProgram, list[Any]]:
-        """An executable's program, and the weights that it takes."""
-        with self._lock:
-            if executable.blob not in self._opened:
-                self._opened[executable.blob] = self._load(executable)
-            return self._opened[executable.blob]
 
     def _load(self, executable: Executable) -> tuple[LoadedProgram, list[Any]]:
         program = LoadedProgram(
@@ -78,14 +68,10 @@ class XlaEncoder(Encoder):
             weights = [self._arrays.weight(t) for t in program.header.inputs if t.name not in self.inputs]
         return program, weights
 
-    def open_all(self) -> None:
-        for executable in self.bundle.manifest.executables:
-            self._open(executable)
-
     def memory(self) -> dict[str, int]:
         opened = sum(self.bundle.manifest.blobs[blob] for blob in self._opened)
         return {"weights": self._arrays.weight_bytes, "executables": opened}
 
     def close(self) -> None:
-        self._opened.clear()
+        super().close()
         self._arrays.close()
