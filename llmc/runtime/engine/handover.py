@@ -132,7 +132,7 @@ class Prefiller(ABC):
         """Call `call` from now on whenever there is news, in any thread."""
         self._call = call
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Call whoever wants to know of news, if there is any; not under the lock."""
         if self._call is not None and self._came:
             self._call()

@@ -46,9 +46,9 @@ def executor_class(name: str) -> type[Executor]:
     try:
         found: type[Executor] = EXECUTORS.get(name)
     except ModuleNotFoundError as error:
-        if (told := not_installed(error)) is None:
+        if (missing := not_installed(error)) is None:
             raise
-        raise told from error
+        raise missing from error
     return found
 
 

@@ -144,17 +144,17 @@ class CallsWitness(Witness):
 
     def start(self) -> None:
         self._looks = True
-        for method, tell in self._methods.items():
+        for method, name_of in self._methods.items():
             before = getattr(self._owner, method)
-            self._wrappers[method] = wrapper = self._wrapped(before, tell)
+            self._wrappers[method] = wrapper = self._wrapped(before, name_of)
             setattr(self._owner, method, wrapper)
 
-    def _wrapped(self, method: Callable[..., Any], tell: Callable[..., str]) -> Callable[..., Any]:
+    def _wrapped(self, method: Callable[..., Any], name_of: Callable[..., str]) -> Callable[..., Any]:
         @functools.wraps(method)
         def call(owner: Any, *arguments: Any, **named: Any) -> Any:
             if self._looks:
                 with self._lock:
-                    self._seen.append(tell(*arguments, **named))
+                    self._seen.append(name_of(*arguments, **named))
             return method(owner, *arguments, **named)
 
         return call

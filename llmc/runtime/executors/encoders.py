@@ -128,9 +128,9 @@ def encoder_class(name: str) -> type[Encoder]:
     try:
         found: type[Encoder] = ENCODERS.get(name)
     except ModuleNotFoundError as error:
-        if (told := not_installed(error)) is None:
+        if (missing := not_installed(error)) is None:
             raise
-        raise told from error
+        raise missing from error
     return found
 
 

@@ -93,18 +93,18 @@ def require_fit(prefill: SideFacts, decode: SideFacts) -> list[str]:
             f"{prefill.name} cannot compute prompts for {decode.name}: {'; '.join(wrong)}. Compile both from one "
             "checkpoint: llmc compile MODEL --prefill-device X --decode-device Y -o FOLDER"
         )
-    told = [
+    differences = [
         f"{what} {mine} there, {theirs} here: keys and values are those of the prefill side"
         for what, mine, theirs in (
             ("weights are quantised", prefill.quantize, decode.quantize), ("dtype is", prefill.dtype, decode.dtype),
         ) if mine != theirs
     ]  # fmt: skip
     if prefill.longest_prompt < decode.longest_prompt:
-        told.append(
+        differences.append(
             f"prompts of more than {prefill.longest_prompt} tokens (up to {decode.longest_prompt}) are computed here: "
             "the prefill side's plan ends there"
         )
-    return told
+    return differences
 
 
 def _model(prefill: SideFacts, decode: SideFacts) -> Iterator[str]:

@@ -139,10 +139,10 @@ def open_prefiller(
     opened = Bundle.open(prefill, bundle.settings)
     worker = PrefillWorker(opened, lambda: open_executor(opened), min_prefix)
     try:
-        told = require_fit(worker.facts, SideFacts.of(bundle, executor))
+        differences = require_fit(worker.facts, SideFacts.of(bundle, executor))
     except BaseException:
         worker.close()
         raise
-    for difference in told:
+    for difference in differences:
         logger().warning("hybrid of %s and %s: %s", opened.path, bundle.path, difference)
     return worker.client(owned=True)

@@ -127,13 +127,13 @@ class RemotePrefiller(Prefiller):
         frames = Frames(connection)
         try:
             self._theirs, self._bound = enter(frames, self._key, str(self._address))
-            told = require_fit(self._theirs, self._mine)
+            differences = require_fit(self._theirs, self._mine)
         except BaseException:
             frames.close()
             frames.release()
             raise
         if not self.connections:
-            for difference in told:
+            for difference in differences:
                 _log.warning("hybrid with %s: %s", self._address, difference)
         self._dtype = narrower(self._mine.cache_dtype, self._theirs.cache_dtype)
         self.connections += 1
@@ -143,7 +143,7 @@ class RemotePrefiller(Prefiller):
         while True:
             try:
                 while not self._closed and self._receive():
-                    self.tell()
+                    self.notify()
                 reason = "the prefill side closed the connection"
             except (WireError, OSError) as e:
                 reason = str(e) or type(e).__name__
@@ -171,7 +171,7 @@ class RemotePrefiller(Prefiller):
                 with self._lock:
                     if self._impatient and self._asked:
                         self._fail(f"{self._address}: the prefill side is gone ({e or type(e).__name__})")
-                self.tell()
+                self.notify()
                 pause = min(2 * pause, _LONGEST_PAUSE_S)
                 continue
             with self._lock:
@@ -179,7 +179,7 @@ class RemotePrefiller(Prefiller):
                 self._fail(f"{self._address}: the connection is lost whenever it is asked for", TRIES)
                 for number, asked in self._asked.items():
                     self._send(number, asked)
-            self.tell()
+            self.notify()
             _log.warning("%s: connected again", self._address)
             return True
 

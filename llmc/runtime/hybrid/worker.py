@@ -259,14 +259,14 @@ class PrefillWorker:
                 elif self._errands:
                     self._do(scheduler, executor)
                 for client in tuple(self.clients):
-                    client.tell()
+                    client.notify()
         except BaseException as e:  # noqa: BLE001 - whatever it is, clients must hear of it
             _log.exception("the prefill side stopped on an error")
             with self.lock:
                 self._end(f"the prefill side stopped on an error ({type(e).__name__}: {e})")
         finally:
             for client in tuple(self.clients):
-                client.tell()
+                client.notify()
             executor.close()
 
     def _scheduler(self, executor: Executor) -> StepScheduler:

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 def host() -> Mapping[str, str]:
     """The chip of this host. One that has none but is told of one, to compile for it, counts as that."""
-    told = Settings.from_environment().neuron_target
-    chip = chip_here() or (told if told is not None and shutil.which("neuronx-cc") is not None else "")
+    given = Settings.from_environment().neuron_target
+    chip = chip_here() or (given if given is not None and shutil.which("neuronx-cc") is not None else "")
     return {"target": chip} if chip else {}
 
 

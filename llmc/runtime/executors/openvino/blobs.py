@@ -188,5 +188,5 @@ class DeviceBlob:
 def reason_of(error: RuntimeError) -> str:
     """OpenVINO's own words, without the lines that name places in its source."""
     lines = [line.strip() for line in str(error).splitlines()]
-    told = [line for line in lines if line and not line.startswith("Exception from")]
-    return " ".join(told)[:500] or "no reason given"
+    words = [line for line in lines if line and not line.startswith("Exception from")]
+    return " ".join(words)[:500] or "no reason given"

@@ -130,10 +130,10 @@ def read_paged(xml: bytes, weights: MappedWeights, shape: CacheShape, source: st
             raise ArtifactError(f"{source}: its model has a cache {caches[0].get_friendly_name()!r}, the manifest not")
         heads = [t.shape[0] for t in pair if t is not None]
         sizes = [width_of(node.input(i)) // heads[i - 1] for i in (1, 2)]
-        told = {"num_k_heads": heads[0], "k_head_size": sizes[0], "num_v_heads": heads[1], "v_head_size": sizes[1]}
+        facts = {"num_k_heads": heads[0], "k_head_size": sizes[0], "num_v_heads": heads[1], "v_head_size": sizes[1]}
         for each in (node, *caches):
             info: Any = each.get_rt_info()
-            for name, value in told.items():
+            for name, value in facts.items():
                 info[name] = value
     return model
 

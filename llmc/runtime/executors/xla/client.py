@@ -128,14 +128,14 @@ _compiled: list[str] = []
 
 
 @contextmanager
-def told(tell: Callable[[str], None] | None) -> Iterator[None]:
-    """`tell` is called for each compilation of JAX in this thread until the block ends; None: no calls."""
-    before = getattr(_here, "tell", None)
-    _here.tell = tell
+def reporting(report: Callable[[str], None] | None) -> Iterator[None]:
+    """`report` is called for each compilation of JAX in this thread until the block ends; None: no calls."""
+    before = getattr(_here, "report", None)
+    _here.report = report
     try:
         yield
     finally:
-        _here.tell = before
+        _here.report = before
 
 
 def listen() -> None:
@@ -171,6 +171,6 @@ def _heard(event: str, duration: float, **facts: Any) -> None:
         return
     what = f"jax: {facts.get('fun_name', 'a program')}"
     _compiled.append(what)
-    tell = getattr(_here, "tell", None)
-    if tell is not None:
-        tell(what)
+    report = getattr(_here, "report", None)
+    if report is not None:
+        report(what)

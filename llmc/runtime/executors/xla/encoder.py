@@ -18,7 +18,7 @@ from llmc.artifacts.log import logger
 from llmc.runtime.executors.base import EXECUTABLES, ExecutorDescription
 from llmc.runtime.executors.encoders import Encoder
 from llmc.runtime.executors.xla.arrays import JaxArrays
-from llmc.runtime.executors.xla.client import jax_version, told
+from llmc.runtime.executors.xla.client import jax_version, reporting
 from llmc.runtime.executors.xla.hosts import host_for, in_place_of
 from llmc.runtime.executors.xla.programs import LoadedProgram
 
@@ -49,7 +49,7 @@ class XlaEncoder(Encoder):
     def encode(self, inputs: Mapping[str, NDArray[np.int64]], stream: int = 0) -> NDArray[np.float32]:
         program, weights = self._open(self.executable_for(*inputs["token_ids"].shape))
         given = [inputs[t.name].astype(np.int32) for t in program.header.inputs if t.name in inputs]
-        with told(self.compilations.record):
+        with reporting(self.compilations.record):
             (made,) = program.run([*self._arrays.put(*given), *weights])
         return self._arrays.fetch(made)
 
@@ -64,7 +64,7 @@ class XlaEncoder(Encoder):
                 "%s: executables of jax %s for %s are compiled here from their portable programs, each when it is "
                 "first needed", self.bundle.path, program.header.jax, self.bundle.manifest.device,
             )  # fmt: skip
-        with told(self.compilations.opened):
+        with reporting(self.compilations.opened):
             weights = [self._arrays.weight(t) for t in program.header.inputs if t.name not in self.inputs]
         return program, weights
 

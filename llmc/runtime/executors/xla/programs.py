@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from llmc.artifacts.log import logger
 from llmc.errors import ArtifactError
 from llmc.runtime.executors.envelope import ExecutableFile
-from llmc.runtime.executors.xla.client import platform_of, told, toolchain_version
+from llmc.runtime.executors.xla.client import platform_of, reporting, toolchain_version
 from llmc.runtime.executors.xla.envelope import AXIS, FORM, StepHeader, Tensor
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class LoadedProgram:
         else:
             compilations.record(name)
             logger().info("%s: compiled here from its portable program", name)
-            with told(None):  # one compilation, whatever its result
+            with reporting(None):  # one compilation, whatever its result
                 made = compile_exported(envelope.section("export"), self.header, devices, source)
             self._run = made.runtime_executable()
 

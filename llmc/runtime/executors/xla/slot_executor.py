@@ -20,7 +20,7 @@ from llmc.errors import ArtifactError, InputError
 from llmc.runtime.executors.base import StaticExecutor
 from llmc.runtime.executors.slots import SlotLengths, windows
 from llmc.runtime.executors.xla.arrays import dtype_of
-from llmc.runtime.executors.xla.client import told
+from llmc.runtime.executors.xla.client import reporting
 from llmc.runtime.step import ADAPTERS
 from llmc.runtime.top_logits import TopLogits
 
@@ -76,7 +76,7 @@ class SlotExecutor(StaticExecutor):
             )
         whole = (t.shape[3] for like, t in zip(self._likes, cache, strict=True) if like.kind == "kv" and not like.ring)
         self.capacity = min([self.capacity, *whole])
-        with told(self.compilations.opened):
+        with reporting(self.compilations.opened):
             self._cache = [arrays.zeros(t) for t in cache]
         self._bound: dict[str, list[Any]] = {}
         self._adapted = bool(self.bundle.adapters)
@@ -122,7 +122,7 @@ class SlotExecutor(StaticExecutor):
         if self._adapted:
             rows.append(step.row_adapters)
         given = self._arrays.put(*(a.astype(np.int32) for a in rows))
-        with told(self.compilations.record):
+        with reporting(self.compilations.record):
             made = program.run([*given, *self._cache, *weights])
         first = len(made) - len(self._cache)
         self._outputs, self._cache = made[:first], made[first:]
@@ -184,12 +184,12 @@ class SlotExecutor(StaticExecutor):
                     "compile it again"
                 )
             first = STEP_INPUTS + self._adapted + len(self._cache)
-            with told(self.compilations.opened):
+            with reporting(self.compilations.opened):
                 self._bound[executable.blob] = [self._arrays.weight(t) for t in inputs[first:]]
         return self._programs[executable.blob], self._bound[executable.blob]
 
     def _change(self, program: str, *arguments: Any) -> None:
-        with told(self.compilations.record):
+        with reporting(self.compilations.record):
             self._cache = self._slot_programs[program].run([*self._cache, *arguments])
 
     def _numbers(self, *numbers: int) -> list[Any]:
