@@ -188,7 +188,7 @@ def test_the_chunks_that_run_fastest_change_no_answer(
 ) -> None:
     """An executor may ask for smaller chunks than the limit allows."""
     bundle, _, _ = workshop.compile(**EXACT)
-    monkeypatch.setattr(onnxruntime_cpu.OnnxRuntimeExecutor, "prompt_chunk", 7)
+    monkeypatch.setattr(onnxruntime_cpu, "PROMPT_CHUNK", 7)
     with BundleLLM(bundle, threads=1, keep_steps=True) as llm:
         outputs = llm.generate(prompts(), GREEDY)
     assert [o.outputs[0].token_ids for o in outputs] == references
