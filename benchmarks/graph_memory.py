@@ -59,11 +59,11 @@ def peak(executor: Executor, step: Step) -> int:
 
 def steps_of(executor: Executor, bundle: Bundle) -> list[tuple[Bucket, Step]]:
     """A step for each executable; where any shape runs, a short prompt and the longest."""
-    if not executor.exact:
+    if not executor.capabilities.exact:
         order = warm_up_order(bundle.plan.buckets)
         return [(b, pad(b, [0], [[0] * b.query], [0])) for b in order]
-    make = ragged if executor.ragged else exact
-    most = min(executor.prompt_chunk or 512, bundle.plan.limits.longest_prompt)
+    make = ragged if executor.capabilities.ragged else exact
+    most = min(executor.capabilities.prompt_chunk or 512, bundle.plan.limits.longest_prompt)
     return [(Bucket("prompt", 1, n, 0), make("prompt", [0], [[0] * n], [0])) for n in (1, most)]
 
 
@@ -73,10 +73,10 @@ def measure(path: str, sent: Connection) -> None:
     executor_class(bundle.manifest.executor)
     empty = kept()
     executor = open_executor(bundle, threads=2)
-    if executor.exact:
+    if executor.capabilities.exact:
         executor.open_all()
     held = executor.memory().get("cache", 0) if executor.memory().get("cache_pool") is None else 0
-    before = empty if executor.exact else kept() - held
+    before = empty if executor.capabilities.exact else kept() - held
     own, most = [], 0
     for bucket, step in steps_of(executor, bundle):
         for _ in range(RUNS - 1):

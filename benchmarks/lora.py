@@ -79,8 +79,12 @@ def run(executor: Executor, slots: Sequence[int], tokens: Sequence[Sequence[int]
     """Seconds of the rows: of one step, or where rows of a prompt run alone, of as many."""
     phase = "prompt" if len(tokens[0]) > 1 else "decode"
     adapters = [1 + slot % len(executor.bundle.adapters) if executor.bundle.adapters else 0 for slot in slots]
-    together = [range(len(slots))] if executor.ragged or phase == "decode" else [[row] for row in range(len(slots))]
-    make, begun = ragged if executor.ragged else exact, perf_counter()
+    together = (
+        [range(len(slots))]
+        if executor.capabilities.ragged or phase == "decode"
+        else [[row] for row in range(len(slots))]
+    )
+    make, begun = ragged if executor.capabilities.ragged else exact, perf_counter()
     for rows in together:
         step = make(phase, [slots[r] for r in rows], [tokens[r] for r in rows], [past] * len(rows))  # type: ignore[arg-type]
         executor.run(replace(step, adapters=tuple(adapters[r] for r in rows)))

@@ -37,9 +37,8 @@ from llmc.compiler.verification.divergence import log_softmax
 from llmc.compiler.weights.recipes import write_weights
 from llmc.runtime.cache_shape import CacheShape
 from llmc.runtime.executors.openvino.device import MappedWeights, open_core, read_paged
-from llmc.runtime.executors.openvino.paged_cache import PagedCache
+from llmc.runtime.executors.openvino.paged_cache import PagedCache, StepRows
 from llmc.runtime.executors.openvino.paged_models import PagedRequest
-from llmc.runtime.executors.openvino.paged_rows import StepRows
 
 CAPACITY = 1024
 SLOTS = 8

@@ -75,7 +75,7 @@ def filled(path: Path, context: int) -> Executor:
     """The bundle, one slot of which has `context` tokens."""
     executor = open_executor(Bundle.open(path), 1, threads=usable_cpus())
     ids = np.random.default_rng(0).integers(0, executor.bundle.size("vocab_size"), context).tolist()
-    chunk = executor.prompt_chunk or WINDOW
+    chunk = executor.capabilities.prompt_chunk or WINDOW
     for start in range(0, context, chunk):
         executor.run(exact("prompt", [0], [ids[start : start + chunk]], [start]))
     return executor

@@ -118,7 +118,7 @@ def decode(executor: Executor, batch: int, past: int, steps: int) -> float:
 
 def prefill(executor: Executor, tokens: int) -> float:
     """Seconds of a prompt in the executor's own chunks."""
-    chunk = executor.prompt_chunk or tokens
+    chunk = executor.capabilities.prompt_chunk or tokens
     ids = np.random.default_rng(tokens).integers(0, 1000, tokens).tolist()
     start = time.perf_counter()
     for at in range(0, tokens, chunk):

@@ -50,8 +50,8 @@ AREAS = {
     ),
     "padding": (
         "llmc/runtime/step.py", "llmc/runtime/engine/replay.py", "llmc/runtime/executors/slot_cache.py",
-        "llmc/runtime/executors/openvino/paged_rows.py", "llmc/runtime/executors/encoders/base.py",
-        "llmc/runtime/pooling/pool.py", "llmc/runtime/pooling/pooler.py",
+        "llmc/runtime/executors/openvino/paged_cache.py", "llmc/runtime/executors/encoders.py",
+        "llmc/runtime/pooling/modules.py", "llmc/runtime/pooling/pooler.py",
     ),
     "sampling": ("llmc/runtime/engine/sampling/",),
     "key": (

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmc.runtime.executors.fake.program import Program
+from llmc.runtime.executors.fake.program import FakeProgram
 from tests.devices import use
 
 
@@ -15,7 +15,7 @@ def spoil(monkeypatch: pytest.MonkeyPatch, token: int, times: float = float("inf
     """From now on the fake device makes NaN of `token`, in the cache and in each row that has it, in `times` steps."""
     left = [times]
 
-    def spoiled(self: Program, token_ids: Any, past_lengths: Any, new_lengths: Any, past: Any) -> Any:
+    def spoiled(self: FakeProgram, token_ids: Any, past_lengths: Any, new_lengths: Any, past: Any) -> Any:
         logits, new = self.replay(token_ids, past_lengths, new_lengths, past)
         live = np.arange(token_ids.shape[1]) < new_lengths[:, None]
         bad = live & (token_ids == token)

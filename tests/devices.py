@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import pytest
@@ -12,9 +13,9 @@ from llmc.compiler.targets.base import Lowered, Shape
 from llmc.compiler.targets.fake import Compiling, FakeTarget
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.executors.fake import executor as fake
+from llmc.runtime.executors.fake.device import FakeKind
 from llmc.runtime.executors.fake.executor import FakeExecutor
-from llmc.runtime.executors.fake.kind import Kind
-from llmc.runtime.executors.fake.program import Program
+from llmc.runtime.executors.fake.program import FakeProgram
 
 Replay: TypeAlias = "Callable[..., tuple[Any, Any]]"
 """Program.replay, or what a broken device computes in its place: of the same program and arguments."""
@@ -33,7 +34,7 @@ def use(
     What is not named stays as it is. An executor that is open already stays what it was.
     """
     if made_with or target is not FakeTarget:
-        patch.setattr(FakeTarget, "of", lambda detail, settings: target(Kind.of(detail), **made_with))
+        patch.setattr(FakeTarget, "of", lambda detail, settings: target(FakeKind.of(detail), **made_with))
     if replay is not None:
         executor = computing(replay)
     if executor is not None:
@@ -44,13 +45,13 @@ def computing(replay: Replay) -> type[FakeExecutor]:
     """A device of another arithmetic."""
 
     class Computing(FakeExecutor):
-        def replay(self, program: Program, *given: Any) -> tuple[Any, Any]:
+        def replay(self, program: FakeProgram, *given: Any) -> tuple[Any, Any]:
             return replay(program, *given)
 
     return Computing
 
 
-def negated(program: Program, *given: Any) -> tuple[Any, Any]:
+def negated(program: FakeProgram, *given: Any) -> tuple[Any, Any]:
     """All that is right, with the other sign."""
     logits, new = program.replay(*given)
     return -logits, -new
@@ -83,7 +84,7 @@ def noting(note: Callable[[str, Any], object]) -> type[FakeExecutor]:
     """A device that may be opened in a thread, and tells "check" with the bundle, "warm" and "close" with itself."""
 
     class Noting(FakeExecutor):
-        opens_in_thread = True
+        description = replace(FakeExecutor.description, opens_in_thread=True)
 
         @classmethod
         def check(cls, bundle: Bundle) -> None:

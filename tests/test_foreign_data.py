@@ -26,7 +26,7 @@ from llmc.compiler.checkpoint.safetensors_file import SafetensorsFile
 from llmc.compiler.text.vocabulary import build_index
 from llmc.errors import ArtifactError, CheckpointError, LlmcError
 from llmc.runtime.engine.sampling.params import SamplingParams
-from llmc.runtime.executors.envelope import Envelope, write_envelope
+from llmc.runtime.executors.envelope import ExecutableFile, write_envelope
 from llmc.runtime.executors.weight_places import read_places
 from llmc.runtime.executors.xla.envelope import FORM, StepHeader
 from llmc.runtime.llm import BundleLLM
@@ -252,7 +252,7 @@ STEP = {
 @given(changed(STEP))
 def test_headers_of_xla_executables(header: Any) -> None:
     def read() -> None:
-        envelope = Envelope.parse(write_envelope(header, {"native": b"code"}, FORM), "executable", FORM)
+        envelope = ExecutableFile.parse(write_envelope(header, {"native": b"code"}, FORM), "executable", FORM)
         StepHeader.parse(envelope.header, "executable")
 
     if isinstance(header, dict):
@@ -262,7 +262,7 @@ def test_headers_of_xla_executables(header: Any) -> None:
 @fuzzed
 @given(damaged(write_envelope(STEP, {"native": b"code"}, FORM)))
 def test_xla_executables(data: bytes) -> None:
-    survives(lambda: StepHeader.parse(Envelope.parse(data, "executable", FORM).header, "executable"))
+    survives(lambda: StepHeader.parse(ExecutableFile.parse(data, "executable", FORM).header, "executable"))
 
 
 INDEX = build_index(tokenizer_json().encode(), smallest=0)

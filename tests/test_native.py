@@ -69,7 +69,7 @@ def test_portable_executables_of_a_target_are_data_and_others_are_not(device: st
 
 @pytest.mark.parametrize("name", EXECUTORS)
 def test_every_executor_says_what_it_loads_as_code(name: str) -> None:
-    opens = CLASSES[name](name).opens
+    opens = CLASSES[name](name).description.opens
     code = {file for file, content in opens.items() if content == "code"}
     assert EXECUTABLES in opens
     if name in DATA_EXECUTORS:

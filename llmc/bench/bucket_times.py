@@ -54,7 +54,7 @@ def measure(
     finally:
         executor.close()
     more: dict[str, object] = {
-        "threads": executor.threads, "toolchain": dict(bundle.manifest.toolchain),
+        "threads": threads or bundle.settings.threads, "toolchain": dict(bundle.manifest.toolchain),
         "isa": list(bundle.manifest.isa and cpu_features()),
     }  # fmt: skip
     if left := [str(bucket) for bucket in buckets[len(found) :]]:

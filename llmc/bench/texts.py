@@ -112,7 +112,7 @@ def measure(
             if warmed.error is not None:
                 raise warmed.error
             report(f"warm up: {warmed.seconds:.3f} s", done, steps)
-        pooler.encoder.ready()
+        pooler.encoder.compilations.ready()
         for done in range(rounds):
             pooler.statistics = Statistics()
             began = time.perf_counter()

@@ -101,8 +101,7 @@ def score(
       llmc score bundle --query "capital of France" --documents lines.txt --top-n 5 --json
     """
     from llmc.runtime.bundle import Bundle
-    from llmc.runtime.pooling.outputs import paired
-    from llmc.runtime.pooling.pooler import Pooler
+    from llmc.runtime.pooling.pooler import Pooler, paired
 
     given = _texts(None, document, documents)
     pooler = Pooler(Bundle.open(bundle), threads)

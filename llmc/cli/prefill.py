@@ -101,10 +101,10 @@ def _watch_input(stop: threading.Event) -> None:
 
 
 def _listener(text: str, key: str | None) -> Listener:
-    from llmc.runtime.hybrid.addresses import Address
+    from llmc.runtime.hybrid.wire import PeerAddress
     from llmc.server.listening import listen, listen_unix
 
-    address = Address.parse(text if text.startswith("unix:") else f"tcp://{text.removeprefix('tcp://')}")
+    address = PeerAddress.parse(text if text.startswith("unix:") else f"tcp://{text.removeprefix('tcp://')}")
     assert address is not None
     made = listen_unix(Path(address.path)) if address.path else listen(address.host, address.port)
     if not made.local and key is None:

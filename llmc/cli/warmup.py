@@ -224,7 +224,7 @@ def _text(found: Outcome, bundle: str, device: str) -> str:
         seconds = sum(ran.seconds for ran in found.beside)
         lines.append(f"beside: {len(found.beside)} kinds of sampling, top logits and moves in {seconds:.3f} s")
     lines.append(f"compilations: {counted.count}{opened}")
-    if found.executor.exact:
+    if found.executor.capabilities.exact:
         runs = "a prompt and a decode step warm" if len(found.names) > 1 else "a text of each length warms"
         lines.insert(1, f"any shape runs as it is: {runs} it up")
     before, after = found.memory

@@ -18,8 +18,7 @@ from llmc.runtime.prompts import Prompt, Prompts
 from llmc.runtime.startup.opening import EngineOptions, open_executor, open_generator, warm_up
 
 if TYPE_CHECKING:
-    from llmc.runtime.pooling.async_pooler import AsyncPooler
-    from llmc.runtime.pooling.outputs import EmbeddingRequestOutput, ScoringRequestOutput
+    from llmc.runtime.pooling.pooler import AsyncPooler, EmbeddingRequestOutput, ScoringRequestOutput
 
 
 class BundleAsyncLLM:
@@ -40,8 +39,7 @@ class BundleAsyncLLM:
         self._pooler: AsyncPooler | None = None
         how = EngineOptions(threads, **options)
         if self.bundle.task != "generate":
-            from llmc.runtime.pooling.async_pooler import WAITING, AsyncPooler
-            from llmc.runtime.pooling.pooler import Pooler
+            from llmc.runtime.pooling.pooler import WAITING, AsyncPooler, Pooler
 
             most = WAITING if max_queued_requests is None else max_queued_requests
             pooler = Pooler(self.bundle, threads)
@@ -78,7 +76,7 @@ class BundleAsyncLLM:
         prompt: str | None = None, dimensions: int | None = None, truncate_prompt_tokens: int | None = None,
     ) -> list[EmbeddingRequestOutput]:  # fmt: skip
         """As BundleLLM.embed, beside other callers. Raises InputError, and OverloadedError where too many wait."""
-        from llmc.runtime.pooling.outputs import embeddings
+        from llmc.runtime.pooling.pooler import embeddings
 
         how = {
             "prompt_name": prompt_name, "prompt": prompt, "dimensions": dimensions, "cut": truncate_prompt_tokens
@@ -89,7 +87,7 @@ class BundleAsyncLLM:
         self, data_1: str | Sequence[str], data_2: str | Sequence[str], *, truncate_prompt_tokens: int | None = None
     ) -> list[ScoringRequestOutput]:
         """As BundleLLM.score, beside other callers. Raises InputError, and OverloadedError where too many wait."""
-        from llmc.runtime.pooling.outputs import scores
+        from llmc.runtime.pooling.pooler import scores
 
         return await self.pooler.run(lambda pooler: scores(pooler, data_1, data_2, truncate_prompt_tokens))
 

@@ -234,6 +234,11 @@ class Bundle:
             )
         return found
 
+    @cached_property
+    def sample_top_k(self) -> int:
+        """How many of the largest logits the graphs return beside all of them; 0: all of them only."""
+        return self.option("sample_top_k", 0)
+
     def option(self, name: str, default: int | None = None) -> int:
         """An option that is a number; raises ArtifactError if it is not a number."""
         return self._number("options", name, 0, default)

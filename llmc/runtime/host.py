@@ -25,7 +25,7 @@ PROMPT_CHUNK = 128
 """Tokens of a prompt step that run fastest on a CPU: activations stay in the cores' caches, 5% faster than 512."""
 
 ROLLING_ROOM = 512
-"""Tokens that go into a ring of ONNX Runtime's executor (onnxruntime/rolling.py) before those in it move down."""
+"""Tokens that go into a ring of ONNX Runtime's executor (onnxruntime/executor.py) before those in it move down."""
 
 KERNELS_PROMPT_CHUNK = 512
 """The same with llmc's own kernels: more run no faster, and take memory (benchmarks/RESULTS.md)."""

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from llmc.runtime.engine.requests import Update
     from llmc.runtime.engine.sampling.params import SamplingParams
     from llmc.runtime.executors.base import Executor
-    from llmc.runtime.pooling.outputs import EmbeddingRequestOutput, ScoringRequestOutput
-    from llmc.runtime.pooling.pooler import Pooler
+    from llmc.runtime.pooling.pooler import EmbeddingRequestOutput, Pooler, ScoringRequestOutput
     from llmc.runtime.prompts import Prompt, Prompts
     from llmc.runtime.text.tokenizer import Tokenizer
 
@@ -94,7 +93,7 @@ class BundleLLM:
         Matryoshka model's vectors are kept; longer texts are cut at the model's length, or at
         `truncate_prompt_tokens`. Raises InputError.
         """
-        from llmc.runtime.pooling.outputs import embeddings
+        from llmc.runtime.pooling.pooler import embeddings
 
         return embeddings(
             self.pooler, prompts, prompt_name=prompt_name, prompt=prompt, dimensions=dimensions,
@@ -105,7 +104,7 @@ class BundleLLM:
         self, data_1: str | Sequence[str], data_2: str | Sequence[str], *, truncate_prompt_tokens: int | None = None
     ) -> list[ScoringRequestOutput]:
         """How well each of `data_2` fits `data_1`, one text for all of them or one each. Raises InputError."""
-        from llmc.runtime.pooling.outputs import scores
+        from llmc.runtime.pooling.pooler import scores
 
         return scores(self.pooler, data_1, data_2, truncate_prompt_tokens)
 

@@ -32,7 +32,7 @@ from llmc.server.warming import WarmUp
 
 if TYPE_CHECKING:
     from llmc.runtime.engine.async_engine import AsyncEngine
-    from llmc.runtime.pooling.async_pooler import AsyncPooler
+    from llmc.runtime.pooling.pooler import AsyncPooler
     from llmc.runtime.startup.opening import EngineOptions
     from llmc.server.listening import Listener
     from llmc.server.state import Served

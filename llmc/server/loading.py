@@ -104,8 +104,7 @@ def load(open_bundle: OpenBundle, config: ServerConfig, options: EngineOptions, 
 
 def _load_pooler(bundle: Bundle, name: str, config: ServerConfig, options: EngineOptions, tell: Tell) -> Loaded:
     """Open a bundle without a cache, and run every bucket, or one text of each length where any shape runs."""
-    from llmc.runtime.pooling.async_pooler import AsyncPooler
-    from llmc.runtime.pooling.pooler import Pooler
+    from llmc.runtime.pooling.pooler import AsyncPooler, Pooler
     from llmc.runtime.startup.pool_warming import PoolWarming
 
     pooler = Pooler(bundle, options.threads)
@@ -116,7 +115,7 @@ def _load_pooler(bundle: Bundle, name: str, config: ServerConfig, options: Engin
             if warmed.error is not None:
                 raise warmed.error
             tell(Progress(STAGE, done, len(warming.buckets)))
-        pooler.encoder.ready()
+        pooler.encoder.compilations.ready()
     except BaseException:
         pooler.close()
         raise

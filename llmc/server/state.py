@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from llmc.buckets.limits import Limits
     from llmc.runtime.bundle import Bundle
     from llmc.runtime.engine.async_engine import AsyncEngine
-    from llmc.runtime.pooling.async_pooler import AsyncPooler
+    from llmc.runtime.pooling.pooler import AsyncPooler
     from llmc.runtime.text.chat import ChatTemplate
     from llmc.runtime.text.confined_encoding import ConfinedEncoder
     from llmc.runtime.text.tokenizer import Tokenizer
@@ -115,14 +115,14 @@ class Served:
     @property
     def pooler(self) -> AsyncPooler | None:
         """The engine of a bundle without a cache."""
-        from llmc.runtime.pooling.async_pooler import AsyncPooler
+        from llmc.runtime.pooling.pooler import AsyncPooler
 
         return self.engine if isinstance(self.engine, AsyncPooler) else None
 
     @property
     def generating(self) -> AsyncEngine:
         """The engine of a bundle that generates; raises ApiError for another."""
-        from llmc.runtime.pooling.async_pooler import AsyncPooler
+        from llmc.runtime.pooling.pooler import AsyncPooler
 
         if isinstance(self.engine, AsyncPooler):
             task = self.bundle.task

@@ -93,7 +93,7 @@ def warm(executor: Executor, plan: Plan, warm_up: WarmUp, tell: Tell) -> Warm:
         tell(Progress("profile run"))
         capturing.divide()
     uses = None if warm_up.uses is None else warm_up.uses(plan)
-    smallest = warm_up.how != "all" and not executor.exact
+    smallest = warm_up.how != "all" and not executor.capabilities.exact
     warming = Warming(executor, plan, uses=uses, smallest=smallest)
     progress = Countdown(STAGE, [one.cost for one in warming.steps], tell)
     for done, warmed in enumerate(warming.run(), 1):
@@ -110,7 +110,7 @@ def warm(executor: Executor, plan: Plan, warm_up: WarmUp, tell: Tell) -> Warm:
         for _ in _captured(capturing, [one.bucket for one in warming.steps], tell):
             pass
     executor.open_all()
-    executor.ready()
+    executor.compilations.ready()
     return Warm(len(warming.steps))
 
 
@@ -147,7 +147,7 @@ def aside(executor: Executor, left: Aside, tell: Tell, over: Callable[[WarmAside
         executor.open_all()  # all are open, but for those that are no bucket's, and those that failed
     except Exception as e:  # noqa: BLE001 - as of a bucket
         _log.error("%s: %s", type(e).__name__, e)
-    executor.ready()
+    executor.compilations.ready()
     over(WarmAside(len(warming.steps) - len(failed), tuple(failed), seconds, executor.compilations.count))
 
 

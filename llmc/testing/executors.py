@@ -19,7 +19,7 @@ from llmc.errors import InputError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.executors import open_executor
 from llmc.runtime.executors.base import EXECUTABLES, Executor
-from llmc.runtime.executors.held import Held
+from llmc.runtime.executors.slots import SlotLengths
 from llmc.runtime.step import Step, exact, pad, ragged
 from llmc.runtime.top_logits import top_of
 from llmc.testing.toy import toy_plan
@@ -54,7 +54,7 @@ class Alone:
 
 def prefill(executor: Executor, slot: int, tokens: list[int]) -> Array:
     """Put a prompt into an empty slot, in PLAN's buckets where shapes are fixed; its last logits, [V]."""
-    if executor.exact:
+    if executor.capabilities.exact:
         whole: Array = executor.run(exact("prompt", [slot], [tokens], [0]))[0]
         return whole
     row: Array | None = None
@@ -86,7 +86,7 @@ def close(got: Array, wanted: Array) -> bool:
 def decode(executor: Executor, new: list[list[int]], held: list[list[int]]) -> Array:
     """A step over the first slots; in a bucket of four rows of 16 tokens where shapes are fixed."""
     past = [len(h) for h in held]
-    if executor.exact:
+    if executor.capabilities.exact:
         return executor.run(exact("decode", range(len(new)), new, past))
     return executor.run(pad(Bucket("decode", 4, 1, 16), range(len(new)), new, past))
 
@@ -94,7 +94,7 @@ def decode(executor: Executor, new: list[list[int]], held: list[list[int]]) -> A
 def each(executor: Executor, phase: str, slots: list[int], tokens: list[list[int]], past: list[int]) -> Array:
     """Logits after every token of rows of any lengths, filled up where they differ."""
     step = ragged(phase, slots, tokens, past)  # type: ignore[arg-type]
-    return executor.run_each(replace(step, packed=executor.ragged))
+    return executor.run_each(replace(step, packed=executor.capabilities.ragged))
 
 
 class Life:
@@ -104,7 +104,7 @@ class Life:
         self.executor, self.alone = executor, alone
         self.random = np.random.default_rng(seed)
         self.held: list[list[int]] = [[] for _ in range(executor.slots)]
-        self.kept = Held(executor.slots, executor.bundle.cache_shape.rewind)
+        self.kept = SlotLengths(executor.slots, executor.bundle.cache_shape.rewind)
         self.done: dict[str, int] = {}
 
     def go_on(self) -> None:
@@ -126,7 +126,7 @@ class Life:
     def _prompt(self) -> bool:
         """New prompts, prompts that continue, and prompts that start again below the end of the slot's tokens."""
         bucket: Bucket = PLAN.prompt[int(self.random.integers(len(PLAN.prompt)))]
-        count = 1 if self.executor.exact else int(self.random.integers(1, bucket.batch + 1))
+        count = 1 if self.executor.capabilities.exact else int(self.random.integers(1, bucket.batch + 1))
         slots = [int(s) for s in self.random.permutation(self.executor.slots)[:count]]
         starts = []
         for slot in slots:
@@ -136,7 +136,7 @@ class Life:
             starts.append(start if start >= self.kept.floor[slot] else 0)
         new = [self._tokens(int(self.random.integers(1, bucket.query + 1))) for _ in slots]
         step = pad(bucket, slots, new, starts)
-        self._run(exact("prompt", slots, new, starts) if self.executor.exact else step, new)
+        self._run(exact("prompt", slots, new, starts) if self.executor.capabilities.exact else step, new)
         return True
 
     def _decode(self) -> bool:
@@ -152,7 +152,7 @@ class Life:
             past[slot] = back if back >= self.kept.floor[slot] else end
         fits = [b for b in PLAN.decode if b.batch >= live and b.context >= max(past)]
         new = [self._tokens(1) for _ in past]
-        if self.executor.exact:
+        if self.executor.capabilities.exact:
             self._run(exact("decode", range(live), new, past), new)
         else:
             self._run(pad(fits[int(self.random.integers(len(fits)))], range(live), new, past), new)
@@ -249,7 +249,7 @@ class ExecutorContract:
         with pytest.raises(InputError, match="no step has run yet"):
             executor.logits()
         step = exact("prompt", [0], [[3, 4, 5]], [0])
-        if not executor.exact:
+        if not executor.capabilities.exact:
             step = pad(Bucket("prompt", 4, 4, 0), [0, 1, 2], [[3, 4, 5], [6], [7, 8, 9, 10]], [0, 0, 0])
         getattr(executor, method)(step)
         rows = len(step.slots)
@@ -277,7 +277,7 @@ class ExecutorContract:
     def test_drafted_tokens_are_scored_in_one_step_as_they_would_be_one_by_one(self, opened: Open) -> None:
         """A token and three drafted ones, two of which are taken back: they do not change the next tokens."""
         executor, alone = opened(), Alone(opened(1))
-        if not executor.scores_each:
+        if not executor.capabilities.scores_each:
             with pytest.raises(InputError, match="its graphs give logits after the last token of a row only"):
                 executor.run_each(exact("prompt", [0], [[1, 2]], [0]))
             return
@@ -295,7 +295,7 @@ class ExecutorContract:
 
     def test_logits_after_every_token_was_scored_are_those_of_the_last_live_ones(self, opened: Open) -> None:
         executor, alone = opened(), Alone(opened(1))
-        if not executor.scores_each:
+        if not executor.capabilities.scores_each:
             return
         held = [[1, 2], [3, 4, 5]]
         for slot, tokens in enumerate(held):
@@ -330,6 +330,6 @@ class ExecutorContract:
         names = {digest: name for name, digest in manifest.files.items()}
         assert executables <= seen
         for digest in seen:
-            declared = executor.opens[EXECUTABLES if digest in executables else names[digest]]
+            declared = executor.description.opens[EXECUTABLES if digest in executables else names[digest]]
             if code_in(originals["read"](files, digest)[:HEAD_BYTES]):
                 assert declared != "data" and code_of_bundle(manifest), names.get(digest, "an executable")

@@ -203,7 +203,7 @@ def test_graphs_that_return_the_largest_logits_give_the_same_tokens(toy: Path) -
     made = []
     for top_k in (0, 8):
         with llmc.LLM(toy, **SMALL, sample_top_k=top_k) as llm:
-            assert llm.executor.top_k == top_k
+            assert llm.executor.bundle.sample_top_k == top_k
             prompts = ["a", "bc", "def", "ghij"]
             made.append([o.outputs[0].token_ids for o in llm.generate(prompts, params)])
     assert made[0] == made[1]

@@ -15,7 +15,7 @@ from llmc.artifacts.key import Key
 from llmc.artifacts.store.store import Store
 from llmc.compiler.targets.xla.show import hlo_proto, stablehlo_text
 from llmc.platforms import install_line
-from llmc.runtime.executors.envelope import Envelope, write_envelope
+from llmc.runtime.executors.envelope import ExecutableFile, write_envelope
 from llmc.runtime.executors.xla.envelope import FORM, StepHeader, Tensor
 from tests.artifacts.helpers import manifest
 from tests.cli.helpers import Llmc
@@ -95,7 +95,7 @@ def test_stablehlo_is_the_program_for_the_executables_own_platform(llmc: Llmc, k
 
 
 def test_a_program_of_one_platform_is_shown_as_well() -> None:
-    one = Envelope.parse(write_envelope(STEP.to_json(), {"export": exported(("cpu",))}, FORM), "one", FORM)
+    one = ExecutableFile.parse(write_envelope(STEP.to_json(), {"export": exported(("cpu",))}, FORM), "one", FORM)
     assert "(%arg0: tensor<4x8xf32>, %arg1: tensor<16xf32>" in signature(stablehlo_text(one))
 
 
@@ -109,7 +109,7 @@ def test_a_graph_for_several_devices_is_shown_whole_with_its_shardings() -> None
     blob = export.export(jax.jit(lambda x: x @ x.T), platforms=("cpu", "tpu"))(shape).serialize()
     x = Tensor("x", (4, 8), "float32", (None, "tp"))
     header = StepHeader("tpu", "v5e:2x2", 2, "0.10.2", "step", (x,), (Y,), ())
-    envelope = Envelope.parse(write_envelope(header.to_json(), {"export": bytes(blob)}, FORM), "sharded", FORM)
+    envelope = ExecutableFile.parse(write_envelope(header.to_json(), {"export": bytes(blob)}, FORM), "sharded", FORM)
     text = stablehlo_text(envelope)
     assert '%arg0: tensor<4x8xf32> {sdy.sharding = #sdy.sharding<@mesh, [{}, {"tp"}]>}' in signature(text)
     assert b"sdy.sharding" in hlo_proto(envelope)
@@ -121,9 +121,9 @@ def test_showing_a_program_starts_no_device(file: bytes, tmp_path: Path) -> None
 import sys
 from pathlib import Path
 from llmc.compiler.targets.xla.show import hlo_proto, stablehlo_text
-from llmc.runtime.executors.envelope import Envelope
+from llmc.runtime.executors.envelope import ExecutableFile
 from llmc.runtime.executors.xla.envelope import FORM
-envelope = Envelope.parse(Path(sys.argv[1]).read_bytes(), "file", FORM)
+envelope = ExecutableFile.parse(Path(sys.argv[1]).read_bytes(), "file", FORM)
 assert stablehlo_text(envelope) and hlo_proto(envelope)
 from jax._src import xla_bridge
 assert not xla_bridge.backends_are_initialized()
@@ -237,6 +237,6 @@ def test_flags_of_programs_belong_to_programs(llmc: Llmc, key: str, flags: tuple
 
 
 def test_the_same_executable_gives_the_same_bytes(file: bytes) -> None:
-    envelope = Envelope.parse(file, "file", FORM)
+    envelope = ExecutableFile.parse(file, "file", FORM)
     assert stablehlo_text(envelope) == stablehlo_text(envelope)
     assert hlo_proto(envelope) == hlo_proto(envelope)

@@ -81,14 +81,10 @@ def test_an_edited_count_is_refused(llmc: Llmc, static: Path, here: Path) -> Non
 class Compiles(FakeExecutor):
     """Starts a process in the middle of the requests."""
 
-    steps = -1
-
-    def ready(self) -> None:
-        super().ready()
-        self.steps = 0
+    steps = 0
 
     def run(self, step: Any) -> Any:
-        self.steps += self.steps >= 0
+        self.steps += self.compilations.is_ready
         if self.steps == 20:
             subprocess.run(["true", "ptxas"], check=True)
         return super().run(step)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from llmc.runtime.executors.fake import card
-from llmc.runtime.executors.fake.card import Card
+from llmc.runtime.executors.fake import device as fake_device
+from llmc.runtime.executors.fake.device import FakeCard
 from tests.cli.conftest import BUNDLE
 from tests.cli.helpers import Llmc
 
@@ -26,7 +26,7 @@ def bundle(llmc: Llmc, toy: Path, here: Path) -> Path:
 @pytest.fixture
 def device(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on this host has a card."""
-    monkeypatch.setattr(card, "here", Card())
+    monkeypatch.setattr(fake_device, "here", FakeCard())
 
 
 def states(bundle: Path) -> set[str]:
@@ -69,7 +69,7 @@ def test_warm_up_finishes_first_unless_it_is_told_not_to(llmc: Llmc, bundle: Pat
 @pytest.mark.usefixtures("device")
 def test_warm_up_on_another_card_finishes_again(llmc: Llmc, bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert llmc("warmup", bundle, "-q").code == 0
-    monkeypatch.setattr(card, "here", Card("fake-2"))
+    monkeypatch.setattr(fake_device, "here", FakeCard("fake-2"))
     refused = llmc("generate", bundle, "--prompt", "hello", "-q").failed(5)
     assert "finished for another card fake-1 (here: fake-2)" in refused
     assert "finished for card fake-2" in llmc("warmup", bundle).err
@@ -82,7 +82,7 @@ def test_the_portable_half_runs_where_there_is_no_device(
 ) -> None:
     assert llmc("warmup", bundle, "-q").code == 0
     said = llmc("generate", bundle, "--prompt", "hello", "--max-tokens", 2, "--json", "-q").json["token_ids"]
-    monkeypatch.setattr(card, "here", None)
+    monkeypatch.setattr(fake_device, "here", None)
     assert "this host has no such device" in llmc("generate", bundle, "--prompt", "hello").failed(3)
     monkeypatch.setenv("LLMC_OPEN_PORTABLE", "1")
     assert llmc("generate", bundle, "--prompt", "hello", "--max-tokens", 2, "--json", "-q").json["token_ids"] == said

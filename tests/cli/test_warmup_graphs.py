@@ -11,7 +11,7 @@ from llmc.buckets.bucket import Bucket
 from llmc.buckets.plan import Plan
 from llmc.errors import OutOfDeviceMemoryError
 from llmc.runtime.bundle import Bundle
-from llmc.runtime.executors.fake.graphs import FakeGraphDevice
+from llmc.runtime.executors.fake.executor import FakeGraphDevice
 from tests.cli.helpers import Llmc
 from tests.toy import Toy
 

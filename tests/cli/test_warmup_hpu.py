@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from llmc.runtime.executors.hpu.executor import OnCard
+from llmc.runtime.executors.hpu.executor import HpuOnCard
 from llmc.testing.executors import PLAN
 from tests.cli.helpers import Llmc
 from tests.fakes import gaudi
@@ -72,13 +72,13 @@ def test_a_certificate_rests_on_the_cards_own_counter(
     seen = {one["witness"]: one for one in told}["hpu.metrics graph_compilation"]
     assert (seen["before"]["count"] > 0, seen["after"]["count"]) == (True, 0)
 
-    ready = OnCard.ready
+    ready = HpuOnCard.ready
 
-    def forgets(self: OnCard) -> None:
+    def forgets(self: HpuOnCard) -> None:
         ready(self)
         card.card().recipes.clear()
 
-    monkeypatch.setattr(OnCard, "ready", forgets)
+    monkeypatch.setattr(HpuOnCard, "ready", forgets)
     failed = llmc(*WARMUP, bundle, "--certify", "d.json", "--requests", "3")
     assert failed.code == 1
     assert "hpu.metrics graph_compilation" in failed.out + failed.err

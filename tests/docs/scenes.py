@@ -15,7 +15,7 @@ import pytest
 from llmc.artifacts.store.store import Store
 from llmc.artifacts.third_party.packing import pack
 from llmc.integrations import compile_cache
-from llmc.runtime.executors.fake import card
+from llmc.runtime.executors.fake import device
 from llmc.runtime.executors.inductor import executor as inductor
 from llmc.testing.toy import write_toy
 from tests.artifacts.third_party import helpers as foreign
@@ -166,7 +166,7 @@ def gaudi_host(patch: pytest.MonkeyPatch, lazy: bool = False) -> None:
 
 def card_host(patch: pytest.MonkeyPatch) -> None:
     """The fake device's own."""
-    patch.setattr(card, "here", card.Card())
+    patch.setattr(device, "here", device.FakeCard())
 
 
 def cuda_host(patch: pytest.MonkeyPatch) -> None:

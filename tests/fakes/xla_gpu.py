@@ -21,12 +21,12 @@ import jax
 import pytest
 
 from llmc.runtime.bundle import Bundle
-from llmc.runtime.executors.envelope import Envelope
+from llmc.runtime.executors.envelope import ExecutableFile
 from llmc.runtime.executors.xla import hosts
 from llmc.runtime.executors.xla.client import open_client
 from llmc.runtime.executors.xla.envelope import FORM, StepHeader
-from llmc.runtime.executors.xla.exported import compile_exported
-from llmc.runtime.executors.xla.hosts.cuda import CudaHost, needs_of
+from llmc.runtime.executors.xla.hosts import CudaHost, needs_of
+from llmc.runtime.executors.xla.programs import compile_exported
 from llmc.runtime.executors.xla.slot_executor import SLOT_PROGRAMS
 from llmc.runtime.nvidia import gpus
 
@@ -45,7 +45,7 @@ class FakeCudaHost(CudaHost):
         assert capability is not None
         devices = open_client("cpu", bundle.option("tensor_parallel", 1), 1)
         for file in {*SLOT_PROGRAMS, *(e.blob for e in bundle.manifest.executables)}:
-            envelope = Envelope.parse(bundle.files.read(file), file, FORM)
+            envelope = ExecutableFile.parse(bundle.files.read(file), file, FORM)
             header = StepHeader.parse(envelope.header, file)
             made = compile_exported(envelope.section("export"), header, devices, file).runtime_executable()
             self._known[sha256(envelope.section("native")).digest()] = capability, made

@@ -22,8 +22,7 @@ from llmc.runtime.engine.sampling.params import SamplingParams
 from llmc.runtime.executors import open_executor
 from llmc.runtime.executors.base import Executor
 from llmc.runtime.executors.inductor import executor as inductor
-from llmc.runtime.executors.whole_step.executor import CardExecutor
-from llmc.runtime.executors.whole_step.graphs import CardGraphs
+from llmc.runtime.executors.whole_step.executor import CardExecutor, CardGraphs
 from llmc.runtime.llm import BundleLLM
 from llmc.runtime.step import pad
 from tests.compiler import tiny
@@ -110,7 +109,7 @@ def install(device: str, patch: pytest.MonkeyPatch) -> None:
 
 def prepare(executor: Executor) -> None:
     """Capture every bucket, where graphs are, and fill all slots with NaN."""
-    if graphs := executor.graph_device():
+    if graphs := executor.capabilities.graph_device:
         for bucket in executor.bundle.plan.buckets:
             graphs.capture(bucket)
     for slot in range(executor.slots):
@@ -177,7 +176,7 @@ def test_a_slot_is_copied_with_its_states_and_only_whole(opened: CardExecutor) -
 
 @full
 def test_memory_holds_the_sequences_that_it_is_divided_into_with_their_states(opened: CardExecutor) -> None:
-    graphs = opened.graph_device()
+    graphs = opened.capabilities.graph_device
     assert isinstance(graphs, CardGraphs)
     memory = profile(graphs, opened.bundle.plan, graphs.block_bytes, CaptureOptions())
     graphs.allocate(memory.blocks)

@@ -20,6 +20,7 @@ from llmc.runtime.executors.fake.executor import FakeExecutor
 from llmc.runtime.llm import BundleLLM
 from llmc.testing.toy import EOS, TEMPLATE
 from tests.artifacts.helpers import flip, overwrite, truncate
+from tests.devices import use
 from tests.manifests import edit_manifest
 from tests.toy import Toy, greedy
 
@@ -77,15 +78,21 @@ def test_a_bundle_moves_and_is_copied_freely(toy: Toy, tmp_path: Path) -> None:
     assert [made] == greedy(toy.model, [[1, 2, 3]], 4)
 
 
-def test_executors_take_their_sizes_from_the_plan(toy: Toy) -> None:
+def test_executors_take_their_sizes_from_the_plan(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[tuple[int, int, int]] = []
+
+    class Given(FakeExecutor):
+        def __init__(self, bundle: Bundle, slots: int, capacity: int, threads: int) -> None:
+            super().__init__(bundle, slots, capacity, threads)
+            given.append((slots, capacity, threads))
+
+    use(monkeypatch, executor=Given)
     bundle = Bundle.open(toy.bundle)
     executor = open_executor(bundle)
-    assert isinstance(executor, FakeExecutor)
     assert (executor.slots, executor.capacity) == (4, 33)
-    assert executor.threads >= 1
-    few = open_executor(bundle, slots=2, threads=3)
-    assert (few.slots, few.threads) == (2, 3)
-    assert not executor.exact
+    assert open_executor(bundle, slots=2, threads=3).slots == 2
+    assert given == [(4, 33, bundle.settings.threads), (2, 33, 3)]
+    assert not executor.capabilities.exact
 
 
 def test_executors_by_name() -> None:

@@ -31,7 +31,7 @@ def greedy(max_tokens: int | None = 4, **params: Any) -> SamplingParams:
 
 def test_an_output_has_every_step_it_took_part_in(llm: BundleLLM) -> None:
     long, short = llm.generate([list(range(60, 90)), [7]], greedy(2))  # no other prompt here begins so
-    assert [s.phase for s in long.steps].count("prompt") >= (1 if llm.executor.exact else 3)
+    assert [s.phase for s in long.steps].count("prompt") >= (1 if llm.executor.capabilities.exact else 3)
     assert [s.phase for s in short.steps] == ["prompt", "decode"]
     both = {number for step in [*long.steps, *short.steps] for number in step.requests}
     assert len(both) == 2

@@ -17,7 +17,7 @@ from llmc.errors import ArtifactError, InputError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.executors import open_executor
 from llmc.runtime.executors.compilations import CompilationCounter
-from llmc.runtime.executors.fake.executor import FakeExecutor, Program
+from llmc.runtime.executors.fake.executor import FakeExecutor, FakeProgram
 from llmc.runtime.step import PAD_TOKEN, Step, exact, in_pieces, pad, ragged, rows_apart
 from tests.tiers import examples
 from tests.toy import Toy, reference
@@ -122,14 +122,18 @@ PROMPTS = [[1, 2, 3], [40, 41], [250, 3, 99, 7, 1]]
 
 def prefilled(executor: FakeExecutor) -> np.ndarray:
     """Slots 0 … 2 hold PROMPTS; returns their logits."""
-    if executor.exact:
+    if executor.capabilities.exact:
         return np.stack([executor.run(exact("prompt", [i], [p], [0]))[0].copy() for i, p in enumerate(PROMPTS)])
     return executor.run(pad(Bucket("prompt", 4, 8, 0), range(3), PROMPTS, [0, 0, 0]))[:3].copy()
 
 
 def decoded(executor: FakeExecutor, tokens: list[int], past: list[int]) -> np.ndarray:
     ids, slots = [(t,) for t in tokens], range(len(tokens))
-    step = exact("decode", slots, ids, past) if executor.exact else pad(Bucket("decode", 4, 1, 16), slots, ids, past)
+    step = (
+        exact("decode", slots, ids, past)
+        if executor.capabilities.exact
+        else pad(Bucket("decode", 4, 1, 16), slots, ids, past)
+    )
     return executor.run(step)[: len(tokens)].copy()
 
 
@@ -278,7 +282,7 @@ def test_what_is_no_executable(executor: FakeExecutor, monkeypatch: pytest.Monke
         with pytest.raises(ArtifactError, match=r"is not an executable of the fake device \(.*compile again"):
             executor.warm([("decode", 1, 1, 8)])
     with pytest.raises(ValueError, match="format 2, not 1"):
-        Program.load({"format": 2}, Path())
+        FakeProgram.load({"format": 2}, Path())
 
 
 # Compilations

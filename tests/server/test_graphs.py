@@ -10,7 +10,7 @@ import pytest
 from llmc.buckets.bucket import Bucket
 from llmc.buckets.capture.options import CaptureOptions
 from llmc.errors import InputError, OutOfDeviceMemoryError
-from llmc.runtime.executors.fake.graphs import FakeGraphDevice
+from llmc.runtime.executors.fake.executor import FakeGraphDevice
 from llmc.runtime.startup.capturing import CaptureChoice
 from llmc.server.events import Ready, WarmAside
 from tests.server.live import Live, toy_bundle
@@ -27,7 +27,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def device_of(live: Live) -> FakeGraphDevice:
     assert live.server.state.served is not None
-    device = live.server.state.served.engine.generator.engine.executor.graph_device()
+    device = live.server.state.served.engine.generator.engine.executor.capabilities.graph_device
     assert isinstance(device, FakeGraphDevice)
     return device
 

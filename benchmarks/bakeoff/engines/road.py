@@ -15,5 +15,7 @@ class Engine(bundle.Engine):
     def __init__(self, model: str, threads: int, here: bool, caches_in: str | None = None) -> None:
         caches.use(caches_in)
         super().__init__(model, threads, warm_up=True)
-        if here and self.llm.executor.in_place_of:
-            raise ValueError(f"this host has no {self.llm.executor.in_place_of}: the bundle would run on the CPU")
+        if here and self.llm.executor.capabilities.in_place_of:
+            raise ValueError(
+                f"this host has no {self.llm.executor.capabilities.in_place_of}: the bundle would run on the CPU"
+            )

@@ -2,7 +2,7 @@
 
 Alone, a device computes prompts one by one as they arrive and slots are free, before any further decode step. In the
 pipeline, the prefill side computes them first come, first served, while at most `bound` wait to be taken
-(runtime/hybrid/client.py); the decode side takes what has come between two steps. A decode step's time is that of its
+(runtime/hybrid/worker.py); the decode side takes what has come between two steps. A decode step's time is that of its
 longest sequence, rounded as its costs are.
 """
 

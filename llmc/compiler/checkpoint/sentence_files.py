@@ -16,7 +16,7 @@ from llmc.compiler.architectures.encoders import encoder_family
 from llmc.compiler.checkpoint.huggingface import read_json
 from llmc.compiler.checkpoint.safetensors_file import SafetensorsFile
 from llmc.errors import CheckpointError
-from llmc.runtime.pooling.modules import MODES, Dense, Description, Module, Normalize, Pool, Task
+from llmc.runtime.pooling.modules import MODES, Dense, Module, Normalize, Pooling, PoolingDescription, Task
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -49,7 +49,7 @@ JUDGES = ("no", "yes")
 class Read(NamedTuple):
     """What follows a model, and the arrays that it names."""
 
-    description: Description
+    description: PoolingDescription
     arrays: dict[str, NDArray[Any]]
 
 
@@ -92,16 +92,16 @@ def read_description(checkpoint: Checkpoint, task: Task, max_length: int | None 
             f"{folder}: config_sentence_transformers.json names the default prompt {default!r}, and has "
             f"{', '.join(sorted(prompts)) or 'none'}"
         )
-    made = Description(
+    made = PoolingDescription(
         "embed", length, tuple(modules), prompts, default, lowercase=bool(bert.get("do_lower_case", False))
     )
     return Read(made, arrays)
 
 
-def _score(checkpoint: Checkpoint, length: int) -> Description:
+def _score(checkpoint: Checkpoint, length: int) -> PoolingDescription:
     config = checkpoint.config
     if judges(checkpoint, "score"):
-        return Description(
+        return PoolingDescription(
             "score", length, strip=False, activation="sigmoid", template=_RERANKER, instruction=_INSTRUCTION
         )
     said = (config.get("sentence_transformers") or {}).get("activation_fn")
@@ -109,7 +109,7 @@ def _score(checkpoint: Checkpoint, length: int) -> Description:
     if said is not None and said not in _ACTIVATIONS:
         raise CheckpointError(f"{checkpoint.path}: config.json: activation {said!r} is not one of {_known()}")
     default = "sigmoid" if labels_of(config) == 1 else "identity"
-    return Description("score", length, strip=False, activation=_ACTIVATIONS.get(str(said), default))
+    return PoolingDescription("score", length, strip=False, activation=_ACTIVATIONS.get(str(said), default))
 
 
 def labels_of(config: Mapping[str, Any]) -> int:
@@ -129,7 +129,7 @@ def _longest(checkpoint: Checkpoint, folder: Path) -> int:
 
 def _modules(checkpoint: Checkpoint, folder: Path) -> tuple[list[Module], dict[str, NDArray[Any]]]:
     if not (folder / MODULES).is_file():
-        return [Pool(("lasttoken" if encoder_family(checkpoint.config).causal else "mean",))], {}
+        return [Pooling(("lasttoken" if encoder_family(checkpoint.config).causal else "mean",))], {}
     found: list[Module] = []
     arrays: dict[str, NDArray[Any]] = {}
     width = 0
@@ -155,7 +155,7 @@ def _modules(checkpoint: Checkpoint, folder: Path) -> tuple[list[Module], dict[s
                 f"{folder / MODULES}: module {index} is {kind!r}, which llmc does not compute; it computes "
                 "Transformer, Pooling, Dense and Normalize"
             )
-    if not found or not isinstance(found[0], Pool) or sum(isinstance(m, Pool) for m in found) > 1:
+    if not found or not isinstance(found[0], Pooling) or sum(isinstance(m, Pooling) for m in found) > 1:
         raise CheckpointError(f"{folder / MODULES}: one Pooling has to follow the Transformer")
     return found, arrays
 
@@ -179,7 +179,7 @@ def _listed(folder: Path) -> list[tuple[str, str]]:
     return [(kind.rsplit(".", 1)[-1], place) for kind, place in found]
 
 
-def _pooling(where: Path, checkpoint: Checkpoint) -> Pool:
+def _pooling(where: Path, checkpoint: Checkpoint) -> Pooling:
     said = read_json(where / "config.json")
     mode = said.get("pooling_mode")
     if mode is None:
@@ -196,7 +196,7 @@ def _pooling(where: Path, checkpoint: Checkpoint) -> Pool:
         raise CheckpointError(
             f"{where / 'config.json'}: pools vectors of {width} numbers; the model's have {hidden} (config.json)"
         )
-    return Pool(tuple(modes), bool(said.get("include_prompt", True)))
+    return Pooling(tuple(modes), bool(said.get("include_prompt", True)))
 
 
 def _dense(where: Path, arrays: dict[str, NDArray[Any]], index: int) -> Dense:

@@ -260,7 +260,7 @@ def run_parts(
     trim()  # the reference's memory is not held while the bundle runs
     executor = open_executor(bundle)
     try:
-        if executor.exact:
+        if executor.capabilities.exact:
             executor.open_all()  # those that open behind the first step would run, or not, as they are ready
         beyond, turns = steps_beyond(stages.plan.limits, stages.parameters), turns_of(stages.checkpoint.config)
         verification = Verification(bundle, executor, *_load(stages, probes, parts), beyond, turns)

@@ -10,7 +10,7 @@ from torch.export import ExportedProgram
 
 from llmc.compiler.program.import_fx import Importer
 from llmc.compiler.program.ir import Graph
-from llmc.runtime.executors.encoders.base import LENGTHS, TOKEN_IDS, TYPE_IDS
+from llmc.runtime.executors.encoders import LENGTHS, TOKEN_IDS, TYPE_IDS
 
 RESULT = "result"
 """The one output: hidden states, or logits."""

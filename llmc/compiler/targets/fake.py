@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from llmc.buckets.limits import Limits
     from llmc.compiler.targets.finishing import Finisher
     from llmc.runtime.cache_shape import CacheShape
-    from llmc.runtime.executors.fake.kind import Kind
+    from llmc.runtime.executors.fake.device import FakeKind
     from llmc.settings import Settings
 
 DECAY = -0.9
@@ -73,22 +73,22 @@ class FakeTarget(Target):
     description = DeviceDescription("fake", "fake", reference=TOY, selects_adapters=True, reads_files=False)
 
     def __init__(
-        self, kind: Kind | None = None, *, state: State = "native", compiling: Compiling | None = None
+        self, kind: FakeKind | None = None, *, state: State = "native", compiling: Compiling | None = None
     ) -> None:
         """What tests vary: a host that makes `portable` executables only, and a compiler that fails, waits or errs.
 
         `compiling` is called for each executable, in the thread that compiles it.
         """
-        from llmc.runtime.executors.fake.kind import Kind
+        from llmc.runtime.executors.fake.device import FakeKind
 
-        self._kind, self._state, self._compiling = kind or Kind(), state, compiling
+        self._kind, self._state, self._compiling = kind or FakeKind(), state, compiling
 
     @classmethod
     def of(cls, detail: str, settings: Settings) -> Self:
         """The device that takes ragged steps, shares a pool of tokens or captures graphs, see fake/kind.py."""
-        from llmc.runtime.executors.fake.kind import PORTABLE, Kind
+        from llmc.runtime.executors.fake.device import PORTABLE, FakeKind
 
-        return cls(Kind.of(detail), state="portable" if detail == PORTABLE else "native")
+        return cls(FakeKind.of(detail), state="portable" if detail == PORTABLE else "native")
 
     def remaining(self) -> str:
         return "" if self._state == "native" else "a fake card has to be put in"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from llmc.artifacts.key import canonical_json
 from llmc.compiler.targets.finishing import EachExecutable
-from llmc.runtime.executors.fake import card
+from llmc.runtime.executors.fake import device
 
 if TYPE_CHECKING:
     from llmc.artifacts.bundle.manifest_schema import Executable
@@ -20,7 +20,7 @@ class FakeFinisher(EachExecutable):
     executor: ClassVar[str] = "fake"
 
     def lacks(self) -> str:
-        return "" if card.here else "this host has no fake card; put one in: llmc.runtime.executors.fake.card.here"
+        return "" if device.here else "this host has no fake card; put one in: llmc.runtime.executors.fake.device.here"
 
     def finish(self, bundle: Bundle, executable: Executable) -> bytes:
         return canonical_json(json.loads(bundle.files.read(executable.blob)) | {"card": self.host()["card"]})

@@ -44,7 +44,7 @@ class Finisher(ABC):
     def host(self) -> Mapping[str, str]:
         """What finished executables are tied to: card, driver, compiler … of this host. Not empty where nothing
         lacks."""
-        return executor_class(self.executor).host()
+        return executor_class(self.executor).description.host()
 
     def pins(self, bundle: Bundle) -> Mapping[str, Value]:
         """What finishing decides for good, by name: options of the finished manifest and components of the keys."""

@@ -158,7 +158,7 @@ def _read(windows: Sequence[Window], last: int | None) -> Iterable[int]:
 def _together(plan: Plan, executor: Executor, lengths: Sequence[int]) -> int:
     """How many windows decode at once: longest first, as many as there are slots, buckets and room for."""
     count = max(1, min(plan.limits.max_num_seqs, fitting(executor, lengths)))
-    while count > 1 and not executor.exact and plan.lookup("decode", count, 1, lengths[0] - 1) is None:
+    while count > 1 and not executor.capabilities.exact and plan.lookup("decode", count, 1, lengths[0] - 1) is None:
         count -= 1
     return count
 
@@ -170,14 +170,14 @@ def _prompts(
 
     Slots are the first ones. Logits come after the last token, or after every one where the executor gives them.
     """
-    if not executor.scores_each:
+    if not executor.capabilities.scores_each:
         for slot, w in enumerate(group):
             for step in prompt_steps(plan, executor, slot, windows[w].tokens[:first].tolist()):
                 logits = executor.run(step)
             yield [(w, first - 1)], logits[:1]
         return first
     end = max(first, len(windows[group[-1]].tokens) // 2)
-    together = len(group) if executor.ragged else 1
+    together = len(group) if executor.capabilities.ragged else 1
     most = min(prompt_chunk(plan, executor), _LOGITS // windows[0].gaps.shape[1])
     for begin in range(0, len(group), together):
         rows = group[begin : begin + together]

@@ -30,7 +30,7 @@ def beyond_in(executor: Executor, slots: Iterable[tuple[int, int, int]]) -> int:
     count = 0
     for slot, start, end in slots:
         tensors = executor.export_prefix(slot, end)
-        count += beyond(tensors if executor.keeps_states else (t[:, start:] for t in tensors), dtype)
+        count += beyond(tensors if executor.bundle.cache_shape.states else (t[:, start:] for t in tensors), dtype)
     return count
 
 

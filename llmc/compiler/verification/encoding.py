@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmc.errors import VerificationError
-from llmc.runtime.executors.encoders.base import LENGTHS, TOKEN_IDS, TYPE_IDS
+from llmc.runtime.executors.encoders import LENGTHS, TOKEN_IDS, TYPE_IDS
 
 if TYPE_CHECKING:
     from llmc.buckets.encoding import EncodePlan
-    from llmc.runtime.executors.encoders.base import Encoder
+    from llmc.runtime.executors.encoders import Encoder
 
 SAMPLED, MOST_TOKENS = 6, 4096
 """Buckets that a sample has, and the tokens of the largest that it takes."""

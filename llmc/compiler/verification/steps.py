@@ -13,7 +13,7 @@ from llmc.runtime.step import Step, exact, pad
 
 def prompt_steps(plan: Plan, executor: Executor, slot: int, prompt: Sequence[int]) -> Iterator[Step]:
     """What prefills one prompt in slot `slot`, as the plan cuts it."""
-    if executor.exact:
+    if executor.capabilities.exact:
         chunk = prompt_chunk(plan, executor)
         for start in range(0, len(prompt), chunk):
             yield exact("prompt", [slot], [prompt[start : start + chunk]], [start])
@@ -26,13 +26,13 @@ def prompt_steps(plan: Plan, executor: Executor, slot: int, prompt: Sequence[int
 def prompt_chunk(plan: Plan, executor: Executor) -> int:
     """Tokens of a prompt that one step of an exact executor takes."""
     limit = plan.limits.max_num_batched_tokens
-    return min(limit, executor.prompt_chunk or limit)
+    return min(limit, executor.capabilities.prompt_chunk or limit)
 
 
 def decode_step(plan: Plan, executor: Executor, tokens: Sequence[int], past: Sequence[int]) -> Step:
     """One new token for each of the first slots. Raises InputError where no bucket covers them."""
     rows = [[token] for token in tokens]
-    if executor.exact:
+    if executor.capabilities.exact:
         return exact("decode", range(len(rows)), rows, past)
     bucket = plan.lookup("decode", len(rows), 1, max(past))
     if bucket is None:
@@ -42,10 +42,10 @@ def decode_step(plan: Plan, executor: Executor, tokens: Sequence[int], past: Seq
 
 def fitting(executor: Executor, lengths: Sequence[int]) -> int:
     """How many of the sequences, from the first on, the cache has room for together when it is empty."""
-    room = executor.cache_tokens
+    room = executor.capabilities.cache_tokens
     if room is None:
         return min(len(lengths), executor.slots)
-    block, count = executor.block_tokens, 0
+    block, count = executor.capabilities.block_tokens, 0
     for length in lengths[: executor.slots]:
         room -= -(-length // block) * block
         if room < 0:
@@ -56,6 +56,6 @@ def fitting(executor: Executor, lengths: Sequence[int]) -> int:
 
 def empty(executor: Executor) -> None:
     """Give back what slots hold, where they share the cache."""
-    if executor.cache_tokens is not None:
+    if executor.capabilities.cache_tokens is not None:
         for slot in range(executor.slots):
             executor.copy_prefix(slot, slot, 0)

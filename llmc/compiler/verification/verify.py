@@ -234,7 +234,7 @@ class Verification:
                 self._keep_past(step.slots[0], self._whole, self.probes[live[0].probe].adapter)
             ends = [(slot, row.past, row.position + 1) for slot, row in zip(step.slots, live, strict=True)]
             outcome["beyond"] += beyond_in(self.executor, ends)
-            if self.executor.top_k:
+            if self.executor.bundle.sample_top_k:
                 outcome["top_differs"] = outcome.get("top_differs", 0) + self._top_differs(first)
             second = self._replay(step, live, prefixes, LARGE) if outcome["runs"] > 1 else first
             with np.errstate(invalid="ignore"):  # infinity minus infinity
@@ -257,12 +257,14 @@ class Verification:
         """By how many tokens a sequence that a server brings to the bucket may be longer than the long sequence."""
         limits, long = self.plan.limits, len(self.probes[-1].tokens)
         longest = limits.longest_prompt if bucket.phase == "prompt" else limits.max_model_len - 1
-        return max(0, min(bucket.context + bucket.query, longest) - min(long, self.executor.cache_tokens or long))
+        return max(
+            0, min(bucket.context + bucket.query, longest) - min(long, self.executor.capabilities.cache_tokens or long)
+        )
 
     def _past_length(self, bucket: Bucket) -> int:
         """How many tokens of the long sequence rows of the bucket may continue."""
         length = min(len(self.probes[-1].tokens), past_length(bucket, self.plan.limits, self.beyond))
-        return min(length, self.executor.cache_tokens or length)
+        return min(length, self.executor.capabilities.cache_tokens or length)
 
     @property
     def _cuts(self) -> bool:
@@ -289,8 +291,8 @@ class Verification:
     def _whole(self) -> int:
         """Tokens of the longest past that one prompt step makes, the same step whoever asks for it; 0: none does."""
         long = len(self.probes[-1].tokens)
-        length = min(long, self.plan.limits.longest_prompt, self.executor.cache_tokens or long)
-        one = self.executor.exact and self._cuts and length <= prompt_chunk(self.plan, self.executor)
+        length = min(long, self.plan.limits.longest_prompt, self.executor.capabilities.cache_tokens or long)
+        one = self.executor.capabilities.exact and self._cuts and length <= prompt_chunk(self.plan, self.executor)
         return length if one else 0
 
     def _makes_past(self, phase: str, rows: Sequence[Row]) -> bool:
@@ -341,9 +343,9 @@ class Verification:
 
     def _steps(self, bucket: Bucket, rows: list[Row]) -> Iterator[Step]:
         tokens, past = [self._tokens(r) for r in rows], [r.past for r in rows]
-        if not self.executor.exact:
+        if not self.executor.capabilities.exact:
             yield pad(bucket, range(len(rows)), tokens, past)
-        elif self.executor.ragged:
+        elif self.executor.capabilities.ragged:
             # what makes a past is by itself, for decode to continue it
             whole = int(len(rows) > 1 and self._makes_past(bucket.phase, rows[:1]))
             if whole:
@@ -375,14 +377,14 @@ class Verification:
         if len(self._long) > 1:  # rows without a request may have any
             adapters += self.random.integers(0, len(self._long), step.batch - len(live)).tolist()
             step = replace(step, adapters=tuple(adapters))
-        if self.executor.top_k:
+        if self.executor.bundle.sample_top_k:
             self._top = self.executor.run_top(step)
             return self.executor.logits()[: len(live)].copy()
         return self.executor.run(step)[: len(live)].copy()
 
     def _top_differs(self, logits: NDArray[np.float32]) -> int:
         """Rows of the last step whose top logits are not exactly the largest of `logits`."""
-        wanted, count = top_of(logits, self.executor.top_k), len(logits)
+        wanted, count = top_of(logits, self.executor.bundle.sample_top_k), len(logits)
         same = (wanted.values == self._top.values[:count]) & (wanted.ids == self._top.ids[:count])
         return int((~same.all(-1) & np.isfinite(logits).all(-1)).sum())
 

@@ -154,7 +154,7 @@ class Certifying:
                 executor.close()
 
     def _with(self, executor: Executor, watch: Watch) -> Certificate:
-        watch.add(executor.witnesses())
+        watch.add(executor.compilations.witnesses)
         counter = StepCounter()
         plan = self.bundle.plan
         with ExitStack() as stack:
@@ -234,7 +234,7 @@ class Certifying:
             executor=manifest.executor,
             plan=manifest.plan,
             verification=None if verification is None else digest_bytes(verification),
-            any_shape=executor.exact,
+            any_shape=executor.capabilities.exact,
             graphs=None if captured is None else sum(len(phase.captured) for phase in captured.phases),
             executables=tuple(
                 Used(str(e), e.key, e.state, e.blob, replays[str(e)], counter.executables[str(e)])
@@ -251,8 +251,8 @@ class Certifying:
                 driven.prompt_tokens, driven.longest_prompt, driven.tokens, driven.most_at_once, counter.prefixes,
             ),
             numbers=numbers,
-            host=host(executor.threads),
-            card=dict(executor.host()),
+            host=host(self.options.threads or self.bundle.settings.threads),
+            card=dict(executor.description.host()),
             toolchain=toolchain(),
             seconds=self._seconds,
         )  # fmt: skip
@@ -285,9 +285,9 @@ def _replayed(executor: Executor, warming: Warming, bundle: Bundle) -> Counter[B
     found: Counter[Bucket | str] = Counter()
     for one in warming.steps:
         found[executor.executable_of(one.step)] += 1
-        if not executor.exact:
+        if not executor.capabilities.exact:
             found[one.bucket] += 1
-    if executor.exact:
+    if executor.capabilities.exact:
         for rows in sorted({e.batch for e in bundle.manifest.executables if e.batch and e.batch <= executor.slots}):
             for slot in range(rows):
                 executor.run(exact("prompt", [slot], [[0]], [0]))

@@ -15,7 +15,7 @@ from llmc.errors import ArtifactError, VerificationError
 from llmc.runtime.certificate.certifying import host, installed
 from llmc.runtime.certificate.document import Certificate, read_file
 from llmc.runtime.executors import executor_class
-from llmc.runtime.executors.witness import CounterWitness
+from llmc.runtime.executors.compilations import CounterWitness
 
 if TYPE_CHECKING:
     from llmc.artifacts.signing.keyring import Keyring
@@ -125,7 +125,7 @@ def _require_here(path: str, made: Certificate) -> None:
         )
         if theirs != mine
     ]  # fmt: skip
-    card = executor_class(made.executor).host()
+    card = executor_class(made.executor).description.host()
     for name in sorted({*made.card, *card}):
         if made.card.get(name) != card.get(name):
             differ.append(f"{name} {made.card.get(name, 'none'):.80}, here {card.get(name, 'none'):.80}")

@@ -103,8 +103,8 @@ class Host:
 class Certificate:
     """A certificate. `bundle` and `verification` are digests, of the manifest and of the outcome in it; `made` is a
     time, UTC; `any_shape`: the buckets of the plan are no shapes of its executables; `graphs`: how many buckets have a
-    captured graph, None on a device that captures none; `card`: what Executor.host says of the device, its driver and
-    compiler, empty on a CPU; `seconds` by stage."""
+    captured graph, None on a device that captures none; `card`: what ExecutorDescription.host says of the device, its
+    driver and compiler, empty on a CPU; `seconds` by stage."""
 
     llmc: str
     made: str

@@ -69,10 +69,10 @@ class RandomRequests:
         self._vocab_size = vocab_size
         self._end_ids = end_ids
         self._offers = offers
-        cache = executor.cache_tokens
+        cache = executor.capabilities.cache_tokens
         room = plan.limits.max_model_len
         if cache is not None:
-            room = min(room, cache // executor.block_tokens * executor.block_tokens + 1)
+            room = min(room, cache // executor.capabilities.block_tokens * executor.capabilities.block_tokens + 1)
         self._room = room
         self.longest = min(plan.limits.longest_prompt, room - 1)
         sizes = {size for b in plan.prompt for size in (b.query, b.context, b.context + b.query)}

@@ -14,7 +14,7 @@ from llmc.runtime.certificate.witnesses.processes import ProcessWitness
 from llmc.runtime.certificate.witnesses.torch_counters import TorchWitness
 
 if TYPE_CHECKING:
-    from llmc.runtime.executors.witness import Witness
+    from llmc.runtime.executors.compilations import Witness
     from llmc.settings import Settings
 
 

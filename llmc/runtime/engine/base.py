@@ -106,7 +106,7 @@ class TokenEngine(ABC):
     ) -> SequenceSampler:  # fmt: skip
         """The state that `add` takes; raises InputError for ids in `params` that the vocabulary lacks."""
         ends = () if params.ignore_eos else end_ids
-        most = self.executor.most_top_k
+        most = self.executor.capabilities.most_top_k
         if most is not None and not params.greedy and not 0 < params.top_k <= most:
             params = replace(params, top_k=most)
         return SequenceSampler(params, self.vocab_size, prompt, ends, constraint, bad_words=bad_words)

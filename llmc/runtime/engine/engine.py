@@ -69,22 +69,22 @@ class Engine(TokenEngine):
             from llmc.runtime.engine.speculation.verifying import require_verifiable
 
             require_verifiable(executor)
-        room = plan.limits.max_model_len
-        if executor.cache_tokens is not None:
-            room = executor.cache_tokens // executor.block_tokens * executor.block_tokens
+        room, can = plan.limits.max_model_len, executor.capabilities
+        if can.cache_tokens is not None:
+            room = can.cache_tokens // can.block_tokens * can.block_tokens
         super().__init__(plan, executor, vocab_size, room)
         self.speculation = speculation
-        budget = prefill_budget or executor.prompt_chunk or (RAGGED_PREFILL_BUDGET if executor.ragged else None)
+        budget = prefill_budget or can.prompt_chunk or (RAGGED_PREFILL_BUDGET if can.ragged else None)
         chosen: dict[str, Any] = {"prefill_budget": budget, "min_prefix": min_prefix}
         self.config = SchedulerConfig(
-            max_num_seqs=min(plan.limits.max_num_seqs, executor.slots), slots=executor.slots, exact=executor.exact,
-            ragged=executor.ragged, cache_tokens=executor.cache_tokens, block_tokens=executor.block_tokens,
-            prompt_chunk=executor.prompt_chunk, rewind=executor.bundle.cache_shape.rewind,
+            max_num_seqs=min(plan.limits.max_num_seqs, executor.slots), slots=executor.slots, exact=can.exact,
+            ragged=can.ragged, cache_tokens=can.cache_tokens, block_tokens=can.block_tokens,
+            prompt_chunk=can.prompt_chunk, rewind=executor.bundle.cache_shape.rewind,
             **{k: v for k, v in chosen.items() if v is not None},
         )  # fmt: skip
         self.scheduler = open_scheduler(plan, self.config, None if speculation is None else self._draft)
         self._awaited: AwaitedPrompts | None = None
-        if prefiller is not None and executor.keeps_states:
+        if prefiller is not None and executor.bundle.cache_shape.states:
             raise InputError(
                 f"{executor.bundle.path}: its model keeps states, which are not handed from one executor to another: "
                 "leave the executor for prompts out"
@@ -291,9 +291,9 @@ class Engine(TokenEngine):
 
     def _executable(self, step: Step) -> str:
         key: Any = (step.phase, step.batch, step.query, step.context)
-        if self.executor.exact:
+        if self.executor.capabilities.exact:
             # one for any shape, or some for frequent numbers of tokens
-            key = step.live_tokens if self.executor.ragged else None
+            key = step.live_tokens if self.executor.capabilities.ragged else None
         name = self._names.get(key)
         if name is None:
             name = self._names[key] = self.executor.executable_of(step)

@@ -175,7 +175,7 @@ class GeneratingEngine(TokenEngine):
             return TokenEvent(run.number, None, "stop")
         if not 0 <= token < self.vocab_size:
             raise DeviceError(
-                f"{self.executor.name}: the device gave token {token}, which is not in its vocabulary of "
+                f"{self.executor.bundle.path}: the device gave token {token}, which is not in its vocabulary of "
                 f"{self.vocab_size}; the bundle is not for this device"
             )
         run.produced += 1

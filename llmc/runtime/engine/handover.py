@@ -8,7 +8,9 @@ logits come along, and nothing is allocated here before a prompt is computed.
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -75,8 +77,15 @@ class PrefillFailed:
 class Prefiller(ABC):
     """Computes prompts elsewhere. `submit`, `cancel` and `take` are called by one thread, the engine's.
 
-    It keeps at most a fixed number of computed prompts, and computes no more before some are taken.
+    It keeps at most a fixed number of computed prompts, and computes no more before some are taken. Results are in the
+    order in which they came; `changed` belongs to the lock that guards them.
     """
+
+    def __init__(self, changed: threading.Condition) -> None:
+        self._changed = changed
+        self._came: deque[Prefilled | PrefillFailed] = deque()
+        self._call: Callable[[], None] | None = None
+        self._closed = False
 
     @property
     @abstractmethod
@@ -96,22 +105,37 @@ class Prefiller(ABC):
     def cancel(self, number: int) -> None:
         """Forget a prompt: nothing of it is taken from now on, and what it holds is freed. Unknown ones are fine."""
 
-    @abstractmethod
     def take(self, most: int) -> list[Prefilled | PrefillFailed]:
         """What came, at most `most` computed prompts; failures count for nothing."""
+        taken: list[Prefilled | PrefillFailed] = []
+        with self._changed:
+            while self._came and (most or isinstance(self._came[0], PrefillFailed)):
+                taken.append(self._came.popleft())
+                most -= isinstance(taken[-1], Prefilled)
+            if taken:
+                self._made_room()
+        return taken
 
     @property
-    @abstractmethod
     def has_news(self) -> bool:
-        """Whether `take` would give something."""
+        """Whether `take` would give something. Takes no lock, so that whoever is told of news may ask under one of his
+        own."""
+        return bool(self._came)
 
-    @abstractmethod
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until there is news; whether there is."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._came or self._closed, timeout_s)
+            return bool(self._came)
 
-    @abstractmethod
     def on_news(self, call: Callable[[], None]) -> None:
         """Call `call` from now on whenever there is news, in any thread."""
+        self._call = call
+
+    def notify(self) -> None:
+        """Call whoever wants to know of news, if there is any; not under the lock."""
+        if self._call is not None and self._came:
+            self._call()
 
     @property
     @abstractmethod
@@ -128,3 +152,12 @@ class Prefiller(ABC):
     @abstractmethod
     def close(self) -> None:
         """Release everything; what was submitted is forgotten."""
+
+    def _made_room(self) -> None:
+        """Some were taken or forgotten; called under the lock."""
+        self._changed.notify_all()
+
+    def _forget(self, number: int) -> None:
+        """Drop what came of a prompt that nobody wants any more; called under the lock."""
+        self._came = deque(one for one in self._came if one.number != number)
+        self._made_room()

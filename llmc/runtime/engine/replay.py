@@ -48,7 +48,7 @@ def replay(executor: Executor, step: Step, work: ScheduledBatch, samplers: Sampl
     """Run the step, for no more logits than the samplers need. Raises whatever the executor raises."""
     if any(row.drafted for row in work.rows):
         return StepResult(executor.run_each(step))
-    k = executor.top_k
+    k = executor.bundle.sample_top_k
     if k and all(samplers[i].served_by_top(k) for i in _emitting(work, samplers)):  # type: ignore[union-attr]
         return StepResult(top=executor.run_top(step))
     return StepResult(executor.run(step))

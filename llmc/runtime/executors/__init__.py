@@ -29,8 +29,8 @@ EXECUTORS = Registry(
         "neuron": "llmc.runtime.executors.neuron.executor:NeuronExecutor",
         "openvino": "llmc.runtime.executors.openvino.executor:OpenVinoExecutor",
         "openvino-static": "llmc.runtime.executors.openvino.static_executor:OpenVinoStaticExecutor",
-        "openvino-gpu": "llmc.runtime.executors.openvino.finished_executors:OpenVinoGpuExecutor",
-        "openvino-npu": "llmc.runtime.executors.openvino.finished_executors:OpenVinoNpuExecutor",
+        "openvino-gpu": "llmc.runtime.executors.openvino.static_executor:OpenVinoGpuExecutor",
+        "openvino-npu": "llmc.runtime.executors.openvino.static_executor:OpenVinoNpuExecutor",
         "lpu": "llmc.runtime.executors.lpu.executor:LpuExecutor",
         "fake": "llmc.runtime.executors.fake.executor:FakeExecutor",
     },
@@ -46,9 +46,9 @@ def executor_class(name: str) -> type[Executor]:
     try:
         found: type[Executor] = EXECUTORS.get(name)
     except ModuleNotFoundError as error:
-        if (told := not_installed(error)) is None:
+        if (missing := not_installed(error)) is None:
             raise
-        raise told from error
+        raise missing from error
     return found
 
 
@@ -83,9 +83,9 @@ def open_sized(bundle: Bundle, slots: int, capacity: int, threads: int) -> Execu
         cls = executor_class(bundle.manifest.executor)
     except UnknownNameError as e:
         raise ArtifactError(f"{bundle.path}: {e}; it was made by llmc {bundle.manifest.llmc}, install that") from e
-    require_finished_here(bundle, cls.host())
+    require_finished_here(bundle, cls.description.host())
     cls.check(bundle)
-    for name, content in cls.opens.items():
+    for name, content in cls.description.opens.items():
         if content == "code" and (name == EXECUTABLES or name in bundle.manifest.files):
             bundle.files.require_native(name)
     bundle.warn_if_exposed()

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar, Literal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmc.errors import InputError
 from llmc.runtime.executors.compilations import CompilationCounter
-from llmc.runtime.executors.witness import CounterWitness, Witness
+from llmc.runtime.top_logits import top_of
 
 if TYPE_CHECKING:
+    from llmc.artifacts.bundle.manifest_schema import Executable
     from llmc.buckets.capture.device import GraphDevice
     from llmc.runtime.bundle import Bundle
-    from llmc.runtime.executors.held import Held
+    from llmc.runtime.executors.slots import SlotLengths
     from llmc.runtime.step import Step
     from llmc.runtime.top_logits import TopLogits
 
@@ -26,114 +27,88 @@ Content = Literal["data", "code", "by first bytes"]
 EXECUTABLES = "executables"
 
 
+@dataclass(frozen=True)
+class ExecutorDescription:
+    """What is known of an executor class before a bundle is opened."""
+
+    opens: Mapping[str, Content]
+    """Every bundle file that the executor opens, by name (EXECUTABLES: all executables), and whether it loads the file
+    as code. It calls `BundleFiles.require_native` before it loads code. artifacts/bundle/native.py states the same
+    facts, to judge bundles without an executor."""
+
+    opens_in_thread: bool = False
+    """Whether a thread may open the executor and another one run it. Opening should then be mostly native code that
+    releases the interpreter lock, because the start does other work meanwhile."""
+
+    host: Callable[[], Mapping[str, str]] = dict
+    """Returns what finished executables are tied to on this host, by name (card, driver, compiler …), or nothing on a
+    host without the device. Must be cheap. `open_executor` refuses a bundle that was finished for other values."""
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """How an open executor takes steps, and what its cache holds. Nothing of it changes while it is open."""
+
+    exact: bool
+    """Whether any shape runs as it is. Steps are padded to a bucket otherwise."""
+    ragged: bool = False
+    """Whether one step takes rows of any lengths, prefill and decode together, in any slots and any order, and computes
+    their live tokens only. Implies `exact`. `token_ids` is as wide as the longest row."""
+    scores_each: bool = False
+    """Whether the executor has `run_each`, which verifies drafted tokens."""
+    prompt_chunk: int | None = None
+    """The fastest prefill step size in tokens, where any shape runs. None: the larger the better."""
+    most_top_k: int | None = None
+    """The largest top_k of the device's sampling, which replaces a larger one and none. None: any top_k."""
+    cache_tokens: int | None = None
+    """KV cache size in tokens that all slots share. A slot takes its tokens rounded up to `block_tokens`, also those of
+    a shared prefix. None: every slot has room for `capacity` tokens."""
+    block_tokens: int = 1
+    """KV cache block size in tokens."""
+    cache_dtype: str = "f32"
+    """The narrowest of f32, f16 and bf16 that represents the cache exactly. A KV transfer may use it."""
+    in_place_of: str = ""
+    """The bundle's device, if this host lacks it and the CPU runs the bundle instead; otherwise ""."""
+    eager: bool = False
+    """Whether steps run operator by operator, without compiled or captured graphs (`Settings.enforce_eager`)."""
+    graph_device: GraphDevice | None = None
+    """The device that captures graphs in the memory that they share with the KV cache. None: it captures none.
+
+    `GraphDevice.allocate` makes the cache. `Executor.slots` then says how many sequences fit, which may differ from the
+    number that the executor was opened for. Without a call, the first step makes the cache for that number. `run`
+    replays the graph of a captured bucket; other buckets run without a graph."""
+
+
 class Executor(ABC):
     """Replays a bundle's executables over a cache of `slots` sequences of up to `capacity` tokens each.
 
-    The cache is the executor's own, in the layout its device likes; the engine names slots and lengths. Decode runs
-    over slots 0 … n − 1, so an engine keeps live sequences in the first slots (`copy_prefix` moves one down). There may
-    be more slots than any bucket has rows.
+    The executor owns the cache, in the layout that suits its device; the engine names slots and lengths. Decode runs
+    over slots 0 … n − 1, so the engine keeps live sequences in the first slots (`copy_prefix` moves one down). A cache
+    may have more slots than any bucket has rows.
 
     Every slot keeps its tokens until a live row, a copy or an import overwrites them. Neither dummy rows nor the layout
     of a step ever change a slot, even if it holds more tokens than the step's context. A step may start below what its
     slot holds, as far as the cache allows that (`CacheShape.rewind`); the slot then ends where the step ends.
     """
 
-    name: ClassVar[str]
-    opens: ClassVar[Mapping[str, Content]]
-    """Every file of a bundle that the executor opens, by name (EXECUTABLES: all executables), and whether it loads the
-    file as code. Before it loads code, it calls `BundleFiles.require_native`. artifacts/bundle/native.py uses the same
-    facts to judge bundles."""
-
-    prompt_chunk: ClassVar[int | None] = None
-    """Tokens of a prompt step that run fastest where any shape runs; None: the more the better."""
-    opens_in_thread: ClassVar[bool] = False
-    """Whether another thread than the one that runs it may open it, mostly in native code that releases the
-    interpreter. Then a start can do other work meanwhile."""
+    description: ClassVar[ExecutorDescription]
+    capabilities: Capabilities
 
     def __init__(self, bundle: Bundle, slots: int, capacity: int, threads: int) -> None:
+        """A subclass computes with `threads` CPU threads."""
+        del threads
         self.bundle = bundle
         self.slots = slots
         self.capacity = capacity
-        self.threads = threads
         self.compilations = CompilationCounter()
-        """Counts what the engine reports as compiled; an executor tells it about everything that it opens."""
+        """Counts what the device's software reports as compiled. The executor reports everything that it opens."""
         self._logits: NDArray[np.float32] | None = None
         self._ends: NDArray[np.int64] | None = None
 
     @classmethod
     @abstractmethod
     def check(cls, bundle: Bundle) -> None:
-        """Raise DeviceError or ArtifactError when this host cannot run `bundle`, saying what differs."""
-
-    @classmethod
-    def host(cls) -> Mapping[str, str]:
-        """What finished executables are tied to on this host, by name (card, driver, compiler …); empty where it has
-        not this device. Must be cheap. A bundle that was finished for other values is refused before `check`."""
-        return {}
-
-    @property
-    @abstractmethod
-    def exact(self) -> bool:
-        """Whether any shape runs as it is, so that nothing needs padding to a bucket."""
-
-    @property
-    def ragged(self) -> bool:
-        """Whether one step takes rows of any lengths, of prompts and of decode together, in any slots and in any order,
-        and computes their live tokens only. Implies `exact`; `token_ids` may be as wide as the longest row."""
-        return False
-
-    @property
-    def cache_tokens(self) -> int | None:
-        """Tokens that all slots together can hold, each slot's rounded up to `block_tokens`, whatever prefixes they
-        share; None: every slot has room for `capacity` of its own."""
-        return None
-
-    @property
-    def block_tokens(self) -> int:
-        """Tokens of a block of the cache."""
-        return 1
-
-    @property
-    def cache_dtype(self) -> str:
-        """The narrowest of f32, f16 and bf16 that holds exactly what the cache holds: how a prefix may travel."""
-        return "f32"
-
-    @property
-    def scores_each(self) -> bool:
-        """Whether `run_each` is there: what drafted tokens are verified by."""
-        return False
-
-    @property
-    def in_place_of(self) -> str:
-        """The bundle's device, if this host lacks it and the CPU runs the bundle instead; else ""."""
-        return ""
-
-    @property
-    def eager(self) -> bool:
-        """Whether steps run operator by operator, with no graph compiled or captured: `Settings.enforce_eager`, on a
-        device that can."""
-        return False
-
-    @cached_property
-    def keeps_states(self) -> bool:
-        """Whether the cache has tensors of kind state (runtime/cache_shape.py), which are not handed over."""
-        return bool(self.bundle.cache_shape.states)
-
-    @cached_property
-    def reads_tokens(self) -> bool:
-        """Whether the plan's graphs read cached tokens. Else a step's context says nothing of its past, and all graphs
-        take the states."""
-        return self.bundle.plan.limits.contexts
-
-    @cached_property
-    def top_k(self) -> int:
-        """How many of the largest logits the graphs return beside all of them; 0: all of them only."""
-        return self.bundle.option("sample_top_k", 0)
-
-    @property
-    def most_top_k(self) -> int | None:
-        """The largest top_k that the device's sampling knows: it stands for a larger one, and for none; None: any."""
-        return None
+        """Raise DeviceError or ArtifactError, saying what differs, if this host cannot run `bundle`."""
 
     @abstractmethod
     def run(self, step: Step) -> NDArray[np.float32]:
@@ -143,13 +118,15 @@ class Executor(ABC):
         Raises InputError for a step that the cache cannot serve.
         """
 
-    @abstractmethod
     def run_top(self, step: Step) -> TopLogits:
-        """As `run`, but only the `top_k` largest logits of each row come to the host; InputError where that is 0.
+        """As `run`, but copies only the `Bundle.sample_top_k` largest logits of each row to the host. Raises InputError
+        if that is 0.
 
         Values [B, K] float32, descending, ids [B, K] int64; of equal values the lower id comes first, and is in.
         Buffers as those of `run`.
         """
+        k = self._require_top()
+        return top_of(self.run(step), k)
 
     def run_each(self, step: Step) -> NDArray[np.float32]:
         """As `run`, but the logits after every live token of the live rows, row by row: [sum of new lengths, V].
@@ -169,21 +146,16 @@ class Executor(ABC):
             raise InputError("no step has run yet, so there are no logits")
         return self._logits if self._ends is None else self._logits[self._ends]
 
-    def _keep(self, logits: NDArray[np.float32], each_of: Step | None = None) -> None:
-        """Let `logits` be those of the last step; `each_of`: they are those of every live token of that step."""
-        self._logits = logits
-        self._ends = None if each_of is None else np.cumsum(each_of.new_lengths[: len(each_of.slots)]) - 1
-
     @abstractmethod
     def executable_of(self, step: Step) -> str:
         """Name of the executable that `run` would replay."""
 
-    @abstractmethod
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """Make the first `length` cached tokens of slot `source` all that slot `target` holds.
 
-        With `length` 0 slot `target` is emptied; where slots share `cache_tokens`, that is how room is given back.
+        `length` 0 empties slot `target`, which frees its part of `Capabilities.cache_tokens`.
         """
+        self.import_prefix(target, self.export_prefix(source, length))
 
     @abstractmethod
     def export_prefix(self, slot: int, length: int) -> list[NDArray[np.float32]]:
@@ -197,8 +169,8 @@ class Executor(ABC):
 
     @abstractmethod
     def poison(self, slot: int, start: int, value: float) -> None:
-        """Fill slot `slot` from token `start` on with `value`, but for places that hold earlier tokens; verification
-        proves that padding cannot leak."""
+        """Fill slot `slot` from token `start` on with `value`, except where earlier tokens lie. Verification fills with
+        NaN to prove that padding does not change results."""
 
     @abstractmethod
     def memory(self) -> dict[str, int]:
@@ -206,7 +178,7 @@ class Executor(ABC):
 
     @abstractmethod
     def open_all(self) -> None:
-        """Open every executable before returning, for a server that wants no first use to be slower."""
+        """Open every executable before returning, so that no first use is slower."""
 
     def warm(self, steps: list[tuple[str, int, int, int]]) -> None:
         """Open the executables that (phase, batch, query, context) shapes need before others, the first of them now.
@@ -215,32 +187,16 @@ class Executor(ABC):
         """
         del steps
 
-    def graph_device(self) -> GraphDevice | None:
-        """The device as one that captures graphs in the memory that it shares with the KV cache; None: it captures
-        none.
-
-        An executor with such a device makes its cache in `GraphDevice.allocate`, and `slots` says afterwards how many
-        sequences fit, which may be more or fewer than it was opened for. Where nobody calls that, the first step makes
-        the cache it was opened for. `run` replays the graph of a bucket that was captured; all others run as they are.
-        """
-        return None
-
-    def ready(self) -> None:
-        """`open_all` has returned and requests come from now on: whatever the engine opens or compiles is counted."""
-        self.compilations.ready()
-
-    def witnesses(self) -> Sequence[Witness]:
-        """Witnesses of what this executor and its engine compile: what a certificate rests on (witness.py).
-
-        An executor adds those of its engine, beside what it tells its own counter.
-        """
-        return (CounterWitness(self.compilations),)
-
     @abstractmethod
     def close(self) -> None:
         """Release everything; the executor cannot be used afterwards."""
 
-    def _check_step(self, step: Step, held: Held, first_slots: bool = False) -> None:
+    def _keep(self, logits: NDArray[np.float32], each_of: Step | None = None) -> None:
+        """Let `logits` be those of the last step; `each_of`: they are those of every live token of that step."""
+        self._logits = logits
+        self._ends = None if each_of is None else np.cumsum(each_of.new_lengths[: len(each_of.slots)]) - 1
+
+    def _check_step(self, step: Step, held: SlotLengths, first_slots: bool = False) -> None:
         """Raise InputError for a step that no cache of this size, whose slots hold what `held` says, can serve.
 
         `first_slots`: decode has to run over the first slots, in order.
@@ -251,7 +207,7 @@ class Executor(ABC):
             raise InputError(f"slots {step.slots}: two rows of one step share a slot")
         if not ((step.new_lengths >= 1) & (step.new_lengths <= step.query)).all():
             raise InputError(f"new lengths {step.new_lengths.tolist()} are not within 1 … {step.query}")
-        most = step.context if self.reads_tokens else self.capacity
+        most = step.context if self.bundle.plan.limits.contexts else self.capacity
         if not ((step.past_lengths >= 0) & (step.past_lengths <= most)).all():
             raise InputError(f"past lengths {step.past_lengths.tolist()} are not within 0 … {most}")
         longest = max(int((step.past_lengths + step.new_lengths).max()), step.context)
@@ -266,35 +222,45 @@ class Executor(ABC):
         """The tokens of tensors to import; raises InputError unless they are so many, and a slot has room for them.
 
         States do not say how many tokens they stand for, so they are not handed over."""
-        if self.keeps_states:
+        if self.bundle.cache_shape.states:
             raise InputError(f"{self.bundle.path}: its model keeps states, which no executor takes from another one")
         length = int(prefix[0].shape[1])
         if len(prefix) != tensors or length > self.capacity:
             raise InputError(f"{len(prefix)} tensors of {length} tokens do not fit {tensors} of {self.capacity} tokens")
         return length
 
-    def _require_top(self) -> None:
-        """Raise InputError when the bundle's graphs return no top logits."""
-        if not self.top_k:
+    def _require_top(self) -> int:
+        """How many of the largest logits the bundle's graphs return; raises InputError where they return none."""
+        if not (k := self.bundle.sample_top_k):
             raise InputError(
                 f"{self.bundle.path}: its graphs return all logits only; compile with --sample-top-k K for the largest"
             )
+        return k
 
 
-class RaggedExecutor(Executor):
-    """An executor that lays the rows of a step end to end, whatever their lengths."""
+class StaticExecutor(Executor):
+    """An executor with an executable for each shape of step, which opens on first use."""
 
-    @property
-    def exact(self) -> bool:
-        """Any shape runs as it is."""
-        return True
+    capabilities = Capabilities(exact=False)
 
-    @property
-    def ragged(self) -> bool:
-        """Rows are laid end to end."""
-        return True
+    def executable_of(self, step: Step) -> str:
+        return str(self._executable(step))
 
-    @property
-    def scores_each(self) -> bool:
-        """Logits of any token can be asked for."""
-        return True
+    def warm(self, steps: list[tuple[str, int, int, int]]) -> None:
+        for shape in steps:
+            self._open(self._find(*shape))
+
+    def open_all(self) -> None:
+        for executable in self.bundle.manifest.executables:
+            self._open(executable)
+
+    def _executable(self, step: Step) -> Executable:
+        return self._find(step.phase, step.batch, step.query, step.context)
+
+    def _find(self, phase: str, batch: int, query: int, context: int) -> Executable:
+        """The manifest's executable for a shape; raises ArtifactError when the bundle has none."""
+        return self.bundle.executable(phase, batch, query, context)
+
+    @abstractmethod
+    def _open(self, executable: Executable) -> Any:
+        """What runs an executable, opened if need be."""

@@ -75,7 +75,7 @@ def require_features(bundle: Bundle, called: str) -> None:
 
 def require_finished_here(bundle: Bundle, host: Mapping[str, str]) -> None:
     """Raise ArtifactError, naming what differs, for a bundle that was finished for something else than `host`
-    (`Executor.host`), and DeviceError where the host has no such device; any other bundle passes."""
+    (`ExecutorDescription.host`), and DeviceError where the host has no such device; any other bundle passes."""
     wanted = bundle.manifest.options.get(FINISHED_FOR)
     if wanted is None:
         return

@@ -67,7 +67,7 @@ def write_envelope(header: Mapping[str, Any], sections: Mapping[str, bytes], for
     return bytes(out)
 
 
-class Envelope:
+class ExecutableFile:
     """A file that was read: `header`, the writer's members of it, and the sections. Treat the header as read-only."""
 
     __slots__ = ("_sections", "header", "source")
@@ -78,7 +78,7 @@ class Envelope:
         self._sections = sections
 
     @classmethod
-    def parse(cls, data: bytes | bytearray | memoryview | mmap, source: str, form: Form) -> Envelope:
+    def parse(cls, data: bytes | bytearray | memoryview | mmap, source: str, form: Form) -> ExecutableFile:
         """Read and check `data`, which stays in use for the sections; `source` names it in errors, `form` is what
         it should be.
 

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from llmc.errors import InputError
 from llmc.runtime.cache_shape import ANYWHERE
-from llmc.runtime.executors.base import Executor
-from llmc.runtime.executors.held import Held
+from llmc.runtime.executors.base import Capabilities, Executor
+from llmc.runtime.executors.slots import SlotLengths
 
 if TYPE_CHECKING:
     from llmc.runtime.bundle import Bundle
@@ -32,6 +32,8 @@ class GeneratingExecutor(Executor):
     `generate` is how it serves. The steps of the general contract are there for warm-up and verification: `run` has the
     device generate one greedy token after all tokens of the slot, and gives that token as a one-hot row.
     """
+
+    capabilities = Capabilities(exact=True)
 
     parameters: ClassVar[tuple[str, ...]]
     """The sampling parameters that its device takes, besides max_tokens."""
@@ -61,18 +63,12 @@ class GeneratingExecutor(Executor):
         """Name of the bundle's only executable, which serves every length."""
         return str(self.bundle.executable("any", None, None, None))
 
-    @property
-    def exact(self) -> bool:
-        """Prompts of any length run as they are."""
-        return True
-
     def executable_of(self, step: Step) -> str:
-        """One for every step."""
         return self.executable
 
     def run(self, step: Step) -> NDArray[np.float32]:
         """One row, 1 at the device's greedy token and 0 elsewhere."""
-        held = Held(1, ANYWHERE)
+        held = SlotLengths(1, ANYWHERE)
         held.wrote(0, 0, len(self._held))
         self._check_step(step, held)
         past, new = int(step.past_lengths[0]), int(step.new_lengths[0])
@@ -95,21 +91,17 @@ class GeneratingExecutor(Executor):
         raise self._no_logits()
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
-        """The only slot, cut."""
         if source or target or length > len(self._held):
             raise InputError(f"slot {source} has no {length} tokens to copy to slot {target}")
         del self._held[length:]
 
     def export_prefix(self, slot: int, length: int) -> list[NDArray[np.float32]]:
-        """Not there: the cache stays on the device."""
         raise self._no_logits()
 
     def import_prefix(self, slot: int, prefix: list[NDArray[np.float32]]) -> None:
-        """Not there."""
         raise self._no_logits()
 
     def poison(self, slot: int, start: int, value: float) -> None:
-        """Not there."""
         raise self._no_logits()
 
     def _no_logits(self) -> InputError:

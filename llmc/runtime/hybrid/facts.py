@@ -22,7 +22,7 @@ _MAX_SIZE = 1 << 31
 
 
 @dataclass(frozen=True)
-class Facts:
+class SideFacts:
     """One half. `name` is its bundle, for messages; `checkpoint` the SHA-256 of each file that its weights came from;
     `shapes` the (heads, head size) of each tensor of its cache; `cache_dtype` as Executor has it, `dtype` and
     `quantize` those of the compile; `longest_prompt` and `max_model_len` in tokens, 0 where its plan says nothing.
@@ -41,15 +41,15 @@ class Facts:
     longest_prompt: int
 
     @classmethod
-    def of(cls, bundle: Bundle, executor: Executor) -> Facts:
+    def of(cls, bundle: Bundle, executor: Executor) -> SideFacts:
         """Of an open bundle. Asks `executor` for an empty prefix: call it in the thread that runs it."""
-        manifest = bundle.manifest
+        manifest, dtype = bundle.manifest, executor.capabilities.cache_dtype
         definition = manifest.provenance.get("buildDefinition")
         found = definition.get("resolvedDependencies") if isinstance(definition, Mapping) else None
         shapes = tuple((int(t.shape[0]), int(t.shape[2])) for t in executor.export_prefix(0, 0))
         return cls(
             str(bundle.path), manifest.device, dict(_checkpoint_files(found)), manifest.files.get(_TOKENIZER, ""),
-            bundle.size("vocab_size"), shapes, executor.cache_dtype, str(manifest.options.get("dtype", "")),
+            bundle.size("vocab_size"), shapes, dtype, str(manifest.options.get("dtype", "")),
             str(manifest.options.get("quantize", "")), bundle.plan.limits.max_model_len,
             bundle.plan.limits.longest_prompt,
         )  # fmt: skip
@@ -59,7 +59,7 @@ class Facts:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, found: object) -> Facts:
+    def from_json(cls, found: object) -> SideFacts:
         """Facts of another process; raises InputError for anything else than `to_json` gives."""
         if not isinstance(found, Mapping) or set(found) != {one.name for one in fields(cls)}:
             raise InputError("the prefill side tells other facts of its bundle than this llmc knows; use one version")
@@ -82,7 +82,7 @@ class Facts:
         return cls(**values)
 
 
-def require_fit(prefill: Facts, decode: Facts) -> list[str]:
+def require_fit(prefill: SideFacts, decode: SideFacts) -> list[str]:
     """Raise ArtifactError, saying what differs, where keys and values of one mean nothing to the other.
 
     Returns what differs and is no obstacle, in words: the numbers of quantised weights, and limits.
@@ -93,21 +93,21 @@ def require_fit(prefill: Facts, decode: Facts) -> list[str]:
             f"{prefill.name} cannot compute prompts for {decode.name}: {'; '.join(wrong)}. Compile both from one "
             "checkpoint: llmc compile MODEL --prefill-device X --decode-device Y -o FOLDER"
         )
-    told = [
+    differences = [
         f"{what} {mine} there, {theirs} here: keys and values are those of the prefill side"
         for what, mine, theirs in (
             ("weights are quantised", prefill.quantize, decode.quantize), ("dtype is", prefill.dtype, decode.dtype),
         ) if mine != theirs
     ]  # fmt: skip
     if prefill.longest_prompt < decode.longest_prompt:
-        told.append(
+        differences.append(
             f"prompts of more than {prefill.longest_prompt} tokens (up to {decode.longest_prompt}) are computed here: "
             "the prefill side's plan ends there"
         )
-    return told
+    return differences
 
 
-def _model(prefill: Facts, decode: Facts) -> Iterator[str]:
+def _model(prefill: SideFacts, decode: SideFacts) -> Iterator[str]:
     if prefill.checkpoint != decode.checkpoint:
         names = sorted(set(prefill.checkpoint) | set(decode.checkpoint))
         differing = [n for n in names if prefill.checkpoint.get(n) != decode.checkpoint.get(n)]
@@ -118,7 +118,7 @@ def _model(prefill: Facts, decode: Facts) -> Iterator[str]:
         yield f"vocabularies of {prefill.vocab_size} and {decode.vocab_size} tokens"
 
 
-def _layout(prefill: Facts, decode: Facts) -> Iterator[str]:
+def _layout(prefill: SideFacts, decode: SideFacts) -> Iterator[str]:
     if len(prefill.shapes) != len(decode.shapes):
         yield f"caches of {len(prefill.shapes)} and {len(decode.shapes)} tensors"
         return

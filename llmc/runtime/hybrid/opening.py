@@ -16,9 +16,9 @@ from llmc.artifacts.log import logger
 from llmc.artifacts.temporaries import temporary_folder
 from llmc.errors import DeviceError
 from llmc.runtime.bundle import Bundle
-from llmc.runtime.hybrid.addresses import Address
-from llmc.runtime.hybrid.facts import Facts, require_fit
+from llmc.runtime.hybrid.facts import SideFacts, require_fit
 from llmc.runtime.hybrid.remote import RemotePrefiller
+from llmc.runtime.hybrid.wire import PeerAddress
 from llmc.runtime.hybrid.worker import PrefillWorker
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from llmc.runtime.engine.handover import Prefiller
     from llmc.runtime.executors.base import Executor
-    from llmc.runtime.hybrid.facts import Facts
+    from llmc.runtime.hybrid.facts import SideFacts
 
 GRACE_S = 10.0
 """Seconds that the process has to end by itself."""
@@ -42,7 +42,7 @@ class ChildPrefiller(RemotePrefiller):
     wrong with the bundle stands on standard error.
     """
 
-    def __init__(self, bundle: str, facts: Facts, key: str | None = None) -> None:
+    def __init__(self, bundle: str, facts: SideFacts, key: str | None = None) -> None:
         self._opened = ExitStack()
         path = str(self._opened.enter_context(temporary_folder("prefill")) / "socket")
         self._command = [sys.executable, "-m", "llmc.cli.main", "prefill", bundle, "--listen", f"unix:{path}"]
@@ -54,7 +54,7 @@ class ChildPrefiller(RemotePrefiller):
             self._opened.close()
             raise
         try:
-            super().__init__(Address(path=path), facts, key)
+            super().__init__(PeerAddress(path=path), facts, key)
         except BaseException:
             self._end()
             raise
@@ -67,7 +67,6 @@ class ChildPrefiller(RemotePrefiller):
         return self._process.pid
 
     def close(self) -> None:
-        """See Prefiller; ends the process."""
         self._ending.set()
         super().close()
         self._process.terminate()
@@ -133,17 +132,17 @@ def open_prefiller(
     """
     if str(prefill).startswith(PROCESS):
         other = str(prefill).removeprefix(PROCESS)
-        return ChildPrefiller(other, Facts.of(bundle, executor), bundle.settings.prefill_key)
-    address = Address.parse(str(prefill))
+        return ChildPrefiller(other, SideFacts.of(bundle, executor), bundle.settings.prefill_key)
+    address = PeerAddress.parse(str(prefill))
     if address is not None:
-        return RemotePrefiller(address, Facts.of(bundle, executor), bundle.settings.prefill_key)
+        return RemotePrefiller(address, SideFacts.of(bundle, executor), bundle.settings.prefill_key)
     opened = Bundle.open(prefill, bundle.settings)
     worker = PrefillWorker(opened, lambda: open_executor(opened), min_prefix)
     try:
-        told = require_fit(worker.facts, Facts.of(bundle, executor))
+        differences = require_fit(worker.facts, SideFacts.of(bundle, executor))
     except BaseException:
         worker.close()
         raise
-    for difference in told:
+    for difference in differences:
         logger().warning("hybrid of %s and %s: %s", opened.path, bundle.path, difference)
     return worker.client(owned=True)

@@ -17,16 +17,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from llmc.errors import DeviceError, LlmcError
-from llmc.runtime.engine.handover import HandOver, Prefilled, PrefillFailed
-from llmc.runtime.hybrid.arrivals import Arrivals
+from llmc.runtime.engine.handover import HandOver, Prefilled, Prefiller, PrefillFailed
 from llmc.runtime.hybrid.facts import require_fit
-from llmc.runtime.hybrid.handshake import enter
-from llmc.runtime.hybrid.wire import Frames, WireError, narrower
+from llmc.runtime.hybrid.wire import Frames, WireError, enter, narrower
 
 if TYPE_CHECKING:
     from llmc.runtime.executors.base import Executor
-    from llmc.runtime.hybrid.addresses import Address
-    from llmc.runtime.hybrid.facts import Facts
+    from llmc.runtime.hybrid.facts import SideFacts
+    from llmc.runtime.hybrid.wire import PeerAddress
 
 PATIENCE_S = 1.0
 """Seconds without a connection after which prompts are computed elsewhere."""
@@ -48,14 +46,16 @@ class _Asked:
     sent: int = 0
 
 
-class RemotePrefiller(Arrivals):
+class RemotePrefiller(Prefiller):
     """Prompts for the prefill side at `address`, whose facts have to fit `facts`, those of this side.
 
-    `key`: see handshake.py. Raises DeviceError where nobody answers there, or who does has another key, and
+    `key`: see wire.py. Raises DeviceError where nobody answers there, or who does has another key, and
     ArtifactError where the two sides do not fit.
     """
 
-    def __init__(self, address: Address, facts: Facts, key: str | None = None, patience_s: float = PATIENCE_S) -> None:
+    def __init__(
+        self, address: PeerAddress, facts: SideFacts, key: str | None = None, patience_s: float = PATIENCE_S
+    ) -> None:
         self._lock = threading.Lock()
         super().__init__(threading.Condition(self._lock))
         self._address = address
@@ -79,16 +79,13 @@ class RemotePrefiller(Arrivals):
 
     @property
     def longest_prompt(self) -> int:
-        """As its plan has it."""
         return self._theirs.longest_prompt
 
     @property
     def bound(self) -> int:
-        """As it says."""
         return self._bound
 
     def submit(self, number: int, prompt: Sequence[int], priority: int = 0) -> None:
-        """See Prefiller."""
         asked = _Asked(array("q", prompt), priority, time.perf_counter())
         with self._lock:
             self._asked[number] = asked
@@ -98,7 +95,6 @@ class RemotePrefiller(Arrivals):
                 self._fail(f"{self._address}: the prefill side is gone")
 
     def cancel(self, number: int) -> None:
-        """See Prefiller."""
         with self._lock:
             if self._asked.pop(number, None) is None:
                 self._forget(number)
@@ -106,7 +102,6 @@ class RemotePrefiller(Arrivals):
                 self._try(lambda: self._frames.send({"kind": "cancel", "number": number}))
 
     def close(self) -> None:
-        """See Prefiller."""
         with self._lock:
             self._closed = True
             self._asked.clear()
@@ -118,7 +113,6 @@ class RemotePrefiller(Arrivals):
 
     @property
     def compilations(self) -> int:
-        """See Prefiller."""
         return 0
 
     def prepare(self, work: Callable[[Executor], object]) -> None:
@@ -133,13 +127,13 @@ class RemotePrefiller(Arrivals):
         frames = Frames(connection)
         try:
             self._theirs, self._bound = enter(frames, self._key, str(self._address))
-            told = require_fit(self._theirs, self._mine)
+            differences = require_fit(self._theirs, self._mine)
         except BaseException:
             frames.close()
             frames.release()
             raise
         if not self.connections:
-            for difference in told:
+            for difference in differences:
                 _log.warning("hybrid with %s: %s", self._address, difference)
         self._dtype = narrower(self._mine.cache_dtype, self._theirs.cache_dtype)
         self.connections += 1
@@ -149,7 +143,7 @@ class RemotePrefiller(Arrivals):
         while True:
             try:
                 while not self._closed and self._receive():
-                    self.tell()
+                    self.notify()
                 reason = "the prefill side closed the connection"
             except (WireError, OSError) as e:
                 reason = str(e) or type(e).__name__
@@ -177,7 +171,7 @@ class RemotePrefiller(Arrivals):
                 with self._lock:
                     if self._impatient and self._asked:
                         self._fail(f"{self._address}: the prefill side is gone ({e or type(e).__name__})")
-                self.tell()
+                self.notify()
                 pause = min(2 * pause, _LONGEST_PAUSE_S)
                 continue
             with self._lock:
@@ -185,7 +179,7 @@ class RemotePrefiller(Arrivals):
                 self._fail(f"{self._address}: the connection is lost whenever it is asked for", TRIES)
                 for number, asked in self._asked.items():
                     self._send(number, asked)
-            self.tell()
+            self.notify()
             _log.warning("%s: connected again", self._address)
             return True
 

@@ -17,12 +17,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from llmc.runtime.engine.handover import Prefilled
-from llmc.runtime.hybrid.handshake import welcome
-from llmc.runtime.hybrid.wire import Dtype, Frames, WireError, narrower
+from llmc.runtime.hybrid.wire import Dtype, Frames, WireError, narrower, welcome
 
 if TYPE_CHECKING:
-    from llmc.runtime.hybrid.client import WorkerClient
-    from llmc.runtime.hybrid.worker import PrefillWorker
+    from llmc.runtime.hybrid.worker import PrefillWorker, WorkerClient
 
 MAX_CONNECTIONS = 64
 MAX_WAITING = 4096

@@ -1,4 +1,4 @@
-"""Frames of prompts and prefixes over a stream socket, and the numbers in them.
+"""Frames of prompts and prefixes over a stream socket, the numbers in them, and how a connection begins.
 
     frame   = u32 length of the header, u64 length of the payload, header, payload        numbers little endian
     header  = JSON object in UTF-8, at most MAX_HEADER bytes; "kind" says which
@@ -6,43 +6,107 @@
               [kv_heads, length, head_dim] as "dtype": "f32", "f16" or "bf16"
     prompt  = payload of kind "prompt": int64 token ids
 
-Kinds and their members are in handshake.py (hello, proof, welcome) and below. Nothing is read that was not asked for:
-a receiver says how long a payload may be before it takes memory for it, and reads tensors into their place. A peer that
-sends anything else is told nothing; the connection ends.
+Nothing is read that was not asked for: a receiver says how long a payload may be before it takes memory for it, and
+reads tensors into their place. A peer that sends anything else is told nothing; the connection ends.
+
+A connection begins with versions, the proof of a shared key by both sides, and the server's facts:
+
+    server: hello   {"version", "nonce", "keyed"}      nonces are 32 random bytes in hexadecimal
+    client: proof   {"version", "nonce", "proof"}      HMAC-SHA256 over "client", both nonces; "" where no key is set
+    server: welcome {"proof", "facts", "bound"}        over "server", both nonces; facts.py, only behind a right proof
+
+The key itself is never sent, and a recorded proof is of no use with another nonce. What follows is neither encrypted
+nor signed frame by frame: a key keeps strangers out, but not who can read or change the network's packets.
 """
 
 from __future__ import annotations
 
+import hmac
 import json
+import secrets
 import selectors
 import socket
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llmc.errors import LlmcError
+from llmc.errors import ArtifactError, DeviceError, InputError, LlmcError
 from llmc.runtime.bfloat16 import from_bfloat16, to_bfloat16
+from llmc.runtime.hybrid.facts import SideFacts
 from llmc.strict_json import loads_object
 
 VERSION = 1
 MAX_HEADER = 1 << 20
 STALLED_S = 30.0
 """Seconds without a byte in the middle of a frame after which its sender counts as gone."""
+HANDSHAKE_S = 5.0
+"""Seconds that a peer has for each message of the beginning."""
+MAX_BOUND = 1 << 16
 _HEAD = struct.Struct("<IQ")
 _PIECE = 1 << 16
+_TCP, _UNIX = "tcp://", "unix:"
 
 Dtype = Literal["f32", "f16", "bf16"]
 _WIDTHS: dict[Dtype, int] = {"f32": 4, "f16": 2, "bf16": 2}
 Floats = NDArray[np.float32]
 
 
+@dataclass(frozen=True)
+class PeerAddress:
+    """Where a prefill side listens: tcp://HOST:PORT, or unix:PATH on one host."""
+
+    host: str = ""
+    port: int = 0
+    path: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> PeerAddress | None:
+        """The address that `text` is; None for what is none, as a bundle's path. Raises InputError for half of one."""
+        if text.startswith(_UNIX):
+            if not text.removeprefix(_UNIX):
+                raise InputError(f"{text}: no path behind unix:")
+            return cls(path=text.removeprefix(_UNIX))
+        if not text.startswith(_TCP):
+            return None
+        host, _, port = text.removeprefix(_TCP).rpartition(":")
+        host = host.removeprefix("[").removesuffix("]")
+        if not host or not (port.isascii() and port.isdecimal()) or not 0 <= int(port) <= 65535:
+            raise InputError(f"{text}: an address is tcp://HOST:PORT, or unix:PATH")
+        return cls(host, int(port))
+
+    def connect(self, timeout_s: float) -> socket.socket:
+        """A socket that is connected, and blocks. Raises OSError."""
+        if self.path:
+            found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                found.settimeout(timeout_s)
+                found.connect(self.path)
+            except BaseException:
+                found.close()
+                raise
+        else:
+            found = socket.create_connection((self.host, self.port), timeout_s)
+        found.settimeout(None)
+        return found
+
+    def __str__(self) -> str:
+        if self.path:
+            return f"{_UNIX}{self.path}"
+        return f"{_TCP}[{self.host}]:{self.port}" if ":" in self.host else f"{_TCP}{self.host}:{self.port}"
+
+
 class WireError(LlmcError):
     """What came is no frame of this protocol, or not the one that is due; the connection is of no more use."""
+
+
+class RefusedError(WireError):
+    """The peer has not the key, or another version."""
 
 
 def narrower(one: str, other: str) -> Dtype:
@@ -210,3 +274,70 @@ def _keep_alive(connection: socket.socket) -> None:
     for name, value in (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 6)):
         if hasattr(socket, name):
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def welcome(frames: Frames, key: str | None, facts: SideFacts, bound: int) -> None:
+    """The server's side; raises WireError or OSError for a client that may not come in."""
+    nonce = secrets.token_hex(32)
+    frames.send({"kind": "hello", "version": VERSION, "nonce": nonce, "keyed": key is not None})
+    answer = _next(frames, "proof")
+    theirs = _nonce(answer)
+    if answer.get("version") != VERSION:
+        raise RefusedError(f"version {answer.get('version')!r:.20} of the protocol, this is {VERSION}")
+    if key is not None and not hmac.compare_digest(_proof(key, "client", nonce, theirs), str(answer.get("proof"))):
+        raise RefusedError("a wrong key")
+    mine = "" if key is None else _proof(key, "server", nonce, theirs)
+    frames.send({"kind": "welcome", "proof": mine, "facts": facts.to_json(), "bound": bound})
+
+
+def enter(frames: Frames, key: str | None, where: str) -> tuple[SideFacts, int]:
+    """The client's side: the server's facts, and how many prompts it computes ahead of what is taken.
+
+    Raises DeviceError where the key or the version is not the server's, WireError or OSError where it answers as no
+    server would.
+    """
+    hello = _next(frames, "hello")
+    if hello.get("version") != VERSION:
+        raise ArtifactError(
+            f"{where}: the prefill side speaks version {hello.get('version')!r:.20} of the protocol, this side "
+            f"{VERSION}; use one version of llmc on both"
+        )
+    theirs, nonce = _nonce(hello), secrets.token_hex(32)
+    if bool(hello.get("keyed")) != (key is not None):
+        raise DeviceError(
+            f"{where}: the prefill side asks for {'a key' if key is None else 'no key'}; set LLMC_PREFILL_KEY on both "
+            "sides, to the same text, or on neither"
+        )
+    proof = "" if key is None else _proof(key, "client", theirs, nonce)
+    frames.send({"kind": "proof", "version": VERSION, "nonce": nonce, "proof": proof})
+    try:
+        answer = _next(frames, "welcome")
+    except EOFError:
+        raise DeviceError(f"{where}: the prefill side refuses the key; set the same LLMC_PREFILL_KEY on both") from None
+    wanted = "" if key is None else _proof(key, "server", theirs, nonce)
+    if not hmac.compare_digest(wanted, str(answer.get("proof"))):
+        raise DeviceError(f"{where}: who listens there does not know the key; nothing was sent to it")
+    bound = answer.get("bound")
+    if type(bound) is not int or not 1 <= bound <= MAX_BOUND:
+        raise WireError(f"a bound of {bound!r:.20}")
+    return SideFacts.from_json(answer.get("facts")), bound
+
+
+def _next(frames: Frames, kind: str) -> Mapping[str, Any]:
+    header = frames.receive(HANDSHAKE_S)
+    if header is None:
+        raise EOFError
+    if header.get("kind") != kind or frames.payload:
+        raise WireError(f"{header.get('kind')!r:.20} where {kind} is due")
+    return header
+
+
+def _nonce(message: Mapping[str, Any]) -> str:
+    nonce = message.get("nonce")
+    if not isinstance(nonce, str) or len(nonce) != 64 or not nonce.isascii():
+        raise WireError("a nonce of another length")
+    return nonce
+
+
+def _proof(key: str, side: str, server: str, client: str) -> str:
+    return hmac.digest(key.encode(), f"llmc prefill {VERSION} {side} {server} {client}".encode(), "sha256").hex()

@@ -10,20 +10,22 @@ import itertools
 import logging
 import threading
 import time
+from array import array
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from llmc.errors import DeviceError
-from llmc.runtime.engine.handover import HandOver, Prefilled, PrefillFailed
+from llmc.runtime.engine.handover import HandOver, Prefilled, Prefiller, PrefillFailed
 from llmc.runtime.engine.replay import step_of
 from llmc.runtime.engine.scheduling import open_scheduler
 from llmc.runtime.engine.scheduling.base import SchedulerConfig
-from llmc.runtime.hybrid.client import Job, WorkerClient
-from llmc.runtime.hybrid.facts import Facts
+from llmc.runtime.hybrid.facts import SideFacts
 
 if TYPE_CHECKING:
     from llmc.runtime.bundle import Bundle
@@ -32,14 +34,135 @@ if TYPE_CHECKING:
 
 LEAST_BOUND = 2
 """Computed prompts that may wait: one is computed while another waits for its slot."""
+OVERTAKE = 64
+"""Later arrivals that one step of priority is worth, as in SchedulerConfig."""
 _log = logging.getLogger("llmc")
+
+
+@dataclass(slots=True, eq=False)
+class PrefillJob:
+    """Prompt `number` of `client`; `sequence` is its number in the worker's scheduler, −1 while it waits for that.
+    `arrived_s` and `began_s`, its first step, in time.perf_counter() seconds; `cached` tokens came from a prefix."""
+
+    client: WorkerClient
+    number: int
+    prompt: array[int]
+    arrived_s: float
+    sequence: int = -1
+    began_s: float | None = None
+    cached: int = 0
+
+
+class WorkerClient(Prefiller):
+    """At most `bound` of a client's prompts are in computation or wait to be taken. So a client that takes nothing
+    holds up nobody else, and memory stays bounded.
+
+    `submit`, `cancel` and `take` may be called by any thread. `running`, `start` and `deliver` are the worker's, which
+    calls the last two while it holds its lock.
+    """
+
+    def __init__(self, worker: PrefillWorker, bound: int, owns: bool = False) -> None:
+        super().__init__(threading.Condition(worker.lock))
+        self._worker = worker
+        self._bound = bound
+        self._owns = owns
+        self._jobs: dict[int, PrefillJob] = {}
+        """Those that wait or run."""
+        self._waiting: list[tuple[int, int, PrefillJob]] = []
+        self._arrivals = 0
+        self.running = 0
+
+    @property
+    def longest_prompt(self) -> int:
+        return self._worker.longest_prompt
+
+    @property
+    def bound(self) -> int:
+        return self._bound
+
+    def submit(self, number: int, prompt: Sequence[int], priority: int = 0) -> None:
+        """Queue it. It fails where the worker has ended."""
+        job = PrefillJob(self, number, array("q", prompt), time.perf_counter())
+        with self._changed:
+            if self._worker.ended is not None:
+                self._came.append(PrefillFailed(number, self._worker.ended, passing=False))
+                self._changed.notify_all()
+                return
+            self._arrivals += 1
+            self._jobs[number] = job
+            heappush(self._waiting, (self._arrivals + OVERTAKE * priority, self._arrivals, job))
+            self._worker.wake.notify()
+
+    def cancel(self, number: int) -> None:
+        with self._changed:
+            job = self._jobs.pop(number, None)
+            if job is not None and job.sequence >= 0:
+                self._worker.cancel(job)
+                self.running -= 1
+            elif job is not None:
+                self._waiting = [entry for entry in self._waiting if entry[2] is not job]
+                heapify(self._waiting)
+            else:
+                self._forget(number)
+            self._worker.wake.notify()
+
+    @property
+    def compilations(self) -> int:
+        return self._worker.compilations
+
+    def prepare(self, work: Callable[[Executor], object]) -> None:
+        self._worker.do(work)
+
+    def close(self) -> None:
+        """Forget all, and leave the worker to others; end it where it is this client's own."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+            for number in [*self._jobs]:
+                job = self._jobs.pop(number)
+                if job.sequence >= 0:
+                    self._worker.cancel(job)
+            self._waiting.clear()
+            self._came.clear()
+            self._worker.leave(self)
+            self._worker.wake.notify()
+        if self._owns:
+            self._worker.close()
+
+    @property
+    def startable(self) -> bool:
+        """Whether a prompt waits, and there is room for what it gives."""
+        return bool(self._waiting) and self.running + len(self._came) < self._bound
+
+    def start(self) -> PrefillJob:
+        """Its next prompt, which runs from now on."""
+        self.running += 1
+        return heappop(self._waiting)[2]
+
+    def deliver(self, result: Prefilled | PrefillFailed) -> None:
+        """A prompt that ran has this result."""
+        if self._jobs.pop(result.number, None) is not None:
+            self.running -= 1
+            self._came.append(result)
+            self._changed.notify_all()
+
+    def fail(self, reason: str) -> None:
+        """None of its prompts will be computed."""
+        self._came.extend(PrefillFailed(number, reason, passing=False) for number in self._jobs)
+        self._jobs.clear()
+        self._waiting.clear()
+        self._changed.notify_all()
+
+    def _made_room(self) -> None:
+        self._worker.wake.notify()
 
 
 class PrefillWorker:
     """Computes prompts on the executor of `bundle` that `open_executor` gives in the worker's thread, where it stays.
 
     `min_prefix`: tokens of the shortest prefix that is reused; 0: none. Raises what `open_executor` raises. `clients`
-    and all that they hold are guarded by `lock`; `ended` says why nothing is computed any more.
+    and all that they hold are guarded by `lock`; `wake` belongs to it, and tells the worker of news; `ended` says why
+    nothing is computed any more.
     """
 
     def __init__(self, bundle: Bundle, open_executor: Callable[[], Executor], min_prefix: int | None = None) -> None:
@@ -51,11 +174,11 @@ class PrefillWorker:
         self.clients: set[WorkerClient] = set()
         self.ended: str | None = None
         self._min_prefix = min_prefix
-        self._live: dict[int, Job] = {}
+        self._live: dict[int, PrefillJob] = {}
         self._cancelled: list[int] = []
         self._errands: deque[tuple[Callable[[Executor], object], Future[None]]] = deque()
         self._numbers = itertools.count()
-        self._opened: Future[tuple[Executor, Facts]] = Future()
+        self._opened: Future[tuple[Executor, SideFacts]] = Future()
         self._thread = threading.Thread(target=self._run, args=(open_executor,), name="llmc-prefill", daemon=True)
         self._thread.start()
         self.executor, self.facts = self._opened.result()
@@ -66,14 +189,14 @@ class PrefillWorker:
         `owned`: closing it closes the worker."""
         if bound is None:
             limits = self.plan.limits
-            batch = limits.max_num_seqs if self.executor.ragged else max(b.batch for b in self.plan.prompt)
+            batch = limits.max_num_seqs if self.executor.capabilities.ragged else max(b.batch for b in self.plan.prompt)
             bound = max(LEAST_BOUND, batch)
         client = WorkerClient(self, bound, owned)
         with self.lock:
             self.clients.add(client)
         return client
 
-    def cancel(self, job: Job) -> None:
+    def cancel(self, job: PrefillJob) -> None:
         """A prompt that runs is not wanted any more; called by its client, which holds the lock."""
         if self._live.pop(job.sequence, None) is not None:
             self._cancelled.append(job.sequence)
@@ -122,7 +245,7 @@ class PrefillWorker:
             return
         try:
             scheduler = self._scheduler(executor)
-            facts = Facts.of(self.bundle, executor)
+            facts = SideFacts.of(self.bundle, executor)
         except BaseException as e:  # noqa: BLE001 - as above
             executor.close()
             self._opened.set_exception(e)
@@ -136,22 +259,23 @@ class PrefillWorker:
                 elif self._errands:
                     self._do(scheduler, executor)
                 for client in tuple(self.clients):
-                    client.tell()
+                    client.notify()
         except BaseException as e:  # noqa: BLE001 - whatever it is, clients must hear of it
             _log.exception("the prefill side stopped on an error")
             with self.lock:
                 self._end(f"the prefill side stopped on an error ({type(e).__name__}: {e})")
         finally:
             for client in tuple(self.clients):
-                client.tell()
+                client.notify()
             executor.close()
 
     def _scheduler(self, executor: Executor) -> StepScheduler:
         chosen: dict[str, Any] = {} if self._min_prefix is None else {"min_prefix": self._min_prefix}
+        can = executor.capabilities
         config = SchedulerConfig(
-            max_num_seqs=min(self.plan.limits.max_num_seqs, executor.slots), slots=executor.slots,
-            exact=executor.exact, ragged=executor.ragged, cache_tokens=executor.cache_tokens,
-            block_tokens=executor.block_tokens, prompt_chunk=executor.prompt_chunk,
+            max_num_seqs=min(self.plan.limits.max_num_seqs, executor.slots), slots=executor.slots, exact=can.exact,
+            ragged=can.ragged, cache_tokens=can.cache_tokens, block_tokens=can.block_tokens,
+            prompt_chunk=can.prompt_chunk,
             rewind=executor.bundle.cache_shape.rewind, **chosen,
         )  # fmt: skip
         return open_scheduler(self.plan, config)
@@ -183,7 +307,7 @@ class PrefillWorker:
             done.set_result(None)
         scheduler.reset()
 
-    def _started(self) -> list[Job]:
+    def _started(self) -> list[PrefillJob]:
         """The clients' next prompts, one of each in turn."""
         started = []
         while ready := [client for client in self.clients if client.startable]:
@@ -218,10 +342,10 @@ class PrefillWorker:
 
     def _compute(
         self, scheduler: StepScheduler, executor: Executor, work: ScheduledBatch
-    ) -> list[tuple[Job, Prefilled]]:
+    ) -> list[tuple[PrefillJob, Prefilled]]:
         for copy in work.copies:
             executor.copy_prefix(copy.source, copy.target, copy.length)
-        logits = executor.run(step_of(work, executor.ragged))
+        logits = executor.run(step_of(work, executor.capabilities.ragged))
         ended = time.perf_counter()
         results = []
         for at, row in enumerate(work.rows):
@@ -236,7 +360,7 @@ class PrefillWorker:
 
 
 def _exported(
-    executor: Executor, slot: int, job: Job, logits: np.typing.NDArray[np.float32], ended: float
+    executor: Executor, slot: int, job: PrefillJob, logits: np.typing.NDArray[np.float32], ended: float
 ) -> Prefilled:
     """A prompt that was computed, with what it left in its slot. `ended`: when its last step was over."""
     began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""What follows a model's last layer, as a bundle's file POOLING says it: pooling, dense layers, normalisation.
+"""What follows a model's last layer, as a bundle's file POOLING says it, computed in numpy.
 
     pooling.json = {"format": 1, "task": "embed" | "score", "max_length": tokens, "lowercase": bool, "strip": bool,
                     "modules": [module, …], "prompts": {name: text}, "default_prompt": name | null,
@@ -9,8 +9,11 @@
 
 "modules" are those of a sentence-transformers checkpoint behind its transformer, in order; a "score" has none, but an
 activation and, for decoders that judge, the text around a query and a document. Names of dense weights are arrays of
-the file WEIGHTS (npz, float32, [out, in]). Source of the rules: sentence-transformers 6.2.0, modules pooling.py,
-dense.py, normalize.py.
+the file WEIGHTS (npz, float32, [out, in]). Source of the rules: sentence-transformers 6.2.0, modules pooling.py
+(`_forward_padded`), dense.py, normalize.py.
+
+Shapes: hidden [B, T, H] float32, of which row b's first lengths[b] tokens count; the others may hold anything that is
+finite or not.
 """
 
 from __future__ import annotations
@@ -18,19 +21,26 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import erf
 from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from llmc.errors import ArtifactError
 
+Array = NDArray[np.float32]
 POOLING, WEIGHTS = "pooling.json", "pooling.npz"
 FORMAT = 1
 Task = Literal["embed", "score"]
 MODES = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
+_NORM_FLOOR = 1e-12
+"""torch.nn.functional.normalize's eps."""
 ACTIVATIONS = ("identity", "sigmoid", "tanh", "relu", "gelu", "softmax")
 
 
 @dataclass(frozen=True)
-class Pool:
+class Pooling:
     """One vector of a text's tokens: its `modes`, end to end. Without `include_prompt` the tokens of a prompt before
     the text do not count."""
 
@@ -52,11 +62,11 @@ class Normalize:
     """To length 1."""
 
 
-Module: TypeAlias = Pool | Dense | Normalize
+Module: TypeAlias = Pooling | Dense | Normalize
 
 
 @dataclass(frozen=True)
-class Description:
+class PoolingDescription:
     """See the module's docstring. `template`: the texts before a query, between it and a document, and behind."""
 
     task: Task
@@ -71,9 +81,9 @@ class Description:
     instruction: str = ""
 
     @property
-    def pooling(self) -> Pool | None:
+    def pooling(self) -> Pooling | None:
         """The first module of an embedding."""
-        return next((m for m in self.modules if isinstance(m, Pool)), None)
+        return next((m for m in self.modules if isinstance(m, Pooling)), None)
 
     def to_json(self) -> bytes:
         """The file's bytes, equal for equal descriptions."""
@@ -86,7 +96,7 @@ class Description:
         return json.dumps(fields, sort_keys=True, indent=1).encode()
 
     @classmethod
-    def parse(cls, data: bytes, source: str) -> Description:
+    def parse(cls, data: bytes, source: str) -> PoolingDescription:
         """The description that a bundle holds; raises ArtifactError, naming `source`, for anything else."""
         try:
             fields = json.loads(data)
@@ -114,13 +124,13 @@ class Description:
             len(self.template) != 3 or not all(isinstance(t, str) for t in self.template)
         ):
             raise ValueError("a template has three texts")
-        if (self.task == "embed") != isinstance(next(iter(self.modules), None), Pool):
+        if (self.task == "embed") != isinstance(next(iter(self.modules), None), Pooling):
             raise ValueError("an embedding begins with pooling, and a score has none")
 
 
 def _written(module: Module) -> dict[str, Any]:
     match module:
-        case Pool(modes, include_prompt):
+        case Pooling(modes, include_prompt):
             return {"kind": "pooling", "modes": list(modes), "include_prompt": include_prompt}
         case Dense(weight, bias, activation):
             return {"kind": "dense", "weight": weight, "bias": bias, "activation": activation}
@@ -134,7 +144,7 @@ def _read(fields: Mapping[str, Any]) -> Module:
         modes = tuple(fields["modes"])
         if not modes or set(modes) - set(MODES):
             raise ValueError(f"pooling modes {modes!r}")
-        return Pool(modes, bool(fields["include_prompt"]))
+        return Pooling(modes, bool(fields["include_prompt"]))
     if kind == "dense":
         if fields["activation"] not in ACTIVATIONS:
             raise ValueError(f"activation {fields['activation']!r}")
@@ -142,3 +152,84 @@ def _read(fields: Mapping[str, Any]) -> Module:
     if kind == "normalize":
         return Normalize()
     raise ValueError(f"module {kind!r}")
+
+
+def embed(
+    description: PoolingDescription,
+    weights: Mapping[str, Array],
+    hidden: Array,
+    lengths: NDArray[np.int64],
+    prompt: int = 0,
+) -> Array:
+    """One vector a row, [B, D]: `hidden` through every module. `prompt`: tokens of the prompt that all rows begin
+    with, which a pooling may leave out."""
+    x = hidden
+    for module in description.modules:
+        match module:
+            case Pooling():
+                x = pooled(module, x, lengths, 0 if module.include_prompt else prompt)
+            case Dense():
+                x = x @ weights[module.weight].T
+                if module.bias is not None:
+                    x = x + weights[module.bias]
+                x = activated(module.activation, x)
+            case Normalize():
+                x = normalised(x)
+    return x
+
+
+def pooled(module: Pooling, hidden: Array, lengths: NDArray[np.int64], skip: int = 0) -> Array:
+    """[B, H · modes]: the tokens from `skip` to each row's length as one vector a mode.
+
+    A row with no token left gives zeros, but for "cls" and "lasttoken", which take its first and last token.
+    """
+    positions = np.arange(hidden.shape[1])
+    live = (positions >= skip) & (positions < lengths[:, None])
+    rows = np.arange(len(hidden))
+    found = []
+    for mode in module.modes:
+        if mode == "cls":
+            found.append(hidden[rows, np.where(lengths > skip, skip, 0)])
+        elif mode == "lasttoken":
+            found.append(hidden[rows, lengths - 1])
+        elif mode == "max":
+            found.append(np.where(live[..., None], hidden, -np.inf).max(1))
+        else:
+            weight = live * (positions + 1.0 if mode == "weightedmean" else 1.0)
+            total = np.maximum(weight.sum(1, keepdims=True), 1e-9)
+            found.append(
+                _weighted(hidden, lengths, weight) / (np.sqrt(total) if mode.startswith("mean_sqrt") else total)
+            )
+    return np.concatenate(found, -1, dtype=np.float32)
+
+
+def _weighted(hidden: Array, lengths: NDArray[np.int64], weight: NDArray[np.float64]) -> Array:
+    """Σ_t weight[b, t] · hidden[b, t] over live tokens: NaN in padding does not count, as 0 · NaN would."""
+    out = np.empty((len(hidden), hidden.shape[2]), np.float32)
+    given = weight.astype(np.float32)
+    for row, length in enumerate(lengths):
+        out[row] = given[row, :length] @ hidden[row, :length]
+    return out
+
+
+def normalised(x: Array) -> Array:
+    """Rows of length 1; rows of zeros stay."""
+    norm: Array = np.linalg.norm(x, axis=-1, keepdims=True)
+    return np.asarray(x / np.maximum(norm, _NORM_FLOOR), np.float32)
+
+
+def activated(name: str, x: Array) -> Array:
+    """One of ACTIVATIONS, by name; softmax over the last dimension."""
+    match name:
+        case "sigmoid":
+            return np.asarray(1 / (1 + np.exp(-x.astype(np.float64))), np.float32)
+        case "tanh":
+            return np.tanh(x)
+        case "relu":
+            return np.asarray(np.maximum(x, 0), np.float32)
+        case "gelu":
+            return np.asarray(x * 0.5 * (1 + np.vectorize(erf, otypes=[float])(x / np.sqrt(2))), np.float32)
+        case "softmax":
+            shares = np.exp(x - x.max(-1, keepdims=True))
+            return np.asarray(shares / shares.sum(-1, keepdims=True), np.float32)
+    return x

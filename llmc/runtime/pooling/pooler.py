@@ -1,7 +1,11 @@
-"""A bundle without a cache, open: texts in, vectors or scores out, in batches by length on all its streams."""
+"""A bundle without a cache, open: texts in, vectors or scores out, in batches by length on all its streams.
+
+Outputs have the names that vLLM has for them.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import io
 import queue
 import threading
@@ -9,24 +13,26 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmc.buckets.encoding import Batch, batches
-from llmc.errors import InputError
-from llmc.runtime.executors.encoders import open_encoder
-from llmc.runtime.executors.encoders.base import LENGTHS, TOKEN_IDS, TYPE_IDS, require_outputs
-from llmc.runtime.pooling.modules import POOLING, WEIGHTS, Description, Normalize
-from llmc.runtime.pooling.pool import activated, embed, normalised
-from llmc.runtime.pooling.tokens import Encoded, Pair, Tokens, of_ids
+from llmc.errors import InputError, OverloadedError
+from llmc.runtime.engine.observer import EngineStats
+from llmc.runtime.executors.encoders import LENGTHS, TOKEN_IDS, TYPE_IDS, open_encoder, require_outputs
+from llmc.runtime.pooling.modules import POOLING, WEIGHTS, Normalize, PoolingDescription, activated, embed, normalised
+from llmc.runtime.pooling.tokens import Encoded, Pair, PoolingTokenizer, of_ids
 
 if TYPE_CHECKING:
     from llmc.runtime.bundle import Bundle
-    from llmc.runtime.executors.encoders.base import Encoder
+    from llmc.runtime.executors.encoders import Encoder
 
 Array = NDArray[np.float32]
+T = TypeVar("T")
+WAITING = 64
+"""Calls that wait at most, unless it is said otherwise: a choice."""
 
 
 @dataclass
@@ -61,9 +67,11 @@ class Pooler:
     def __init__(self, bundle: Bundle, threads: int | None = None) -> None:
         self.bundle = bundle
         self.plan = bundle.encode_plan
-        self.description = Description.parse(bundle.files.read(POOLING), str(bundle.path))
+        self.description = PoolingDescription.parse(bundle.files.read(POOLING), str(bundle.path))
         self._weights = _arrays(bundle)
-        self._tokens = Tokens(bundle.files.read("tokenizer.json"), self.description) if bundle.has_tokenizer else None
+        self._tokens = (
+            PoolingTokenizer(bundle.files.read("tokenizer.json"), self.description) if bundle.has_tokenizer else None
+        )
         self.encoder: Encoder = open_encoder(bundle, threads)
         self.statistics = Statistics()
         self._counting = threading.Lock()
@@ -143,7 +151,7 @@ class Pooler:
             return self._tokens.encode(given, prompt, cut)
 
     def _run(self, encoded: list[Encoded], pool: Callable[[Array, NDArray[np.int64]], Array]) -> list[Pooled]:
-        work = batches([len(e.ids) for e in encoded], self.plan, self.encoder.exact)
+        work = batches([len(e.ids) for e in encoded], self.plan, self.encoder.capabilities.exact)
         found: list[Pooled | None] = [None] * len(encoded)
 
         def one(batch: Batch) -> None:
@@ -184,7 +192,7 @@ class Pooler:
             counted.padded_tokens += batch.batch * batch.tokens
             counted.steps += 1
             counted.seconds += seconds
-            if not self.encoder.exact:
+            if not self.encoder.capabilities.exact:
                 shape = batch.batch, batch.tokens
                 counted.buckets[shape] = counted.buckets.get(shape, 0) + 1
 
@@ -203,6 +211,133 @@ class Pooler:
         self._pool.shutdown()
         self.encoder.close()
         self.bundle.files.close()
+
+
+class AsyncPooler:
+    """Runs calls of `pooler` in threads, as many as there are streams, beside the event loop; more than `most_waiting`
+    that wait are refused.
+
+    It has what a server asks of an engine: `stats`, `error`, `drain`, `close`.
+    """
+
+    error: BaseException | None = None
+
+    def __init__(self, pooler: Pooler, most_waiting: int = WAITING) -> None:
+        self.pooler = pooler
+        self.draining = False
+        self._most, self._streams = most_waiting, pooler.encoder.streams
+        self._flying = 0
+        self._threads = ThreadPoolExecutor(self._streams, thread_name_prefix="llmc-pool")
+
+    @property
+    def stats(self) -> EngineStats:
+        """Calls that run and that wait; there is no cache."""
+        running = min(self._flying, self._streams)
+        return EngineStats(running, self._flying - running, self._streams, 0, 0.0, self.pooler.statistics.steps, 0)
+
+    async def run(self, work: Callable[[Pooler], T]) -> T:
+        """The result of `work`. Raises what it raises, and OverloadedError where too many wait or the server drains."""
+        if self.draining:
+            raise OverloadedError("the server is shutting down; send the request to another one")
+        if self._flying >= self._streams + self._most:
+            raise OverloadedError(f"{self._most} requests wait already; try again later")
+        self._flying += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: work(self.pooler))
+        finally:
+            self._flying -= 1
+
+    async def drain(self, timeout_s: float) -> int:
+        """Take no more calls and wait for the others, `timeout_s` at most; returns how many still run."""
+        self.draining = True
+        loop = asyncio.get_running_loop()
+        end = loop.time() + timeout_s
+        while self._flying and loop.time() < end:
+            await asyncio.sleep(min(0.02, max(0.0, end - loop.time())))
+        return self._flying
+
+    def close(self, timeout_s: float | None = None) -> bool:
+        """Release the pooler once running calls ended; returns that it did."""
+        del timeout_s
+        self._threads.shutdown(cancel_futures=True)
+        self.pooler.close()
+        return True
+
+
+@dataclass(frozen=True)
+class EmbeddingOutput:
+    """`embedding`: the text's vector."""
+
+    embedding: list[float]
+
+    @property
+    def hidden_size(self) -> int:
+        """Its numbers."""
+        return len(self.embedding)
+
+
+@dataclass(frozen=True)
+class ScoringOutput:
+    """`score`: of a model with several labels the first one's; `scores` has all."""
+
+    score: float
+    scores: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class EmbeddingRequestOutput:
+    """The output of one text, whose tokens were `prompt_tokens`."""
+
+    request_id: str
+    outputs: EmbeddingOutput
+    prompt_tokens: int
+    finished: bool = True
+
+
+@dataclass(frozen=True)
+class ScoringRequestOutput:
+    """The output of one pair of texts, whose tokens were `prompt_tokens`."""
+
+    request_id: str
+    outputs: ScoringOutput
+    prompt_tokens: int
+    finished: bool = True
+
+
+def embeddings(
+    pooler: Pooler, prompts: str | list[int] | Sequence[str | list[int]], **how: Any
+) -> list[EmbeddingRequestOutput]:
+    """The vectors of one text, of several, or of token ids; `how` as `Pooler.embed`."""
+    alone = isinstance(prompts, str) or (bool(prompts) and isinstance(prompts[0], int))
+    given: list[Any] = [prompts] if alone else list(prompts)
+    found = pooler.embed(given, **how) if given else []
+    return [
+        EmbeddingRequestOutput(str(at), EmbeddingOutput(one.values.tolist()), one.prompt_tokens)
+        for at, one in enumerate(found)
+    ]
+
+
+def scores(
+    pooler: Pooler, queries: str | Sequence[str], documents: str | Sequence[str], cut: int | None = None
+) -> list[ScoringRequestOutput]:
+    """The score of each pair: one query for all documents, or one each. Raises InputError for other numbers of them."""
+    given = paired(queries, documents)
+    return [
+        ScoringRequestOutput(
+            str(at), ScoringOutput(float(one.values[0]), tuple(one.values.tolist())), one.prompt_tokens
+        )
+        for at, one in enumerate(pooler.score(given, cut=cut) if given else [])
+    ]
+
+
+def paired(queries: str | Sequence[str], documents: str | Sequence[str]) -> list[Pair]:
+    """The pairs of texts. Raises InputError where there are neither one query nor as many as documents."""
+    second = [documents] if isinstance(documents, str) else list(documents)
+    first = [queries] if isinstance(queries, str) else list(queries)
+    first = first * len(second) if len(first) == 1 else first
+    if len(first) != len(second):
+        raise InputError(f"{len(first)} queries for {len(second)} documents; give one query, or one for each")
+    return list(zip(first, second, strict=True))
 
 
 def _inputs(rows: Sequence[Encoded], batch: Batch, typed: bool) -> dict[str, NDArray[np.int64]]:

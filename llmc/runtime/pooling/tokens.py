@@ -11,7 +11,7 @@ from llmc.runtime.text.bounds import UnboundedError, bounds_of
 from llmc.runtime.text.token_width import token_width
 
 if TYPE_CHECKING:
-    from llmc.runtime.pooling.modules import Description
+    from llmc.runtime.pooling.modules import PoolingDescription
 
 WHOLE = -1
 """As truncation: to what the model takes."""
@@ -47,13 +47,13 @@ def of_ids(ids: list[int], at: int, cut: int | None, longest: int) -> Encoded:
     return Encoded(ids[:most], [0] * min(len(ids), most))
 
 
-class Tokens:
+class PoolingTokenizer:
     """A tokenizer.json that cuts texts from their end where that is asked for; of a pair, the longer first.
 
     Raises ArtifactError for bytes that are no tokenizer.json.
     """
 
-    def __init__(self, data: bytes, description: Description) -> None:
+    def __init__(self, data: bytes, description: PoolingDescription) -> None:
         from tokenizers import Tokenizer
 
         try:

@@ -66,7 +66,7 @@ class BesideWarming:
     def _all(self) -> Iterator[tuple[str, Callable[[], object]]]:
         if isinstance(self._executor, GeneratingExecutor):
             return  # its device samples, and moves nothing
-        needed = beside(self._plan, self._executor.top_k)
+        needed = beside(self._plan, self._executor.bundle.sample_top_k)
         offered = {kind for kind in SAMPLING if self._is_offered(kind)}
         for one in needed.samples:
             if one.kind in offered:
@@ -96,7 +96,9 @@ class BesideWarming:
     def _top(self, batch: int) -> None:
         executor, buckets = self._executor, [b for b in self._plan.buckets if b.batch == batch]
         bucket = min(buckets, key=lambda b: (b.tokens, b.context))
-        executor.run_top(exact("decode", [0], [[0]], [0]) if executor.exact else pad(bucket, [0], [[0]], [0]))
+        executor.run_top(
+            exact("decode", [0], [[0]], [0]) if executor.capabilities.exact else pad(bucket, [0], [[0]], [0])
+        )
 
     def _move(self, length: int) -> None:
         """As the engine moves a prefix within a device, and to another one and back; one that is too large for the
@@ -113,7 +115,7 @@ class BesideWarming:
 
     def _fill(self, slot: int, length: int) -> None:
         """Run a prompt of `length` tokens in a slot, in pieces as the scheduler makes them."""
-        if self._executor.exact:
+        if self._executor.capabilities.exact:
             spans = [(start, min(start + PIECE, length)) for start in range(0, length, PIECE)]
             steps = [exact("prompt", [slot], [[0] * (end - start)], [start]) for start, end in spans]
         else:

@@ -57,7 +57,7 @@ class Capturing:
 
         Raises InputError where a flag was typed for one that captures none.
         """
-        device = executor.graph_device()
+        device = executor.capabilities.graph_device
         if device is not None:
             return cls(executor, device, plan, choice.options)
         if choice.flags:

@@ -70,8 +70,8 @@ def open_executor(bundle: Bundle, options: EngineOptions) -> Executor:
         bundle = Bundle(bundle.files, replace(bundle.settings, enforce_eager=True))
     extra = options.prefix_slots if options.enable_prefix_caching else 0
     executor = executors.open_executor(bundle, bundle.plan.limits.max_num_seqs + extra, options.threads)
-    warn_in_place_of(bundle, executor.in_place_of)
-    if options.enforce_eager and not executor.eager:
+    warn_in_place_of(bundle, executor.capabilities.in_place_of)
+    if options.enforce_eager and not executor.capabilities.eager:
         logger().warning(
             "%s: enforce_eager has no effect on %s here: every step replays a compiled graph",
             bundle.path, bundle.manifest.device,

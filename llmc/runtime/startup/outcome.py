@@ -12,6 +12,7 @@ from llmc.buckets.bucket import PHASES, Bucket, Phase
 from llmc.buckets.capture.log import to_dict
 
 if TYPE_CHECKING:
+    from llmc.runtime.executors.base import Capabilities
     from llmc.runtime.executors.compilations import CompilationCounter
     from llmc.runtime.startup.beside import BesideWarming, RanBeside
     from llmc.runtime.startup.capturing import Capturing
@@ -32,14 +33,11 @@ class Opened(Protocol):
         """What its engine compiled."""
 
     @property
-    def exact(self) -> bool:
-        """Whether any shape runs as it is."""
+    def capabilities(self) -> Capabilities:
+        """Whether any shape runs as it is, and more."""
 
     def open_all(self) -> None:
         """Open what no bucket has opened."""
-
-    def ready(self) -> None:
-        """Count whatever is opened from now on."""
 
 
 class Runs(Protocol):
@@ -114,7 +112,7 @@ class Outcome:
             self._capture(tell)
             self._open_all()
             self._run_beside(tell)
-            self.executor.ready()
+            self.executor.compilations.ready()
             self._ready()
             self._pass(self.warming.replay(), self.again, tell)
         except KeyboardInterrupt:

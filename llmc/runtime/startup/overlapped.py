@@ -79,6 +79,6 @@ class StartingExecutor:
 def opens_in_thread(bundle: Bundle) -> bool:
     """What the class of its executor says; its module is imported here, where no other thread imports beside it."""
     try:
-        return executor_class(bundle.manifest.executor).opens_in_thread
+        return executor_class(bundle.manifest.executor).description.opens_in_thread
     except UnknownNameError:
         return False  # opening it raises an error that says what to do

@@ -24,7 +24,7 @@ def warm_pooler(pooler: Pooler) -> None:
         for warmed in PoolWarming(pooler).run():
             if warmed.error is not None:
                 raise warmed.error
-        pooler.encoder.ready()
+        pooler.encoder.compilations.ready()
     except BaseException:
         pooler.close()
         raise
@@ -36,7 +36,7 @@ class PoolWarming:
 
     def __init__(self, pooler: Pooler) -> None:
         found = set(pooler.plan.buckets)
-        if pooler.encoder.exact:
+        if pooler.encoder.capabilities.exact:
             found = {Bucket("prompt", 1, bucket.query, 0) for bucket in found}
         self.buckets = sorted(found, key=lambda bucket: (-bucket.batch * bucket.query, -bucket.query))
         self._pooler = pooler

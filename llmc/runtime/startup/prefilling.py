@@ -23,7 +23,7 @@ def warm_prompts(executor: Executor) -> None:
         if warmed.error is not None:
             raise warmed.error
     executor.open_all()
-    executor.ready()
+    executor.compilations.ready()
 
 
 def serve_prefill(

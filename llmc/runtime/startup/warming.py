@@ -78,7 +78,7 @@ class Warming:
         steps = _steps(executor, plan, uses, smallest)
         self.steps = _numbered([one for one in steps if one[0] not in without])
         self._executor = executor
-        self._device = executor.graph_device()
+        self._device = executor.capabilities.graph_device
         self._lines = Lines.of(plan.buckets, plan.limits.block_size)
         self._warm: list[WarmUpStep] = []
 
@@ -118,7 +118,7 @@ class Warming:
 def _steps(
     executor: Executor, plan: Plan, uses: Mapping[Bucket, int] | None, smallest: bool
 ) -> list[tuple[Bucket, Step]]:
-    if executor.exact:
+    if executor.capabilities.exact:
         tokens = min(SHORT, plan.limits.longest_prompt, max(b.query for b in plan.prompt))
         return [
             (Bucket("prompt", 1, tokens, 0), exact("prompt", [0], [[0] * tokens], [0])),

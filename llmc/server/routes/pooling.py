@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from llmc.errors import InputError
-from llmc.runtime.pooling.outputs import paired
+from llmc.runtime.pooling.pooler import paired
 from llmc.server.access import serving
 from llmc.server.body import read_body
 from llmc.server.errors import api_error, bad_request
@@ -28,8 +28,7 @@ from llmc.server.protocol.pooling import (
 )
 
 if TYPE_CHECKING:
-    from llmc.runtime.pooling.async_pooler import AsyncPooler
-    from llmc.runtime.pooling.pooler import Pooled
+    from llmc.runtime.pooling.pooler import AsyncPooler, Pooled
     from llmc.server.state import Served
 
 router = APIRouter()

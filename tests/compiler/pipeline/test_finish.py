@@ -19,8 +19,8 @@ from llmc.compiler.targets.fake_finisher import FakeFinisher
 from llmc.errors import ArtifactError, CompileError, DeviceError, InputError, VerificationError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.executors import open_executor
-from llmc.runtime.executors.fake import card
-from llmc.runtime.executors.fake.card import Card
+from llmc.runtime.executors.fake import device
+from llmc.runtime.executors.fake.device import FakeCard
 from llmc.settings import Settings
 from tests.tiers import default_cases
 from tests.toy import Toy
@@ -39,7 +39,7 @@ def put_in(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Puts a card into this host, or takes it out."""
 
     def put(name: str | None = "fake-1", **made: str) -> None:
-        monkeypatch.setattr(card, "here", None if name is None else Card(name, **made))
+        monkeypatch.setattr(device, "here", None if name is None else FakeCard(name, **made))
 
     return put
 

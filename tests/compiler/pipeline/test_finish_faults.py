@@ -18,8 +18,8 @@ from llmc.compiler.pipeline.finish import finish_bundle
 from llmc.compiler.targets.fake_finisher import FakeFinisher
 from llmc.errors import ArtifactError, CapacityError
 from llmc.runtime.bundle import Bundle
-from llmc.runtime.executors.fake import card
-from llmc.runtime.executors.fake.card import Card
+from llmc.runtime.executors.fake import device
+from llmc.runtime.executors.fake.device import FakeCard
 from tests.artifacts.helpers import Faults
 from tests.toy import Toy
 
@@ -29,7 +29,7 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Toy:
     """A toy with a portable bundle, on a host with a card."""
     made = Toy.make(tmp_path)
     made.compile(device="fake:portable")
-    monkeypatch.setattr(card, "here", Card())
+    monkeypatch.setattr(device, "here", FakeCard())
     return made
 
 

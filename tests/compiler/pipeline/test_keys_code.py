@@ -147,7 +147,7 @@ TARGETS: Mapping[str, tuple[str, ...]] = {
         "compiler/targets/neuron/target.py", "compiler/targets/neuron/lowering.py", "compiler/targets/neuron/chips.py",
         "compiler/targets/xla/target.py", "compiler/targets/xla/build.py", "compiler/targets/xla/step.py",
         "compiler/targets/xla/hlo_ids.py", "compiler/targets/xla/sharding.py",
-        "runtime/executors/neuron/files.py", "runtime/executors/neuron/module.py",
+        "runtime/executors/neuron/files.py", "runtime/executors/neuron/files.py",
     ),
     "cuda:h100": (
         "compiler/targets/cuda/target.py", "compiler/targets/cuda/topology.py", "compiler/targets/cuda/toolkit.py",

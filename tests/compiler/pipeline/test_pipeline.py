@@ -51,7 +51,7 @@ from llmc.errors import (
     VerificationError,
 )
 from llmc.runtime.engine.sampling.params import SamplingParams
-from llmc.runtime.executors.fake.executor import FakeExecutor, Program
+from llmc.runtime.executors.fake.executor import FakeExecutor, FakeProgram
 from llmc.runtime.llm import BundleLLM
 from llmc.testing.toy import DECODE, EOS, PROMPT, VOCAB, toy_plan, write_toy
 from tests.artifacts.helpers import Faults, child, files_below, finish, flip
@@ -337,61 +337,61 @@ def interrupt_all_and_go_on(*_: object) -> CompiledExecutable:
 # Verification
 
 
-def pads_count(program: Program, ids: Any, past: Any, new: Any, cache: Any) -> Any:
+def pads_count(program: FakeProgram, ids: Any, past: Any, new: Any, cache: Any) -> Any:
     return program.replay(ids, past, np.full_like(new, ids.shape[1]), cache)
 
 
-def pads_shift_all_logits_a_little(program: Program, ids: Any, past: Any, new: Any, cache: Any) -> Any:
+def pads_shift_all_logits_a_little(program: FakeProgram, ids: Any, past: Any, new: Any, cache: Any) -> Any:
     logits, vectors = program.replay(ids, past, new, cache)
     pads = np.where(np.arange(ids.shape[1]) < new[:, None], 0, ids).sum(1, keepdims=True)
     return logits + np.float32(1e-3) * pads.astype(np.float32), vectors
 
 
-def unused_cache_counts(program: Program, ids: Any, past: Any, new: Any, cache: Any) -> Any:
+def unused_cache_counts(program: FakeProgram, ids: Any, past: Any, new: Any, cache: Any) -> Any:
     return program.replay(ids, np.full_like(past, cache.shape[1]), new, cache)
 
 
-def unused_cache_shifts_all_logits_a_little(program: Program, ids: Any, past: Any, new: Any, cache: Any) -> Any:
+def unused_cache_shifts_all_logits_a_little(program: FakeProgram, ids: Any, past: Any, new: Any, cache: Any) -> Any:
     logits, vectors = program.replay(ids, past, new, cache)
     unused = np.where((np.arange(cache.shape[1]) >= past[:, None])[..., None], np.nan_to_num(cache), 0)
     return logits + np.float32(1e-6) * unused.sum((1, 2), keepdims=True)[..., 0], vectors
 
 
-def other_rows_count(program: Program, ids: Any, past: Any, new: Any, cache: Any) -> Any:
+def other_rows_count(program: FakeProgram, ids: Any, past: Any, new: Any, cache: Any) -> Any:
     logits, vectors = program.replay(ids, past, new, cache)
     return logits + np.float32(0.05) * np.roll(logits, 1, 0) * (len(logits) > 1), vectors
 
 
-def logits_a_little_steeper(program: Program, ids: Any, past: Any, new: Any, cache: Any) -> Any:
+def logits_a_little_steeper(program: FakeProgram, ids: Any, past: Any, new: Any, cache: Any) -> Any:
     logits, vectors = program.replay(ids, past, new, cache)
     return logits * np.float32(1.02), vectors
 
 
-def logits_of_the_next_token(program: Program, ids: Any, past: Any, new: Any, cache: Any) -> Any:
+def logits_of_the_next_token(program: FakeProgram, ids: Any, past: Any, new: Any, cache: Any) -> Any:
     logits, vectors = program.replay(ids, past, new, cache)
     return np.roll(logits, 1, 1), vectors
 
 
-def past_ignored(program: Program, ids: Any, past: Any, new: Any, cache: Any) -> Any:
+def past_ignored(program: FakeProgram, ids: Any, past: Any, new: Any, cache: Any) -> Any:
     return program.replay(ids, np.zeros_like(past), new, cache)
 
 
-def past_off_by_one(program: Program, ids: Any, past: Any, new: Any, cache: Any) -> Any:
+def past_off_by_one(program: FakeProgram, ids: Any, past: Any, new: Any, cache: Any) -> Any:
     return program.replay(ids, np.maximum(past - 1, 0), new, cache)
 
 
-def positions_of_the_bucket(program: Program, ids: Any, past: Any, new: Any, cache: Any) -> Any:
+def positions_of_the_bucket(program: FakeProgram, ids: Any, past: Any, new: Any, cache: Any) -> Any:
     logits, _ = program.replay(ids, past, new, cache)
     _, vectors = program.replay(ids, np.full_like(past, cache.shape[1]), new, cache)
     return logits, vectors
 
 
-def nan_logits(program: Program, ids: Any, past: Any, new: Any, cache: Any) -> Any:
+def nan_logits(program: FakeProgram, ids: Any, past: Any, new: Any, cache: Any) -> Any:
     logits, vectors = program.replay(ids, past, new, cache)
     return np.full_like(logits, np.nan), vectors
 
 
-def infinite_logits(program: Program, ids: Any, past: Any, new: Any, cache: Any) -> Any:
+def infinite_logits(program: FakeProgram, ids: Any, past: Any, new: Any, cache: Any) -> Any:
     logits, vectors = program.replay(ids, past, new, cache)
     logits[:, 7] = np.inf
     return logits, vectors

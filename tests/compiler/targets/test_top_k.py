@@ -75,12 +75,12 @@ def test_a_verified_bundle_returns_the_largest_of_its_own_logits(
     path = compiled(target, 7)
     assert read_manifest(path).options["sample_top_k"] == 7
     executor = open_executor(Bundle.open(path), threads=1)
-    assert executor.top_k == 7
+    assert executor.bundle.sample_top_k == 7
     random, ties = np.random.default_rng(0), 0
     for _ in range(12):
         prompts = random.integers(0, 256, (2, 8)).tolist()
         step = pad(Bucket("prompt", 2, 8, 0), [0, 1], prompts, [0, 0])
-        top = executor.run_top(exact("prompt", [0, 1], prompts, [0, 0]) if executor.exact else step)
+        top = executor.run_top(exact("prompt", [0, 1], prompts, [0, 0]) if executor.capabilities.exact else step)
         values, ids = top.values[:2].copy(), top.ids[:2].copy()
         logits = executor.logits()[:2]
         wanted = top_of(logits, 7)
@@ -94,7 +94,7 @@ def test_a_verified_bundle_returns_the_largest_of_its_own_logits(
 
 def test_the_default_returns_all_logits_only_and_says_so(compiled: Callable[[str, int], Path], toy: Toy) -> None:
     executor = open_executor(Bundle.open(compiled("cpu", 0)), threads=1)
-    assert executor.top_k == 0
+    assert executor.bundle.sample_top_k == 0
     with pytest.raises(InputError, match=r"return all logits only; compile with --sample-top-k K"):
         executor.run_top(pad(Bucket("prompt", 2, 8, 0), [0], [[1]], [0]))
     executor.close()

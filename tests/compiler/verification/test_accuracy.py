@@ -31,7 +31,7 @@ from llmc.compiler.verification.windows import load_windows
 from llmc.errors import VerificationError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.executors import open_executor
-from llmc.runtime.executors.fake.program import Program
+from llmc.runtime.executors.fake.program import FakeProgram
 from llmc.runtime.step import Step
 from llmc.runtime.text.tokenizer import Tokenizer
 from llmc.testing.toy import DECODE, tokenizer_json, toy_plan
@@ -68,7 +68,7 @@ def rounded(logits: np.ndarray) -> np.ndarray:
     return np.round(logits / 0.4) * 0.4
 
 
-def coarse(program: Program, *given: Any) -> Any:
+def coarse(program: FakeProgram, *given: Any) -> Any:
     logits, new = program.replay(*given)
     return rounded(logits), new
 
@@ -215,7 +215,7 @@ def unprobed(toy: Toy) -> int:
 def damaged(token: int) -> Replay:
     """Replays with the embedding of one token lost."""
 
-    def replay(program: Program, *given: Any) -> Any:
+    def replay(program: FakeProgram, *given: Any) -> Any:
         embedding = program.embeddings[0].copy()
         embedding[token] = 0
         return replace(program, embeddings=(embedding,)).replay(*given)
@@ -251,7 +251,7 @@ def test_logits_of_text_that_are_no_numbers_do_not_pass(
     toy.compile(verify="none")
     token = unprobed(toy)
 
-    def replay(program: Program, token_ids: Any, past: Any, new: Any, cache: Any) -> Any:
+    def replay(program: FakeProgram, token_ids: Any, past: Any, new: Any, cache: Any) -> Any:
         logits, vectors = program.replay(token_ids, past, new, cache)
         last = token_ids[np.arange(len(token_ids)), new - 1]
         return np.where((last == token)[:, None], np.float32(value), logits), vectors

@@ -35,13 +35,12 @@ def test_what_counts(dtype: str, values: list[float], count: int) -> None:
 def test_only_the_tokens_that_are_asked_for_count(options: dict[str, str], count: int) -> None:
     held = np.zeros((2, 8, 4), np.float32)
     held[0, [1, 5], 2] = 7e4
-    bundle = SimpleNamespace(manifest=SimpleNamespace(options=options))
-    executor: Any = SimpleNamespace(
-        bundle=bundle, keeps_states=False, export_prefix=lambda slot, end: [held[:, :end], held[:, :end]]
-    )
+    shape = SimpleNamespace(states=())
+    bundle = SimpleNamespace(manifest=SimpleNamespace(options=options), cache_shape=shape)
+    executor: Any = SimpleNamespace(bundle=bundle, export_prefix=lambda slot, end: [held[:, :end], held[:, :end]])
     assert beyond_in(executor, [(0, 2, 6)]) == count
     assert beyond_in(executor, [(0, 6, 8)]) == 0
-    executor.keeps_states = True  # of a state no axis is tokens
+    shape.states = ("a state",)  # of a state no axis is tokens
     assert beyond_in(executor, [(0, 6, 8)]) == 2 * count
 
 

@@ -67,14 +67,14 @@ def test_an_architecture_that_traces_and_computes_something_else_is_refused_with
 
 
 def test_a_fault_behind_the_trace_is_not_laid_on_a_layer(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = executor._Bound.run
+    run = executor.BoundSession.run
 
-    def twice(self: Any, rows: Any, results: Any) -> None:
-        run(self, rows, results)
+    def twice(self: Any, inputs: Any, results: Any) -> None:
+        run(self, inputs, results)
         for result in results.values():
             np.multiply(result, 2, out=result)
 
-    monkeypatch.setattr(executor._Bound, "run", twice)
+    monkeypatch.setattr(executor.BoundSession, "run", twice)
     with pytest.raises(VerificationError, match=r"traced, all 2 layers give the reference's hidden states over 47 tok"):
         compile_it(folder)
 

@@ -98,15 +98,10 @@ def once_ready(then: Callable[[], object]) -> type[FakeExecutor]:
     """A device that does `then` in one step in the middle of the requests."""
 
     class Broken(FakeExecutor):
-        steps = -1
-
-        def ready(self) -> None:
-            super().ready()
-            self.steps = 0
+        steps = 0
 
         def run(self, step: Any) -> Any:
-            if self.steps >= 0:
-                self.steps += 1
+            self.steps += self.compilations.is_ready
             if self.steps == 30:
                 then()
             return super().run(step)
@@ -228,15 +223,9 @@ def test_quantised_numbers_may_differ_and_are_stated(toys: dict[str, Toy], monke
 
 def test_a_request_that_fails_ends_it(toys: dict[str, Toy], monkeypatch: pytest.MonkeyPatch) -> None:
     class Poisoned(FakeExecutor):
-        served = False
-
-        def ready(self) -> None:
-            super().ready()
-            self.served = True
-
         def run(self, step: Any) -> Any:
             logits = super().run(step)
-            if self.served and step.phase == "decode" and len(step.slots) == 4:
+            if self.compilations.is_ready and step.phase == "decode" and len(step.slots) == 4:
                 logits[:] = np.nan
             return logits
 

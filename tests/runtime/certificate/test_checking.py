@@ -19,7 +19,7 @@ from llmc.runtime.bundle import Bundle
 from llmc.runtime.certificate import checking, document
 from llmc.runtime.certificate.checking import Checked, check
 from llmc.runtime.certificate.document import Certificate, content, read_file, to_file
-from llmc.runtime.executors.fake import card
+from llmc.runtime.executors.fake import device
 from tests.artifacts.signing.helpers import keyring, signer
 from tests.hostile import as_json, changed
 from tests.tiers import examples
@@ -182,7 +182,7 @@ def test_one_of_another_card_or_driver_is_refused(
 
     with pytest.raises(ArtifactError, match=r"card fake-1, here none; driver 1\.0, here none"):
         believed(tmp_path, certified, bundle, told)
-    monkeypatch.setattr(card, "here", card.Card(driver="2.0"))
+    monkeypatch.setattr(device, "here", device.FakeCard(driver="2.0"))
     with pytest.raises(ArtifactError, match=r"toolchain: driver 1\.0, here 2\.0; certify here"):
         believed(tmp_path, certified, bundle, told)
     with pytest.raises(ArtifactError, match="card none, here fake-1"):

@@ -9,8 +9,8 @@ import pytest
 
 from llmc.runtime.certificate.watch import Account, Watch, process_witnesses
 from llmc.runtime.certificate.witnesses.jax_events import LateJaxWitness
-from llmc.runtime.executors.witness import Witness
-from llmc.runtime.executors.xla import compile_events
+from llmc.runtime.executors.compilations import Witness
+from llmc.runtime.executors.xla import client
 from llmc.settings import Settings
 
 
@@ -98,7 +98,7 @@ def test_the_whole_process_is_watched_for_every_device() -> None:
 
 
 def test_jax_that_comes_in_the_middle_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compile_events, "_listens", False)
+    monkeypatch.setattr(client, "_listens", False)
     monkeypatch.delitem(sys.modules, "jax", raising=False)
     witness = LateJaxWitness()
     witness.start()

@@ -220,7 +220,7 @@ def check_records(engine: Engine, records: Sequence[StepRecord]) -> None:
     for record in records:
         assert record.live_rows == len(record.requests) == len(set(record.requests))
         assert min(record.prepare_s, record.execute_s, record.sample_s) >= 0
-        if engine.executor.exact:
+        if engine.executor.capabilities.exact:
             assert record.padding_tokens == 0 and record.executable == "any"
             assert record.live_rows == record.batch
         else:
@@ -252,7 +252,7 @@ def test_sequences_move_down_when_earlier_ones_end(
     counts = (1, 9, 4, 9)
     done = Run(fresh(toy), [Asked([i] * (i + 1), greedy(count)) for i, count in enumerate(counts)])
     assert [tokens for tokens, _ in done.made] == [trusted.greedy([i] * (i + 1), n) for i, n in enumerate(counts)]
-    most = 0 if fresh(toy).executor.ragged else 3
+    most = 0 if fresh(toy).executor.capabilities.ragged else 3
     assert len(moves) <= most, "only what has to move, once"
     assert [r.live_rows for r in done.records if r.phase == "decode"][-3:] == [2, 2, 2]
 

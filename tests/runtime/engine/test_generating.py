@@ -16,7 +16,7 @@ from llmc.runtime.engine.generator import Generator
 from llmc.runtime.engine.requests import Request, Update
 from llmc.runtime.engine.sampling.params import SamplingParams
 from llmc.runtime.engine.sampling.structured import StructuredOutputsParams
-from llmc.runtime.executors.base import Content
+from llmc.runtime.executors.base import ExecutorDescription
 from llmc.runtime.executors.generating import GeneratingExecutor
 from llmc.runtime.startup.opening import EngineOptions, open_generator
 from llmc.runtime.startup.outcome import Outcome
@@ -29,8 +29,7 @@ from tests.toy import Toy
 class Counting(GeneratingExecutor):
     """A device that counts on from the prompt's last token; at `ends` it stops by itself."""
 
-    name: ClassVar[str] = "counting"
-    opens: ClassVar[Mapping[str, Content]] = {}
+    description: ClassVar[ExecutorDescription] = ExecutorDescription({})
     parameters: ClassVar[tuple[str, ...]] = ("temperature", "top_k")
     defaults: ClassVar[Mapping[str, float | int]] = {"top_k": 1}
     takes: ClassVar[str] = "the parameters that a counting device has"

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from llmc.artifacts.digest import digest_bytes
 from llmc.artifacts.key import canonical_json
 from llmc.errors import ArtifactError
-from llmc.runtime.executors.envelope import MAX_HEADER, VERSION, Envelope, Form, write_envelope
+from llmc.runtime.executors.envelope import MAX_HEADER, VERSION, ExecutableFile, Form, write_envelope
 
 HEADER = {"platform": "cpu", "jax": "0.10.2 0.10.2", "inputs": [{"name": "é", "shape": [1, 2]}]}
 SECTIONS = {"native": bytes(range(100)), "export": b"portable"}
@@ -42,7 +42,7 @@ def forged(members: dict[str, Any], rest: bytes = b"") -> bytes:
 
 def problem(data: bytes) -> str:
     with pytest.raises(ArtifactError) as caught:
-        Envelope.parse(data, "decode.xla", FORM)
+        ExecutableFile.parse(data, "decode.xla", FORM)
     assert str(caught.value).startswith("decode.xla: ")
     assert "compile it again" in str(caught.value)
     return str(caught.value)
@@ -50,7 +50,7 @@ def problem(data: bytes) -> str:
 
 @given(headers, sections)
 def test_what_was_written_is_read(header: dict[str, Any], sections: dict[str, bytes]) -> None:
-    found = Envelope.parse(write_envelope(header, sections, FORM), "a file", FORM)
+    found = ExecutableFile.parse(write_envelope(header, sections, FORM), "a file", FORM)
     assert found.header == header
     assert {name: bytes(found.section(name)) for name in found.names} == sections
 
@@ -77,20 +77,20 @@ def test_sections_are_used_where_they_lie(tmp_path: Path) -> None:
     path = tmp_path / "decode.xla"
     path.write_bytes(FILE)
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-        envelope = Envelope.parse(mapped, str(path), FORM)
+        envelope = ExecutableFile.parse(mapped, str(path), FORM)
         section = envelope.section("native")
         assert section.obj is mapped
         assert bytes(section) == SECTIONS["native"]
         section.release()
         del envelope, section
     writable = bytearray(FILE)
-    assert Envelope.parse(writable, "memory", FORM).section("native").readonly
-    assert Envelope.parse(memoryview(FILE), "memory", FORM).section("native").obj is FILE
+    assert ExecutableFile.parse(writable, "memory", FORM).section("native").readonly
+    assert ExecutableFile.parse(memoryview(FILE), "memory", FORM).section("native").obj is FILE
 
 
 def test_a_section_that_is_not_there_is_named_with_those_that_are() -> None:
     with pytest.raises(ArtifactError, match=r"^decode\.xla: no section 'code'; it has export, native; compile"):
-        Envelope.parse(FILE, "decode.xla", FORM).section("code")
+        ExecutableFile.parse(FILE, "decode.xla", FORM).section("code")
 
 
 @pytest.mark.parametrize("name", ["digest", "sections", "version"])
@@ -189,7 +189,7 @@ def test_no_flipped_bit_makes_another_header() -> None:
         changed = bytearray(FILE)
         changed[bit // 8] ^= 1 << bit % 8
         try:
-            found = Envelope.parse(bytes(changed), "a file", FORM)
+            found = ExecutableFile.parse(bytes(changed), "a file", FORM)
         except ArtifactError:
             continue
         assert found.header == HEADER

@@ -9,8 +9,7 @@ import pytest
 
 from llmc.errors import InputError
 from llmc.runtime.cache_shape import CacheShape, CacheTensor, key_value
-from llmc.runtime.executors.slot_cache import SlotCache
-from llmc.runtime.executors.slot_tensors import TensorPart, parts_of
+from llmc.runtime.executors.slot_cache import SlotCache, TensorPart, parts_of
 from llmc.runtime.step import Step
 
 STATES = (CacheTensor(0, "conv", "state", (3, 2)), CacheTensor(2, "recurrent", "state", (2, 2, 2)))

@@ -8,8 +8,7 @@ import threading
 import numpy as np
 import pytest
 
-from llmc.runtime.executors.compilations import CompilationCounter
-from llmc.runtime.executors.witness import CallsWitness, CounterWitness, Witness
+from llmc.runtime.executors.compilations import CallsWitness, CompilationCounter, CounterWitness, Witness
 
 
 class Blind(Witness):
@@ -118,8 +117,7 @@ def test_a_model_that_openvino_compiles_or_imports_is_seen(request: pytest.Fixtu
 def test_a_function_that_anybody_jits_is_seen(request: pytest.FixtureRequest) -> None:
     import jax
 
-    from llmc.runtime.executors.xla.client import open_client
-    from llmc.runtime.executors.xla.compile_events import JaxWitness
+    from llmc.runtime.executors.xla.client import JaxWitness, open_client
 
     open_client("cpu", threads=1)
     witness = started(JaxWitness(), request)

@@ -24,12 +24,10 @@ from llmc.runtime.engine.handover import Prefilled, PrefillFailed
 from llmc.runtime.engine.sampling.params import SamplingParams
 from llmc.runtime.executors import open_executor
 from llmc.runtime.hybrid import remote, wire
-from llmc.runtime.hybrid.addresses import Address
-from llmc.runtime.hybrid.facts import Facts
-from llmc.runtime.hybrid.handshake import enter
+from llmc.runtime.hybrid.facts import SideFacts
 from llmc.runtime.hybrid.remote import RemotePrefiller
 from llmc.runtime.hybrid.server import PrefillServer
-from llmc.runtime.hybrid.wire import Frames
+from llmc.runtime.hybrid.wire import Frames, PeerAddress, enter
 from llmc.runtime.hybrid.worker import PrefillWorker
 from llmc.testing.toy import VOCAB
 from tests.tiers import examples
@@ -46,25 +44,25 @@ def serve(toy: Toy, address: str = "tcp", key: str | None = None, bound: int | N
     worker = PrefillWorker(bundle, lambda: open_executor(bundle, SEQS + 1), 2)
     if address == "tcp":
         listener = socket.create_server(("127.0.0.1", port))
-        found = Address("127.0.0.1", listener.getsockname()[1])
+        found = PeerAddress("127.0.0.1", listener.getsockname()[1])
     else:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         listener.bind(address)
         listener.listen()
-        found = Address(path=address)
+        found = PeerAddress(path=address)
     return PrefillServer(worker, listener, key, bound), found
 
 
-def engine_of(toy: Toy, connect: Callable[[Facts], RemotePrefiller]) -> Engine:
+def engine_of(toy: Toy, connect: Callable[[SideFacts], RemotePrefiller]) -> Engine:
     bundle = Bundle.open(toy.bundle)
     executor = open_executor(bundle, SEQS + 1)
-    return Engine(bundle.plan, executor, VOCAB, min_prefix=2, prefiller=connect(Facts.of(bundle, executor)))
+    return Engine(bundle.plan, executor, VOCAB, min_prefix=2, prefiller=connect(SideFacts.of(bundle, executor)))
 
 
 @pytest.fixture(scope="module")
-def facts(toys: dict[str, Toy]) -> Facts:
+def facts(toys: dict[str, Toy]) -> SideFacts:
     bundle = Bundle.open(toys["static"].bundle)
-    return Facts.of(bundle, open_executor(bundle, SEQS))
+    return SideFacts.of(bundle, open_executor(bundle, SEQS))
 
 
 @pytest.fixture(scope="module", params=["tcp", "unix"])
@@ -110,7 +108,7 @@ def test_two_clients_have_each_their_own(toys: dict[str, Toy], trusted: ToyRefer
     server.close()
 
 
-def test_a_client_that_takes_nothing_bounds_what_is_computed_and_kept(toys: dict[str, Toy], facts: Facts) -> None:
+def test_a_client_that_takes_nothing_bounds_what_is_computed_and_kept(toys: dict[str, Toy], facts: SideFacts) -> None:
     server, address = serve(toys["static"], bound=2)
     slow = RemotePrefiller(address, facts)
     for number in range(50):
@@ -128,7 +126,7 @@ def test_a_client_that_takes_nothing_bounds_what_is_computed_and_kept(toys: dict
     server.close()
 
 
-def test_a_cancelled_prompt_never_comes(toys: dict[str, Toy], facts: Facts) -> None:
+def test_a_cancelled_prompt_never_comes(toys: dict[str, Toy], facts: SideFacts) -> None:
     server, address = serve(toys["static"], bound=1)
     client = RemotePrefiller(address, facts)
     for number in range(5):
@@ -147,7 +145,7 @@ def test_a_cancelled_prompt_never_comes(toys: dict[str, Toy], facts: Facts) -> N
     [("a", "b", "refuses the key"), ("a", None, "asks for a key"), (None, "b", "asks for no key")],
 )
 def test_who_has_another_key_stays_out(
-    toys: dict[str, Toy], facts: Facts, server_key: str | None, client_key: str | None, said: str
+    toys: dict[str, Toy], facts: SideFacts, server_key: str | None, client_key: str | None, said: str
 ) -> None:
     server, address = serve(toys["static"], key=server_key)
     with pytest.raises(DeviceError, match=said):
@@ -156,7 +154,7 @@ def test_who_has_another_key_stays_out(
     server.close()
 
 
-def test_a_server_that_does_not_know_the_key_gets_no_prompt(facts: Facts) -> None:
+def test_a_server_that_does_not_know_the_key_gets_no_prompt(facts: SideFacts) -> None:
     """It has listened to another handshake, and answers with what it heard."""
     listener = socket.create_server(("127.0.0.1", 0))
 
@@ -171,19 +169,19 @@ def test_a_server_that_does_not_know_the_key_gets_no_prompt(facts: Facts) -> Non
     thread = threading.Thread(target=replay)
     thread.start()
     with pytest.raises(DeviceError, match="does not know the key; nothing was sent to it"):
-        RemotePrefiller(Address("127.0.0.1", listener.getsockname()[1]), facts, "secret")
+        RemotePrefiller(PeerAddress("127.0.0.1", listener.getsockname()[1]), facts, "secret")
     thread.join()
     listener.close()
 
 
-def test_nobody_there_is_an_error_that_says_what_to_start(facts: Facts) -> None:
+def test_nobody_there_is_an_error_that_says_what_to_start(facts: SideFacts) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     with pytest.raises(DeviceError, match=rf"no prefill side .* llmc prefill BUNDLE --listen 127.0.0.1:{port}"):
-        RemotePrefiller(Address("127.0.0.1", port), facts)
+        RemotePrefiller(PeerAddress("127.0.0.1", port), facts)
 
 
-def test_another_model_is_refused_at_the_start(toys: dict[str, Toy], facts: Facts, tmp_path: Path) -> None:
+def test_another_model_is_refused_at_the_start(toys: dict[str, Toy], facts: SideFacts, tmp_path: Path) -> None:
     other = Toy.make(tmp_path, seed=7)
     other.compile()
     server, address = serve(other)
@@ -272,9 +270,9 @@ def test_a_torn_frame_loses_the_connection_and_no_request(
 class Imposter:
     """Listens, shakes hands as a server does, and answers prompts with whatever `answer` sends."""
 
-    def __init__(self, facts: Facts, answer: Callable[[Frames, dict[str, Any]], None]) -> None:
+    def __init__(self, facts: SideFacts, answer: Callable[[Frames, dict[str, Any]], None]) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = Address("127.0.0.1", self._listener.getsockname()[1])
+        self.address = PeerAddress("127.0.0.1", self._listener.getsockname()[1])
         self._facts, self._answer = facts, answer
         threading.Thread(target=self._run, daemon=True).start()
 
@@ -328,7 +326,7 @@ HOSTILE: dict[str, Callable[[Frames, int], None]] = {
 
 @pytest.mark.parametrize("answer", HOSTILE.values(), ids=list(HOSTILE))
 def test_an_answer_that_is_none_loses_the_connection_and_then_the_prompt_runs_here(
-    toys: dict[str, Toy], trusted: ToyReference, facts: Facts, answer: Callable[[Frames, int], None]
+    toys: dict[str, Toy], trusted: ToyReference, facts: SideFacts, answer: Callable[[Frames, int], None]
 ) -> None:
     peer = Imposter(facts, lambda frames, header: answer(frames, header["number"]))
     engine = engine_of(toys["static"], lambda mine: RemotePrefiller(peer.address, mine, patience_s=0.2))
@@ -338,7 +336,7 @@ def test_an_answer_that_is_none_loses_the_connection_and_then_the_prompt_runs_he
     peer.close()
 
 
-def test_logits_that_are_no_numbers_fail_the_request_alone(toys: dict[str, Toy], facts: Facts) -> None:
+def test_logits_that_are_no_numbers_fail_the_request_alone(toys: dict[str, Toy], facts: SideFacts) -> None:
     def answer(frames: Frames, header: dict[str, Any]) -> None:
         logits = np.full(VOCAB, np.nan, np.float32)
         frames.send_prefix(prefix_of(header["number"], 3), logits, [np.zeros((1, 3, 8), np.float32)], "f32")
@@ -352,13 +350,13 @@ def test_logits_that_are_no_numbers_fail_the_request_alone(toys: dict[str, Toy],
 
 
 @pytest.fixture(scope="module")
-def server(toys: dict[str, Toy]) -> Iterator[tuple[PrefillServer, Address]]:
+def server(toys: dict[str, Toy]) -> Iterator[tuple[PrefillServer, PeerAddress]]:
     made, address = serve(toys["static"])
     yield made, address
     made.close()
 
 
-def still_serves(address: Address, facts: Facts) -> bool:
+def still_serves(address: PeerAddress, facts: SideFacts) -> bool:
     client = RemotePrefiller(address, facts)
     client.submit(0, [1, 2, 3])
     assert client.wait(PATIENCE_S)
@@ -372,7 +370,7 @@ IDS = np.array([1, 2, 3], "<i8").tobytes()
 
 
 @contextmanager
-def entered(address: Address) -> Iterator[Frames]:
+def entered(address: PeerAddress) -> Iterator[Frames]:
     """Frames of a connection that the server has let in, whose socket is given back whatever comes."""
     frames = Frames(address.connect(1))
     try:
@@ -392,7 +390,7 @@ def entered(address: Address) -> Iterator[Frames]:
     ],
 )  # fmt: skip
 def test_a_client_that_sends_anything_else_is_cut_off_and_others_are_served(
-    server: tuple[PrefillServer, Address], facts: Facts, header: dict[str, Any], payload: bytes
+    server: tuple[PrefillServer, PeerAddress], facts: SideFacts, header: dict[str, Any], payload: bytes
 ) -> None:
     with entered(server[1]) as frames:
         frames.send(header, payload)
@@ -400,7 +398,7 @@ def test_a_client_that_sends_anything_else_is_cut_off_and_others_are_served(
     assert still_serves(server[1], facts)
 
 
-def test_a_prompt_number_that_is_in_use_is_refused(server: tuple[PrefillServer, Address], facts: Facts) -> None:
+def test_a_prompt_number_that_is_in_use_is_refused(server: tuple[PrefillServer, PeerAddress], facts: SideFacts) -> None:
     with entered(server[1]) as frames:
         with suppress(OSError):
             for _ in range(64):  # some answers may come before the same number does again
@@ -414,7 +412,7 @@ def test_a_prompt_number_that_is_in_use_is_refused(server: tuple[PrefillServer, 
 @given(data=st.binary(max_size=300))
 @examples(50, database=None, derandomize=True)
 def test_bytes_of_any_kind_end_a_connection_and_nothing_else(
-    server: tuple[PrefillServer, Address], data: bytes
+    server: tuple[PrefillServer, PeerAddress], data: bytes
 ) -> None:
     with server[1].connect(1) as peer, suppress(ConnectionError):
         peer.sendall(data)
@@ -426,15 +424,15 @@ def test_bytes_of_any_kind_end_a_connection_and_nothing_else(
             pass
 
 
-def test_the_server_is_as_before_after_all_that(server: tuple[PrefillServer, Address], facts: Facts) -> None:
+def test_the_server_is_as_before_after_all_that(server: tuple[PrefillServer, PeerAddress], facts: SideFacts) -> None:
     assert still_serves(server[1], facts)
     until(lambda: server[0].connections == 0)
 
 
 def test_connections_that_say_nothing_are_bounded_and_given_up(
-    toys: dict[str, Toy], facts: Facts, monkeypatch: pytest.MonkeyPatch
+    toys: dict[str, Toy], facts: SideFacts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("llmc.runtime.hybrid.handshake.HANDSHAKE_S", 1.0)
+    monkeypatch.setattr("llmc.runtime.hybrid.wire.HANDSHAKE_S", 1.0)
     monkeypatch.setattr("llmc.runtime.hybrid.server.MAX_CONNECTIONS", 3)
     made, address = serve(toys["static"])
     silent: Sequence[socket.socket] = [address.connect(1) for _ in range(3)]
@@ -449,7 +447,7 @@ def test_connections_that_say_nothing_are_bounded_and_given_up(
 
 
 def test_a_connection_that_is_lost_whenever_a_prompt_comes_is_not_tried_for_ever(
-    facts: Facts, monkeypatch: pytest.MonkeyPatch
+    facts: SideFacts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     peer = Imposter(facts, lambda frames, header: frames.close())
     client = RemotePrefiller(peer.address, facts)

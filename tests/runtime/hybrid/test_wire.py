@@ -14,13 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc.errors import ArtifactError, InputError
-from llmc.runtime.hybrid.addresses import Address
-from llmc.runtime.hybrid.facts import Facts, require_fit
-from llmc.runtime.hybrid.wire import Dtype, Frames, narrower
+from llmc.runtime.hybrid.facts import SideFacts, require_fit
+from llmc.runtime.hybrid.wire import Dtype, Frames, PeerAddress, narrower
 from tests.hostile import changed
 from tests.tiers import examples
 
-FACTS = Facts(
+FACTS = SideFacts(
     "bundle", "fake", {"config.json": "a", "model.safetensors": "b"}, "sha256:c", 257, ((2, 8), (2, 8)), "f32", "f32",
     "none", 32, 31,
 )  # fmt: skip
@@ -63,17 +62,17 @@ def test_what_arrives_is_what_was_sent_rounded_to_its_type(dtype: Dtype, length:
 
 
 def test_facts_survive_their_json() -> None:
-    assert Facts.from_json(json.loads(json.dumps(FACTS.to_json()))) == FACTS
+    assert SideFacts.from_json(json.loads(json.dumps(FACTS.to_json()))) == FACTS
 
 
 @given(found=changed(json.loads(json.dumps(FACTS.to_json()))))
 @examples(80, database=None, derandomize=True)
 def test_facts_of_a_hostile_peer_are_facts_or_refused(found: Any) -> None:
     try:
-        facts = Facts.from_json(found)
+        facts = SideFacts.from_json(found)
     except InputError:
         return
-    assert Facts.from_json(json.loads(json.dumps(facts.to_json()))) == facts
+    assert SideFacts.from_json(json.loads(json.dumps(facts.to_json()))) == facts
 
 
 @pytest.mark.parametrize(
@@ -100,14 +99,14 @@ def test_what_differs_and_is_no_obstacle_is_told() -> None:
 
 @pytest.mark.parametrize("text", ["tcp://[::1]:80", "tcp://host:8100", "unix:/run/x"])
 def test_addresses_are_read_and_shown_alike(text: str) -> None:
-    assert str(Address.parse(text)) == text
+    assert str(PeerAddress.parse(text)) == text
 
 
 @pytest.mark.parametrize("text", ["tcp://", "tcp://host", "tcp://:1", "tcp://h:70000", "unix:"])
 def test_half_an_address_is_refused(text: str) -> None:
     with pytest.raises(InputError):
-        Address.parse(text)
+        PeerAddress.parse(text)
 
 
 def test_a_path_is_no_address() -> None:
-    assert Address.parse("bundle") is None
+    assert PeerAddress.parse("bundle") is None

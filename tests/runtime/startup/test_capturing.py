@@ -20,7 +20,7 @@ from llmc.runtime.async_llm import BundleAsyncLLM
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.engine.sampling.params import SamplingParams
 from llmc.runtime.executors.base import Executor
-from llmc.runtime.executors.fake.graphs import FakeGraphDevice
+from llmc.runtime.executors.fake.executor import FakeGraphDevice
 from llmc.runtime.llm import BundleLLM
 from llmc.runtime.startup.capturing import CaptureChoice, Capturing
 from llmc.runtime.startup.opening import EngineOptions, open_executor, open_generator

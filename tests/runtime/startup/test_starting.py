@@ -63,13 +63,13 @@ def test_an_executor_that_may_opens_in_a_thread_and_its_first_executables_with_i
 
 
 def test_others_open_in_the_thread_that_asks(bundle: Path, events: list[tuple[str, str]]) -> None:
-    executor_class("fake").opens_in_thread = False  # as it is by default; the class is the one that the fixture made
+    executor_class("fake").description = FakeExecutor.description  # the class is the one that the fixture made
     with BundleLLM(bundle):
         assert {thread for _, thread in events} == {threading.current_thread().name}
 
 
 def test_native_runtimes_open_in_a_thread() -> None:
-    assert OnnxRuntimeExecutor.opens_in_thread and not FakeExecutor.opens_in_thread
+    assert OnnxRuntimeExecutor.description.opens_in_thread and not FakeExecutor.description.opens_in_thread
 
 
 @pytest.mark.parametrize("name", ["weights", "tokenizer.json"])

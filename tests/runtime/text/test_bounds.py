@@ -16,8 +16,8 @@ from tokenizers import Tokenizer as Backend
 from llmc.compiler.text.vocabulary import build_index
 from llmc.errors import ArtifactError, InputError
 from llmc.runtime.confined.limits import Limits
-from llmc.runtime.pooling.modules import Description
-from llmc.runtime.pooling.tokens import WHOLE, Tokens
+from llmc.runtime.pooling.modules import PoolingDescription
+from llmc.runtime.pooling.tokens import WHOLE, PoolingTokenizer
 from llmc.runtime.text import encoding_pool
 from llmc.runtime.text.bounds import MOST_BYTES, MOST_GROWTH, UnboundedError, bounds_of, is_regular
 from llmc.runtime.text.tokenizer import Tokenizer
@@ -197,18 +197,18 @@ def test_words_that_wordpiece_looks_at_in_every_part_are_short() -> None:
         assert Tokenizer(data).bounds.regular is regular
 
 
-EMBEDS = Description("embed", 64)
+EMBEDS = PoolingDescription("embed", 64)
 
 
 def test_a_tokenizer_of_a_model_that_embeds_is_bounded_too() -> None:
-    tokens = Tokens(with_steps(normalizer={**DOUBLING, "normalizers": DOUBLING["normalizers"][:8]}), EMBEDS)
+    tokens = PoolingTokenizer(with_steps(normalizer={**DOUBLING, "normalizers": DOUBLING["normalizers"][:8]}), EMBEDS)
     assert tokens.encode(["hi"])[0].ids == [BYTES.index("h"), BYTES.index("i")]
     with pytest.raises(InputError, match="input 1 has 4097 characters; this tokenizer takes at most 4096 at once"):
         tokens.encode(["hi", "a" * 4097], cut=WHOLE)
     with pytest.raises(ArtifactError, match="its normalizer makes more than"):
-        Tokens(with_steps(normalizer=DOUBLING), EMBEDS)
+        PoolingTokenizer(with_steps(normalizer=DOUBLING), EMBEDS)
     with pytest.raises(ArtifactError, match="the time of its steps for a text has no known bound"):
-        Tokens(with_steps(pre_tokenizer=split("(a+)+b")), EMBEDS)
+        PoolingTokenizer(with_steps(pre_tokenizer=split("(a+)+b")), EMBEDS)
 
 
 REFUSED = {"SeamlessM4TTokenizer"}

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmc.artifacts.temporaries import temporary_folder
-from llmc.runtime.executors.envelope import Envelope, write_envelope
+from llmc.runtime.executors.envelope import ExecutableFile, write_envelope
 from llmc.runtime.executors.xla.envelope import FORM
 from llmc.settings import variables
 
@@ -55,14 +55,14 @@ def noted(data: bytes, looked: Looked) -> bytes:
     nothing."""
     if not looked.products:
         return data
-    parsed = Envelope.parse(data, "an executable", FORM)
+    parsed = ExecutableFile.parse(data, "an executable", FORM)
     members = {**parsed.header, _MEMBER: {"of": looked.products, "tuned": looked.tuned}}
     return write_envelope(members, {name: bytes(parsed.section(name)) for name in parsed.names}, FORM)
 
 
 def noted_in(files: Sequence[Path]) -> Looked | None:
     """What the headers of executable files say of products, together; None where none does."""
-    headers = [Envelope.parse(file.read_bytes(), str(file), FORM).header for file in files]
+    headers = [ExecutableFile.parse(file.read_bytes(), str(file), FORM).header for file in files]
     found = [header[_MEMBER] for header in headers if _MEMBER in header]
     return Looked(sum(each["of"] for each in found), sum(each["tuned"] for each in found)) if found else None
 

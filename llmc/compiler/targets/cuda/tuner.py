@@ -18,11 +18,11 @@ from llmc.compiler.targets.cuda.tuning import made_for, parse, serialise
 from llmc.compiler.targets.tuning import Results, Tuner
 from llmc.errors import CompileError, DeviceError, LlmcError
 from llmc.platforms import how_to_install
-from llmc.runtime.executors.envelope import Envelope
+from llmc.runtime.executors.envelope import ExecutableFile
 from llmc.runtime.executors.xla.client import toolchain_version
 from llmc.runtime.executors.xla.envelope import FORM, StepHeader
-from llmc.runtime.executors.xla.exported import compile_exported
 from llmc.runtime.executors.xla.hosts import HOSTS
+from llmc.runtime.executors.xla.programs import compile_exported
 from llmc.runtime.nvidia import gpus
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class CudaTuner(Tuner):
 
     def tune(self, bundle: Bundle, executable: Executable, known: Results | None) -> Results | None:
         source = f"{bundle.path}: {executable}"
-        parsed = Envelope.parse(bundle.files.read(executable.blob), source, FORM)
+        parsed = ExecutableFile.parse(bundle.files.read(executable.blob), source, FORM)
         header = StepHeader.parse(parsed.header, source)
         devices = HOSTS["cuda"].open(header.devices, 1)
         entries = parse(self._dumped(parsed.section("export"), header, devices, source, known))

@@ -43,8 +43,8 @@ def record(bundle: Bundle, tell: Callable[[int], None]) -> None:
 
     executor = open_executor(bundle, EngineOptions())
     try:
-        if executor.in_place_of:
-            raise DeviceError(f"{bundle.path}: this process found no {executor.in_place_of} card")
+        if executor.capabilities.in_place_of:
+            raise DeviceError(f"{bundle.path}: this process found no {executor.capabilities.in_place_of} card")
         choice = CaptureChoice(CaptureOptions.of(bundle.settings))
         capturing = Capturing.of(executor, bundle.plan, choice)
         outcome = Outcome(executor, Warming(executor, bundle.plan), capturing)

@@ -4,9 +4,9 @@
 
     FOLDER/program.pt2    the portable program
     FOLDER/job.json       {"device": "cuda" | "cpu", "sizes": {…} (runtime/executors/inductor/package.py),
-                          "cache": [{…}, …] (runtime/executors/whole_step/layout.py),
+                          "cache": [{…}, …] (runtime/executors/whole_step/cache.py),
                           "weights": {name: [[size, …], dtype]}, "configs": {name: value} of torch._inductor.config}
-    FOLDER/package.pt2    what it leaves, as archive.py has it
+    FOLDER/package.pt2    what it leaves, as package.py of the executor has it
 
 The step is whole_step's `flat_step`: it writes the cache that it is given, in place, and takes its weights as inputs.
 The cache's number of slots stays open, so that memory decides it where the package runs. No weight is read: its shape
@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmc.errors import CompileError, LlmcError
-from llmc.runtime.executors.inductor.archive import tidied
-from llmc.runtime.executors.whole_step.layout import DTYPES, CardArray, lengths_of
+from llmc.runtime.executors.inductor.package import tidied
+from llmc.runtime.executors.whole_step.cache import DTYPES, CardArray, lengths_of
 from llmc.runtime.executors.whole_step.step_program import Run, flat_step
 from llmc.runtime.portable_program import PortableProgram
 

@@ -26,7 +26,7 @@ from llmc.errors import CompileError
 from llmc.runtime.executors.inductor import toolchain
 from llmc.runtime.executors.inductor.package import CAPACITY, Package, sizes_of
 from llmc.runtime.executors.weight_places import read_places
-from llmc.runtime.executors.whole_step.layout import cache_arrays
+from llmc.runtime.executors.whole_step.cache import cache_arrays
 from llmc.settings import variables
 
 if TYPE_CHECKING:

@@ -39,10 +39,9 @@ from llmc.compiler.targets.description import contract_tested
 from llmc.compiler.targets.hosting import Hosting
 from llmc.compiler.targets.programs import PROGRAMS, ProgramCosts, ProgramTarget
 from llmc.errors import CompileError, DeviceError, InputError
-from llmc.runtime.executors.lpu import toolchain
+from llmc.runtime.executors.lpu import hyperdex
 from llmc.runtime.executors.lpu.artifact import MODEL, Artifact, is_power_of_two
-from llmc.runtime.executors.lpu.process import HyperDex
-from llmc.runtime.executors.lpu.toolchain import PACKAGE, Toolchain
+from llmc.runtime.executors.lpu.hyperdex import PACKAGE, HyperDex
 
 if TYPE_CHECKING:
     from llmc.artifacts.digest import Blob
@@ -66,7 +65,7 @@ class LpuLowered(Lowered):
     artifact: Artifact = field(kw_only=True)
 
 
-def build(stages: Stages, wanted: Artifact, hyperdex: Toolchain) -> LpuLowered:
+def build(stages: Stages, wanted: Artifact, made_by: hyperdex.HyperDexToolchain) -> LpuLowered:
     """The artifact of the checkpoint, from the store if it is there; `wanted` has everything but its files.
 
     Raises CompileError where HyperDex fails, is killed or hangs, with the place of its log, which is kept.
@@ -76,7 +75,7 @@ def build(stages: Stages, wanted: Artifact, hyperdex: Toolchain) -> LpuLowered:
     components = {
         **stages.reading(tokenizer=True),
         **arguments,
-        f"toolchain.{PACKAGE}": hyperdex.version,
+        f"toolchain.{PACKAGE}": made_by.version,
         "code": code_digest(build, type(stages.checkpoint)),
     }
 
@@ -85,7 +84,7 @@ def build(stages: Stages, wanted: Artifact, hyperdex: Toolchain) -> LpuLowered:
         _write_checkpoint(stages.checkpoint, folder / _CHECKPOINT)
         before = _files(folder)
         given = {name: value for name, value in arguments.items() if name != "devices"}
-        with HyperDex(hyperdex, CompileError) as process:
+        with HyperDex(made_by, CompileError) as process:
             options = {"num_device": wanted.devices, **given}
             process.ask("compile", COMPILE_S, model=str(folder), options=options)
         found = _files(folder)
@@ -179,9 +178,9 @@ class LpuTarget(ProgramTarget):
         return cls(devices)
 
     @cached_property
-    def _hyperdex(self) -> toolchain.Toolchain | None:
+    def _hyperdex(self) -> hyperdex.HyperDexToolchain | None:
         try:
-            return toolchain.find(self.settings)
+            return hyperdex.find_hyperdex(self.settings)
         except DeviceError:
             return None
 
@@ -236,11 +235,11 @@ class LpuTarget(ProgramTarget):
             return ""
         return (
             f"on a host with HyperDex, compile the checkpoint again with --device lpu:{self._devices}: AutoCompiler "
-            f"makes the artifact there. HyperDex is installed by: {toolchain.INSTALL}"
+            f"makes the artifact there. HyperDex is installed by: {hyperdex.INSTALL}"
         )
 
     def toolchain(self) -> dict[str, str]:
-        return super().toolchain() if self._hyperdex is None else {toolchain.PACKAGE: self._hyperdex.version}
+        return super().toolchain() if self._hyperdex is None else {hyperdex.PACKAGE: self._hyperdex.version}
 
     def hosting(self, recorded: Mapping[str, Any]) -> Hosting:
         """HyperDex's; its cards have no device plug-in that is known here."""

@@ -185,7 +185,7 @@ class NeuronFinisher(EachExecutable):
             neuronx_cc.require()
         except DeviceError as e:
             return str(e)
-        here = NeuronExecutor.host().get("target")
+        here = NeuronExecutor.description.host().get("target")
         if here is None:
             return (
                 f"this host has no NeuronCores; to compile for {self._chip.name} all the same, set "

@@ -4,7 +4,7 @@ The operator's limits were read from ONNX Runtime 1.31 (contrib_ops/cpu/bert/gro
 running it: heads are a multiple of 8, those that turn a multiple of 16, as is what turns of them; keys and values have
 one width.
 
-Where caches of layers with a window begin at a later token (runtime/executors/onnxruntime/rolling.py), their attention
+Where caches of layers with a window begin at a later token (runtime/executors/onnxruntime/executor.py), their attention
 knows places, and an operator of its own turns heads by positions.
 
 `emit_whole_attention` is attention over whole texts, without a cache: matmuls, a mask and a softmax. Rule of

@@ -23,7 +23,7 @@ ROWS = "rows"
 DECODING = "decoding"
 """The input [1] int64: how many of the first tokens are of rows that decode; the others are of prompts."""
 STARTS = "first_token_"
-"""Before a window: the input that says where caches of that window begin, as runtime/executors/onnxruntime/rolling.py
+"""Before a window: the input that says where caches of that window begin, as runtime/executors/onnxruntime/executor.py
 has it."""
 ONNX_TYPES = {
     "float32": TensorProto.FLOAT, "int64": TensorProto.INT64, "int32": TensorProto.INT32, "bool": TensorProto.BOOL,

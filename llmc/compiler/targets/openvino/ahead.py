@@ -41,7 +41,7 @@ DEV = Path("/dev")
 @dataclass(frozen=True)
 class DeviceCompiler:
     """How this host compiles for `device`, as compile_model takes it: `properties`, what keys name of the compiler, and
-    what the result is made for (runtime/executors/openvino/plugins.py)."""
+    what the result is made for (runtime/executors/openvino/device.py)."""
 
     device: str
     properties: Mapping[str, str]
@@ -49,13 +49,12 @@ class DeviceCompiler:
     made_for: Mapping[str, str]
 
     def compile(self, ir: bytes, weights: MappedWeights) -> bytes:
-        """The file of device_blob.py of a model of fixed sizes.
+        """The file of blobs.py of a model of fixed sizes.
 
         Raises CompileError with OpenVINO's reason where its plugin refuses the model, or cannot export it.
         """
-        from llmc.runtime.executors.openvino.device import open_core, version
-        from llmc.runtime.executors.openvino.device_blob import DeviceBlob, reason_of
-        from llmc.runtime.executors.openvino.plugins import kind_of
+        from llmc.runtime.executors.openvino.blobs import DeviceBlob, reason_of
+        from llmc.runtime.executors.openvino.device import kind_of, open_core, version
 
         try:
             model = open_core().read_model(ir, weights.tensor)
@@ -133,8 +132,7 @@ def _facts_here(device: str) -> dict[str, str] | None:
     kind = device.partition(".")[0]
     if not any(True for pattern in _NODES[kind] for _ in DEV.glob(pattern)) or find_spec("openvino") is None:
         return None
-    from llmc.runtime.executors.openvino.device import has_device
-    from llmc.runtime.executors.openvino.plugins import facts_here, plugin_name
+    from llmc.runtime.executors.openvino.device import facts_here, has_device, plugin_name
 
     return facts_here(device) if has_device(plugin_name(device)) else None
 

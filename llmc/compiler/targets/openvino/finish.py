@@ -39,8 +39,8 @@ import openvino as ov
 
 from llmc.compiler.weights.recipes import Sink
 from llmc.errors import CompileError
+from llmc.runtime.executors.openvino.blobs import CpuBlob
 from llmc.runtime.executors.openvino.device import PRODUCT, SCALES
-from llmc.runtime.executors.openvino.static_blob import Blob
 
 _KINDS = re.compile(r'<layer id="(\d+)" name="[^"]*" type="(\w+)"')
 _EDGE = re.compile(r'<edge from-layer="(\d+)" from-port="\d+" to-layer="(\d+)" to-port="(\d+)"')
@@ -193,7 +193,7 @@ def weightless(model: ov.Model, properties: Mapping[str, Any], weights: Finished
     plain = {"CACHE_ENCRYPTION_CALLBACKS": [_same, _same]}
     try:
         stream: Any = ov.Core().compile_model(model, "CPU", {**properties, **plain}).export_model()
-        blob = Blob.parse(stream.getvalue())
+        blob = CpuBlob.parse(stream.getvalue())
     except RuntimeError as e:
         reason = " ".join(line for line in str(e).splitlines() if line and not line.startswith("Exception from"))
         raise CompileError(f"OpenVINO cannot compile the model: {reason[:500]}") from e
@@ -203,7 +203,7 @@ def weightless(model: ov.Model, properties: Mapping[str, Any], weights: Finished
     return blob.with_model(_moved(blob, weights, named).encode())
 
 
-def _moved(blob: Blob, weights: FinishedWeights, kept: Collection[str]) -> str:
+def _moved(blob: CpuBlob, weights: FinishedWeights, kept: Collection[str]) -> str:
     """The model's XML with its constants in `weights`; layers have their numbers for names, but for those `kept`."""
     xml = _EMPTY_NOTES.sub("", _NOTES.sub("", blob.model.decode()))
 

@@ -87,8 +87,7 @@ class OpenVinoStaticTarget(OpenVinoBase):
     @property
     def verification(self) -> VerificationPolicy:
         """Of float16 where a GPU or NPU is here to run what it computes in."""
-        from llmc.runtime.executors.openvino.device import has_device
-        from llmc.runtime.executors.openvino.plugins import plugin_name
+        from llmc.runtime.executors.openvino.device import has_device, plugin_name
 
         def computed_in(options: CompileOptions) -> str:
             here = self.device != "CPU" and has_device(plugin_name(self.device))

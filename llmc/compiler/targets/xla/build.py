@@ -25,7 +25,7 @@ from llmc.errors import CompileError
 from llmc.runtime.executors.envelope import write_envelope
 from llmc.runtime.executors.xla.client import Platform, open_client, toolchain_version
 from llmc.runtime.executors.xla.envelope import FORM, StepHeader, Tensor
-from llmc.runtime.executors.xla.exported import compile_exported, mesh_of, sharding_of
+from llmc.runtime.executors.xla.programs import compile_exported, mesh_of, sharding_of
 
 ANALYSIS = ("memory", "cost", "collectives")
 """Members of the header that `analyse` makes."""

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from llmc.compiler.targets.xla.hlo_ids import renumbered
 from llmc.errors import ArtifactError, DeviceError, InputError
 from llmc.platforms import how_to_install
-from llmc.runtime.executors.envelope import Envelope
+from llmc.runtime.executors.envelope import ExecutableFile
 from llmc.runtime.executors.xla.envelope import FORM, StepHeader
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ _CLEAN = "builtin.module(sccp,canonicalize,symbol-dce)"
 _PLAIN = "builtin.module(func.func(stablehlo-legalize-composite-to-call),sccp,canonicalize,symbol-dce)"
 
 
-def of_entry(store: Store, entry: Entry, executable: str | None = None) -> Envelope:
+def of_entry(store: Store, entry: Entry, executable: str | None = None) -> ExecutableFile:
     """The executable that `entry` has, or its output of the name `executable`.
 
     Raises InputError when it has none of that name, or none that is XLA's.
@@ -52,7 +52,7 @@ def of_entry(store: Store, entry: Entry, executable: str | None = None) -> Envel
     return _envelope(data, place, str(entry.key.components.get("target", "no target")))
 
 
-def of_bundle(files: BundleFiles, executable: str | None = None) -> Envelope:
+def of_bundle(files: BundleFiles, executable: str | None = None) -> ExecutableFile:
     """The executable of a bundle that `executable` describes: its words among those that `cache show` prints.
 
     A bundle's other programs are found by the name of their file. Raises InputError when there is none, or more than
@@ -72,7 +72,7 @@ def of_bundle(files: BundleFiles, executable: str | None = None) -> Envelope:
     return _envelope(files.read(digest), f"{files.folder}: {name}", manifest.target)
 
 
-def stablehlo_text(envelope: Envelope) -> str:
+def stablehlo_text(envelope: ExecutableFile) -> str:
     """The program as StableHLO, one line an operation.
 
     Raises DeviceError without JAX, ArtifactError for a program that this JAX cannot read.
@@ -82,7 +82,7 @@ def stablehlo_text(envelope: Envelope) -> str:
         return str(_module(envelope, _CLEAN))
 
 
-def hlo_proto(envelope: Envelope) -> bytes:
+def hlo_proto(envelope: ExecutableFile) -> bytes:
     """The program as a serialised `xla.HloModuleProto`; raises as `stablehlo_text` does."""
     mlir = _jax_mlir()
     from jaxlib import _jax
@@ -93,12 +93,12 @@ def hlo_proto(envelope: Envelope) -> bytes:
     return renumbered(made.as_serialized_hlo_module_proto())
 
 
-def _envelope(data: bytes, source: str, target: str) -> Envelope:
+def _envelope(data: bytes, source: str, target: str) -> ExecutableFile:
     if not data.startswith(FORM.magic[:-1]):
         raise InputError(
             f"{source} is not an XLA executable ({target}); --stablehlo and --hlo show those of devices xla and tpu"
         )
-    return Envelope.parse(data, source, FORM)
+    return ExecutableFile.parse(data, source, FORM)
 
 
 def _some(names: Iterable[str]) -> str:
@@ -118,7 +118,7 @@ def _jax_mlir() -> Any:
     return mlir
 
 
-def _module(envelope: Envelope, passes: str) -> Any:
+def _module(envelope: ExecutableFile, passes: str) -> Any:
     """The program for the executable's platform as an MLIR module, after `passes`; within an MLIR context."""
     import jax
     from jax import export

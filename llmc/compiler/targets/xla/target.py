@@ -269,10 +269,10 @@ class XlaTarget(Target):
     def analysed(self, files: Sequence[Path]) -> dict[str, Any]:
         """What XLA says of each of these executables."""
         from llmc.compiler.targets.xla.build import ANALYSIS
-        from llmc.runtime.executors.envelope import Envelope
+        from llmc.runtime.executors.envelope import ExecutableFile
         from llmc.runtime.executors.xla.envelope import FORM
 
-        headers = [Envelope.parse(file.read_bytes(), str(file), FORM).header for file in files]
+        headers = [ExecutableFile.parse(file.read_bytes(), str(file), FORM).header for file in files]
         return {"executables": [{name: header[name] for name in ANALYSIS} for header in headers]}
 
     def describe(self, analysis: Mapping[str, Any]) -> list[str]:

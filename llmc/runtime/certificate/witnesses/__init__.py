@@ -1,1 +1,1 @@
-"""Witnesses of the whole process, whatever the device; the contract is in runtime/executors/witness.py."""
+"""Witnesses of the whole process, whatever the device; the contract is in runtime/executors/compilations.py."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from llmc.runtime.executors.witness import Witness
+from llmc.runtime.executors.compilations import Witness
 
 MOST_FILES = 200_000
 """Files of all caches that are remembered; with more the witness is blind."""

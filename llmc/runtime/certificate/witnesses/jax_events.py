@@ -5,24 +5,24 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from llmc.runtime.executors.witness import Witness
-from llmc.runtime.executors.xla import compile_events
+from llmc.runtime.executors.compilations import Witness
+from llmc.runtime.executors.xla import client
 
 
 class LateJaxWitness(Witness):
     """Sees JAX's compilations if JAX is imported when it starts; if it is later, nobody heard what came first."""
 
-    name = compile_events.JaxWitness.name
+    name = client.JaxWitness.name
 
     def __init__(self) -> None:
-        self._heard: compile_events.JaxWitness | None = None
+        self._heard: client.JaxWitness | None = None
 
     def start(self) -> None:
         """Listen, without importing JAX."""
         if "jax" in sys.modules:
-            compile_events.listen()
-        if compile_events.listens():
-            self._heard = compile_events.JaxWitness()
+            client.listen()
+        if client.listens():
+            self._heard = client.JaxWitness()
 
     def what(self) -> Sequence[str]:
         """The programs."""

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from llmc.runtime.certificate.witnesses import audit
-from llmc.runtime.executors.witness import Witness
+from llmc.runtime.executors.compilations import Witness
 
 LOOK_S = 0.02
 """Looking takes 0.1 ms."""

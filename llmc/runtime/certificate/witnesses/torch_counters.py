@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from llmc.runtime.executors.witness import Witness
+from llmc.runtime.executors.compilations import Witness
 
 _MODULE = "torch._dynamo.utils"
 

@@ -53,16 +53,16 @@ def verify(logits: Logits, rows: Sequence[Row], samplers: Samplers, take: Take) 
 def require_verifiable(executor: Executor) -> None:
     """Raise InputError, saying what to compile, unless the executor gives the logits after each of a row's tokens."""
     path = executor.bundle.path
-    if executor.keeps_states:
+    if executor.bundle.cache_shape.states:
         raise InputError(
             f"{path}: its model keeps states, out of which no drafted token can be taken back: leave speculation out"
         )
-    if not executor.exact:
+    if not executor.capabilities.exact:
         raise InputError(
             f"{path}: its graphs have fixed shapes, which take one token of a sequence a step, and speculation "
             "verifies several: leave speculation out, or compile without --specialise"
         )
-    if not executor.scores_each:
+    if not executor.capabilities.scores_each:
         raise InputError(
             f"{path}: its graphs give logits after the last token of a row only, and speculation verifies several: "
             "leave speculation out, or compile again, for device openvino or cpu, without --specialise"

@@ -10,65 +10,48 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmc.errors import ArtifactError
-from llmc.runtime.executors.base import EXECUTABLES, Content
-from llmc.runtime.executors.encoders.base import LENGTHS, TOKEN_IDS, Encoder
+from llmc.runtime.executors.base import EXECUTABLES, ExecutorDescription
+from llmc.runtime.executors.encoders import LENGTHS, TOKEN_IDS, Encoder
 from llmc.runtime.executors.fake.executor import FakeExecutor
 
 if TYPE_CHECKING:
+    from llmc.artifacts.bundle.manifest_schema import Executable
     from llmc.runtime.bundle import Bundle
 
 
 class FakeEncoder(Encoder):
     """See the module's docstring. As many streams as threads, which share nothing."""
 
-    name: ClassVar[str] = "fake-encoder"
-    opens: ClassVar[Mapping[str, Content]] = {"weights": "data", EXECUTABLES: "data"}
+    description: ClassVar[ExecutorDescription] = ExecutorDescription({"weights": "data", EXECUTABLES: "data"})
 
     @classmethod
     def check(cls, bundle: Bundle) -> None:
-        """Refuse a bundle that was compiled with another version of the fake device."""
         FakeExecutor.check(bundle)
-
-    def __init__(self, bundle: Bundle, threads: int) -> None:
-        super().__init__(bundle, threads)
-        weights = bundle.files.path("weights")
-        self._programs = {e.blob: json.loads(bundle.files.read(e.blob)) for e in bundle.manifest.executables}
-        tensors: Mapping[str, Any] = next(iter(self._programs.values()))["tensors"]
-        self._embedding, self._head = (
-            np.memmap(weights, np.float32, "r", tensors[name]["offset"], tuple(tensors[name]["shape"]))
-            for name in ("embedding", "head")
-        )
 
     @property
     def streams(self) -> int:
-        """One a thread."""
         return self.threads
 
     def encode(self, inputs: Mapping[str, NDArray[np.int64]], stream: int = 0) -> NDArray[np.float32]:
         """Every token is a sum over the live ones, the farther the less; what is not live is selected away."""
         ids, lengths = inputs[TOKEN_IDS], inputs[LENGTHS]
-        program = self._programs[self.executable_for(*ids.shape).blob]
+        program, (embedding, head) = self._open(self.executable_for(*ids.shape))
         compiled = program["batch"], program["query"]
         if any(fixed not in (None, size) for fixed, size in zip(compiled, ids.shape, strict=True)):
             raise ArtifactError(
                 f"an executable compiled for batch, query {compiled} was given {ids.shape}; compile again"
             )
         at = np.arange(ids.shape[1])
-        vectors = (1 + at / program["positions"])[:, None] * self._embedding[ids]
+        vectors = (1 + at / program["positions"])[:, None] * embedding[ids]
         live = np.where((at < lengths[:, None])[..., None], vectors, 0).astype(np.float64)
         hidden = np.einsum("tj,bjh->bth", np.power(program["decay"], np.abs(at[:, None] - at)), live)
         if program["labels"]:
-            hidden = hidden[:, 0] @ self._head[: program["labels"]].T.astype(np.float64)
+            hidden = hidden[:, 0] @ head[: program["labels"]].T.astype(np.float64)
         found: NDArray[np.float32] = hidden.astype(np.float32)
         return found
 
-    def open_all(self) -> None:
-        """Nothing: all is open."""
-
-    def memory(self) -> dict[str, int]:
-        """Bytes of the weights file."""
-        return {"weights": self.bundle.files.path("weights").stat().st_size}
-
-    def close(self) -> None:
-        """Drop the programs."""
-        self._programs = {}
+    def _load(self, executable: Executable) -> tuple[dict[str, Any], list[NDArray[np.float32]]]:
+        """Its fields, and the embedding and head, mapped read-only."""
+        program, weights = json.loads(self.bundle.files.read(executable.blob)), self.bundle.files.path("weights")
+        places = [program["tensors"][name] for name in ("embedding", "head")]
+        return program, [np.memmap(weights, np.float32, "r", at["offset"], tuple(at["shape"])) for at in places]

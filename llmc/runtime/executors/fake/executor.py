@@ -6,57 +6,56 @@ live token, as compiled graphs do. So a wrong mask, slot or past changes results
 would not notice are refused: a shape other than the compiled one, a past that the slot does not hold, tokens beyond the
 cache.
 
-The suffix of the device's name selects how steps are taken, as real devices differ in this (fake/kind.py). Memory and
-graphs of a device that captures them are in fake/graphs.py.
+The suffix of the device's name selects how steps are taken, as real devices differ in this (fake/device.py).
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from llmc.errors import ArtifactError, InputError
-from llmc.runtime.executors.base import EXECUTABLES, Content, Executor
-from llmc.runtime.executors.fake import card
-from llmc.runtime.executors.fake.graphs import FakeGraphDevice
-from llmc.runtime.executors.fake.kind import BLOCK_TOKENS, Kind
-from llmc.runtime.executors.fake.program import Array, Ints, Program
-from llmc.runtime.executors.held import Held
-from llmc.runtime.executors.places import free_places, windows
-from llmc.runtime.top_logits import top_of
+from llmc.buckets.bucket import Bucket
+from llmc.buckets.render.text import size_text
+from llmc.errors import ArtifactError, InputError, OutOfDeviceMemoryError
+from llmc.runtime.executors.base import EXECUTABLES, Capabilities, ExecutorDescription, StaticExecutor
+from llmc.runtime.executors.fake import device
+from llmc.runtime.executors.fake.device import BLOCK_TOKENS, FakeKind
+from llmc.runtime.executors.fake.program import Array, FakeProgram, Ints
+from llmc.runtime.executors.slots import SlotLengths, free_places, windows
+from llmc.runtime.step import Step, pad
 
 if TYPE_CHECKING:
     from llmc.artifacts.bundle.manifest_schema import Executable
-    from llmc.buckets.bucket import Bucket
     from llmc.runtime.bundle import Bundle
-    from llmc.runtime.step import Step
-    from llmc.runtime.top_logits import TopLogits
+
+NUMBER = 4
+"""Bytes of a float32."""
 
 FAKE_VERSION = "1.0"
 """Version of the fake device's toolchain: a bundle runs on the very version that it was compiled with."""
 
 
-class FakeExecutor(Executor):
+def host() -> Mapping[str, str]:
+    """The card and its driver, on a host that has one."""
+    return {} if device.here is None else {"card": device.here.name, "driver": device.here.driver}
+
+
+class FakeExecutor(StaticExecutor):
     """See the module's docstring. The cache is one array [slots, places, hidden_size]: the model has no keys.
 
     Where the manifest says that the cache is a state, it is [slots, 1, hidden_size]: the vectors' faded sum alone.
     """
 
-    name: ClassVar[str] = "fake"
-    opens: ClassVar[Mapping[str, Content]] = {"weights": "data", EXECUTABLES: "by first bytes"}
-
-    @classmethod
-    def host(cls) -> Mapping[str, str]:
-        """The card and its driver, on a host that has one."""
-        return {} if card.here is None else {"card": card.here.name, "driver": card.here.driver}
+    description: ClassVar[ExecutorDescription] = ExecutorDescription(
+        {"weights": "data", EXECUTABLES: "by first bytes"}, host=host
+    )
 
     @classmethod
     def check(cls, bundle: Bundle) -> None:
-        """Refuse a bundle that was compiled with another version of the fake device."""
         made_with = bundle.manifest.toolchain.get("fake")
         if made_with != FAKE_VERSION:
             raise ArtifactError(
@@ -67,27 +66,33 @@ class FakeExecutor(Executor):
     def __init__(self, bundle: Bundle, slots: int, capacity: int, threads: int) -> None:
         super().__init__(bundle, slots, capacity, threads)
         self.hidden = (bundle.cache_shape.states or bundle.cache_shape.kv)[0].values
-        self._kind = Kind.of(bundle.manifest.device.partition(":")[2])
+        kind = FakeKind.of(bundle.manifest.device.partition(":")[2])
+        self._has_states = bool(bundle.cache_shape.states)
         widest = max(slots, *(b.batch for b in bundle.plan.buckets))
         self._buffer: Array = np.zeros((widest, bundle.size("vocab_size")), np.float32)
-        self._programs: dict[str, Program] = {}
+        self._programs: dict[str, FakeProgram] = {}
         self._device: FakeGraphDevice | None = None
         self._vectors: Array | None = None
-        self._held = Held(slots, bundle.cache_shape.rewind)
-        if self._kind.graph_memory is None:
+        self._held = SlotLengths(slots, bundle.cache_shape.rewind)
+        if kind.graph_memory is None:
             self.make_cache(slots)
         else:
-            self._device = FakeGraphDevice(self, self._kind.graph_memory)
+            self._device = FakeGraphDevice(self, kind.graph_memory)
+        exact = not bundle.manifest.options.get("static_dims")
+        self.capabilities = Capabilities(
+            exact=exact, ragged=kind.ragged, scores_each=exact and not self._has_states, cache_tokens=kind.cache_tokens,
+            block_tokens=1 if kind.cache_tokens is None else BLOCK_TOKENS, graph_device=self._device,
+        )  # fmt: skip
 
     def make_cache(self, slots: int) -> None:
         """An empty cache of so many slots."""
         self.slots = slots
         self._vectors = np.zeros((slots, self._places(self.capacity), self.hidden), np.float32)
-        self._held = Held(slots, self.bundle.cache_shape.rewind)
+        self._held = SlotLengths(slots, self.bundle.cache_shape.rewind)
 
     def _places(self, tokens: int) -> int:
         """Places of a slot for so many tokens; a state takes one."""
-        return 1 if self.keeps_states else self.bundle.cache_shape.kv[0].places(tokens)
+        return 1 if self._has_states else self.bundle.cache_shape.kv[0].places(tokens)
 
     @property
     def _cache(self) -> Array:
@@ -98,47 +103,9 @@ class FakeExecutor(Executor):
         assert self._vectors is not None
         return self._vectors
 
-    def graph_device(self) -> FakeGraphDevice | None:
-        """As the device was named."""
-        return self._device
-
-    @property
-    def exact(self) -> bool:
-        """True when one executable covers every shape."""
-        return not self.bundle.manifest.options.get("static_dims")
-
-    @property
-    def ragged(self) -> bool:
-        """As the device was named."""
-        return self._kind.ragged
-
-    @property
-    def cache_tokens(self) -> int | None:
-        """As the device was named."""
-        return self._kind.cache_tokens
-
-    @property
-    def block_tokens(self) -> int:
-        """Blocks are only counted: each slot has its place in the cache array all the same."""
-        return 1 if self._kind.cache_tokens is None else BLOCK_TOKENS
-
-    @property
-    def scores_each(self) -> bool:
-        """Where any shape runs, rows of any number of tokens do; a state takes back no token."""
-        return self.exact and not self.keeps_states
-
-    def executable_of(self, step: Step) -> str:
-        """Name of the executable in the manifest."""
-        return str(self._find(step.phase, step.batch, step.query, step.context))
-
-    def program(self, bucket: Bucket) -> Program:
+    def program(self, bucket: Bucket) -> FakeProgram:
         """The executable of a bucket, opened."""
         return self._open(self._find(bucket.phase, bucket.batch, bucket.query, bucket.context))
-
-    def warm(self, steps: list[tuple[str, int, int, int]]) -> None:
-        """Open the named executables; the others open when first needed, in microseconds."""
-        for shape in steps:
-            self._open(self._find(*shape))
 
     def run(self, step: Step) -> Array:
         """One step at the executable's shape; rows without a request come back as NaN, since nobody may use them."""
@@ -155,9 +122,9 @@ class FakeExecutor(Executor):
 
     def run_each(self, step: Step) -> Array:
         """As `run`, over each beginning of each row in turn: slow, and independent of how `run` sums."""
-        if not self.scores_each:
+        if not self.capabilities.scores_each:
             return super().run_each(step)
-        if not self.ragged and len(step.slots) > 1 and step.query > 1:
+        if not self.capabilities.ragged and len(step.slots) > 1 and step.query > 1:
             raise InputError(f"slots {step.slots}: rows of several tokens over a past run one at a time on this device")
         program, past = self._begin(step)
         scores = []
@@ -174,22 +141,22 @@ class FakeExecutor(Executor):
         return logits
 
     def replay(
-        self, program: Program, token_ids: Ints, past_lengths: Ints, new_lengths: Ints, past: Array
+        self, program: FakeProgram, token_ids: Ints, past_lengths: Ints, new_lengths: Ints, past: Array
     ) -> tuple[Array, Array]:
-        """The device's arithmetic, see Program.replay: a broken device overrides it."""
-        if self.keeps_states:
+        """The device's arithmetic, see FakeProgram.replay: a broken device overrides it."""
+        if self._has_states:
             logits, state = program.advance(token_ids, past_lengths, new_lengths, past[:, 0])
             return logits, state[:, None]
         return program.replay(token_ids, past_lengths, new_lengths, past)
 
-    def _begin(self, step: Step) -> tuple[Program, Array]:
+    def _begin(self, step: Step) -> tuple[FakeProgram, Array]:
         """The executable for a step that can run, and its rows' pasts, [B, context, hidden_size] or fewer places, or
         their states, NaN for rows without a request."""
         self._check_past(step)
-        program = self._open(self._find(step.phase, step.batch, step.query, step.context))
+        program = self._open(self._executable(step))
         if self.bundle.adapters:
             program = replace(program, adapters=step.row_adapters)
-        if self.keeps_states:
+        if self._has_states:
             states = np.full((step.batch, 1, self.hidden), np.nan, np.float32)
             states[: len(step.slots)] = self._cache[list(step.slots)]
             return program, states
@@ -202,20 +169,14 @@ class FakeExecutor(Executor):
         """Put the new vectors into the cache."""
         for row, slot in enumerate(step.slots):
             start, count = int(step.past_lengths[row]), int(step.new_lengths[row])
-            if self.keeps_states:
+            if self._has_states:
                 self._cache[slot] = new[row]
             else:
                 tokens = np.arange(max(0, count - self._cache.shape[1]), count)
                 self._cache[slot, (start + tokens) % self._cache.shape[1]] = new[row, tokens]
-            self._held.wrote(slot, start, start + count)
-
-    def run_top(self, step: Step) -> TopLogits:
-        """As `run`; what the executable was compiled to return."""
-        self._require_top()
-        return top_of(self.run(step), self.top_k)
+        self._held.ran(step)
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
-        """Copy within the cache array."""
         self._held.require(source, length)
         self._require_room({target: length})
         self._cache[target, : self._places(length)] = self._cache[source, : self._places(length)]
@@ -225,12 +186,11 @@ class FakeExecutor(Executor):
         """A copy of the token vectors, [1, length, hidden_size]; they are all that this model remembers. With a window
         zeros for tokens before it."""
         self._held.require(slot, length)
-        if self.keeps_states:
+        if self._has_states:
             return [self._cache[slot].copy()[None]]
         return [np.array(windows(self.bundle.cache_shape.kv[0], self._cache[slot], length))[None]]
 
     def import_prefix(self, slot: int, prefix: list[Array]) -> None:
-        """Copy token vectors into the cache array."""
         length = self._check_prefix(prefix, 1)
         self._require_room({slot: length})
         tokens = np.arange(max(0, length - self._cache.shape[1]), length)
@@ -241,13 +201,8 @@ class FakeExecutor(Executor):
         """Overwrite what no live token owns: of a state, the slot's that holds none."""
         if start == 0:
             self._cache[slot] = value
-        elif not self.keeps_states:
+        elif not self._has_states:
             self._cache[slot, free_places(self._cache.shape[1], start, self._held.used[slot])] = value
-
-    def open_all(self) -> None:
-        """Open every executable."""
-        for executable in self.bundle.manifest.executables:
-            self._open(executable)
 
     def memory(self) -> dict[str, int]:
         """Bytes of cache and logits, and the number of executables open; weights are mapped, not held."""
@@ -258,15 +213,16 @@ class FakeExecutor(Executor):
         }
 
     def close(self) -> None:
-        """Drop executables and with them the mapped weights."""
         self._programs.clear()
         self._logits = None
 
     def _find(self, phase: str, batch: int, query: int, context: int) -> Executable:
-        """The manifest's executable for a shape; raises ArtifactError when the bundle has none."""
-        return self.bundle.executable(*(("any", None, None, None) if self.exact else (phase, batch, query, context)))
+        """The one for every shape, where there is one."""
+        if self.capabilities.exact:
+            return self.bundle.executable("any", None, None, None)
+        return super()._find(phase, batch, query, context)
 
-    def _open(self, executable: Executable) -> Program:
+    def _open(self, executable: Executable) -> FakeProgram:
         """The executable, read and verified when it is used first."""
         program = self._programs.get(executable.blob)
         if program is None:
@@ -275,14 +231,14 @@ class FakeExecutor(Executor):
                 if (made_for := fields.get("card")) is not None:
                     self._require_card(executable, made_for)
                 weights = self.bundle.files.path(fields["weights"])
-                program = Program.load(fields, weights)
+                program = FakeProgram.load(fields, weights)
                 sizes = self._buffer.shape[1], self.hidden
                 if any(tensor.shape != sizes for tensor in (*program.embeddings, *program.heads)):
                     raise ValueError("its tensors are not of the sizes that the manifest states")
                 if len(program.heads) != len(self.bundle.adapters) + 1:
                     raise ValueError("its tensors are not of the adapters that the manifest states")
-                if program.top_k != self.top_k:
-                    raise ValueError(f"it returns {program.top_k} top logits, the bundle's {self.top_k}")
+                if program.top_k != self.bundle.sample_top_k:
+                    raise ValueError(f"it returns {program.top_k} top logits, the bundle's {self.bundle.sample_top_k}")
             except (AttributeError, KeyError, TypeError, ValueError) as e:
                 raise ArtifactError(
                     f"{self.bundle.path}: {executable} is not an executable of the fake device ({e}); "
@@ -298,14 +254,14 @@ class FakeExecutor(Executor):
     def _require_card(self, executable: Executable, made_for: object) -> None:
         """What a card runs is its code: not loaded from a bundle that counts as data, nor on another card."""
         self.bundle.files.require_native(f"executable {executable}")
-        if card.here is None or made_for != card.here.name:
+        if device.here is None or made_for != device.here.name:
             raise ValueError(f"it is for the card {made_for!r:.80}")
 
     def _check_past(self, step: Step) -> None:
         """Raise InputError for a step that no cache of this size and content can serve."""
-        if not self.ragged:
+        if not self.capabilities.ragged:
             self._check_rectangle(step)
-        self._check_step(step, self._held, first_slots=not self.ragged)
+        self._check_step(step, self._held, first_slots=not self.capabilities.ragged)
         ends = (step.past_lengths + step.new_lengths).tolist()
         self._require_room(dict(zip(step.slots, ends, strict=False)))
 
@@ -318,9 +274,142 @@ class FakeExecutor(Executor):
 
     def _require_room(self, changed: dict[int, int]) -> None:
         """Raise InputError when the slots' tokens, once `changed`, are more than the pool."""
-        if self.cache_tokens is None:
+        room = self.capabilities.cache_tokens
+        if room is None:
             return
         held = [changed.get(slot, used) for slot, used in enumerate(self._held.used)]
         taken = sum(-(-tokens // BLOCK_TOKENS) * BLOCK_TOKENS for tokens in held)
-        if taken > self.cache_tokens:
-            raise InputError(f"the slots' blocks take {taken} tokens; the cache holds {self.cache_tokens}")
+        if taken > room:
+            raise InputError(f"the slots' blocks take {taken} tokens; the cache holds {room}")
+
+
+@dataclass(frozen=True)
+class FakeGraph:
+    """What a bucket's graph reads from: token_ids [B, Q], past_lengths [B], new_lengths [B], past [B, context, H]."""
+
+    token_ids: Ints
+    past_lengths: Ints
+    new_lengths: Ints
+    past: Array
+
+    @classmethod
+    def of(cls, bucket: Bucket, hidden: int) -> FakeGraph:
+        """Empty buffers of the bucket's shape."""
+        batch = bucket.batch
+        return cls(
+            np.zeros((batch, bucket.query), np.int64), np.zeros(batch, np.int64), np.zeros(batch, np.int64),
+            np.zeros((batch, bucket.context, hidden), np.float32),
+        )  # fmt: skip
+
+    def load(self, step: Step, past: Array) -> tuple[Ints, Ints, Ints, Array]:
+        """Copy a step's inputs in, and return them from there."""
+        self.token_ids[...] = step.token_ids
+        self.past_lengths[...] = step.past_lengths
+        self.new_lengths[...] = step.new_lengths
+        self.past[...] = past
+        return self.token_ids, self.past_lengths, self.new_lengths, self.past
+
+
+class FakeGraphDevice:
+    """The GraphDevice of a fake executor with `total` bytes; raises OutOfDeviceMemoryError for fewer than weights take.
+
+        total = weights + workspace + KV cache + graphs + free          bytes
+
+    A step that replays no graph computes in the workspace, which grows to the largest such step and never shrinks, as
+    an allocator's pool does. A graph holds buffers of its own in its bucket's shape, as the graphs of real devices do:
+    a replay copies its inputs in there, and computes from there.
+
+    A test overrides what it wants to be told: `size_of`, what a graph takes; `free_memory`, what the device says.
+    """
+
+    graphs = "fake graphs"
+
+    def __init__(self, executor: FakeExecutor, total: int) -> None:
+        self._executor, self._total = executor, total
+        self._hidden, self._vocab = executor.hidden, executor.bundle.size("vocab_size")
+        self._weights = 2 * self._vocab * self._hidden * NUMBER
+        self._workspace = self._cache = 0
+        self._captured: dict[Bucket, tuple[FakeGraph, int]] = {}
+        self._require(0, f"{size_text(self._weights)} of weights do not fit; name the device with more")
+
+    @property
+    def block_bytes(self) -> int:
+        """A vector a token."""
+        return self._executor.bundle.plan.limits.block_size * self._hidden * NUMBER
+
+    def total_memory(self) -> int:
+        """As the device was named."""
+        return self._total
+
+    def free_memory(self) -> int:
+        """What nothing has taken."""
+        return self._left
+
+    def size_of(self, bucket: Bucket) -> int:
+        """Inputs and outputs at the bucket's shape, see FakeProgram.replay."""
+        vectors = bucket.batch * (bucket.context + bucket.query) * self._hidden
+        integers = 2 * bucket.batch * (bucket.query + 2)
+        return NUMBER * (vectors + integers + bucket.batch * self._vocab)
+
+    def expected(self, bucket: Bucket) -> int:
+        """What a graph takes follows from its shape."""
+        return self.size_of(bucket)
+
+    def run(self, bucket: Bucket) -> None:
+        """Compute the bucket on zeros in the workspace. Raises OutOfDeviceMemoryError where that has no room."""
+        self._work(bucket)
+        blank = FakeGraph.of(bucket, self._hidden)
+        blank.new_lengths.fill(1)
+        executor = self._executor
+        program = executor.program(bucket)
+        executor.replay(program, blank.token_ids, blank.past_lengths, blank.new_lengths, blank.past)
+
+    def allocate(self, blocks: int) -> None:
+        """As many slots as these blocks hold whole."""
+        executor = self._executor
+        tokens = blocks * executor.bundle.plan.limits.block_size
+        if tokens < executor.capacity:
+            raise InputError(
+                f"a KV cache of {tokens} tokens holds no sequence of {executor.capacity}; leave more memory to it: "
+                "lower --graph-reserved-mem, or plan for a shorter --max-model-len"
+            )
+        self.hold_cache(tokens)
+        executor.make_cache(tokens // executor.capacity)
+
+    def hold_cache(self, tokens: int) -> None:
+        """Take the bytes of a KV cache of so many tokens; raises OutOfDeviceMemoryError where there are not so many."""
+        size = tokens * self._hidden * NUMBER
+        self._require(size, f"a KV cache of {tokens} tokens takes {size_text(size)}; compile for fewer or shorter ones")
+        self._cache = size
+
+    def capture(self, bucket: Bucket) -> int:
+        """Run the bucket once as it is, then keep its buffers."""
+        self._executor.run(pad(bucket, [0], [[0] * bucket.query], [0]))
+        size = self.size_of(bucket)
+        self._require(size, f"the graph of {bucket} takes {size_text(size)}")
+        self._captured[bucket] = FakeGraph.of(bucket, self._hidden), size
+        return size
+
+    def inputs(self, step: Step, past: Array) -> tuple[Ints, Ints, Ints, Array]:
+        """What a step is computed from: the buffers of its bucket's graph, or the step itself, in the workspace."""
+        bucket = Bucket(step.phase, step.batch, step.query, step.context)
+        if bucket in self._captured:
+            return self._captured[bucket][0].load(step, past)
+        self._work(bucket)
+        return step.token_ids, step.past_lengths, step.new_lengths, past
+
+    @property
+    def _left(self) -> int:
+        graphs = sum(size for _, size in self._captured.values())
+        return self._total - self._weights - self._workspace - self._cache - graphs
+
+    def _work(self, bucket: Bucket) -> None:
+        more = max(0, self.size_of(bucket) - self._workspace)
+        self._require(more, f"running {bucket} takes {size_text(more)} more")
+        self._workspace += more
+
+    def _require(self, more: int, what: str) -> None:
+        if self._left < more:
+            raise OutOfDeviceMemoryError(
+                f"the fake device has {size_text(max(0, self._left))} of {size_text(self._total)} free: {what}"
+            )

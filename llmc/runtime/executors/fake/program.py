@@ -26,7 +26,7 @@ def of_adapter(name: str, number: int) -> str:
 
 
 @dataclass(frozen=True)
-class Program:
+class FakeProgram:
     """An opened executable: its sizes (None: dynamic), its constants, and its tensors [V, H], mapped read-only.
 
     `embeddings` and `heads` are without adapters, and with each; `adapters` says which of them each row takes, [B]."""
@@ -43,7 +43,7 @@ class Program:
     adapters: Ints | None = None
 
     @classmethod
-    def load(cls, fields: dict[str, Any], weights: Path) -> Program:
+    def load(cls, fields: dict[str, Any], weights: Path) -> FakeProgram:
         """From an executable's JSON and the weights file. Raises KeyError, TypeError or ValueError if malformed."""
         import numpy as np
 

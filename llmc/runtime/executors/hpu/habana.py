@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from llmc.errors import DeviceError, OutOfDeviceMemoryError
-from llmc.runtime.executors.whole_step.compiling import whole_graph
+from llmc.runtime.executors.whole_step.step_program import whole_graph
 
 _log = logging.getLogger("llmc")
 
@@ -37,7 +37,7 @@ def is_installed() -> bool:
     return find_spec(PACKAGE) is not None
 
 
-def open_card(lazy: bool) -> Card | None:
+def open_card(lazy: bool) -> HpuCard | None:
     """The card of this process, in lazy mode or not; None where the SDK or a card is missing.
 
     Raises DeviceError for an SDK that does not fit this torch or its driver, and where the process already runs it in
@@ -60,14 +60,14 @@ def open_card(lazy: bool) -> Card | None:
     if not bridge.hpu.is_available():
         return None
     try:
-        return Card(bridge, lazy)
+        return HpuCard(bridge, lazy)
     except RuntimeError as e:
         raise DeviceError(
             f"the Gaudi card cannot be opened: {e}; see `hl-smi` for its driver, and whether another process holds it"
         ) from e
 
 
-class Card:
+class HpuCard:
     """A card that was acquired. `device` is torch's name of it. Raises RuntimeError where that fails."""
 
     def __init__(self, bridge: Any, lazy: bool) -> None:
@@ -136,7 +136,7 @@ class Card:
         finally:
             setting.__exit__(None, None, None)
 
-    def capture(self, run: Callable[..., Sequence[Any]], inputs: Sequence[Any]) -> Graph:
+    def capture(self, run: Callable[..., Sequence[Any]], inputs: Sequence[Any]) -> HpuGraph:
         """Run once and record what the card does. Raises OutOfDeviceMemoryError, and leaves nothing behind then."""
         graph = self._bridge.hpu.HPUGraph()
         try:
@@ -145,7 +145,7 @@ class Card:
         except BaseException:
             graph.reset()
             raise
-        return Graph(graph, list(inputs), outputs)
+        return HpuGraph(graph, list(inputs), outputs)
 
     # counters
 
@@ -174,7 +174,7 @@ class Card:
         return metrics
 
 
-class Graph:
+class HpuGraph:
     """A captured HPU graph, which reads its inputs where they were, and leaves its outputs where they are."""
 
     def __init__(self, graph: Any, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:

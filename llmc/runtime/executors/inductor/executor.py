@@ -1,5 +1,5 @@
-"""Portable programs on an NVIDIA card: captured as CUDA graphs, compiled, or eagerly (modes.py); on the CPU where this
-host has no card.
+"""Portable programs on an NVIDIA card: captured as CUDA graphs, compiled, or eagerly (`InductorMode`); on the CPU where
+this host has no card.
 
 A step is one graph of fixed shapes (executors/whole_step), its inputs and outputs at fixed addresses (buffers.py). Of
 its outputs the host is given the top logits alone where a request samples from them; the others stay on the card until
@@ -13,30 +13,28 @@ import logging
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from llmc.runtime.executors.base import EXECUTABLES, Content
+from llmc.runtime.executors.base import EXECUTABLES, ExecutorDescription
 from llmc.runtime.executors.inductor import cuda, toolchain
 from llmc.runtime.executors.inductor.buffers import StaticInputs, StaticOutputs
 from llmc.runtime.executors.inductor.cuda import CudaCard
-from llmc.runtime.executors.inductor.graphs import CudaGraphs
-from llmc.runtime.executors.inductor.modes import Mode
 from llmc.runtime.executors.inductor.package import FORM, Package, sizes_of
 from llmc.runtime.executors.torch.executor import (
     Array,
-    Opened,
+    OpenedProgram,
     TorchExecutor,
     ordered,
-    release,
     settled,
-    torch_releases,
+    warn_of_other_torch,
 )
-from llmc.runtime.executors.whole_step.compiling import whole_graph
-from llmc.runtime.executors.whole_step.executor import CardExecutor
-from llmc.runtime.executors.whole_step.layout import cache_arrays
-from llmc.runtime.executors.whole_step.step_program import Run, flat_step, step_program
+from llmc.runtime.executors.whole_step.cache import cache_arrays
+from llmc.runtime.executors.whole_step.executor import CardExecutor, CardGraphs, step_of
+from llmc.runtime.executors.whole_step.step_program import Run, flat_step, step_program, whole_graph
 from llmc.runtime.nvidia import Needs, gpus, require_gpu
 from llmc.runtime.top_logits import TopLogits, top_of
 
@@ -45,8 +43,11 @@ if TYPE_CHECKING:
     from llmc.buckets.bucket import Bucket
     from llmc.runtime.bundle import Bundle
     from llmc.runtime.executors.compilations import CompilationCounter
-    from llmc.runtime.executors.whole_step.card import Graph
     from llmc.runtime.step import Step
+    from llmc.settings import Settings
+
+
+_log = logging.getLogger("llmc")
 
 
 @contextmanager
@@ -64,23 +65,93 @@ def _graphs() -> int:
     return 0 if module is None else int(module.counters["stats"]["unique_graphs"])
 
 
-_log = logging.getLogger("llmc")
+PIECE = 2 << 20
+"""Bytes that CUDA takes of a card at once (cuMemGetAllocationGranularity of NVIDIA's cards, CUDA 12 and 13): what the
+graph of the most operators is expected to take, before one of its phase was measured."""
 
 LOGITS, VALUES, IDS, TIED = range(4)
 """What a step gives: logits [B, V]; where programs return them, the top [B, K], and how many logits of a row are no
 less than the last of its top [B]."""
 
 
-class InductorExecutor(TorchExecutor):
-    """Opens as what this host has: `OnCard` or `OnCpu`."""
+@dataclass(frozen=True)
+class InductorMode:
+    """How an NVIDIA card runs a step, by --enforce-eager and LLMC_CUDA_GRAPHS.
 
-    name: ClassVar[str] = "inductor"
-    opens: ClassVar[Mapping[str, Content]] = {**TorchExecutor.opens, EXECUTABLES: "by first bytes"}
+        eager   graphs   mode
+        no      yes      CUDA graphs: packages, or compiled programs, captured under the memory budget; today's default
+        no      no       torch.compile: the same, launched kernel by kernel
+        yes     any      PyTorch eager mode: operator by operator
+
+    A bundle that was finished on its card brings a package for each bucket (package.py); of any other torch.compile
+    makes a graph of each bucket at the start, which is counted.
+    """
+
+    eager: bool
+    graphs: bool
+
+    @classmethod
+    def of(cls, settings: Settings) -> InductorMode:
+        """As the environment and the flags say."""
+        return cls(settings.enforce_eager, settings.cuda_graphs)
+
+    @property
+    def captures(self) -> bool:
+        """Whether CUDA graphs are captured."""
+        return self.graphs and not self.eager
+
+    def __str__(self) -> str:
+        if self.eager:
+            return "PyTorch eager mode"
+        return "CUDA graphs" if self.captures else "torch.compile"
+
+
+class CudaGraphs(CardGraphs):
+    """The card as a device that captures graphs (buckets/warmup/device.py), in the mode of CUDA graphs.
+
+    Every step, captured or not, allocates from one pool (cuda.py). The profile run makes it as large as the largest
+    prompt and the largest decode bucket need, so what a graph adds is what CUDA holds for its kernels: in proportion to
+    the operators of its program, however many tokens they are for.
+    """
+
+    graphs: ClassVar[str] = "CUDAGraphs"
+    kind: ClassVar[str] = "GPU"
+
+    _executor: InductorOnCard
+    _card: CudaCard
+
+    def expected(self, bucket: Bucket) -> int:
+        return -(-PIECE * self._executor.operators(bucket) // self._most)
+
+    @cached_property
+    def _most(self) -> int:
+        return max(map(self._executor.operators, self._executor.bundle.plan.buckets))
+
+    def run(self, bucket: Bucket) -> None:
+        """Run the bucket, and the decode bucket that reads most, over a cache of one sequence, which is given back."""
+        decode = max(self._executor.bundle.plan.decode, key=lambda b: (b.batch * b.context, b.batch))
+        self._cache.make(1)
+        try:
+            for one in (bucket, decode):
+                self._executor.run(step_of(one))
+        finally:
+            self._cache.drop()
+            self._card.give_back()
+
+
+class InductorExecutor(TorchExecutor):
+    """The CPU in the place of a card, or, where this host has one, `InductorOnCard`."""
+
+    description: ClassVar[ExecutorDescription] = replace(
+        TorchExecutor.description, opens={**TorchExecutor.description.opens, EXECUTABLES: "by first bytes"},
+        host=toolchain.host,
+    )  # fmt: skip
+
+    _stands_for: ClassVar[str] = "NVIDIA card"
 
     @classmethod
     def check(cls, bundle: Bundle) -> None:
-        """As torch's executor on a CPU. On a card another release of torch than the bundle's is no error: programs are
-        checked operator by operator, and `llmc verify` proves their numbers.
+        """As torch's executor on a CPU; a card may have another release of torch than the bundle's.
 
         Raises DeviceError for a driver that is too old for this torch, OutOfDeviceMemoryError for a card that has no
         room for weights and the cache of one sequence, naming what is missing.
@@ -95,20 +166,10 @@ class InductorExecutor(TorchExecutor):
                 bundle.path,
                 found[0],
             )
-        if not cuda.is_available():
+        if cuda.is_available():
+            warn_of_other_torch(bundle, "host")
+        else:
             super().check(bundle)
-            return
-        made_with, here = torch_releases(bundle)
-        if release(made_with) != release(here):
-            _log.warning(
-                "%s: compiled with torch %s, this host has %s: `llmc verify` says whether its numbers hold here",
-                bundle.path, made_with or "of an unknown version", here,
-            )  # fmt: skip
-
-    @classmethod
-    def host(cls) -> Mapping[str, str]:
-        """Card, driver, CUDA and torch, see toolchain.py."""
-        return toolchain.host()
 
     def _program(self, executable: Executable, data: bytes) -> bytes:
         """Also the one that a package was compiled from."""
@@ -126,28 +187,21 @@ class InductorExecutor(TorchExecutor):
         return f"{self.bundle.path}: {executable}"
 
     def __new__(cls, bundle: Bundle, *_: object) -> InductorExecutor:
-        """One of the two. What is opened as a portable half runs on the CPU, whatever is here."""
+        """What is opened as a portable half runs on the CPU, whatever is here."""
         on_card = not bundle.settings.open_portable and cuda.is_available()
-        made: InductorExecutor = object.__new__(OnCard if on_card else OnCpu)
-        if isinstance(made, OnCard):
-            made.card, made.mode = CudaCard(), Mode.of(bundle.settings)
+        made: InductorExecutor = object.__new__(InductorOnCard if on_card else InductorExecutor)
+        if isinstance(made, InductorOnCard):
+            made.card, made.mode = CudaCard(), InductorMode.of(bundle.settings)
         return made
 
 
-class OnCpu(InductorExecutor):
-    """The CPU in the place of a card."""
-
-    @property
-    def in_place_of(self) -> str:
-        """An NVIDIA card."""
-        return "NVIDIA card"
-
-
-class OnCard(CardExecutor, InductorExecutor):
+class InductorOnCard(CardExecutor, InductorExecutor):
     """The card."""
 
+    _stands_for: ClassVar[str] = ""
     card: CudaCard
-    mode: Mode
+    mode: InductorMode
+    _graph_device: ClassVar[type[CardGraphs]] = CudaGraphs
 
     def __init__(self, bundle: Bundle, slots: int, capacity: int, threads: int) -> None:
         self._packages: dict[str, Run] = {}
@@ -157,7 +211,6 @@ class OnCard(CardExecutor, InductorExecutor):
         self._ran: set[str] = set()
         self._fresh: tuple[int, int] | None = None
         """Live rows and rows of a step whose logits nobody has asked for yet."""
-        self._graph_device = CudaGraphs(self, self.card, self._cache) if self.mode.captures else None
 
     def _watched(self, what: str) -> AbstractContextManager[None]:
         return watched(self.compilations, what)
@@ -176,7 +229,7 @@ class OnCard(CardExecutor, InductorExecutor):
         package.require_sizes(sizes, arrays, source)
         self._packages[executable.blob] = package.open(source, self.card.device)
 
-    def _run_of(self, executable: Executable, opened: Opened) -> Run:
+    def _run_of(self, executable: Executable, opened: OpenedProgram) -> Run:
         """The package; where there is none, or the mode is eager, the program, compiled by its first call unless the
         mode is eager."""
         if (package := self._packages.pop(executable.blob, None)) is not None:
@@ -189,11 +242,11 @@ class OnCard(CardExecutor, InductorExecutor):
         """Run a step on the card: what it gives."""
         found = list(self._runs[executable.blob](*given))
         self._require_logits(found[LOGITS].shape[-1])
-        if self.top_k:
-            found.append((found[LOGITS].float() >= found[VALUES].narrow(-1, self.top_k - 1, 1).float()).sum(-1))
+        if k := self.bundle.sample_top_k:
+            found.append((found[LOGITS].float() >= found[VALUES].narrow(-1, k - 1, 1).float()).sum(-1))
         return found
 
-    def _replay(self, step: Step, opened: Opened) -> list[Any]:
+    def _replay(self, step: Step, opened: OpenedProgram) -> list[Any]:
         """Run a step on the card, where what it gives stays."""
         del opened  # with its cache and in its mode, see _run_of
         self._logits, self._fresh = None, (len(step.slots), step.batch)
@@ -213,33 +266,30 @@ class OnCard(CardExecutor, InductorExecutor):
         self._ran.add(executable.blob)
         return []
 
-    def _captured(self, executable: Executable, step: Step) -> Graph:
+    def _captured(self, executable: Executable, step: Step) -> Any:
         if executable.blob not in self._ran:
             self._replay(step, self._open(executable))
             self._fresh = None
         given = self._inputs.put(step)
-        graph: Graph = self.card.capture(lambda: self._results.keep(self._computed(executable, given)))
-        return graph
+        return self.card.capture(lambda: self._results.keep(self._computed(executable, given)))
 
     def run(self, step: Step) -> Array:
-        """One step; all its logits come to the host."""
         self._run(step)
         return self.logits()
 
     def run_top(self, step: Step) -> TopLogits:
         """One step; only the top of its logits comes to the host, unless others equal the last of it."""
-        self._require_top()
+        k = self._require_top()
         self._run(step)
         live, batch = len(step.slots), step.batch
         if not live:
-            return top_of(self.logits(), self.top_k)
+            return top_of(self.logits(), k)
         values, ids, tied = self._results.fetch((VALUES, IDS, TIED), live, batch)
         found = ordered(values.float().numpy(), ids.numpy())
-        equal = np.flatnonzero(tied[:live].numpy() > self.top_k)
+        equal = np.flatnonzero(tied[:live].numpy() > k)
         return settled(found, equal, self.logits()[equal]) if len(equal) else found
 
     def logits(self) -> Array:
-        """Brought to the host when they are asked for."""
         if self._fresh is not None:
             (live, batch), self._fresh = self._fresh, None
             if live:
@@ -250,7 +300,6 @@ class OnCard(CardExecutor, InductorExecutor):
         return super().logits()
 
     def close(self) -> None:
-        """Give back what the card holds."""
         super().close()
         self._inputs.drop()
         self._results.drop()

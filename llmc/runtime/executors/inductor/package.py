@@ -2,35 +2,53 @@
 
     file        the container of envelope.py, of form "LLMCAOT1"
     header      {"made_for": {name: value, …}, "sizes": {name: number, …}, "cache": [text, …], "device": "cuda" | "cpu"}
-    "package"   the .pt2 of archive.py: code; no weights
+    "package"   the .pt2, see below: code; no weights
     "program"   the portable program, a torch.export archive (portable_program.py): data
 
 `made_for` is what the code depends on: `torch`, and on a card its `cuda`, `compute_capability`, `card` and `driver`.
 `sizes` are those of the step: batch, query, context, and capacity, the tokens of a slot. `cache` has a text for each
-array of the cache (whole_step/layout.py), with its kind, dtype and sizes.
+array of the cache (whole_step/cache.py), with its kind, dtype and sizes.
 
 Why weights are inputs, and not AOTInductor's user-managed constants: both share one copy of the weights among packages.
 As inputs they need no names in the package, none of the model's bytes while it is compiled, and nothing that has to
 outlive a call. A call costs 0.3 µs more for each (torch 2.13 on a CPU, 23 weights: 112 and 103 µs); a captured graph
 pays nothing. Sizes of both are alike: 2.1 MB, of which llmc keeps 1.9. Both update the cache in place.
+
+A .pt2 is a zip with a shared library of code, which is rewritten and checked here without opening it.
+
+What torch writes and reads of it (pytorch/pytorch v2.11.0 and v2.13.0, torch/export/pt2_archive/_package.py and
+torch/csrc/inductor/aoti_package/model_package_loader.cpp; both were run here):
+
+    ROOT/archive_format, archive_version, byteorder, .data/version    a few bytes each
+    ROOT/data/aotinductor/model/NAME.wrapper.so                       the code, which torch opens as a library
+    ROOT/data/aotinductor/model/NAME.…_metadata.json                  words: platform, device, compute capability
+    ROOT/data/aotinductor/model/*.cubin                               a CUDA kernel each
+    ROOT/data/aotinductor/model/NAME.wrapper.cpp                      sources, and commands with the paths of the host
+
+torch's loader runs a compiler where a package has sources and no library. `torch._inductor.aoti_load_package` looks for
+exported programs, sample inputs and weights besides, and unpickles them. So none of these is allowed here. Sources are
+emptied: torch 2.11 looks for the metadata by their name.
 """
 
 from __future__ import annotations
 
+import io
+import re
 import tempfile
+import zipfile
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from llmc.errors import ArtifactError
-from llmc.runtime.executors.envelope import Envelope, Form, write_envelope
-from llmc.runtime.executors.inductor import archive
+from llmc.runtime.executors.envelope import ExecutableFile, Form, write_envelope
 from llmc.runtime.executors.inductor.toolchain import is_known
 
 if TYPE_CHECKING:
     from llmc.artifacts.bundle.manifest_schema import Executable
-    from llmc.runtime.executors.whole_step.layout import CardArray
+    from llmc.runtime.executors.whole_step.cache import CardArray
 
 FORM = Form(b"LLMCAOT1", "an AOTInductor executable")
 PACKAGE, PROGRAM = "package", "program"
@@ -47,6 +65,17 @@ NAMES = {
 
 CAPACITY = "kv_capacity"
 """The option of a finished bundle: tokens of a slot of the cache, which packages have for good."""
+
+ROOT = "step/"
+FOLDER = "data/aotinductor/model/"
+NAME = "model"
+"""What torch calls a package's only model."""
+
+MAX_BYTES = 4 << 30
+_FIXED = ("archive_format", "archive_version", "byteorder", ".data/version")
+_DROPPED = (".data/serialization_id",)
+_MEMBER = re.compile(r"[A-Za-z0-9_.-]{1,200}\.(?:so|cubin|cpp|json)")
+_LIBRARY, _SOURCE = ".so", ".cpp"
 
 Run: TypeAlias = Callable[..., Sequence[Any]]
 
@@ -65,7 +94,7 @@ class Package:
     @classmethod
     def parse(cls, data: bytes, source: str) -> Package:
         """Take a file apart; raises ArtifactError, naming `source`, for anything else."""
-        envelope = Envelope.parse(data, source, FORM)
+        envelope = ExecutableFile.parse(data, source, FORM)
         header = envelope.header
         device, made_for, sizes, cache = (header.get(name) for name in ("device", "made_for", "sizes", "cache"))
         words = isinstance(made_for, dict) and all(isinstance(value, str) for value in made_for.values())
@@ -78,7 +107,7 @@ class Package:
             )
         sections = envelope.section(PROGRAM), envelope.section(PACKAGE)
         found = cls(device, made_for, sizes, tuple(cache), *sections)  # type: ignore[arg-type]
-        archive.check(found.package, source)
+        check_archive(found.package, source)
         return found
 
     def to_bytes(self) -> bytes:
@@ -136,7 +165,7 @@ class Package:
             file.write(self.package)
         try:
             # not aoti_load_package, which looks for programs and weights to unpickle
-            loader = _aoti.AOTIModelPackageLoader(file.name, archive.NAME, True, 1, index)
+            loader = _aoti.AOTIModelPackageLoader(file.name, NAME, True, 1, index)
         except RuntimeError as e:
             reason = str(e).strip().partition("\n")[0]
             raise ArtifactError(
@@ -164,3 +193,53 @@ class _Step:
     def __call__(self, *tensors: Any) -> Sequence[Any]:
         found: Sequence[Any] = self._loader.boxed_run(list(tensors))
         return found
+
+
+def tidied(data: bytes) -> bytes:
+    """A package as torch wrote it, with sources emptied and entries in order: equal contents give equal bytes.
+
+    Raises ArtifactError for one that has anything that `check_archive` refuses.
+    """
+    out = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(data)) as archive, zipfile.ZipFile(out, "w") as written:
+        for info in sorted(archive.infolist(), key=lambda i: i.filename):
+            name = info.filename.partition("/")[2]
+            if name not in _DROPPED:
+                content = b"" if name.endswith(_SOURCE) else archive.read(info)
+                written.writestr(zipfile.ZipInfo(ROOT + name), content)
+    check_archive(out.getvalue(), "what torch wrote")
+    return out.getvalue()
+
+
+def check_archive(data: bytes | memoryview, source: str) -> None:
+    """Raise ArtifactError, naming `source` and what is wrong, unless `data` is such a package; nothing of it is run."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            infos = archive.infolist()
+            names = [info.filename for info in infos]
+            if sum(info.file_size for info in infos) > MAX_BYTES:
+                raise ValueError(f"it unpacks to more than {MAX_BYTES >> 30} GiB")
+            if len(set(names)) < len(names):
+                raise ValueError("a file occurs twice")
+            if odd := [name for name in names if not _is_member(name)]:
+                raise ValueError(f"{odd[0]!r:.80} has no place in it")
+            if any(info.compress_type != zipfile.ZIP_STORED for info in infos):
+                raise ValueError("a file in it is compressed")
+            if any(info.file_size for info in infos if info.filename.endswith(_SOURCE)):
+                raise ValueError("it has sources to be compiled")
+            if sum(name.endswith(_LIBRARY) for name in names) != 1 or not {ROOT + name for name in _FIXED} <= {*names}:
+                raise ValueError("it lacks its library, or a file that says what it is")
+            if broken := archive.testzip():
+                raise ValueError(f"{broken!r:.80} is damaged")
+    except (ValueError, zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError, RuntimeError) as e:
+        raise ArtifactError(
+            f"{source}: no AOTInductor package of llmc: {e}; finish the bundle again on its card's host"
+        ) from e
+
+
+def _is_member(name: str) -> bool:
+    inside = name.removeprefix(ROOT)
+    if inside == name:
+        return False
+    member = inside.removeprefix(FOLDER)
+    return inside in _FIXED or (member != inside and _MEMBER.fullmatch(member) is not None)

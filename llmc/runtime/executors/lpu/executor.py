@@ -6,18 +6,17 @@ and values by itself (Hyper-Accel/docs, docs/huggingface_api.md at b0ba3ab).
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmc.artifacts.temporaries import temporary_folder
 from llmc.errors import ArtifactError, DeviceError
-from llmc.runtime.executors.base import EXECUTABLES, Content
+from llmc.runtime.executors.base import EXECUTABLES, ExecutorDescription
 from llmc.runtime.executors.compatibility import require_version
 from llmc.runtime.executors.generating import GeneratingExecutor, Sampling
-from llmc.runtime.executors.lpu import toolchain
 from llmc.runtime.executors.lpu.artifact import MODEL, Artifact
-from llmc.runtime.executors.lpu.process import HyperDex
+from llmc.runtime.executors.lpu.hyperdex import PACKAGE, HyperDex, find_hyperdex
 
 if TYPE_CHECKING:
     from llmc.runtime.bundle import Bundle
@@ -33,8 +32,7 @@ class LpuExecutor(GeneratingExecutor):
     Parameters and their defaults are those of HyperAccel's vLLM guide ("Option for Sampling Params").
     """
 
-    name: ClassVar[str] = "lpu"
-    opens: ClassVar[Mapping[str, Content]] = {EXECUTABLES: "code"}
+    description: ClassVar[ExecutorDescription] = ExecutorDescription({EXECUTABLES: "code"})
     parameters: ClassVar[tuple[str, ...]] = ("top_p", "top_k", "temperature", "repetition_penalty")
     defaults: ClassVar[Sampling] = {"top_p": 0.7, "top_k": 1, "temperature": 1.0, "repetition_penalty": 1.2}
     takes: ClassVar[str] = "the sampling parameters of an LPU (HyperAccel's vLLM guide)"
@@ -57,7 +55,7 @@ class LpuExecutor(GeneratingExecutor):
         """The process with the model on its devices; one that is gone is started again."""
         if self._hyperdex is None:
             settings = self.bundle.settings
-            hyperdex = HyperDex(toolchain.find(settings), DeviceError)
+            hyperdex = HyperDex(find_hyperdex(settings), DeviceError)
             try:
                 devices = {"gpus": settings.num_gpu_devices, "lpus": self._artifact.devices}
                 hyperdex.ask("open", OPEN_S, model=str(self._folder), **devices)
@@ -74,7 +72,7 @@ class LpuExecutor(GeneratingExecutor):
         """HyperDex has to be here, in the version that compiled; NUM_LPU_DEVICES and NUM_GPU_DEVICES have to fit."""
         settings = bundle.settings
         artifact = Artifact.of(bundle)
-        require_version(bundle, toolchain.PACKAGE, toolchain.find(settings).version, "HyperDex")
+        require_version(bundle, PACKAGE, find_hyperdex(settings).version, "HyperDex")
         wanted = settings.num_lpu_devices
         if wanted not in (None, artifact.devices):
             raise ArtifactError(
@@ -131,7 +129,6 @@ class LpuExecutor(GeneratingExecutor):
         """It is open."""
 
     def close(self) -> None:
-        """End the process."""
         hyperdex, self._hyperdex = self._hyperdex, None
         if hyperdex is not None:
             hyperdex.close()

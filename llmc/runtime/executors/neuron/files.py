@@ -5,22 +5,96 @@
 
 A header is StepHeader's, of platform "neuron"; `topology` is the chip ("trn2"). Its shapes are those over all ranks;
 the module is one rank's. A native one says further `target`, `lnc` and `compiler`, which it was made for and by.
+
+A module is data: XLA compiles it, here for the CPU. It may come from anywhere, so that nothing but the operators below
+is handed to XLA: a custom call, above all, would call a function of this process by name or by address. Fields by their
+numbers in xla/service/hlo.proto and xla/xla_data.proto (openxla/xla at jaxlib 0.10.2):
+
+    HloModuleProto       3 computations, 4 host_program_shape, 8 input_output_alias
+    HloComputationProto  2 instructions
+    HloInstructionProto  2 opcode, 3 shape
+    ProgramShapeProto    1 parameters, 2 result
+    ShapeProto           2 element_type, 3 dimensions, 4 tuple_shapes, 6 is_dynamic_dimension
+    HloInputOutputAliasProto  1 entries: 1 output_shape_index, 2 parameter_number
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from llmc.errors import ArtifactError
-from llmc.runtime.executors.envelope import Envelope, Form, write_envelope
-from llmc.runtime.executors.neuron.module import HloModule
+from llmc.runtime.executors.envelope import ExecutableFile, Form, write_envelope
+from llmc.runtime.executors.xla import wire
 from llmc.runtime.executors.xla.envelope import StepHeader, Tensor
 
 HLO, NEFF = "hlo", "neff"
 PORTABLE, NATIVE = Form(b"LLMCHLO1", "a Neuron program"), Form(b"LLMCNEF1", "a Neuron executable")
+
+OPERATORS = frozenset({
+    "abs", "add", "all-gather", "all-reduce", "all-to-all", "and", "bitcast-convert", "broadcast", "ceil", "clamp",
+    "collective-permute", "compare", "concatenate", "constant", "convert", "copy", "cosine", "divide", "dot",
+    "dynamic-slice", "dynamic-update-slice", "exponential", "exponential-minus-one", "floor", "gather",
+    "get-tuple-element", "iota", "is-finite", "log", "log-plus-one", "logistic", "maximum", "minimum", "multiply",
+    "negate", "not", "or", "pad", "parameter", "power", "reduce", "reduce-scatter", "remainder", "replica-id",
+    "reshape", "reverse", "rsqrt", "select", "sign", "sine", "slice", "sqrt", "subtract", "tanh", "topk", "transpose",
+    "tuple", "xor",
+})  # fmt: skip
+"""What a module may hold: no loop, branch, call, sort or custom call."""
+
+ELEMENTS = {1: "pred", 4: "int32", 8: "uint32", 11: "float32", 16: "bfloat16"}
+"""xla.PrimitiveType → its name, of those that a module may hold: nothing of 64 bits, which NeuronCores lack."""
+
+_TUPLE = 13
+
+Argument = tuple[str, tuple[int, ...]]
+"""Type of the elements, and shape."""
+
+
+@dataclass(frozen=True)
+class HloModule:
+    """What a module takes and gives, as (type, shape), and which input each output takes the place of."""
+
+    inputs: tuple[Argument, ...]
+    outputs: tuple[Argument, ...]
+    aliases: tuple[tuple[int, int], ...]
+    operators: frozenset[str]
+
+    @classmethod
+    def parse(cls, data: bytes, source: str) -> HloModule:
+        """Read a module. Raises ArtifactError, naming `source`, for what is none, or has something that it must not."""
+        try:
+            return cls._read(data)
+        except (ValueError, IndexError, KeyError, TypeError, UnicodeDecodeError, RecursionError) as e:
+            what = str(e) if isinstance(e, ValueError) else f"{type(e).__name__}: {e}"
+            raise ArtifactError(
+                f"{source}: not an HLO module of llmc ({what}); compile it again with `llmc compile`"
+            ) from e
+
+    @classmethod
+    def _read(cls, data: bytes) -> HloModule:
+        shape, aliases, operators = b"", b"", set()
+        for number, _, value in wire.fields(data):
+            if number == 3:
+                operators |= set(_operators(wire.as_bytes(value)))
+            elif number == 4:
+                shape = wire.as_bytes(value)
+            elif number == 8:
+                aliases = wire.as_bytes(value)
+        if foreign := sorted(operators - OPERATORS):
+            raise ValueError(f"it has the operator {foreign[0]!r:.60}")
+        if not operators:
+            raise ValueError("it has no instructions")
+        inputs = [_argument(wire.as_bytes(value)) for number, _, value in wire.fields(shape) if number == 1]
+        results = [wire.as_bytes(value) for number, _, value in wire.fields(shape) if number == 2]
+        outputs = [each for result in results for each in _results(result)]
+        pairs = tuple(sorted(_aliases(aliases)))
+        for output, given in pairs:
+            if outputs[output] != inputs[given]:
+                raise ValueError(f"its output {output} does not fit where input {given} lies")
+        return cls(tuple(inputs), tuple(outputs), pairs, frozenset(operators))
 
 
 @dataclass(frozen=True)
@@ -37,7 +111,7 @@ class NeuronFile:
     def parse(cls, data: bytes, source: str) -> NeuronFile:
         """Read a file of either form; raises ArtifactError. Nothing of it is run."""
         form = NATIVE if data.startswith(NATIVE.magic[:-1]) else PORTABLE
-        envelope = Envelope.parse(data, source, form)
+        envelope = ExecutableFile.parse(data, source, form)
         header = StepHeader.parse(envelope.header, source)
         hlo = bytes(envelope.section(HLO))
         module = HloModule.parse(hlo, source)
@@ -81,3 +155,57 @@ def share_bytes(tensor: Tensor, devices: int) -> int:
 
 def _rank(name: str) -> int:
     return int(name.partition(".")[2] or 0) if name.startswith(NEFF) else -1
+
+
+def _operators(computation: bytes) -> Iterator[str]:
+    for number, _, instruction in wire.fields(computation):
+        if number != 2:
+            continue
+        opcode = ""
+        for inner, _, value in wire.fields(wire.as_bytes(instruction)):
+            if inner == 2:
+                opcode = wire.as_bytes(value).decode("ascii")
+            elif inner == 3:
+                list(_results(wire.as_bytes(value)))  # refuses a shape that it must not have
+        yield opcode
+
+
+def _results(shape: bytes) -> Iterator[Argument]:
+    """The arrays of a shape, those of a tuple one after the other."""
+    kind = next((value for number, _, value in wire.fields(shape) if number == 2), 0)
+    if kind != _TUPLE:
+        yield _argument(shape)
+        return
+    for number, _, value in wire.fields(shape):
+        if number == 4:
+            yield from _results(wire.as_bytes(value))
+
+
+def _argument(shape: bytes) -> Argument:
+    kind, sizes = 0, list[int]()
+    for number, _, value in wire.fields(shape):
+        if number == 2 and isinstance(value, int):
+            kind = value
+        elif number == 3:
+            sizes += [value] if isinstance(value, int) else wire.varints(value)
+        elif number == 6 and any([value] if isinstance(value, int) else wire.varints(value)):
+            raise ValueError("it has a dynamic dimension")
+    if kind not in ELEMENTS:
+        raise ValueError(f"it has elements of type {kind} (xla.PrimitiveType)")
+    if any(size >= 1 << 40 for size in sizes):
+        raise ValueError("it has a dimension that no device holds")
+    return ELEMENTS[kind], tuple(sizes)
+
+
+def _aliases(config: bytes) -> Iterator[tuple[int, int]]:
+    """(output, input) of each entry."""
+    for number, _, entry in wire.fields(config):
+        if number != 1:
+            continue
+        output, given = list[int](), 0
+        for inner, _, value in wire.fields(wire.as_bytes(entry)):
+            if inner == 1:
+                output += [value] if isinstance(value, int) else wire.varints(value)
+            elif inner == 2 and isinstance(value, int):
+                given = value
+        yield (output or [0])[0], given

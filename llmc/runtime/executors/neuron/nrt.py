@@ -23,9 +23,8 @@ from numpy.typing import NDArray
 from llmc.artifacts.temporaries import temporary_folder
 from llmc.errors import ArtifactError, DeviceError
 from llmc.runtime.executors.neuron.files import NeuronFile, share, share_bytes
+from llmc.runtime.executors.xla.arrays import DeviceArrays, WeightViews, dtype_of
 from llmc.runtime.executors.xla.envelope import AXIS, Tensor
-from llmc.runtime.executors.xla.slot_executor import DeviceArrays
-from llmc.runtime.executors.xla.weights import WeightViews, dtype_of
 
 if TYPE_CHECKING:
     from llmc.runtime.bundle import Bundle
@@ -77,27 +76,22 @@ class NeuronArrays(DeviceArrays):
         self._weights: dict[str, DeviceArray] = {}
 
     def zeros(self, tensor: Tensor) -> DeviceArray:
-        """See `DeviceArrays.zeros`."""
         part = np.zeros(share(tensor, self._ranks), dtype_of(tensor.dtype))
         return self._placed(tensor, [part] * self._ranks)
 
     def weight(self, tensor: Tensor) -> DeviceArray:
-        """See `DeviceArrays.weight`."""
         if tensor.name not in self._weights:
             self._weights[tensor.name] = self._placed(tensor, self._parts(tensor, self._views.array(tensor)))
         return self._weights[tensor.name]
 
     def put(self, *arrays: Any) -> list[DeviceArray]:
-        """See `DeviceArrays.put`."""
         tensors = [Tensor("input", np.shape(a), str(np.asarray(a).dtype), (None,) * np.ndim(a)) for a in arrays]
         return self.put_as(tensors, *arrays)
 
     def put_as(self, tensors: Sequence[Tensor], *arrays: Any) -> list[DeviceArray]:
-        """See `DeviceArrays.put_as`."""
         return [self._placed(t, self._parts(t, np.asarray(a))) for t, a in zip(tensors, arrays, strict=True)]
 
     def fetch(self, array: DeviceArray) -> NDArray[Any]:
-        """See `DeviceArrays.fetch`."""
         axis = next((i for i, dim in enumerate(array.tensor.dims) if dim == AXIS), None)
         if axis is None:
             return np.asarray(array.parts[0].numpy())
@@ -105,11 +99,9 @@ class NeuronArrays(DeviceArrays):
 
     @property
     def weight_bytes(self) -> int:
-        """See `DeviceArrays.weight_bytes`."""
         return self._views.nbytes
 
     def close(self) -> None:
-        """See `DeviceArrays.close`."""
         self._weights.clear()
 
     def _parts(self, tensor: Tensor, array: NDArray[Any]) -> list[NDArray[Any]]:

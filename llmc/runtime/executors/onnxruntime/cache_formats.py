@@ -10,11 +10,10 @@ from numpy.typing import NDArray
 
 from llmc.runtime.bfloat16 import from_bfloat16, to_bfloat16
 from llmc.runtime.cache_shape import SCALE_BYTES, CacheShape
-from llmc.runtime.executors.slot_tensors import Tensors
+from llmc.runtime.executors.slot_cache import TensorPart, Tensors
 
 if TYPE_CHECKING:
     from llmc.runtime.bundle import Bundle
-    from llmc.runtime.executors.slot_tensors import TensorPart
 
 _LARGEST, _LEAST = np.float32(127), np.float32(1e-30)
 _NO_NUMBER = 0x7FC00000
@@ -50,15 +49,12 @@ class CodedTensors(Tensors):
     """Keys and values in 8 bits."""
 
     def numbers(self, held: NDArray[Any]) -> NDArray[np.float32]:
-        """The numbers that lines hold."""
         return decoded(held)
 
     def held(self, numbers: NDArray[np.float32]) -> NDArray[Any]:
-        """The lines that hold numbers."""
         return encoded(numbers)
 
     def filling(self, part: TensorPart, value: float) -> NDArray[Any]:
-        """One line, of a value repeated."""
         return encoded(np.full(part.like.shape[1] - SCALE_BYTES, value, np.float32))
 
 
@@ -79,15 +75,12 @@ class RoundedTensors(Tensors):
     """Keys and values in bfloat16."""
 
     def numbers(self, held: NDArray[Any]) -> NDArray[np.float32]:
-        """The numbers that bits stand for."""
         return from_bfloat16(held)
 
     def held(self, numbers: NDArray[np.float32]) -> NDArray[Any]:
-        """The bits that stand for numbers."""
         return rounded(numbers)
 
     def filling(self, part: TensorPart, value: float) -> NDArray[Any]:
-        """The bits of one value."""
         return rounded(np.full(1, value, np.float32))
 
 

@@ -5,7 +5,6 @@ Batches run one after the other, each on all CPUs: the process has one pool of t
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -13,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmc.errors import ArtifactError
-from llmc.runtime.executors.base import EXECUTABLES, Content
+from llmc.runtime.executors.base import EXECUTABLES, ExecutorDescription
 from llmc.runtime.executors.compatibility import require_version
-from llmc.runtime.executors.encoders.base import Encoder
+from llmc.runtime.executors.encoders import Encoder
 from llmc.runtime.executors.onnxruntime.session import open_session
 
 if TYPE_CHECKING:
@@ -26,37 +25,26 @@ if TYPE_CHECKING:
 class OnnxRuntimeEncoder(Encoder):
     """See the module's docstring."""
 
-    name: ClassVar[str] = "onnxruntime-encoder"
-    opens: ClassVar[Mapping[str, Content]] = {"weights": "data", EXECUTABLES: "data"}
+    description: ClassVar[ExecutorDescription] = ExecutorDescription({"weights": "data", EXECUTABLES: "data"})
 
     @classmethod
     def check(cls, bundle: Bundle) -> None:
-        """Refuse a bundle of another ONNX Runtime."""
         import onnxruntime
 
         require_version(bundle, "onnxruntime", onnxruntime.__version__, "ONNX Runtime")
 
     def __init__(self, bundle: Bundle, threads: int) -> None:
         super().__init__(bundle, threads)
-        self._lock = threading.Lock()
-        self._sessions: dict[str, Any] = {}
-        if self.exact:
-            self._session(self.executable_for(1, 1))
+        if self.capabilities.exact:
+            self._open(self.executable_for(1, 1))
 
     def encode(self, inputs: Mapping[str, NDArray[np.int64]], stream: int = 0) -> NDArray[np.float32]:
-        """Run the executable of the batch's shape."""
-        session = self._session(self.executable_for(*inputs["token_ids"].shape))
+        session = self._open(self.executable_for(*inputs["token_ids"].shape))
         wanted = [given.name for given in session.get_inputs()]
         found: NDArray[np.float32] = session.run(None, {name: inputs[name] for name in wanted})[0]
         return found
 
-    def _session(self, executable: Executable) -> Any:
-        with self._lock:
-            if executable.blob not in self._sessions:
-                self._sessions[executable.blob] = self._open(executable)
-            return self._sessions[executable.blob]
-
-    def _open(self, executable: Executable) -> Any:
+    def _load(self, executable: Executable) -> Any:
         bundle = self.bundle
         bundle.files.path("weights")  # verified before the runtime maps it
         try:
@@ -65,16 +53,3 @@ class OnnxRuntimeEncoder(Encoder):
             raise ArtifactError(f"{bundle.path}: ONNX Runtime cannot open {executable}: {error}") from error
         self.compilations.loaded(str(executable))
         return session
-
-    def open_all(self) -> None:
-        """Open a session of every executable."""
-        for executable in self.bundle.manifest.executables:
-            self._session(executable)
-
-    def memory(self) -> dict[str, int]:
-        """Bytes of the weights file."""
-        return {"weights": self.bundle.files.path("weights").stat().st_size}
-
-    def close(self) -> None:
-        """Drop the sessions."""
-        self._sessions.clear()

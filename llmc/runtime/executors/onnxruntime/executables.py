@@ -15,11 +15,10 @@ from numpy.typing import NDArray
 
 from llmc.artifacts.bundle.kernel_sets import KERNEL_SETS, sets_in
 from llmc.errors import ArtifactError
-from llmc.runtime.executors.base import EXECUTABLES, Content
+from llmc.runtime.executors.base import EXECUTABLES, ExecutorDescription
 from llmc.runtime.executors.compatibility import kernels_here, require_mappable
 from llmc.runtime.executors.onnxruntime.cache_formats import FLOATS, format_of, lines_of
-from llmc.runtime.executors.onnxruntime.session import open_session, session_witness
-from llmc.runtime.executors.onnxruntime.team import Team
+from llmc.runtime.executors.onnxruntime.session import Team, open_session, session_witness
 from llmc.runtime.executors.slot_cache import SlotCacheExecutor
 from llmc.runtime.heap import trim
 from llmc.runtime.step import ADAPTERS
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from llmc.artifacts.bundle.manifest_schema import Executable
     from llmc.runtime.bundle import Bundle
     from llmc.runtime.executors.compilations import CompilationCounter
-    from llmc.runtime.executors.witness import Witness
     from llmc.runtime.step import Part, Step
 
 LOGIT_ROWS = "logit_rows"
@@ -184,21 +182,19 @@ class Executables:
 class OnnxExecutor(SlotCacheExecutor):
     """What executors of ONNX graphs do alike; `_run_part` takes a step that a graph can run as it is."""
 
-    opens: ClassVar[Mapping[str, Content]] = {
-        "weights": "data",
-        EXECUTABLES: "data",
-        **dict.fromkeys((s.file for s in KERNEL_SETS), "code"),
-    }
-    opens_in_thread: ClassVar[bool] = True
+    description: ClassVar[ExecutorDescription] = ExecutorDescription(
+        {"weights": "data", EXECUTABLES: "data", **dict.fromkeys((s.file for s in KERNEL_SETS), "code")},
+        opens_in_thread=True,
+    )
     _results: Results
 
     def __init__(self, bundle: Bundle, slots: int, capacity: int, threads: int) -> None:
         super().__init__(bundle, slots, capacity, threads)
+        self.compilations.witnesses.append(session_witness())
         self._executables = Executables(bundle, threads, self.compilations)
         self._results = {}
 
     def executable_of(self, step: Step) -> str:
-        """Name of the executable in the manifest."""
         return str(self._executables.executable(step))
 
     def warm(self, steps: list[tuple[str, int, int, int]]) -> None:
@@ -206,15 +202,9 @@ class OnnxExecutor(SlotCacheExecutor):
         self._executables.open_first(steps)
 
     def open_all(self) -> None:
-        """Open every executable before returning."""
         self._executables.open_all()
 
-    def witnesses(self) -> Sequence[Witness]:
-        """And every session that is made."""
-        return (*super().witnesses(), session_witness())
-
     def run(self, step: Step) -> NDArray[np.float32]:
-        """One step, with all logits."""
         self._run(step)
         return self.logits()
 
@@ -225,11 +215,22 @@ class OnnxExecutor(SlotCacheExecutor):
         return TopLogits(self._results["top_values"], self._results["top_ids"])
 
     def run_each(self, step: Step) -> NDArray[np.float32]:
-        """As `run`, asked for the logits of every live token."""
-        if not self.scores_each:
+        if not self.capabilities.scores_each:
             return super().run_each(step)
         self._run(step, each=True)
         return self._results["logits"][: step.live_tokens]
+
+    def memory(self) -> dict[str, int]:
+        """Bytes of the cache and of results, and executables open: a slot counts with what it held at its longest, the
+        layouts for decode and prompts with their largest."""
+        return {
+            "cache": self._cache.nbytes + self._staging.nbytes,
+            "logits": sum(array.nbytes for array in self._results.values()),
+            "open_executables": self._executables.open_count,
+        }
+
+    def close(self) -> None:
+        self._executables.close()
 
     def _run(self, step: Step, each: bool = False) -> None:
         """One step, in parts where no graph takes it whole; what graphs return for its rows, or for `each` live token,
@@ -275,22 +276,49 @@ class OnnxExecutor(SlotCacheExecutor):
     def _buffers(self, rows: int) -> Results:
         """What graphs return, for so many rows of logits."""
         made: Results = {"logits": np.zeros((rows, self.bundle.size("vocab_size")), np.float32)}
-        if self.top_k:
-            made["top_values"] = np.zeros((rows, self.top_k), np.float32)
-            made["top_ids"] = np.zeros((rows, self.top_k), np.int64)
+        if k := self.bundle.sample_top_k:
+            made["top_values"] = np.zeros((rows, k), np.float32)
+            made["top_ids"] = np.zeros((rows, k), np.int64)
         return made
 
 
-def bind_array(bind: Callable[..., None], name: str, array: NDArray[Any]) -> None:
+class BoundSession:
+    """A session bound to its cache: where it reads and where it writes each tensor, by entry; one array is both in
+    place."""
+
+    def __init__(self, session: Any, cache: Mapping[str, tuple[NDArray[Any], NDArray[Any]]]) -> None:
+        self._session = session
+        self._binding = session.io_binding()
+        self._cache = cache
+        self._names = {given.name for given in session.get_inputs()}
+        self._inputs: dict[str, NDArray[np.int64]] = {}
+        self._bound: dict[str, tuple[int, int]] = {}
+        for entry, (past, present) in cache.items():
+            _bind(self._binding.bind_input, f"past_{entry}", past)
+            _bind(self._binding.bind_output, f"present_{entry}", present)
+
+    def run(self, inputs: Mapping[str, NDArray[np.int64]], results: Mapping[str, NDArray[Any]]) -> None:
+        """Replay with those of `inputs` that the graph has; the first rows of `results` take what it returns for the
+        tokens that LOGIT_ROWS names."""
+        for name, given in inputs.items():
+            if name not in self._names:
+                continue
+            held = self._inputs.get(name)
+            if held is None or held.shape != given.shape:
+                held = self._inputs[name] = np.empty(given.shape, np.int64)
+                _bind(self._binding.bind_input, name, held)
+            held[:] = given
+        count = len(inputs[LOGIT_ROWS])
+        for name, array in results.items():
+            if self._bound.get(name) != (array.ctypes.data, count):
+                _bind(self._binding.bind_output, name, array[:count])
+                self._bound[name] = (array.ctypes.data, count)
+        self._session.run_with_iobinding(self._binding)
+
+
+def _bind(bind: Callable[..., None], name: str, array: NDArray[Any]) -> None:
     """Bind an input or output of a session to a contiguous array, which must outlive the binding."""
     bind(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
-
-
-def bind_cache(binding: Any, places: Mapping[str, tuple[NDArray[Any], NDArray[Any]]]) -> None:
-    """Bind where a session reads and where it writes each tensor of its cache, by entry; one array is both in place."""
-    for entry, (past, present) in places.items():
-        bind_array(binding.bind_input, f"past_{entry}", past)
-        bind_array(binding.bind_output, f"present_{entry}", present)
 
 
 def _heads_and_width(shape: Sequence[Any]) -> tuple[Any, ...]:

@@ -6,26 +6,26 @@ Two kinds of bundle. With one executable for all buckets (`static_dims` empty) a
 cache [slots, kv_heads, capacity, head_dim]. Specialised, each bucket has its own executable with fixed batch, query
 and cache length context + query: decode runs on a cache of the bucket's length that slots are laid out in while they
 decode (slot_cache.py); a prompt runs on a staging cache and is copied into its slots. Where graphs read a ring it is a
-rolling one (rolling.py). States are read from their slots (specialised: from a copy), written apart, and then copied
-into the slots of live rows.
+rolling one (`RollingTensors`). States are read from their slots (specialised: from a copy), written apart, and then
+copied into the slots of live rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
 from llmc.errors import InputError
+from llmc.runtime.executors.base import Capabilities
 from llmc.runtime.executors.compatibility import require_features, require_version
-from llmc.runtime.executors.onnxruntime.executables import LOGIT_ROWS, OnnxExecutor, bind_array, bind_cache
-from llmc.runtime.executors.onnxruntime.rolling import STARTS, RollingTensors
-from llmc.runtime.executors.slot_cache import SlotCache
-from llmc.runtime.executors.slot_tensors import Tensors, parts_of
-from llmc.runtime.host import PROMPT_CHUNK, ROLLING_ROOM
+from llmc.runtime.executors.onnxruntime.executables import LOGIT_ROWS, BoundSession, OnnxExecutor
+from llmc.runtime.executors.slot_cache import SlotCache, TensorPart, Tensors, parts_of
+from llmc.runtime.host import PROMPT_CHUNK, ROLLING_ROOM, rolling_ring
 from llmc.runtime.step import ADAPTERS, in_pieces, rows_apart
 
 if TYPE_CHECKING:
@@ -35,16 +35,15 @@ if TYPE_CHECKING:
 Array = NDArray[np.float32]
 _MAX_BINDINGS = 64
 
+STARTS = "first_token_"
+"""Before a window: the graphs' input that says at which token of each row caches of that window begin, [B] int64."""
+
 
 class OnnxRuntimeExecutor(OnnxExecutor):
     """See the module's docstring."""
 
-    name: ClassVar[str] = "onnxruntime"
-    prompt_chunk: ClassVar[int | None] = PROMPT_CHUNK
-
     @classmethod
     def check(cls, bundle: Bundle) -> None:
-        """Refuse a bundle made with another ONNX Runtime or for another instruction set."""
         require_version(bundle, "onnxruntime", ort.__version__, "onnxruntime")
         require_features(bundle, "instruction set")
 
@@ -52,11 +51,14 @@ class OnnxRuntimeExecutor(OnnxExecutor):
         super().__init__(bundle, slots, capacity, threads)
         buckets = bundle.plan.buckets
         shape = bundle.cache_shape
-        static = () if self.exact else buckets
+        # one executable for every shape; one of fixed shape returns as many logits as it has rows
+        self._exact = exact = not bundle.manifest.options.get("static_dims")
+        self.capabilities = Capabilities(exact, scores_each=exact, prompt_chunk=PROMPT_CHUNK)
+        static = () if exact else buckets
         decode = [(b.batch, b.context + 1) for b in static if b.phase == "decode"] or [(0, 0)]
         prompt = [(1 if b.context else b.batch) * (b.context + b.query) for b in static if b.phase == "prompt"]
         rows, longest = (max(values) for values in zip(*decode, strict=True))
-        if self.exact:
+        if self._exact:
             self._cache = SlotCache(shape, slots, capacity, home_kind=RollingTensors)
         else:
             self._cache = SlotCache(shape, slots, capacity, rows, longest, decode_kind=RollingTensors)
@@ -66,28 +68,18 @@ class OnnxRuntimeExecutor(OnnxExecutor):
         self._reserve(most)
         self._given_states, self._new_states = (
             [np.zeros(t.size(count, 0), np.float32) for t in shape.states]
-            for count in (0 if self.exact else most, most)
+            for count in (0 if self._exact else most, most)
         )
-        self._bound: dict[tuple[Any, ...], _Bound] = {}
-
-    @property
-    def exact(self) -> bool:
-        """True when one executable covers every shape."""
-        return not self.bundle.manifest.options.get("static_dims")
-
-    @property
-    def scores_each(self) -> bool:
-        """True when one executable covers every shape: one of fixed shape returns as many logits as it has rows."""
-        return self.exact
+        self._bound: dict[tuple[Any, ...], BoundSession] = {}
 
     def _require(self, step: Step) -> None:
-        self._check_step(step, self._cache.held, first_slots=not self.exact)
+        self._check_step(step, self._cache.held, first_slots=not self._exact)
 
     def _parts(self, step: Step) -> Iterator[Part]:
         """A prompt step of several rows over a past row by row, which the operator asks for; rows that are longer than
         rings have room for in pieces."""
-        past = step.past_lengths.any() if self.exact else step.context
-        long = self.exact and bool(self._windows) and step.query > ROLLING_ROOM
+        past = step.past_lengths.any() if self._exact else step.context
+        long = self._exact and bool(self._windows) and step.query > ROLLING_ROOM
         rows: Iterator[Part] = iter([(step, np.arange(len(step.slots)))])
         if (step.phase == "prompt" or step.query > 1) and step.batch > 1 and (past or long):
             rows = rows_apart(step)
@@ -99,7 +91,7 @@ class OnnxRuntimeExecutor(OnnxExecutor):
 
     def _run_part(self, step: Step, each: bool) -> None:
         self._reserve(step.live_tokens if each else step.batch)
-        if self.exact:
+        if self._exact:
             first = step.slots[0]
             if step.slots != tuple(range(first, first + step.batch)):
                 raise InputError(f"slots {step.slots} are not consecutive")
@@ -133,29 +125,29 @@ class OnnxRuntimeExecutor(OnnxExecutor):
             if len(self._bound) >= _MAX_BINDINGS:
                 self._bound.pop(next(iter(self._bound)))
             session = self._executables.session(self._executables.executable(step))
-            bound = _Bound(session, step.batch, step.query, self._places(cache, first, step.batch), self._windows)
+            bound = BoundSession(session, self._places(cache, first, step.batch))
         self._bound[key] = bound
-        bound.token_ids[:] = step.token_ids
-        bound.past_lengths[:] = step.past_lengths
-        bound.new_lengths[:] = step.new_lengths
-        bound.adapters[:] = step.row_adapters[:, None]
-        if not self.exact:
+        if not self._exact:
             self._cache.read_states(step, self._given_states)
-        starts = np.arange(0, step.token_ids.size, step.query)
-        for window, array in bound.starts.items():
-            array[:] = cache.starts(window)[first : first + step.batch]
+        begins = np.arange(0, step.token_ids.size, step.query)
+        wanted = begins + step.new_lengths - 1
         if each:
-            lengths = zip(starts[: len(step.slots)], step.new_lengths, strict=False)
-            bound.run(np.concatenate([np.arange(n) + start for start, n in lengths]), self._results)
-        else:
-            bound.run(starts + step.new_lengths - 1, self._results)
+            lengths = zip(begins[: len(step.slots)], step.new_lengths, strict=False)
+            wanted = np.concatenate([np.arange(n) + begin for begin, n in lengths])
+        inputs = {
+            "token_ids": step.token_ids, "past_lengths": step.past_lengths, "new_lengths": step.new_lengths,
+            ADAPTERS: np.broadcast_to(step.row_adapters[:, None], step.token_ids.shape), LOGIT_ROWS: wanted,
+        }  # fmt: skip
+        for window in self._windows:
+            inputs[f"{STARTS}{window}"] = cache.starts(window)[first : first + step.batch]
+        bound.run(inputs, self._results)
         self._cache.keep_states(step, self._new_states)
 
     def _places(self, cache: Tensors, first: int, batch: int) -> dict[str, tuple[Array, Array]]:
         """Where a graph reads and writes each tensor of the cache, by entry: keys and values in place, states apart."""
         shape, kept = self.bundle.cache_shape, self._cache.states
         kv = {t.entry: (view, view) for t, view in zip(shape.kv, cache.rows(first, batch), strict=True)}
-        given = [state[first : first + batch] for state in kept] if self.exact else self._given_states
+        given = [state[first : first + batch] for state in kept] if self._exact else self._given_states
         states = {
             t.entry: (before[:batch], after[:batch])
             for t, before, after in zip(shape.states, given, self._new_states, strict=True)
@@ -163,60 +155,77 @@ class OnnxRuntimeExecutor(OnnxExecutor):
         return kv | states
 
     def memory(self) -> dict[str, int]:
-        """Bytes of the caches and results, and executables open.
-
-        Specialised, a slot counts with what it held at its longest, and decode and staging with their largest layout.
-        """
+        """And bytes of the states that graphs are given and give."""
+        found = super().memory()
         states = sum(state.nbytes for state in (*self._given_states, *self._new_states))
-        return {
-            "cache": self._cache.nbytes + self._staging.nbytes + states,
-            "logits": sum(array.nbytes for array in self._results.values()),
-            "open_executables": self._executables.open_count,
-        }
+        return {**found, "cache": found["cache"] + states}
 
     def close(self) -> None:
-        """Drop bindings and sessions."""
         self._bound.clear()
-        self._executables.close()
+        super().close()
 
 
-class _Bound:
-    """A session bound to fixed buffers for one batch, query and place in the cache."""
+class RollingTensors(Tensors):
+    """Tensors for an attention operator that reads a ring from its first place on: the tokens in it move down.
 
-    def __init__(
-        self, session: Any, batch: int, query: int, places: Mapping[str, tuple[Array, Array]], windows: Sequence[int]
-    ) -> None:  # fmt: skip
-        """`windows`: of the caches that begin at a later token."""
-        self.token_ids = np.zeros((batch, query), np.int64)
-        self.past_lengths = np.zeros(batch, np.int64)
-        self.new_lengths = np.zeros(batch, np.int64)
-        self.adapters = np.zeros((batch, query), np.int64)
-        self.starts = {window: np.zeros(batch, np.int64) for window in windows}
-        self._rows = np.zeros(0, np.int64)
-        self._results: tuple[int, ...] = ()
-        self._binding = binding = session.io_binding()
-        bind_array(binding.bind_input, "token_ids", self.token_ids)
-        bind_array(binding.bind_input, "past_lengths", self.past_lengths)
-        asked = {given.name for given in session.get_inputs()}
-        for name, array in (("new_lengths", self.new_lengths), (ADAPTERS, self.adapters)):
-            if name in asked:
-                bind_array(binding.bind_input, name, array)
-        for window, array in self.starts.items():
-            bind_array(binding.bind_input, f"{STARTS}{window}", array)
-        bind_cache(binding, places)
-        self._keep = places
-        self._session = session
+    ONNX Runtime's GroupQueryAttention takes the tokens of a row end to end. So a ring has more places than the manifest
+    says (`rolling_ring`), and token p lies at place p − starts[row]. When a step does not fit, the tokens that the ring
+    has to hold move to its beginning, once in ROLLING_ROOM tokens or less often. Graphs take the starts as inputs:
+    rotations know positions, the operator knows places. Before a step writes, `make_room`.
+    """
 
-    def run(self, rows: NDArray[np.int64], results: Mapping[str, NDArray[Any]]) -> None:
-        """Replay; the first len(rows) rows of `results` take what the graph returns for tokens `rows` of [B · Q]."""
-        if len(rows) != len(self._rows):
-            self._rows = np.zeros(len(rows), np.int64)
-            bind_array(self._binding.bind_input, LOGIT_ROWS, self._rows)
-            self._results = ()
-        places = tuple(array.ctypes.data for array in results.values())
-        if places != self._results:
-            for name, array in results.items():
-                bind_array(self._binding.bind_output, name, array[: len(rows)])
-            self._results = places
-        self._rows[:] = rows
-        self._session.run_with_iobinding(self._binding)
+    def _lay_out(self, slots: int, length: int, query: int) -> None:
+        self.parts = tuple(_rolling(part, query) for part in self._held)
+        rings = [(held.like, part.like.ring) for held, part in zip(self._held, self.parts, strict=True)]
+        self._rings = {t.window: (t.ring, places) for t, places in rings if t.ring is not None and places is not None}
+        self._starts = {window: np.zeros(slots, np.int64) for window in self._rings}
+        super()._lay_out(slots, length, query)
+
+    def starts(self, window: int) -> NDArray[np.int64]:
+        found = self._starts.get(window)
+        return super().starts(window) if found is None else found
+
+    def make_room(self, row: int, past: int, end: int) -> int:
+        """Where more than a ring's spare places are new, nothing that was there is kept."""
+        if any(end - past > places - ring for ring, places in self._rings.values()):
+            past = 0
+        for window, (ring, places) in self._rings.items():
+            starts = self._starts[window]
+            start = int(starts[row]) if past else 0
+            first = start
+            if end - start > places:
+                first = past - ring + 1 if past else end - places
+            if past and first > start:
+                self._move(window, row, first - start, past - start)
+            starts[row] = first
+        return past
+
+    def _move(self, window: int | None, row: int, begin: int, end: int) -> None:
+        for part, array in zip(self.parts, self.arrays, strict=True):
+            if part.like.window == window:
+                array[:, row, :, : end - begin] = array[:, row, :, begin:end].copy()
+
+    def copy_row(self, source: int, target: int, length: int) -> None:
+        super().copy_row(source, target, length)
+        for starts in self._starts.values():
+            starts[target] = starts[source] if length else 0
+
+    def begin(self, part: TensorPart, row: int, first: int) -> None:
+        """What is before it would be read as if it were there."""
+        if part.like.window in self._starts:
+            self._starts[part.like.window][row] = first
+
+    def first(self, part: TensorPart, row: int, end: int) -> int:
+        return 0 if part.like.ring is None else int(self._starts[part.like.window][row])
+
+    def places(self, part: TensorPart, row: int, start: int, end: int) -> slice:
+        first = self.first(part, row, end)
+        return slice(start - first, end - first)
+
+    def free(self, part: TensorPart, row: int, start: int, used: int) -> NDArray[np.int64]:
+        return np.arange(max(0, start - self.first(part, row, used)), part.like.places(self.length))
+
+
+def _rolling(part: TensorPart, query: int) -> TensorPart:
+    ring = part.like.ring
+    return part if ring is None else part._replace(like=replace(part.like, ring=rolling_ring(ring, query)))

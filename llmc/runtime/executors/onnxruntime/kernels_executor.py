@@ -9,18 +9,18 @@ replaced in place, [slots, *shape] in float32.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from llmc.runtime.executors.base import RaggedExecutor
+from llmc.runtime.executors.base import Capabilities
 from llmc.runtime.executors.compatibility import kernels_here, require_version
 from llmc.runtime.executors.onnxruntime.cache_formats import format_of, lines_of
-from llmc.runtime.executors.onnxruntime.executables import LOGIT_ROWS, OnnxExecutor, bind_array, bind_cache
-from llmc.runtime.executors.slot_cache import SlotCache
+from llmc.runtime.executors.onnxruntime.executables import LOGIT_ROWS, BoundSession, OnnxExecutor
+from llmc.runtime.executors.slot_cache import SlotCache, Tensors
 from llmc.runtime.host import KERNELS_PROMPT_CHUNK
 from llmc.runtime.step import ADAPTERS, in_pieces
 
@@ -37,11 +37,8 @@ DECODING = "decoding"
 """The input [1] int64 of graphs that compute prompts otherwise than decode: how many of the first tokens decode."""
 
 
-class KernelExecutor(RaggedExecutor, OnnxExecutor):
+class KernelExecutor(OnnxExecutor):
     """See the module's docstring."""
-
-    name: ClassVar[str] = "onnxruntime-llmc"
-    prompt_chunk: ClassVar[int | None] = KERNELS_PROMPT_CHUNK
 
     @classmethod
     def check(cls, bundle: Bundle) -> None:
@@ -52,16 +49,15 @@ class KernelExecutor(RaggedExecutor, OnnxExecutor):
     def __init__(self, bundle: Bundle, slots: int, capacity: int, threads: int) -> None:
         super().__init__(bundle, slots, capacity, threads)
         held = format_of(bundle)
+        self.capabilities = Capabilities(
+            exact=True, ragged=True, scores_each=True, prompt_chunk=KERNELS_PROMPT_CHUNK, cache_dtype=held.exact
+        )
         self._cache = SlotCache(lines_of(bundle), slots, capacity, dtype=held.dtype, home_kind=held.tensors)
-        self._request: _Request | None = None
+        self._staging = Tensors((), 0)
+        self._session: BoundSession | None = None
         spare = bundle.cache_shape.rewind.spare
         self._most_new = None if spare is None else spare + 1
         """New tokens of a row that a step of the graph takes; None: any number."""
-
-    @property
-    def cache_dtype(self) -> str:
-        """As the kernels keep it; a code times its scale takes float32."""
-        return format_of(self.bundle).exact
 
     def _require(self, step: Step) -> None:
         self._check_step(step, self._cache.held)
@@ -81,65 +77,20 @@ class KernelExecutor(RaggedExecutor, OnnxExecutor):
         rows = np.stack([np.array(step.slots, np.int64), step.past_lengths[:live], ends - new, new], axis=1)
         wanted = np.arange(ends[-1]) if each else ends - 1
         self._reserve(len(wanted))
-        if self._request is None:
+        if self._session is None:
             session = self._executables.session(self._executables.executable(step))
             shape, cache = self.bundle.cache_shape, self._cache
             views = zip((*shape.kv, *shape.states), (*cache.home.rows(0, self.slots), *cache.states), strict=True)
             caches = {t.entry: (view, view) for t, view in views}
-            self._request = _Request(session, caches)
-        inputs = {"token_ids": ids.reshape(1, -1), ROWS: rows, LOGIT_ROWS: wanted}
-        if self._request.takes(DECODING):
-            inputs[DECODING] = np.array([step.decode_tokens], np.int64)
+            self._session = BoundSession(session, caches)
+        inputs = {
+            "token_ids": ids.reshape(1, -1), ROWS: rows, LOGIT_ROWS: wanted, DECODING: np.array([step.decode_tokens]),
+        }  # fmt: skip
         if self.bundle.adapters:
             inputs[ADAPTERS] = np.repeat(step.row_adapters[:live], new)[None]
-        self._request.run(inputs, self._results)
+        self._session.run(inputs, self._results)
         self._cache.end_at_home(step)
 
-    def poison(self, slot: int, start: int, value: float) -> None:
-        """Overwrite what no live token of the slot owns."""
-        self._cache.poison(slot, start, value)
-
-    def memory(self) -> dict[str, int]:
-        """Bytes of the cache, where a slot counts with what it held at its longest, and of results."""
-        return {
-            "cache": self._cache.nbytes,
-            "logits": sum(array.nbytes for array in self._results.values()),
-            "open_executables": self._executables.open_count,
-        }
-
     def close(self) -> None:
-        """Drop the binding and the session."""
-        self._request = None
-        self._executables.close()
-
-
-class _Request:
-    """A session bound to the cache, each layer's keys and values in turn."""
-
-    def __init__(self, session: Any, caches: Mapping[str, tuple[NDArray[Any], NDArray[Any]]]) -> None:
-        self._session = session
-        self._binding = session.io_binding()
-        self._caches = caches
-        self._names = {given.name for given in session.get_inputs()}
-        self._inputs: dict[str, NDArray[np.int64]] = {}
-        self._bound: dict[str, tuple[int, int]] = {}
-        bind_cache(self._binding, caches)
-
-    def takes(self, name: str) -> bool:
-        """Whether the graph has an input of this name."""
-        return name in self._names
-
-    def run(self, inputs: Mapping[str, NDArray[np.int64]], results: Mapping[str, NDArray[Any]]) -> None:
-        """Replay; the first rows of `results` take what the graph returns for the tokens that LOGIT_ROWS names."""
-        for name, given in inputs.items():
-            held = self._inputs.get(name)
-            if held is None or held.shape != given.shape:
-                held = self._inputs[name] = np.empty_like(given)
-                bind_array(self._binding.bind_input, name, held)
-            held[:] = given
-        count = len(inputs[LOGIT_ROWS])
-        for name, array in results.items():
-            if self._bound.get(name) != (array.ctypes.data, count):
-                bind_array(self._binding.bind_output, name, array[:count])
-                self._bound[name] = (array.ctypes.data, count)
-        self._session.run_with_iobinding(self._binding)
+        self._session = None
+        super().close()

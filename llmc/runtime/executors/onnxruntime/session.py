@@ -2,23 +2,29 @@
 
 With its own pool, each open session keeps a spinning thread. One shared pool was measured to be as fast with one
 session, and twice as fast if another program keeps a core busy (benchmarks/RESULTS.md). llmc's kernels have a team of
-threads (team.py), beside which a pool that spins would be in the way: where they come first, sessions of the process
+threads (`Team`), beside which a pool that spins would be in the way: where they come first, sessions of the process
 have pools of their own, and theirs does not spin. ONNX Runtime fixes this choice for the whole process.
 """
 
 from __future__ import annotations
 
+import _ctypes
+import ctypes
 import threading
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import onnxruntime as ort
 
-from llmc.runtime.executors.witness import CallsWitness
+from llmc.runtime.executors.compilations import CallsWitness
 from llmc.settings import Settings
 
 _lock = threading.Lock()
 _shares_pool: bool | None = None
+_teams_lock = threading.Lock()
+_users: Counter[int] = Counter()
+"""Users of each library's team, by the library's handle: files that are links to one are one library."""
 
 
 def open_session(
@@ -74,3 +80,33 @@ def _shares(threads: int, wants: bool) -> bool:
             ort.disable_telemetry_events()  # for programs that imported onnxruntime before llmc.quiet
             ort.create_and_register_allocator(info, ort.OrtArenaCfg({"arena_extend_strategy": 1}))
         return _shares_pool
+
+
+class Team:
+    """The share that one user has in the threads of a library of llmc's kernels, at `path`, which ONNX Runtime has
+    opened: a team of its own (kernels/source/team.c), in the place of ONNX Runtime's pool.
+
+    The team has the `threads` of whoever came last, the calling thread among them; it ends with its last user. Sessions
+    that run at once take turns: a job that finds the team at work runs on ONNX Runtime's pool.
+    """
+
+    def __init__(self, path: str, threads: int) -> None:
+        self._library = ctypes.CDLL(path)
+        with _teams_lock:
+            _users[self._library._handle] += 1
+            self._set_threads(threads)
+
+    def close(self) -> None:
+        """Give the share back, and the hold on the library."""
+        handle = self._library._handle
+        with _teams_lock:
+            _users[handle] -= 1
+            if not _users[handle]:
+                del _users[handle]
+                self._set_threads(0)
+            _ctypes.dlclose(handle)
+
+    def _set_threads(self, threads: int) -> None:
+        """Libraries of before there were teams have none."""
+        if (set_threads := getattr(self._library, "SetThreads", None)) is not None:
+            set_threads(ctypes.c_uint32(threads))

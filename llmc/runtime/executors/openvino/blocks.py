@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmc.runtime.bfloat16 import from_bfloat16, to_bfloat16
-from llmc.runtime.executors.sparse import sparse_bytes
+from llmc.runtime.executors.slots import sparse_bytes
 
 if TYPE_CHECKING:
     from llmc.runtime.cache_shape import CacheShape, CacheTensor

@@ -1,4 +1,10 @@
-"""OpenVINO's core, opened once in a process, and what its devices are."""
+"""OpenVINO's core, opened once in a process, and its devices, by the names that `--device openvino:…` takes.
+
+    name     = "CPU" | "GPU" [ "." index ] | "NPU" [ "." platform ]        GPU.1, NPU.4000: OpenVINO's own names
+
+OpenVINO reads what stands behind "NPU." as the platform that is compiled for (src/plugins/intel_npu: DEVICE_ID and
+NPU_PLATFORM), and finds at most one NPU in a host.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +12,7 @@ import mmap
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,8 +20,8 @@ import openvino as ov
 
 from llmc.cpus import may_pin
 from llmc.errors import ArtifactError, DeviceError
+from llmc.runtime.executors.compilations import CallsWitness
 from llmc.runtime.executors.openvino.blocks import cache_names
-from llmc.runtime.executors.witness import CallsWitness
 
 if TYPE_CHECKING:
     from llmc.runtime.cache_shape import CacheShape, CacheTensor
@@ -123,10 +130,10 @@ def read_paged(xml: bytes, weights: MappedWeights, shape: CacheShape, source: st
             raise ArtifactError(f"{source}: its model has a cache {caches[0].get_friendly_name()!r}, the manifest not")
         heads = [t.shape[0] for t in pair if t is not None]
         sizes = [width_of(node.input(i)) // heads[i - 1] for i in (1, 2)]
-        told = {"num_k_heads": heads[0], "k_head_size": sizes[0], "num_v_heads": heads[1], "v_head_size": sizes[1]}
+        facts = {"num_k_heads": heads[0], "k_head_size": sizes[0], "num_v_heads": heads[1], "v_head_size": sizes[1]}
         for each in (node, *caches):
             info: Any = each.get_rt_info()
-            for name, value in told.items():
+            for name, value in facts.items():
                 info[name] = value
     return model
 
@@ -146,3 +153,46 @@ def width_of(port: Any) -> int:
     """The size of a port's last dimension; -1 where it is dynamic."""
     shape = port.get_partial_shape()
     return -1 if shape.rank.is_dynamic or shape[-1].is_dynamic else int(shape[-1].get_length())
+
+
+_FACTS: Mapping[str, Mapping[str, str]] = MappingProxyType({
+    "GPU": {
+        "architecture": "DEVICE_ARCHITECTURE",
+        "execution units": "GPU_EXECUTION_UNITS_COUNT",
+        "driver": "GPU_DRIVER_VERSION",
+    },
+    "NPU": {"platform": "DEVICE_ARCHITECTURE", "driver": "NPU_DRIVER_VERSION"},
+})  # fmt: skip
+"""What a compiled model of a device depends on, and the property that states it: those that OpenVINO's own cache keys
+name (GPU: src/plugins/intel_gpu/src/plugin/plugin.cpp, caching properties)."""
+
+
+def kind_of(device: str) -> str:
+    """CPU, GPU or NPU."""
+    return device.partition(".")[0]
+
+
+def plugin_name(device: str) -> str:
+    """What OpenVINO takes for a device of this host: an NPU without its platform."""
+    return "NPU" if kind_of(device) == "NPU" else device
+
+
+def facts_here(device: str) -> dict[str, str]:
+    """What the device of this host is, as far as its plugin says: what a compiled model depends on."""
+    found = {}
+    for name, wanted in _FACTS.get(kind_of(device), {}).items():
+        try:
+            found[name] = str(open_core().get_property(plugin_name(device), wanted))
+        except RuntimeError:
+            continue
+    return found
+
+
+def host_of(kind: str) -> dict[str, str]:
+    """What models finished for the GPUs or the NPU of this host are tied to; empty where there is none."""
+    found: dict[str, str] = {}
+    for device in open_core().available_devices:
+        if kind_of(device) == kind:
+            of = "" if device in (kind, f"{kind}.0") else f"{device} "
+            found |= {f"{of}{name}": value for name, value in facts_here(device).items()}
+    return {"openvino": version(), **found} if found else {}

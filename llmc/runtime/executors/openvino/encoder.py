@@ -13,31 +13,45 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmc.errors import ArtifactError
-from llmc.runtime.executors.base import EXECUTABLES, Content
+from llmc.runtime.executors.base import EXECUTABLES, ExecutorDescription
 from llmc.runtime.executors.compatibility import require_version
-from llmc.runtime.executors.encoders.base import Encoder
+from llmc.runtime.executors.encoders import Encoder
 from llmc.runtime.executors.openvino.device import MappedWeights, open_core, require_device, version, with_threads
 
 if TYPE_CHECKING:
+    from llmc.artifacts.bundle.manifest_schema import Executable
     from llmc.runtime.bundle import Bundle
 
 
 class OpenVinoEncoder(Encoder):
     """See the module's docstring."""
 
-    name: ClassVar[str] = "openvino-encoder"
-    opens: ClassVar[Mapping[str, Content]] = {"weights": "data", EXECUTABLES: "data"}
+    description: ClassVar[ExecutorDescription] = ExecutorDescription({"weights": "data", EXECUTABLES: "data"})
 
     @classmethod
     def check(cls, bundle: Bundle) -> None:
-        """Refuse a bundle of another OpenVINO, and a host without its CPU plugin."""
         require_version(bundle, "openvino", version(), "OpenVINO")
         require_device("CPU")
 
     def __init__(self, bundle: Bundle, threads: int) -> None:
         super().__init__(bundle, threads)
-        executable = self.executable_for(1, 1)
         self._weights = MappedWeights(bundle.files.path("weights"))
+        self._open(self.executable_for(1, 1))
+
+    @property
+    def streams(self) -> int:
+        return self.threads
+
+    def encode(self, inputs: Mapping[str, NDArray[np.int64]], stream: int = 0) -> NDArray[np.float32]:
+        """The stream's request; results lie in its buffer."""
+        names, requests = self._open(self.executable_for(*inputs["token_ids"].shape))
+        requests[stream].infer([inputs[name] for name in names], share_inputs=True)
+        found: NDArray[np.float32] = requests[stream].get_output_tensor(0).data
+        return found
+
+    def _load(self, executable: Executable) -> tuple[list[str], list[Any]]:
+        """The names of its inputs, and a request for each stream."""
+        bundle, options = self.bundle, self.bundle.manifest.options
         try:
             model = open_core().read_model(bundle.files.read(executable.blob), self._weights.tensor)
         except RuntimeError as e:
@@ -45,36 +59,11 @@ class OpenVinoEncoder(Encoder):
                 f"{bundle.path}: OpenVINO {version()} cannot read {executable}: {str(e).splitlines()[-1]}; compile "
                 f"again: {bundle.recompile_hint}"
             ) from e
-        self._names = [given.get_any_name() for given in model.inputs]
-        options = bundle.manifest.options
         properties = {
-            **with_threads(threads), "NUM_STREAMS": str(threads), "INFERENCE_PRECISION_HINT": str(options["dtype"]),
-            **options.get("properties", {}),
+            **with_threads(self.threads), "NUM_STREAMS": str(self.threads),
+            "INFERENCE_PRECISION_HINT": str(options["dtype"]), **options.get("properties", {}),
         }  # fmt: skip
-        self._model: Any = open_core().compile_model(model, "CPU", properties)
+        compiled: Any = open_core().compile_model(model, "CPU", properties)
         self.compilations.opened(str(executable))
-        self._requests = [self._model.create_infer_request() for _ in range(threads)]
-
-    @property
-    def streams(self) -> int:
-        """One a thread."""
-        return self.threads
-
-    def encode(self, inputs: Mapping[str, NDArray[np.int64]], stream: int = 0) -> NDArray[np.float32]:
-        """The stream's request; results lie in its buffer."""
-        request = self._requests[stream]
-        request.infer([inputs[name] for name in self._names], share_inputs=True)
-        found: NDArray[np.float32] = request.get_output_tensor(0).data
-        return found
-
-    def open_all(self) -> None:
-        """Nothing: all is open."""
-
-    def memory(self) -> dict[str, int]:
-        """Bytes of the weights file."""
-        return {"weights": int(self._weights.tensor.byte_size)}
-
-    def close(self) -> None:
-        """Drop model and requests."""
-        self._requests = []
-        self._model = None
+        names = [given.get_any_name() for given in model.inputs]
+        return names, [compiled.create_infer_request() for _ in range(self.threads)]

@@ -11,26 +11,27 @@ rows less is filled up with rows of their own in a block that no slot holds.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmc.artifacts.bundle.manifest_schema import STARTER_NAME
-from llmc.runtime.executors.base import EXECUTABLES, Content, RaggedExecutor
+from llmc.runtime.executors.base import EXECUTABLES, Capabilities, Executor, ExecutorDescription
 from llmc.runtime.executors.compatibility import require_features, require_version
 from llmc.runtime.executors.openvino.blocks import BLOCK
 from llmc.runtime.executors.openvino.device import compile_witness, require_device, version
-from llmc.runtime.executors.openvino.paged_cache import PagedCache
+from llmc.runtime.executors.openvino.paged_cache import PagedCache, StepRows
 from llmc.runtime.executors.openvino.paged_models import PagedModels
-from llmc.runtime.executors.openvino.paged_rows import StepRows
-from llmc.runtime.executors.openvino.starting import Starter
 from llmc.runtime.top_logits import TopLogits, top_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from llmc.runtime.bundle import Bundle
-    from llmc.runtime.executors.witness import Witness
+    from llmc.runtime.cache_shape import Rewind
     from llmc.runtime.step import Step
 
 Array = NDArray[np.float32]
@@ -38,16 +39,15 @@ MOST_FILLED = 0.25
 """The largest part of a fixed step that may be rows of no slot."""
 
 
-class OpenVinoExecutor(RaggedExecutor):
+class OpenVinoExecutor(Executor):
     """See the module's docstring."""
 
-    name: ClassVar[str] = "openvino"
-    opens: ClassVar[Mapping[str, Content]] = {"weights": "data", EXECUTABLES: "data", STARTER_NAME: "code"}
-    opens_in_thread: ClassVar[bool] = True
+    description: ClassVar[ExecutorDescription] = ExecutorDescription(
+        {"weights": "data", EXECUTABLES: "data", STARTER_NAME: "code"}, opens_in_thread=True
+    )
 
     @classmethod
     def check(cls, bundle: Bundle) -> None:
-        """Refuse a bundle of another OpenVINO or instruction set, and a device that is not here."""
         require_version(bundle, "openvino", version(), "OpenVINO")
         require_features(bundle, "CPU")
         require_device("CPU")
@@ -56,6 +56,12 @@ class OpenVinoExecutor(RaggedExecutor):
         super().__init__(bundle, slots, capacity, threads)
         precision, space = str(bundle.manifest.options.get("kv_cache_dtype")), bundle.settings.openvino_kv_space
         self._cache = PagedCache(precision, bundle.cache_shape, slots, capacity, space)
+        self.compilations.witnesses.append(compile_witness())
+        self.capabilities = Capabilities(
+            exact=True, ragged=True, scores_each=True,
+            cache_tokens=self._cache.tokens if self._cache.shared else None, block_tokens=BLOCK,
+            cache_dtype="bf16" if precision == "bf16" else "f32",  # eight bits and their scales need a float32
+        )  # fmt: skip
         self._models = PagedModels(bundle, self._cache, slots, threads, self.compilations)
         self._starter: Starter | None = None
         if STARTER_NAME in bundle.manifest.files:
@@ -65,23 +71,7 @@ class OpenVinoExecutor(RaggedExecutor):
             self._models.open_any()
         self._top: TopLogits | None = None
 
-    @property
-    def cache_dtype(self) -> str:
-        """The cache's precision; eight bits and their scales need a float32."""
-        return "bf16" if self._cache.precision == "bf16" else "f32"
-
-    @property
-    def cache_tokens(self) -> int | None:
-        """What the pool holds, where that is less than all slots may ask for."""
-        return self._cache.tokens if self._cache.shared else None
-
-    @property
-    def block_tokens(self) -> int:
-        """Tokens of a block."""
-        return BLOCK
-
     def executable_of(self, step: Step) -> str:
-        """Name of the executable in the manifest."""
         fixed = self._fitting(step)
         shape = ("decode", fixed, 1, None) if fixed else ("any", None, None, None)
         return str(self.bundle.executable(*shape))
@@ -91,25 +81,19 @@ class OpenVinoExecutor(RaggedExecutor):
         self._leave_starter()
         self._models.open_fixed()
 
-    def witnesses(self) -> Sequence[Witness]:
-        """And every model that OpenVINO compiles or imports."""
-        return (*super().witnesses(), compile_witness())
-
     def run(self, step: Step) -> Array:
-        """One step over the live tokens of the live rows."""
         self._run(step, each=False)
         return self.logits()
 
     def run_each(self, step: Step) -> Array:
-        """The same graph, asked for the logits of every token."""
         return self._run(step, each=True)
 
     def run_top(self, step: Step) -> TopLogits:
         """As `run`; the graph's TopK is stable: of equal values the lower id comes first."""
-        self._require_top()
+        k = self._require_top()
         self._run(step, each=False)
         if self._top is None:
-            return top_of(self.logits(), self.top_k)
+            return top_of(self.logits(), k)
         return self._top
 
     def _run(self, step: Step, each: bool) -> Array:
@@ -164,7 +148,7 @@ class OpenVinoExecutor(RaggedExecutor):
         kept = len(wanted)
         if fixed:
             rows, wanted = self._models.filled(rows, fixed)
-        logits, top = self._models.request(fixed).infer(rows, wanted, self.top_k)
+        logits, top = self._models.request(fixed).infer(rows, wanted, self.bundle.sample_top_k)
         return logits[:kept], None if top is None else TopLogits(top[0][:kept], top[1][:kept])
 
     def _fitting(self, step: Step) -> int:
@@ -185,14 +169,12 @@ class OpenVinoExecutor(RaggedExecutor):
         self._cache.share(source, target, length)
 
     def export_prefix(self, slot: int, length: int) -> list[Array]:
-        """Copies out of the blocks, in float32, and of the slot's states."""
         self._leave_starter()
         kv = iter(self._cache.read(slot, length))
         states = iter([] if self._models.states is None else self._models.states.read(slot))
         return [next(kv if t.kind == "kv" else states) for t in self.bundle.cache_shape]
 
     def import_prefix(self, slot: int, prefix: list[Array]) -> None:
-        """Into blocks of the slot's own, rounded to the cache's precision."""
         length = self._check_prefix(prefix, len(self.bundle.cache_shape))
         self._leave_starter()
         self._take(slot, length, prefix)
@@ -230,8 +212,88 @@ class OpenVinoExecutor(RaggedExecutor):
         }
 
     def close(self) -> None:
-        """Drop requests, models and the cache."""
         if self._starter is not None:
             self._starter.close()
         self._models.close()
         self._logits = self._top = None
+
+
+class Starter:
+    """Serves from executables that open at once, while OpenVINO makes its own ready in a thread of its own.
+
+    A paged model takes OpenVINO half a second or more to open, since it packs the weights again. A bundle compiled with
+    a starter holds, as `starter.json`, the manifest of a second bundle over the same blobs: the same model for a
+    runtime that opens in a tenth of a second. Steps run there, row by row, until the paged model is open; then the
+    cached tokens of all slots are handed over, and the starter is closed.
+    """
+
+    def __init__(self, bundle: Bundle, slots: int, capacity: int, threads: int, open_other: Callable[[], None]) -> None:
+        from llmc.runtime.executors import open_sized
+
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="llmc-open")
+        self.executor: Executor = open_sized(bundle.within(STARTER_NAME), slots, capacity, threads)
+        self._open = open_other
+        self._opened: Future[None] | None = None
+
+    def open_other(self) -> None:
+        """Begin to open the other executor's models, if that has not begun."""
+        if self._opened is None:
+            self._opened = self._pool.submit(self._open)
+
+    @property
+    def other_is_open(self) -> bool:
+        """Whether `hand_over` would not wait."""
+        return self._opened is not None and self._opened.done()
+
+    def run(self, step: Step) -> NDArray[np.float32]:
+        """Logits after the last token of each live row, [rows, V], one row after the other."""
+        return self._rows(step, self.executor.run)
+
+    def run_each(self, step: Step) -> NDArray[np.float32]:
+        """Logits after each live token."""
+        return self._rows(step, self.executor.run_each)
+
+    def _rows(self, step: Step, run: Callable[[Step], NDArray[np.float32]]) -> NDArray[np.float32]:
+        made = []
+        for row, slot in enumerate(step.slots):
+            new, past = int(step.new_lengths[row]), int(step.past_lengths[row])
+            one = replace(
+                step, slots=(slot,), context=past, token_ids=step.token_ids[row : row + 1, :new],
+                past_lengths=step.past_lengths[row : row + 1], new_lengths=step.new_lengths[row : row + 1],
+                adapters=step.adapters[row : row + 1],
+            )  # fmt: skip
+            result = run(one)
+            made.append(result[: new if run == self.executor.run_each else 1].copy())
+        return np.concatenate(made)
+
+    def hand_over(
+        self, used: Sequence[int], rewind: Rewind, take: Callable[[int, int, list[NDArray[np.float32]]], None]
+    ) -> None:
+        """Wait until the other executor's models are open, and let `take` have the tokens of every slot: of rings what
+        any start that the other's `rewind` allows may see.
+
+        Raises what opening them raised.
+        """
+        self.open_other()
+        assert self._opened is not None
+        self._opened.result()
+        for slot, length in enumerate(list(used)):
+            if length:
+                take(slot, length, self._prefix(slot, length, rewind.floor(length)))
+        self.close()
+
+    def _prefix(self, slot: int, length: int, floor: int) -> list[NDArray[np.float32]]:
+        """What a slot has: of rings all between the windows after `floor` tokens and after `length`."""
+        shape = self.executor.bundle.cache_shape
+        whole, at = self.executor.export_prefix(slot, length), length
+        while shape.rewind.rings and at > max(floor, 1):
+            at = max(floor, 1, at - min(window for window, _ in shape.rewind.rings))
+            for t, tensor, earlier in zip(shape, whole, self.executor.export_prefix(slot, at), strict=True):
+                first = t.seen(at).start
+                tensor[..., first:at, :] = earlier[..., first:, :]
+        return whole
+
+    def close(self) -> None:
+        """Close the quick executor."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        self.executor.close()

@@ -2,25 +2,145 @@
 of each ring, whose slots give back the blocks that no window reaches.
 
 Models read a pool by inputs of its own (`of_ring`). A row's blocks begin with the first that it still holds, and its
-past counts from there: attention sees how far tokens are apart, and not where they are.
+past counts from there: attention sees how far tokens are apart, and not where they are. How many blocks there are
+follows from the slots, or from the space they are given (VLLM_OPENVINO_KVCACHE_SPACE).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
-from llmc.errors import InputError
-from llmc.runtime.executors.held import Held
-from llmc.runtime.executors.openvino.blocks import BLOCK, BlockCache, Floats, cache_names, rings_of
-from llmc.runtime.executors.openvino.paged_rows import RowBlocks
-from llmc.runtime.executors.openvino.space import pool_blocks, ring_blocks
+from llmc.errors import DeviceError, InputError
+from llmc.runtime.executors.openvino.blocks import BLOCK, BlockCache, Floats, block_bytes, cache_names, rings_of
+from llmc.runtime.executors.slots import SlotLengths
+from llmc.runtime.host import available_memory
 
 if TYPE_CHECKING:
     from llmc.runtime.cache_shape import CacheShape, CacheTensor
-    from llmc.runtime.executors.openvino.paged_rows import Longs
+
+GIB = 1 << 30
+Ints = NDArray[np.int32]
+Longs = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class RowBlocks:
+    """Inputs that say where the tokens of B rows are in a pool: past [B], tokens of each row that are there, begins
+    [B + 1], where each row's begin in `blocks`, all int32; longest [] int32, those of the longest row with its new
+    ones."""
+
+    past: Ints
+    blocks: Ints
+    begins: Ints
+    longest: Ints
+
+    @classmethod
+    def of(cls, tables: Sequence[Sequence[int]], firsts: Sequence[int], past: Longs, new: Longs) -> RowBlocks:
+        """From each row's block table, and the block of its tokens that the table begins with."""
+        there = past - np.array(firsts, np.int64) * BLOCK
+        total = there + new
+        counts = -(-total // BLOCK)
+        begins = np.zeros(len(new) + 1, np.int32)
+        np.cumsum(counts, out=begins[1:])
+        blocks = [np.array(table[:count], np.int32) for table, count in zip(tables, counts.tolist(), strict=True)]
+        return cls(there.astype(np.int32), np.concatenate(blocks), begins, np.array(total.max(), np.int32))
+
+    @classmethod
+    def none(cls) -> RowBlocks:
+        """Of no rows."""
+        ints = np.zeros(0, np.int32)
+        return cls(ints, ints, np.zeros(1, np.int32), np.array(1, np.int32))
+
+    def filled(self, more: int, block: int) -> RowBlocks:
+        """With `more` rows of one token, each in `block`."""
+        ints, ones = np.zeros(more, np.int32), np.arange(1, more + 1, dtype=np.int32)
+        return RowBlocks(
+            np.append(self.past, ints), np.append(self.blocks, ints + np.int32(block)),
+            np.append(self.begins, self.begins[-1] + ones), self.longest,
+        )  # fmt: skip
+
+    @property
+    def tables(self) -> Ints:
+        """[B, M], the blocks of each row, and others behind them."""
+        counts = np.diff(self.begins)
+        tables = np.zeros((len(counts), int(counts.max())), np.int32)
+        tables[np.arange(tables.shape[1]) < counts[:, None]] = self.blocks
+        return tables
+
+
+@dataclass(frozen=True, slots=True)
+class StepRows:
+    """The model's inputs for one step (compiler/targets/openvino/paged.py names them); T tokens of B rows.
+
+    token_ids, positions [T] int64; begins [B + 1] int32, where each row's tokens begin; slots [B] int32; adapters [B]
+    int64, of each row; pools: where they are in each pool of the cache, of which the first has all tokens.
+    """
+
+    token_ids: Longs
+    positions: Longs
+    begins: Ints
+    slots: Ints
+    adapters: Longs
+    pools: Sequence[RowBlocks]
+
+    @classmethod
+    def of(
+        cls, token_ids: Longs, past: Longs, new: Longs, slots: Sequence[int], adapters: Longs,
+        pools: Sequence[RowBlocks],
+    ) -> StepRows:  # fmt: skip
+        """From padded token_ids [B, Q] of which row i has new[i] live ones."""
+        begins = np.zeros(len(new) + 1, np.int32)
+        np.cumsum(new, out=begins[1:])
+        if token_ids.shape[1] == 1:
+            flat, positions = token_ids.reshape(-1), past
+        else:
+            flat = token_ids[np.arange(token_ids.shape[1]) < new[:, None]]
+            positions = np.arange(begins[-1]) + np.repeat(past - begins[:-1], new)
+        return cls(
+            np.ascontiguousarray(flat), np.ascontiguousarray(positions, np.int64), begins, np.array(slots, np.int32),
+            adapters, pools,
+        )  # fmt: skip
+
+    @classmethod
+    def none(cls, pools: int) -> StepRows:
+        """No rows yet."""
+        longs, ints = np.zeros(0, np.int64), np.zeros(0, np.int32)
+        return cls(longs, longs, np.zeros(1, np.int32), ints, longs, [RowBlocks.none()] * pools)
+
+    @property
+    def token_adapters(self) -> Longs:
+        """The adapter of each token, [T]."""
+        return np.repeat(self.adapters, np.diff(self.begins))
+
+    @property
+    def past(self) -> Ints:
+        """Tokens of each row before the step, [B]."""
+        return self.pools[0].past
+
+    @property
+    def ends(self) -> Longs:
+        """The last token of each row."""
+        return self.begins[1:].astype(np.int64) - 1
+
+    def filled(self, rows: int, blocks: Sequence[int], slot: int) -> tuple[StepRows, Longs]:
+        """With one-token rows of no slot up to `rows`, in one of `blocks` in each pool, states from `slot` on; and each
+        row's last token."""
+        more = rows - len(self.past)
+        if not more:
+            return self, self.ends
+        longs, ones = np.zeros(more, np.int64), np.arange(1, more + 1, dtype=np.int32)
+        made = StepRows(
+            np.append(self.token_ids, longs), np.append(self.positions, longs),
+            np.append(self.begins, self.begins[-1] + ones), np.append(self.slots, np.int32(slot - 1) + ones),
+            np.append(self.adapters, longs),
+            [pool.filled(more, block) for pool, block in zip(self.pools, blocks, strict=True)],
+        )  # fmt: skip
+        return made, made.ends
 
 
 class BlockTables:
@@ -112,7 +232,7 @@ class BlockTables:
             self._free.append(block)
 
 
-class Pool:
+class BlockPool:
     """The tensors `kept` of layers with one `ring`, or of those that hold all tokens (None)."""
 
     def __init__(
@@ -183,7 +303,7 @@ class PagedCache:
         self, precision: str, shape: CacheShape, slots: int, capacity: int, space: float | None = None
     ) -> None:
         self.precision = precision
-        self.held = Held(slots, shape.rewind)
+        self.held = SlotLengths(slots, shape.rewind)
         names, self._kv = cache_names(shape), shape.kv
         parts = {ring: [i for i, t in enumerate(self._kv) if t.ring == ring] for ring in (None, *rings_of(self._kv))}
         self._order = [i for part in parts.values() for i in part]
@@ -194,7 +314,7 @@ class PagedCache:
         for ring, part in parts.items():
             blocks = room.blocks if ring is None else most
             self.pools.append(
-                Pool(ring, [names[i] for i in part], [self._kv[i] for i in part], precision, slots, blocks)
+                BlockPool(ring, [names[i] for i in part], [self._kv[i] for i in part], precision, slots, blocks)
             )
         usual = [room.blocks, *(slots * ring_blocks(ring, capacity) for ring in rings_of(self._kv))]
         self.nbytes = sum(n * pool.cache.block_bytes for n, pool in zip(usual, self.pools, strict=True))
@@ -258,3 +378,53 @@ class PagedCache:
     def held_bytes(self) -> int:
         """Of the blocks that slots hold now."""
         return sum(pool.held_bytes for pool in self.pools)
+
+
+@dataclass(frozen=True)
+class BlockRoom:
+    """`blocks` of a cache; `shared`: they are fewer than all slots may ask for together."""
+
+    blocks: int
+    shared: bool
+
+
+def ring_blocks(ring: int, capacity: int) -> int:
+    """Blocks that a slot holds of a ring between steps: its tokens begin and end anywhere in a block."""
+    return min(-(-ring // BLOCK) + 1, -(-capacity // BLOCK))
+
+
+def pool_blocks(
+    precision: str, kept: Sequence[CacheTensor], slots: int, capacity: int, space: float | None
+) -> BlockRoom:  # fmt: skip
+    """Blocks of the tensors of `kept` that hold all tokens, for `slots` sequences of `capacity` tokens, or as many as
+    `space` GiB hold beside the rings of the others.
+
+    Raises InputError for a space that holds no sequence at all, and
+    DeviceError for one that this host's memory does not: each says what would fit.
+    """
+    each = -(-capacity // BLOCK)
+    wanted, size = slots * each, block_bytes(precision, [t for t in kept if t.ring is None])
+    if not space or not block_bytes(precision, kept):
+        return BlockRoom(wanted, shared=False)
+    rings = sum(
+        slots * ring_blocks(ring, capacity) * block_bytes(precision, [t for t in kept if t.ring == ring])
+        for ring in rings_of(kept)
+    )
+    given = int(space * GIB) - rings
+    blocks = min(wanted, given // size if size else wanted)
+    if given < 0 or blocks < 2:
+        said = f"{BLOCK} tokens take {size:,} bytes" if size else "layers with windows hold all that there is"
+        if rings:
+            said += f", rings of windows {rings / GIB:.3g} GiB for {slots} slots"
+        raise InputError(
+            f"VLLM_OPENVINO_KVCACHE_SPACE={space:g} GiB holds no sequence: {said}; "
+            f"{(each * size + rings) / GIB:.3g} GiB hold one of {capacity} tokens, "
+            f"{(wanted * size + rings) / GIB:.3g} GiB all {slots}"
+        )
+    available = available_memory()
+    if available is not None and blocks * size + rings > available:
+        raise DeviceError(
+            f"VLLM_OPENVINO_KVCACHE_SPACE={space:g} GiB does not fit: {(blocks * size + rings) / GIB:.3g} GiB would be "
+            f"used and {available / GIB:.3g} GiB of memory are free here; ask for at most {available / GIB * 0.9:.3g}"
+        )
+    return BlockRoom(blocks, shared=blocks < wanted)

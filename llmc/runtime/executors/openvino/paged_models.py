@@ -25,7 +25,7 @@ from llmc.runtime.executors.openvino.device import (
     width_of,
     with_threads,
 )
-from llmc.runtime.executors.openvino.paged_rows import Longs, StepRows
+from llmc.runtime.executors.openvino.paged_cache import Longs, StepRows
 from llmc.runtime.executors.openvino.states import StateTables, layouts_of
 from llmc.runtime.step import ADAPTERS
 
@@ -33,9 +33,7 @@ if TYPE_CHECKING:
     from llmc.artifacts.bundle.manifest_schema import Executable
     from llmc.runtime.bundle import Bundle
     from llmc.runtime.executors.compilations import CompilationCounter
-    from llmc.runtime.executors.openvino.paged_cache import PagedCache
-    from llmc.runtime.executors.openvino.paged_rows import Longs, RowBlocks, StepRows
-    from llmc.runtime.executors.openvino.states import StateTables
+    from llmc.runtime.executors.openvino.paged_cache import PagedCache, RowBlocks
 
 _INTERVAL = 1 << 30
 """After so many tokens states would be kept on the way: more than a step has."""

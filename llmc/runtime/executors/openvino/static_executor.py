@@ -8,27 +8,31 @@ verification does.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from llmc.runtime.executors.base import EXECUTABLES, Content
+from llmc.runtime.executors.base import EXECUTABLES, ExecutorDescription, StaticExecutor
 from llmc.runtime.executors.compatibility import require_features, require_version
-from llmc.runtime.executors.openvino.device import compile_witness, has_device, require_device, version
-from llmc.runtime.executors.openvino.plugins import plugin_name
+from llmc.runtime.executors.openvino.device import (
+    compile_witness,
+    has_device,
+    host_of,
+    plugin_name,
+    require_device,
+    version,
+)
 from llmc.runtime.executors.openvino.static_models import StaticModels
-from llmc.runtime.executors.slot_cache import SlotCache, SlotCacheExecutor
-from llmc.runtime.executors.slot_tensors import Array, Tensors, parts_of
-from llmc.runtime.executors.static import StaticExecutor
+from llmc.runtime.executors.slot_cache import Array, SlotCache, SlotCacheExecutor, Tensors, parts_of
 from llmc.runtime.top_logits import TopLogits
 
 if TYPE_CHECKING:
     from llmc.artifacts.bundle.manifest_schema import Executable
     from llmc.runtime.bundle import Bundle
-    from llmc.runtime.executors.openvino.static_request import StaticRequest
-    from llmc.runtime.executors.witness import Witness
+    from llmc.runtime.executors.openvino.static_models import StaticRequest
     from llmc.runtime.step import Step
 
 DEVICE = "openvino_device"
@@ -38,12 +42,10 @@ DEVICE = "openvino_device"
 class OpenVinoStaticExecutor(SlotCacheExecutor, StaticExecutor):
     """See the module's docstring."""
 
-    name: ClassVar[str] = "openvino-static"
-    opens: ClassVar[Mapping[str, Content]] = {"weights": "data", EXECUTABLES: "by first bytes"}
+    description: ClassVar[ExecutorDescription] = ExecutorDescription({"weights": "data", EXECUTABLES: "by first bytes"})
 
     @classmethod
     def check(cls, bundle: Bundle) -> None:
-        """Refuse a bundle of another OpenVINO, and native executables of another instruction set."""
         require_version(bundle, "openvino", version(), "OpenVINO")
         if bundle.manifest.isa:
             require_features(bundle, "CPU")
@@ -58,24 +60,21 @@ class OpenVinoStaticExecutor(SlotCacheExecutor, StaticExecutor):
         wanted = str(bundle.manifest.options.get(DEVICE, "CPU"))
         here = not bundle.settings.open_portable and has_device(plugin_name(wanted))
         self.device = wanted if here else "CPU"
+        self.compilations.witnesses.append(compile_witness())
+        self.capabilities = replace(self.capabilities, in_place_of="" if wanted == self.device else wanted)
         rows, longest = (max(values) for values in zip(*decode, strict=True))
         self._cache: ContextCache = ContextCache(shape, slots, capacity, rows, longest)
         self._staging = Tensors(parts_of(shape), max(staged, default=0))
         most = max(b.batch for b in buckets)
         self._given_states = [np.zeros(t.size(most, 0), np.float32) for t in shape.states]
-        self._models = StaticModels(bundle, self.device, threads, self.top_k, self.compilations)
+        self._models = StaticModels(bundle, self.device, threads, bundle.sample_top_k, self.compilations)
 
     def open_all(self) -> None:
-        """Open every model, and keep them open."""
         self._models.keep_all()
         super().open_all()
 
     def _open(self, executable: Executable) -> StaticRequest:
         return self._models.request(executable, serving=False)
-
-    def witnesses(self) -> Sequence[Witness]:
-        """And every model that OpenVINO compiles or imports."""
-        return (*super().witnesses(), compile_witness())
 
     def run(self, step: Step) -> Array:
         """One step at the model's shape. Dummy rows read what is not theirs, and keep nothing."""
@@ -114,16 +113,23 @@ class OpenVinoStaticExecutor(SlotCacheExecutor, StaticExecutor):
         cache = self._cache.nbytes + self._staging.nbytes + states
         return {"cache": cache, "open_executables": len(self._models)}
 
-    @property
-    def in_place_of(self) -> str:
-        """The GPU or NPU, which may have been asked for and not found."""
-        wanted = str(self.bundle.manifest.options.get(DEVICE, "CPU"))
-        return "" if wanted == self.device else wanted
-
     def close(self) -> None:
-        """Close models and drop the logits."""
         self._models.close()
         self._logits = None
+
+
+class OpenVinoGpuExecutor(OpenVinoStaticExecutor):
+    """For bundles that were finished on the host of a GPU: its plugin imports their models."""
+
+    description: ClassVar[ExecutorDescription] = ExecutorDescription(
+        {"weights": "data", EXECUTABLES: "code"}, host=partial(host_of, "GPU")
+    )
+
+
+class OpenVinoNpuExecutor(OpenVinoStaticExecutor):
+    """For bundles that were finished on the host of an NPU, for its platform."""
+
+    description: ClassVar[ExecutorDescription] = replace(OpenVinoGpuExecutor.description, host=partial(host_of, "NPU"))
 
 
 class ContextCache(SlotCache):
@@ -134,7 +140,6 @@ class ContextCache(SlotCache):
     """
 
     def begin_decode(self, step: Step) -> Tensors:
-        """The decode cache laid out for a decode step, its live rows loaded; dummy rows cover nothing of value."""
         return super().begin_decode(replace(step, context=step.context - 1))
 
     def append(self, step: Step, new: Sequence[Array]) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmc.runtime.executors.places import free_places, windows
+from llmc.runtime.executors.slots import free_places, windows
 
 if TYPE_CHECKING:
     from llmc.runtime.cache_shape import CacheShape, CacheTensor

@@ -9,9 +9,9 @@ nothing a padding row or column computes is ever kept.
 
 from __future__ import annotations
 
+import logging
 import math
 import mmap
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 
 from llmc.errors import ArtifactError, DeviceError
 from llmc.platforms import how_to_install
-from llmc.runtime.executors.base import EXECUTABLES, Content
-from llmc.runtime.executors.held import Held
-from llmc.runtime.executors.static import StaticExecutor
+from llmc.runtime.executors.base import EXECUTABLES, Capabilities, ExecutorDescription, StaticExecutor
+from llmc.runtime.executors.slots import SlotLengths
 from llmc.runtime.executors.torch.cache import TorchCache
 from llmc.runtime.executors.weight_places import map_weights, read_places
 from llmc.runtime.portable_program import PortableProgram
@@ -34,14 +33,19 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.float32]
 
+_log = logging.getLogger("llmc")
 _DTYPES = {"f32": "float32", "bf16": "bfloat16"}
 
 
 class TorchExecutor(StaticExecutor):
     """See the module's docstring. `threads` sets torch's thread count, which is one number per process."""
 
-    name: ClassVar[str] = "torch"
-    opens: ClassVar[Mapping[str, Content]] = {"weights": "data", "weights.json": "data", EXECUTABLES: "data"}
+    description: ClassVar[ExecutorDescription] = ExecutorDescription(
+        {"weights": "data", "weights.json": "data", EXECUTABLES: "data"}
+    )
+
+    _stands_for: ClassVar[str] = ""
+    """The device in whose place it runs a bundle on the CPU."""
 
     @classmethod
     def check(cls, bundle: Bundle) -> None:
@@ -64,16 +68,21 @@ class TorchExecutor(StaticExecutor):
         self._torch = torch
         self._dtype = getattr(torch, _DTYPES[dtype])
         self._vocabulary = bundle.size("vocab_size")
-        self._cache_dtype = dtype
+        self.capabilities = Capabilities(exact=False, cache_dtype=dtype, in_place_of=self._stands_for)
         self._tensors = len(bundle.cache_shape)
-        self._weights = Weights(bundle)
-        self._programs: dict[str, Opened] = {}
-        self._held = Held(slots, bundle.cache_shape.rewind)
+        self._reads_tokens = bundle.plan.limits.contexts
+        self._weights = TorchWeights(bundle)
+        self._programs: dict[str, OpenedProgram] = {}
+        self._held = SlotLengths(slots, bundle.cache_shape.rewind)
         self._cache: Any = self._make_cache()
 
     def _make_cache(self) -> Any:
         """A TorchCache."""
         return TorchCache(self.bundle.cache_shape, self.slots, self.capacity, self._dtype)
+
+    def _open_cache(self) -> Any:
+        """The cache, made if need be."""
+        return self._cache
 
     def run(self, step: Step) -> Array:
         """One step at the program's shape. Rows without a request read slots that are not theirs, and keep nothing."""
@@ -82,12 +91,12 @@ class TorchExecutor(StaticExecutor):
 
     def run_top(self, step: Step) -> TopLogits:
         """As `run`. A program may pick any of the tokens that equal the last one it returns; all logits settle that."""
-        self._require_top()
+        k = self._require_top()
         logits, *top = self._run(step)
         self._keep(logits.float().numpy())
-        values, ids = top or self._torch.topk(logits, self.top_k)
+        values, ids = top or self._torch.topk(logits, k)
         found = ordered(values.float().numpy(), ids.numpy())
-        tied = np.flatnonzero((self.logits() >= found.values[:, -1:]).sum(-1) > self.top_k)
+        tied = np.flatnonzero((self.logits() >= found.values[:, -1:]).sum(-1) > k)
         return settled(found, tied, self.logits()[tied])
 
     def _run(self, step: Step) -> list[Any]:
@@ -102,12 +111,10 @@ class TorchExecutor(StaticExecutor):
                     f"{self.bundle.path}: {self._executable(step)} does not run here ({e}); compile again: "
                     f"{self.bundle.recompile_hint}"
                 ) from e
-        for row, slot in enumerate(step.slots):
-            start = int(step.past_lengths[row])
-            self._held.wrote(slot, start, start + int(step.new_lengths[row]))
+        self._held.ran(step)
         return found
 
-    def _replay(self, step: Step, opened: Opened) -> list[Any]:
+    def _replay(self, step: Step, opened: OpenedProgram) -> list[Any]:
         """Logits, and the top values and ids where programs return them, on the host; new tokens are in the cache."""
         torch = self._torch
         lengths = [torch.from_numpy(np.array(a, np.int64)) for a in (step.past_lengths, step.new_lengths)]
@@ -124,35 +131,25 @@ class TorchExecutor(StaticExecutor):
         if count != self._vocabulary:
             raise ValueError(f"it gives {count} logits, the manifest says {self._vocabulary}")
 
-    @property
-    def cache_dtype(self) -> str:
-        """The bundle's."""
-        return self._cache_dtype
-
     def copy_prefix(self, source: int, target: int, length: int) -> None:
-        """Copy within the cache's tensors."""
         self._held.require(source, length)
         if source != target and length:
-            self._cache.copy(source, target, length)
+            self._open_cache().copy(source, target, length)
         self._held.copied(source, target, length)
 
     def export_prefix(self, slot: int, length: int) -> list[Array]:
-        """Copies of the cache tensors' slices in float32."""
         self._held.require(slot, length)
-        return list(self._cache.read(slot, length))
+        return list(self._open_cache().read(slot, length))
 
     def import_prefix(self, slot: int, prefix: list[Array]) -> None:
-        """Copy into the cache's tensors, rounded to their dtypes."""
         length = self._check_prefix(prefix, self._tensors)
-        self._cache.write(slot, length, prefix)
+        self._open_cache().write(slot, length, prefix)
         self._held.imported(slot, length)
 
     def poison(self, slot: int, start: int, value: float) -> None:
-        """Overwrite what no live token owns."""
-        self._cache.poison(slot, start, value, self._held.used[slot])
+        self._open_cache().poison(slot, start, value, self._held.used[slot])
 
     def memory(self) -> dict[str, int]:
-        """Bytes of the cache and of the mapped weights, and the number of programs open."""
         return {
             "cache": self._cache.nbytes,
             "weights_mapped": self._weights.size,
@@ -160,7 +157,6 @@ class TorchExecutor(StaticExecutor):
         }
 
     def close(self) -> None:
-        """Drop programs, cache and the mapped weights."""
         self._programs.clear()
         self._weights.close()
         self._cache.drop()
@@ -179,7 +175,7 @@ class TorchExecutor(StaticExecutor):
         del executable
         return data
 
-    def _open(self, executable: Executable) -> Opened:
+    def _open(self, executable: Executable) -> OpenedProgram:
         """The program, read and verified when it is needed first, in 0.2 s for a model of 30 layers; it stays open, at
         well under 1 MB."""
         opened = self._programs.get(executable.blob)
@@ -190,11 +186,11 @@ class TorchExecutor(StaticExecutor):
             program = PortableProgram.parse(data, self._runs_on)
             if program.sizes != (executable.batch, executable.query):
                 raise ValueError(f"its batch and query are {program.sizes}")
-            if program.cache_inputs != (self._tensors if executable.context or not self.reads_tokens else 0):
+            if program.cache_inputs != (self._tensors if executable.context or not self._reads_tokens else 0):
                 raise ValueError(f"it takes {program.cache_inputs} cache tensors")
-            if program.outputs != 1 + 2 * bool(self.top_k) + self._tensors:
+            if program.outputs != 1 + 2 * bool(self.bundle.sample_top_k) + self._tensors:
                 raise ValueError(f"it returns {program.outputs} tensors")
-            opened = Opened(program, [self._weight(name) for name in program.weights])
+            opened = OpenedProgram(program, [self._weight(name) for name in program.weights])
         except ValueError as e:
             raise ArtifactError(
                 f"{self.bundle.path}: {executable} is not a portable program of this model: {e}; "
@@ -220,7 +216,7 @@ def settled(top: TopLogits, tied: NDArray[np.intp], logits: Array) -> TopLogits:
     return top
 
 
-class Opened:
+class OpenedProgram:
     """A program with its weights in the order of its inputs."""
 
     def __init__(self, program: PortableProgram, weights: list[Any]) -> None:
@@ -228,7 +224,7 @@ class Opened:
         self.weights = weights
 
 
-class Weights:
+class TorchWeights:
     """The bundle's weights file, mapped; tensors are views of it. Raises ArtifactError where the bundle lacks it."""
 
     def __init__(self, bundle: Bundle) -> None:
@@ -266,6 +262,17 @@ class Weights:
         """Drop the tensors; the pages are unmapped with the last of them."""
         self._tensors.clear()
         self._mapped, self.size = b"", 0
+
+
+def warn_of_other_torch(bundle: Bundle, host: str) -> None:
+    """Say that the bundle was compiled with another release of torch than this `host` has. It is no error on a card:
+    programs are checked operator by operator, and `llmc verify` proves their numbers."""
+    made_with, here = torch_releases(bundle)
+    if release(made_with) != release(here):
+        _log.warning(
+            "%s: compiled with torch %s, this %s has %s: `llmc verify` says whether its numbers hold here",
+            bundle.path, made_with or "of an unknown version", host, here,
+        )  # fmt: skip
 
 
 def torch_releases(bundle: Bundle) -> tuple[str, str]:

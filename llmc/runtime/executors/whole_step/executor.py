@@ -1,65 +1,84 @@
 """Executors whose steps are graphs of fixed shapes on a card, from the cache to the cache (step_program.py).
 
 Weights are copied to the card once; the cache lives there (cache.py). A subclass says what runs a step, how inputs
-and outputs get there and back (`_replay`), and how graphs are captured.
+and outputs get there and back (`_replay`), and how graphs are captured. Each maker's software is reached through one
+file of its executor.
 """
 
 from __future__ import annotations
 
+import gc
 import logging
 from abc import abstractmethod
-from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from llmc.runtime.executors.held import Held
-from llmc.runtime.executors.torch.executor import Array, Opened, TorchExecutor
-from llmc.runtime.executors.whole_step.cache import CardCache
-from llmc.runtime.executors.whole_step.layout import dtype_of
-from llmc.runtime.executors.whole_step.memory_log import took
+from llmc.buckets.capture.log import took_line
+from llmc.buckets.render.text import size_text
+from llmc.errors import InputError
+from llmc.runtime.executors.slots import SlotLengths
+from llmc.runtime.executors.torch.executor import OpenedProgram, TorchExecutor
+from llmc.runtime.executors.whole_step.cache import Accelerator, CardCache, dtype_of
 from llmc.runtime.executors.whole_step.step_program import Run
+from llmc.runtime.host import available_memory, host_memory
+from llmc.runtime.step import pad
 
 if TYPE_CHECKING:
     from llmc.artifacts.bundle.manifest_schema import Executable
-    from llmc.buckets.capture.device import GraphDevice
+    from llmc.buckets.bucket import Bucket
     from llmc.runtime.bundle import Bundle
-    from llmc.runtime.executors.whole_step.card import Card, Graph, Mode
     from llmc.runtime.step import Step
 
 _log = logging.getLogger("llmc")
 
 
+class StepMode(Protocol):
+    """How steps run. Its text is what logs call it."""
+
+    @property
+    def eager(self) -> bool:
+        """Whether nothing is compiled as a whole, or captured."""
+        ...
+
+    @property
+    def captures(self) -> bool:
+        """Whether graphs are captured."""
+        ...
+
+
 class CardExecutor(TorchExecutor):
     """See the module's docstring. `card` and `mode` are there before `__init__`."""
 
-    card: Card
-    mode: Mode
+    card: Accelerator
+    mode: StepMode
+    _graph_device: ClassVar[type[CardGraphs]]
+    """The card as one that captures graphs, where the mode does."""
     _cache: CardCache
     _graphs: dict[str, Any]
-    """Captured graphs by executable; what they are is the subclass's, a card.Graph at least."""
-    _graph_device: GraphDevice | None
-    """The subclass's, which makes it where its mode captures graphs."""
+    """Captured graphs by executable. A graph reads its inputs where they were, and leaves its outputs where they are;
+    `reset` gives its memory back."""
 
     def __init__(self, bundle: Bundle, slots: int, capacity: int, threads: int) -> None:
         self._on_card: dict[str, Any] = {}
         self._runs: dict[str, Run] = {}
         self._graphs = {}
         super().__init__(bundle, slots, capacity, threads)
+        captures = self._graph_device(self, self.card, self._cache) if self.mode.captures else None
+        self.capabilities = replace(self.capabilities, eager=self.mode.eager, graph_device=captures)
         _log.info("%s: %s on %s", bundle.path, self.mode, self.card.name)
         with took(self.card, f"Pre-loading model weights on {self.card.device}"), self._torch.inference_mode():
             for name in self._weights.names():
                 self._on_card[name] = self.card.put(self._weights.tensor(name))
 
     @abstractmethod
-    def _run_of(self, executable: Executable, opened: Opened) -> Run:
+    def _run_of(self, executable: Executable, opened: OpenedProgram) -> Run:
         """What runs a step of `executable`; its tensors are on the card."""
 
     @abstractmethod
-    def _captured(self, executable: Executable, step: Step) -> Graph:
+    def _captured(self, executable: Executable, step: Step) -> Any:
         """The graph of an executable that is open. Raises OutOfDeviceMemoryError, DeviceError."""
-
-    def graph_device(self) -> GraphDevice | None:
-        """The card, where its graphs are captured."""
-        return self._graph_device
 
     def _watched(self, what: str) -> AbstractContextManager[None]:
         """Inside, what the card's software compiles is counted as `what`'s, where it counts itself."""
@@ -79,25 +98,24 @@ class CardExecutor(TorchExecutor):
             raise ValueError(f"weights.json does not place {name!r:.80}")
         return self._on_card[name]
 
-    @property
-    def eager(self) -> bool:
-        """As the mode says."""
-        return self.mode.eager
-
     def require_cache(self) -> None:
         """Make the cache for the slots that were asked for, where nobody sized it."""
         if not self._cache.tensors:
             with took(self.card, "Initializing cache engine"):
                 self.resize(self.slots)
 
+    def _open_cache(self) -> CardCache:
+        self.require_cache()
+        return self._cache
+
     def resize(self, slots: int) -> None:
         """An empty cache of so many slots; moves within it are compiled now. Raises OutOfDeviceMemoryError."""
         with self._watched("the cache and its moves"):
             self._cache.make(slots)
             self._cache.warm()
-        self.slots, self._held = slots, Held(slots, self.bundle.cache_shape.rewind)
+        self.slots, self._held = slots, SlotLengths(slots, self.bundle.cache_shape.rewind)
 
-    def _open(self, executable: Executable) -> Opened:
+    def _open(self, executable: Executable) -> OpenedProgram:
         """And what runs it."""
         opened = super()._open(executable)
         if executable.blob not in self._runs:
@@ -105,7 +123,6 @@ class CardExecutor(TorchExecutor):
         return opened
 
     def open_all(self) -> None:
-        """Every executable, and the cache."""
         super().open_all()
         self.require_cache()
 
@@ -120,26 +137,6 @@ class CardExecutor(TorchExecutor):
             self._graphs[executable.blob] = self._captured(executable, step)
         self._held.wrote(0, 0, 0)
 
-    def copy_prefix(self, source: int, target: int, length: int) -> None:
-        """Copy a slot, on the card."""
-        self.require_cache()
-        super().copy_prefix(source, target, length)
-
-    def export_prefix(self, slot: int, length: int) -> list[Array]:
-        """A slot, brought to the host."""
-        self.require_cache()
-        return super().export_prefix(slot, length)
-
-    def import_prefix(self, slot: int, prefix: list[Array]) -> None:
-        """A slot, put on the card; zeros behind the prefix."""
-        self.require_cache()
-        super().import_prefix(slot, prefix)
-
-    def poison(self, slot: int, start: int, value: float) -> None:
-        """Overwrite what no live token owns."""
-        self.require_cache()
-        super().poison(slot, start, value)
-
     def memory(self) -> dict[str, int]:
         """Bytes on the card: cache, weights, what is free; and how many programs are open and graphs captured."""
         free, total = self.card.memory()
@@ -153,7 +150,6 @@ class CardExecutor(TorchExecutor):
         }
 
     def close(self) -> None:
-        """Give back what the card holds."""
         for graph in self._graphs.values():
             graph.reset()
         self._graphs.clear()
@@ -162,3 +158,87 @@ class CardExecutor(TorchExecutor):
         self._on_card.clear()
         self._cache.drop()
         self._weights.close()
+
+
+class CardGraphs:
+    """See buckets/warmup/device.py. `kind` is what log lines call the card's memory."""
+
+    graphs: ClassVar[str]
+    kind: ClassVar[str]
+
+    def __init__(self, executor: CardExecutor, card: Accelerator, cache: CardCache) -> None:
+        self._executor, self._card, self._cache = executor, card, cache
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block of the plan's block_size tokens: its share of a slot, states included."""
+        return -(-self._cache.slot_bytes * self._executor.bundle.plan.limits.block_size // self._executor.capacity)
+
+    def total_memory(self) -> int:
+        """Bytes that the card has."""
+        return self._card.memory()[1]
+
+    def free_memory(self) -> int:
+        """Bytes that are free now."""
+        return self._card.memory()[0]
+
+    def expected(self, bucket: Bucket) -> int:
+        """Unknown: the first graph of a phase is measured."""
+        del bucket
+        return 0
+
+    def run(self, bucket: Bucket) -> None:
+        """Run the bucket over a cache of one sequence, which is given back."""
+        self._cache.make(1)
+        try:
+            self._executor.run(step_of(bucket))
+        finally:
+            self._cache.drop()
+
+    def allocate(self, blocks: int) -> None:
+        """As many sequences of the plan's full length as these blocks hold whole."""
+        tokens, capacity = blocks * self._executor.bundle.plan.limits.block_size, self._executor.capacity
+        if tokens < capacity:
+            raise InputError(
+                f"a KV cache of {tokens} tokens holds no sequence of {capacity}; leave more memory to it: lower "
+                "--graph-reserved-mem, or plan for a shorter --max-model-len"
+            )
+        _log.info("# %s blocks: %d, # CPU blocks: 0", self.kind, blocks)
+        self._executor.resize(tokens // capacity)
+
+    def capture(self, bucket: Bucket) -> int:
+        """Capture its graph; the bytes that are less free afterwards."""
+        before = self.free_memory()
+        executable = self._executor.bundle.executable(bucket.phase, bucket.batch, bucket.query, bucket.context)
+        self._executor.capture(executable, step_of(bucket))
+        return before - self.free_memory()
+
+
+def step_of(bucket: Bucket) -> Step:
+    """A step of the bucket's shape, with one live row in slot 0."""
+    return pad(bucket, [0], [[0] * bucket.query], [0])
+
+
+@contextmanager
+def took(card: Accelerator, what: str) -> Iterator[None]:
+    """Log what the block took, at INFO; negative values are memory that was released.
+
+    "Model profiling run took 504 MiB of device memory (15.46 GiB/94.62 GiB used) and 180.9 MiB of host memory
+    (475.4 GiB/1007 GiB used)"
+
+    Garbage is collected first, which takes a second where there are millions of objects; nothing is done where nobody
+    reads the line.
+    """
+    if not _log.isEnabledFor(logging.INFO):
+        yield
+        return
+    gc.collect()
+    (before, _), host_before = card.memory(), available_memory()
+    yield
+    gc.collect()
+    (after, total), host_after, host = card.memory(), available_memory(), host_memory()
+    line = took_line(what, before - after, total - after, total)
+    if host is not None and host_before is not None and host_after is not None:
+        line += f" and {size_text(host_before - host_after)} of host memory "
+        line += f"({size_text(host - host_after)}/{size_text(host)} used)"
+    _log.info("%s", line)

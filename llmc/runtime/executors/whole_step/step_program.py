@@ -8,7 +8,7 @@ Here it is part of the graph, and what changes are numbers in tensors:
     sources [B·Q]       which new token, as row · Q + column, is written for each
     places [B·Q]        where, as slot · P + place, of arrays whose slots have P places
 
-All int64; sources and places are there for each P (`lengths_of`, layout.py), since a ring keeps the last P new tokens
+All int64; sources and places are there for each P (`lengths_of`, cache.py), since a ring keeps the last P new tokens
 alone, and token p at place p mod P. A token that is not kept stands for the next one of its row that is, or the last,
 and a dummy row's for the first that row 0 keeps: it is written twice, with the same value, and nothing else is written.
 So is the first row's state, in the place of a dummy row's: sources of column 0 say whose state a row writes. vllm-gaudi
@@ -19,15 +19,15 @@ block that nobody reads.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from llmc.runtime.executors.whole_step.layout import lengths_of
+from llmc.runtime.executors.whole_step.cache import lengths_of
 
 if TYPE_CHECKING:
-    from llmc.runtime.executors.whole_step.cache import CardCache
-    from llmc.runtime.executors.whole_step.layout import CardArray
+    from llmc.runtime.executors.whole_step.cache import CardArray, CardCache
     from llmc.runtime.portable_program import PortableProgram
     from llmc.runtime.step import Step
 
@@ -101,3 +101,17 @@ def inputs(step: Step, lengths: Sequence[int]) -> list[Any]:
         places = slots[rows] * length + (step.past_lengths[rows] + columns) % length
         arrays += [(rows * query + columns).ravel(), places.ravel()]
     return [torch.from_numpy(np.array(array, np.int64)) for array in arrays]
+
+
+def whole_graph(run: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    """`run`, a function, as one graph of fixed shapes, compiled by its first call; `options` are torch.compile's.
+
+    torch._dynamo keeps what it compiled with a function's code, at most 8 graphs for each, and tries them in turn. So
+    each graph gets code of its own.
+    """
+    import torch
+
+    assert isinstance(run, FunctionType)
+    own = FunctionType(run.__code__.replace(), run.__globals__, run.__name__, run.__defaults__, run.__closure__)
+    made: Callable[..., Any] = torch.compile(own, fullgraph=True, dynamic=False, **options)
+    return made

@@ -1,64 +1,141 @@
-"""Arrays on JAX's devices: the weights, the cache and a step's inputs."""
+"""Where a program's arguments and results lie: the weights, the cache and a step's inputs, as a device's own arrays.
+
+On CPU, weights are views of the mapped file that all processes share.
+"""
 
 from __future__ import annotations
 
+import math
+import mmap
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llmc.runtime.executors.xla.exported import mesh_of, sharding_of
-from llmc.runtime.executors.xla.slot_executor import DeviceArrays
-from llmc.runtime.executors.xla.weights import DeviceWeights
+from llmc.errors import ArtifactError
+from llmc.runtime.executors.weight_places import map_weights, read_places
+from llmc.runtime.executors.xla.programs import mesh_of, sharding_of
 
 if TYPE_CHECKING:
     from llmc.runtime.bundle import Bundle
     from llmc.runtime.executors.xla.envelope import Tensor
 
 
+class DeviceArrays(ABC):
+    """Where a program's arguments and results lie; what it holds are a device's own arrays."""
+
+    @abstractmethod
+    def zeros(self, tensor: Tensor) -> Any:
+        """A new array, divided over the devices as the tensor says."""
+
+    @abstractmethod
+    def weight(self, tensor: Tensor) -> Any:
+        """The bundle's weight that an input asks for. Raises ArtifactError where there is none of that shape."""
+
+    @abstractmethod
+    def put(self, *arrays: Any) -> list[Any]:
+        """Small inputs, whole on every device."""
+
+    @abstractmethod
+    def put_as(self, tensors: Sequence[Tensor], *arrays: Any) -> list[Any]:
+        """Inputs, divided over the devices as the tensors say."""
+
+    @abstractmethod
+    def fetch(self, array: Any) -> NDArray[Any]:
+        """A result on the host, whole."""
+
+    @property
+    @abstractmethod
+    def weight_bytes(self) -> int:
+        """Bytes of the weights file."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Drop the weights."""
+
+
 class JaxArrays(DeviceArrays):
-    """See the module's docstring."""
+    """Arrays on JAX's devices; a weight is put there when first asked for, in the parts that they need of it."""
 
     def __init__(self, bundle: Bundle, devices: Sequence[Any]) -> None:
         from jax.sharding import NamedSharding, PartitionSpec
 
-        self._weights = DeviceWeights(bundle, devices)
+        self._views = WeightViews(bundle)
+        self._weights: dict[str, Any] = {}
         self._mesh = mesh_of(devices)
         self._everywhere = devices[0] if len(devices) == 1 else NamedSharding(self._mesh, PartitionSpec())
 
     def zeros(self, tensor: Tensor) -> Any:
-        """See `DeviceArrays.zeros`."""
         import jax.numpy as jnp
 
         return jnp.zeros(tensor.shape, tensor.dtype, device=sharding_of(self._mesh, tensor))
 
     def weight(self, tensor: Tensor) -> Any:
-        """See `DeviceArrays.weight`."""
-        return self._weights.array(tensor)
+        if tensor.name not in self._weights:
+            import jax
+
+            self._weights[tensor.name] = jax.device_put(
+                self._views.array(tensor), sharding_of(self._mesh, tensor), may_alias=True
+            )
+        return self._weights[tensor.name]
 
     def put(self, *arrays: Any) -> list[Any]:
-        """See `DeviceArrays.put`."""
         import jax
 
         put: list[Any] = jax.device_put(list(arrays), self._everywhere)
         return put
 
     def put_as(self, tensors: Sequence[Tensor], *arrays: Any) -> list[Any]:
-        """See `DeviceArrays.put_as`."""
         import jax
 
         return [jax.device_put(a, sharding_of(self._mesh, t)) for a, t in zip(arrays, tensors, strict=True)]
 
     def fetch(self, array: Any) -> NDArray[Any]:
-        """See `DeviceArrays.fetch`."""
         return np.asarray(array)
 
     @property
     def weight_bytes(self) -> int:
-        """See `DeviceArrays.weight_bytes`."""
-        return self._weights.nbytes
+        return self._views.nbytes
 
     def close(self) -> None:
         """See `DeviceArrays.close`."""
-        self._weights.close()
+        self._weights.clear()
+
+
+class WeightViews:
+    """Weights by name, as views of the mapped file."""
+
+    def __init__(self, bundle: Bundle) -> None:
+        self._source = str(bundle.path)
+        self._places = read_places(bundle)
+        self._mapped = map_weights(bundle, mmap.ACCESS_READ)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the weights file."""
+        return len(self._mapped)
+
+    def array(self, tensor: Tensor) -> NDArray[Any]:
+        """The weight that an input asks for, checked against it. Raises ArtifactError."""
+        place = self._places.get(tensor.name)
+        if place is None:
+            raise ArtifactError(f"{self._source}: weights.json has no {tensor.name}; compile the bundle again")
+        dtype = dtype_of(tensor.dtype)
+        offset, length = place["offset"], place["length"]
+        if (tuple(place["shape"]), place["dtype"]) != (tensor.shape, tensor.dtype) or (
+            length != math.prod(tensor.shape) * dtype.itemsize or not 0 <= offset <= len(self._mapped) - length
+        ):
+            raise ArtifactError(
+                f"{self._source}: weight {tensor.name} is {place['dtype']} {place['shape']}, the executable takes "
+                f"{tensor.dtype} {list(tensor.shape)}; compile the bundle again"
+            )
+        return np.frombuffer(self._mapped, dtype, math.prod(tensor.shape), offset).reshape(tensor.shape)
+
+
+def dtype_of(name: str) -> np.dtype[Any]:
+    """NumPy's dtype of an envelope's; those that NumPy lacks are ml_dtypes'."""
+    import ml_dtypes
+
+    return np.dtype(getattr(ml_dtypes, name, name))

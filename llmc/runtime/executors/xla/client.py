@@ -2,12 +2,17 @@
 
 A process has one JAX, with one set of devices, fixed when it first computes: `open_client` sets what it needs before
 that, and says so when something else came first. JAX is imported here and below, never by importing this file.
+
+JAX reports every compilation of its backend to listeners of the process (`jax.monitoring`), in the thread that asked
+for it. Loading an executable is none. Here these are passed to the executor in whose call they happen.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import metadata
 from importlib.util import find_spec
 from types import MappingProxyType
@@ -15,7 +20,7 @@ from typing import Any, Literal
 
 from llmc.errors import DeviceError
 from llmc.platforms import how_to_install
-from llmc.runtime.executors.xla.compile_events import listen
+from llmc.runtime.executors.compilations import Witness
 
 LIBTPU_ENVIRONMENT: Mapping[str, str] = MappingProxyType(
     {
@@ -111,3 +116,61 @@ def before_start(jax: Any, option: str, value: Any) -> None:
 
     if not xla_bridge.backends_are_initialized():
         jax.config.update(option, value)
+
+
+COMPILED = "/jax/core/compile/backend_compile_duration"
+"""JAX's name of the event."""
+
+_lock = threading.Lock()
+_listens = False
+_here = threading.local()
+_compiled: list[str] = []
+
+
+@contextmanager
+def reporting(report: Callable[[str], None] | None) -> Iterator[None]:
+    """`report` is called for each compilation of JAX in this thread until the block ends; None: no calls."""
+    before = getattr(_here, "report", None)
+    _here.report = report
+    try:
+        yield
+    finally:
+        _here.report = before
+
+
+def listen() -> None:
+    """Listen to JAX's compilations from now on."""
+    global _listens  # noqa: PLW0603 - JAX keeps listeners for the whole process
+    from jax import monitoring
+
+    with _lock:
+        if not _listens:
+            monitoring.register_event_duration_secs_listener(_heard)
+            _listens = True
+
+
+def listens() -> bool:
+    """Whether every compilation of this process has been heard since JAX's first."""
+    return _listens
+
+
+class JaxWitness(Witness):
+    """Sees each compilation of JAX in the process, in any thread, that is heard after `listen`."""
+
+    name = "JAX compile events"
+
+    def __init__(self) -> None:
+        self._first = len(_compiled)
+
+    def what(self) -> Sequence[str]:
+        return tuple(_compiled[self._first :])
+
+
+def _heard(event: str, duration: float, **facts: Any) -> None:
+    if event != COMPILED:
+        return
+    what = f"jax: {facts.get('fun_name', 'a program')}"
+    _compiled.append(what)
+    report = getattr(_here, "report", None)
+    if report is not None:
+        report(what)

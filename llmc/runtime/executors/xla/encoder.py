@@ -7,78 +7,56 @@ portable programs, as those of models that generate do.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmc.artifacts.log import logger
-from llmc.runtime.executors.base import EXECUTABLES, Content
-from llmc.runtime.executors.encoders.base import Encoder
-from llmc.runtime.executors.envelope import Envelope
-from llmc.runtime.executors.xla.client import jax_version
-from llmc.runtime.executors.xla.compile_events import told
-from llmc.runtime.executors.xla.envelope import FORM
-from llmc.runtime.executors.xla.hosts import HOSTS, host_for, platform_of_bundle
+from llmc.runtime.executors.base import EXECUTABLES, ExecutorDescription
+from llmc.runtime.executors.encoders import Encoder
+from llmc.runtime.executors.xla.arrays import JaxArrays
+from llmc.runtime.executors.xla.client import jax_version, reporting
+from llmc.runtime.executors.xla.hosts import host_for, in_place_of
+from llmc.runtime.executors.xla.programs import LoadedProgram
 
 if TYPE_CHECKING:
     from llmc.artifacts.bundle.manifest_schema import Executable
     from llmc.runtime.bundle import Bundle
-    from llmc.runtime.executors.xla.loaded import LoadedProgram
 
 
 class XlaEncoder(Encoder):
     """See the module's docstring. `threads` counts where JAX has not computed in this process yet."""
 
-    name: ClassVar[str] = "xla-encoder"
-    opens: ClassVar[Mapping[str, Content]] = {"weights": "data", "weights.json": "data", EXECUTABLES: "code"}
+    description: ClassVar[ExecutorDescription] = ExecutorDescription(
+        {"weights": "data", "weights.json": "data", EXECUTABLES: "code"}
+    )
 
     @classmethod
     def check(cls, bundle: Bundle) -> None:
-        """Refuse a host without JAX, and what its devices cannot run."""
         jax_version()
         host_for(bundle).require(bundle)
 
     def __init__(self, bundle: Bundle, threads: int) -> None:
         super().__init__(bundle, threads)
-        from llmc.runtime.executors.xla.arrays import JaxArrays
-
         self._host = host_for(bundle)
+        self.capabilities = replace(self.capabilities, in_place_of=in_place_of(bundle, self._host))
         self._devices = self._host.open(1, threads)
         self._arrays = JaxArrays(bundle, self._devices)
-        self._lock = threading.Lock()
-        self._opened: dict[str, tuple[LoadedProgram, list[Any]]] = {}
-
-    @property
-    def in_place_of(self) -> str:
-        """The platform's device, where the CPU runs the bundle."""
-        platform = platform_of_bundle(self.bundle)
-        return "" if platform == self._host.platform else HOSTS[platform].device
 
     def encode(self, inputs: Mapping[str, NDArray[np.int64]], stream: int = 0) -> NDArray[np.float32]:
-        """Run the executable of the batch's shape."""
         program, weights = self._open(self.executable_for(*inputs["token_ids"].shape))
         given = [inputs[t.name].astype(np.int32) for t in program.header.inputs if t.name in inputs]
-        with told(self.compilations.record):
+        with reporting(self.compilations.record):
             (made,) = program.run([*self._arrays.put(*given), *weights])
         return self._arrays.fetch(made)
 
-    def _open(self, executable: Executable) -> tuple[LoadedProgram, list[Any]]:
-        """An executable's program, and the weights that it takes."""
-        with self._lock:
-            if executable.blob not in self._opened:
-                self._opened[executable.blob] = self._load(executable)
-            return self._opened[executable.blob]
-
     def _load(self, executable: Executable) -> tuple[LoadedProgram, list[Any]]:
-        from llmc.runtime.executors.xla.loaded import LoadedProgram
-
-        files, source = self.bundle.files, f"{self.bundle.path}: {executable}"
-        files.require_native(str(executable))
-        envelope = Envelope.parse(files.read(executable.blob), source, FORM)
-        program = LoadedProgram(envelope, str(executable), self._host, self._devices, source, self.compilations)
+        program = LoadedProgram(
+            self.bundle, executable.blob, str(executable), self._host, self._devices, self.compilations
+        )
         if program.native:
             self.compilations.loaded(str(executable))
         elif not self._opened:
@@ -86,21 +64,14 @@ class XlaEncoder(Encoder):
                 "%s: executables of jax %s for %s are compiled here from their portable programs, each when it is "
                 "first needed", self.bundle.path, program.header.jax, self.bundle.manifest.device,
             )  # fmt: skip
-        with told(self.compilations.opened):
+        with reporting(self.compilations.opened):
             weights = [self._arrays.weight(t) for t in program.header.inputs if t.name not in self.inputs]
         return program, weights
 
-    def open_all(self) -> None:
-        """Open every executable."""
-        for executable in self.bundle.manifest.executables:
-            self._open(executable)
-
     def memory(self) -> dict[str, int]:
-        """Bytes of the mapped weights, and of the opened executables' files."""
         opened = sum(self.bundle.manifest.blobs[blob] for blob in self._opened)
         return {"weights": self._arrays.weight_bytes, "executables": opened}
 
     def close(self) -> None:
-        """Drop executables and weights."""
-        self._opened.clear()
+        super().close()
         self._arrays.close()

@@ -8,64 +8,33 @@ What else happens to slots (copies, import, export, poison) are programs of the 
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmc.errors import ArtifactError, InputError
-from llmc.runtime.executors.held import Held
-from llmc.runtime.executors.places import windows
-from llmc.runtime.executors.static import StaticExecutor
-from llmc.runtime.executors.xla.compile_events import told
+from llmc.runtime.executors.base import StaticExecutor
+from llmc.runtime.executors.slots import SlotLengths, windows
+from llmc.runtime.executors.xla.arrays import dtype_of
+from llmc.runtime.executors.xla.client import reporting
 from llmc.runtime.step import ADAPTERS
 from llmc.runtime.top_logits import TopLogits
 
 if TYPE_CHECKING:
     from llmc.artifacts.bundle.manifest_schema import Executable
     from llmc.runtime.cache_shape import CacheTensor
-    from llmc.runtime.executors.xla.envelope import StepHeader, Tensor
+    from llmc.runtime.executors.xla.arrays import DeviceArrays
+    from llmc.runtime.executors.xla.envelope import StepHeader
     from llmc.runtime.step import Step
 
 Array = NDArray[np.float32]
 STEP_INPUTS = 4
 """Of a step before the cache: token ids, past lengths, new lengths and slots; adapters are behind them."""
 SLOT_PROGRAMS = ("slot_copy", "slot_fill", "slot_read", "slot_write")
-
-
-class DeviceArrays(ABC):
-    """Where a program's arguments and results lie; what it holds are a device's own arrays."""
-
-    @abstractmethod
-    def zeros(self, tensor: Tensor) -> Any:
-        """A new array, divided over the devices as the tensor says."""
-
-    @abstractmethod
-    def weight(self, tensor: Tensor) -> Any:
-        """The bundle's weight that an input asks for. Raises ArtifactError where there is none of that shape."""
-
-    @abstractmethod
-    def put(self, *arrays: Any) -> list[Any]:
-        """Small inputs, whole on every device."""
-
-    @abstractmethod
-    def put_as(self, tensors: Sequence[Tensor], *arrays: Any) -> list[Any]:
-        """Inputs, divided over the devices as the tensors say."""
-
-    @abstractmethod
-    def fetch(self, array: Any) -> NDArray[Any]:
-        """A result on the host, whole."""
-
-    @property
-    @abstractmethod
-    def weight_bytes(self) -> int:
-        """Bytes of the weights file."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Drop the weights."""
 
 
 class SlotProgram(Protocol):
@@ -89,11 +58,16 @@ class SlotExecutor(StaticExecutor):
         """Load the programs that work on slots, and make the cache."""
         self._arrays = arrays
         self._programs: dict[str, SlotProgram] = {}
+        for file in SLOT_PROGRAMS:
+            if file not in self.bundle.manifest.files:
+                raise ArtifactError(f"{self.bundle.path}: no {file} in the bundle; compile it again")
         self._slot_programs = {name: self._load(name, name) for name in SLOT_PROGRAMS}
         self._native = self._slot_programs["slot_fill"].native
         self._shape = self.bundle.cache_shape
         self._likes = [group[0] for group in self._shape.groups]
         cache = self._slot_programs["slot_fill"].header.inputs[: len(self._likes)]
+        exact_dtype = "f32" if any(t.dtype == "float32" for t in cache) else "bf16"  # which holds float8's numbers
+        self.capabilities = replace(self.capabilities, cache_dtype=exact_dtype)
         _, held, *_ = cache[0].shape
         if self.slots > held:
             raise InputError(
@@ -102,22 +76,16 @@ class SlotExecutor(StaticExecutor):
             )
         whole = (t.shape[3] for like, t in zip(self._likes, cache, strict=True) if like.kind == "kv" and not like.ring)
         self.capacity = min([self.capacity, *whole])
-        with told(self.compilations.opened):
+        with reporting(self.compilations.opened):
             self._cache = [arrays.zeros(t) for t in cache]
         self._bound: dict[str, list[Any]] = {}
         self._adapted = bool(self.bundle.adapters)
-        self._held = Held(self.slots, self._shape.rewind)
+        self._held = SlotLengths(self.slots, self._shape.rewind)
         self._outputs: list[Any] = []
 
     @abstractmethod
     def _load(self, file: str, name: str) -> SlotProgram:
         """The program in one of the bundle's files; `name` is for people."""
-
-    @property
-    def cache_dtype(self) -> str:
-        """As the programs were compiled for it; bfloat16 holds float8's numbers."""
-        held = {t.dtype for t in self._slot_programs["slot_fill"].header.inputs[: len(self._likes)]}
-        return "f32" if "float32" in held else "bf16"
 
     def warm(self, steps: list[tuple[str, int, int, int]]) -> None:
         """Open the named executables; the others open when first needed.
@@ -141,7 +109,6 @@ class SlotExecutor(StaticExecutor):
         return TopLogits(values, ids.astype(np.int64))
 
     def logits(self) -> Array:
-        """The last step's, which come to the host when they are asked for."""
         if self._outputs:
             self._keep(self._arrays.fetch(self._outputs[0]))
         return super().logits()
@@ -155,16 +122,13 @@ class SlotExecutor(StaticExecutor):
         if self._adapted:
             rows.append(step.row_adapters)
         given = self._arrays.put(*(a.astype(np.int32) for a in rows))
-        with told(self.compilations.record):
+        with reporting(self.compilations.record):
             made = program.run([*given, *self._cache, *weights])
         first = len(made) - len(self._cache)
         self._outputs, self._cache = made[:first], made[first:]
-        for row, slot in enumerate(step.slots):
-            start = int(step.past_lengths[row])
-            self._held.wrote(slot, start, start + int(step.new_lengths[row]))
+        self._held.ran(step)
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
-        """Copy within the cache, on the device."""
         self._held.require(source, length)
         if source != target:
             self._change("slot_copy", *self._numbers(source, target, length))
@@ -185,27 +149,24 @@ class SlotExecutor(StaticExecutor):
         """Write a slot, rounded to the cache's dtype; in 8 bits, numbers beyond its range are its largest."""
         length = self._check_prefix(prefix, len(self._shape))
         inputs = self._slot_programs["slot_write"].header.inputs[len(self._cache) + 2 :]
-        rows = [_row_of(tensor) for tensor in inputs]
+        rows = [np.zeros(tensor.shape, dtype_of(tensor.dtype)) for tensor in inputs]
         for (group, place), given in zip(self._shape.places, prefix, strict=True):
             _fill_row(self._likes[group], rows[group][place], given, length)
         self._change("slot_write", *self._numbers(slot, length), *self._arrays.put_as(inputs, *rows))
         self._held.imported(slot, length)
 
     def poison(self, slot: int, start: int, value: float) -> None:
-        """Overwrite what no live token owns."""
         self._change(
             "slot_fill", *self._numbers(slot, start, self._held.used[slot]), *self._arrays.put(np.float32(value))
         )
 
     def memory(self) -> dict[str, int]:
-        """Bytes of the cache, of the mapped weights, and of the opened executables' files."""
         opened = sum(self.bundle.manifest.blobs[blob] for blob in self._bound)
         return {
             "cache": sum(c.nbytes for c in self._cache), "weights": self._arrays.weight_bytes, "executables": opened,
         }  # fmt: skip
 
     def close(self) -> None:
-        """Drop executables, weights and cache."""
         self._programs.clear()
         self._slot_programs.clear()
         self._bound.clear()
@@ -223,22 +184,16 @@ class SlotExecutor(StaticExecutor):
                     "compile it again"
                 )
             first = STEP_INPUTS + self._adapted + len(self._cache)
-            with told(self.compilations.opened):
+            with reporting(self.compilations.opened):
                 self._bound[executable.blob] = [self._arrays.weight(t) for t in inputs[first:]]
         return self._programs[executable.blob], self._bound[executable.blob]
 
     def _change(self, program: str, *arguments: Any) -> None:
-        with told(self.compilations.record):
+        with reporting(self.compilations.record):
             self._cache = self._slot_programs[program].run([*self._cache, *arguments])
 
     def _numbers(self, *numbers: int) -> list[Any]:
         return self._arrays.put(*(np.int32(n) for n in numbers))
-
-
-def _row_of(tensor: Tensor) -> NDArray[Any]:
-    from llmc.runtime.executors.xla.weights import dtype_of
-
-    return np.zeros(tensor.shape, dtype_of(tensor.dtype))
 
 
 def _fill_row(like: CacheTensor, row: NDArray[Any], given: Array, length: int) -> None:

@@ -33,6 +33,7 @@ from llmc.runtime.engine.sampling.params import SamplingParams
 from llmc.runtime.executors import open_executor
 from llmc.runtime.executors.onnxruntime import executables
 from llmc.runtime.executors.onnxruntime import executor as onnxruntime_cpu
+from llmc.runtime.executors.onnxruntime.executables import LOGIT_ROWS
 from llmc.runtime.llm import BundleLLM
 from llmc.runtime.step import exact, pad
 from tests.artifacts.helpers import child, finish
@@ -186,7 +187,7 @@ def test_the_chunks_that_run_fastest_change_no_answer(
 ) -> None:
     """An executor may ask for smaller chunks than the limit allows."""
     bundle, _, _ = workshop.compile(**EXACT)
-    monkeypatch.setattr(onnxruntime_cpu.OnnxRuntimeExecutor, "prompt_chunk", 7)
+    monkeypatch.setattr(onnxruntime_cpu, "PROMPT_CHUNK", 7)
     with BundleLLM(bundle, threads=1, keep_steps=True) as llm:
         outputs = llm.generate(prompts(), GREEDY)
     assert [o.outputs[0].token_ids for o in outputs] == references
@@ -426,7 +427,7 @@ def test_a_session_that_opens_after_ready_is_counted(workshop: Workshop) -> None
         llm.generate([[1, 2, 3]], GREEDY)
         assert llm.compilations == 0, "opening what was compiled is none, while not all is open"
         llm.executor.open_all()
-        llm.executor.ready()
+        llm.executor.compilations.ready()
         llm.generate([[1, 2, 3]], GREEDY)
         assert llm.compilations == 0
         for held in (llm.executor._bound, llm.executor._executables._sessions):  # type: ignore[attr-defined]
@@ -499,38 +500,37 @@ def test_a_bundle_of_another_instruction_set_is_refused_and_says_what_differs(
 # Broken executors never pass
 
 
-RUN = onnxruntime_cpu._Bound.run
+RUN = onnxruntime_cpu.BoundSession.run
 
 
 def kv(bound: Any) -> list[Any]:
     """The keys and values that a binding reads."""
-    return [before for before, _ in bound._keep.values()]
+    return [before for before, _ in bound._cache.values()]
 
 
-def reads_the_whole_cache(self: Any, rows: Any, results: Any) -> None:
+def reads_the_whole_cache(self: Any, inputs: Any, results: Any) -> None:
     """The length mask dropped: every cached position counts, whoever owns it."""
-    self.past_lengths[:] = kv(self)[0].shape[2] - self.token_ids.shape[1]
-    RUN(self, rows, results)
+    batch, query = inputs["token_ids"].shape
+    RUN(self, {**inputs, "past_lengths": np.full(batch, kv(self)[0].shape[2] - query)}, results)
 
 
-def takes_the_last_pad(self: Any, rows: Any, results: Any) -> None:
+def takes_the_last_pad(self: Any, inputs: Any, results: Any) -> None:
     """The live length dropped: logits after the last padded token."""
-    batch, query = self.token_ids.shape
-    RUN(self, (np.arange(batch) + 1) * query - 1, results)
+    batch, query = inputs["token_ids"].shape
+    RUN(self, {**inputs, LOGIT_ROWS: (np.arange(batch) + 1) * query - 1}, results)
 
 
-def past_one_short(self: Any, rows: Any, results: Any) -> None:
-    self.past_lengths[:] = np.maximum(self.past_lengths - 1, 0)
-    RUN(self, rows, results)
+def past_one_short(self: Any, inputs: Any, results: Any) -> None:
+    RUN(self, {**inputs, "past_lengths": np.maximum(inputs["past_lengths"] - 1, 0)}, results)
 
 
-def unused_cache_shifts_logits_a_little(self: Any, rows: Any, results: Any) -> None:
+def unused_cache_shifts_logits_a_little(self: Any, inputs: Any, results: Any) -> None:
     length = kv(self)[0].shape[2]
-    ends = self.past_lengths + self.token_ids.shape[1]
+    ends = inputs["past_lengths"] + inputs["token_ids"].shape[1]
     unused = np.arange(length) >= ends[:, None]
     leaked = np.stack([np.where(unused, np.nan_to_num(t[:, 0, :, 0]), 0).sum(1) for t in kv(self)]).sum(0)
-    RUN(self, rows, results)
-    results["logits"][: len(rows)] += np.float32(1e-6) * leaked[:, None].astype(np.float32)
+    RUN(self, inputs, results)
+    results["logits"][: len(inputs[LOGIT_ROWS])] += np.float32(1e-6) * leaked[:, None].astype(np.float32)
 
 
 BROKEN = [
@@ -559,7 +559,7 @@ def test_an_executor_that_drops_a_mask_fails_verification(
     for entry in store.root.rglob("verify*"):
         shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
     unverified = Workshop(tmp_path, workshop.model, store)
-    monkeypatch.setattr(onnxruntime_cpu._Bound, "run", broken)
+    monkeypatch.setattr(onnxruntime_cpu.BoundSession, "run", broken)
     with pytest.raises(VerificationError, match=message):
         unverified.compile(tmp_path / "bundle", **options)
     assert not (tmp_path / "bundle").exists()
@@ -573,18 +573,18 @@ def test_a_leak_in_a_prompt_over_a_past_is_seen_by_its_poison_alone(
     executor = open_executor(Bundle.open(path), threads=1)
     seen: list[bool] = []
 
-    def watch(self: Any, rows: Any, results: Any) -> None:
-        ends = int(self.past_lengths[0]) + self.token_ids.shape[1]
-        if self.token_ids.shape[1] > 1 and self.past_lengths[0]:
-            seen.append(all(np.isnan(t[0, :, ends:]).all() for t in kv(self)))
-        RUN(self, rows, results)
+    def watch(self: Any, inputs: Any, results: Any) -> None:
+        past, query = int(inputs["past_lengths"][0]), inputs["token_ids"].shape[1]
+        if query > 1 and past:
+            seen.append(all(np.isnan(t[0, :, past + query :]).all() for t in kv(self)))
+        RUN(self, inputs, results)
 
     bucket = Bucket("prompt", 1, 16, 40)
     for _ in range(2):  # the staging cache is laid out by the first run
         executor.run(pad(Bucket("prompt", 1, 16, 0), [0], [prompts()[5]], [0]))
         executor.run(pad(bucket, [0], [prompts()[5]], [16]))
     executor.poison(0, 16, float("nan"))
-    monkeypatch.setattr(onnxruntime_cpu._Bound, "run", watch)
+    monkeypatch.setattr(onnxruntime_cpu.BoundSession, "run", watch)
     executor.run(pad(bucket, [0], [prompts()[5][:3]], [16]))
     executor.close()
     assert seen == [True]

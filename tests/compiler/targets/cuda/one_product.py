@@ -13,7 +13,7 @@ from llmc.compiler.targets.cuda.topology import parse_topology
 from llmc.compiler.targets.cuda.tuning import serialise
 from llmc.runtime.executors.xla import wire
 from llmc.runtime.executors.xla.client import open_client
-from llmc.runtime.executors.xla.exported import mesh_of
+from llmc.runtime.executors.xla.programs import mesh_of
 from tests.compiler.targets.cuda.test_autotuning import H100
 
 HLO = """{

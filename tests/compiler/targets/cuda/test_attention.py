@@ -23,7 +23,7 @@ from llmc.compiler.targets.cuda.topology import parse_topology
 from llmc.errors import InputError, UnknownNameError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.cache_shape import CacheShape
-from llmc.runtime.executors.envelope import Envelope
+from llmc.runtime.executors.envelope import ExecutableFile
 from llmc.runtime.executors.xla.envelope import FORM
 from llmc.runtime.executors.xla.slot_executor import STEP_INPUTS
 from tests.compiler import tiny
@@ -65,7 +65,7 @@ print(json.dumps(compile_for("cuda:h100-2", Path({str(model)!r}), Path({str(tmp_
     assert verification["mean_kl"] < 0.02
     bundle = Bundle.open(tmp_path / "bundle")
     for executable in bundle.manifest.executables:
-        envelope = Envelope.parse(bundle.files.read(executable.blob), str(executable), FORM)
+        envelope = ExecutableFile.parse(bundle.files.read(executable.blob), str(executable), FORM)
         native = bytes(envelope.section("native"))
         assert b"pallas" in native
         assert b"\x7fELF" in native

@@ -22,7 +22,7 @@ def temporary(device: str, dtype: str) -> int:
     from llmc.compiler.targets.xla.build import XlaJob, build
     from llmc.compiler.targets.xla.described import DescribedTarget
     from llmc.compiler.targets.xla.operators import Quantised
-    from llmc.runtime.executors.envelope import Envelope
+    from llmc.runtime.executors.envelope import ExecutableFile
     from llmc.runtime.executors.xla.envelope import FORM, Tensor
 
     target = open_target(device)
@@ -31,7 +31,7 @@ def temporary(device: str, dtype: str) -> int:
     shapes = {"x": ((8, COLUMNS), "bfloat16"), "w": ((ROWS, COLUMNS), dtype), "w_scale": ((ROWS,), "float32")}
     inputs = tuple(Tensor(name, shape, kind, (None,) * len(shape)) for name, (shape, kind) in shapes.items())
     made = build(XlaJob("step", lambda x, w, s: (Quantised(w, s).product(x, None),), inputs, (), "product"), machine)
-    return int(Envelope.parse(made, device, FORM).header["memory"]["temporary"])
+    return int(ExecutableFile.parse(made, device, FORM).header["memory"]["temporary"])
 
 
 @full

@@ -28,7 +28,7 @@ from llmc.compiler.targets.xla.report import lines
 from llmc.errors import CompileError, DeviceError, InputError
 from llmc.platforms import install_line
 from llmc.runtime.bundle import Bundle
-from llmc.runtime.executors.envelope import Envelope
+from llmc.runtime.executors.envelope import ExecutableFile
 from llmc.runtime.executors.xla.envelope import FORM
 from tests.compiler import tiny
 from tests.compiler.compiled import Compiled
@@ -81,7 +81,7 @@ def test_every_executable_holds_machine_code_changes_the_cache_in_place_and_name
     bundle = Bundle.open(compiled.path)
     for executable in bundle.manifest.executables:
         data = bundle.files.read(executable.blob)
-        envelope = Envelope.parse(data, str(executable), FORM)
+        envelope = ExecutableFile.parse(data, str(executable), FORM)
         native = bytes(envelope.section("native"))
 
         assert envelope.header["platform"] == "cuda"

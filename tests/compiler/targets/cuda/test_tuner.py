@@ -22,7 +22,7 @@ from llmc.compiler.targets.cuda.tuning import parse, serialise
 from llmc.errors import ArtifactError, CompileError
 from llmc.runtime.executors.envelope import write_envelope
 from llmc.runtime.executors.xla.envelope import FORM, StepHeader
-from llmc.runtime.executors.xla.hosts.cuda import CudaHost
+from llmc.runtime.executors.xla.hosts import CudaHost
 from tests.compiler.targets.cuda.test_autotuning import REAL
 from tests.fakes import nvidia
 

@@ -24,8 +24,8 @@ from llmc.compiler.targets.inductor.finisher import PackageFinisher
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.executors.inductor import toolchain
 from llmc.runtime.executors.inductor.package import Package, Run
-from llmc.runtime.executors.torch.executor import Weights
-from llmc.runtime.executors.whole_step.layout import cache_arrays, lengths_of
+from llmc.runtime.executors.torch.executor import TorchWeights
+from llmc.runtime.executors.whole_step.cache import cache_arrays, lengths_of
 from llmc.runtime.executors.whole_step.step_program import flat_step, inputs
 from llmc.runtime.portable_program import PortableProgram
 from llmc.runtime.step import pad
@@ -80,7 +80,7 @@ def test_a_package_gives_what_its_program_gives_and_writes_the_cache_in_place(
 ) -> None:
     sizes = package.sizes
     program = PortableProgram.parse(bytes(package.program))
-    weights = [Weights(opened).tensor(name) for name in program.weights]
+    weights = [TorchWeights(opened).tensor(name) for name in program.weights]
     arrays = cache_arrays(opened, sizes["capacity"])
     assert package.cache == tuple(map(str, arrays))
     (array,) = arrays

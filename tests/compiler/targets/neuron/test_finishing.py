@@ -186,7 +186,7 @@ def test_a_host_without_neuron_cores_opens_the_portable_half(bundles: Bundles, m
         open_executor(Bundle.open(bundles.finished))
     monkeypatch.setenv("LLMC_OPEN_PORTABLE", "1")
     with closing(open_executor(Bundle.open(bundles.finished), threads=1)) as executor:
-        assert executor.in_place_of == "neuron:trn2"
+        assert executor.capabilities.in_place_of == "neuron:trn2"
 
 
 def test_cores_without_memory_for_it_say_so(bundles: Bundles, cores: None, monkeypatch: pytest.MonkeyPatch) -> None:

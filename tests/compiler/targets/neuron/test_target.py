@@ -122,7 +122,7 @@ def test_a_top_k_above_the_devices_and_none_are_the_devices(compiled: Compiled) 
 
     with closing(BundleLLM(compiled.path, threads=1)) as llm:
         engine = llm.engine
-        assert engine.executor.most_top_k == 256
+        assert engine.executor.capabilities.most_top_k == 256
         for asked, found in ((-1, 256), (300, 256), (10, 10)):
             assert engine.sampler([1], SamplingParams(top_k=asked, temperature=0.8)).params.top_k == found
         assert engine.sampler([1], SamplingParams(top_k=-1, temperature=0)).greedy

@@ -18,8 +18,8 @@ import pytest
 from llmc.compiler.targets.openvino.finish import FinishedWeights, weightless
 from llmc.compiler.targets.openvino.formats import Int8, WeightFormat, format_for
 from llmc.errors import ArtifactError, CompileError
+from llmc.runtime.executors.openvino.blobs import CpuBlob, open_blob
 from llmc.runtime.executors.openvino.device import open_core
-from llmc.runtime.executors.openvino.static_blob import Blob, open_blob
 from tests.compiler.targets.openvino.static_models import EXACT, Format, with_weights
 from tests.tiers import default_cases
 
@@ -75,7 +75,7 @@ def test_a_blob_computes_what_its_model_does(weights: str, tmp_path: Path) -> No
 def test_models_of_several_shapes_share_one_weights_file(exported: Exported) -> None:
     first, both = exported.sizes
     assert both - first < 0.02 * first
-    assert all(Blob.parse(blob).constants.nbytes == 1 for blob in exported.blobs)
+    assert all(CpuBlob.parse(blob).constants.nbytes == 1 for blob in exported.blobs)
 
 
 def test_equal_models_give_equal_bytes_whatever_the_process_made_before(exported: Exported) -> None:
@@ -96,7 +96,7 @@ def test_a_process_without_the_compiler_and_without_torch_opens_a_blob(exported:
     (tmp_path / "blob").write_bytes(exported.blobs[1])
     code = (
         "import sys, json; from pathlib import Path\n"
-        "from llmc.runtime.executors.openvino.static_blob import open_blob\n"
+        "from llmc.runtime.executors.openvino.blobs import open_blob\n"
         "opened = open_blob(Path(sys.argv[1]).read_bytes(), Path(sys.argv[2]), {}, 's', 'again')\n"
         "print(json.dumps([len(opened.inputs), [m for m in ('torch', 'onnx', 'llmc.compiler') if m in sys.modules]]))\n"
     )
@@ -119,7 +119,7 @@ def test_a_process_without_the_compiler_and_without_torch_opens_a_blob(exported:
 def test_a_blob_of_another_openvino_or_cpu_is_refused_and_both_are_named(
     exported: Exported, change: Callable[[str], str], message: str
 ) -> None:
-    blob = Blob.parse(exported.blobs[0])
+    blob = CpuBlob.parse(exported.blobs[0])
     other = replace(blob, metadata=change(blob.metadata)).with_model(blob.model)
     with pytest.raises(ArtifactError, match=message) as refused:
         exported.open(other)

@@ -174,7 +174,7 @@ def test_memory_counts_the_states_of_slots_that_hold_tokens(executor: Executor) 
     empty = executor.memory()
     executor.run(ragged("prompt", [0], [[1, 2, 3]], [0]))
     state = 4 * (4 * 96 + 4 * 16 * 8)
-    block = executor.block_tokens * 4 * 2 * 2 * 16
+    block = executor.capabilities.block_tokens * 4 * 2 * 2 * 16
     assert executor.memory()["cache"] - empty["cache"] == state + block
     assert empty["cache_pool"] == 4 * (state + 2 * block)
 

@@ -279,14 +279,14 @@ def test_kv_cache_space_that_holds_no_sequence_says_what_would_fit(
 def test_a_small_kv_cache_space_is_shared_and_refuses_a_prompt_beyond_it(
     compiled: Compile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from llmc.runtime.executors.openvino.space import GIB
+    from llmc.runtime.executors.openvino.paged_cache import GIB
 
     bundle = compiled(verify="none").bundle
     two_blocks = 2 * block_bytes("f32", CacheShape.plain(2, 2, 16).kv)
     monkeypatch.setenv("VLLM_OPENVINO_KVCACHE_SPACE", repr((two_blocks + 1) / GIB))
     with BundleLLM(bundle, threads=1) as llm:
         if llm.executor.capacity * llm.executor.slots > 2 * BLOCK:
-            assert llm.executor.cache_tokens == 2 * BLOCK
+            assert llm.executor.capabilities.cache_tokens == 2 * BLOCK
         outputs = llm.generate(PROMPTS, GREEDY)
         assert [len(o.outputs[0].token_ids) for o in outputs] == [6] * len(PROMPTS)
 

@@ -26,8 +26,8 @@ from llmc.compiler.targets.xla.topology import CHIPS
 from llmc.errors import ArtifactError, CompileError, InputError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.executors.encoders import open_encoder
-from llmc.runtime.executors.envelope import Envelope
-from llmc.runtime.executors.xla import loaded
+from llmc.runtime.executors.envelope import ExecutableFile
+from llmc.runtime.executors.xla import programs
 from llmc.runtime.executors.xla.envelope import FORM, StepHeader
 from tests.compiler.encoders_tiny import write_encoder
 from tests.tiers import full
@@ -86,7 +86,7 @@ def test_weights_lie_in_one_file_and_are_arguments_of_every_executable(embedding
     bundle = embedding.bundle
     places = json.loads(bundle.files.read("weights.json"))
     for executable in bundle.manifest.executables:
-        header = StepHeader.parse(Envelope.parse(bundle.files.read(executable.blob), "it", FORM).header, "it")
+        header = StepHeader.parse(ExecutableFile.parse(bundle.files.read(executable.blob), "it", FORM).header, "it")
         assert [t.name for t in header.inputs[:3]] == ["token_ids", "lengths", "type_ids"]
         assert {t.name for t in header.inputs[3:]} == set(places)
         assert [t.shape for t in header.outputs] == [(executable.batch, executable.query, 32)]
@@ -126,7 +126,7 @@ def test_a_portable_program_is_compiled_where_the_toolchain_is_another_and_count
     folder: Path, embedding: llmc.LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted = embedding.embed(TEXTS[0])[0].outputs.embedding
-    monkeypatch.setattr(loaded, "toolchain_version", lambda platform: "another")
+    monkeypatch.setattr(programs, "toolchain_version", lambda platform: "another")
     with llmc.LLM(folder / "bundle") as llm:
         assert np.allclose(llm.embed(TEXTS[0])[0].outputs.embedding, wanted, atol=1e-6)
         assert llm.pooler.encoder.compilations.compiled == ("encode batch=1 query=16 context=0",)
@@ -198,10 +198,10 @@ def test_a_bundle_for_a_described_tpu_runs_here_from_its_portable_programs_and_s
     bundle = Bundle.open(folder / "tpu")
     assert bundle.manifest.options["analysis"] == found.analysis
     (executable,) = bundle.manifest.executables
-    assert Envelope.parse(bundle.files.read(executable.blob), "it", FORM).header["platform"] == "tpu"
+    assert ExecutableFile.parse(bundle.files.read(executable.blob), "it", FORM).header["platform"] == "tpu"
     with llmc.LLM(folder / "tpu") as llm:
         assert len(llm.embed(TEXTS)) == 3
-        assert llm.pooler.encoder.in_place_of == "TPU"
+        assert llm.pooler.encoder.capabilities.in_place_of == "TPU"
         assert llm.pooler.encoder.compilations.count == 1
     said = "for tpu:v5e-1x1 are compiled here from their portable programs, each when it is first needed"
     assert any(said in record.message for record in caplog.records)
@@ -223,7 +223,7 @@ def test_a_warmed_up_bundle_opens_nothing_more(folder: Path, monkeypatch: pytest
         llm.embed(TEXTS)
         assert llm.pooler.encoder.memory()["executables"] == opened
         assert (llm.compilations, llm.compilations_at_open) == (0, ())
-    monkeypatch.setattr(loaded, "toolchain_version", lambda platform: "another")
+    monkeypatch.setattr(programs, "toolchain_version", lambda platform: "another")
     with llmc.LLM(folder / "bundle", warm_up=True) as llm:
         assert llm.compilations == 3
 
@@ -231,7 +231,7 @@ def test_a_warmed_up_bundle_opens_nothing_more(folder: Path, monkeypatch: pytest
 @pytest.mark.usefixtures("made")
 def test_what_is_opened_after_the_warm_up_is_counted(folder: Path) -> None:
     encoder = open_encoder(Bundle.open(folder / "bundle"))
-    encoder.ready()
+    encoder.compilations.ready()
     encoder.open_all()
     assert encoder.compilations.count == 3
     encoder.close()

@@ -144,7 +144,7 @@ class TestABundle:
     def test_a_prefix_travels_exactly_and_numbers_out_of_range_are_the_largest(self, compiled: Compiled) -> None:
         with closing(open_executor(Bundle.open(compiled.path))) as executor:
             assert isinstance(executor, Executor)
-            assert executor.cache_dtype == "bf16"
+            assert executor.capabilities.cache_dtype == "bf16"
             assert executor.memory()["cache"] % 128 == 0
             random = np.random.default_rng(0)
             heads, size = 2, 16

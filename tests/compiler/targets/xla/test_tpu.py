@@ -27,7 +27,7 @@ from llmc.errors import CompileError, DeviceError, InputError
 from llmc.platforms import install_line
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.engine.sampling.params import SamplingParams
-from llmc.runtime.executors.envelope import Envelope
+from llmc.runtime.executors.envelope import ExecutableFile
 from llmc.runtime.executors.xla.envelope import FORM
 from llmc.runtime.llm import BundleLLM
 from tests.compiler.compiled import Compiled
@@ -67,7 +67,7 @@ def test_what_a_chip_must_hold_is_in_the_report(compiled: Compiled) -> None:
 def test_the_cache_is_aliased_in_every_executable(compiled: Compiled) -> None:
     bundle = Bundle.open(compiled.path)
     for executable in bundle.manifest.executables:
-        header = Envelope.parse(bundle.files.read(executable.blob), str(executable), FORM).header
+        header = ExecutableFile.parse(bundle.files.read(executable.blob), str(executable), FORM).header
         assert header["memory"]["aliased"] == 2 * 3 * 4 * 2 * 128 * 16 * 2
         assert header["platform"] == "tpu"
         assert header["jax"] == f"{version('jax')} {version('jaxlib')} {version('libtpu')}"

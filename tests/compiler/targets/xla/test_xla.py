@@ -9,6 +9,7 @@ import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,9 +24,9 @@ from llmc.runtime.bundle import Bundle
 from llmc.runtime.engine.sampling.params import SamplingParams
 from llmc.runtime.executors import open_executor
 from llmc.runtime.executors.compilations import CompilationCounter
-from llmc.runtime.executors.envelope import Envelope, write_envelope
+from llmc.runtime.executors.envelope import ExecutableFile, write_envelope
 from llmc.runtime.executors.xla.envelope import FORM
-from llmc.runtime.executors.xla.loaded import LoadedProgram
+from llmc.runtime.executors.xla.programs import LoadedProgram
 from llmc.runtime.executors.xla.slot_executor import SLOT_PROGRAMS
 from llmc.runtime.llm import BundleLLM
 from tests.compiler import tiny
@@ -126,7 +127,7 @@ def test_layers_rolled_into_one_body_give_the_same_tokens(compiled: Compiled, tm
 def test_another_jax_opens_the_portable_program_and_counts_it(
     seven_slots: CompileResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("llmc.runtime.executors.xla.loaded.toolchain_version", lambda _: "0.11.0 0.11.0")
+    monkeypatch.setattr("llmc.runtime.executors.xla.programs.toolchain_version", lambda _: "0.11.0 0.11.0")
     with unoptimised(), BundleLLM(seven_slots.bundle) as llm:
         assert tokens(llm) == [tiny.greedy(CASE, prompt, 9) for prompt in PROMPTS]
         assert llm.compilations == len(SLOT_PROGRAMS) + 3
@@ -144,7 +145,7 @@ def test_what_jax_compiles_for_a_step_is_counted_whatever_the_manifest_says(
 
     with BundleLLM(compiled.path) as llm:
         llm.executor.open_all()
-        llm.executor.ready()
+        llm.executor.compilations.ready()
         tokens(llm)
         jax.jit(lambda x: x * 3)(1.0)  # somebody else's
         assert llm.compilations == 0
@@ -175,16 +176,16 @@ def test_an_executable_that_was_damaged_is_never_opened(compiled: Compiled, tmp_
 def test_what_xla_cannot_open_is_an_error_that_says_so(compiled: Compiled) -> None:
     from llmc.runtime.executors.xla.client import open_client
     from llmc.runtime.executors.xla.hosts import HOSTS
-    from llmc.runtime.executors.xla.loaded import LoadedProgram
+    from llmc.runtime.executors.xla.programs import LoadedProgram
 
-    bundle = Bundle.open(compiled.path)
-    envelope = Envelope.parse(bundle.files.read(bundle.manifest.executables[0].blob), "x", FORM)
+    opened = Bundle.open(compiled.path)
+    envelope = ExecutableFile.parse(opened.files.read(opened.manifest.executables[0].blob), "x", FORM)
     broken = write_envelope(envelope.header, {"native": b"\x80\x05garbage", "export": b"\x00" * 64}, FORM)
 
-    with pytest.raises(ArtifactError, match=r"x: .*compile the bundle again"):
-        LoadedProgram(
-            Envelope.parse(broken, "x", FORM), "x", HOSTS["cpu"], open_client("cpu"), "x", CompilationCounter()
-        )
+    files = SimpleNamespace(read=lambda _: broken, require_native=lambda _: None)
+    bundle = SimpleNamespace(path="a bundle", files=files)
+    with pytest.raises(ArtifactError, match=r"a bundle: x: .*compile the bundle again"):
+        LoadedProgram(bundle, "blob", "x", HOSTS["cpu"], open_client("cpu"), CompilationCounter())  # type: ignore[arg-type]
 
 
 def test_more_slots_than_were_compiled_are_refused_with_the_flag_that_gives_them(compiled: Compiled) -> None:
@@ -200,27 +201,27 @@ def test_another_cpu_is_refused_unless_it_compiles_anew(compiled: Compiled, monk
 
 
 def test_weights_that_are_not_what_an_executable_takes_are_refused(compiled: Compiled) -> None:
+    from llmc.runtime.executors.xla.arrays import JaxArrays
     from llmc.runtime.executors.xla.client import open_client
     from llmc.runtime.executors.xla.envelope import Tensor
-    from llmc.runtime.executors.xla.weights import DeviceWeights
 
-    weights = DeviceWeights(Bundle.open(compiled.path), open_client("cpu"))
+    weights = JaxArrays(Bundle.open(compiled.path), open_client("cpu"))
     with pytest.raises(ArtifactError, match=r"no model\.absent"):
-        weights.array(Tensor("model.absent", (2,), "float32", (None,)))
+        weights.weight(Tensor("model.absent", (2,), "float32", (None,)))
     with pytest.raises(ArtifactError, match=r"model\.norm\.weight is float32 \[64\], the executable takes"):
-        weights.array(Tensor("model.norm.weight", (65,), "float32", (None,)))
+        weights.weight(Tensor("model.norm.weight", (65,), "float32", (None,)))
 
 
 def test_weights_are_views_of_the_file_that_all_processes_share(compiled: Compiled) -> None:
+    from llmc.runtime.executors.xla.arrays import JaxArrays
     from llmc.runtime.executors.xla.client import open_client
     from llmc.runtime.executors.xla.envelope import Tensor
-    from llmc.runtime.executors.xla.weights import DeviceWeights
 
-    weights = DeviceWeights(Bundle.open(compiled.path), open_client("cpu"))
-    array = weights.array(Tensor("model.norm.weight", (64,), "float32", (None,)))
+    weights = JaxArrays(Bundle.open(compiled.path), open_client("cpu"))
+    array = weights.weight(Tensor("model.norm.weight", (64,), "float32", (None,)))
 
     start = np.frombuffer(weights._views._mapped, np.uint8).ctypes.data
-    assert start <= array.unsafe_buffer_pointer() < start + weights.nbytes
+    assert start <= array.unsafe_buffer_pointer() < start + weights.weight_bytes
 
 
 @pytest.mark.parametrize(
@@ -306,6 +307,7 @@ def test_over_two_devices_of_the_host_tokens_are_those_of_one(compiled: Compiled
     code = f"""
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from llmc.artifacts.store.store import Store
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.compile import compile_bundle

@@ -12,8 +12,7 @@ from llmc.errors import InputError, OutOfDeviceMemoryError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.executors import open_executor
 from llmc.runtime.executors.base import Executor
-from llmc.runtime.executors.fake.executor import FakeExecutor
-from llmc.runtime.executors.fake.graphs import FakeGraphDevice
+from llmc.runtime.executors.fake.executor import FakeExecutor, FakeGraphDevice
 from llmc.runtime.step import pad
 from tests.toy import Toy, greedy
 
@@ -30,7 +29,7 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
 def opened(toy: Toy, total: int = MEMORY, slots: int = 4) -> tuple[FakeExecutor, FakeGraphDevice]:
     executor = open_executor(Bundle.open(toy.bundle), slots)
     assert isinstance(executor, FakeExecutor)
-    device = executor.graph_device()
+    device = executor.capabilities.graph_device
     assert device is not None
     device._total = total
     return executor, device
@@ -148,4 +147,4 @@ def test_behind_the_name_is_a_number_of_bytes(toy: Toy, detail: str) -> None:
 
 
 def test_other_fake_devices_capture_none(toys: dict[str, Toy]) -> None:
-    assert open_executor(Bundle.open(toys["static"].bundle)).graph_device() is None
+    assert open_executor(Bundle.open(toys["static"].bundle)).capabilities.graph_device is None

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from llmc.runtime.executors.hpu.executor import OnCard
+from llmc.runtime.executors.hpu.executor import HpuOnCard
 from tests.fakes import gaudi
 from tests.runtime.executors.whole_step.opened import opener
 
@@ -39,5 +39,5 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Host:
 
 
 @pytest.fixture
-def on_card(bundle: Path, request: pytest.FixtureRequest) -> Callable[..., OnCard]:
-    return opener(bundle, OnCard, request)
+def on_card(bundle: Path, request: pytest.FixtureRequest) -> Callable[..., HpuOnCard]:
+    return opener(bundle, HpuOnCard, request)

@@ -13,19 +13,19 @@ from llmc.buckets.capture.graphs import capture
 from llmc.buckets.capture.memory import Memory, profile
 from llmc.buckets.capture.options import CaptureOptions
 from llmc.errors import InputError, OutOfDeviceMemoryError
-from llmc.runtime.executors.hpu.executor import HpuGraphs, OnCard
+from llmc.runtime.executors.hpu.executor import HpuGraphs, HpuOnCard
 from llmc.runtime.step import pad
 from llmc.testing.executors import PLAN, prefill
 from tests.runtime.executors.hpu.conftest import Host
 from tests.tiers import default_cases
 
-Opened = Callable[..., OnCard]
+Opened = Callable[..., HpuOnCard]
 TOTAL = 24 << 20
 
 
-def divided(executor: OnCard, **options: Any) -> tuple[HpuGraphs, Memory]:
+def divided(executor: HpuOnCard, **options: Any) -> tuple[HpuGraphs, Memory]:
     """The card's memory, after the profile run."""
-    device = executor.graph_device()
+    device = executor.capabilities.graph_device
     assert isinstance(device, HpuGraphs)
     return device, profile(device, PLAN, device.block_bytes, CaptureOptions(**options))
 
@@ -39,7 +39,7 @@ def lazy(host: Host) -> Any:
 @pytest.mark.parametrize("mode", ["torch.compile", "PyTorch eager mode", "PyTorch lazy mode"])
 def test_only_the_mode_of_hpu_graphs_captures(mode: str, host: Host, on_card: Opened) -> None:
     host(mode)
-    assert on_card().graph_device() is None
+    assert on_card().capabilities.graph_device is None
 
 
 def test_the_profile_run_needs_no_cache_and_the_cache_takes_what_memory_leaves(lazy: Any, on_card: Opened) -> None:
@@ -63,7 +63,7 @@ def test_captured_buckets_replay_and_give_what_they_gave(lazy: Any, on_card: Ope
     assert executor.memory()["graphs"] == len(PLAN.buckets)
     assert all(graph.size > 0 for phase in outcome.phases for graph in phase.captured)
     ran = lazy.card().pending
-    executor.ready()
+    executor.compilations.ready()
     for bucket in PLAN.buckets:
         past = min(bucket.context, 3)
         tokens = [[5, 6, 7][: bucket.query]] * min(2, bucket.batch)
@@ -75,7 +75,7 @@ def test_captured_buckets_replay_and_give_what_they_gave(lazy: Any, on_card: Ope
     assert executor.compilations.count == 0
 
 
-def seeded(executor: OnCard) -> OnCard:
+def seeded(executor: HpuOnCard) -> HpuOnCard:
     """The same tokens in two slots."""
     for slot in range(2):
         prefill(executor, slot, [slot + 1, 2, 3])
@@ -110,7 +110,7 @@ def test_a_card_that_runs_out_of_memory_in_the_middle_keeps_its_graphs_and_runs_
 def test_an_interrupt_leaves_no_half_graph(lazy: Any, on_card: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     executor = on_card()
     executor.open_all()
-    device = executor.graph_device()
+    device = executor.capabilities.graph_device
     assert device is not None
     free = device.free_memory()
 
@@ -127,7 +127,7 @@ def test_an_interrupt_leaves_no_half_graph(lazy: Any, on_card: Opened, monkeypat
 
 
 def test_a_cache_that_holds_no_sequence_is_refused(lazy: Any, on_card: Opened) -> None:
-    device = on_card().graph_device()
+    device = on_card().capabilities.graph_device
     assert device is not None
     with pytest.raises(InputError, match="a KV cache of 24 tokens holds no sequence of 33"):
         device.allocate(3)

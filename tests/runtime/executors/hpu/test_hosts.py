@@ -10,21 +10,21 @@ import pytest
 from llmc.errors import ArtifactError, DeviceError, OutOfDeviceMemoryError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.executors import open_executor
-from llmc.runtime.executors.hpu.executor import OnCard, OnCpu
+from llmc.runtime.executors.hpu.executor import HpuExecutor, HpuOnCard
 from llmc.testing.executors import prefill
 from tests.manifests import edit_manifest
 from tests.runtime.executors.hpu.conftest import Host
 from tests.tiers import full
 
-Opened = Callable[..., OnCard]
+Opened = Callable[..., HpuOnCard]
 
 
 @full
 def test_an_sdk_without_a_card_runs_on_the_cpu_and_says_so(bundle: Path, host: Host) -> None:
     host(FAKE_HPU_CARDS="0")
     executor = open_executor(Bundle.open(bundle), slots=2, threads=1)
-    assert isinstance(executor, OnCpu)
-    assert executor.in_place_of == "Gaudi"
+    assert type(executor) is HpuExecutor
+    assert executor.capabilities.in_place_of == "Gaudi"
     assert prefill(executor, 0, [1, 2]).any()
     executor.close()
 

@@ -13,14 +13,14 @@ from llmc.buckets.bucket import Bucket
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.executors import open_executor
 from llmc.runtime.executors.base import Executor
-from llmc.runtime.executors.hpu.executor import OnCard
+from llmc.runtime.executors.hpu.executor import HpuOnCard
 from llmc.runtime.llm import BundleLLM
 from llmc.runtime.step import pad
 from llmc.testing.executors import PLAN, decode, prefill
 from tests.runtime.executors.hpu.conftest import MODES, Host
 from tests.tiers import default_cases, full
 
-Opened = Callable[..., OnCard]
+Opened = Callable[..., HpuOnCard]
 PROMPTS = [list(range(20)), [7, 8, 9], list(range(40, 70))]
 
 
@@ -38,7 +38,7 @@ def numbers(executor: Executor) -> list[np.ndarray]:
 def on_cpu(bundle: Path) -> list[np.ndarray]:
     """The same on a host without a card."""
     executor = open_executor(Bundle.open(bundle), slots=6, threads=1)
-    assert executor.in_place_of == "Gaudi"
+    assert executor.capabilities.in_place_of == "Gaudi"
     found = numbers(executor)
     executor.close()
     return found
@@ -52,7 +52,7 @@ def test_every_mode_of_the_guide_gives_the_numbers_of_the_cpu(
     host(mode)
     executor = on_card()
     assert str(executor.mode) == mode
-    assert executor.in_place_of == ""
+    assert executor.capabilities.in_place_of == ""
     for got, wanted in zip(numbers(executor), on_cpu, strict=True):
         np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)
 
@@ -66,7 +66,7 @@ def test_compiling_runs_nothing_and_no_step_compiles_after_it(host: Host, on_car
     opened = executor.compilations.at_open
     assert {f"hpu: {e}" for e in executor.bundle.manifest.executables} <= set(opened)
     assert not any(tensor.cpu().any() for tensor in executor._cache.tensors)
-    executor.ready()
+    executor.compilations.ready()
     for bucket in PLAN.buckets:
         for slot in (0, 5):
             executor.run(pad(bucket, [slot], [[3] * bucket.query], [0]))
@@ -80,9 +80,9 @@ def test_a_step_of_a_bucket_that_nothing_warmed_is_named_and_counted(mode: str, 
     host(mode)
     executor = on_card()
     executor.open_all()
-    _, card = executor.witnesses()
+    _, card = executor.compilations.witnesses
     executor.run(pad(PLAN.prompt[0], [0], [[1] * PLAN.prompt[0].query], [0]))
-    executor.ready()
+    executor.compilations.ready()
     before = card.count()
     executor.run(pad(PLAN.prompt[0], [3], [[2]], [0]))
     assert executor.compilations.compiled == ()
@@ -147,11 +147,11 @@ def test_enforce_eager_is_taken_where_the_device_can_and_said_where_it_cannot(
     bundle: Path, host: Host, caplog: pytest.LogCaptureFixture
 ) -> None:
     with BundleLLM(bundle, 1, enforce_eager=True) as llm:
-        assert not llm.executor.eager
+        assert not llm.executor.capabilities.eager
     assert "enforce_eager has no effect on hpu here: every step replays a compiled graph" in caplog.text
     host("HPU Graphs")
     caplog.clear()
     with BundleLLM(bundle, 1, enforce_eager=True) as llm:
         assert str(llm.executor.mode) == "PyTorch lazy mode"
-        assert llm.executor.graph_device() is None
+        assert llm.executor.capabilities.graph_device is None
     assert "no effect" not in caplog.text

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc.errors import ArtifactError
-from llmc.runtime.executors.inductor.archive import FOLDER, ROOT, check, tidied
+from llmc.runtime.executors.inductor.package import FOLDER, ROOT, check_archive, tidied
 
 FIXED = {"archive_format": b"pt2", "archive_version": b"0", "byteorder": b"little", ".data/version": b"6\n"}
 FILES = {
@@ -56,9 +56,9 @@ def test_sources_are_emptied_and_equal_contents_are_equal_bytes() -> None:
 )
 def test_what_a_package_may_not_have_is_refused(added: dict[str, bytes], words: str) -> None:
     files = {name: content for name, content in FILES.items() if "serial" not in name and not name.endswith(".cpp")}
-    check(zipped(files, ROOT), "bundle")
+    check_archive(zipped(files, ROOT), "bundle")
     with pytest.raises(ArtifactError, match=words) as refused:
-        check(zipped({**files, **added}, ROOT), "bundle/prompt")
+        check_archive(zipped({**files, **added}, ROOT), "bundle/prompt")
     assert str(refused.value).startswith("bundle/prompt: no AOTInductor package of llmc: ")
     assert "finish the bundle again" in str(refused.value)
 
@@ -71,21 +71,21 @@ def test_what_it_has_to_have_is_asked_for(missing: str) -> None:
 
 def test_a_bomb_a_second_file_of_a_name_and_another_root_are_refused() -> None:
     with pytest.raises(ArtifactError, match="compressed"):
-        check(zipped({f"{FOLDER}a.so": b"0" * 99}, ROOT, zipfile.ZIP_DEFLATED), "bundle")
+        check_archive(zipped({f"{FOLDER}a.so": b"0" * 99}, ROOT, zipfile.ZIP_DEFLATED), "bundle")
     with pytest.raises(ArtifactError, match="has no place"):
-        check(zipped(FIXED, "../"), "bundle")
+        check_archive(zipped(FIXED, "../"), "bundle")
     twice = io.BytesIO()
     with pytest.warns(UserWarning, match="Duplicate"), zipfile.ZipFile(twice, "w") as archive:
         for _ in range(2):
             archive.writestr(f"{ROOT}{FOLDER}a.so", b"")
     with pytest.raises(ArtifactError, match="occurs twice"):
-        check(twice.getvalue(), "bundle")
+        check_archive(twice.getvalue(), "bundle")
 
 
 @given(st.integers(0, len(PACKAGE) - 1))
 def test_a_torn_package_is_one_error(length: int) -> None:
     with pytest.raises(ArtifactError, match="no AOTInductor package"):
-        check(PACKAGE[:length], "bundle")
+        check_archive(PACKAGE[:length], "bundle")
 
 
 def test_no_flipped_bit_of_its_code_is_missed() -> None:
@@ -94,4 +94,4 @@ def test_no_flipped_bit_of_its_code_is_missed() -> None:
         damaged = bytearray(PACKAGE)
         damaged[at] ^= 1
         with pytest.raises(ArtifactError, match=r"is damaged|Bad CRC"):
-            check(bytes(damaged), "bundle")
+            check_archive(bytes(damaged), "bundle")

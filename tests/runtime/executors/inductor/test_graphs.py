@@ -15,8 +15,7 @@ from llmc.buckets.capture.memory import Memory, profile
 from llmc.buckets.capture.options import CaptureOptions
 from llmc.errors import InputError, OutOfDeviceMemoryError
 from llmc.runtime.executors.inductor import executor as module
-from llmc.runtime.executors.inductor.executor import OnCard
-from llmc.runtime.executors.inductor.graphs import CudaGraphs
+from llmc.runtime.executors.inductor.executor import CudaGraphs, InductorOnCard
 from llmc.runtime.step import pad
 from llmc.testing.executors import PLAN, TOP, prefill
 from tests.fakes.cuda.state import Gpu
@@ -25,7 +24,7 @@ from tests.tiers import full
 
 pytestmark = full
 
-Opened = Callable[..., OnCard]
+Opened = Callable[..., InductorOnCard]
 TOTAL = 64 << 20
 
 
@@ -36,23 +35,23 @@ def gpu(host: Host, monkeypatch: pytest.MonkeyPatch) -> Gpu:
     return host("CUDA graphs", memory=TOTAL)
 
 
-def divided(executor: OnCard, **options: Any) -> tuple[CudaGraphs, Memory]:
+def divided(executor: InductorOnCard, **options: Any) -> tuple[CudaGraphs, Memory]:
     """The card's memory, after the profile run, and the cache made."""
-    device = executor.graph_device()
+    device = executor.capabilities.graph_device
     assert isinstance(device, CudaGraphs)
     memory = profile(device, PLAN, device.block_bytes, CaptureOptions(**options))
     device.allocate(memory.blocks)
     return device, memory
 
 
-def blob(executor: OnCard, bucket: Bucket) -> str:
+def blob(executor: InductorOnCard, bucket: Bucket) -> str:
     return executor.bundle.executable(bucket.phase, bucket.batch, bucket.query, bucket.context).blob
 
 
 @pytest.mark.parametrize("mode", ["torch.compile", "PyTorch eager mode"])
 def test_only_the_mode_of_cuda_graphs_captures(mode: str, host: Host, on_card: Opened) -> None:
     host(mode)
-    assert on_card().graph_device() is None
+    assert on_card().capabilities.graph_device is None
 
 
 def test_the_profile_run_gives_its_cache_back_and_keeps_the_pool(gpu: Gpu, on_card: Opened) -> None:
@@ -78,7 +77,7 @@ def test_captured_buckets_replay_from_one_pool_and_give_what_they_gave(gpu: Gpu,
     for phase in outcome.phases:
         for graph in phase.captured[1:]:
             assert abs(graph.size - graph.predicted) <= 0.15 * graph.size
-    executor.ready()
+    executor.compilations.ready()
     for bucket, want in zip(PLAN.buckets, wanted, strict=True):
         launched = gpu.launched
         for got, one in zip(results(executor, bucket), want, strict=True):
@@ -87,7 +86,7 @@ def test_captured_buckets_replay_from_one_pool_and_give_what_they_gave(gpu: Gpu,
     assert executor.compilations.count == 0
 
 
-def results(executor: OnCard, bucket: Bucket) -> list[Any]:
+def results(executor: InductorOnCard, bucket: Bucket) -> list[Any]:
     """Of a step of the bucket with live and dummy rows: its top, its logits, and what is cached then."""
     for slot in range(2):
         prefill(executor, slot, [slot + 1, 2, 3])
@@ -106,7 +105,7 @@ def test_a_replay_launches_nothing_but_the_copy_of_its_inputs(gpu: Gpu, on_card:
     executor.require_cache()
     bucket = PLAN.decode[-1]
     prefill(executor, 0, [1, 2])
-    device = executor.graph_device()
+    device = executor.capabilities.graph_device
     assert device is not None and device.capture(bucket) > 0
     prefill(executor, 0, [1, 2])
     launched, waited = gpu.launched, gpu.synchronized
@@ -213,7 +212,7 @@ def test_an_interrupt_leaves_no_half_graph(gpu: Gpu, on_card: Opened) -> None:
 
 
 def test_a_cache_that_holds_no_sequence_is_refused(gpu: Gpu, on_card: Opened) -> None:
-    device = on_card().graph_device()
+    device = on_card().capabilities.graph_device
     assert device is not None
     with pytest.raises(InputError, match="a KV cache of 24 tokens holds no sequence of 33"):
         device.allocate(3)

@@ -14,7 +14,7 @@ import torch
 from llmc.errors import ArtifactError, DeviceError, OutOfDeviceMemoryError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.executors import open_executor
-from llmc.runtime.executors.inductor.executor import OnCard, OnCpu
+from llmc.runtime.executors.inductor.executor import InductorExecutor, InductorOnCard
 from llmc.runtime.step import pad
 from llmc.settings import Settings
 from llmc.testing.executors import PLAN, prefill
@@ -23,7 +23,7 @@ from tests.manifests import edit_manifest
 from tests.runtime.executors.inductor.conftest import Host
 from tests.tiers import full
 
-Opened = Callable[..., OnCard]
+Opened = Callable[..., InductorOnCard]
 
 
 @full
@@ -31,7 +31,7 @@ def test_what_is_compiled_gives_the_numbers_of_the_cpu_and_is_counted(
     bundle: Path, host: Host, on_card: Opened, compiled: list[Any]
 ) -> None:
     cpu = open_executor(Bundle.open(bundle), slots=2, threads=1)
-    assert isinstance(cpu, OnCpu)
+    assert type(cpu) is InductorExecutor
     prompt, decode = PLAN.prompt[0], PLAN.decode[0]
     steps = [pad(prompt, [0], [[1, 2]], [0]), pad(decode, [0], [[3]], [2])]
     wanted = [cpu.run(step)[0].copy() for step in steps]
@@ -45,7 +45,7 @@ def test_what_is_compiled_gives_the_numbers_of_the_cpu_and_is_counted(
     assert [name.split(" batch")[0] for name in executor.compilations.at_open] == [
         "torch.compile: prompt", "torch.compile: decode",
     ]  # fmt: skip
-    executor.ready()
+    executor.compilations.ready()
     executor.run(steps[1])
     assert executor.compilations.count == 0
     other = PLAN.prompt[1]
@@ -60,14 +60,14 @@ def test_what_is_compiled_gives_the_numbers_of_the_cpu_and_is_counted(
     ({"LLMC_ENFORCE_EAGER": "1"}, "PyTorch eager mode"),
 ])  # fmt: skip
 def test_the_mode_is_what_the_environment_says(environment: dict[str, str], mode: str) -> None:
-    from llmc.runtime.executors.inductor.modes import Mode
+    from llmc.runtime.executors.inductor.executor import InductorMode
 
-    assert str(Mode.of(Settings.from_environment(environment))) == mode
+    assert str(InductorMode.of(Settings.from_environment(environment))) == mode
 
 
 def test_a_host_without_a_card_runs_on_the_cpu_and_says_so(bundle: Path) -> None:
     executor = open_executor(Bundle.open(bundle), slots=2, threads=1)
-    assert executor.in_place_of == "NVIDIA card"
+    assert executor.capabilities.in_place_of == "NVIDIA card"
     assert prefill(executor, 0, [1, 2]).any()
     executor.close()
 
@@ -78,7 +78,7 @@ def test_a_portable_half_is_opened_on_the_cpu_of_a_host_with_a_card(
     host()
     monkeypatch.setenv("LLMC_OPEN_PORTABLE", "1")
     executor = open_executor(Bundle.open(bundle), slots=2, threads=1)
-    assert isinstance(executor, OnCpu)
+    assert type(executor) is InductorExecutor
     executor.close()
 
 
@@ -107,7 +107,7 @@ def test_a_torch_without_cuda_on_a_host_with_a_card_is_said(
     monkeypatch.setattr(torch.version, "cuda", None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     executor = open_executor(Bundle.open(bundle), slots=2, threads=1)
-    assert isinstance(executor, OnCpu)
+    assert type(executor) is InductorExecutor
     assert "its torch is a build without CUDA: install one with it" in caplog.text
     executor.close()
 

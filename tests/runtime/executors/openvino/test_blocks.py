@@ -10,7 +10,7 @@ import pytest
 from llmc.errors import DeviceError, InputError
 from llmc.runtime.cache_shape import CacheShape, key_value
 from llmc.runtime.executors.openvino.blocks import BLOCK, PRECISIONS, BlockCache, block_bytes, held_widths
-from llmc.runtime.executors.openvino.space import GIB, pool_blocks
+from llmc.runtime.executors.openvino.paged_cache import GIB, pool_blocks
 
 HEADS, SIZE, NARROW = 3, 16, 12
 KEPT = (*key_value(0, HEADS, SIZE), *key_value(1, HEADS, SIZE, NARROW))
@@ -94,8 +94,8 @@ def test_rings_of_all_slots_are_counted_before_what_the_space_leaves() -> None:
 
 
 def test_a_space_beyond_the_memory_of_the_host_says_what_would_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    from llmc.runtime.executors.openvino import space
+    from llmc.runtime.executors.openvino import paged_cache
 
-    monkeypatch.setattr(space, "available_memory", lambda: 1 << 20)
+    monkeypatch.setattr(paged_cache, "available_memory", lambda: 1 << 20)
     with pytest.raises(DeviceError, match=r"does not fit: .* GiB of memory are free here; ask for at most"):
         pool_blocks("f32", CacheShape.plain(30, 8, 128).kv, 8, 4096, 4)

@@ -135,7 +135,7 @@ def test_a_portable_model_that_a_step_waits_for_counts_as_compiled_while_serving
 def test_a_model_that_opens_after_ready_is_counted(compiled: Compile) -> None:
     with BundleLLM(compiled(DEVICES[0]).bundle, threads=1) as llm:
         llm.executor.open_all()
-        llm.executor.ready()
+        llm.executor.compilations.ready()
         llm.generate(PROMPTS, GREEDY)
         assert llm.compilations == llm.engine.stats.compilations == 0
         assert llm.compilations_at_open
@@ -248,4 +248,4 @@ def test_it_opens_and_runs_without_torch(compiled: Compile) -> None:
 def test_the_executor_is_known_by_its_name() -> None:
     from llmc.runtime.executors import executor_class
 
-    assert executor_class(OpenVinoStaticExecutor.name) is OpenVinoStaticExecutor
+    assert executor_class("openvino-static") is OpenVinoStaticExecutor

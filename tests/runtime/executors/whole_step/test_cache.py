@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from llmc.runtime.cache_shape import CacheShape, CacheTensor, key_value
-from llmc.runtime.executors.whole_step.cache import CardCache
-from llmc.runtime.executors.whole_step.layout import CardArray, arrays_of
+from llmc.runtime.executors.whole_step.cache import CardArray, CardCache, arrays_of
 
 HOST: Any = SimpleNamespace(device="cpu", put=lambda tensor: tensor, guarded=nullcontext, mark_step=lambda: None)
 """A card that is this host."""

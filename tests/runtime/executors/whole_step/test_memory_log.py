@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from llmc.runtime.executors.whole_step.memory_log import took
+from llmc.runtime.executors.whole_step.executor import took
 
 GIB = 1 << 30
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc.buckets.bucket import Bucket
-from llmc.runtime.executors.whole_step.layout import CardArray, lengths_of
+from llmc.runtime.executors.whole_step.cache import CardArray, lengths_of
 from llmc.runtime.executors.whole_step.step_program import flat_step, inputs
 from llmc.runtime.step import Step, pad
 

@@ -29,8 +29,7 @@ from llmc.runtime.engine.sampling.params import SamplingParams
 from llmc.runtime.executors import open_executor
 from llmc.runtime.executors.xla import client
 from llmc.runtime.executors.xla.executor import CudaExecutor
-from llmc.runtime.executors.xla.hosts import HOSTS, host_for
-from llmc.runtime.executors.xla.hosts.cuda import CudaHost, needs_of
+from llmc.runtime.executors.xla.hosts import HOSTS, CudaHost, host_for, needs_of
 from llmc.runtime.llm import BundleLLM
 from llmc.runtime.startup.opening import EngineOptions
 from llmc.runtime.startup.opening import open_executor as open_started
@@ -113,8 +112,8 @@ def test_machine_code_of_this_version_is_opened_and_nothing_is_compiled(
 
     assert card.loaded == len(Bundle.open(bundle).manifest.executables) + 4
     assert executor.compilations.count == 0
-    assert executor.in_place_of == ""
-    assert [w.count() for w in executor.witnesses()] == [0, 0]
+    assert executor.capabilities.in_place_of == ""
+    assert [w.count() for w in executor.compilations.witnesses] == [0, 0]
     executor.close()
 
 
@@ -139,7 +138,7 @@ def test_without_a_card_the_cpu_opens_its_portable_programs_and_the_log_says_so(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with caplog.at_level(logging.WARNING), unoptimised():
         executor = open_started(Bundle.open(bundle), EngineOptions())
-    assert (executor.in_place_of, card.loaded) == ("NVIDIA card", 0)
+    assert (executor.capabilities.in_place_of, card.loaded) == ("NVIDIA card", 0)
     assert "compiled for cuda:h100, and this host has no NVIDIA card: it is opened on the CPU" in caplog.text
     executor.close()
 
@@ -235,7 +234,7 @@ def test_what_xla_refuses_to_read_is_an_error_with_its_words(
 def test_a_card_without_jax_s_plug_in_is_an_error_with_the_line_that_installs_it(
     card: xla_gpu.FakeCudaHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("llmc.runtime.executors.xla.hosts.cuda.find_spec", lambda _: None)
+    monkeypatch.setattr("llmc.runtime.executors.xla.hosts.find_spec", lambda _: None)
     with pytest.raises(DeviceError, match=r"no plug-in for it; install it with pip install 'jax\[cuda13\]==[\d.]+'"):
         card.here()
 
@@ -246,7 +245,7 @@ def test_a_client_that_does_not_open_is_an_error_with_jax_s_words(monkeypatch: p
     def refuse(*_: object) -> None:
         raise RuntimeError("Unable to initialize backend 'cuda':\n no cuDNN")
 
-    monkeypatch.setattr("llmc.runtime.executors.xla.hosts.base.open_client", refuse)
+    monkeypatch.setattr("llmc.runtime.executors.xla.hosts.open_client", refuse)
     with pytest.raises(DeviceError, match=r"backend 'cuda': no cuDNN; install it with .*CUDA's libraries"):
         CudaHost().open(1, 1)
 
@@ -260,9 +259,9 @@ def test_jax_is_told_which_cards_and_how_much_of_them_before_it_starts(
         monkeypatch.setenv("XLA_CLIENT_MEM_FRACTION", stated)
     told: dict[str, Any] = {}
     monkeypatch.setattr(
-        "llmc.runtime.executors.xla.hosts.cuda.before_start", lambda _, option, value: told.update({option: value})
+        "llmc.runtime.executors.xla.hosts.before_start", lambda _, option, value: told.update({option: value})
     )
-    monkeypatch.setattr("llmc.runtime.executors.xla.hosts.base.open_client", lambda *_: [])
+    monkeypatch.setattr("llmc.runtime.executors.xla.hosts.open_client", lambda *_: [])
     CudaHost().open(2, 1)
     assert told == {"jax_platforms": "cuda,cpu", "jax_cuda_visible_devices": "0,1"}
     assert os.environ["XLA_CLIENT_MEM_FRACTION"] == used
@@ -270,11 +269,11 @@ def test_jax_is_told_which_cards_and_how_much_of_them_before_it_starts(
 
 def test_a_certificate_names_card_and_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     nvidia.install(monkeypatch, H100, H100_OTHER)
-    assert CudaExecutor.host() == {
+    assert CudaExecutor.description.host() == {
         "card": "NVIDIA H100 80GB HBM3", "compute capability": "9.0", "driver": "580.95.05",
     }  # fmt: skip
     nvidia.install(monkeypatch)
-    assert CudaExecutor.host() == {}
+    assert CudaExecutor.description.host() == {}
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc.errors import ArtifactError
-from llmc.runtime.executors.envelope import Envelope, write_envelope
+from llmc.runtime.executors.envelope import ExecutableFile, write_envelope
 from llmc.runtime.executors.xla.envelope import FORM, StepHeader, Tensor
 
 json_values = st.recursive(
@@ -30,7 +30,7 @@ STEP = StepHeader(
 
 def test_the_description_of_a_step_is_read_as_it_was_written() -> None:
     file = write_envelope({**STEP.to_json(), "bucket": [4, 1, 64]}, {}, FORM)
-    assert StepHeader.parse(Envelope.parse(file, "decode.xla", FORM).header, "decode.xla") == STEP
+    assert StepHeader.parse(ExecutableFile.parse(file, "decode.xla", FORM).header, "decode.xla") == STEP
 
 
 TENSOR = {"name": "x", "shape": [8], "dtype": "int32", "dims": [None]}

@@ -12,7 +12,7 @@ from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 
 from llmc.compiler.targets.onnxruntime.formats import TABLES
 from llmc.compiler.targets.onnxruntime.kernels.panels import CODES
-from llmc.runtime.executors.onnxruntime.team import Team
+from llmc.runtime.executors.onnxruntime.session import Team
 from tests.compiler.targets.onnxruntime.kernels.single import Library, run
 from tests.compiler.targets.onnxruntime.kernels.test_emulated import to_bf16
 from tests.compiler.targets.onnxruntime.kernels.test_linear import ONCE, SIZES, attributes, formats, matrix, tabled

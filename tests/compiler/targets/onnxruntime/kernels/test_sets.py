@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from llmc.artifacts.bundle.kernel_sets import KERNEL_SETS
 from llmc.compiler.targets.onnxruntime.formats import TABLES
 from llmc.compiler.targets.onnxruntime.kernels.panels import CODES
-from llmc.runtime.executors.onnxruntime.team import Team
+from llmc.runtime.executors.onnxruntime.session import Team
 from tests.compiler.targets.onnxruntime.kernels import test_adapted
 from tests.compiler.targets.onnxruntime.kernels.host import own_set
 from tests.compiler.targets.onnxruntime.kernels.single import Library, run

@@ -16,7 +16,7 @@ import pytest
 from numpy.typing import NDArray
 
 from llmc.compiler.targets.onnxruntime.kernels import build
-from llmc.runtime.executors.onnxruntime.team import Team
+from llmc.runtime.executors.onnxruntime.session import Team
 from tests.compiler.targets.onnxruntime.kernels.host import own_set
 
 PROBE = Path(__file__).parent / "team_probe" / "probe.c"

@@ -12,7 +12,7 @@ from llmc.artifacts.bundle.native import HEAD_BYTES, code_in
 from llmc.errors import ArtifactError
 from llmc.runtime.executors.envelope import write_envelope
 from llmc.runtime.executors.openvino import device
-from llmc.runtime.executors.openvino.device_blob import FORM, DeviceBlob, reason_of
+from llmc.runtime.executors.openvino.blobs import FORM, DeviceBlob, reason_of
 from tests.runtime.executors.openvino.fake_devices import NO_LIBRARY, FakeCore
 
 BLOB = DeviceBlob("NPU", {"platform": "4000"}, b"<net/>", b"\x7fELF and more")

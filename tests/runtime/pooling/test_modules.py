@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from llmc.errors import ArtifactError
-from llmc.runtime.pooling.modules import Dense, Description, Normalize, Pool
-from llmc.runtime.pooling.pool import activated, embed, pooled
+from llmc.runtime.pooling.modules import Dense, Normalize, Pooling, PoolingDescription, activated, embed, pooled
 
 LENGTHS = np.array([3, 5, 1])
 HIDDEN = np.random.default_rng(0).normal(size=(3, 5, 4)).astype(np.float32)
@@ -30,12 +29,12 @@ def rows(skip: int = 0) -> list[np.ndarray]:
     ],
 )
 def test_each_mode_sees_live_tokens_alone(mode: str, wanted: object) -> None:
-    found = pooled(Pool((mode,)), HIDDEN, LENGTHS)
+    found = pooled(Pooling((mode,)), HIDDEN, LENGTHS)
     assert np.allclose(found, [wanted(x) for x in rows()], atol=1e-6)  # type: ignore[operator]
 
 
 def test_modes_stand_end_to_end_and_a_prompt_may_be_left_out() -> None:
-    found = pooled(Pool(("cls", "mean")), HIDDEN[:2], LENGTHS[:2], skip=1)
+    found = pooled(Pooling(("cls", "mean")), HIDDEN[:2], LENGTHS[:2], skip=1)
     assert np.allclose(found[:, :4], [x[0] for x in rows(1)[:2]])
     assert np.allclose(found[:, 4:], [x.mean(0) for x in rows(1)[:2]], atol=1e-6)
 
@@ -43,7 +42,7 @@ def test_modes_stand_end_to_end_and_a_prompt_may_be_left_out() -> None:
 def test_modules_follow_each_other() -> None:
     random = np.random.default_rng(1)
     weight, bias = random.normal(size=(2, 4)).astype(np.float32), np.ones(2, np.float32)
-    description = Description("embed", 5, (Pool(("mean",)), Dense("w", "b", "tanh"), Normalize()))
+    description = PoolingDescription("embed", 5, (Pooling(("mean",)), Dense("w", "b", "tanh"), Normalize()))
     found = embed(description, {"w": weight, "b": bias}, HIDDEN, LENGTHS)
     dense = np.tanh(np.array([x.mean(0) for x in rows()]) @ weight.T + bias)
     assert np.allclose(found, dense / np.linalg.norm(dense, axis=1, keepdims=True), atol=1e-5)
@@ -58,10 +57,10 @@ def test_activations() -> None:
 
 
 def test_a_description_is_read_as_it_was_written_and_nothing_else_is() -> None:
-    made = Description(
-        "embed", 7, (Pool(("mean", "cls"), False), Dense("w", None, "tanh"), Normalize()), {"q": "find: "}, "q"
+    made = PoolingDescription(
+        "embed", 7, (Pooling(("mean", "cls"), False), Dense("w", None, "tanh"), Normalize()), {"q": "find: "}, "q"
     )
-    assert Description.parse(made.to_json(), "bundle") == made
+    assert PoolingDescription.parse(made.to_json(), "bundle") == made
     for wrong in (b"{}", b"[]", b"x", made.to_json().replace(b'"mean"', b'"sum"'), made.to_json().replace(b"7", b"0")):
         with pytest.raises(ArtifactError, match=r"bundle: pooling.json is not what llmc writes"):
-            Description.parse(wrong, "bundle")
+            PoolingDescription.parse(wrong, "bundle")

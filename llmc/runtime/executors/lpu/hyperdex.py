@@ -1,4 +1,5 @@
-"""A process that runs HyperDex (worker.py), with limits: it may be killed, hang or fail, and each has its message.
+"""Which HyperDex there is, and a process that runs it (worker.py), with limits: it may be killed, hang or fail, and
+each has its message. HyperDex itself is not imported here.
 
 HyperDex wants a Python and a torch of its own, and a device that hangs cannot be interrupted, so it never runs in this
 process. Its group gets no Ctrl-C of the terminal: a signal in the middle of a transfer leaves the card in an error
@@ -7,29 +8,96 @@ process. Its group gets no Ctrl-C of the terminal: a signal in the middle of a t
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import select
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from contextlib import suppress
+from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, NoReturn
 
-from llmc.errors import LlmcError
+from llmc.errors import DeviceError, LlmcError
+from llmc.paths import expanded
 from llmc.runtime.executors.lpu import worker
 
 if TYPE_CHECKING:
-    from llmc.runtime.executors.lpu.toolchain import Toolchain
+    from llmc.settings import Settings
 
 RESET = "run hyperdex-reset before the next try"
 """What clears a card that stopped in the middle (troubleshooting.md, as above)."""
 
 _CLOSE_S = 5.0
 _LINE = 1 << 20
+
+PACKAGE = "hyperdex-toolchain"
+"""Its distribution, as Hyper-Accel/docs, docs/install_hyperdex.md at 0ad882a names it."""
+
+INSTALL = 'uv pip install -i "$HYPERACCEL_INDEX" vllm-orion==0.9.0+orion.toolchain151.fpga'
+"""The line of HyperAccel's vLLM guide, which installs HyperDex-Toolchain 1.5.1 with it; "hybrid" in place of "fpga" is
+the one with GPUs. HYPERACCEL_INDEX is HyperAccel's private package index with one's credentials, see there."""
+
+_ASK = f"from importlib.metadata import version; print(version({PACKAGE!r}))"
+_LIMIT_S = 60.0
+
+
+@dataclass(frozen=True)
+class HyperDexToolchain:
+    """The Python that runs HyperDex, and HyperDex's version without its local part ("+cpu", "+cu126": the torch it was
+    built with)."""
+
+    python: str
+    version: str
+
+
+def find_hyperdex(settings: Settings) -> HyperDexToolchain:
+    """The HyperDex of LLMC_HYPERDEX_PYTHON, or of this Python. Raises DeviceError, with the line that installs it."""
+    if settings.hyperdex_python is None:
+        try:
+            found = metadata.version(PACKAGE)
+        except metadata.PackageNotFoundError:
+            raise _missing("this environment") from None
+        return HyperDexToolchain(sys.executable, _public(found))
+    python = expanded(settings.hyperdex_python).absolute()
+    try:
+        changed = python.stat().st_mtime_ns
+    except OSError as e:
+        raise DeviceError(f"LLMC_HYPERDEX_PYTHON={python} cannot be run ({e.strerror}); name a Python") from None
+    return HyperDexToolchain(str(python), _version_of(python, changed))
+
+
+@functools.cache
+def _version_of(python: Path, changed: int) -> str:
+    """Asked once for each Python, by its time of change."""
+    try:
+        done = subprocess.run(
+            [str(python), "-c", _ASK], capture_output=True, text=True, errors="replace", timeout=_LIMIT_S, check=False
+        )
+    except OSError as e:
+        raise DeviceError(f"LLMC_HYPERDEX_PYTHON={python} cannot be run ({e.strerror}); name a Python") from None
+    except subprocess.TimeoutExpired:
+        raise DeviceError(f"LLMC_HYPERDEX_PYTHON={python} did not answer within {_LIMIT_S:.0f} seconds") from None
+    if done.returncode:
+        raise _missing(str(python))
+    return _public(done.stdout)
+
+
+def _public(version: str) -> str:
+    return version.strip().partition("+")[0]
+
+
+def _missing(where: str) -> DeviceError:
+    return DeviceError(
+        f"HyperDex ({PACKAGE}) is not installed in {where}; with HyperAccel's credentials, in an environment with "
+        f"Python 3.10 to 3.12: {INSTALL}; name that environment's Python in LLMC_HYPERDEX_PYTHON"
+    )
 
 
 class HyperDex:
@@ -38,7 +106,7 @@ class HyperDex:
     After a failure the process is gone, except where HyperDex itself reported it.
     """
 
-    def __init__(self, toolchain: Toolchain, failure: type[LlmcError]) -> None:
+    def __init__(self, toolchain: HyperDexToolchain, failure: type[LlmcError]) -> None:
         self._failure = failure
         handle, name = tempfile.mkstemp(prefix="llmc-hyperdex-", suffix=".log")
         self.log = Path(name)

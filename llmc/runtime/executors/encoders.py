@@ -1,11 +1,13 @@
-"""The contract of executors without a cache: a batch of token ids in, hidden states or scores out.
+"""Executors without a cache, by name: a batch of token ids in, hidden states or scores out.
 
 An encoder is stateless: `encode` may be called from `streams` threads at a time. It runs one of the bundle's
-executables; what is padding is told by lengths, and never changes a live row.
+executables; what is padding is told by lengths, and never changes a live row. Each class is imported when a bundle
+names it.
 """
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -13,14 +15,27 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from llmc.errors import ArtifactError
+from llmc.errors import ArtifactError, UnknownNameError
+from llmc.platforms import not_installed
+from llmc.registry import Registry
+from llmc.runtime.executors.base import Capabilities, ExecutorDescription
+from llmc.runtime.executors.compatibility import warn_in_place_of
 from llmc.runtime.executors.compilations import CompilationCounter
 
 if TYPE_CHECKING:
     from llmc.artifacts.bundle.manifest_schema import Executable
     from llmc.runtime.bundle import Bundle
-    from llmc.runtime.executors.base import Content
 
+ENCODERS = Registry(
+    "encoder",
+    "llmc.encoders",
+    {
+        "fake-encoder": "llmc.runtime.executors.fake.encoder:FakeEncoder",
+        "onnxruntime-encoder": "llmc.runtime.executors.onnxruntime.encoder:OnnxRuntimeEncoder",
+        "openvino-encoder": "llmc.runtime.executors.openvino.encoder:OpenVinoEncoder",
+        "xla-encoder": "llmc.runtime.executors.xla.encoder:XlaEncoder",
+    },
+)
 TOKEN_IDS, LENGTHS, TYPE_IDS = "token_ids", "lengths", "type_ids"
 """Inputs of every executable: [B, T] int64, [B] int64 and, where the model has kinds of segments, [B, T] int64."""
 PHASE = "encode"
@@ -30,24 +45,20 @@ PHASE = "encode"
 class Encoder(ABC):
     """Replays a bundle's executables on `threads` CPUs."""
 
-    name: ClassVar[str]
-    opens: ClassVar[Mapping[str, Content]]
-    """As `Executor.opens`."""
+    description: ClassVar[ExecutorDescription]
 
     def __init__(self, bundle: Bundle, threads: int) -> None:
         self.bundle = bundle
         self.threads = threads
+        self.capabilities = Capabilities(exact=not bundle.manifest.options.get("static_dims"))
         self.compilations = CompilationCounter()
+        self._lock = threading.Lock()
+        self._opened: dict[str, Any] = {}
 
     @classmethod
     @abstractmethod
     def check(cls, bundle: Bundle) -> None:
         """Raise DeviceError or ArtifactError when this host cannot run `bundle`, saying what differs."""
-
-    @property
-    def exact(self) -> bool:
-        """Whether any shape runs as it is, so that a batch is padded to its longest row alone."""
-        return not self.bundle.manifest.options.get("static_dims")
 
     @property
     def streams(self) -> int:
@@ -64,11 +75,6 @@ class Encoder(ABC):
         """Names of what `encode` takes."""
         return (TOKEN_IDS, LENGTHS, TYPE_IDS) if self.type_ids else (TOKEN_IDS, LENGTHS)
 
-    @property
-    def in_place_of(self) -> str:
-        """The device that the bundle is for, where another one runs it; "" where it is its own."""
-        return ""
-
     @abstractmethod
     def encode(self, inputs: Mapping[str, NDArray[np.int64]], stream: int = 0) -> NDArray[np.float32]:
         """Hidden states [B, T, H] of a model that embeds, logits [B, labels] of one that scores.
@@ -77,25 +83,33 @@ class Encoder(ABC):
         caller at a time.
         """
 
-    @abstractmethod
     def open_all(self) -> None:
         """Open every executable that is not open yet."""
+        for executable in self.bundle.manifest.executables:
+            self._open(executable)
 
-    def ready(self) -> None:
-        """All that the bundle brings is open: what the engine opens from now on counts as a compilation."""
-        self.compilations.ready()
-
-    @abstractmethod
     def memory(self) -> dict[str, int]:
         """Bytes held, by purpose."""
+        return {"weights": self.bundle.files.path("weights").stat().st_size}
 
-    @abstractmethod
     def close(self) -> None:
         """Release everything."""
+        self._opened.clear()
+
+    @abstractmethod
+    def _load(self, executable: Executable) -> Any:
+        """What runs an executable. Raises ArtifactError for one that cannot be opened."""
+
+    def _open(self, executable: Executable) -> Any:
+        """What runs an executable, loaded when it is needed first."""
+        with self._lock:
+            if executable.blob not in self._opened:
+                self._opened[executable.blob] = self._load(executable)
+            return self._opened[executable.blob]
 
     def executable_for(self, batch: int, tokens: int) -> Executable:
         """The manifest's executable of a shape. Raises ArtifactError where the bundle has none."""
-        if self.exact:
+        if self.capabilities.exact:
             return self.bundle.executable("any", None, None, None)
         return self.bundle.executable(PHASE, batch, tokens, 0)
 
@@ -107,3 +121,29 @@ def require_outputs(bundle: Bundle, shape: Any, width: int) -> None:
             f"{bundle.path}: its graphs return {list(shape)}, the manifest says {width} a row; compile again: "
             f"{bundle.recompile_hint}"
         )
+
+
+def encoder_class(name: str) -> type[Encoder]:
+    """The encoder called `name`. Raises UnknownNameError, and DeviceError where what it runs on is not installed."""
+    try:
+        found: type[Encoder] = ENCODERS.get(name)
+    except ModuleNotFoundError as error:
+        if (missing := not_installed(error)) is None:
+            raise
+        raise missing from error
+    return found
+
+
+def open_encoder(bundle: Bundle, threads: int | None = None) -> Encoder:
+    """An encoder over the bundle's executables. Raises ArtifactError or DeviceError when this host cannot run it."""
+    try:
+        kind = encoder_class(bundle.manifest.executor)
+    except UnknownNameError as error:
+        raise ArtifactError(
+            f"{bundle.path}: {error}; upgrade llmc, or compile again: {bundle.recompile_hint}"
+        ) from None
+    kind.check(bundle)
+    bundle.warn_if_exposed()
+    encoder = kind(bundle, threads or bundle.settings.threads)
+    warn_in_place_of(bundle, encoder.capabilities.in_place_of)
+    return encoder

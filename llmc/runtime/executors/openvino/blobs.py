@@ -1,4 +1,6 @@
-"""A compiled model as OpenVINO's CPU plugin exports it, without its weights: read, checked and imported.
+"""Models that OpenVINO compiled, read, checked and imported: by the CPU plugin, and for a GPU or an NPU.
+
+The CPU plugin exports a stream without weights.
 
 The stream, as OpenVINO 2026.4 writes it (src/plugins/intel_cpu, serialize.cpp; inference, metadata):
 
@@ -10,6 +12,15 @@ The stream, as OpenVINO 2026.4 writes it (src/plugins/intel_cpu, serialize.cpp; 
 
 A constant of the model whose size is 0 lies in the file that WEIGHTS_PATH names when the stream is imported, where its
 WeightlessCacheAttribute says; so blobs share one file, and neither they nor their keys know where it is.
+
+A model for a GPU or an NPU comes with the portable model that it was compiled from:
+
+    file       the container of envelope.py, of form "LLMCOVD2"
+    header     {"device": "GPU" | "NPU", "made_for": {name: value, …}}
+    "ir"       OpenVINO's XML over the bundle's weights file, which any host opens on its CPU
+    "native"   what `export_model` wrote, weights included
+
+`made_for` are the facts of device.py that the native part depends on. A host whose device has others is refused.
 """
 
 from __future__ import annotations
@@ -25,7 +36,8 @@ from typing import Any
 import openvino as ov
 
 from llmc.errors import ArtifactError
-from llmc.runtime.executors.openvino.device import open_core, version
+from llmc.runtime.executors.envelope import ExecutableFile, Form, write_envelope
+from llmc.runtime.executors.openvino.device import facts_here, kind_of, open_core, plugin_name, version
 
 _MAGIC = b"RR_UPCVO"
 _PREFIX = struct.Struct("<8sIQ")
@@ -34,10 +46,14 @@ _FORMAT = 1
 _LONGEST_METADATA = 1 << 16
 _CURRENT = re.compile(r"current: .*;isa=([^;]*)")
 
+FORM = Form(b"LLMCOVD2", "a model compiled for a device")
+IR, NATIVE = "ir", "native"
+_KINDS = ("GPU", "NPU")
+
 
 @dataclass(frozen=True)
-class Blob:
-    """The parts of a stream."""
+class CpuBlob:
+    """The parts of the CPU plugin's stream."""
 
     metadata: str
     custom: bytes
@@ -45,7 +61,7 @@ class Blob:
     model: bytes
 
     @classmethod
-    def parse(cls, data: bytes) -> Blob:
+    def parse(cls, data: bytes) -> CpuBlob:
         """Take a stream apart; raises ValueError for anything else."""
         try:
             magic, number, length = _PREFIX.unpack_from(data)
@@ -94,7 +110,7 @@ def open_blob(data: bytes, weights: Path, properties: Mapping[str, Any], source:
     was compiled by another OpenVINO or for another instruction set: it says which.
     """
     try:
-        blob = Blob.parse(data)
+        blob = CpuBlob.parse(data)
     except ValueError as e:
         raise ArtifactError(f"{source} is no compiled OpenVINO model: {e}; compile again: {again}") from e
     if blob.made_with != version():
@@ -120,3 +136,57 @@ def open_blob(data: bytes, weights: Path, properties: Mapping[str, Any], source:
 
 def _same(data: Any) -> Any:
     return data
+
+
+@dataclass(frozen=True)
+class DeviceBlob:
+    """A model that was compiled for a GPU or an NPU."""
+
+    device: str
+    made_for: Mapping[str, str]
+    ir: bytes
+    native: bytes
+
+    def to_bytes(self) -> bytes:
+        """The file; equal blobs give equal bytes."""
+        header = {"device": self.device, "made_for": dict(self.made_for)}
+        return write_envelope(header, {IR: self.ir, NATIVE: self.native}, FORM)
+
+    @classmethod
+    def parse(cls, data: bytes, source: str) -> DeviceBlob:
+        """Take a file apart; raises ArtifactError that names `source` for anything else."""
+        envelope = ExecutableFile.parse(data, source, FORM)
+        device, made_for = (envelope.header.get(name) for name in ("device", "made_for"))
+        facts = [*made_for.values()] if isinstance(made_for, dict) else [None]
+        if device not in _KINDS or not all(isinstance(value, str) for value in facts):
+            raise ArtifactError(
+                f"{source}: damaged, or not made by llmc: its header lacks device or made_for; compile it again with "
+                "`llmc compile`"
+            )
+        return cls(str(device), dict(made_for or {}), bytes(envelope.section(IR)), bytes(envelope.section(NATIVE)))
+
+    def open_on(self, device: str, source: str, again: str) -> ov.CompiledModel:
+        """The native part on this host's device; nothing is compiled.
+
+        Raises ArtifactError, naming `source`, what differs and the command `again`, for a device of another kind,
+        platform or driver, and for what its plugin refuses.
+        """
+        here = facts_here(device)
+        differs = [f"{name} {value}, here {here[name]}" for name, value in self.made_for.items()
+                   if here.get(name, value) != value]  # fmt: skip
+        if kind_of(device) != self.device or differs:
+            what = "; ".join(differs) or f"a {self.device}, and opened on {device}"
+            raise ArtifactError(f"{source}: compiled for another device ({what}); compile again here: {again}")
+        try:
+            return open_core().import_model(io.BytesIO(self.native), plugin_name(device), {})
+        except RuntimeError as e:
+            raise ArtifactError(
+                f"{source}: OpenVINO {version()} cannot open it on {device}: {reason_of(e)}; compile again: {again}"
+            ) from e
+
+
+def reason_of(error: RuntimeError) -> str:
+    """OpenVINO's own words, without the lines that name places in its source."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    words = [line for line in lines if line and not line.startswith("Exception from")]
+    return " ".join(words)[:500] or "no reason given"

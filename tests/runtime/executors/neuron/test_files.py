@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc.errors import ArtifactError
-from llmc.runtime.executors.neuron.module import HloModule
+from llmc.runtime.executors.neuron.files import HloModule
 
 PLAIN = """HloModule m, input_output_alias={ {1}: (1, {}, may-alias) }
 

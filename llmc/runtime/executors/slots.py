@@ -1,0 +1,101 @@
+"""What the slots of a cache hold: how many tokens, at which places, in memory that is taken as it is written.
+
+A tensor has a place for each token, or those of a ring (runtime/cache_shape.py). Arrays are [..., places, width].
+"""
+
+from __future__ import annotations
+
+import mmap
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmc.errors import InputError
+
+if TYPE_CHECKING:
+    from llmc.runtime.cache_shape import CacheTensor, Rewind
+    from llmc.runtime.step import Step
+
+
+class SlotLengths:
+    """`used`: tokens of each slot. `floor`: the lowest start of a step in it, besides 0, as `rewind` says."""
+
+    def __init__(self, slots: int, rewind: Rewind) -> None:
+        self._rewind = rewind
+        self.used = [0] * slots
+        self.floor = [0] * slots
+
+    def require(self, slot: int, length: int) -> None:
+        """Raise InputError unless the first `length` tokens of a slot can be used without those behind them."""
+        used, floor = self.used[slot], self.floor[slot]
+        if length > used:
+            raise InputError(f"slot {slot} holds {used} tokens, not {length}")
+        if 0 < length < floor:
+            what = "the states" if self._rewind.states else "its windows"
+            raise InputError(
+                f"slot {slot} holds {what} after {used} tokens, from which those after {length} cannot be had"
+            )
+
+    def first(self, slot: int, t: CacheTensor) -> int:
+        """The first token of a slot that a step may still see in a tensor of kind kv."""
+        return 0 if t.ring is None or t.window is None else max(0, self.floor[slot] - t.window + 1)
+
+    def wrote(self, slot: int, start: int, end: int) -> None:
+        """Tokens `start` … `end` − 1 are in a slot, and are its last."""
+        floor = self._rewind.floor(end)
+        self.floor[slot] = max(self.floor[slot], floor) if start else floor
+        self.used[slot] = end
+
+    def ran(self, step: Step) -> None:
+        """Each live row of a step wrote its new tokens."""
+        for row, slot in enumerate(step.slots):
+            start = int(step.past_lengths[row])
+            self.wrote(slot, start, start + int(step.new_lengths[row]))
+
+    def copied(self, source: int, target: int, length: int) -> None:
+        """Slot `target` has the first `length` tokens of slot `source`, and no others."""
+        self.floor[target] = self.floor[source] if length else 0
+        self.used[target] = length
+
+    def imported(self, slot: int, length: int) -> None:
+        """A slot has `length` tokens of another executor, of whose windows alone are known."""
+        self.floor[slot] = 0 if self._rewind.free else length
+        self.used[slot] = length
+
+
+def places_of(t: CacheTensor, start: int, end: int) -> slice | NDArray[np.int64]:
+    """Where tokens `start` … `end` − 1 are, or of a ring the last of them, in order."""
+    return slice(start, end) if t.ring is None else np.arange(max(start, end - t.ring), end) % t.ring
+
+
+def free_places(places: int, start: int, used: int) -> NDArray[np.int64]:
+    """Of so many places of a slot that has held `used` tokens those that hold none of the first `start`."""
+    return np.arange(start, min(max(used, places), start + places)) % places
+
+
+def windows(
+    t: CacheTensor, held: NDArray[Any], length: int, places: slice | NDArray[np.int64] | None = None
+) -> NDArray[Any]:
+    """[..., length, width]: the first `length` tokens of a slot, a view; of a ring what a later step may still see, and
+    zeros. `places`: where that is, unless it lies as rings say."""
+    if t.ring is None:
+        return held[..., :length, :]
+    first = t.seen(length).start
+    found = np.zeros((*held.shape[:-2], length, held.shape[-1]), held.dtype)
+    found[..., first:, :] = held[..., places_of(t, first, length) if places is None else places, :]
+    return found
+
+
+def sparse_bytes(count: int) -> NDArray[np.uint8]:
+    """`count` zero bytes whose memory is taken page by page.
+
+    numpy asks for huge pages, each of which is there, and cleared, from its first token on: twenty times the memory for
+    slots of a hundred tokens in a cache for two thousand, and a first prompt that takes a second longer.
+    """
+    pages = mmap.mmap(-1, max(1, count), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        with suppress(OSError):  # a kernel without huge pages
+            pages.madvise(mmap.MADV_NOHUGEPAGE)
+    return np.frombuffer(pages, np.uint8)[:count]

@@ -1,0 +1,130 @@
+"""Programs of a bundle: from a portable one (a `jax.export` blob) to an executable, and an executable on this host.
+
+A blob is StableHLO under JAX's own compatibility promise (six months back, three weeks ahead); opening it reads a
+flatbuffer and MLIR bytecode, and runs nothing. Source: JAX's documentation of `jax.export`. It is compiled at compile
+time, and on a host of another version or without the device, where nothing else opens.
+
+An executable is opened from PJRT's own serialisation, and run without tracing anything. Nothing here unpickles. PJRT's
+bytes are machine code and its description: they are opened only after their digest was checked against the manifest,
+and from a remote store only where the manifest is signed (reliability: P3, P12, P15).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from llmc.artifacts.log import logger
+from llmc.errors import ArtifactError
+from llmc.runtime.executors.envelope import ExecutableFile
+from llmc.runtime.executors.xla.client import platform_of, reporting, toolchain_version
+from llmc.runtime.executors.xla.envelope import AXIS, FORM, StepHeader, Tensor
+
+if TYPE_CHECKING:
+    from llmc.runtime.bundle import Bundle
+    from llmc.runtime.executors.compilations import CompilationCounter
+    from llmc.runtime.executors.xla.hosts import PlatformHost
+
+
+class LoadedProgram:
+    """One program of a bundle, ready to run. `header` says what it takes and gives."""
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        file: str,
+        name: str,
+        host: PlatformHost,
+        devices: Sequence[Any],
+        compilations: CompilationCounter,
+    ) -> None:
+        """Read a file of the bundle; `name` is for people. Open the native section where it is of this JAX and of
+        `host`'s platform; else compile the portable one for its `devices`, and count it.
+
+        `native` says which it was. Raises ArtifactError when neither can be opened.
+        """
+        source = f"{bundle.path}: {name}"
+        bundle.files.require_native(name)
+        envelope = ExecutableFile.parse(bundle.files.read(file), source, FORM)
+        self.header = StepHeader.parse(envelope.header, source)
+        self._mesh = mesh_of(devices)
+        self._shardings = [sharding_of(self._mesh, t) for t in self.header.outputs]
+        self.native = self.header.platform == host.platform and self.header.jax == toolchain_version(host.platform)
+        if self.native:
+            self._run = _open_native(host, envelope.section("native"), devices, source)
+        else:
+            compilations.record(name)
+            logger().info("%s: compiled here from its portable program", name)
+            with reporting(None):  # one compilation, whatever its result
+                made = compile_exported(envelope.section("export"), self.header, devices, source)
+            self._run = made.runtime_executable()
+
+    def run(self, arguments: Sequence[Any]) -> list[Any]:
+        """Outputs, as arrays on the devices. Donated arguments are gone afterwards."""
+        parts = self._run.execute_sharded(arguments).disassemble_into_single_device_arrays()
+        if len(self._mesh.devices) == 1:
+            return [part[0] for part in parts]
+        from jax import make_array_from_single_device_arrays as joined
+
+        return [
+            joined(tensor.shape, sharding, part)
+            for tensor, sharding, part in zip(self.header.outputs, self._shardings, parts, strict=True)
+        ]
+
+
+def _open_native(host: PlatformHost, data: memoryview, devices: Sequence[Any], source: str) -> Any:
+    try:
+        return host.load(bytes(data), devices)
+    except Exception as e:
+        raise ArtifactError(f"{source}: XLA cannot open the executable ({e}); compile the bundle again") from e
+
+
+def mesh_of(devices: Sequence[Any]) -> Any:
+    """The mesh of one axis over which graphs are sharded."""
+    import numpy as np
+    from jax.sharding import Mesh
+
+    return Mesh(np.array(list(devices)), (AXIS,))
+
+
+def sharding_of(mesh: Any, tensor: Tensor) -> Any:
+    """Where a tensor's parts lie."""
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    return NamedSharding(mesh, PartitionSpec(*tensor.dims))
+
+
+def compile_exported(
+    blob: bytes | memoryview,
+    header: StepHeader,
+    devices: Sequence[Any],
+    source: str,
+    options: Mapping[str, str | int | bool] = MappingProxyType({}),
+) -> Any:
+    """Compile a portable program for `devices` (of this host, or only described) with XLA's `options`:
+    jax.stages.Compiled.
+
+    Raises ArtifactError when this JAX cannot read the blob.
+    """
+    import jax
+    from jax import export
+
+    try:
+        program = export.deserialize(bytearray(blob))
+    except Exception as e:
+        raise ArtifactError(
+            f"{source}: this jax ({jax.__version__}) cannot read the portable program, made by jax {header.jax} ({e}); "
+            "compile the bundle again"
+        ) from e
+    mesh = mesh_of(devices)
+    shaped = [
+        jax.ShapeDtypeStruct(t.shape, jax.numpy.dtype(t.dtype), sharding=sharding_of(mesh, t)) for t in header.inputs
+    ]
+    donated = tuple(given for _, given in header.donated)
+    function = jax.jit(
+        program.call, donate_argnums=donated, keep_unused=True,
+        out_shardings=tuple(sharding_of(mesh, t) for t in header.outputs),
+    )  # fmt: skip
+    lowered = function.trace(*shaped).lower(lowering_platforms=(platform_of(devices),))
+    return lowered.compile(compiler_options=dict(options) or None)
