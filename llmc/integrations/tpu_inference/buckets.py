@@ -110,9 +110,8 @@ class TpuInference(BucketRules):
                 )
         cover = next((size for (size,) in lists[TOKENS] if self._one(setup, size)), self._cover(setup))
         needed = {TOKENS: (cover,), REQUESTS: (most,)}
-        added = tuple((family, shape) for family, shape in needed.items() if shape not in lists[family])
         full = {family: tuple(sorted({*lists[family], shape})) for family, shape in needed.items()}
-        return Accepted(full, (), added)
+        return Accepted.of(lists, full)
 
     def demands(self, setup: Setup, requests: Iterable[TrafficRequest], step_time: StepTime) -> Iterator[Demand]:
         """All tokens of a step, and its requests. Of several ranks the fullest counts: decodes are spread evenly over
