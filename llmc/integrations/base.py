@@ -148,6 +148,12 @@ class Accepted(NamedTuple):
     dropped: tuple[Dropped, ...] = ()
     added: tuple[tuple[str, Shape], ...] = ()
 
+    @classmethod
+    def of(cls, given: Lists, lists: Lists, dropped: Iterable[Dropped] = ()) -> Accepted:
+        """`lists` made of those that were `given`; what is not among these was added."""
+        added = ((family, shape) for family, shapes in lists.items() for shape in shapes if shape not in given[family])
+        return cls(lists, tuple(dropped), tuple(added))
+
 
 @dataclass(frozen=True)
 class GraphCost:

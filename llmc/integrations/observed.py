@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from llmc.buckets.bucket import PHASES
 from llmc.buckets.plan import Fact
 from llmc.buckets.traffic.formats import create, recognise
-from llmc.buckets.traffic.formats.base import Fields, Format, StepFormat
-from llmc.buckets.traffic.length_histogram import OUTER, End
+from llmc.buckets.traffic.formats.base import Fields, StepFormat
+from llmc.buckets.traffic.length_histogram import OUTER
 from llmc.buckets.traffic.source import Traffic
 from llmc.buckets.traffic.step_histogram import StepHistogram
 from llmc.buckets.traffic.trace_file import TraceFile
@@ -55,35 +56,27 @@ def observe(server: BucketRules, setup: Setup, source: TrafficSource) -> Observe
 
     Raises InputError where the file cannot be read, or counts steps by what the server's graphs are not of.
     """
-    file = TraceFile(source.path)
-    format_ = recognise(file) if source.format is None and not source.fields else _named(source)
+    file, told = TraceFile(source.path), source.progress
+    format_ = None
+    if source.format is not None:
+        format_ = create(source.format)
+    elif not source.fields:
+        format_ = recognise(file)
     if isinstance(format_, StepFormat):
-        lines = file.lines(None if source.progress is None else lambda done: _tell(source, done, file.size))
+        lines = file.lines(None if told is None else lambda done: told(done, file.size))
         return _of_steps(server, setup, source.path, format_.steps(source.path, lines))
-    traffic = _traffic(source, "middle")
-    demands = _demands(server, setup, traffic)
-    ends = tuple(_demands(server, setup, _traffic(source, end)) for end in OUTER) if traffic.uncertain else ()
-    return ObservedSteps(demands, ends, traffic.facts(), traffic.counts(), tuple(traffic.notes()))
-
-
-def _named(source: TrafficSource) -> Format | None:
-    return None if source.format is None else create(source.format)
-
-
-def _tell(source: TrafficSource, done: int, size: int) -> None:
-    if source.progress is not None:
-        source.progress(done, size)
-
-
-def _traffic(source: TrafficSource, end: End) -> Traffic:
-    return Traffic(
-        source.path, source.arrival_rate, clip=source.clip, format=source.format, fields=source.fields, end=end,
-        progress=source.progress,
+    read = partial(
+        Traffic, source.path, source.arrival_rate, clip=source.clip, format=source.format, fields=source.fields,
+        progress=told,
     )  # fmt: skip
 
+    def demands(traffic: Traffic) -> Demands:
+        return collect(server.demands(setup, traffic.requests(setup.limits), traffic.step_time))
 
-def _demands(server: BucketRules, setup: Setup, traffic: Traffic) -> Demands:
-    return collect(server.demands(setup, traffic.requests(setup.limits), traffic.step_time))
+    traffic = read(end="middle")
+    found = demands(traffic)
+    ends = tuple(demands(read(end=end)) for end in OUTER) if traffic.uncertain else ()
+    return ObservedSteps(found, ends, traffic.facts(), traffic.counts(), tuple(traffic.notes()))
 
 
 def _of_steps(server: BucketRules, setup: Setup, path: str, found: StepHistogram) -> ObservedSteps:

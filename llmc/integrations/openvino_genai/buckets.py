@@ -80,12 +80,9 @@ class OpenvinoGenai(BucketRules):
         if total <= prompt:
             raise InputError(f"openvino-genai: a cache of {total} tokens has no room behind {prompt} of the prompt")
         kept = self._lists(setup, prompt, total - prompt)
-        changed = [(family, lists[family][0]) for family in (PROMPT, CACHE) if kept[family] != lists[family]]
-        return Accepted(
-            kept,
-            tuple(Dropped(family, shape, f"rounded up to {kept[family][0][0]}") for family, shape in changed),
-            tuple((family, kept[family][0]) for family, _ in changed),
-        )
+        changed = [family for family in (PROMPT, CACHE) if kept[family] != lists[family]]
+        dropped = (Dropped(name, lists[name][0], f"rounded up to {kept[name][0][0]}") for name in changed)
+        return Accepted.of(lists, kept, dropped)
 
     def demands(self, setup: Setup, requests: Iterable[TrafficRequest], step_time: StepTime) -> Iterator[Demand]:
         """The chunks of each whole prompt, since no prefix is kept, and its tokens behind the first."""

@@ -106,11 +106,8 @@ class Qualcomm(BucketRules):
             )
         full = {family: line.shapes(values) for family, values in made.items()}
         reason = f"below {LEAST}, above what max_model_len {length} leaves, or in the other list: changed"
-        dropped = tuple(
-            Dropped(family, shape, reason) for family in NAMES for shape in lists[family] if shape not in full[family]
-        )
-        added = tuple((family, shape) for family in NAMES for shape in full[family] if shape not in lists[family])
-        return Accepted(full, dropped, added)
+        changed = [(family, shape) for family in NAMES for shape in lists[family] if shape not in full[family]]
+        return Accepted.of(lists, full, (Dropped(*one, reason) for one in changed))
 
     def demands(self, setup: Setup, requests: Iterable[TrafficRequest], step_time: StepTime) -> Iterator[Demand]:
         """The context of each chunk, its own tokens included, and the longest of each decode step, with the token it

@@ -148,8 +148,7 @@ class Sglang(DecodeBatches):
         dropped += [
             Dropped(PREFILL, shape, "graphs of prompts are disabled") for shape in lists[PREFILL] if not prefill
         ]
-        added = tuple((DECODE, shape) for shape in kept if shape[0] not in given)
-        return Accepted({DECODE: kept, PREFILL: prefill}, tuple(dropped), added)
+        return Accepted.of(lists, {DECODE: kept, PREFILL: prefill}, dropped)
 
     def demands(self, setup: Setup, requests: Iterable[TrafficRequest], step_time: StepTime) -> Iterator[Demand]:
         """Decode steps, which wait while prompts run, and the steps of prompts: those admitted together, or the chunks

@@ -77,8 +77,8 @@ class TensorrtLlm(DecodeBatches):
         given = line.values(lists[DECODE])
         kept, reach = self._captured(setup, given), self._reach(setup)
         reason = f"above {reach}, the most requests of a decode step"
-        dropped = tuple(Dropped(DECODE, (size,), reason) for size in given if size > reach)
-        return Accepted({DECODE: kept}, dropped, tuple((DECODE, shape) for shape in kept if shape[0] not in given))
+        dropped = [Dropped(DECODE, (size,), reason) for size in given if size > reach]
+        return Accepted.of(lists, {DECODE: kept}, dropped)
 
     def demands(self, setup: Setup, requests: Iterable[TrafficRequest], step_time: StepTime) -> Iterator[Demand]:
         """Steps with no prompt in them. Prompts and decodes share steps of max_num_tokens; without chunked prefill a

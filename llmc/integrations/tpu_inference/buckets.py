@@ -118,11 +118,9 @@ class TpuInference(BucketRules):
                     "it, so that its look-up fails; remove it"
                 )
         needed = {TOKENS: line.shapes(generated), REQUESTS: ((most,),)}
-        added = tuple(
-            (family, shape) for family, shapes in needed.items() for shape in shapes if shape not in lists[family]
+        return Accepted.of(
+            lists, {family: tuple(sorted({*lists[family], *shapes})) for family, shapes in needed.items()}
         )
-        full = {family: tuple(sorted({*lists[family], *shapes})) for family, shapes in needed.items()}
-        return Accepted(full, (), added)
 
     def demands(self, setup: Setup, requests: Iterable[TrafficRequest], step_time: StepTime) -> Iterator[Demand]:
         """All tokens of a step, and its requests. Of several ranks the fullest counts: decodes are spread evenly over

@@ -142,8 +142,7 @@ class Vllm(BucketRules):
         rounded = self._rounded(setup, sorted(set(kept)))
         reason = f"no multiple of {self._query(setup)}, the tokens of a drafted step"
         dropped += [Dropped(TOKENS, (size,), reason) for size in kept if (size,) not in rounded]
-        added = tuple((TOKENS, size) for size in rounded if size[0] not in kept)
-        return Accepted({TOKENS: rounded}, tuple(dropped), added)
+        return Accepted.of(lists, {TOKENS: rounded}, dropped)
 
     def demands(self, setup: Setup, requests: Iterable[TrafficRequest], step_time: StepTime) -> Iterator[Demand]:
         """All tokens of a step, prompts' and decodes' together; under FULL_DECODE_ONLY only of steps without prompts,

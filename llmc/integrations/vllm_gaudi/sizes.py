@@ -57,12 +57,12 @@ def exponential(least: int, step: int, most: int, limit: int, exact_top: bool) -
 
 def prompt_ranges(view: GaudiView) -> PhaseValues:
     """The generated values of prompts. Raises InputError for ranges that end the server."""
-    return {"exp": _prompt_exponential, "lin": _prompt_linear, "pad": _prompt_padding_aware}[view.strategy](view)
+    return _prompt_exponential(view) if view.strategy == "exp" else _prompt_stepped(view)
 
 
 def decode_ranges(view: GaudiView) -> PhaseValues:
     """The generated values of decodes; with contiguous PA the cache's blocks are one of them."""
-    made = {"exp": _decode_exponential, "lin": _decode_linear, "pad": _decode_padding_aware}[view.strategy](view)
+    made = _decode_exponential(view) if view.strategy == "exp" else _decode_stepped(view)
     if view.contiguous and made.contexts[-1] < view.pool:
         made.contexts.append(view.pool)
     return made
@@ -113,54 +113,42 @@ def _numbers(view: GaudiView, phase: str, dimension: str, *defaults: int) -> lis
     return found
 
 
-def _prompt_linear(view: GaudiView) -> PhaseValues:
-    batch = _numbers(view, "prompt", "bs", 1, 1, view.prefill_seqs)
-    query = _numbers(view, "prompt", "query", view.block, view.block, view.tokens)
-    contexts = (view.model_len - query[0]) // view.block
-    context = _numbers(view, "prompt", "ctx", 0, 1, contexts)
-    if view.merged:
-        batch = [1, 1, 1]
-        query = [query[0], query[1] * 4, view.tokens]
-        context = _numbers(view, "prompt", "ctx", 0, 4, contexts * view.prefill_seqs)
-    return PhaseValues(*(_linear(numbers) for numbers in (batch, query, context)))
+def _defaults(most: int) -> tuple[int, int]:
+    """pad_max and pad_percent of a range up to `most`, where no variable states them."""
+    return -(-most // 4), 25
 
 
-def _linear(numbers: list[int]) -> list[int]:
-    least, step, most = numbers
-    return linear.values(least, step, most)
-
-
-def _decode_linear(view: GaudiView) -> PhaseValues:
-    batch = _numbers(view, "decode", "bs", 1, 32, view.seqs)
-    most = view.pool if view.contiguous else max(view.model_len * view.seqs // view.block, view.block)
-    block = _within_pool(view, _numbers(view, "decode", "block", 1, view.block, most))
-    return PhaseValues(_linear(batch), [1], _linear(block))
-
-
-def _prompt_padding_aware(view: GaudiView) -> PhaseValues:
-    seqs, block = view.prefill_seqs, view.block
-    batch = _numbers(view, "prompt", "bs", 1, 1, seqs, -(-seqs // 4), 25)
-    query = _numbers(view, "prompt", "query", block, block, view.tokens, -(-view.tokens // 4), 25)
-    contexts = -(-(view.model_len - query[0]) // block)
-    pad = -(-view.tokens // block)
-    context = _numbers(view, "prompt", "ctx", 0, 2, contexts, pad, 25)
-    if view.merged:
-        batch = [1, 1, 1, *batch[3:]]
-        query = [query[0], query[1] * 4, view.tokens, *query[3:]]
-        context = _numbers(view, "prompt", "ctx", 0, 4, contexts * seqs, pad, 25)
-    return PhaseValues(*(_padding_aware(numbers) for numbers in (batch, query, context)))
-
-
-def _decode_padding_aware(view: GaudiView) -> PhaseValues:
-    batch = _numbers(view, "decode", "bs", 1, 2, view.seqs, -(-view.seqs // 4), 25)
-    most = view.pool if view.contiguous else max(-(-view.model_len * view.seqs // view.block), view.block)
-    block = _numbers(view, "decode", "block", view.block, view.block, most, -(-most // 4), 25)
-    return PhaseValues(_padding_aware(batch), [1], _padding_aware(_within_pool(view, block)))
-
-
-def _padding_aware(numbers: list[int]) -> list[int]:
+def _values(view: GaudiView, numbers: list[int]) -> list[int]:
+    """The linear or padding-aware values of (min, step, max, pad_max, pad_percent)."""
     least, step, most, pad_max, pad_percent = numbers
+    if view.strategy == "lin":
+        return linear.values(least, step, most)
     return padding_aware.values(least, step, most, pad_max, pad_percent)
+
+
+def _prompt_stepped(view: GaudiView) -> PhaseValues:
+    seqs, block = view.prefill_seqs, view.block
+    batch = _numbers(view, "prompt", "bs", 1, 1, seqs, *_defaults(seqs))
+    query = _numbers(view, "prompt", "query", block, block, view.tokens, *_defaults(view.tokens))
+    left = view.model_len - query[0]
+    step, contexts = (1, left // block) if view.strategy == "lin" else (2, -(-left // block))
+    if view.merged:
+        batch[:3] = [1, 1, 1]
+        query[1:3] = [query[1] * 4, view.tokens]
+        step, contexts = 4, contexts * seqs
+    context = _numbers(view, "prompt", "ctx", 0, step, contexts, -(-view.tokens // block), 25)
+    return PhaseValues(*(_values(view, numbers) for numbers in (batch, query, context)))
+
+
+def _decode_stepped(view: GaudiView) -> PhaseValues:
+    tokens = view.model_len * view.seqs
+    least, step, blocks = 1, 32, tokens // view.block
+    if view.strategy == "pad":
+        least, step, blocks = view.block, 2, -(-tokens // view.block)
+    most = view.pool if view.contiguous else max(blocks, view.block)
+    batch = _numbers(view, "decode", "bs", 1, step, view.seqs, *_defaults(view.seqs))
+    block = _numbers(view, "decode", "block", least, view.block, most, *_defaults(most))
+    return PhaseValues(_values(view, batch), [1], _values(view, _within_pool(view, block)))
 
 
 def _within_pool(view: GaudiView, numbers: list[int]) -> list[int]:

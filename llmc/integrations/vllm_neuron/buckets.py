@@ -135,9 +135,8 @@ class VllmNeuron(BucketRules):
                     f"vllm-neuron: {NAMES[CONTEXT]} {value} must be a multiple of {TILE} below max_model_len {length}"
                 )
         kept, dropped = self._aligned(setup, tokens)
-        added = () if length in contexts else ((CONTEXT, (length,)),)
         full = {TOKENS: line.shapes(kept), REQUESTS: lists[REQUESTS], CONTEXT: line.shapes([*contexts, length])}
-        return Accepted(full, dropped, added)
+        return Accepted.of(lists, full, dropped)
 
     def demands(self, setup: Setup, requests: Iterable[TrafficRequest], step_time: StepTime) -> Iterator[Demand]:
         """A prefill segment's tokens; a decode step's requests, and its longest context with the tokens it adds."""
