@@ -75,13 +75,11 @@ class Fields:
             fail(self.document, self.path(name), "a string", value)
         return value
 
-    def integer_or_number(self, name: str) -> int | float:
-        """A finite number, an integer where JSON has one."""
-        return self.integer(name) if type(self._values.get(name)) is int else self.number(name)
-
     def text_or_number(self, name: str) -> str | int | float:
-        """A string or a finite number."""
-        return self.text(name) if isinstance(self._values.get(name), str) else self.integer_or_number(name)
+        """A string or a finite number, an integer where JSON has one."""
+        if isinstance(self._values.get(name), str):
+            return self.text(name)
+        return self.integer(name) if type(self._values.get(name)) is int else self.number(name)
 
     def optional_text(self, name: str) -> str | None:
         """A string, or None when the field is absent."""

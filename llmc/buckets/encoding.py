@@ -15,7 +15,6 @@ import numpy as np
 
 from llmc.buckets.bucket import Bucket
 from llmc.buckets.limits import Limits
-from llmc.buckets.optimise.line import Line
 from llmc.buckets.plan import SCHEMA, Fact, Plan, Provenance, buckets_from, limits_from
 from llmc.buckets.strategies import powers_of_two
 from llmc.errors import InputError
@@ -149,9 +148,15 @@ def traffic_plan(
 ) -> EncodePlan:  # fmt: skip
     """A plan for `texts`, numbers of them by tokens; longer ones count as `max_length`.
 
+    The lengths of its buckets pad these texts least, each text having the least length that holds it: exact for a
+    number of lengths (optimise/line.py), of which there are as many as `max_graphs` buckets leave room for, each with
+    its powers of two of texts.
+
     At most `max_graphs` buckets, by default as many as powers of two would be. Its provenance has `facts`, and what
     padding is expected. Raises InputError where not even one length has room.
     """
+    from llmc.buckets.optimise.line import Line
+
     plain = encode_plan(task, max_length, max_num_seqs, max_num_batched_tokens)
     most = len(plain.buckets) if max_graphs is None else max_graphs
     counts: dict[int, int] = {}

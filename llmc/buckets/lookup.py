@@ -1,4 +1,6 @@
-"""Steps for requests that no single bucket covers: prompts are split, chunked and padded, decode batches split."""
+"""The least-cost bucket for a request, and the steps for requests that no single bucket covers: prompts are split,
+chunked and padded, decode batches split.
+"""
 
 from __future__ import annotations
 

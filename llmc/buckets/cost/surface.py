@@ -168,7 +168,16 @@ _EQUALLY_GOOD = 1e-9
 
 
 class AffineModel:
-    """The model of one phase: relative least squares over `points` [n, 3] (batch, query, context), n ≥ 1.
+    """The seconds of one phase's steps: relative least squares over `points` [n, 3] (batch, query, context), n ≥ 1.
+
+    A transformer step costs a fixed time for reading weights and launching, time for every new token (linear layers),
+    for every key that a new token attends to, and for every token of the cache that is read:
+
+        prompt   a + b · batch·query + c · batch·query·(query/2 + context) + d · batch·context
+        decode   a + b · batch       + c · batch·context
+
+    No coefficient is negative. The model therefore never falls as a shape grows, and neither does its difference
+    between two queries as batch or context grow, and so on for every pair of dimensions: extrapolation relies on both.
 
     Exact non-negative least squares: every choice of terms is solved without bounds, and the best one without a
     negative coefficient is kept. Of equally good choices the smallest wins, in the order of `_terms`, so that one

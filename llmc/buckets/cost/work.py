@@ -13,12 +13,13 @@ The costs of the two phases are in different units and never compared.
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from llmc.buckets.bucket import Bucket
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 TOKEN_WEIGHT = 4096
 """Keys whose attention costs as much as one token's linear layers."""
@@ -47,6 +48,8 @@ Number = TypeVar("Number", bound="np.generic[Any]")
 
 def least_of_larger(grid: NDArray[Number]) -> NDArray[Number]:
     """For each corner, the least of `grid` over the corners that are nowhere smaller, its own too; any dimensions."""
+    import numpy as np  # imported here, because every start reads a plan and does not need it
+
     for axis in range(grid.ndim):
         grid = np.flip(np.minimum.accumulate(np.flip(grid, axis), axis), axis)
     return grid

@@ -27,7 +27,6 @@ from llmc.buckets.lookup import BucketSet
 from llmc.buckets.render.page import Cells, Table, columns, counts
 from llmc.buckets.render.text import percent
 from llmc.buckets.traffic.events import DecodeRun, PromptGroup
-from llmc.errors import InputError
 
 if TYPE_CHECKING:
     from llmc.buckets.traffic.source import Traffic
@@ -193,17 +192,13 @@ def evaluate(
     `decode_requests` says, once the events have ended, how many requests take a decode step, which events do not show:
     those that ask for more than one token. Without it, all requests are counted, an upper bound. `bench` gives the
     seconds of the steps.
-
-    Raises InputError for an event that is neither type or not possible.
     """
     prompt, decode = PromptUsage(plan), DecodeUsage(plan)
     for event in events:
         if isinstance(event, DecodeRun):
             decode.add(event)
-        elif isinstance(event, PromptGroup):
-            prompt.add(event)
         else:
-            raise InputError(f"{event!r} is no event; give PromptGroup and DecodeRun, as the schedule does")
+            prompt.add(event)
     prompt.flush()
     decode.flush()
     starting = prompt.requests if decode_requests is None else decode_requests()

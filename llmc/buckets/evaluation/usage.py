@@ -104,9 +104,7 @@ class PromptUsage(Usage):
         self._waiting: list[tuple[int, int, int, int]] = []
 
     def add(self, group: PromptGroup) -> None:
-        """Count the steps of `prefill_path`. Raises InputError when lengths and cached differ in number."""
-        if len(group.lengths) != len(group.cached):
-            raise InputError(f"{group}: {len(group.lengths)} lengths but {len(group.cached)} cached; give one for each")
+        """Count the steps of `prefill_path`."""
         steps, uncovered = self._path(group)
         self.requests += len(group.lengths)
         self.uncovered += uncovered
@@ -160,7 +158,7 @@ class DecodeUsage(Usage):
         self._waiting: list[DecodeRun] = []
 
     def add(self, run: DecodeRun) -> None:
-        """Count the steps of a run. Raises InputError, here or in `flush`, for a run that no sequences can make."""
+        """Count the steps of a run."""
         self._waiting.append(run)
         if len(self._waiting) >= EVENTS_AT_ONCE:
             self.flush()
@@ -170,7 +168,6 @@ class DecodeUsage(Usage):
         if not self._waiting:
             return
         runs = np.array(self._waiting, np.int64)
-        _require_possible(runs, self._waiting)
         self._waiting.clear()
         for batch in np.unique(runs[:, 0]):
             self._count_runs(int(batch), runs[runs[:, 0] == batch, 1:])
@@ -234,14 +231,3 @@ class DecodeUsage(Usage):
             lasts, places = np.array(stairs, np.int64).reshape(-1, 2).T
             self._stairs[batch] = lasts, places
         return self._stairs[batch]
-
-
-def _require_possible(runs: Ints, events: list[DecodeRun]) -> None:
-    batch, longest, total, steps = runs.T
-    sound = (batch >= 1) & (longest >= 1) & (steps >= 1)
-    sound &= (total >= longest + batch - 1) & (total <= batch * longest)
-    if not sound.all():
-        raise InputError(
-            f"{events[int(np.argmin(sound))]} is not possible: batch and steps are at least 1, every sequence has 1 to "
-            "`longest` tokens in the cache, one of them `longest`, and together they have `total`"
-        )

@@ -16,6 +16,7 @@ import io
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Literal, NamedTuple, NoReturn, get_args
@@ -25,8 +26,20 @@ from llmc.buckets.limits import Limits
 from llmc.buckets.plan import MAX_BUCKETS, Note
 from llmc.errors import InputError
 
-Unit = Literal["tokens", "blocks"]
+ContextUnit = Literal["tokens", "blocks"]
 """What the contexts of a file count: tokens of one sequence, or KV cache blocks as the vendor's planner does."""
+
+
+@dataclass(frozen=True)
+class BucketFile:
+    """A file of bucket specs; `origin` says who named it.
+
+    `unit` None: the unit of its contexts follows from its numbers (`recognise`).
+    """
+
+    path: str
+    unit: ContextUnit | None = None
+    origin: str = "flag"
 
 
 class FileBucket(NamedTuple):
@@ -47,8 +60,19 @@ class FileBucket(NamedTuple):
         return f"({self.batch}, {self.query}, {self.context})"
 
 
-def recognise(listed: Sequence[FileBucket], source: str, limits: Limits) -> Unit:
-    """The unit of the contexts in `listed`. Raises InputError, naming the flag, where either could be meant."""
+def recognise(listed: Sequence[FileBucket], source: str, limits: Limits) -> ContextUnit:
+    """The unit of the contexts in `listed`, found from its numbers.
+
+    The vendor's files (VLLM_BUCKETING_FROM_FILE) look alike and count KV cache blocks: of one sequence in a prompt
+    bucket, of the whole batch in a decode bucket. Read as tokens, such a file would give contexts a hundred times too
+    small. So a unit is used only if the other one is impossible:
+
+        blocks    a context is above max_model_len, and read as blocks some decode bucket lies within it
+        tokens    every context is a multiple of block_size or max_model_len itself, one decode context holds the
+                  longest sequence, and read as blocks some decode bucket lies beyond max_model_len
+
+    Raises InputError, naming the flag, where either could be meant.
+    """
     contexts = [spec.context for spec in listed if spec.context]
     decode = [spec for spec in listed if spec.phase == "decode" and spec.context]
     beyond = [spec for spec in decode if (blocks_each(spec) - 1) * limits.block_size >= limits.max_model_len]
@@ -133,7 +157,7 @@ def values(text: str, source: str = "buckets") -> list[tuple[int, int, int]]:
     return [(found.batch, found.query, found.context) for found in parse(text, source)]
 
 
-def buckets(text: str, source: str, limits: Limits, unit: Unit | None) -> tuple[list[Bucket], list[Note]]:
+def buckets(text: str, source: str, limits: Limits, unit: ContextUnit | None) -> tuple[list[Bucket], list[Note]]:
     """The buckets that `text` lists, ascending, and notes on what the conversion of blocks changed.
 
     A spec with query 1 is a decode bucket, any other a prompt bucket, as in the vendor's planner; so a prompt bucket
@@ -145,8 +169,8 @@ def buckets(text: str, source: str, limits: Limits, unit: Unit | None) -> tuple[
     Raises InputError as `parse` does, for a bucket beyond a limit, for one that is listed twice, for a phase without
     buckets, for a unit that is none, and for numbers that do not say which it is.
     """
-    if unit is not None and unit not in get_args(Unit):
-        raise InputError(f"unit {unit!r} is not one of {', '.join(get_args(Unit))}")
+    if unit is not None and unit not in get_args(ContextUnit):
+        raise InputError(f"unit {unit!r} is not one of {', '.join(get_args(ContextUnit))}")
     listed = parse(text, source)
     unit = unit or recognise(listed, source, limits)
     seen: dict[tuple[int, int, int], FileBucket] = {}
@@ -175,7 +199,7 @@ def buckets(text: str, source: str, limits: Limits, unit: Unit | None) -> tuple[
     return sorted(found), _notes(listed, found, cut, limits)
 
 
-def load(path: str | os.PathLike[str], limits: Limits, unit: Unit | None) -> tuple[list[Bucket], list[Note]]:
+def load(path: str | os.PathLike[str], limits: Limits, unit: ContextUnit | None) -> tuple[list[Bucket], list[Note]]:
     """`buckets` of the file at `path`, which is UTF-8.
 
     Raises InputError as `buckets` does, and when the file cannot be read or has more than `MAX_FILE` bytes.

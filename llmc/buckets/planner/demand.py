@@ -23,7 +23,12 @@ Step = tuple[int, int, int]
 
 
 class Grouping(Protocol):
-    """Cuts a group of prompts into steps of at most `widest` prompts."""
+    """Cuts a group of prompts that are admitted together into steps of at most `widest` prompts.
+
+    Where a rule has proposed buckets, the steps are those of `lookup.prefill_path`. Where any bucket of a grid may be
+    chosen, the rule is the same (neighbours in length share a step where that costs less than steps of their own) with
+    the best-fitting point of the grid.
+    """
 
     widest: int
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from llmc.buckets.bucket import PHASES, Bucket, Phase
 from llmc.buckets.cost.objective import Objective, Tokens
@@ -15,7 +15,8 @@ from llmc.buckets.evaluation.replay import replay
 from llmc.buckets.limits import Limits
 from llmc.buckets.lookup import BucketSet
 from llmc.buckets.plan import Fact, Note, Plan, Provenance
-from llmc.buckets.planner import ranges
+from llmc.buckets.planner import bucket_file, ranges
+from llmc.buckets.planner.bucket_file import BucketFile
 from llmc.buckets.planner.budget import DEFAULT_MAX_GRAPHS, Budget, GraphCosts, spend
 from llmc.buckets.planner.candidates import Candidates
 from llmc.buckets.planner.choice import COUNTS, Chosen, FrontierPoint, PhaseProblem, points
@@ -28,20 +29,6 @@ from llmc.settings import Settings
 
 if TYPE_CHECKING:
     from llmc.buckets.traffic.source import Traffic
-
-ContextUnit = Literal["tokens", "blocks"]
-
-
-@dataclass(frozen=True)
-class BucketFile:
-    """A file of bucket specs, see bucket_file.py; `origin` says who named it.
-
-    `unit` None: the unit of its contexts follows from its numbers.
-    """
-
-    path: str
-    unit: ContextUnit | None = None
-    origin: str = "flag"
 
 
 @dataclass(frozen=True)
@@ -187,8 +174,6 @@ def _from_rules(inputs: PlanInputs, chosen: Mapping[Phase, tuple[str, str]]) -> 
 
 
 def _from_file(inputs: PlanInputs, file: BucketFile) -> Proposal:
-    from llmc.buckets.planner import bucket_file
-
     limits = inputs.limits
     if inputs.strategy not in (None, FILE):
         raise InputError(f"--strategy {inputs.strategy} and --from-file were both given; give one of them")

@@ -1,11 +1,6 @@
 """Trace files: whatever their format (formats/), a stream of requests in order of time.
 
-llmc's own format, which a server records and `record_line` writes, is JSON lines:
-
-    recording = { record newline }
-    record    = {"time": seconds, "prompt_tokens": n, "output_tokens": n [, "cached_tokens": n]}
-
-Of the others' peculiarities:
+llmc's own format is that of recording.py. Of the others' peculiarities:
 
 - BurstGPT's failed requests have 0 response tokens; they are left out
 - Mooncake's "hash_ids", which name the blocks of 512 tokens of a prompt that may be found in the cache, are ignored:

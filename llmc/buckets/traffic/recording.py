@@ -1,4 +1,10 @@
-"""Recordings, llmc's own format: one made of others, written as it comes."""
+"""Recordings, llmc's own format, which a server writes; and recordings made of others.
+
+    recording = { record newline }
+    record    = {"time": seconds, "prompt_tokens": n, "output_tokens": n [, "cached_tokens": n]}
+
+Lines are JSON. A recording can be several others as one, a part of one, or one without what tells of people.
+"""
 
 from __future__ import annotations
 

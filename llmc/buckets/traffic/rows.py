@@ -30,7 +30,11 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
     ),
     "cached": ("cached_tokens", "cached_prompt_tokens", "prefix_tokens", "num_cached_tokens", "cached_len"),
 }
-"""For each thing a trace tells of a request, what its column may be called; the first is what llmc writes."""
+"""For each thing a trace tells of a request, what its column may be called; the first is what llmc writes.
+
+A name is compared in lower case and without anything but letters and digits, so that "Request tokens",
+"request_tokens" and "RequestTokens" are one. Columns that mean none of the four are ignored.
+"""
 
 SHOWN = 12
 """Columns that a message lists at most."""

@@ -45,16 +45,11 @@ def schedule(
     - finite, with mean_rate None (no times): they arrive evenly spaced.
     - infinite: all have arrived at time 0.
 
-    Raises InputError when called, for a rate that is not above 0, an infinite mean_rate or a prompt_batch below 1;
-    and while iterated, for a step time that is not above 0 and finite. Takes about O(log max_num_seqs) a request.
+    Raises InputError when called, for an arrival_rate that is not above 0; and while iterated, for a step time that is
+    not above 0 and finite. Takes about O(log max_num_seqs) a request.
     """
-    for name, rate in (("arrival_rate", arrival_rate), ("mean_rate", mean_rate)):
-        if rate is not None and not rate > 0:
-            raise InputError(f"{name} {rate} must be above 0 requests per second")
-    if mean_rate == math.inf:
-        raise InputError("mean_rate must be finite; leave it out for a trace whose requests all arrive at once")
-    if prompt_batch is not None and prompt_batch < 1:
-        raise InputError(f"prompt_batch {prompt_batch} must be at least 1")
+    if arrival_rate is not None and not arrival_rate > 0:
+        raise InputError(f"arrival_rate {arrival_rate} must be above 0 requests per second")
     group = limits.max_num_seqs if prompt_batch is None else prompt_batch
     return _steps(arrivals(requests, arrival_rate, mean_rate), limits, step_time, group)
 

@@ -6,14 +6,11 @@ The times do not predict any device, and they never decide a plan.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
 from typing import Protocol
 
 from llmc.buckets.bucket import Phase
 from llmc.buckets.cost.bench import Bench
-from llmc.errors import InputError
 
 PARAMETERS = 8e9
 """Weights of the assumed model, 8B parameters, in bf16: 2 bytes each."""
@@ -28,6 +25,16 @@ CACHE_BYTES_PER_TOKEN = 2 * 32 * 8 * 128 * 2
 """KV cache of a token, 128 KiB: key and value, 32 layers, 8 KV heads of 128 values, 2 bytes each."""
 
 
+WEIGHTS_SECONDS = 2 * PARAMETERS / MEMORY_BYTES_PER_SECOND
+"""Reading all weights once, 16 GB / 2 TB/s = 8 ms: the least that any step takes."""
+
+CACHED_TOKEN_SECONDS = CACHE_BYTES_PER_TOKEN / MEMORY_BYTES_PER_SECOND
+"""Reading one token of the cache in a decode step, 128 KiB / 2 TB/s = 0.066 µs."""
+
+NEW_TOKEN_SECONDS = 2 * PARAMETERS / EFFECTIVE_FLOPS
+"""Computing one prompt token, 2 operations a weight / 200 TFLOP/s = 0.08 ms; attention is not counted."""
+
+
 class StepTime(Protocol):
     """Seconds that one step takes, above 0; equal arguments give equal times."""
 
@@ -40,37 +47,16 @@ class StepTime(Protocol):
         ...
 
 
-@dataclass(frozen=True)
 class AssumedStepTime:
-    """An 8B-parameter bf16 model on one accelerator, as a roofline; see the constants above.
-
-    weights_seconds        reading all weights once, 16 GB / 2 TB/s = 8 ms: the least that any step takes
-    cached_token_seconds   reading one token of the cache in a decode step, 128 KiB / 2 TB/s = 0.066 µs
-    new_token_seconds      computing one prompt token, 2 operations a weight / 200 TFLOP/s = 0.08 ms; attention is
-                           not counted
-
-    Raises InputError for a time that is not finite or negative, or for weights_seconds 0.
-    """
-
-    weights_seconds: float = 2 * PARAMETERS / MEMORY_BYTES_PER_SECOND
-    cached_token_seconds: float = CACHE_BYTES_PER_TOKEN / MEMORY_BYTES_PER_SECOND
-    new_token_seconds: float = 2 * PARAMETERS / EFFECTIVE_FLOPS
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if not math.isfinite(value) or value < 0:
-                raise InputError(f"{field.name} {value} must be a time in seconds, finite and not negative")
-        if self.weights_seconds == 0:
-            raise InputError("weights_seconds must be above 0, since it is the least that a step takes")
+    """An 8B-parameter bf16 model on one accelerator, as a roofline; see the constants above."""
 
     def prompt(self, lengths: Sequence[int], cached: Sequence[int]) -> float:
         """Computing the new tokens, and at least reading the weights."""
-        return max(self.weights_seconds, (sum(lengths) - sum(cached)) * self.new_token_seconds)
+        return max(WEIGHTS_SECONDS, (sum(lengths) - sum(cached)) * NEW_TOKEN_SECONDS)
 
     def decode(self, batch: int, longest: int, total: int) -> float:
         """Reading the weights and the cache of all sequences."""
-        return self.weights_seconds + total * self.cached_token_seconds
+        return WEIGHTS_SECONDS + total * CACHED_TOKEN_SECONDS
 
 
 GRAIN = 64

@@ -8,10 +8,7 @@ from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from typing import Literal, NamedTuple
 
-_DATE_TIME = re.compile(
-    r"(\d{4}-\d\d-\d\d[T ]\d\d:\d\d)(?::(\d\d(?:\.\d+)?))? ?(Z|[+-]\d\d:?\d\d)?",
-    re.ASCII,
-)
+_DATE_TIME = re.compile(r"(\d{4}-\d\d-\d\d[T ]\d\d:\d\d)(?::(\d\d(?:\.\d+)?))? ?(Z|[+-]\d\d:?\d\d)?", re.ASCII)
 _SECONDS = re.compile(r"[0-5]\d(?:\.\d+)?\Z", re.ASCII).match
 _MINUTE_LENGTH = len("2023-11-16 18:15:")
 

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from llmc.buckets.limits import Limits
 from llmc.buckets.plan import Plan
+from llmc.buckets.planner.bucket_file import BucketFile, ContextUnit
 from llmc.buckets.planner.budget import Budget
 from llmc.buckets.planner.choice import FrontierPoint
-from llmc.buckets.planner.planner import BucketFile, ContextUnit, PlanInputs, frontier_from, plan_from
+from llmc.buckets.planner.planner import PlanInputs, frontier_from, plan_from
 from llmc.buckets.strategies.base import Dimension, Range
 from llmc.compiler.architectures.shared.caches import cache_of
 from llmc.compiler.architectures.shared.rope import positions

@@ -206,23 +206,6 @@ def test_decode_requests_are_those_given_or_at_most_all(guide_plan):
     assert evaluate(guide_plan, events, decode_requests=lambda: 2).decode.requests == 2
 
 
-@pytest.mark.parametrize(
-    ("event", "message"),
-    [
-        ((3, 4), r"\(3, 4\) is no event; give PromptGroup and DecodeRun"),
-        (PromptGroup((3, 4), (0,)), "2 lengths but 1 cached"),
-        (DecodeRun(0, 1, 1, 1), "DecodeRun.batch=0.* is not possible"),
-        (DecodeRun(1, 0, 0, 1), "longest=0.* is not possible"),
-        (DecodeRun(1, 1, 1, 0), "steps=0.* is not possible"),
-        (DecodeRun(2, 5, 11, 1), "total=11.* is not possible"),
-        (DecodeRun(3, 5, 6, 1), "total=6.* is not possible"),
-    ],
-)
-def test_an_event_that_cannot_be_is_named(guide_plan, event, message):
-    with pytest.raises(InputError, match=message):
-        evaluate(guide_plan, [group(5), DecodeRun(1, 5, 5, 1), event])
-
-
 def bench(phase: str) -> Bench:
     rows = [(1, 128, 0), (4, 512, 0)] if phase == "prompt" else [(1, 1, 128), (4, 1, 640)]
     measured = (Measurement(Bucket(phase, *row), seconds) for row, seconds in zip(rows, (0.01, 0.08), strict=True))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmc.buckets.report.traffic_text import profile_json, profile_text
+from llmc.buckets.report.traffic_view import profile_json, profile_text
 from llmc.buckets.traffic.events import TrafficRequest
 from llmc.buckets.traffic.profile import MOST, LengthSketch, Windows, distance, drift, profile
 from llmc.buckets.traffic.reader import Trace
