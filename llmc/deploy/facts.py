@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from llmc.compiler.estimates.server import ServerEstimate
+from llmc.compiler.estimates.estimate import ServerEstimate
 from llmc.compiler.targets.hosting import Hosting
 from llmc.deploy.quoting import label
 from llmc.errors import ArtifactError, InputError

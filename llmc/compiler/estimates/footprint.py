@@ -22,8 +22,7 @@ from llmc.compiler.architectures.shared.families import size_of
 from llmc.compiler.architectures.shared.size import Weights
 from llmc.compiler.checkpoint import DEMO, Checkpoint, open_checkpoint, read_config
 from llmc.compiler.estimates.durations import Durations, of_target, typical
-from llmc.compiler.estimates.estimate import Estimate, beyond, duration
-from llmc.compiler.estimates.server import ServerEstimate
+from llmc.compiler.estimates.estimate import Estimate, ServerEstimate, beyond, duration
 from llmc.compiler.estimates.verification_work import count
 from llmc.compiler.model_size import weights_of
 from llmc.compiler.options import CompileOptions
