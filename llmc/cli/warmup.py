@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from llmc.runtime.bundle import Bundle
-    from llmc.runtime.engine.generator import Generator
+    from llmc.runtime.engine.engine import LLMEngine
     from llmc.runtime.startup.beside import BesideWarming, RanBeside
     from llmc.runtime.startup.capturing import CaptureChoice
     from llmc.runtime.startup.opening import EngineOptions
@@ -158,17 +158,17 @@ def _warmed(
 ) -> Outcome:
     from llmc.runtime.startup.beside import BesideWarming
     from llmc.runtime.startup.capturing import Capturing
-    from llmc.runtime.startup.opening import open_executor, open_generator
+    from llmc.runtime.startup.opening import open_engine, open_executor
     from llmc.runtime.startup.outcome import Outcome
     from llmc.runtime.startup.warming import Warming
 
-    generator: Generator | None = None
+    engine: LLMEngine | None = None
     executor = open_executor(bundle, options)
 
     def beside() -> BesideWarming:
-        nonlocal generator
-        generator = open_generator(bundle, executor, options)
-        return BesideWarming(generator, bundle.plan)
+        nonlocal engine
+        engine = open_engine(bundle, executor, options)
+        return BesideWarming(engine, bundle.plan)
 
     try:
         capturing = Capturing.of(executor, bundle.plan, choice)
@@ -176,8 +176,8 @@ def _warmed(
         with sigterm_interrupts(), messages.StepProgress("warm up", hidden) as bar:
             found.run(lambda ran, done, total: bar(_line(ran, found), done, total))
     finally:
-        if generator is not None:
-            generator.close()
+        if engine is not None:
+            engine.close()
         executor.close()
     return found
 

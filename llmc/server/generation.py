@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from llmc.runtime.engine.requests import Request, Update
-from llmc.runtime.engine.sampling.logprobs import TokenLogprobs
+from llmc.runtime.engine.sampling.batch import TokenLogprobs
 from llmc.server.errors import SERVER, ApiError, bad_request
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from llmc.runtime.engine.sampling.structured import StructuredOutputsParams
+from llmc.runtime.engine.sampling.params import StructuredOutputsParams
 from llmc.server.errors import bad_request
 from llmc.server.tool_calls import OPEN, call_grammar
 

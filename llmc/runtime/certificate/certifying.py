@@ -24,7 +24,7 @@ from llmc.runtime.certificate.watch import Account, Watch, process_witnesses
 from llmc.runtime.host import cpu_features, host_memory
 from llmc.runtime.startup.beside import BesideWarming
 from llmc.runtime.startup.capturing import CaptureChoice, Capturing
-from llmc.runtime.startup.opening import EngineOptions, open_executor, open_generator
+from llmc.runtime.startup.opening import EngineOptions, open_engine, open_executor
 from llmc.runtime.startup.outcome import Outcome
 from llmc.runtime.startup.warming import Warming
 from llmc.runtime.step import exact
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from llmc.buckets.bucket import Bucket
     from llmc.runtime.bundle import Bundle
     from llmc.runtime.certificate.requests import RandomRequest
-    from llmc.runtime.engine.generator import Generator
+    from llmc.runtime.engine.engine import LLMEngine
     from llmc.runtime.engine.requests import Request, Update
     from llmc.runtime.executors.base import Executor
 
@@ -53,19 +53,19 @@ class Repeats:
 
 
 def repeat(
-    generator: Generator,
+    engine: LLMEngine,
     answers: Sequence[tuple[RandomRequest, list[int]]],
     tell: Callable[[int], None] = lambda _: None,
 ) -> Repeats:
-    """Run each request again, alone; `tell` hears how many have. `generator` reuses no prefix. Raises whatever the
+    """Run each request again, alone; `tell` hears how many have. `engine` reuses no prefix. Raises whatever the
     executor raises."""
     equal = ties = 0
     differing = []
     for number, (one, answer) in enumerate(answers, 1):
-        alone = [token for update in _run(generator, one.request) for token in update.token_ids]
+        alone = [token for update in _run(engine, one.request) for token in update.token_ids]
         if alone == answer:
             equal += 1
-        elif _is_tie(generator, one.request, answer, alone):
+        elif _is_tie(engine, one.request, answer, alone):
             ties += 1
         else:
             differing.append(one.request.request_id)
@@ -73,22 +73,22 @@ def repeat(
     return Repeats(len(answers), equal, ties, tuple(differing))
 
 
-def _run(generator: Generator, request: Request) -> list[Update]:
-    generator.add(generator.prepare(request))
+def _run(engine: LLMEngine, request: Request) -> list[Update]:
+    engine.add(engine.prepare(request))
     updates: list[Update] = []
-    while generator.has_work:
-        updates += generator.step()
+    while engine.has_work:
+        updates += engine.step()
     return updates
 
 
-def _is_tie(generator: Generator, request: Request, answer: Sequence[int], alone: Sequence[int]) -> bool:
+def _is_tie(engine: LLMEngine, request: Request, answer: Sequence[int], alone: Sequence[int]) -> bool:
     """Whether, where two answers part, the token of each is as probable as that of the other."""
     pairs = zip(answer, alone, strict=False)
     at = next((i for i, (one, other) in enumerate(pairs) if one != other), None)
     if at is None:
         return False
     known = replace(request, params=replace(request.params, logprobs=2, max_tokens=at + 1))
-    said = [logprobs for update in _run(generator, known) for logprobs in update.logprobs]
+    said = [logprobs for update in _run(engine, known) for logprobs in update.logprobs]
     if len(said) <= at:
         return False
     top = dict(said[at].top)
@@ -159,17 +159,17 @@ class Certifying:
         plan = self.bundle.plan
         with ExitStack() as stack:
 
-            def open_closing(options: EngineOptions, observer: StepCounter | None = None) -> Generator:
-                opened = open_generator(self.bundle, executor, options, observer)
+            def open_closing(options: EngineOptions, observer: StepCounter | None = None) -> LLMEngine:
+                opened = open_engine(self.bundle, executor, options, observer)
                 stack.callback(opened.close)
                 return opened
 
-            generator: Generator | None = None
+            engine: LLMEngine | None = None
 
             def beside() -> BesideWarming:
-                nonlocal generator
-                generator = open_closing(self.options, counter)
-                return BesideWarming(generator, plan)
+                nonlocal engine
+                engine = open_closing(self.options, counter)
+                return BesideWarming(engine, plan)
 
             warming = Warming(executor, plan, uses=self.certify.uses)
             capturing = Capturing.of(executor, plan, self.certify.capture)
@@ -179,15 +179,15 @@ class Certifying:
                     lambda ran, done, total: self.tell("warm up", getattr(ran, "name", str(ran)), done, total)
                 )
             _require_warm(self.outcome)
-            assert generator is not None
+            assert engine is not None
             with self._timed("replay"):
                 replays = _replayed(executor, warming, self.bundle)
-            kinds, refused = admitted_kinds(generator)
-            vocab, end_ids = generator.engine.vocab_size, self.bundle.eos_token_ids
-            offers = generator.engine.offers
+            kinds, refused = admitted_kinds(engine)
+            vocab, end_ids = engine.core.vocab_size, self.bundle.eos_token_ids
+            offers = engine.core.offers
             random = RandomRequests(plan, executor, vocab, kinds, self.certify.seed, end_ids, offers)
             with self._timed("requests"):
-                driven = self._driven(generator, counter, random)
+                driven = self._driven(engine, counter, random)
             with self._timed("repeats"):
                 alone = open_closing(replace(self.options, enable_prefix_caching=False))
                 count = len(driven.answers)
@@ -196,12 +196,12 @@ class Certifying:
         _require_none_compiled(accounts, blinded)
         return self._certificate(executor, accounts, replays, counter, driven, refused, self._numbers(repeats))
 
-    def _driven(self, generator: Generator, counter: StepCounter, random: RandomRequests) -> Driven:
+    def _driven(self, engine: LLMEngine, counter: StepCounter, random: RandomRequests) -> Driven:
         count = self.certify.requests
         counter.counts = True
         try:
             return drive(
-                generator, random.take(count), 2 * self.bundle.plan.limits.max_num_seqs, self.certify.seed,
+                engine, random.take(count), 2 * self.bundle.plan.limits.max_num_seqs, self.certify.seed,
                 max(1, count // (4 * REPEATED)), lambda done: self.tell("requests", f"{done} requests", done, count),
             )  # fmt: skip
         finally:

@@ -13,7 +13,7 @@ from llmc.runtime.engine.observer import Observer, StepRecord
 
 if TYPE_CHECKING:
     from llmc.runtime.certificate.requests import RandomRequest
-    from llmc.runtime.engine.generator import Generator
+    from llmc.runtime.engine.engine import LLMEngine
     from llmc.runtime.engine.requests import Update
 
 Bucket = tuple[str, int, int, int]
@@ -66,7 +66,7 @@ class _Open:
 
 
 def drive(
-    generator: Generator, requests: Iterable[RandomRequest], most: int, seed: int, keep: int,
+    engine: LLMEngine, requests: Iterable[RandomRequest], most: int, seed: int, keep: int,
     tell: Callable[[int], None] = lambda _: None,
 ) -> Driven:  # fmt: skip
     """Run `requests`, up to `most` at once; `tell` hears how many have ended. Of every `keep`th that can be repeated
@@ -77,7 +77,7 @@ def drive(
     draw = random.Random(seed)  # noqa: S311
     driven, waiting, open_ = Driven(), iter(requests), dict[str, _Open]()
     wanted, more, repeatable = 1, True, 0
-    while more or generator.has_work:
+    while more or engine.has_work:
         while more and len(open_) < wanted:
             one = next(waiting, None)
             if one is None:
@@ -85,29 +85,29 @@ def drive(
                 break
             kept = one.repeatable and repeatable % keep == 0
             repeatable += one.repeatable
-            _begin(generator, one, kept, open_, driven)
+            _begin(engine, one, kept, open_, driven)
         driven.most_at_once = max(driven.most_at_once, len(open_))
-        for update in generator.step():
-            _take(generator, update, open_, driven)
+        for update in engine.step():
+            _take(engine, update, open_, driven)
         if draw.random() < 0.1:
             wanted = draw.randint(1, most)
         tell(driven.requests - len(open_))
     return driven
 
 
-def _begin(generator: Generator, one: RandomRequest, kept: bool, open_: dict[str, _Open], driven: Driven) -> None:
+def _begin(engine: LLMEngine, one: RandomRequest, kept: bool, open_: dict[str, _Open], driven: Driven) -> None:
     request = one.request
-    generator.add(generator.prepare(request))
+    engine.add(engine.prepare(request))
     open_[request.request_id] = _Open(one, kept, request.params.n)
     driven.requests += 1
     driven.kinds[one.kind] += 1
     driven.prompt_tokens += len(request.prompt_token_ids)
     driven.longest_prompt = max(driven.longest_prompt, len(request.prompt_token_ids))
     if one.cancel_after == 0:
-        _cancel(generator, request.request_id, open_, driven)
+        _cancel(engine, request.request_id, open_, driven)
 
 
-def _take(generator: Generator, update: Update, open_: dict[str, _Open], driven: Driven) -> None:
+def _take(engine: LLMEngine, update: Update, open_: dict[str, _Open], driven: Driven) -> None:
     state = open_.get(update.request_id)
     if state is None:
         return  # cancelled by another update of the same step
@@ -118,11 +118,11 @@ def _take(generator: Generator, update: Update, open_: dict[str, _Open], driven:
     if update.finish_reason is not None:
         _end(update, open_, driven)
     elif state.random.cancel_after is not None and state.tokens >= state.random.cancel_after:
-        _cancel(generator, update.request_id, open_, driven)
+        _cancel(engine, update.request_id, open_, driven)
 
 
-def _cancel(generator: Generator, request_id: str, open_: dict[str, _Open], driven: Driven) -> None:
-    for update in generator.cancel(request_id):
+def _cancel(engine: LLMEngine, request_id: str, open_: dict[str, _Open], driven: Driven) -> None:
+    for update in engine.cancel(request_id):
         if update.finish_reason is not None:
             _end(update, open_, driven)
     open_.pop(request_id, None)

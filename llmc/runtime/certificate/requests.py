@@ -16,11 +16,11 @@ from llmc.buckets.warmup.beside import SAMPLING
 from llmc.errors import InputError
 from llmc.runtime.engine.requests import Request
 from llmc.runtime.engine.sampling import StructuredOutputsParams
-from llmc.runtime.engine.sampling.kinds import sampling_params
+from llmc.runtime.startup.beside import sampling_params
 
 if TYPE_CHECKING:
     from llmc.buckets.plan import Plan
-    from llmc.runtime.engine.generator import Generator
+    from llmc.runtime.engine.engine import LLMEngine
     from llmc.runtime.engine.sampling import SamplingParams
     from llmc.runtime.executors.base import Executor
 
@@ -150,14 +150,14 @@ class RandomRequests:
         return tuple(self._random.choices(range(self._vocab_size), k=count))
 
 
-def admitted_kinds(generator: Generator) -> tuple[dict[str, SamplingParams], dict[str, str]]:
+def admitted_kinds(engine: LLMEngine) -> tuple[dict[str, SamplingParams], dict[str, str]]:
     """The kinds of SAMPLING that requests may ask for here, and those that are refused, with the reason."""
     kinds: dict[str, SamplingParams] = {}
     refused: dict[str, str] = {}
     for kind in SAMPLING:
         try:
-            params = sampling_params(kind, has_text=generator.tokenizer is not None)
-            generator.prepare(Request("kinds", [0], params))
+            params = sampling_params(kind, has_text=engine.tokenizer is not None)
+            engine.prepare(Request("kinds", [0], params))
         except InputError as error:
             refused[kind] = str(error)
         else:

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from llmc.errors import DeviceError
+from llmc.runtime.engine.batched_core import step_of
 from llmc.runtime.engine.handover import HandOver, Prefilled, PrefillFailed
-from llmc.runtime.engine.replay import step_of
 from llmc.runtime.engine.scheduling import open_scheduler
 from llmc.runtime.engine.scheduling.base import SchedulerConfig
 from llmc.runtime.hybrid.client import Job, WorkerClient
@@ -27,7 +27,7 @@ from llmc.runtime.hybrid.facts import Facts
 
 if TYPE_CHECKING:
     from llmc.runtime.bundle import Bundle
-    from llmc.runtime.engine.scheduling.base import ScheduledBatch, StepScheduler
+    from llmc.runtime.engine.scheduling.base import ScheduledBatch, Scheduler
     from llmc.runtime.executors.base import Executor
 
 LEAST_BOUND = 2
@@ -146,7 +146,7 @@ class PrefillWorker:
                 client.tell()
             executor.close()
 
-    def _scheduler(self, executor: Executor) -> StepScheduler:
+    def _scheduler(self, executor: Executor) -> Scheduler:
         chosen: dict[str, Any] = {} if self._min_prefix is None else {"min_prefix": self._min_prefix}
         config = SchedulerConfig(
             max_num_seqs=min(self.plan.limits.max_num_seqs, executor.slots), slots=executor.slots,
@@ -156,7 +156,7 @@ class PrefillWorker:
         )  # fmt: skip
         return open_scheduler(self.plan, config)
 
-    def _next(self, scheduler: StepScheduler) -> bool:
+    def _next(self, scheduler: Scheduler) -> bool:
         """Wait until there is something to compute, and queue it; false when the thread is to end."""
         with self.lock:
             while self.ended is None and not (
@@ -173,7 +173,7 @@ class PrefillWorker:
             scheduler.add(job.sequence, job.prompt, budget=1)
         return True
 
-    def _do(self, scheduler: StepScheduler, executor: Executor) -> None:
+    def _do(self, scheduler: Scheduler, executor: Executor) -> None:
         work, done = self._errands.popleft()
         try:
             work(executor)
@@ -194,7 +194,7 @@ class PrefillWorker:
                 started.append(job)
         return started
 
-    def _step(self, scheduler: StepScheduler, executor: Executor, work: ScheduledBatch) -> None:
+    def _step(self, scheduler: Scheduler, executor: Executor, work: ScheduledBatch) -> None:
         """One step; an error of the executor fails the prompts that run, and others are computed all the same."""
         began = time.perf_counter()
         for sequence, cached in work.admitted:
@@ -216,9 +216,7 @@ class PrefillWorker:
                 if self._live.pop(job.sequence, None) is not None:
                     job.client.deliver(result)
 
-    def _compute(
-        self, scheduler: StepScheduler, executor: Executor, work: ScheduledBatch
-    ) -> list[tuple[Job, Prefilled]]:
+    def _compute(self, scheduler: Scheduler, executor: Executor, work: ScheduledBatch) -> list[tuple[Job, Prefilled]]:
         for copy in work.copies:
             executor.copy_prefix(copy.source, copy.target, copy.length)
         logits = executor.run(step_of(work, executor.ragged))

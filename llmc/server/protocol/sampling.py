@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field
 
 from llmc.errors import InputError
 from llmc.runtime.engine.sampling import SamplingParams
-from llmc.runtime.engine.sampling.structured import StructuredOutputsParams
+from llmc.runtime.engine.sampling.params import StructuredOutputsParams
 from llmc.server.errors import bad_request
 from llmc.server.protocol import bounds
 from llmc.server.protocol.base import Body, Part, Refused

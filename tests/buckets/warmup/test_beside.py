@@ -10,8 +10,7 @@ from llmc.buckets.limits import Limits
 from llmc.buckets.plan import Plan
 from llmc.buckets.provenance import Provenance
 from llmc.buckets.warmup.beside import SAMPLING, CacheMove, SampleStep, TopStep, beside
-from llmc.runtime.engine.sampling.params import SamplingParams
-from llmc.runtime.engine.sampling.structured import StructuredOutputsParams
+from llmc.runtime.engine.sampling.params import SamplingParams, StructuredOutputsParams
 from tests.buckets.warmup.simulated import decode, prompt
 
 PLAN = Plan(

@@ -23,7 +23,7 @@ from llmc.runtime.executors.base import Executor
 from llmc.runtime.executors.fake.graphs import FakeGraphDevice
 from llmc.runtime.llm import BundleLLM
 from llmc.runtime.startup.capturing import CaptureChoice, Capturing
-from llmc.runtime.startup.opening import EngineOptions, open_executor, open_generator
+from llmc.runtime.startup.opening import EngineOptions, open_engine, open_executor
 from llmc.runtime.startup.outcome import Outcome
 from llmc.runtime.startup.warming import Warming
 from tests.tiers import examples
@@ -77,13 +77,11 @@ def served(executor: Executor, prompt: list[int], count: int) -> list[int]:
     from llmc.runtime.engine.requests import Request
     from llmc.runtime.engine.sampling import SamplingParams
 
-    generator = open_generator(executor.bundle, executor, EngineOptions())
+    engine = open_engine(executor.bundle, executor, EngineOptions())
     made: list[int] = []
-    generator.add(
-        generator.prepare(Request("one", prompt, SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)))
-    )
+    engine.add(engine.prepare(Request("one", prompt, SamplingParams(temperature=0, max_tokens=count, ignore_eos=True))))
     while len(made) < count:
-        made += [token for update in generator.step() for token in update.token_ids]
+        made += [token for update in engine.step() for token in update.token_ids]
     return made
 
 

@@ -16,7 +16,7 @@ import pytest
 from llmc.errors import InputError
 from llmc.runtime.engine.observer import Observers
 from llmc.server.telemetry.chrome_trace import ChromeTrace
-from tests.server.telemetry.samples import Kept, generator, run, step, summary, toy_bundle
+from tests.server.telemetry.samples import Kept, engine, run, step, summary, toy_bundle
 
 Events = list[dict[str, Any]]
 
@@ -139,7 +139,7 @@ def test_requests_that_never_came_so_far(tmp_path: Path) -> None:
 def test_a_real_run(tmp_path: Path) -> None:
     file = tmp_path / "t.json"
     kept, trace = Kept(), ChromeTrace(file)
-    made = generator(toy_bundle(tmp_path), Observers([kept, trace]))
+    made = engine(toy_bundle(tmp_path), Observers([kept, trace]))
     run(made, ["one", "another", "a third, longer one", "four", "and five"], cancelled=["4"])
     trace.close()
     events = read(file)

@@ -106,7 +106,7 @@ class Engine:
 
     def serve(self, prompts: list[list[int]], tokens: list[int], concurrency: int) -> dict[str, Any]:
         """A closed loop of `concurrency` requests at a time; seconds since its start of each sending and token."""
-        generator, waiting = self.llm.generator, deque(range(len(prompts)))
+        engine, waiting = self.llm.engine, deque(range(len(prompts)))
         sent = [0.0] * len(prompts)
         times: list[list[float]] = [[] for _ in prompts]
         running, start = 0, time.perf_counter()
@@ -115,9 +115,9 @@ class Engine:
                 at = waiting.popleft()
                 params = SamplingParams(max_tokens=tokens[at], temperature=0, ignore_eos=True)
                 sent[at] = time.perf_counter() - start
-                generator.add(generator.prepare(Request(str(at), prompts[at], params)))
+                engine.add(engine.prepare(Request(str(at), prompts[at], params)))
                 running += 1
-            updates = generator.step()
+            updates = engine.step()
             now = time.perf_counter() - start
             for update in updates:
                 times[int(update.request_id)] += [now] * len(update.token_ids)

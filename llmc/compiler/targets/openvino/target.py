@@ -185,7 +185,7 @@ class OpenVinoTarget(OpenVinoBase):
 
     def step_tokens(self, largest: int, options: CompileOptions) -> int:
         """Long prompts run in chunks."""
-        from llmc.runtime.engine.engine import RAGGED_PREFILL_BUDGET  # at the top it would be in keys
+        from llmc.runtime.engine.batched_core import RAGGED_PREFILL_BUDGET  # at the top it would be in keys
 
         return min(largest, RAGGED_PREFILL_BUDGET)
 

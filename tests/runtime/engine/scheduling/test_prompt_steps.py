@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from llmc.buckets.limits import Limits
 from llmc.buckets.lookup import prefill_path
 from llmc.runtime.engine.scheduling.base import SchedulerConfig
-from llmc.runtime.engine.scheduling.prefill import Prefill
-from llmc.runtime.engine.scheduling.sequence import ScheduledSequence
+from llmc.runtime.engine.scheduling.bucketed import PromptSteps
+from llmc.runtime.engine.scheduling.queue import ScheduledSequence
 from tests.runtime.engine.scheduling.plans import plan_of, plans
 
 
@@ -20,9 +20,9 @@ def prompts(*lengths: int) -> list[ScheduledSequence]:
     return [ScheduledSequence(i, array("q", range(n)), n, i, i) for i, n in enumerate(lengths)]
 
 
-def prefill(plan: str, **config: int | bool | None) -> Prefill:
+def prefill(plan: str, **config: int | bool | None) -> PromptSteps:
     chosen = plans()[plan]
-    return Prefill(chosen, SchedulerConfig(chosen.limits.max_num_seqs, chosen.limits.max_num_seqs, **config))  # type: ignore[arg-type]
+    return PromptSteps(chosen, SchedulerConfig(chosen.limits.max_num_seqs, chosen.limits.max_num_seqs, **config))  # type: ignore[arg-type]
 
 
 @given(st.sampled_from(["toy", "linear", "powers", "whole", "steep", "one"]), st.data())
@@ -56,7 +56,7 @@ def test_while_others_decode_buckets_above_the_budget_are_left_out() -> None:
 
 def test_a_prompt_that_the_budget_does_not_cover_runs_in_the_smallest_that_does() -> None:
     plan = plan_of(Limits(128, 4, 512, 16), [(4, 16, 0), (4, 64, 0), (1, 64, 0), (1, 127, 0)], [(4, 128)])
-    steps = Prefill(plan, SchedulerConfig(4, 4, prefill_budget=32))
+    steps = PromptSteps(plan, SchedulerConfig(4, 4, prefill_budget=32))
     step = steps.step(prompts(60, 60), decoding=True)
     assert (str(step.bucket), [s.id for s in step.sequences]) == ("prompt[1x64+0]", [0])
     assert str(steps.step(prompts(100), decoding=True).bucket) == "prompt[1x127+0]"

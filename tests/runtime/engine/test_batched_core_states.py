@@ -19,9 +19,9 @@ from llmc.compiler.verification.toy_reference import ToyReference
 from llmc.errors import InputError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.cache_shape import CacheShape
-from llmc.runtime.engine.engine import Engine
+from llmc.runtime.engine.batched_core import BatchedCore
 from llmc.runtime.engine.sampling import SamplingParams
-from llmc.runtime.engine.speculation.verifying import require_verifiable
+from llmc.runtime.engine.speculation import require_verifiable
 from llmc.runtime.executors import open_executor
 from llmc.runtime.executors.fake.executor import FakeExecutor
 from llmc.runtime.step import exact, pad
@@ -97,7 +97,7 @@ def test_any_order_of_prompts_chunks_decodes_cancels_and_reuse_gives_the_unbatch
     kind: str, stateful: Callable[[str], Path], trusted: ToyReference, todo: list[object]
 ) -> None:
     executor = opened(stateful(kind))
-    engine = Engine(executor.bundle.plan, executor, VOCAB, prefill_budget=8, min_prefix=2)
+    engine = BatchedCore(executor.bundle.plan, executor, VOCAB, prefill_budget=8, min_prefix=2)
     asked: dict[int, tuple[list[int], int]] = {}
     made: dict[int, list[int]] = {}
     cancelled: set[int] = set()
@@ -131,7 +131,7 @@ def test_any_order_of_prompts_chunks_decodes_cancels_and_reuse_gives_the_unbatch
 def test_a_conversation_goes_on_from_the_state_that_its_slot_holds(
     kind: str, stateful: Callable[[str], Path], trusted: ToyReference
 ) -> None:
-    engine = Engine((executor := opened(stateful(kind))).bundle.plan, executor, VOCAB, min_prefix=2)
+    engine = BatchedCore((executor := opened(stateful(kind))).bundle.plan, executor, VOCAB, min_prefix=2)
     first, params = [3, 1, 4, 1, 5], SamplingParams(max_tokens=3, temperature=0, ignore_eos=True)
     held = [*first, *trusted.greedy(first, 3)[:2]]
     reused = []

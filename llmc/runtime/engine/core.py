@@ -1,7 +1,7 @@
-"""The contract of an engine: what the generator needs of it, whoever chooses the tokens.
+"""The contract of an engine core: sequences by number, from prompts to tokens, whoever chooses the tokens.
 
-`Engine` (engine.py) schedules many sequences over compiled graphs, and samples from their logits. `GeneratingEngine`
-(generating.py) runs one sequence after the other on a device that samples by itself.
+`BatchedCore` (batched_core.py) schedules many sequences over compiled graphs, and samples from their logits.
+`SequentialCore` (sequential_core.py) runs one sequence after the other on a device that samples by itself.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING
 
 from llmc.errors import InputError
 from llmc.runtime.engine.observer import EngineStats, FinishReason, StepRecord
-from llmc.runtime.engine.sampling import Constraint, SamplingParams, SequenceSampler
+from llmc.runtime.engine.sampling import SamplingParams, SequenceSampler
 
 if TYPE_CHECKING:
     from llmc.buckets.plan import Plan
     from llmc.errors import LlmcError
     from llmc.runtime.engine.handover import HandOver, Prefiller
-    from llmc.runtime.engine.sampling.logprobs import TokenLogprobs
+    from llmc.runtime.engine.sampling.batch import TokenLogprobs
+    from llmc.runtime.engine.sampling.constraints import GrammarConstraint
     from llmc.runtime.executors.base import Executor
 
 
@@ -40,7 +41,7 @@ class TokenEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class StepOutput:
     """What one step gave: several tokens of a sequence, in their order, where drafts held.
 
     `admitted`: sequences that got their slot for it, with the prompt tokens a prefix saved. `handed`: of those whose
@@ -53,7 +54,7 @@ class Outcome:
     handed: Mapping[int, HandOver] = field(default_factory=dict)
 
 
-class TokenEngine(ABC):
+class EngineCore(ABC):
     """Sequences, by number, from prompts to tokens. Not thread-safe, except `check`, `require_offered` and `sampler`.
 
     `steps` counts those that ran. `room` is how many tokens of one sequence the cache holds.
@@ -100,7 +101,7 @@ class TokenEngine(ABC):
 
     def sampler(
         self, prompt: Sequence[int], params: SamplingParams, end_ids: Sequence[int] = (),
-        constraint: Constraint | None = None, bad_words: Sequence[Sequence[int]] = (),
+        constraint: GrammarConstraint | None = None, bad_words: Sequence[Sequence[int]] = (),
     ) -> SequenceSampler:  # fmt: skip
         """The state that `add` takes; raises InputError for ids in `params` that the vocabulary lacks."""
         ends = () if params.ignore_eos else end_ids
@@ -117,9 +118,9 @@ class TokenEngine(ABC):
     @abstractmethod
     def add(
         self, sequence: int, prompt: Sequence[int], sampler: SequenceSampler, *, priority: int = 0,
-        group: int | None = None, checked: bool = False, adapter: int = 0,
+        group: int | None = None, adapter: int = 0,
     ) -> None:  # fmt: skip
-        """Queue a sequence under a new number. Raises InputError for a prompt that cannot run, unless it was `checked`.
+        """Queue a sequence under a new number, whose prompt `check` has passed.
 
         `adapter`: which of the bundle's adapters it is computed with, 0 for none. It makes as many tokens as params
         allow, max_model_len, and the whole cache if it had it alone.
@@ -154,7 +155,7 @@ class TokenEngine(ABC):
         """Gauges of now, in sequences."""
 
     @abstractmethod
-    def step(self) -> Outcome | None:
+    def step(self) -> StepOutput | None:
         """Run one step; None when there is nothing to do.
 
         A sequence that fails by itself ends with the reason "error"; other sequences continue. Raises the executor's
@@ -170,6 +171,7 @@ class TokenEngine(ABC):
         left = set(made)
         chosen = adapters or [0] * len(prompts)
         for sequence, prompt, one, adapter in zip(made, prompts, params, chosen, strict=True):
+            self.check(prompt)
             self.add(sequence, prompt, self.sampler(prompt, one), adapter=adapter)
         while left:
             outcome = self.step()

@@ -26,10 +26,7 @@ from llmc.errors import InputError
 from llmc.runtime.confined.limits import Limits
 from llmc.runtime.confined.pool import Job, LimitError, Pool
 from llmc.runtime.engine.sampling import grammars
-from llmc.runtime.engine.sampling.constraint import Constraint
-from llmc.runtime.engine.sampling.structured import MAX_SOURCE, StructuredOutputsParams
-
-__all__ = ["Constraint", "ConstraintFactory", "GrammarConstraint"]
+from llmc.runtime.engine.sampling.params import MAX_SOURCE, StructuredOutputsParams
 
 MAX_GRAMMARS = 64
 """Compiled grammars to keep; a further one takes the place of the one that was not used for longest."""
@@ -221,10 +218,12 @@ def _on_stack(size: int, work: Callable[[], Any]) -> Future[Any]:
     return future
 
 
-class GrammarConstraint(Constraint):
-    """Follows one text through a compiled grammar.
+class GrammarConstraint:
+    """Follows one text through a compiled grammar, token by token; to be used in one thread at a time.
 
     Where there is no way on, the end tokens are allowed (any token, in a model without), and the constraint finishes.
+    One that fails raises nothing: from then on it is `finished`, and `error` says why. Its sequence ends with
+    finish_reason `error`; no other one notices.
     """
 
     def __init__(self, matcher: Any, vocab_size: int, end_ids: Sequence[int], never: Sequence[int] = ()) -> None:

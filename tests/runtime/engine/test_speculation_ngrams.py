@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmc.runtime.engine.speculation.ngrams import CANDIDATES, NgramIndex
+from llmc.runtime.engine.speculation import CANDIDATES, NgramIndex
 from tests.tiers import examples
 from tests.timing import least_cpu_seconds
 

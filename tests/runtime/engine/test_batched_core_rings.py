@@ -13,7 +13,7 @@ from llmc.compiler.verification.toy_reference import ToyReference
 from llmc.errors import InputError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.cache_shape import Rewind
-from llmc.runtime.engine.engine import Engine
+from llmc.runtime.engine.batched_core import BatchedCore
 from llmc.runtime.engine.sampling import SamplingParams
 from llmc.runtime.engine.speculation import SpeculativeConfig
 from llmc.runtime.executors import open_executor
@@ -81,7 +81,7 @@ def test_any_order_of_prompts_chunks_decodes_cancels_and_reuse_gives_the_unbatch
 ) -> None:
     executor = opened(ringed("ragged" if kind == "drafted" else kind))
     drafts = SpeculativeConfig(num_speculative_tokens=16) if kind == "drafted" else None
-    engine = Engine(executor.bundle.plan, executor, VOCAB, prefill_budget=8, min_prefix=2, speculation=drafts)
+    engine = BatchedCore(executor.bundle.plan, executor, VOCAB, prefill_budget=8, min_prefix=2, speculation=drafts)
     asked: dict[int, tuple[list[int], int]] = {}
     made: dict[int, list[int]] = {}
     cancelled: set[int] = set()
@@ -113,7 +113,7 @@ def test_any_order_of_prompts_chunks_decodes_cancels_and_reuse_gives_the_unbatch
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_beginning_is_reused_while_the_ring_has_its_window(kind: str, ringed: Callable[[str], Path]) -> None:
-    engine = Engine((executor := opened(ringed(kind))).bundle.plan, executor, VOCAB, min_prefix=2)
+    engine = BatchedCore((executor := opened(ringed(kind))).bundle.plan, executor, VOCAB, min_prefix=2)
     assert engine.config.rewind == Rewind(rings=((WINDOW, RING),))
     params = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)
     saved = {}

@@ -12,7 +12,7 @@ from llmc.buckets.plan import Plan
 from llmc.buckets.provenance import Provenance
 from llmc.errors import ArtifactError, InputError
 from llmc.runtime.engine.scheduling.base import Occupancy, ScheduledBatch, SchedulerConfig
-from llmc.runtime.engine.scheduling.scheduler import Scheduler
+from llmc.runtime.engine.scheduling.bucketed import BucketScheduler
 from tests.runtime.engine.scheduling.plans import plans
 from tests.runtime.engine.scheduling.watched import Watched, prompts_of
 
@@ -302,11 +302,6 @@ def test_prompts_that_hold_up_others_go_first() -> None:
 
 
 class TestRefusals:
-    @pytest.mark.parametrize("length", [0, 32])
-    def test_a_prompt_outside_the_limits(self, length: int) -> None:
-        with pytest.raises(InputError, match=f"{length} tokens; max_model_len - 1 allows 1 to 31"):
-            watched().scheduler.add(0, [1] * length)
-
     def test_an_id_in_use(self) -> None:
         w = watched()
         w.add(0, [1])
@@ -327,17 +322,17 @@ class TestRefusals:
     )
     def test_a_config_out_of_range(self, config: SchedulerConfig, message: str) -> None:
         with pytest.raises(InputError, match=message):
-            Scheduler(plans()["toy"], config)
+            BucketScheduler(plans()["toy"], config)
 
     def test_a_plan_with_gaps_unless_any_shape_runs(self) -> None:
         buckets = (Bucket("prompt", 1, 32, 0), Bucket("decode", 2, 1, 16), Bucket("decode", 1, 1, 32))
         plan = Plan(Limits(32, 2), buckets, Provenance("test"))
         with pytest.raises(ArtifactError, match="no bucket for decode batch 2"):
-            Scheduler(plan, SchedulerConfig(2, 2))
-        Scheduler(plan, SchedulerConfig(2, 2, exact=True))
+            BucketScheduler(plan, SchedulerConfig(2, 2))
+        BucketScheduler(plan, SchedulerConfig(2, 2, exact=True))
 
     def test_a_sequence_that_outgrows_max_model_len(self) -> None:
-        scheduler = Scheduler(plans()["one"], SchedulerConfig(1, 1))
+        scheduler = BucketScheduler(plans()["one"], SchedulerConfig(1, 1))
         scheduler.add(0, [1] * 15)
         with pytest.raises(RuntimeError, match="16 cached tokens was not finished at max_model_len"):
             for _ in range(10):
@@ -346,7 +341,7 @@ class TestRefusals:
                 scheduler.complete(work, {0: [1]} if work.rows[0].emits else {}, set())
 
     def test_calls_out_of_turn(self) -> None:
-        scheduler = Scheduler(plans()["one"], SchedulerConfig(1, 1))
+        scheduler = BucketScheduler(plans()["one"], SchedulerConfig(1, 1))
         scheduler.add(0, [1])
         work = scheduler.next()
         assert work is not None

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from llmc.compiler.verification.toy_reference import ToyReference
 from llmc.errors import InputError
 from llmc.runtime.bundle import Bundle
-from llmc.runtime.engine.engine import Engine, TokenEvent
-from llmc.runtime.engine.generator import Generator
+from llmc.runtime.engine.batched_core import BatchedCore, TokenEvent
+from llmc.runtime.engine.engine import LLMEngine
 from llmc.runtime.engine.observer import Observer, RequestSummary, StepRecord
 from llmc.runtime.engine.requests import Request
 from llmc.runtime.engine.sampling import SamplingParams
@@ -38,16 +38,16 @@ def toy(toys: dict[str, Toy], request: pytest.FixtureRequest) -> Toy:
     return toys[request.param]
 
 
-def engine_of(toy: Toy, speculation: SpeculativeConfig | None = DRAFTS, **options: Any) -> Engine:
+def engine_of(toy: Toy, speculation: SpeculativeConfig | None = DRAFTS, **options: Any) -> BatchedCore:
     bundle = Bundle.open(toy.bundle)
-    return Engine(bundle.plan, open_executor(bundle, 6), VOCAB, speculation=speculation, **options)
+    return BatchedCore(bundle.plan, open_executor(bundle, 6), VOCAB, speculation=speculation, **options)
 
 
 class Run:
     """Everything that a set of requests gave, to be equal with and without drafts."""
 
     def __init__(
-        self, engine: Engine, asked: Sequence[tuple[Sequence[int], SamplingParams]], ends: Sequence[int] = ()
+        self, engine: BatchedCore, asked: Sequence[tuple[Sequence[int], SamplingParams]], ends: Sequence[int] = ()
     ) -> None:
         self.records: list[StepRecord] = []
         self.events: dict[int, list[TokenEvent]] = {}
@@ -189,13 +189,13 @@ def test_a_stop_string_in_the_middle_of_a_steps_tokens_drops_the_rest(toy: Toy) 
 
     def generated(speculation: SpeculativeConfig | None, stop: str | None) -> tuple[str, Watcher, int]:
         watcher, text = Watcher(), ""
-        engine = engine_of(toy, speculation)
-        generator = Generator(engine, bundle.tokenizer, observer=watcher)
-        generator.add(generator.prepare(Request("a", [7, 8], params_of(stop))))
-        while generator.has_work:
-            text += "".join(update.text for update in generator.step())
-        assert engine.step() is None
-        return text, watcher, engine.steps
+        core = engine_of(toy, speculation)
+        engine = LLMEngine(core, bundle.tokenizer, observer=watcher)
+        engine.add(engine.prepare(Request("a", [7, 8], params_of(stop))))
+        while engine.has_work:
+            text += "".join(update.text for update in engine.step())
+        assert core.step() is None
+        return text, watcher, core.steps
 
     whole, _, _ = generated(None, None)
     cut = 0
@@ -235,9 +235,7 @@ def test_logits_that_are_no_numbers_end_a_sequence_as_without_drafts(toy: Toy, m
 
 
 def test_guesses_that_never_hold_are_soon_made_seldom(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "llmc.runtime.engine.speculation.ngrams.NgramIndex.lookup", lambda self, tokens, most: [9][:most]
-    )
+    monkeypatch.setattr("llmc.runtime.engine.speculation.NgramIndex.lookup", lambda self, tokens, most: [9][:most])
     made = Run(engine_of(toy, SpeculativeConfig(1)), [([0, 1], repeating(24))])
     assert [number for number, r in enumerate(made.records[1:]) if r.drafted] == [0, 3, 8, 17]
     assert (made.drafted, made.accepted) == (4, 0)

@@ -21,11 +21,11 @@ from llmc.runtime.engine.sampling import (
     SamplingParams,
     SequenceSampler,
     StructuredOutputsParams,
+    constraints,
     grammars,
-    guided,
     sample,
 )
-from llmc.runtime.engine.sampling.guided import MAX_GRAMMARS, ConstraintFactory, GrammarConstraint
+from llmc.runtime.engine.sampling.constraints import MAX_GRAMMARS, ConstraintFactory, GrammarConstraint
 from llmc.runtime.text.tokenizer import Tokenizer
 from llmc.testing.toy import BYTES, EOS, VOCAB, tokenizer_json
 from tests.timing import until
@@ -312,7 +312,7 @@ def test_what_was_refused_is_not_tried_again(bounded, monkeypatch):
 
 def test_the_oldest_refusals_are_forgotten(bounded, monkeypatch):
     """Of three, the two that were asked for last are kept."""
-    monkeypatch.setattr(guided, "MAX_REFUSALS", 2)
+    monkeypatch.setattr(constraints, "MAX_REFUSALS", 2)
     bounded._refused.clear()
     tried, run = [], bounded._pool.run
     monkeypatch.setattr(bounded._pool, "run", lambda job: tried.append(job["form"]) or run(job))
@@ -405,7 +405,7 @@ def test_on_a_loop_equal_grammars_are_compiled_once_and_cancelled_with_the_last(
 
 
 def test_the_memory_of_kept_grammars_is_bounded(monkeypatch):
-    monkeypatch.setattr(guided, "MAX_GRAMMAR_BYTES", 1000)
+    monkeypatch.setattr(constraints, "MAX_GRAMMAR_BYTES", 1000)
     made = ConstraintFactory(tokenizer_json(), VOCAB, [EOS])
     monkeypatch.setattr(made._pool, "run", lambda job: Job(None, 400))
     for i in range(5):
@@ -421,8 +421,8 @@ def test_the_characters_of_a_long_expression_are_not_counted_one_by_one():
         def __iter__(self):
             pytest.fail("gone through")
 
-    assert guided._length(Whole("abc")) == 3
-    assert guided._length(["ab", Whole("c")]) == 3
+    assert constraints._length(Whole("abc")) == 3
+    assert constraints._length(["ab", Whole("c")]) == 3
 
 
 def test_factories_of_one_model_share_what_is_read_of_its_tokenizer() -> None:

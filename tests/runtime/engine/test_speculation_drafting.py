@@ -5,8 +5,7 @@ from __future__ import annotations
 from array import array
 from itertools import pairwise
 
-from llmc.runtime.engine.speculation import SequenceDrafter, SpeculativeConfig
-from llmc.runtime.engine.speculation.drafting import LONGEST_PAUSE
+from llmc.runtime.engine.speculation import LONGEST_PAUSE, SequenceDrafter, SpeculativeConfig
 
 TEXT = array("q", [5, 6, 7] * 40)
 

@@ -11,14 +11,14 @@ import pytest
 
 from llmc.errors import DeviceError, InputError
 from llmc.runtime.bundle import Bundle
-from llmc.runtime.engine.generating import HOST, GeneratingEngine
-from llmc.runtime.engine.generator import Generator
+from llmc.runtime.engine.engine import LLMEngine
 from llmc.runtime.engine.requests import Request, Update
 from llmc.runtime.engine.sampling import SamplingParams
-from llmc.runtime.engine.sampling.structured import StructuredOutputsParams
+from llmc.runtime.engine.sampling.params import StructuredOutputsParams
+from llmc.runtime.engine.sequential_core import HOST, SequentialCore
 from llmc.runtime.executors.base import Content
 from llmc.runtime.executors.generating import GeneratingExecutor
-from llmc.runtime.startup.opening import EngineOptions, open_generator
+from llmc.runtime.startup.opening import EngineOptions, open_engine
 from llmc.runtime.startup.outcome import Outcome
 from llmc.runtime.startup.warming import Warming
 from llmc.runtime.step import exact
@@ -84,17 +84,17 @@ def bundle(toys: dict[str, Toy]) -> Bundle:
     return Bundle.open(toys["static"].bundle)
 
 
-def generator(bundle: Bundle, device: GeneratingExecutor | None = None) -> Generator:
-    return open_generator(bundle, device or Counting(bundle), EngineOptions())
+def engine(bundle: Bundle, device: GeneratingExecutor | None = None) -> LLMEngine:
+    return open_engine(bundle, device or Counting(bundle), EngineOptions())
 
 
 def add(
-    to: Generator, name: str, prompt: list[int], priority: int = 0, ends: tuple[int, ...] = (), **params: Any
+    to: LLMEngine, name: str, prompt: list[int], priority: int = 0, ends: tuple[int, ...] = (), **params: Any
 ) -> None:
     to.add(to.prepare(Request(name, prompt, SamplingParams(**params), ends, priority)))
 
 
-def drain(of: Generator) -> list[Update]:
+def drain(of: LLMEngine) -> list[Update]:
     found = []
     while of.has_work:
         found += of.step()
@@ -107,7 +107,7 @@ def tokens(updates: Sequence[Update], name: str) -> list[int]:
 
 def test_one_sequence_runs_at_a_time_in_order_of_priority_and_arrival(bundle: Bundle) -> None:
     device = Counting(bundle)
-    requests = generator(bundle, device)
+    requests = engine(bundle, device)
     for name, start, priority in (("late", 10, 1), ("first", 20, 0), ("second", 30, 0)):
         add(requests, name, [start], priority, max_tokens=2)
     assert (requests.stats.running, requests.stats.waiting, requests.stats.slots) == (0, 3, 1)
@@ -121,7 +121,7 @@ def test_one_sequence_runs_at_a_time_in_order_of_priority_and_arrival(bundle: Bu
 
 def test_the_device_hears_its_own_parameters_and_its_defaults(bundle: Bundle) -> None:
     device = Counting(bundle)
-    requests = generator(bundle, device)
+    requests = engine(bundle, device)
     add(requests, "a", [1], max_tokens=2)
     add(requests, "b", [1, 2], max_tokens=None, top_k=5, temperature=0.5, min_tokens=1)
     drain(requests)
@@ -142,18 +142,18 @@ def test_the_device_hears_its_own_parameters_and_its_defaults(bundle: Bundle) ->
 def test_other_parameters_are_refused_by_name(bundle: Bundle, given: dict[str, Any]) -> None:
     (name,) = given
     with pytest.raises(InputError, match=f"^{name} is not offered on this device: .* max_tokens, temperature, top_k"):
-        generator(bundle).prepare(Request("r", [1], SamplingParams(**given)))
+        engine(bundle).prepare(Request("r", [1], SamplingParams(**given)))
 
 
 def test_what_the_host_meets_is_offered(bundle: Bundle) -> None:
     given = {"max_tokens": 9, "min_tokens": 1, "stop": ["x"], "stop_token_ids": [7], "truncate_prompt_tokens": 2}
     assert set(given) < set(HOST)
-    generator(bundle).prepare(Request("r", [1], SamplingParams(**given)))
+    engine(bundle).prepare(Request("r", [1], SamplingParams(**given)))
 
 
 def test_stop_strings_and_end_tokens_end_the_devices_work(bundle: Bundle) -> None:
     device = Counting(bundle)
-    requests = generator(bundle, device)
+    requests = engine(bundle, device)
     text = bundle.tokenizer.decode([12])
     add(requests, "text", [10], max_tokens=9, stop=[text])
     add(requests, "token", [10], max_tokens=9, stop_token_ids=[13])
@@ -169,7 +169,7 @@ def test_stop_strings_and_end_tokens_end_the_devices_work(bundle: Bundle) -> Non
 
 
 def test_a_device_that_ends_by_itself_ends_the_sequence(bundle: Bundle, caplog: pytest.LogCaptureFixture) -> None:
-    requests = generator(bundle, Counting(bundle, ends=13))
+    requests = engine(bundle, Counting(bundle, ends=13))
     add(requests, "a", [10], max_tokens=9, min_tokens=5)
     news = drain(requests)
     assert tokens(news, "a") == [11, 12] and news[-1].finish_reason == "stop"
@@ -178,24 +178,24 @@ def test_a_device_that_ends_by_itself_ends_the_sequence(bundle: Bundle, caplog: 
 
 def test_cancelling_stops_the_device_or_takes_from_the_queue(bundle: Bundle) -> None:
     device = Counting(bundle)
-    requests = generator(bundle, device)
+    requests = engine(bundle, device)
     add(requests, "runs", [10], max_tokens=9)
     add(requests, "waits", [20], max_tokens=9)
     requests.step()
-    assert device.open == 1 and requests.engine.stats.kv_cache_usage == 2 / 64
+    assert device.open == 1 and requests.core.stats.kv_cache_usage == 2 / 64
     with pytest.raises(RuntimeError):
-        requests.engine.forget_slots()
+        requests.core.forget_slots()
     assert requests.cancel("waits")[0].finish_reason == "abort"
     assert requests.cancel("runs")[0].finish_reason == "abort"
     assert device.open == 0 and not requests.has_work and len(device.told) == 1
-    requests.engine.forget_slots()
+    requests.core.forget_slots()
 
 
 @pytest.mark.parametrize("at", [11, 12])
 def test_a_device_that_fails_fails_one_sequence_alone(
     bundle: Bundle, at: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    requests = generator(bundle, Counting(bundle, fails=at))
+    requests = engine(bundle, Counting(bundle, fails=at))
     for name, start in (("fails", 10), ("next", 20)):
         add(requests, name, [start], max_tokens=3)
     news = drain(requests)
@@ -208,15 +208,15 @@ def test_a_device_that_fails_fails_one_sequence_alone(
 
 def test_a_second_failure_in_a_row_ends_all_and_the_engine_can_be_used_again(bundle: Bundle) -> None:
     device = Counting(bundle, fails=11)
-    requests = generator(bundle, device)
+    requests = engine(bundle, device)
     for name in ("a", "b", "c"):
         add(requests, name, [10], max_tokens=3)
     assert requests.step()[-1].finish_reason == "error"
     with pytest.raises(DeviceError, match="gave up"):
         requests.step()
-    assert not requests.engine.has_work
+    assert not requests.core.has_work
     device.fails = None
-    assert requests.engine.complete([[20]], [SamplingParams(max_tokens=2)]) == [[21, 22]]
+    assert requests.core.complete([[20]], [SamplingParams(max_tokens=2)]) == [[21, 22]]
 
 
 def test_a_device_that_fails_as_a_sequence_is_cancelled_fails_no_other(
@@ -224,7 +224,7 @@ def test_a_device_that_fails_as_a_sequence_is_cancelled_fails_no_other(
 ) -> None:
     device = Counting(bundle)
     device.dies_at_end = True
-    requests = generator(bundle, device)
+    requests = engine(bundle, device)
     add(requests, "cancelled", [10], max_tokens=9)
     add(requests, "next", [20], max_tokens=2)
     requests.step()
@@ -235,28 +235,28 @@ def test_a_device_that_fails_as_a_sequence_is_cancelled_fails_no_other(
 
 def test_who_completes_prompts_hears_of_a_failure(bundle: Bundle) -> None:
     with pytest.raises(DeviceError, match="gave up"):
-        generator(bundle, Counting(bundle, fails=12)).engine.complete([[10]], [SamplingParams(max_tokens=4)])
+        engine(bundle, Counting(bundle, fails=12)).core.complete([[10]], [SamplingParams(max_tokens=4)])
 
 
 def test_a_token_that_the_model_lacks_is_the_devices_error(bundle: Bundle) -> None:
-    engine = generator(bundle).engine
+    core = engine(bundle).core
     with pytest.raises(DeviceError, match=f"token {VOCAB}, which is not in its vocabulary of {VOCAB}"):
-        engine.complete([[VOCAB - 1]], [SamplingParams(max_tokens=2)])
+        core.complete([[VOCAB - 1]], [SamplingParams(max_tokens=2)])
 
 
 def test_a_prompt_beyond_the_limit_is_refused(bundle: Bundle) -> None:
     longest = bundle.plan.limits.longest_prompt
     with pytest.raises(InputError, match=f"{longest + 1} tokens; this bundle takes at most {longest}"):
-        generator(bundle).prepare(Request("r", [1] * (longest + 1), SamplingParams()))
+        engine(bundle).prepare(Request("r", [1] * (longest + 1), SamplingParams()))
 
 
 def test_steps_are_recorded(bundle: Bundle) -> None:
-    engine = generator(bundle).engine
-    assert isinstance(engine, GeneratingEngine) and engine.max_num_seqs == 1
-    engine.add(0, [1, 2, 3], engine.sampler([1, 2, 3], SamplingParams(max_tokens=2)))
-    first, second = (engine.step().record for _ in range(2))  # type: ignore[union-attr]
+    core = engine(bundle).core
+    assert isinstance(core, SequentialCore) and core.max_num_seqs == 1
+    core.add(0, [1, 2, 3], core.sampler([1, 2, 3], SamplingParams(max_tokens=2)))
+    first, second = (core.step().record for _ in range(2))  # type: ignore[union-attr]
     assert (first.bucket, first.live_tokens, second.bucket, second.live_tokens) == ("1x3+0", 3, "1x1+64", 1)
-    assert first.executable == "counting" and engine.steps == 2
+    assert first.executable == "counting" and core.steps == 2
 
 
 def test_steps_of_the_general_contract_give_the_devices_token(bundle: Bundle) -> None:

@@ -9,12 +9,13 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
 from llmc.errors import DeviceError, InputError
-from llmc.runtime.engine.base import Outcome, TokenEngine, TokenEvent
+from llmc.runtime.engine.core import EngineCore, StepOutput, TokenEvent
 from llmc.runtime.engine.observer import EngineStats, FinishReason, StepRecord
-from llmc.runtime.engine.sampling import Constraint, SamplingParams, SequenceSampler
+from llmc.runtime.engine.sampling import SamplingParams, SequenceSampler
 
 if TYPE_CHECKING:
     from llmc.buckets.plan import Plan
+    from llmc.runtime.engine.sampling.constraints import GrammarConstraint
     from llmc.runtime.executors.generating import GeneratingExecutor
 
 _log = logging.getLogger("llmc")
@@ -37,7 +38,7 @@ class _Waiting:
     produced: int = field(default=0)
 
 
-class GeneratingEngine(TokenEngine):
+class SequentialCore(EngineCore):
     """Runs sequences one after the other on `executor`, lower priorities first, then in the order of arrival.
 
     Where the device fails, its sequence fails alone, and the next one has the device opened again; a second failure
@@ -75,7 +76,7 @@ class GeneratingEngine(TokenEngine):
 
     def sampler(
         self, prompt: Sequence[int], params: SamplingParams, end_ids: Sequence[int] = (),
-        constraint: Constraint | None = None, bad_words: Sequence[Sequence[int]] = (),
+        constraint: GrammarConstraint | None = None, bad_words: Sequence[Sequence[int]] = (),
     ) -> SequenceSampler:  # fmt: skip
         """As of any engine, with the device's defaults; it chooses nothing here. Raises as `require_offered`."""
         self.require_offered(params)
@@ -83,12 +84,10 @@ class GeneratingEngine(TokenEngine):
 
     def add(
         self, sequence: int, prompt: Sequence[int], sampler: SequenceSampler, *, priority: int = 0,
-        group: int | None = None, checked: bool = False, adapter: int = 0,
+        group: int | None = None, adapter: int = 0,
     ) -> None:  # fmt: skip
-        """See TokenEngine; devices that sample by themselves have no adapters."""
+        """See EngineCore; devices that sample by themselves have no adapters."""
         del group, adapter
-        if not checked:
-            self.check(prompt)
         params = sampler.params
         ends = frozenset(sampler.end_ids) | frozenset(params.stop_token_ids or ())
         one = _Waiting(sequence, list(prompt), params, ends, self._budget(prompt, params), priority)
@@ -121,8 +120,8 @@ class GeneratingEngine(TokenEngine):
             compilations.count, len(compilations.at_open),
         )  # fmt: skip
 
-    def step(self) -> Outcome | None:
-        """One token of the sequence that runs. See TokenEngine."""
+    def step(self) -> StepOutput | None:
+        """One token of the sequence that runs. See EngineCore."""
         started = time.perf_counter()
         admitted: tuple[tuple[int, int], ...] = ()
         if self._running is None:
@@ -155,7 +154,7 @@ class GeneratingEngine(TokenEngine):
             self._device.executable, 0.0, executed - started, time.perf_counter() - executed, (run.number,), started,
             lengths=(len(run.prompt) + run.produced,),
         )  # fmt: skip
-        return Outcome(record, [event], admitted)
+        return StepOutput(record, [event], admitted)
 
     def _next(self, run: _Waiting) -> int | None:
         if self._stream is None:

@@ -14,7 +14,7 @@ import pytest
 from llmc.compiler.verification.toy_reference import ToyReference
 from llmc.errors import ArtifactError, InputError, VerificationError
 from llmc.runtime.bundle import Bundle
-from llmc.runtime.engine.engine import Engine
+from llmc.runtime.engine.batched_core import BatchedCore
 from llmc.runtime.engine.sampling import SamplingParams
 from llmc.runtime.engine.speculation import SequenceDrafter
 from llmc.runtime.executors import open_executor
@@ -52,10 +52,10 @@ def toy(toys: dict[str, Toy], request: pytest.FixtureRequest) -> Toy:
 
 
 @pytest.fixture
-def engine(toy: Toy) -> Iterator[Engine]:
+def engine(toy: Toy) -> Iterator[BatchedCore]:
     bundle = Bundle.open(toy.bundle)
     executor = open_executor(bundle, SEQS + 2)
-    yield Engine(bundle.plan, executor, VOCAB, min_prefix=2)
+    yield BatchedCore(bundle.plan, executor, VOCAB, min_prefix=2)
     executor.close()
 
 
@@ -64,7 +64,7 @@ def greedy(count: int) -> SamplingParams:
 
 
 @default_cases(2)
-def test_rows_of_a_batch_have_adapters_of_their_own(toy: Toy, engine: Engine) -> None:
+def test_rows_of_a_batch_have_adapters_of_their_own(toy: Toy, engine: BatchedCore) -> None:
     wanted = references(toy.model)
     prompts = [PROMPT, PROMPT[:3], [4, 4], PROMPT[2:], [9], PROMPT]
     adapters = [1, 0, 3, 2, 3, 3]
@@ -72,7 +72,7 @@ def test_rows_of_a_batch_have_adapters_of_their_own(toy: Toy, engine: Engine) ->
     assert made == [wanted[a].greedy(p, 5) for a, p in zip(adapters, prompts, strict=True)]
 
 
-def test_what_was_cached_with_another_adapter_is_not_reused(toy: Toy, engine: Engine) -> None:
+def test_what_was_cached_with_another_adapter_is_not_reused(toy: Toy, engine: BatchedCore) -> None:
     """Neither what an ended sequence left, nor what one that runs, or comes in the same step, computes."""
     wanted = [one.greedy(PROMPT, 4) for one in references(toy.model)]
     assert len({tuple(tokens) for tokens in wanted}) == 4, "each adapter has an answer of its own"
@@ -84,7 +84,7 @@ def test_what_was_cached_with_another_adapter_is_not_reused(toy: Toy, engine: En
     assert admitted == [((100, len(PROMPT) - 1),)], "what its own adapter left is"
 
 
-def test_a_failed_sequence_takes_nothing_of_other_adapters(toy: Toy, engine: Engine) -> None:
+def test_a_failed_sequence_takes_nothing_of_other_adapters(toy: Toy, engine: BatchedCore) -> None:
     engine.complete([PROMPT], [greedy(2)], [1])
     engine.add(7, PROMPT, engine.sampler(PROMPT, greedy(9)), adapter=2)
     engine.step()
@@ -140,7 +140,7 @@ def test_prompts_are_not_computed_elsewhere(toy: Toy) -> None:
     bundle = Bundle.open(toy.bundle)
     executor = open_executor(bundle, SEQS)
     with pytest.raises(InputError, match="no prompt of another executor was computed with"):
-        Engine(bundle.plan, executor, VOCAB, prefiller=object())  # type: ignore[arg-type]
+        BatchedCore(bundle.plan, executor, VOCAB, prefiller=object())  # type: ignore[arg-type]
     executor.close()
 
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from llmc.compiler.verification.toy_reference import ToyReference
 from llmc.errors import DeviceError, InputError
 from llmc.runtime.bundle import Bundle
-from llmc.runtime.engine.engine import Engine
+from llmc.runtime.engine.batched_core import BatchedCore
 from llmc.runtime.engine.observer import StepRecord
 from llmc.runtime.engine.sampling import SamplingParams
 from llmc.runtime.executors import open_executor
@@ -41,11 +41,11 @@ class Asked:
 
 
 @pytest.fixture(scope="module", params=[0, 2], ids=["no spare slot", "two spare slots"])
-def engine(toy: Toy, request: pytest.FixtureRequest) -> Iterator[Engine]:
+def engine(toy: Toy, request: pytest.FixtureRequest) -> Iterator[BatchedCore]:
     """One engine for the module: what earlier tests left in its cache must not matter either."""
     bundle = Bundle.open(toy.bundle)
     executor = open_executor(bundle, SEQS + request.param)
-    yield Engine(bundle.plan, executor, VOCAB, min_prefix=2)
+    yield BatchedCore(bundle.plan, executor, VOCAB, min_prefix=2)
     executor.close()
 
 
@@ -56,7 +56,7 @@ def greedy(max_tokens: int | None = 4, **params: Any) -> SamplingParams:
 class Run:
     """Runs what was asked for to its end; `records` has the steps it took, `made` tokens and reason of each."""
 
-    def __init__(self, engine: Engine, asked: Sequence[Asked], cancel: dict[int, int] | None = None) -> None:
+    def __init__(self, engine: BatchedCore, asked: Sequence[Asked], cancel: dict[int, int] | None = None) -> None:
         self.records: list[StepRecord] = []
         self.made: list[tuple[list[int], str | None]] = []
         numbers = range(engine.steps * 100, engine.steps * 100 + len(asked))
@@ -85,19 +85,19 @@ class Run:
         self.numbers = numbers
 
 
-def run(engine: Engine, asked: Sequence[Asked]) -> list[tuple[list[int], str | None]]:
+def run(engine: BatchedCore, asked: Sequence[Asked]) -> list[tuple[list[int], str | None]]:
     return Run(engine, asked).made
 
 
 def one(
-    engine: Engine, prompt: Sequence[int], params: SamplingParams, ends: Sequence[int] = ()
+    engine: BatchedCore, prompt: Sequence[int], params: SamplingParams, ends: Sequence[int] = ()
 ) -> tuple[list[int], str | None]:
     return run(engine, [Asked(prompt, params, ends)])[0]
 
 
-def fresh(toy: Toy, **options: Any) -> Engine:
+def fresh(toy: Toy, **options: Any) -> BatchedCore:
     bundle = Bundle.open(toy.bundle)
-    return Engine(bundle.plan, open_executor(bundle, SEQS + 2), VOCAB, **options)
+    return BatchedCore(bundle.plan, open_executor(bundle, SEQS + 2), VOCAB, **options)
 
 
 # Limits
@@ -110,7 +110,7 @@ def fresh(toy: Toy, **options: Any) -> Engine:
     ([1, -5, 2], f"prompt token ids must be in 0 … {VOCAB - 1}, found -5"),
 ])  # fmt: skip
 def test_a_prompt_that_cannot_run_says_why_before_anything_runs(
-    engine: Engine, prompt: list[int], message: str
+    engine: BatchedCore, prompt: list[int], message: str
 ) -> None:
     steps = engine.steps
     with pytest.raises(InputError, match=message) as caught:
@@ -119,12 +119,12 @@ def test_a_prompt_that_cannot_run_says_why_before_anything_runs(
     assert engine.steps == steps, "the good prompt of the group has not run either"
 
 
-def test_ids_outside_the_vocabulary_in_parameters(engine: Engine) -> None:
+def test_ids_outside_the_vocabulary_in_parameters(engine: BatchedCore) -> None:
     with pytest.raises(InputError, match=f"{VOCAB} is not below the vocabulary size {VOCAB}"):
         run(engine, [Asked([1], greedy(stop_token_ids=[VOCAB]))])
 
 
-def test_nothing_to_do_is_no_step(engine: Engine) -> None:
+def test_nothing_to_do_is_no_step(engine: BatchedCore) -> None:
     assert engine.step() is None and not engine.has_work
 
 
@@ -132,19 +132,19 @@ def test_nothing_to_do_is_no_step(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 9])
-def test_max_tokens(engine: Engine, trusted: ToyReference, count: int) -> None:
+def test_max_tokens(engine: BatchedCore, trusted: ToyReference, count: int) -> None:
     assert one(engine, [5, 6, 7], greedy(count)) == (trusted.greedy([5, 6, 7], count), "length")
 
 
 @pytest.mark.parametrize("max_tokens", [None, 100])
 @pytest.mark.parametrize("length", [1, 20, LONGEST])
-def test_max_model_len(engine: Engine, trusted: ToyReference, length: int, max_tokens: int | None) -> None:
+def test_max_model_len(engine: BatchedCore, trusted: ToyReference, length: int, max_tokens: int | None) -> None:
     prompt = list(range(length))
     assert one(engine, prompt, greedy(max_tokens)) == (trusted.greedy(prompt, LENGTH - length), "length")
 
 
 @pytest.mark.parametrize("place", range(4))
-def test_the_models_end_token_ends(engine: Engine, trusted: ToyReference, place: int) -> None:
+def test_the_models_end_token_ends(engine: BatchedCore, trusted: ToyReference, place: int) -> None:
     prompt = [9, 8, 7]
     tokens = trusted.greedy(prompt, 6)
     end = tokens[place]
@@ -155,14 +155,14 @@ def test_the_models_end_token_ends(engine: Engine, trusted: ToyReference, place:
     assert one(engine, prompt, greedy(place + 1), [end]) == (tokens[: place + 1], "stop"), "not length"
 
 
-def test_stop_token_ids_end_whatever_ignore_eos_says(engine: Engine, trusted: ToyReference) -> None:
+def test_stop_token_ids_end_whatever_ignore_eos_says(engine: BatchedCore, trusted: ToyReference) -> None:
     tokens = trusted.greedy([9, 8, 7], 6)
     for ignore in (False, True):
         params = greedy(6, stop_token_ids=[tokens[2]], ignore_eos=ignore)
         assert one(engine, [9, 8, 7], params) == (tokens[:3], "stop")
 
 
-def test_min_tokens_holds_end_tokens_back(engine: Engine, trusted: ToyReference) -> None:
+def test_min_tokens_holds_end_tokens_back(engine: BatchedCore, trusted: ToyReference) -> None:
     """An end token that would come too early is not chosen: the next best token is."""
     prompt = [9, 8, 7]
     end = trusted.greedy(prompt, 1)[0]
@@ -176,7 +176,7 @@ def test_min_tokens_holds_end_tokens_back(engine: Engine, trusted: ToyReference)
     assert (reason == "stop") == (made[-1] == end)
 
 
-def test_a_cancelled_sequence_ends_and_the_others_do_not_notice(engine: Engine, trusted: ToyReference) -> None:
+def test_a_cancelled_sequence_ends_and_the_others_do_not_notice(engine: BatchedCore, trusted: ToyReference) -> None:
     prompts = [[1, 2], [3], [4, 5, 6], [7]]
     made = Run(engine, [Asked(p, greedy(8)) for p in prompts], cancel={0: 3, 2: 1}).made
     wanted = [trusted.greedy(p, n) for p, n in zip(prompts, (3, 8, 1, 8), strict=True)]
@@ -194,7 +194,7 @@ asked = st.tuples(prompts, st.integers(1, 12), st.sampled_from([None, None, 0, 1
 @PROPERTY
 @given(st.lists(asked, min_size=1, max_size=9))
 def test_every_request_gets_what_it_gets_alone(
-    engine: Engine, trusted: ToyReference, requests: list[tuple[list[int], int, int | None]]
+    engine: BatchedCore, trusted: ToyReference, requests: list[tuple[list[int], int, int | None]]
 ) -> None:
     """Random lengths, more prompts than slots, ends at random times, so that sequences move between slots."""
     group, wanted = [], []
@@ -214,7 +214,7 @@ def test_every_request_gets_what_it_gets_alone(
     check_records(engine, done.records)
 
 
-def check_records(engine: Engine, records: Sequence[StepRecord]) -> None:
+def check_records(engine: BatchedCore, records: Sequence[StepRecord]) -> None:
     """Every step ran in the least bucket that covers it, its live rows in the first slots."""
     buckets = {(b.phase, b.batch, b.query, b.context) for b in engine.plan.buckets}
     for record in records:
@@ -231,7 +231,7 @@ def check_records(engine: Engine, records: Sequence[StepRecord]) -> None:
             assert record.padding_tokens == record.batch - record.live_rows
 
 
-def test_seeded_sampling_does_not_depend_on_the_batch(engine: Engine) -> None:
+def test_seeded_sampling_does_not_depend_on_the_batch(engine: BatchedCore) -> None:
     params = [SamplingParams(max_tokens=7, temperature=1.0, top_p=0.9, seed=i) for i in range(6)]
     group = [Asked([i, i + 1, 50], p) for i, p in enumerate(params)]
     assert run(engine, group) == [one(engine, r.prompt, r.params) for r in group]
@@ -310,7 +310,7 @@ def test_the_better_priority_goes_first(toy: Toy) -> None:
     assert admitted == [6, 0, 1, 2, 3, 5, 4]
 
 
-def test_complete_continues_prompts_beside_others(engine: Engine, trusted: ToyReference) -> None:
+def test_complete_continues_prompts_beside_others(engine: BatchedCore, trusted: ToyReference) -> None:
     prompts = [[1, 2], [3], list(range(20))]
     made = engine.complete(prompts, [greedy(n) for n in (3, 5, 1)])
     assert made == [trusted.greedy(p, n) for p, n in zip(prompts, (3, 5, 1), strict=True)]

@@ -11,7 +11,7 @@ import pytest
 from llmc.compiler.verification.toy_reference import ToyReference
 from llmc.errors import InputError
 from llmc.runtime.bundle import Bundle
-from llmc.runtime.engine.engine import RAGGED_PREFILL_BUDGET, Engine
+from llmc.runtime.engine.batched_core import RAGGED_PREFILL_BUDGET, BatchedCore
 from llmc.runtime.engine.observer import StepRecord
 from llmc.runtime.engine.sampling import SamplingParams
 from llmc.runtime.executors import open_executor
@@ -25,12 +25,12 @@ def greedy(max_tokens: int | None = 4, **params: Any) -> SamplingParams:
     return SamplingParams(max_tokens=max_tokens, temperature=0, **params)
 
 
-def engine_of(toy: Toy, slots: int = 6, **options: Any) -> Engine:
+def engine_of(toy: Toy, slots: int = 6, **options: Any) -> BatchedCore:
     bundle = Bundle.open(toy.bundle)
-    return Engine(bundle.plan, open_executor(bundle, slots), VOCAB, **options)
+    return BatchedCore(bundle.plan, open_executor(bundle, slots), VOCAB, **options)
 
 
-def play(engine: Engine) -> tuple[dict[int, list[int]], list[StepRecord]]:
+def play(engine: BatchedCore) -> tuple[dict[int, list[int]], list[StepRecord]]:
     """Run what was added to its end; tokens by sequence, and the steps."""
     made: dict[int, list[int]] = {}
     records = []
@@ -43,7 +43,7 @@ def play(engine: Engine) -> tuple[dict[int, list[int]], list[StepRecord]]:
     return made, records
 
 
-def add(engine: Engine, number: int, prompt: Sequence[int], count: int | None) -> None:
+def add(engine: BatchedCore, number: int, prompt: Sequence[int], count: int | None) -> None:
     engine.add(number, prompt, engine.sampler(prompt, greedy(count)))
 
 
@@ -115,7 +115,7 @@ def test_a_prompt_beyond_the_cache_says_its_size_and_what_to_do(small: Toy) -> N
     engine = engine_of(small)
     said = "the prompt has 17 tokens; the KV cache holds 16: raise the KV cache space, or send a shorter prompt"
     with pytest.raises(InputError, match=said) as caught:
-        add(engine, 0, [1] * 17, 1)
+        engine.check([1] * 17)
     assert caught.value.exit_code == 2
     with BundleLLM(small.bundle) as llm, pytest.raises(InputError, match=said):
         llm.generate([[1] * 17], greedy())
