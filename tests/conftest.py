@@ -65,7 +65,7 @@ SLOW = (
     "runtime/engine/test_speculation_steps.py", "runtime/engine/test_async_engine.py",
     "runtime/hybrid/test_pairs.py",
     "runtime/startup/test_starting.py", "runtime/text/test_answers_text.py", "runtime/text/test_chat.py",
-    "runtime/text/test_tokenizer.py", "runtime/text/test_vocabulary.py", "server/telemetry/test_chrome_trace.py",
+    "runtime/text/test_tokenizer.py", "runtime/text/test_vocabulary.py", "server/telemetry/test_request_spans.py",
     "server/telemetry/test_recorder.py",
 )  # fmt: skip
 """Files of these folders that take several seconds, or import more."""

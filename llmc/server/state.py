@@ -56,7 +56,7 @@ class ServerConfig:
     max_body_bytes: int = 4 << 20
     served_model_name: str | None = None
     record_traffic: Path | None = None
-    profile: Path | None = None
+    otlp_traces_endpoint: str | None = None
     max_connections: int = 1024
     max_connections_per_client: int = 256
     max_requests_per_client: int = 128

@@ -378,4 +378,5 @@ def _summary(running: _Running) -> RequestSummary:
         sum(c.tokens for c in running.choices), tuple(c.reason or "abort" for c in running.choices),
         request.params.n, request.params.max_tokens, now - since, lasted(since, running.admitted_s),
         lasted(since, running.first_s), lasted(running.admitted_s, running.first_s), lasted(running.first_s, now),
+        request.params.temperature, request.params.top_p, request.trace_headers,
     )  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,7 @@ class Request:
     """A prompt as token ids, and how to continue it. `request_id` is unique among requests that run.
 
     `end_ids` are the model's end tokens; lower `priority` goes first. `adapter`: which of the bundle's adapters it gets
-    (`Bundle.adapter`), 0 for none.
+    (`Bundle.adapter`), 0 for none. `trace_headers`: W3C's trace context (traceparent, tracestate) of who asks.
     """
 
     request_id: str
@@ -30,6 +30,7 @@ class Request:
     end_ids: Sequence[int] = ()
     priority: int = 0
     adapter: int = 0
+    trace_headers: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

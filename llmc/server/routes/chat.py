@@ -47,7 +47,9 @@ async def chat_completions(request: Request) -> Response:
         prompts = await fitting(request, served, [text], bool(body.add_special_tokens), keep, "messages")
         name = body.model or served.model_name
         writer = ChatWriter(answer_id, int(time.time()), name, body, served.tokenizer, use.finds_calls, use.limit)
-        start = Generation.start(served, answer_id, prompts, params, body.priority, served.adapter(body.model))
+        start = Generation.start(
+            served, answer_id, prompts, params, body.priority, served.adapter(body.model), request.headers
+        )
         return await answer(request, start, writer, body.stream)
     except InputError as e:
         raise api_error(e, ChatRequest.model_fields) from e

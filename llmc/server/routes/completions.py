@@ -44,7 +44,9 @@ async def completions(request: Request) -> Response:
             echoes = texts or [served.tokenizer.decode(ids) for ids in prompts]
         name = body.model or served.model_name
         writer = CompletionWriter(answer_id, int(time.time()), name, body, served.tokenizer, echoes)
-        start = Generation.start(served, answer_id, prompts, params, body.priority, served.adapter(body.model))
+        start = Generation.start(
+            served, answer_id, prompts, params, body.priority, served.adapter(body.model), request.headers
+        )
         return await answer(request, start, writer, body.stream)
     except InputError as e:
         raise api_error(e, CompletionRequest.model_fields) from e

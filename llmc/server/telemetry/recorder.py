@@ -30,10 +30,13 @@ class TrafficRecorder(Observer):
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         path = Path(path)
-        _mend(path)
-        self._file = BackgroundFile[RequestSummary](
-            path, lines_of, what="the traffic recording", flag="--record-traffic", open_flags=os.O_APPEND, retry=True
-        )
+        try:
+            _mend(path)
+            self._file = BackgroundFile[RequestSummary](path, lines_of)
+        except OSError as error:
+            raise InputError(
+                f"cannot write the traffic recording {path}: {error.strerror}; give another file with --record-traffic"
+            ) from None
 
     def finished(self, summary: RequestSummary) -> None:
         """Record the request."""
@@ -70,31 +73,24 @@ def lines_of(summary: RequestSummary) -> str:
 
 def _mend(path: Path) -> None:
     """Cut half a line off the end. Raises InputError for a file that is no recording."""
-    try:
-        if not path.is_file() or not (size := path.stat().st_size):
+    if not path.is_file() or not (size := path.stat().st_size):
+        return
+    with path.open("r+b") as file:
+        first = file.read(len(_START))
+        if not first or not _START.startswith(first):
+            raise InputError(
+                f"{path} is not a recording: it does not start as its lines do; give another file with --record-traffic"
+            )
+        file.seek(max(0, size - _LONGEST_LINE))
+        tail = file.read()
+        if tail.endswith(b"\n"):
             return
-        with path.open("r+b") as file:
-            first = file.read(len(_START))
-            if not first or not _START.startswith(first):
-                raise InputError(
-                    f"{path} is not a recording: it does not start as its lines do; give another file with "
-                    "--record-traffic"
-                )
-            file.seek(max(0, size - _LONGEST_LINE))
-            tail = file.read()
-            if tail.endswith(b"\n"):
-                return
-            half = tail[tail.rfind(b"\n") + 1 :]
-            if not (half.startswith(_START) or _START.startswith(half)):
-                raise InputError(
-                    f"{path} is not a recording: its last line is none of its own; give another file with "
-                    "--record-traffic"
-                )
-            if half.endswith(b"}"):
-                file.write(b"\n")
-            else:
-                file.truncate(size - len(half))
-    except OSError as error:
-        raise InputError(
-            f"cannot write the traffic recording {path}: {error.strerror}; give another file with --record-traffic"
-        ) from None
+        half = tail[tail.rfind(b"\n") + 1 :]
+        if not (half.startswith(_START) or _START.startswith(half)):
+            raise InputError(
+                f"{path} is not a recording: its last line is none of its own; give another file with --record-traffic"
+            )
+        if half.endswith(b"}"):
+            file.write(b"\n")
+        else:
+            file.truncate(size - len(half))

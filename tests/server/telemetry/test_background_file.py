@@ -15,10 +15,8 @@ from llmc.server.telemetry.background_file import BackgroundFile
 from tests.timing import PATIENCE_S
 
 
-def opened(path: Path, **more: object) -> BackgroundFile[int]:
-    return BackgroundFile[int](
-        path, lambda item: f"{item}\n", what="the file", flag="--file", open_flags=os.O_APPEND, **more  # type: ignore[arg-type]
-    )  # fmt: skip
+def opened(path: Path) -> BackgroundFile[int]:
+    return BackgroundFile[int](path, lambda item: f"{item}\n")
 
 
 def numbers(path: Path) -> list[int]:
@@ -66,7 +64,7 @@ def test_short_writes_are_continued(tmp_path: Path, disk: Disk) -> None:
 def test_half_a_write_is_taken_back(tmp_path: Path, disk: Disk, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "f").write_text("7\n")
     disk.room = 3
-    file = opened(tmp_path / "f", retry=True)
+    file = opened(tmp_path / "f")
     with caplog.at_level(logging.WARNING, "llmc"):
         for i in (100, 200):
             file.put(i)
@@ -77,8 +75,8 @@ def test_half_a_write_is_taken_back(tmp_path: Path, disk: Disk, caplog: pytest.L
         file.close()
     assert numbers(tmp_path / "f") == [7, 300]
     assert [record.getMessage() for record in caplog.records] == [
-        f"cannot write the file {tmp_path / 'f'}: No space left on device; entries are lost until there is room",
-        f"the file {tmp_path / 'f'} is written again; 2 entries were lost",
+        f"cannot write {tmp_path / 'f'}: No space left on device; entries are lost until there is room",
+        f"{tmp_path / 'f'} is written again; 2 entries were lost",
     ]
 
 

@@ -126,7 +126,7 @@ def test_a_full_disk_is_logged_once_and_serving_goes_on(caplog: pytest.LogCaptur
             assert recorder.flush()
         recorder.close()
     assert len(caplog.records) == 1
-    assert "cannot write the traffic recording /dev/full: No space left on device" in caplog.text
+    assert "cannot write /dev/full: No space left on device" in caplog.text
     assert recorder.lost == 3
 
 
