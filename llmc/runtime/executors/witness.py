@@ -1,6 +1,6 @@
 """Witnesses: whoever sees that something was compiled, started or written. What `llmc warmup --certify` asks.
 
-An executor names its own (`Executor.witnesses`); those of the whole process are in runtime/certificate/witnesses/.
+An executor names its own (`Executor.witnesses`); those of the whole process are in runtime/certificate/witnesses.py.
 """
 
 from __future__ import annotations

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from llmc.runtime.certificate.witnesses import cache_files
-from llmc.runtime.certificate.witnesses.cache_files import CacheFileWitness
-from llmc.runtime.certificate.witnesses.cache_places import cache_places, unkept
+from llmc.runtime.certificate import witnesses
+from llmc.runtime.certificate.witnesses import CacheFileWitness, cache_places, unkept
 from llmc.settings import Settings
 from tests.fakes import nvidia
 
@@ -67,12 +66,12 @@ def test_it_is_blind_where_a_cache_cannot_be_read_or_is_too_large(cache: Path, m
         raise PermissionError(13, "Permission denied")
 
     with monkeypatch.context() as patch:
-        patch.setattr(cache_files.os, "scandir", refuse)
+        patch.setattr(witnesses.os, "scandir", refuse)
         witness = CacheFileWitness({"triton": cache})
         witness.start()
         assert witness.count() is None
         assert "triton cannot be read" in witness.blind()
-    monkeypatch.setattr(cache_files, "MOST_FILES", 0)
+    monkeypatch.setattr(witnesses, "MOST_FILES", 0)
     large = CacheFileWitness({"triton": cache})
     large.start()
     assert large.count() is None

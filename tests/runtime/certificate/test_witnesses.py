@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from llmc.runtime.certificate.watch import Account, Watch, process_witnesses
-from llmc.runtime.certificate.witnesses.jax_events import LateJaxWitness
+from llmc.runtime.certificate.witnesses import Account, LateJaxWitness, Watch, process_witnesses
 from llmc.runtime.executors.witness import Witness
 from llmc.runtime.executors.xla import compile_events
 from llmc.settings import Settings
@@ -93,7 +92,7 @@ def test_nobody_is_asked_before_it_is_ready() -> None:
 def test_the_whole_process_is_watched_for_every_device() -> None:
     names = {witness.name for witness in process_witnesses(Settings.from_environment(), "fake")}
     assert names == {
-        "processes started", "files in compile caches", "torch.compile counters", "JAX compile events",
+        "files in compile caches", "torch.compile counters", "JAX compile events",
     }  # fmt: skip
 
 

@@ -7,13 +7,13 @@ import sys
 
 import pytest
 
-from llmc.runtime.certificate.witnesses import torch_counters
-from llmc.runtime.certificate.witnesses.torch_counters import TorchWitness
+from llmc.runtime.certificate import witnesses
+from llmc.runtime.certificate.witnesses import TorchWitness
 from tests.tiers import full
 
 CHILD = """
 import torch
-from llmc.runtime.certificate.witnesses.torch_counters import TorchWitness
+from llmc.runtime.certificate.witnesses import TorchWitness
 
 witness = TorchWitness()
 witness.start()
@@ -35,7 +35,7 @@ def test_a_function_that_is_compiled_is_seen() -> None:
 
 
 def test_what_is_not_imported_compiled_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, torch_counters._MODULE, raising=False)
+    monkeypatch.delitem(sys.modules, witnesses._COUNTERS, raising=False)
     witness = TorchWitness()
     witness.start()
     assert witness.count() == 0
