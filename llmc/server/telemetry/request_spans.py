@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from llmc.errors import InputError
-from llmc.platforms import install_line
+from llmc.platforms import missing
 from llmc.runtime.engine.observer import Observer, RequestSummary
 from llmc.version import __version__
 
@@ -30,7 +30,7 @@ class RequestSpans(Observer):
 
     A thread of the SDK sends them in batches. Spans that a receiver does not take are lost and the SDK logs that;
     nothing else is held up. OpenTelemetry's variables (OTEL_SERVICE_NAME, OTEL_EXPORTER_OTLP_HEADERS, OTEL_BSP_…) say
-    the rest. Raises InputError for what is no such URL, and where the extra is not installed.
+    the rest. Raises InputError for what is no such URL, and DeviceError where the extra is not installed.
     """
 
     def __init__(self, endpoint: str) -> None:
@@ -41,8 +41,8 @@ class RequestSpans(Observer):
             from opentelemetry.sdk.resources import OTELResourceDetector, Resource
             from opentelemetry.sdk.trace import TracerProvider
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
-        except ModuleNotFoundError as error:
-            raise InputError(f"{FLAG} needs {error.name}, which is not installed: {install_line('otel')}") from error
+        except ModuleNotFoundError:
+            raise missing("opentelemetry") from None
         resource = Resource({"service.name": "llmc"}).merge(OTELResourceDetector().detect())
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))

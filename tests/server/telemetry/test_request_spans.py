@@ -17,7 +17,7 @@ from google.protobuf.json_format import MessageToDict
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from llmc.buckets.traffic.reader import Trace
-from llmc.errors import InputError
+from llmc.errors import DeviceError, InputError
 from llmc.runtime.engine.observer import Observers
 from llmc.server.telemetry.request_spans import RequestSpans
 from tests.server.live import Live, completion, toy_bundle
@@ -194,7 +194,7 @@ def test_what_is_no_url_is_refused(endpoint: str) -> None:
 
 def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
-    with pytest.raises(InputError, match=r"--otlp-traces-endpoint needs opentelemetry.*not installed.*otel"):
+    with pytest.raises(DeviceError, match=r"opentelemetry is not installed; .*otel"):
         RequestSpans("http://localhost:4318/v1/traces")
 
 
