@@ -34,7 +34,7 @@ from llmc.server.connections import HEAD_BYTES, KEEP_ALIVE_S
 from llmc.server.events import Draining, Event, Listening, Ready, Report, Stopped
 from llmc.server.lifecycle import ENGINE_STOP_S
 from llmc.server.loading import OpenBundle, as_bundle, model_name
-from llmc.server.telemetry.replicas import SCRAPE_S, together
+from llmc.server.telemetry.metrics import SCRAPE_S, together
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -168,7 +168,7 @@ class _Deployment:
                 )
             }  # fmt: skip
         self._cpus = fleet.cpus
-        self._options = ray_serve.deployment(ray_serve.ingress()(Replica)).options(
+        self._options = ray_serve.deployment(ray_serve.ingress()(RayReplica)).options(
             name=NAME, **scaling, max_ongoing_requests=_UNBOUNDED,
             max_queued_requests=config.max_queued_requests, ray_actor_options={"num_cpus": fleet.cpus},
             graceful_shutdown_timeout_s=config.shutdown_timeout_s, graceful_shutdown_wait_loop_s=0.1,
@@ -273,7 +273,7 @@ def why_not(error: Exception) -> str:
     )
 
 
-class Replica:
+class RayReplica:
     """One copy of the bundle, opened and warm. Raises what loading raises."""
 
     def __init__(

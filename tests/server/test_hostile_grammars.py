@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from llmc.runtime.confined.limits import Limits
+from llmc.runtime.confined.limits import ChildLimits
 from llmc.runtime.startup.opening import EngineOptions
 from llmc.server.events import Draining
 from llmc.testing.toy import BYTES
@@ -25,7 +25,7 @@ from tests.server.process import Process
 from tests.tiers import full
 from tests.timing import PATIENCE_S, until
 
-LIMITS = Limits(seconds=0.5, memory_bytes=256 << 20, stack_bytes=1 << 20, workers=1)
+LIMITS = ChildLimits(seconds=0.5, memory_bytes=256 << 20, stack_bytes=1 << 20, workers=1)
 GOOD = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": False}
 SLOW = "".join(f"(x{i}|y{i})?" for i in range(12_000))
 HEALTHY_S = 2.0

@@ -24,7 +24,7 @@ from llmc.runtime.host import cpu_features, host_memory
 from llmc.runtime.startup.beside import BesideWarming
 from llmc.runtime.startup.capturing import CaptureChoice, Capturing
 from llmc.runtime.startup.opening import EngineOptions, open_engine, open_executor
-from llmc.runtime.startup.outcome import Outcome
+from llmc.runtime.startup.outcome import WarmUpOutcome
 from llmc.runtime.startup.warming import Warming
 from llmc.runtime.step import exact
 from llmc.version import __version__
@@ -73,7 +73,7 @@ class Certifying:
     options: EngineOptions = field(default_factory=EngineOptions)
     certify: CertifyOptions = field(default_factory=CertifyOptions)
     tell: Tell = lambda *_: None
-    outcome: Outcome | None = None
+    outcome: WarmUpOutcome | None = None
 
     def run(self) -> Certificate:
         """The certificate.
@@ -106,7 +106,7 @@ class Certifying:
 
             warming = Warming(executor, plan, uses=self.certify.uses)
             capturing = Capturing.of(executor, plan, self.certify.capture)
-            self.outcome = Outcome(executor, warming, capturing, beside, watch.ready)
+            self.outcome = WarmUpOutcome(executor, warming, capturing, beside, watch.ready)
             with self._timed("warm up"):
                 self.outcome.run(
                     lambda ran, done, total: self.tell("warm up", getattr(ran, "name", str(ran)), done, total)
@@ -182,7 +182,7 @@ class Certifying:
         self._seconds[stage] = round(time.perf_counter() - began, 3)
 
 
-def _require_warm(outcome: Outcome) -> None:
+def _require_warm(outcome: WarmUpOutcome) -> None:
     if outcome.interrupted:
         raise KeyboardInterrupt
     failed = {**{str(bucket): error for bucket, error in outcome.failed.items()}, **outcome.failed_beside}

@@ -11,7 +11,7 @@ from llmc.artifacts.log import logger
 from llmc.errors import InputError
 from llmc.runtime import executors
 from llmc.runtime.bundle import Bundle
-from llmc.runtime.confined.limits import Limits
+from llmc.runtime.confined.limits import ChildLimits
 from llmc.runtime.executors.compatibility import warn_in_place_of
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class EngineOptions:
     prefix_slots: int = 2
     enable_prefix_caching: bool = True
     speculative_config: SpeculativeConfig | Mapping[str, Any] | None = None
-    grammar_limits: Limits | None = None
+    grammar_limits: ChildLimits | None = None
     prefill: str | Path | None = None
     enforce_eager: bool = False
     warm_up: bool | CaptureOptions = False
@@ -97,12 +97,12 @@ def warm_up(executor: Executor, options: EngineOptions) -> None:
         return
     from llmc.buckets.warmup.options import CaptureOptions
     from llmc.runtime.startup.capturing import CaptureChoice, Capturing
-    from llmc.runtime.startup.outcome import Outcome
+    from llmc.runtime.startup.outcome import WarmUpOutcome
     from llmc.runtime.startup.warming import Warming
 
     bundle, chosen = executor.bundle, options.warm_up
     capture = CaptureOptions.of(bundle.settings) if isinstance(chosen, bool) else chosen
-    outcome = Outcome(
+    outcome = WarmUpOutcome(
         executor, Warming(executor, bundle.plan), Capturing.of(executor, bundle.plan, CaptureChoice(capture))
     )
     outcome.run()
@@ -122,7 +122,7 @@ def open_engine(
     from llmc.runtime.engine.engine import LLMEngine
 
     vocab_size, settings = bundle.size("vocab_size"), bundle.settings
-    limits = options.grammar_limits or Limits(settings.grammar_seconds, settings.grammar_memory << 20)
+    limits = options.grammar_limits or ChildLimits(settings.grammar_seconds, settings.grammar_memory << 20)
     engine = open_core(bundle, executor, options)
     if "tokenizer.json" not in bundle.manifest.files:
         return LLMEngine(engine, observer=observer)

@@ -1,4 +1,5 @@
-"""Is the process alive, and does it serve? For orchestrators and load balancers; no API key is asked for."""
+"""Is the process alive, and does it serve? For orchestrators and load balancers, of whom no API key is asked; and
+GET /version."""
 
 from __future__ import annotations
 
@@ -7,6 +8,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
+
+from llmc.server.protocol.answers import VersionResponse, errors
+from llmc.version import __version__
 
 if TYPE_CHECKING:
     from llmc.server.state import Progress, ServerState
@@ -65,6 +69,12 @@ async def health_check(request: Request) -> Response:
     if _state(request).phase == "dead":
         return JSONResponse({**SERVICE, "Service Status": "dead"}, 503)
     return JSONResponse(SERVICE)
+
+
+@router.get("/version", response_model=VersionResponse, responses=errors(), tags=["version"])
+async def version() -> dict[str, str]:
+    """llmc's version."""
+    return {"version": __version__}
 
 
 def retry_after_s(eta_s: float | None) -> int:

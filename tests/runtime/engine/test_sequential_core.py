@@ -19,7 +19,7 @@ from llmc.runtime.engine.sequential_core import HOST, SequentialCore
 from llmc.runtime.executors.base import Content
 from llmc.runtime.executors.generating import GeneratingExecutor
 from llmc.runtime.startup.opening import EngineOptions, open_engine
-from llmc.runtime.startup.outcome import Outcome
+from llmc.runtime.startup.outcome import WarmUpOutcome
 from llmc.runtime.startup.warming import Warming
 from llmc.runtime.step import exact
 from llmc.testing.toy import EOS, VOCAB
@@ -280,7 +280,7 @@ def test_steps_of_the_general_contract_give_the_devices_token(bundle: Bundle) ->
 
 def test_it_warms_up_by_generating(bundle: Bundle) -> None:
     device = Counting(bundle)
-    outcome = Outcome(device, Warming(device, bundle.plan))
+    outcome = WarmUpOutcome(device, Warming(device, bundle.plan))
     outcome.run()
     assert not outcome.failed and outcome.phase("decode").warm == 1
     assert [most for _, most, _ in device.told] == [1] * 4

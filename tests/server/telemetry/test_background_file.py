@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from llmc.server.telemetry import background_file
-from llmc.server.telemetry.background_file import BackgroundFile
+from llmc.server.telemetry import recorder
+from llmc.server.telemetry.recorder import BackgroundFile
 from tests.timing import PATIENCE_S
 
 
@@ -43,7 +43,7 @@ class Disk:
             self.room -= took
             return took
 
-        monkeypatch.setattr(background_file.os, "write", limited)
+        monkeypatch.setattr(recorder.os, "write", limited)
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def test_half_a_write_is_taken_back(tmp_path: Path, disk: Disk, caplog: pytest.L
 def test_a_disk_that_hangs_holds_nobody_up(
     tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(background_file, "MAX_PENDING", 100)
+    monkeypatch.setattr(recorder, "MAX_PENDING", 100)
     disk.gate.clear()
     file = opened(tmp_path / "f")
     file.put(-1)
@@ -98,7 +98,7 @@ def test_a_disk_that_hangs_holds_nobody_up(
 
 
 def test_nothing_waits_longer_than_the_period(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disk: Disk) -> None:
-    monkeypatch.setattr(background_file, "PERIOD_S", 0.01)
+    monkeypatch.setattr(recorder, "PERIOD_S", 0.01)
     file = opened(tmp_path / "f")
     file.put(1)
     assert disk.reached.wait(PATIENCE_S)

@@ -16,8 +16,7 @@ from llmc import __version__
 from llmc.buckets.traffic.reader import Trace
 from llmc.runtime.engine.handover import HandOver
 from llmc.runtime.engine.observer import HANDED_OVER, EngineStats, Observers
-from llmc.server.telemetry.histogram import Histogram
-from llmc.server.telemetry.metrics import Metrics
+from llmc.server.telemetry.metrics import Histogram, Metrics
 from llmc.testing.toy import toy_plan
 from tests.server.telemetry.samples import Kept, engine, run, step, summary, toy_bundle
 

@@ -23,8 +23,8 @@ import numpy as np
 import numpy.typing as npt
 
 from llmc.errors import InputError
-from llmc.runtime.confined.limits import Limits
-from llmc.runtime.confined.pool import Job, LimitError, Pool
+from llmc.runtime.confined.limits import ChildLimits
+from llmc.runtime.confined.pool import ChildJob, ChildPool, LimitError
 from llmc.runtime.engine.sampling import grammars
 from llmc.runtime.engine.sampling.params import MAX_SOURCE, StructuredOutputsParams
 
@@ -59,12 +59,12 @@ class ConstraintFactory:
     """
 
     def __init__(
-        self, tokenizer_json: str, vocab_size: int, eos_token_ids: Sequence[int] = (), limits: Limits | None = None, *,
-        at_once: bool = False,
+        self, tokenizer_json: str, vocab_size: int, eos_token_ids: Sequence[int] = (),
+        limits: ChildLimits | None = None, *, at_once: bool = False,
     ) -> None:  # fmt: skip
-        self._limits = limits or Limits()
+        self._limits = limits or ChildLimits()
         options = {"tokenizer_json": tokenizer_json, "eos_token_ids": list(eos_token_ids)}
-        self._pool = Pool(f"{grammars.__name__}:trial", options, self._limits, niceness=5)
+        self._pool = ChildPool(f"{grammars.__name__}:trial", options, self._limits, niceness=5)
         if at_once:
             self._pool.start()
         self._tokenizer = grammars.open_tokenizer(tokenizer_json, eos_token_ids)
@@ -103,7 +103,7 @@ class ConstraintFactory:
         return self._constraint(found)
 
     async def _afresh(self, kind: str, form: str | list[str], key: bytes) -> _Compiled:
-        async def build(tried: Job) -> _Compiled:
+        async def build(tried: ChildJob) -> _Compiled:
             return self._kept(key, await asyncio.wrap_future(self._built(kind, form)), tried)
 
         try:
@@ -125,7 +125,7 @@ class ConstraintFactory:
                 self._compiled.move_to_end(key)
             return self._compiled.get(key)
 
-    def _kept(self, key: bytes, matcher: Any, tried: Job) -> _Compiled:
+    def _kept(self, key: bytes, matcher: Any, tried: ChildJob) -> _Compiled:
         made = _Compiled(matcher, tried.size)
         with self._lock:
             self._compiled[key] = made

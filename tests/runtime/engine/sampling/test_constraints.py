@@ -15,8 +15,8 @@ import pytest
 
 from llmc.errors import ArtifactError, InputError
 from llmc.platforms import install_line
-from llmc.runtime.confined.limits import Limits
-from llmc.runtime.confined.pool import Job
+from llmc.runtime.confined.limits import ChildLimits
+from llmc.runtime.confined.pool import ChildJob
 from llmc.runtime.engine.sampling import (
     SamplingParams,
     SequenceSampler,
@@ -274,7 +274,7 @@ def chained(count: int, link=wrapped) -> dict:
     return {"$ref": "#/$defs/d0", "$defs": {**defs, f"d{count}": {"type": "integer"}}}
 
 
-SMALL = Limits(seconds=0.5, memory_bytes=256 << 20, stack_bytes=1 << 20)
+SMALL = ChildLimits(seconds=0.5, memory_bytes=256 << 20, stack_bytes=1 << 20)
 HOSTILE = [
     ({"json": chained(2000)}, "nested or chained too deeply for a stack of 1 MiB; make it flatter"),
     ({"json": chained(3000, lambda ref: ref)}, "too deeply"),
@@ -407,7 +407,7 @@ def test_on_a_loop_equal_grammars_are_compiled_once_and_cancelled_with_the_last(
 def test_the_memory_of_kept_grammars_is_bounded(monkeypatch):
     monkeypatch.setattr(constraints, "MAX_GRAMMAR_BYTES", 1000)
     made = ConstraintFactory(tokenizer_json(), VOCAB, [EOS])
-    monkeypatch.setattr(made._pool, "run", lambda job: Job(None, 400))
+    monkeypatch.setattr(made._pool, "run", lambda job: ChildJob(None, 400))
     for i in range(5):
         made.compile(StructuredOutputsParams(regex=f"b{i}"))
         assert sum(one.size for one in made._compiled.values()) <= 1000
