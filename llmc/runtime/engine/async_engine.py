@@ -272,7 +272,7 @@ class AsyncEngine:
     def _run(self) -> None:
         try:
             while self._next():
-                outcome = None if self.engine.waits else self.engine.run()
+                outcome = None if self.engine.core.waits else self.engine.run()
                 if outcome is None:
                     self._reporter.settle()
                     self._stats = self.engine.stats
@@ -333,7 +333,7 @@ class AsyncEngine:
     def _can_work(self) -> bool:
         """Whether a step, or work between requests, can run now."""
         if self.engine.core.has_work:
-            return not self.engine.waits
+            return not self.engine.core.waits
         return self._between is not None and not self.engine.has_work
 
     def _prefill_news(self) -> None:

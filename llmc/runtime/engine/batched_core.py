@@ -156,7 +156,8 @@ class BatchedCore(EngineCore):
     def cancel(self, sequence: int) -> None:
         """End a sequence, e.g. at a stop string: its slot is free before the next step."""
         if self._sequences.pop(sequence, None) is not None:
-            self._forget(sequence)
+            if self._awaited is not None:
+                self._awaited.forget(sequence)
             self.scheduler.cancel(sequence)
 
     @property
@@ -219,10 +220,6 @@ class BatchedCore(EngineCore):
                     sequence, prompt.prompt, priority=prompt.priority, group=group, budget=budget,
                     handed=failure is None,
                 )  # fmt: skip
-
-    def _forget(self, sequence: int) -> None:
-        if self._awaited is not None:
-            self._awaited.forget(sequence)
 
     def _tell_compilation(self, step: Step, what: str) -> None:
         if self._on_compilation == "refuse":

@@ -210,11 +210,6 @@ class LLMEngine:
         """Whether some request is not over."""
         return bool(self._running)
 
-    @property
-    def waits(self) -> bool:
-        """Whether nothing can run before the prefill side has news."""
-        return self.core.waits
-
     def runs(self, request_id: str) -> bool:
         """Whether the request is not over."""
         return request_id in self._running
