@@ -16,10 +16,12 @@ from numpy.typing import NDArray
 from llmc.errors import DeviceError, InputError
 from llmc.runtime.engine.core import EngineCore, StepOutput, TokenEvent
 from llmc.runtime.engine.observer import HANDED_OVER, EngineStats, FinishReason, StepRecord
-from llmc.runtime.engine.sampling import SequenceSampler, TopLogits, finite, sample, sample_top
+from llmc.runtime.engine.sampling.batch import finite, sample, sample_top
+from llmc.runtime.engine.sampling.sampler import SequenceSampler
 from llmc.runtime.engine.scheduling import open_scheduler
 from llmc.runtime.engine.scheduling.base import ScheduledBatch, SchedulerConfig
 from llmc.runtime.step import Step, exact, pad, ragged
+from llmc.runtime.top_logits import TopLogits
 
 if TYPE_CHECKING:
     from array import array

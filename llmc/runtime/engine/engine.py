@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 from llmc.errors import InputError
 from llmc.runtime.engine.observer import FinishReason, Observer, RequestSummary
 from llmc.runtime.engine.requests import Request, Update
-from llmc.runtime.engine.sampling import bad_word_ids
 from llmc.runtime.engine.sampling.batch import TokenLogprobs
+from llmc.runtime.engine.sampling.sampler import bad_word_ids
 from llmc.runtime.engine.text_assembly import SequenceText, StopStrings
 
 if TYPE_CHECKING:

@@ -16,36 +16,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from llmc.runtime.engine.sampling.batch import Samples as Samples
-    from llmc.runtime.engine.sampling.batch import finite as finite
     from llmc.runtime.engine.sampling.batch import sample as sample
-    from llmc.runtime.engine.sampling.batch import sample_top as sample_top
-    from llmc.runtime.engine.sampling.params import GREEDY_BELOW as GREEDY_BELOW
-    from llmc.runtime.engine.sampling.params import MAX_CHOICES as MAX_CHOICES
-    from llmc.runtime.engine.sampling.params import MAX_LOGPROBS as MAX_LOGPROBS
     from llmc.runtime.engine.sampling.params import GuidedDecodingParams as GuidedDecodingParams
     from llmc.runtime.engine.sampling.params import RequestOutputKind as RequestOutputKind
     from llmc.runtime.engine.sampling.params import SamplingParams as SamplingParams
     from llmc.runtime.engine.sampling.params import StructuredOutputsParams as StructuredOutputsParams
     from llmc.runtime.engine.sampling.sampler import SequenceSampler as SequenceSampler
-    from llmc.runtime.engine.sampling.sampler import bad_word_ids as bad_word_ids
-    from llmc.runtime.top_logits import TopLogits as TopLogits
 
 _HOMES = {
-    "GREEDY_BELOW": "params",
-    "MAX_CHOICES": "params",
-    "MAX_LOGPROBS": "params",
     "GuidedDecodingParams": "params",
     "RequestOutputKind": "params",
-    "Samples": "batch",
     "SamplingParams": "params",
     "SequenceSampler": "sampler",
     "StructuredOutputsParams": "params",
-    "TopLogits": "batch",
-    "bad_word_ids": "sampler",
-    "finite": "batch",
     "sample": "batch",
-    "sample_top": "batch",
 }
 
 

@@ -10,7 +10,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from llmc.errors import InputError
-from llmc.runtime.engine.sampling import SamplingParams, SequenceSampler, bad_word_ids, sample
+from llmc.runtime.engine.sampling import SamplingParams, SequenceSampler, sample
+from llmc.runtime.engine.sampling.sampler import bad_word_ids
 from tests.runtime.engine.sampling.reference import VOCAB, logits, penalised, sampler, support
 from tests.tiers import default_cases, examples
 

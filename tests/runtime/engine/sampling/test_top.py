@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmc.runtime.engine.sampling import TopLogits, sample, sample_top
+from llmc.runtime.engine.sampling.batch import sample, sample_top
+from llmc.runtime.top_logits import TopLogits
 from tests.runtime.engine.sampling.reference import logits, sampler
 from tests.tiers import examples
 
