@@ -99,7 +99,7 @@ def report(work: Path, output: Path | None) -> None:
         made = json.loads(file.read_text())["certificate"]
         name = file.stem.rpartition("-")[0]
         one = found.setdefault(name, {
-            "warm_up_s": [], "requests": 0, "request_s": 0.0, "tokens": 0, "compilations": 0, "repeated": 0, "equal": 0,
+            "warm_up_s": [], "requests": 0, "request_s": 0.0, "tokens": 0, "compilations": 0,
             "executables": len(made["executables"]), "buckets": len(made["buckets"]), "toolchain": made["toolchain"],
         })  # fmt: skip
         one["warm_up_s"].append(made["seconds"]["warm up"])
@@ -107,14 +107,12 @@ def report(work: Path, output: Path | None) -> None:
         one["request_s"] += made["seconds"]["requests"]
         one["tokens"] += made["requests"]["answer_tokens"]
         one["compilations"] += made["compilations"]
-        one["repeated"] += made["numbers"]["repeated"]
-        one["equal"] += made["numbers"]["equal"]
         one["by_requests"] = max(one.get("by_requests", 0), sum(bool(b["steps"]) for b in made["buckets"]))
     for name, one in found.items():
         print(
             f"{name}: {one['executables']} executables, warm up {min(one['warm_up_s']):.1f} s, compilations "
-            f"{one['compilations']} in {one['requests']:,} requests ({one['tokens']:,} tokens, {one['request_s']:.0f} "
-            f"s), {one['equal']} of {one['repeated']} answers equal alone"
+            f"{one['compilations']} in {one['requests']:,} requests ({one['tokens']:,} tokens, "
+            f"{one['request_s']:.0f} s)"
         )
     if output is not None:
         output.write_text(json.dumps(found, indent=1) + "\n")

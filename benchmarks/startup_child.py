@@ -37,7 +37,7 @@ CALLS = {
     "llmc.runtime.text.chat": [("ChatTemplate", "__init__", "compile the chat template")],
     "llmc.runtime.prompts": [("Prompts", "encode", "encode the prompt")],
     "llmc.runtime.startup.overlapped": [("StartingExecutor", "_open", "open the executor")],
-    "llmc.runtime.engine.engine": [("Engine", "step", "first step")],
+    "llmc.runtime.engine.batched_core": [("BatchedCore", "step", "first step")],
     "llmc.runtime.engine.sampling.batch": [("", "sample", "sample"), ("", "sample_top", "sample")],
 }
 """Module → (class or "", function, phase)."""

@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from llmc.api.figures import evaluate as evaluate
     from llmc.api.figures import measure as measure
     from llmc.runtime.bundle import Bundle as Bundle
-    from llmc.runtime.engine.outputs import CompletionOutput as CompletionOutput
-    from llmc.runtime.engine.outputs import RequestOutput as RequestOutput
+    from llmc.runtime.engine.requests import CompletionOutput as CompletionOutput
+    from llmc.runtime.engine.requests import RequestOutput as RequestOutput
+    from llmc.runtime.engine.sampling.params import GuidedDecodingParams as GuidedDecodingParams
     from llmc.runtime.engine.sampling.params import RequestOutputKind as RequestOutputKind
     from llmc.runtime.engine.sampling.params import SamplingParams as SamplingParams
-    from llmc.runtime.engine.sampling.structured import GuidedDecodingParams as GuidedDecodingParams
-    from llmc.runtime.engine.sampling.structured import StructuredOutputsParams as StructuredOutputsParams
+    from llmc.runtime.engine.sampling.params import StructuredOutputsParams as StructuredOutputsParams
 
 silence()
 wait_asleep()
@@ -38,10 +38,10 @@ _HOMES = {
     "AsyncLLM": "llmc.api.async_api",
     "AsyncLLMEngine": "llmc.api.async_api",
     "Bundle": "llmc.runtime.bundle",
-    "CompletionOutput": "llmc.runtime.engine.outputs",
+    "CompletionOutput": "llmc.runtime.engine.requests",
     "GuidedDecodingParams": "llmc.runtime.engine.sampling",
     "LLM": "llmc.api",
-    "RequestOutput": "llmc.runtime.engine.outputs",
+    "RequestOutput": "llmc.runtime.engine.requests",
     "RequestOutputKind": "llmc.runtime.engine.sampling",
     "SamplingParams": "llmc.runtime.engine.sampling",
     "StructuredOutputsParams": "llmc.runtime.engine.sampling",

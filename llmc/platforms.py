@@ -51,6 +51,7 @@ EXTRAS: Mapping[str, str] = {
     ),
     "matplotlib": "plot",
     "ray": "ray",
+    "opentelemetry": "otel",
     "jsonschema": "fleet",
     "cryptography": "sign",
     **dict.fromkeys(("fsspec", "s3fs", "oras", "requests", "tenacity"), "remote"),

@@ -49,7 +49,7 @@ AREAS = {
         "llmc/artifacts/digest.py", "llmc/artifacts/atomic_write.py",
     ),
     "padding": (
-        "llmc/runtime/step.py", "llmc/runtime/engine/replay.py", "llmc/runtime/executors/slot_cache.py",
+        "llmc/runtime/step.py", "llmc/runtime/engine/batched_core.py", "llmc/runtime/executors/slot_cache.py",
         "llmc/runtime/executors/openvino/paged_cache.py", "llmc/runtime/executors/encoders.py",
         "llmc/runtime/pooling/modules.py", "llmc/runtime/pooling/pooler.py",
     ),

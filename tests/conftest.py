@@ -61,12 +61,12 @@ SLOW = (
     "compiler/verification/test_accuracy.py", "compiler/verification/test_beyond.py",
     "compiler/verification/test_layers.py",
     "compiler/verification/test_outcomes.py", "compiler/verification/test_parts.py",
-    "runtime/engine/sampling/test_filters.py", "runtime/engine/sampling/test_guided.py",
+    "runtime/engine/sampling/test_filters.py", "runtime/engine/sampling/test_constraints.py",
     "runtime/engine/sampling/test_sample.py", "runtime/engine/scheduling/test_simulation.py",
-    "runtime/engine/speculation/test_engine.py", "runtime/engine/test_async_engine.py",
+    "runtime/engine/test_speculation_steps.py", "runtime/engine/test_async_engine.py",
     "runtime/hybrid/test_pairs.py",
     "runtime/startup/test_starting.py", "runtime/text/test_answers_text.py", "runtime/text/test_chat.py",
-    "runtime/text/test_tokenizer.py", "runtime/text/test_vocabulary.py", "server/telemetry/test_chrome_trace.py",
+    "runtime/text/test_tokenizer.py", "runtime/text/test_vocabulary.py", "server/telemetry/test_request_spans.py",
     "server/telemetry/test_recorder.py",
 )  # fmt: skip
 """Files of these folders that take several seconds, or import more."""

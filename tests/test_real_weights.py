@@ -237,22 +237,22 @@ def test_requests_that_come_and_go_are_answered_as_each_alone(exact_bundle: Path
     """Arrivals, cancels and priorities at random, prompts in chunks of 32 between decode steps, prefixes reused."""
     random = np.random.default_rng(5)
     with BundleLLM(exact_bundle, prefill_budget=32) as llm:
-        generator = llm.generator
+        engine = llm.engine
         queue = [int(i) for _ in range(2) for i in random.permutation(len(PROMPTS))]
         made: dict[str, list[int]] = {}
         ids: dict[str, list[int]] = {}
         cancelled: set[str] = set()
         reused = 0
-        while queue or generator.has_work:
+        while queue or engine.has_work:
             for _ in range(min(len(queue), int(random.integers(0, 3)))):
                 name, prompt = f"{len(queue)}", llm.encode(PROMPTS[queue.pop()])
                 params = replace(GREEDY, max_tokens=int(random.integers(4, SHORT)))
                 ids[name], made[name] = prompt, []
-                generator.add(generator.prepare(Request(name, prompt, params, priority=int(random.integers(0, 2)))))
+                engine.add(engine.prepare(Request(name, prompt, params, priority=int(random.integers(0, 2)))))
             if random.random() < 0.05:
                 name = str(random.choice(list(made)))
-                cancelled |= {update.request_id for update in generator.cancel(name)}
-            for update in generator.step():
+                cancelled |= {update.request_id for update in engine.cancel(name)}
+            for update in engine.step():
                 made[update.request_id] += update.token_ids
                 if update.finish_reason:
                     reused += update.cached_tokens
@@ -261,7 +261,7 @@ def test_requests_that_come_and_go_are_answered_as_each_alone(exact_bundle: Path
             if tokens:
                 transformers.require_greedy(ids[name], tokens, f"request {name}")
         assert len(made) == 40 and cancelled and reused > 100
-        stats = generator.stats
+        stats = engine.stats
         assert (stats.running, stats.waiting, stats.kv_cache_usage, stats.compilations) == (0, 0, 0.0, 0)
 
 

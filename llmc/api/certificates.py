@@ -28,7 +28,7 @@ def certify(
     of how much. What the whole process compiles counts, in any thread: run nothing beside.
 
     Raises CompiledError where something was compiled, LlmcError where a bucket does not run, VerificationError where a
-    request fails or its answer is another one alone, InputError for a key that cannot be used, and what opening the
+    request fails, InputError for a key that cannot be used, and what opening the
     bundle raises. Then nothing is written.
     """
     from llmc.api import bundle_of

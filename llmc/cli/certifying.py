@@ -64,7 +64,7 @@ def _signer(key: Path | None) -> Signer | None:
 
 def certificate_lines(made: Certificate) -> list[str]:
     """What a certificate says, in words."""
-    seconds, requests, numbers = made.seconds, made.requests, made.numbers
+    seconds, requests = made.seconds, made.requests
     ran = sum(bool(b.replays + b.steps) for b in made.buckets)
     by_requests = sum(bool(b.steps) for b in made.buckets)
     shapes = (
@@ -75,17 +75,11 @@ def certificate_lines(made: Certificate) -> list[str]:
     )
     if made.graphs is not None:
         shapes += f", {made.graphs} from captured graphs"
-    alone = f"{numbers.equal} of {numbers.repeated} answers equal alone"
-    if numbers.ties:
-        alone += f", {numbers.ties} differ at a tie"
-    if not numbers.exact:
-        alone += " (not required: not float32)"
     lines = [
         f"warm up {seconds.get('warm up', 0.0):.1f} s, then {requests.count} random requests in "
         f"{seconds.get('requests', 0.0):.1f} s: {requests.answer_tokens} tokens, prompts of up to "
         f"{requests.longest_prompt}, {len(requests.kinds)} kinds of sampling",
         shapes,
-        alone,
         f"compilations: {made.compilations} once it was ready",
     ]
     for witness in made.witnesses:

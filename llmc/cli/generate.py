@@ -26,7 +26,7 @@ from llmc.paths import exists, expanded
 if TYPE_CHECKING:
     from llmc.runtime.engine.handover import HandOver
     from llmc.runtime.engine.observer import FinishReason, StepRecord
-    from llmc.runtime.engine.outputs import RequestOutput
+    from llmc.runtime.engine.requests import RequestOutput
     from llmc.runtime.engine.sampling.params import SamplingParams
     from llmc.runtime.llm import BundleLLM
 

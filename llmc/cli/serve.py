@@ -166,9 +166,14 @@ def serve_command(
     ] = None,
     traffic: OrderFlag = None,
     enforce_eager: EagerFlag = False,
-    profile: Annotated[
-        Path | None,
-        option("--profile", "TRACE.json", "Write a trace of all steps, for Perfetto.", rich_help_panel=_LOGS),
+    otlp_traces_endpoint: Annotated[
+        str | None,
+        option(
+            "--otlp-traces-endpoint",
+            "URL",
+            "Send OpenTelemetry spans of requests to this receiver.",
+            rich_help_panel=_LOGS,
+        ),
     ] = None,
     access_log: Annotated[
         bool, typer.Option("--access-log", help="Log each request on stderr.", rich_help_panel=_LOGS)
@@ -233,7 +238,7 @@ def serve_command(
     config = ServerConfig(
         host, port, _keys("--api-key", api_key, settings.api_key), max_queued_requests,
         duration("--shutdown-timeout", shutdown_timeout) or 0, size("--max-body-size", max_body_size) or 0,
-        served_model_name, record_traffic, profile, max_connections,
+        served_model_name, record_traffic, otlp_traces_endpoint, max_connections,
         max_connections_per_client, max_requests_per_client,
         admin_tokens=_keys("--admin-token", admin_token, settings.admin_token), allow_model_change=allow_model_change,
     )  # fmt: skip
@@ -248,7 +253,10 @@ def serve_command(
     scaling = {"--target-requests": target_requests, "--scale-up-after": scale_up_after}
     scaling["--scale-down-after"] = scale_down_after
     cluster = {"--address": address, **scaling}
-    alone = {"--uds": uds, "--record-traffic": record_traffic, "--profile": profile, "--access-log": access_log or None}
+    alone = {
+        "--uds": uds, "--record-traffic": record_traffic, "--otlp-traces-endpoint": otlp_traces_endpoint,
+        "--access-log": access_log or None,
+    }  # fmt: skip
     require_executor(executor, cluster, alone)
     serve = _server(local_count(replicas) if executor == LOCAL else 1)
     from llmc.artifacts.local.opening import open_store

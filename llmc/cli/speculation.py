@@ -8,7 +8,7 @@ from llmc.cli.options import option
 from llmc.errors import InputError
 
 if TYPE_CHECKING:
-    from llmc.runtime.engine.speculation.config import SpeculativeConfig
+    from llmc.runtime.engine.speculation import SpeculativeConfig
 
 _PANEL = "Speculation by prompt lookup"
 
@@ -50,7 +50,7 @@ def asked(
         if given:
             raise InputError(f"{given[0]} says how drafts are looked up; --speculate K asks for them")
         return None
-    from llmc.runtime.engine.speculation.config import SpeculativeConfig
+    from llmc.runtime.engine.speculation import SpeculativeConfig
 
     if config is not None:
         if tokens is not None or given:

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from llmc.runtime.bundle import Bundle
-    from llmc.runtime.engine.generator import Generator
+    from llmc.runtime.engine.engine import LLMEngine
     from llmc.runtime.startup.beside import BesideWarming, RanBeside
     from llmc.runtime.startup.capturing import CaptureChoice
     from llmc.runtime.startup.opening import EngineOptions
-    from llmc.runtime.startup.outcome import Outcome
+    from llmc.runtime.startup.outcome import WarmUpOutcome
     from llmc.runtime.startup.warming import Warmed
 
 REQUESTS = 500
@@ -138,7 +138,7 @@ def warmup(
     _shown(_warmed(opened, options, uses, choice, hidden), bundle, opened, as_json)
 
 
-def _shown(found: Outcome, bundle: str, opened: Bundle, as_json: bool) -> None:
+def _shown(found: WarmUpOutcome, bundle: str, opened: Bundle, as_json: bool) -> None:
     """Print what ran. Raises LlmcError that names what did not run here, and ends the command after an interrupt."""
     if as_json:
         echo(json.dumps({"bundle": bundle, "device": opened.manifest.device, **found.to_dict()}))
@@ -155,42 +155,42 @@ def _shown(found: Outcome, bundle: str, opened: Bundle, as_json: bool) -> None:
 
 def _warmed(
     bundle: Bundle, options: EngineOptions, uses: Mapping[Bucket, int] | None, choice: CaptureChoice, hidden: bool
-) -> Outcome:
+) -> WarmUpOutcome:
     from llmc.runtime.startup.beside import BesideWarming
     from llmc.runtime.startup.capturing import Capturing
-    from llmc.runtime.startup.opening import open_executor, open_generator
-    from llmc.runtime.startup.outcome import Outcome
+    from llmc.runtime.startup.opening import open_engine, open_executor
+    from llmc.runtime.startup.outcome import WarmUpOutcome
     from llmc.runtime.startup.warming import Warming
 
-    generator: Generator | None = None
+    engine: LLMEngine | None = None
     executor = open_executor(bundle, options)
 
     def beside() -> BesideWarming:
-        nonlocal generator
-        generator = open_generator(bundle, executor, options)
-        return BesideWarming(generator, bundle.plan)
+        nonlocal engine
+        engine = open_engine(bundle, executor, options)
+        return BesideWarming(engine, bundle.plan)
 
     try:
         capturing = Capturing.of(executor, bundle.plan, choice)
-        found = Outcome(executor, Warming(executor, bundle.plan, uses=uses), capturing, beside)
+        found = WarmUpOutcome(executor, Warming(executor, bundle.plan, uses=uses), capturing, beside)
         with sigterm_interrupts(), messages.StepProgress("warm up", hidden) as bar:
             found.run(lambda ran, done, total: bar(_line(ran, found), done, total))
     finally:
-        if generator is not None:
-            generator.close()
+        if engine is not None:
+            engine.close()
         executor.close()
     return found
 
 
-def _pooled(bundle: Bundle, threads: int | None, hidden: bool) -> Outcome:
+def _pooled(bundle: Bundle, threads: int | None, hidden: bool) -> WarmUpOutcome:
     """The same of a bundle without a cache."""
     from llmc.runtime.pooling.pooler import Pooler
-    from llmc.runtime.startup.outcome import Outcome
+    from llmc.runtime.startup.outcome import WarmUpOutcome
     from llmc.runtime.startup.pool_warming import PoolWarming
 
     pooler = Pooler(bundle, threads)
     try:
-        found = Outcome(pooler.encoder, PoolWarming(pooler), names={"prompt": bundle.task})
+        found = WarmUpOutcome(pooler.encoder, PoolWarming(pooler), names={"prompt": bundle.task})
         with sigterm_interrupts(), messages.StepProgress("warm up", hidden) as bar:
             found.run(lambda ran, done, total: bar(_line(ran, found), done, total))
     finally:
@@ -198,7 +198,7 @@ def _pooled(bundle: Bundle, threads: int | None, hidden: bool) -> Outcome:
     return found
 
 
-def _line(ran: Warmed | Bucket | RanBeside, found: Outcome) -> str:
+def _line(ran: Warmed | Bucket | RanBeside, found: WarmUpOutcome) -> str:
     if isinstance(ran, Bucket):
         return f"{ran}: captured"
     from llmc.runtime.startup.warming import Warmed
@@ -207,7 +207,7 @@ def _line(ran: Warmed | Bucket | RanBeside, found: Outcome) -> str:
     return f"{name}: " + (f"{ran.seconds:.3f} s" if ran.error is None else f"failed: {ran.error}")
 
 
-def _text(found: Outcome, bundle: str, device: str) -> str:
+def _text(found: WarmUpOutcome, bundle: str, device: str) -> str:
     """A line a phase, and what the engine counted."""
     from llmc.buckets.render.text import size_text, table
 
@@ -236,7 +236,7 @@ def _text(found: Outcome, bundle: str, device: str) -> str:
     return "\n".join(lines)
 
 
-def _failures(found: Outcome) -> str:
+def _failures(found: WarmUpOutcome) -> str:
     named: dict[str, Exception] = {found.name(bucket): error for bucket, error in found.failed.items()}
     kind = "of its buckets" if named else "of what is warmed beside its buckets"
     named = named or found.failed_beside

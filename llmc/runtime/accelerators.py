@@ -20,7 +20,7 @@ ROOT = Path("/")
 
 
 @dataclass(frozen=True)
-class Card:
+class Accelerator:
     """A sort of card: its `name`, PCI `vendor`, `devices` (none: all of the vendor's) or first digits of its class
     (`classes`), and the `nodes` below /dev that its driver makes."""
 
@@ -72,16 +72,18 @@ class Cards(Protocol):
 
 
 CPU = ThisCpu()
-GAUDI = Card("Intel Gaudi", ("accel/accel[0-9]*", "hl[0-9]*"), "0x1da3")
-NEURON = Card("AWS Neuron device", ("neuron[0-9]*",))
-TPU = Card(
+GAUDI = Accelerator("Intel Gaudi", ("accel/accel[0-9]*", "hl[0-9]*"), "0x1da3")
+NEURON = Accelerator("AWS Neuron device", ("neuron[0-9]*",))
+TPU = Accelerator(
     "TPU chip", ("accel[0-9]*", "vfio/[0-9]*"), "0x1ae0",
     ("0x0027", "0x0056", "0x005e", "0x0062", "0x0063", "0x006f", "0x0076"),
 )  # fmt: skip
-INTEL_GPU = Card("Intel GPU", ("dri/renderD*", "dxg"), "0x8086", classes=("0x03",))
-INTEL_NPU = Card("Intel NPU", ("accel/accel[0-9]*",), "0x8086", ("0x7d1d", "0xad1d", "0x643e", "0xb03e", "0xfd3e"))
-NVIDIA_GPU = Card("NVIDIA GPU", ("nvidia[0-9]*", "dxg"), "0x10de", classes=("0x03",))
-AMD_GPU = Card("AMD GPU", ("kfd",), "0x1002", classes=("0x03", "0x12"))
+INTEL_GPU = Accelerator("Intel GPU", ("dri/renderD*", "dxg"), "0x8086", classes=("0x03",))
+INTEL_NPU = Accelerator(
+    "Intel NPU", ("accel/accel[0-9]*",), "0x8086", ("0x7d1d", "0xad1d", "0x643e", "0xb03e", "0xfd3e")
+)
+NVIDIA_GPU = Accelerator("NVIDIA GPU", ("nvidia[0-9]*", "dxg"), "0x10de", classes=("0x03",))
+AMD_GPU = Accelerator("AMD GPU", ("kfd",), "0x1002", classes=("0x03", "0x12"))
 CARDS = (GAUDI, NEURON, TPU, INTEL_GPU, INTEL_NPU, NVIDIA_GPU, AMD_GPU)
 
 

@@ -11,11 +11,10 @@ from llmc.errors import InputError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.engine.async_engine import AsyncEngine, Stream
 from llmc.runtime.engine.observer import EngineStats, Observer
-from llmc.runtime.engine.outputs import CompletionOutput, OutputBuilder, RequestOutput, text_of
-from llmc.runtime.engine.requests import Request
+from llmc.runtime.engine.requests import CompletionOutput, OutputBuilder, Request, RequestOutput, text_of
 from llmc.runtime.engine.sampling.params import RequestOutputKind, SamplingParams
 from llmc.runtime.prompts import Prompt, Prompts
-from llmc.runtime.startup.opening import EngineOptions, open_executor, open_generator, warm_up
+from llmc.runtime.startup.opening import EngineOptions, open_engine, open_executor, warm_up
 
 if TYPE_CHECKING:
     from llmc.runtime.pooling.pooler import AsyncPooler, EmbeddingRequestOutput, ScoringRequestOutput
@@ -56,11 +55,11 @@ class BundleAsyncLLM:
         executor = open_executor(self.bundle, how)
         try:
             warm_up(executor, how)
-            generator = open_generator(self.bundle, executor, how, observer)
+            engine = open_engine(self.bundle, executor, how, observer)
         except BaseException:
             executor.close()
             raise
-        self.engine = AsyncEngine(generator, max_queued_requests, on_close=executor.close)
+        self.engine = AsyncEngine(engine, max_queued_requests, on_close=executor.close)
         self.prompts = Prompts(self.bundle)
 
     @property

@@ -18,11 +18,10 @@ from llmc.runtime.startup.opening import EngineOptions, warm_up
 from llmc.runtime.startup.overlapped import StartingExecutor
 
 if TYPE_CHECKING:
-    from llmc.runtime.engine.base import TokenEngine
-    from llmc.runtime.engine.generator import Generator
+    from llmc.runtime.engine.core import EngineCore
+    from llmc.runtime.engine.engine import LLMEngine
     from llmc.runtime.engine.observer import Observer, StepRecord
-    from llmc.runtime.engine.outputs import RequestOutput
-    from llmc.runtime.engine.requests import Update
+    from llmc.runtime.engine.requests import RequestOutput, Update
     from llmc.runtime.engine.sampling.params import SamplingParams
     from llmc.runtime.executors.base import Executor
     from llmc.runtime.pooling.pooler import EmbeddingRequestOutput, Pooler, ScoringRequestOutput
@@ -109,16 +108,16 @@ class BundleLLM:
         return scores(self.pooler, data_1, data_2, truncate_prompt_tokens)
 
     @property
-    def generator(self) -> Generator:
-        """The generator, which takes requests; raises InputError over a bundle that generates nothing."""
+    def engine(self) -> LLMEngine:
+        """The engine, which takes requests; raises InputError over a bundle that generates nothing."""
         if self._pooler is not None:
             _ = self.bundle.plan
-        return self._offline.generator
+        return self._offline.engine
 
     @property
-    def engine(self) -> TokenEngine:
+    def core(self) -> EngineCore:
         """The engine, which runs the requests' sequences, token by token."""
-        return self._offline.generator.engine
+        return self._offline.engine.core
 
     @property
     def records(self) -> list[StepRecord]:
@@ -130,7 +129,7 @@ class BundleLLM:
         """Compilations since the bundle was opened, as its executor counts: 0, unless something was missing from it."""
         if self._pooler is not None:
             return self._pooler.encoder.compilations.count
-        prefiller = self.engine.prefiller
+        prefiller = self.core.prefiller
         return self.executor.compilations.count + (0 if prefiller is None else prefiller.compilations)
 
     @property
@@ -170,7 +169,7 @@ class BundleLLM:
         """
         from llmc.runtime.prompts import several
 
-        _ = self.generator
+        _ = self.engine
         return self._offline.stream(several(prompts), sampling_params, priority, lora)
 
     def generate(
@@ -185,7 +184,7 @@ class BundleLLM:
         """
         from llmc.runtime.prompts import several
 
-        _ = self.generator
+        _ = self.engine
         given = several(prompts)
         outputs: dict[int, RequestOutput] = {}
         with _Bar(len(given), use_tqdm) as bar:
@@ -203,7 +202,7 @@ class BundleLLM:
         lora: str | Sequence[str | None] | None = None,
     ) -> list[RequestOutput]:  # fmt: skip
         """Answer one conversation, or several; `chat_template` replaces the model's own. `lora`: as for `generate`."""
-        _ = self.generator
+        _ = self.engine
         from llmc.runtime.prompts import conversations
 
         template = None if chat_template is None else self.prompts.template_of(chat_template)
@@ -224,7 +223,7 @@ class BundleLLM:
         if self._pooler is not None:
             self._pooler.close()
             return
-        self._offline.generator.close()
+        self._offline.engine.close()
         self.executor.close()
         self.prompts.close()
         self.bundle.files.close()

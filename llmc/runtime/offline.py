@@ -1,4 +1,4 @@
-"""Requests of one caller on one generator, as outputs: what BundleLLM runs once its executor is open."""
+"""Requests of one caller on one engine, as outputs: what BundleLLM runs once its executor is open."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from llmc.errors import InputError
-from llmc.runtime.engine.generator import Generator
+from llmc.runtime.engine.engine import LLMEngine
 from llmc.runtime.engine.observer import Observer, Observers, StepRecord
-from llmc.runtime.engine.outputs import OutputBuilder, RequestOutput, text_of
-from llmc.runtime.engine.requests import Request, Update
+from llmc.runtime.engine.requests import OutputBuilder, Request, RequestOutput, Update, text_of
 from llmc.runtime.engine.sampling.checks import integer, listed
 from llmc.runtime.engine.sampling.params import SamplingParams
 from llmc.runtime.prompts import Prompt, Prompts
-from llmc.runtime.startup.opening import EngineOptions, open_generator
+from llmc.runtime.startup.opening import EngineOptions, open_engine
 
 if TYPE_CHECKING:
     from llmc.runtime.bundle import Bundle
@@ -38,7 +37,7 @@ class Offline:
     ) -> None:  # fmt: skip
         self.records: list[StepRecord] = []
         watchers = [o for o in (_Keeper(self.records) if keep_steps else None, observer) if o is not None]
-        self.generator: Generator = open_generator(bundle, executor, options, Observers(watchers))
+        self.engine: LLMEngine = open_engine(bundle, executor, options, Observers(watchers))
         self._token_text = text_of(bundle.tokenizer if bundle.has_tokenizer else None)
         self._bundle = bundle
         self._end_ids = bundle.eos_token_ids
@@ -54,7 +53,7 @@ class Offline:
         started = time.perf_counter()
         each, ranks = _per_prompt(params, len(prompts)), _per_priority(priority, len(prompts))
         asked = zip(prompts, each, ranks, self._adapters(lora, len(prompts)), strict=True)
-        prepared = [self.generator.prepare(self._request(*one)) for one in asked]
+        prepared = [self.engine.prepare(self._request(*one)) for one in asked]
         self.records.clear()
         builders: dict[str, tuple[int, OutputBuilder]] = {}
         owners: dict[int, RequestOutput] = {}
@@ -62,11 +61,11 @@ class Offline:
             shown = prompt if isinstance(prompt, str) else None
             builder = OutputBuilder(one.request, shown, self._token_text, started)
             builders[one.request.request_id] = (index, builder)
-            owners |= dict.fromkeys(self.generator.add(one), builder.output)
+            owners |= dict.fromkeys(self.engine.add(one), builder.output)
         try:
             while any(not b.output.finished for _, b in builders.values()):
                 recorded = len(self.records)
-                updates = self.generator.step()
+                updates = self.engine.step()
                 for record in self.records[recorded:]:
                     for sequence in record.requests:
                         if sequence in owners:
@@ -80,7 +79,7 @@ class Offline:
                         yield index, update, builder.output
         finally:
             for request_id in builders:
-                self.generator.cancel(request_id)
+                self.engine.cancel(request_id)
 
     def _adapters(self, lora: str | Sequence[str | None] | None, count: int) -> list[int]:
         names = [lora] * count if lora is None or isinstance(lora, str) else list(lora)

@@ -11,7 +11,7 @@ from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from llmc.server.disconnect import disconnected, unless_disconnected
+from llmc.server.aside import disconnected, unless_disconnected
 from llmc.server.errors import api_error
 from llmc.server.generation import Generation
 from llmc.server.protocol.chunks import event

@@ -16,7 +16,7 @@ from llmc.server.protocol.chat import ChatRequest
 from llmc.server.protocol.completions import CompletionRequest
 from llmc.server.protocol.pooling import EmbeddingRequest, RerankRequest, ScoreRequest
 from llmc.server.protocol.tokenize import DetokenizeRequest, TokenizeRequest
-from llmc.server.routes import admin, chat, completions, dashboard, health, metrics, models, pooling, tokenize, version
+from llmc.server.routes import admin, chat, completions, dashboard, health, metrics, models, pooling, tokenize
 from llmc.version import __version__
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ _OFF: TelemetryConfig = {
 
 ROUTERS = tuple(
     module.router
-    for module in (models, completions, chat, tokenize, pooling, version, health, metrics, dashboard)
+    for module in (models, completions, chat, tokenize, pooling, health, metrics, dashboard)
 )  # fmt: skip
 
 

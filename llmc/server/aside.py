@@ -1,4 +1,5 @@
-"""Long work of requests in threads of its own, so that the event loop and the streams on it go on meanwhile.
+"""Work for a client only while the client is there, and long work in threads of its own, so that the event loop and the
+streams on it go on meanwhile.
 
 There are two lanes, so that work of milliseconds does not wait for work of a second. Each lane is short and bounded.
 """
@@ -6,15 +7,15 @@ There are two lanes, so that work of milliseconds does not wait for work of a se
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Receive
 
 from llmc.errors import OverloadedError
 from llmc.runtime.heap import trim
-from llmc.server.disconnect import unless_disconnected
 
 T = TypeVar("T")
 
@@ -70,3 +71,27 @@ async def aside(request: Request, size: int, work: Callable[[], T]) -> T:
     if size < LARGE:
         return await _quick.run(work)
     return await unless_disconnected(request.receive, _long.run(work))
+
+
+async def disconnected(receive: Receive) -> None:
+    """Return when the client has gone. The request's body must have been read."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`; raises ClientDisconnect when the client has left before it.
+
+    The work is cancelled then, as when this is cancelled itself, and has ended when this returns.
+    """
+    task = asyncio.ensure_future(work)
+    watcher = asyncio.ensure_future(disconnected(receive))
+    try:
+        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientDisconnect
+    finally:
+        task.cancel()
+        watcher.cancel()
+        await asyncio.gather(task, watcher, return_exceptions=True)

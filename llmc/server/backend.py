@@ -108,10 +108,10 @@ class Backend:
         if pooler is not None:
             self.state.metrics.bind_pooling(lambda: pooler.pooler.statistics)
         else:
-            served.generating.generator.observer = self._observer
+            served.generating.engine.observer = self._observer
         self.state.served = served
         if loaded.warm.aside is not None:
-            executor = served.generating.generator.engine.executor
+            executor = served.generating.engine.core.executor
             served.generating.work_between(aside(executor, loaded.warm.aside, self._progress_aside, self._warm_aside))
 
 

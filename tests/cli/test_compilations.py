@@ -35,7 +35,7 @@ def test_every_place_shows_the_executor_s_count(llmc: Llmc, unfinished: Path) ->
     buckets = len(read_manifest(unfinished).executables)
     with BundleLLM(unfinished) as llm:
         llm.executor.open_all()
-        assert llm.compilations == llm.engine.stats.compilations == llm.executor.compilations.count == buckets
+        assert llm.compilations == llm.core.stats.compilations == llm.executor.compilations.count == buckets
     with Live(unfinished) as server:
         server.ready()
         assert server.events[-1].compilations == buckets  # type: ignore[attr-defined]

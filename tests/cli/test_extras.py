@@ -83,6 +83,7 @@ COMMANDS = (
     ("jsonschema", ["plan", "--fleet", "fleet.yaml"], "fleet", 3),
     ("uvicorn", ["serve", "bundle"], "serve", 2),
     ("prometheus_client", ["serve", "bundle"], "serve", 2),
+    ("opentelemetry", ["serve", "bundle", "--otlp-traces-endpoint", "http://localhost:4318/v1/traces"], "otel", 3),
     ("ray", ["serve", "bundle", "--executor", "ray"], "ray", 3),
     ("ray", ["compile", "toy", *FOR_RAY, "-o", "made"], "ray", 3),
 )

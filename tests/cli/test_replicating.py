@@ -34,7 +34,6 @@ def test_a_port_that_is_taken(llmc: Llmc) -> None:
         ),
         (("--replicas", "2", "--admin-token", "t"), "--admin-token: a request would reach one replica of several"),
         (("--replicas", "2", "--record-traffic", "t"), "--record-traffic: one server's file, not for --replicas"),
-        (("--replicas", "2", "--profile", "t"), "--profile: one server's file, not for --replicas"),
     ],
 )
 def test_what_cannot_be_is_one_clear_error(llmc: Llmc, flags: tuple[str, ...], message: str) -> None:

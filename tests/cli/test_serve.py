@@ -45,13 +45,14 @@ def test_without_flags_it_listens_here_only_and_asks_for_no_key(llmc: Llmc, aske
 def test_every_flag_reaches_the_server(llmc: Llmc, asked: Asked) -> None:
     flags = (
         "--host", "0.0.0.0", "--port", 0, "--api-key", "a", "--api-key", "b", "--max-queued-requests", 7,
-        "--shutdown-timeout", "2m", "--record-traffic", "t.jsonl", "--profile", "p.json", "--served-model-name", "m",
+        "--shutdown-timeout", "2m", "--record-traffic", "t.jsonl", "--otlp-traces-endpoint", "http://otel:4318",
+        "--served-model-name", "m",
         "--max-body-size", "1MiB", "--threads", 3, "--prefill-budget", 64, "--prefix-slots", 0, "--uds", "s",
         "--access-log", "--max-connections", 9, "--max-connections-per-client", 8, "--max-requests-per-client", 0,
     )  # fmt: skip
     assert llmc("serve", "bundle", *flags).code == 0
     assert asked.config == ServerConfig(
-        "0.0.0.0", 0, ("a", "b"), 7, 120.0, 1 << 20, "m", Path("t.jsonl"), Path("p.json"), 9, 8, 0
+        "0.0.0.0", 0, ("a", "b"), 7, 120.0, 1 << 20, "m", Path("t.jsonl"), "http://otel:4318", 9, 8, 0
     )
     assert asked.more["options"] == EngineOptions(threads=3, prefill_budget=64, prefix_slots=0)
     assert (asked.more["uds"], asked.more["access_log"]) == (Path("s"), True)

@@ -6,7 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from llmc.runtime.accelerators import CARDS, CPU, GAUDI, INTEL_GPU, INTEL_NPU, NEURON, NVIDIA_GPU, TPU, Card, cpu_name
+from llmc.runtime.accelerators import (
+    CARDS,
+    CPU,
+    GAUDI,
+    INTEL_GPU,
+    INTEL_NPU,
+    NEURON,
+    NVIDIA_GPU,
+    TPU,
+    Accelerator,
+    cpu_name,
+)
 
 
 def host(root: Path, *cards: tuple[str, str, str], nodes: tuple[str, ...] = ()) -> Path:
@@ -33,7 +44,7 @@ def host(root: Path, *cards: tuple[str, str, str], nodes: tuple[str, ...] = ()) 
     ],
 )
 def test_a_card_is_known_by_its_pci_identity_and_is_no_other(
-    tmp_path: Path, card: Card, identity: tuple[str, str, str], node: str
+    tmp_path: Path, card: Accelerator, identity: tuple[str, str, str], node: str
 ) -> None:
     root = host(tmp_path, identity, identity, nodes=(node,))
     assert card.found(root) == f"2 × {card.name}"

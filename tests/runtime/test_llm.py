@@ -12,8 +12,7 @@ import pytest
 from llmc.compiler.verification.toy_reference import ToyReference
 from llmc.errors import InputError
 from llmc.runtime import llm as llm_module
-from llmc.runtime.engine.sampling.params import SamplingParams
-from llmc.runtime.engine.sampling.structured import StructuredOutputsParams
+from llmc.runtime.engine.sampling.params import SamplingParams, StructuredOutputsParams
 from llmc.runtime.llm import BundleLLM
 from llmc.testing.toy import EOS
 from tests.toy import Toy
@@ -149,7 +148,7 @@ def test_one_prompt_is_one_prompt_in_every_entry(llm: BundleLLM, entry: str) -> 
     for wrong in (None, 5, b"text", [b"text"], [True, False], [1.5], [["a"]], [None], [[1, "2"]], [{"prompt": ["a"]}]):
         with pytest.raises(InputError, match="prompt"):
             ask(llm, wrong)
-    assert not llm.engine.has_work
+    assert not llm.core.has_work
 
 
 def test_what_is_no_conversation_and_no_parameters(llm: BundleLLM) -> None:
@@ -246,14 +245,14 @@ def test_a_stream_left_early_leaves_nothing_behind(llm: BundleLLM) -> None:
     stream = llm.stream(["one", "two"], greedy(20))
     next(stream)
     stream.close()  # type: ignore[attr-defined]
-    assert not llm.engine.has_work and not llm.generator.has_work
+    assert not llm.core.has_work and not llm.engine.has_work
     assert llm.generate("one", greedy(2))[0].finished
 
 
 def test_what_cannot_run_leaves_nothing_of_its_group_behind(llm: BundleLLM) -> None:
     with pytest.raises(InputError, match="the prompt is empty"):
         llm.generate(["one", ""], greedy(2))
-    assert not llm.generator.has_work
+    assert not llm.engine.has_work
 
 
 def test_an_interrupted_step_leaves_the_engine_usable(
@@ -271,7 +270,7 @@ def test_an_interrupted_step_leaves_the_engine_usable(
         patch.setattr(type(llm.executor), "run", interrupted)
         with pytest.raises(KeyboardInterrupt):
             llm.generate([[1, 2, 3], [4]], greedy(8))
-    assert not llm.generator.has_work and not llm.engine.has_work
+    assert not llm.engine.has_work and not llm.core.has_work
     assert llm.generate([[1, 2, 3]], greedy(4))[0].outputs[0].token_ids == trusted.greedy([1, 2, 3], 4)
 
 

@@ -9,7 +9,7 @@ from llmc.runtime.bundle import Bundle
 from tests.adapters import toy_with_adapters
 from tests.farm import cluster
 from tests.server.live import toy_bundle
-from tests.server.served import WAYS, Served, Ways
+from tests.server.served import OWN_WAYS, WAYS, Served, Ways
 from tests.server.stub_engine import Api
 from tests.toy import Toy
 
@@ -41,6 +41,12 @@ def ways(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ways]:
 @pytest.fixture(params=WAYS)
 def served(ways: Ways, request: pytest.FixtureRequest) -> Served:
     """A server of it, in each way."""
+    return ways[request.param]
+
+
+@pytest.fixture(params=OWN_WAYS)
+def own(ways: Ways, request: pytest.FixtureRequest) -> Served:
+    """A server of it, in each way in which llmc's own HTTP answers."""
     return ways[request.param]
 
 

@@ -19,7 +19,9 @@ from tests.server.process import Process
 from tests.server.stub_engine import Asks
 from tests.toy import Toy
 
-WAYS = ("process", "replicas", pytest.param("ray", marks=pytest.mark.full))
+OWN_WAYS = ("process", "replicas")
+"""Those in which llmc's own HTTP answers: Ray's ingress differs in what docs/ray.md lists."""
+WAYS = (*OWN_WAYS, pytest.param("ray", marks=pytest.mark.full))
 KEYS = ("first-key", "clé-ñ-鍵")
 MODEL = "org/toy"
 PATIENCE_S = 60.0

@@ -14,7 +14,7 @@ import httpx
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.engine.observer import FinishReason
 from llmc.runtime.engine.requests import Request, Update
-from llmc.runtime.engine.sampling.logprobs import TokenLogprobs
+from llmc.runtime.engine.sampling.batch import TokenLogprobs
 from llmc.runtime.text.chat import ChatTemplate
 from llmc.runtime.text.confined_encoding import ConfinedEncoder
 from llmc.server.app import build_app

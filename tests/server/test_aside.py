@@ -17,7 +17,7 @@ from llmc.server import aside
 from llmc.server.aside import LARGE, MAX_WAITING, SMALL, Lane
 from llmc.server.errors import ApiError
 from llmc.server.prompts import fitting
-from llmc.server.shared import Shared
+from llmc.server.shared import SharedWork
 from llmc.testing.toy import tokenizer_json
 from tests.timing import PATIENCE_S, until
 
@@ -113,7 +113,7 @@ def test_what_many_ask_for_at_once_is_done_once_and_never_before_it_was_asked_fo
         return len(begun)
 
     async def ask() -> list[int]:
-        shared = Shared()
+        shared = SharedWork()
         first = asyncio.ensure_future(shared.get(work))
         await asyncio.to_thread(until, lambda: begun)
         others = [asyncio.ensure_future(shared.get(work)) for _ in range(20)]
@@ -126,7 +126,7 @@ def test_what_many_ask_for_at_once_is_done_once_and_never_before_it_was_asked_fo
 
 def test_an_error_is_no_result() -> None:
     async def ask() -> int:
-        shared = Shared()
+        shared = SharedWork()
         with pytest.raises(ZeroDivisionError):
             await shared.get(lambda: 1 // 0)
         return await shared.get(lambda: 5)

@@ -107,12 +107,12 @@ def head_of(size: int, where: str) -> bytes:
 
 
 @pytest.mark.parametrize("where", ["long", "many", "url"])
-def test_a_head_that_comes_whole_is_no_larger_for_it(served: Served, where: str) -> None:
+def test_a_head_that_comes_whole_is_no_larger_for_it(own: Served, where: str) -> None:
     """All in one piece, so that it was complete before its size was seen."""
-    head, _, body = served.say(head_of(90_000, where)).partition(b"\r\n\r\n")
+    head, _, body = own.say(head_of(90_000, where)).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 431 ")
     assert "larger than 65536 bytes" in json.loads(body)["error"]["message"]
-    assert served.say(head_of(60_000, where)).startswith(b"HTTP/1.1 200 ")
+    assert own.say(head_of(60_000, where)).startswith(b"HTTP/1.1 200 ")
 
 
 def test_so_many_requests_wait_on_a_connection_and_it_ends_with_the_last(live: Live) -> None:
@@ -235,10 +235,10 @@ def test_what_cannot_be_read_is_told_as_every_error_is(live: Live) -> None:
         assert answered(connection)[1]["message"] == "the request cannot be read as HTTP/1.1"
 
 
-def test_a_connection_is_not_turned_into_a_websocket(served: Served) -> None:
+def test_a_connection_is_not_turned_into_a_websocket(own: Served) -> None:
     upgrade = b"upgrade: websocket\r\nsec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
     asked = b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: upgrade, close\r\n" + upgrade + b"\r\n"
-    assert served.say(asked).startswith(b"HTTP/1.1 200 OK\r\n")
+    assert own.say(asked).startswith(b"HTTP/1.1 200 OK\r\n")
 
 
 @pytest.mark.parametrize(

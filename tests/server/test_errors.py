@@ -118,16 +118,16 @@ HARMLESS = {
 
 
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in HARMLESS.items() for value in values])
-def test_headers_that_mean_something_elsewhere_change_nothing(served, name, value):
+def test_headers_that_mean_something_elsewhere_change_nothing(own, name, value):
     body = {"prompt": "abcd", "max_tokens": 8, "ignore_eos": True}
-    answer = served.ask("POST", "/v1/completions", json=body, headers={name: value})
+    answer = own.ask("POST", "/v1/completions", json=body, headers={name: value})
     assert answer.status_code == 200, answer.text
     assert answer.json()["usage"]["completion_tokens"] == 8
     assert sorted(answer.headers) == ["content-length", "content-type", "date"]
 
 
-def test_a_stream_is_whole_and_says_how_it_is_to_be_passed_on(served):
-    answer = served.complete(stream=True, ignore_eos=True)
+def test_a_stream_is_whole_and_says_how_it_is_to_be_passed_on(own):
+    answer = own.complete(stream=True, ignore_eos=True)
     assert events(answer)[-1] == "[DONE]"
     wanted = ["cache-control", "content-type", "date", "transfer-encoding", "x-accel-buffering"]
     assert sorted(answer.headers) == wanted

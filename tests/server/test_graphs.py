@@ -27,7 +27,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def device_of(live: Live) -> FakeGraphDevice:
     assert live.server.state.served is not None
-    device = live.server.state.served.engine.generator.engine.executor.capabilities.graph_device
+    device = live.server.state.served.engine.engine.core.executor.capabilities.graph_device
     assert isinstance(device, FakeGraphDevice)
     return device
 

@@ -15,17 +15,17 @@ from typing import Any
 import psutil
 import pytest
 
-from llmc.runtime.confined.limits import Limits
+from llmc.runtime.confined.limits import ChildLimits
 from llmc.runtime.startup.opening import EngineOptions
 from llmc.server.events import Draining
 from llmc.testing.toy import BYTES
-from tests.runtime.engine.sampling.test_guided import chained
+from tests.runtime.engine.sampling.test_constraints import chained
 from tests.server.live import Call, Live
 from tests.server.process import Process
 from tests.tiers import full
 from tests.timing import PATIENCE_S, until
 
-LIMITS = Limits(seconds=0.5, memory_bytes=256 << 20, stack_bytes=1 << 20, workers=1)
+LIMITS = ChildLimits(seconds=0.5, memory_bytes=256 << 20, stack_bytes=1 << 20, workers=1)
 GOOD = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": False}
 SLOW = "".join(f"(x{i}|y{i})?" for i in range(12_000))
 HEALTHY_S = 2.0
@@ -112,7 +112,7 @@ def test_strict_tools_go_the_same_way(tmp_path: Path, monkeypatch: pytest.Monkey
 def nursery(live: Live) -> psutil.Process:
     served = live.server.state.served
     assert served is not None
-    pool = served.engine.generator.constraints()._pool
+    pool = served.engine.engine.constraints()._pool
     until(lambda: pool.pid is not None)
     return psutil.Process(pool.pid)
 
@@ -156,7 +156,7 @@ def test_compiles_count_in_the_queue(bundle: Path, monkeypatch: pytest.MonkeyPat
         live.ready().complete(structured_outputs={"choice": ["ab"]}, ignore_eos=False)
         served = live.server.state.served
         assert served is not None
-        let = holding(served.engine.generator.constraints(), monkeypatch)
+        let = holding(served.engine.engine.constraints(), monkeypatch)
         calls = [Call(lambda i=i: live.complete(guided_regex=f"{SLOW}{i}")) for i in range(5)]
         until(lambda: served.engine.in_flight == 5)
         refused = live.complete()
@@ -181,7 +181,7 @@ def test_the_memory_is_back_after_a_hostile_grammar(server: Live):
 def test_a_grammar_is_compiled_once_for_all_choices(server: Live, monkeypatch: pytest.MonkeyPatch):
     served = server.server.state.served
     assert served is not None
-    factory, compiled = served.engine.generator.constraints(), []
+    factory, compiled = served.engine.engine.constraints(), []
     monkeypatch.setattr(
         factory, "acompile", lambda structured, made=factory.acompile: compiled.append(structured) or made(structured)
     )
@@ -193,9 +193,9 @@ def test_a_grammar_is_compiled_once_for_all_choices(server: Live, monkeypatch: p
 def test_what_grammars_need_is_read_before_a_request_asks_and_processes_start_with_the_first(bundle: Path):
     """Reading it holds up every stream, by 0.3 s for 49,152 tokens."""
     with Live(bundle, warm_aside=True) as live:
-        generator = live.ready().server.state.served.engine.generator  # type: ignore[union-attr]
-        until(lambda: generator._factory is not None)
-        assert generator._factory._pool.pid is None
+        inner = live.ready().server.state.served.engine.engine  # type: ignore[union-attr]
+        until(lambda: inner._factory is not None)
+        assert inner._factory._pool.pid is None
         assert live.complete(guided_choice=["ab"], ignore_eos=False).json["choices"][0]["text"] == "ab"
 
 
@@ -218,7 +218,7 @@ def test_a_text_whose_grammar_becomes_too_complex_ends_alone(bundle: Path, strea
 def test_a_request_that_compiles_when_the_server_drains_is_still_answered(server: Live, monkeypatch):
     served = server.server.state.served
     assert served is not None
-    let = holding(served.engine.generator.constraints(), monkeypatch)
+    let = holding(served.engine.engine.constraints(), monkeypatch)
     call = Call(lambda: server.complete(guided_choice=["ab"], ignore_eos=False))
     until(lambda: served.engine.in_flight == 1)
     server.server.stop()

@@ -19,7 +19,7 @@ import pytest
 from llmc.cli.main import main
 from llmc.errors import InputError
 from llmc.runtime.async_llm import BundleAsyncLLM
-from llmc.runtime.confined.limits import Limits
+from llmc.runtime.confined.limits import ChildLimits
 from llmc.runtime.engine.sampling.params import SamplingParams
 from llmc.runtime.llm import BundleLLM
 from llmc.runtime.text import chat, confined_chat
@@ -28,7 +28,7 @@ from tests.server.live import Answer, Call, Live, toy_bundle
 from tests.server.test_hostile_grammars import HEALTHY_S, Health
 from tests.timing import until
 
-LIMITS = Limits(seconds=0.3, memory_bytes=64 << 20, workers=1, waiting=2)
+LIMITS = ChildLimits(seconds=0.3, memory_bytes=64 << 20, workers=1, waiting=2)
 HOSTILE = {
     "spin": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
     "wide": "{{ '%999999999d' % 1 }}",
@@ -85,7 +85,7 @@ def test_tokenize_renders_the_same_way(server: Live):
 
 
 def test_a_client_that_leaves_takes_its_rendering_with_it(hostile: Path):
-    with Live(hostile, template_limits=Limits(seconds=600.0)) as live:
+    with Live(hostile, template_limits=ChildLimits(seconds=600.0)) as live:
         live.ready()
         template = pool(live)
         body = json.dumps({"messages": "spin"}).encode()

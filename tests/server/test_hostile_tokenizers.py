@@ -13,7 +13,7 @@ import pytest
 from llmc.compiler.text import files
 from llmc.errors import ArtifactError, CheckpointError
 from llmc.runtime.bundle import Bundle
-from llmc.runtime.confined.limits import Limits
+from llmc.runtime.confined.limits import ChildLimits
 from llmc.runtime.text import tokenizer
 from llmc.runtime.text.bounds import Bounds
 from llmc.server import loading
@@ -25,7 +25,7 @@ from tests.server.test_swap import refused, serving, swap
 from tests.tiers import full
 from tests.toy import Toy
 
-LIMITS = Limits(seconds=0.3, memory_bytes=256 << 20, workers=1)
+LIMITS = ChildLimits(seconds=0.3, memory_bytes=256 << 20, workers=1)
 BACKTRACKS = "a" * 60_000 + "ddc"
 
 

@@ -62,7 +62,7 @@ def test_a_device_that_dies_fails_one_request_and_is_opened_again(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with Live(lambda tell: lpu.open()) as server:
         server.ready()
-        executor = server.server.state.served.engine.generator.engine.executor  # type: ignore[union-attr]
+        executor = server.server.state.served.engine.engine.core.executor  # type: ignore[union-attr]
         executor._hyperdex.kill()  # type: ignore[attr-defined]
         answer = server.ask("POST", "/v1/completions", asked())
         assert (answer.status, answer.json["choices"][0]["finish_reason"]) == (200, "error")

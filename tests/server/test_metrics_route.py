@@ -11,7 +11,7 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from llmc.server.state import Progress
-from llmc.server.telemetry.replicas import labelled, together
+from llmc.server.telemetry.metrics import labelled, together
 from tests.server.pages import MadeUp
 from tests.server.served import Served
 

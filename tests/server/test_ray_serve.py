@@ -21,9 +21,7 @@ import pytest
 
 from llmc.errors import InputError
 from llmc.runtime.bundle import Bundle
-from llmc.server.ray_ingress import environment
-from llmc.server.ray_replica import by_load
-from llmc.server.ray_serve import Fleet, serve
+from llmc.server.ray_serve import Fleet, by_load, environment, serve
 from llmc.server.state import ServerConfig
 from tests.farm import Farm, own_ports
 from tests.server.live import completion
@@ -32,7 +30,7 @@ from tests.timing import until
 from tests.toy import Toy
 
 PATIENCE_S = 240.0
-METRICS, STATISTICS = (int(own_ports()[f"RAY_SERVE_HAPROXY_{what}_PORT"]) for what in ("METRICS", "STATS"))
+METRICS = int(own_ports()["RAY_SERVE_HAPROXY_METRICS_PORT"])
 
 
 @pytest.fixture(scope="module")
@@ -187,9 +185,6 @@ class TestTwoReplicas:
         assert broken_off(two, process_of(replica), session)
         until(lambda: answers(two), PATIENCE_S)
 
-    def test_haproxys_metrics_and_statistics_listen_at_loopback_alone(self, two: OverRay) -> None:
-        assert [listening(port) for port in (METRICS, STATISTICS)] == [{"127.0.0.1"}] * 2
-
     def test_another_place_in_the_same_cluster_is_refused(
         self, farm: Farm, two: OverRay, toy: Bundle, tmp_path: Path
     ) -> None:
@@ -201,7 +196,7 @@ class TestTwoReplicas:
 
 @pytest.mark.full
 def test_so_does_one_behind_rays_own_proxy(farm: Farm, toy: Bundle, tmp_path: Path) -> None:
-    without = "from llmc.server import ray_ingress\nray_ingress.find_spec = lambda _: None"
+    without = "from llmc.server import ray_serve\nray_serve.find_spec = lambda _: None"
     with OverRay(farm.address, tmp_path, toy.path, before=without) as server:
         server.ready()
         (replica,) = answered(server)

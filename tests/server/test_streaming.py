@@ -9,7 +9,7 @@ import pytest
 from starlette.requests import ClientDisconnect
 
 from llmc.server.answering import EventStream
-from llmc.server.disconnect import unless_disconnected
+from llmc.server.aside import unless_disconnected
 from llmc.server.protocol.chunks import ChunkWriter
 from tests.timing import least_cpu_seconds
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmc.runtime.engine.sampling.guided import ConstraintFactory
-from llmc.runtime.engine.sampling.structured import StructuredOutputsParams
+from llmc.runtime.engine.sampling.constraints import ConstraintFactory
+from llmc.runtime.engine.sampling.params import StructuredOutputsParams
 from llmc.server.tool_calls import ToolCall, ToolCallParser, call_grammar
 from tests.server.stub_engine import events, refusal
 from tests.tiers import examples

@@ -8,7 +8,7 @@ from typing import Any
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.startup.capturing import CaptureChoice, Capturing
 from llmc.runtime.startup.opening import EngineOptions, open_executor
-from llmc.runtime.startup.outcome import Outcome
+from llmc.runtime.startup.outcome import WarmUpOutcome
 from llmc.runtime.startup.warming import Warming
 
 
@@ -22,7 +22,7 @@ class Engine:
         executor = open_executor(self._bundle, self._options)
         plan = self._bundle.plan
         capturing = Capturing.of(executor, plan, CaptureChoice())
-        outcome = Outcome(executor, Warming(executor, plan), capturing)
+        outcome = WarmUpOutcome(executor, Warming(executor, plan), capturing)
         last, took = time.perf_counter(), {}
 
         def tell(ran: Any, *_: int) -> None:

@@ -12,7 +12,7 @@ from llmc.compiler.stages import StageReport
 from llmc.errors import DeviceError
 from llmc.runtime.executors import executor_class
 from llmc.runtime.executors.generating import GeneratingExecutor
-from llmc.runtime.startup.opening import EngineOptions, open_engine, open_executor
+from llmc.runtime.startup.opening import EngineOptions, open_core, open_executor
 
 if TYPE_CHECKING:
     from llmc.artifacts.bundle.manifest import Manifest
@@ -43,7 +43,7 @@ def tokens_stage(bundle: Bundle, stages: Stages, target: Target, probes: Entry, 
     except DeviceError as error:
         raise DeviceError(f"{error}; --verify none compiles without running anything") from error
     try:
-        found = verify_tokens(open_engine(bundle, executor, options), loaded, limits)
+        found = verify_tokens(open_core(bundle, executor, options), loaded, limits)
     finally:
         executor.close()
     stages.report(StageReport("verify", False, time.perf_counter() - start))

@@ -18,7 +18,7 @@ from llmc.runtime.engine.sampling.params import SamplingParams
 if TYPE_CHECKING:
     from llmc.compiler.verification.limits import Limits
     from llmc.compiler.verification.probes import Probe
-    from llmc.runtime.engine.base import TokenEngine
+    from llmc.runtime.engine.core import EngineCore
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class TokenResult:
         return {"by": "tokens", **asdict(self)}
 
 
-def verify_tokens(engine: TokenEngine, probes: Sequence[Probe], limits: Limits) -> TokenResult:
+def verify_tokens(engine: EngineCore, probes: Sequence[Probe], limits: Limits) -> TokenResult:
     """Generate the short probes greedily and compare. Raises VerificationError, with numbers, beyond `limits`."""
     short = [p for p in probes[:-1] if p.continuation and p.prompt_length <= engine.plan.limits.longest_prompt]
     prompts = [p.tokens[: p.prompt_length].tolist() for p in short]

@@ -29,7 +29,7 @@ from llmc.compiler.verification.steps import decode_step, empty, fitting, prompt
 from llmc.compiler.verification.windows import Window
 from llmc.errors import VerificationError
 from llmc.runtime.bundle import Bundle
-from llmc.runtime.engine.engine import Engine
+from llmc.runtime.engine.batched_core import BatchedCore
 from llmc.runtime.engine.sampling.params import SamplingParams
 from llmc.runtime.executors.base import Executor
 from llmc.runtime.step import Step, exact, pad, ragged
@@ -164,7 +164,7 @@ class Verification:
         self.beyond = beyond
         self.turning = around(turns)
         self.vocab_size = bundle.size("vocab_size")
-        self.engine = Engine(self.plan, executor, self.vocab_size, min_prefix=0, on_compilation="ignore")
+        self.engine = BatchedCore(self.plan, executor, self.vocab_size, min_prefix=0, on_compilation="ignore")
         self.random = np.random.default_rng(0)
         self._long = {probe.adapter: i for i, probe in enumerate(probes)}
         """The probe of the long sequence with each adapter, and with none."""

@@ -6,9 +6,9 @@ import platform
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
 from typing import TYPE_CHECKING
@@ -16,16 +16,15 @@ from typing import TYPE_CHECKING
 from llmc.artifacts.digest import digest_bytes
 from llmc.artifacts.key import canonical_json
 from llmc.cpus import usable_cpus
-from llmc.errors import LlmcError, VerificationError
-from llmc.runtime.certificate.document import BucketUsed, Certificate, Host, Numbers, Requests, Used
-from llmc.runtime.certificate.driving import Driven, StepCounter, drive
-from llmc.runtime.certificate.requests import RandomRequests, admitted_kinds
-from llmc.runtime.certificate.watch import Account, Watch, process_witnesses
+from llmc.errors import LlmcError
+from llmc.runtime.certificate.document import BucketUsed, Certificate, CertifiedHost, Requests, Used
+from llmc.runtime.certificate.requests import Driven, RandomRequests, StepCounter, admitted_kinds, drive
+from llmc.runtime.certificate.witnesses import Account, Watch, process_witnesses
 from llmc.runtime.host import cpu_features, host_memory
 from llmc.runtime.startup.beside import BesideWarming
 from llmc.runtime.startup.capturing import CaptureChoice, Capturing
-from llmc.runtime.startup.opening import EngineOptions, open_executor, open_generator
-from llmc.runtime.startup.outcome import Outcome
+from llmc.runtime.startup.opening import EngineOptions, open_engine, open_executor
+from llmc.runtime.startup.outcome import WarmUpOutcome
 from llmc.runtime.startup.warming import Warming
 from llmc.runtime.step import exact
 from llmc.version import __version__
@@ -33,71 +32,10 @@ from llmc.version import __version__
 if TYPE_CHECKING:
     from llmc.buckets.bucket import Bucket
     from llmc.runtime.bundle import Bundle
-    from llmc.runtime.certificate.requests import RandomRequest
-    from llmc.runtime.engine.generator import Generator
-    from llmc.runtime.engine.requests import Request, Update
+    from llmc.runtime.engine.engine import LLMEngine
     from llmc.runtime.executors.base import Executor
 
-TIE_NATS = 1e-3
-"""Two tokens whose log probabilities are this near are a tie, which another bucket's order of sums may break."""
-
-
-@dataclass(frozen=True)
-class Repeats:
-    """Requests that were repeated; of these, those of equal tokens, and those whose first other token was a tie."""
-
-    repeated: int = 0
-    equal: int = 0
-    ties: int = 0
-    differing: tuple[str, ...] = ()
-
-
-def repeat(
-    generator: Generator,
-    answers: Sequence[tuple[RandomRequest, list[int]]],
-    tell: Callable[[int], None] = lambda _: None,
-) -> Repeats:
-    """Run each request again, alone; `tell` hears how many have. `generator` reuses no prefix. Raises whatever the
-    executor raises."""
-    equal = ties = 0
-    differing = []
-    for number, (one, answer) in enumerate(answers, 1):
-        alone = [token for update in _run(generator, one.request) for token in update.token_ids]
-        if alone == answer:
-            equal += 1
-        elif _is_tie(generator, one.request, answer, alone):
-            ties += 1
-        else:
-            differing.append(one.request.request_id)
-        tell(number)
-    return Repeats(len(answers), equal, ties, tuple(differing))
-
-
-def _run(generator: Generator, request: Request) -> list[Update]:
-    generator.add(generator.prepare(request))
-    updates: list[Update] = []
-    while generator.has_work:
-        updates += generator.step()
-    return updates
-
-
-def _is_tie(generator: Generator, request: Request, answer: Sequence[int], alone: Sequence[int]) -> bool:
-    """Whether, where two answers part, the token of each is as probable as that of the other."""
-    pairs = zip(answer, alone, strict=False)
-    at = next((i for i, (one, other) in enumerate(pairs) if one != other), None)
-    if at is None:
-        return False
-    known = replace(request, params=replace(request.params, logprobs=2, max_tokens=at + 1))
-    said = [logprobs for update in _run(generator, known) for logprobs in update.logprobs]
-    if len(said) <= at:
-        return False
-    top = dict(said[at].top)
-    return answer[at] in top and alone[at] in top and abs(top[answer[at]] - top[alone[at]]) < TIE_NATS
-
-
 REQUESTS = 500
-REPEATED = 32
-"""Requests that are repeated alone, about."""
 SHOWN = 5
 """Names that an error shows."""
 PACKAGES: Mapping[str, str] = {
@@ -135,14 +73,14 @@ class Certifying:
     options: EngineOptions = field(default_factory=EngineOptions)
     certify: CertifyOptions = field(default_factory=CertifyOptions)
     tell: Tell = lambda *_: None
-    outcome: Outcome | None = None
+    outcome: WarmUpOutcome | None = None
 
     def run(self) -> Certificate:
         """The certificate.
 
         Raises CompiledError where something was compiled, or a witness that saw went blind; LlmcError where a bucket
-        does not run; VerificationError where a request ended with an error, or its answer in float32 is another one
-        alone; KeyboardInterrupt where it is interrupted; and what opening the bundle raises.
+        does not run; VerificationError where a request ended with an error; KeyboardInterrupt where it is interrupted;
+        and what opening the bundle raises.
         """
         self._seconds: dict[str, float] = {}
         with Watch(process_witnesses(self.bundle.settings, self.bundle.manifest.device)) as watch:
@@ -158,68 +96,49 @@ class Certifying:
         counter = StepCounter()
         plan = self.bundle.plan
         with ExitStack() as stack:
-
-            def open_closing(options: EngineOptions, observer: StepCounter | None = None) -> Generator:
-                opened = open_generator(self.bundle, executor, options, observer)
-                stack.callback(opened.close)
-                return opened
-
-            generator: Generator | None = None
+            engine: LLMEngine | None = None
 
             def beside() -> BesideWarming:
-                nonlocal generator
-                generator = open_closing(self.options, counter)
-                return BesideWarming(generator, plan)
+                nonlocal engine
+                engine = open_engine(self.bundle, executor, self.options, counter)
+                stack.callback(engine.close)
+                return BesideWarming(engine, plan)
 
             warming = Warming(executor, plan, uses=self.certify.uses)
             capturing = Capturing.of(executor, plan, self.certify.capture)
-            self.outcome = Outcome(executor, warming, capturing, beside, watch.ready)
+            self.outcome = WarmUpOutcome(executor, warming, capturing, beside, watch.ready)
             with self._timed("warm up"):
                 self.outcome.run(
                     lambda ran, done, total: self.tell("warm up", getattr(ran, "name", str(ran)), done, total)
                 )
             _require_warm(self.outcome)
-            assert generator is not None
+            assert engine is not None
             with self._timed("replay"):
                 replays = _replayed(executor, warming, self.bundle)
-            kinds, refused = admitted_kinds(generator)
-            vocab, end_ids = generator.engine.vocab_size, self.bundle.eos_token_ids
-            offers = generator.engine.offers
+            kinds, refused = admitted_kinds(engine)
+            vocab, end_ids = engine.core.vocab_size, self.bundle.eos_token_ids
+            offers = engine.core.offers
             random = RandomRequests(plan, executor, vocab, kinds, self.certify.seed, end_ids, offers)
             with self._timed("requests"):
-                driven = self._driven(generator, counter, random)
-            with self._timed("repeats"):
-                alone = open_closing(replace(self.options, enable_prefix_caching=False))
-                count = len(driven.answers)
-                repeats = repeat(alone, driven.answers, lambda n: self.tell("repeats", f"{n} repeats", n, count))
+                driven = self._driven(engine, counter, random)
             accounts, blinded = watch.accounts(), watch.blinded
         _require_none_compiled(accounts, blinded)
-        return self._certificate(executor, accounts, replays, counter, driven, refused, self._numbers(repeats))
+        return self._certificate(executor, accounts, replays, counter, driven, refused)
 
-    def _driven(self, generator: Generator, counter: StepCounter, random: RandomRequests) -> Driven:
+    def _driven(self, engine: LLMEngine, counter: StepCounter, random: RandomRequests) -> Driven:
         count = self.certify.requests
         counter.counts = True
         try:
             return drive(
-                generator, random.take(count), 2 * self.bundle.plan.limits.max_num_seqs, self.certify.seed,
-                max(1, count // (4 * REPEATED)), lambda done: self.tell("requests", f"{done} requests", done, count),
+                engine, random.take(count), 2 * self.bundle.plan.limits.max_num_seqs, self.certify.seed,
+                lambda done: self.tell("requests", f"{done} requests", done, count),
             )  # fmt: skip
         finally:
             counter.counts = False
 
-    def _numbers(self, repeats: Repeats) -> Numbers:
-        options = self.bundle.manifest.options
-        computes = options.get("quantize", "none") == "none" and options.get("dtype", "f32") == "f32"
-        if computes and repeats.differing:
-            raise VerificationError(
-                f"{self.bundle.path}: alone, requests {', '.join(repeats.differing[:SHOWN])} give other tokens than "
-                f"beside others ({len(repeats.differing)} of {repeats.repeated}), in float32: `llmc verify` finds where"
-            )
-        return Numbers(computes, repeats.repeated, repeats.equal, repeats.ties, len(repeats.differing))
-
     def _certificate(
         self, executor: Executor, accounts: list[Account], replays: Counter[Bucket | str], counter: StepCounter,
-        driven: Driven, refused: Mapping[str, str], numbers: Numbers,
+        driven: Driven, refused: Mapping[str, str],
     ) -> Certificate:  # fmt: skip
         manifest, plan = self.bundle.manifest, self.bundle.plan
         verification = canonical_json(manifest.verification) if manifest.verification else None
@@ -250,7 +169,6 @@ class Certifying:
                 driven.requests, self.certify.seed, dict(driven.finished), dict(driven.kinds), refused,
                 driven.prompt_tokens, driven.longest_prompt, driven.tokens, driven.most_at_once, counter.prefixes,
             ),
-            numbers=numbers,
             host=host(self.options.threads or self.bundle.settings.threads),
             card=dict(executor.description.host()),
             toolchain=toolchain(),
@@ -264,11 +182,7 @@ class Certifying:
         self._seconds[stage] = round(time.perf_counter() - began, 3)
 
 
-def _name(ran: object) -> str:
-    return str(getattr(ran, "name", ran))
-
-
-def _require_warm(outcome: Outcome) -> None:
+def _require_warm(outcome: WarmUpOutcome) -> None:
     if outcome.interrupted:
         raise KeyboardInterrupt
     failed = {**{str(bucket): error for bucket, error in outcome.failed.items()}, **outcome.failed_beside}
@@ -309,9 +223,9 @@ def _require_none_compiled(accounts: list[Account], blinded: list[str]) -> None:
         raise CompiledError(f"not certified: a witness went blind once it was ready: {'; '.join(blinded)}")
 
 
-def host(threads: int) -> Host:
+def host(threads: int) -> CertifiedHost:
     """This host, and the threads that an executor has on it."""
-    return Host(
+    return CertifiedHost(
         platform.system(), platform.machine(), cpu_features(), usable_cpus(), threads, host_memory()
     )  # fmt: skip
 

@@ -20,13 +20,13 @@ from llmc.artifacts.key import canonical_json
 from llmc.artifacts.signing.statement import CERTIFICATE as KIND
 from llmc.errors import ArtifactError, InputError
 from llmc.json_fields import Fields
-from llmc.runtime.certificate.watch import Account
+from llmc.runtime.certificate.witnesses import Account
 from llmc.strict_json import loads_object
 
 if TYPE_CHECKING:
     from llmc.artifacts.signing.signer import Signer
 
-SCHEMA = 1
+SCHEMA = 2
 MAX_BYTES = 16 << 20
 MAX_NAMES = 100
 """Names of what a witness saw that a certificate keeps; the count is of all."""
@@ -77,18 +77,7 @@ class Requests:
 
 
 @dataclass(frozen=True)
-class Numbers:
-    """Requests that were repeated alone. `exact`: the bundle computes in float32, so equal tokens are required."""
-
-    exact: bool
-    repeated: int
-    equal: int
-    ties: int
-    differing: int
-
-
-@dataclass(frozen=True)
-class Host:
+class CertifiedHost:
     """Where it ran. `features` are the instruction sets that kernels are chosen by."""
 
     system: str
@@ -119,8 +108,7 @@ class Certificate:
     buckets: tuple[BucketUsed, ...]
     witnesses: tuple[Account, ...]
     requests: Requests
-    numbers: Numbers
-    host: Host
+    host: CertifiedHost
     card: Mapping[str, str]
     toolchain: Mapping[str, str]
     seconds: Mapping[str, float]
@@ -206,8 +194,7 @@ def _parsed(given: Fields) -> Certificate:
         buckets=tuple(_members(BucketUsed, one) for one in _objects(given, "buckets")),
         witnesses=tuple(_account_of(one) for one in _objects(given, "witnesses")),
         requests=_members(Requests, given.nested("requests")),
-        numbers=_members(Numbers, given.nested("numbers")),
-        host=_members(Host, given.nested("host")),
+        host=_members(CertifiedHost, given.nested("host")),
         card=_map(given.nested("card"), Fields.text),
         toolchain=_map(given.nested("toolchain"), Fields.text),
         seconds=_map(given.nested("seconds"), Fields.number),

@@ -1,4 +1,5 @@
-"""Random requests that a bundle admits: every kind that a server meets, and the ends of every range.
+"""Random requests that a bundle admits (every kind that a server meets, and the ends of every range) and their way
+through the engine: many at once or few, some cancelled.
 
 The same seed gives the same requests, and since each draw of a sampler has a seed too, the same answers.
 """
@@ -7,20 +8,22 @@ from __future__ import annotations
 
 import math
 import random
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from llmc.buckets.capture.auxiliary import SAMPLING
-from llmc.errors import InputError
+from llmc.errors import InputError, VerificationError
+from llmc.runtime.engine.observer import Observer, StepRecord
 from llmc.runtime.engine.requests import Request
-from llmc.runtime.engine.sampling.kinds import sampling_params
-from llmc.runtime.engine.sampling.structured import StructuredOutputsParams
+from llmc.runtime.engine.sampling.params import StructuredOutputsParams
+from llmc.runtime.startup.beside import sampling_params
 
 if TYPE_CHECKING:
     from llmc.buckets.plan import Plan
-    from llmc.runtime.engine.generator import Generator
+    from llmc.runtime.engine.engine import LLMEngine
+    from llmc.runtime.engine.requests import Update
     from llmc.runtime.engine.sampling.params import SamplingParams
     from llmc.runtime.executors.base import Executor
 
@@ -46,12 +49,6 @@ class RandomRequest:
     request: Request
     kind: str
     cancel_after: int | None = None
-
-    @property
-    def repeatable(self) -> bool:
-        """Whether it runs to its end and takes the most probable token each time, so that alone it gives the same."""
-        params = self.request.params
-        return self.cancel_after is None and self.kind != STRUCTURED and params.greedy and not params.adjusts_logits
 
 
 class RandomRequests:
@@ -150,16 +147,135 @@ class RandomRequests:
         return tuple(self._random.choices(range(self._vocab_size), k=count))
 
 
-def admitted_kinds(generator: Generator) -> tuple[dict[str, SamplingParams], dict[str, str]]:
+def admitted_kinds(engine: LLMEngine) -> tuple[dict[str, SamplingParams], dict[str, str]]:
     """The kinds of SAMPLING that requests may ask for here, and those that are refused, with the reason."""
     kinds: dict[str, SamplingParams] = {}
     refused: dict[str, str] = {}
     for kind in SAMPLING:
         try:
-            params = sampling_params(kind, has_text=generator.tokenizer is not None)
-            generator.prepare(Request("kinds", [0], params))
+            params = sampling_params(kind, has_text=engine.tokenizer is not None)
+            engine.prepare(Request("kinds", [0], params))
         except InputError as error:
             refused[kind] = str(error)
         else:
             kinds[kind] = params
     return kinds, refused
+
+
+Bucket = tuple[str, int, int, int]
+"""Phase, batch, query, context."""
+
+
+class StepCounter(Observer):
+    """Counts the steps that ran, by bucket and by executable, while it `counts`."""
+
+    def __init__(self) -> None:
+        self.counts = False
+        self.buckets: Counter[Bucket] = Counter()
+        self.executables: Counter[str] = Counter()
+        self.prefixes = 0
+
+    def stepped(self, record: StepRecord) -> None:
+        """A step ran."""
+        if self.counts:
+            self.buckets[record.phase, record.batch, record.query, record.context] += 1
+            self.executables[record.executable] += 1
+
+    def admitted(self, request_id: str, queue_s: float, cached_tokens: int) -> None:
+        """A request's prompt may begin in the cache."""
+        if self.counts:
+            self.prefixes += cached_tokens > 0
+
+
+@dataclass
+class Driven:
+    """What became of requests: how many by reason of their choices' ends, of each kind, tokens of prompts and answers,
+    the longest prompt."""
+
+    requests: int = 0
+    finished: Counter[str] = field(default_factory=Counter)
+    kinds: Counter[str] = field(default_factory=Counter)
+    prompt_tokens: int = 0
+    longest_prompt: int = 0
+    tokens: int = 0
+    most_at_once: int = 0
+
+
+@dataclass
+class _Open:
+    random: RandomRequest
+    choices: int
+    tokens: int = 0
+
+
+def drive(
+    engine: LLMEngine, requests: Iterable[RandomRequest], most: int, seed: int,
+    tell: Callable[[int], None] = lambda _: None,
+) -> Driven:  # fmt: skip
+    """Run `requests`, up to `most` at once; `tell` hears how many have ended.
+
+    Raises VerificationError where a request ends with an error, and whatever the executor raises.
+    """
+    draw = random.Random(seed)  # noqa: S311
+    driven, waiting, open_ = Driven(), iter(requests), dict[str, _Open]()
+    wanted, more = 1, True
+    while more or engine.has_work:
+        while more and len(open_) < wanted:
+            one = next(waiting, None)
+            if one is None:
+                more = False
+                break
+            _begin(engine, one, open_, driven)
+        driven.most_at_once = max(driven.most_at_once, len(open_))
+        for update in engine.step():
+            _take(engine, update, open_, driven)
+        if draw.random() < 0.1:
+            wanted = draw.randint(1, most)
+        tell(driven.requests - len(open_))
+    return driven
+
+
+def _begin(engine: LLMEngine, one: RandomRequest, open_: dict[str, _Open], driven: Driven) -> None:
+    request = one.request
+    engine.add(engine.prepare(request))
+    open_[request.request_id] = _Open(one, request.params.n)
+    driven.requests += 1
+    driven.kinds[one.kind] += 1
+    driven.prompt_tokens += len(request.prompt_token_ids)
+    driven.longest_prompt = max(driven.longest_prompt, len(request.prompt_token_ids))
+    if one.cancel_after == 0:
+        _cancel(engine, request.request_id, open_, driven)
+
+
+def _take(engine: LLMEngine, update: Update, open_: dict[str, _Open], driven: Driven) -> None:
+    state = open_.get(update.request_id)
+    if state is None:
+        return  # cancelled by another update of the same step
+    driven.tokens += len(update.token_ids)
+    state.tokens += len(update.token_ids)
+    if update.finish_reason is not None:
+        _end(update, open_, driven)
+    elif state.random.cancel_after is not None and state.tokens >= state.random.cancel_after:
+        _cancel(engine, update.request_id, open_, driven)
+
+
+def _cancel(engine: LLMEngine, request_id: str, open_: dict[str, _Open], driven: Driven) -> None:
+    for update in engine.cancel(request_id):
+        if update.finish_reason is not None:
+            _end(update, open_, driven)
+    open_.pop(request_id, None)
+
+
+def _end(update: Update, open_: dict[str, _Open], driven: Driven) -> None:
+    """A choice has ended."""
+    state = open_[update.request_id]
+    reason = update.finish_reason or "error"
+    if reason == "error":
+        raise VerificationError(
+            f"request {update.request_id} ({state.random.kind}, {len(state.random.request.prompt_token_ids)} tokens) "
+            "ended with an error; the log says why"
+        )
+    driven.finished[reason] += 1
+    state.choices -= 1
+    if state.choices == 0:
+        del open_[update.request_id]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Limits:
+class ChildLimits:
     """Bounds on jobs of one kind.
 
     `seconds` of processor time, `memory_bytes` beyond what a child begins with and `stack_bytes` are for each job.

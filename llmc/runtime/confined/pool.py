@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeVar
 
 from llmc.errors import InputError, LlmcError, OverloadedError
 from llmc.runtime.confined import frames
-from llmc.runtime.confined.limits import Limits
+from llmc.runtime.confined.limits import ChildLimits
 
 T = TypeVar("T")
 Limit = Literal["time", "memory", "stack"]
@@ -37,7 +37,7 @@ _RETRY_S = 1.0
 class LimitError(InputError):
     """A job went beyond a limit of its child; `limit` says which."""
 
-    def __init__(self, limit: Limit, limits: Limits) -> None:
+    def __init__(self, limit: Limit, limits: ChildLimits) -> None:
         self.limit = limit
         super().__init__(
             {
@@ -52,7 +52,7 @@ class JobError(LlmcError):
     """A job failed for a reason that is neither its input's nor a limit's."""
 
 
-class Job:
+class ChildJob:
     """What a job gave: its value, and the memory in bytes that its child grew by."""
 
     def __init__(self, value: Any, size: int) -> None:
@@ -60,7 +60,7 @@ class Job:
         self.size = size
 
 
-class Pool:
+class ChildPool:
     """Children that do `work` ("module:factory", called with `options`, JSON, once in the nursery).
 
     `run` and `arun` do one job: JSON in (not null), JSON out. They raise InputError for what `work` refuses,
@@ -69,7 +69,7 @@ class Pool:
     child. The nursery starts with `start`, or the first job, and ends with `close`, or this process.
     """
 
-    def __init__(self, work: str, options: Mapping[str, Any], limits: Limits, *, niceness: int = 0) -> None:
+    def __init__(self, work: str, options: Mapping[str, Any], limits: ChildLimits, *, niceness: int = 0) -> None:
         self.limits = limits
         self._config = {"work": work, "options": dict(options), "niceness": niceness, **asdict(limits)}
         self._lock = threading.Lock()
@@ -129,11 +129,11 @@ class Pool:
                 return
         child.close()
 
-    def run(self, job: Any) -> Job:
+    def run(self, job: Any) -> ChildJob:
         """Do a job, and wait for it."""
         return _finished(self._done(frames.pack(job), _blocking))
 
-    async def arun(self, job: Any, then: Callable[[Job], Awaitable[T]]) -> T:
+    async def arun(self, job: Any, then: Callable[[ChildJob], Awaitable[T]]) -> T:
         """As `run`, on an event loop; returns the result of `then` and keeps the job's place until `then` has ended."""
         async with _Place(self):
             if frames.is_large(job):
@@ -142,7 +142,7 @@ class Pool:
                 request = frames.pack(job)
             return await then(await self._done(request, _on_loop))
 
-    async def _done(self, request: bytes, exchange: _Exchange) -> Job:
+    async def _done(self, request: bytes, exchange: _Exchange) -> ChildJob:
         answer = await self._attempt(request, exchange) or await self._attempt(request, exchange, fresh=True)
         return self._told(answer)
 
@@ -159,11 +159,11 @@ class Pool:
             self._keep(child, answer)
         return answer
 
-    def _told(self, answer: dict[str, Any] | None) -> Job:
+    def _told(self, answer: dict[str, Any] | None) -> ChildJob:
         if answer is None:
             raise JobError("the child process ended without an answer; its parent has ended or could not start")
         if "done" in answer:
-            return Job(answer["done"], answer.get("bytes", 0))
+            return ChildJob(answer["done"], answer.get("bytes", 0))
         if "refused" in answer:
             raise InputError(answer["refused"])
         limit = answer.get("limit") or _BY_SIGNAL.get(answer.get("killed", 0))
@@ -175,7 +175,7 @@ class Pool:
 class _Place:
     """One of the pool's places, in order of arrival."""
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: ChildPool) -> None:
         self._pool = pool
 
     async def __aenter__(self) -> None:

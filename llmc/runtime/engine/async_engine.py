@@ -1,7 +1,7 @@
 """An engine in a thread of its own, for asyncio: requests in, updates out.
 
-A second thread tells what a step gave (texts, stop strings, observers, streams) while the next step's graph runs. A
-stop string is found one step late so: that step computes a token more, which nobody gets.
+A second thread reports each step's tokens (texts, stop strings, observers, streams) while the next step's graph runs.
+So a stop string is found one step late: that step computes one more token, which nobody gets.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 from llmc.errors import EngineDeadError, InputError, OverloadedError
-from llmc.runtime.engine.generator import LONG_WORK, work_of
-from llmc.runtime.engine.teller import Teller
+from llmc.runtime.engine.engine import LONG_WORK, work_of
 
 if TYPE_CHECKING:
-    from llmc.runtime.engine.base import Outcome
-    from llmc.runtime.engine.generator import Generator, Prepared
+    from llmc.runtime.engine.core import StepOutput
+    from llmc.runtime.engine.engine import LLMEngine, Prepared
     from llmc.runtime.engine.observer import EngineStats
     from llmc.runtime.engine.requests import Request, Update
 
@@ -33,6 +33,7 @@ LONGEST_RETRY_S = 60.0
 CANCEL_GRACE_S = 5.0
 """Seconds that a drain waits for cancelled requests to end, which takes the step that is running."""
 _SMOOTHING = 0.1
+_CLOSING = "the server is shutting down; send the request to another one"
 _OVER = object()
 
 
@@ -77,8 +78,44 @@ class Stream:
         self._over = True
 
 
+class Reporter:
+    """A thread that does jobs in their order, one at a time; none waits behind the one that runs. Jobs may not raise.
+
+    The interpreter does not wait for it when it ends, as it does for threads of concurrent.futures. `put` and `settle`
+    are called in one thread only, or while no other calls them.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._jobs: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
+        self._idle = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def put(self, job: Callable[[], object]) -> None:
+        """Begin a job as soon as the one before it is over, which this waits for."""
+        self._idle.acquire()
+        self._jobs.put(job)
+
+    def settle(self) -> None:
+        """Wait until all jobs are over."""
+        with self._idle:
+            pass
+
+    def close(self) -> None:
+        """End the thread after all jobs."""
+        self._jobs.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                job()
+            finally:
+                self._idle.release()
+
+
 class AsyncEngine:
-    """Runs `generator` in a thread. `max_queued_requests` bounds the sequences that wait for a slot (None: no bound).
+    """Runs `engine` in a thread. `max_queued_requests` bounds the sequences that wait for a slot (None: no bound).
 
     A request is refused while as many sequences as there are slots and places in the queue are not over. `submit`,
     `open` and `drain` are called in a running event loop, the others anywhere. `on_close` is called when the thread
@@ -86,11 +123,11 @@ class AsyncEngine:
     """
 
     def __init__(
-        self, generator: Generator, max_queued_requests: int | None = None,
+        self, engine: LLMEngine, max_queued_requests: int | None = None,
         on_close: Callable[[], None] | None = None,
     ) -> None:  # fmt: skip
-        self.generator = generator
-        slots = generator.engine.max_num_seqs
+        self.engine = engine
+        slots = engine.core.max_num_seqs
         self._bound = math.inf if max_queued_requests is None else slots + max_queued_requests
         self._slots = slots
         self._on_close = on_close
@@ -104,11 +141,11 @@ class AsyncEngine:
         self._seconds = 0.0
         self._closing = False
         self._error: BaseException | None = None
-        self._teller = Teller("llmc-teller")
-        self._stats = generator.stats
+        self._reporter = Reporter("llmc-reporter")
+        self._stats = engine.stats
         self.draining = False
-        if generator.engine.prefiller is not None:
-            generator.engine.prefiller.on_news(self._prefill_news)
+        if engine.core.prefiller is not None:
+            engine.core.prefiller.on_news(self._prefill_news)
         self._thread = threading.Thread(target=self._run, name="llmc-engine", daemon=True)
         self._thread.start()
 
@@ -123,18 +160,18 @@ class AsyncEngine:
             self._preparing += 1
             self._in_flight += choices
         try:
-            prepared = await self.generator.aprepare(request)
+            prepared = await self.engine.aprepare(request)
         finally:
             with self._wake:
                 self._preparing -= 1
                 self._in_flight -= choices
-        return self._queue(prepared, admitted=True)
+        return self._queue(prepared)
 
     def submit(self, request: Request) -> Stream:
         """Queue a request. Raises InputError (cannot be run), OverloadedError (queue full or draining; the message and
         retry_after_s say so) or EngineDeadError, at once."""
         self.check_room()
-        return self._queue(self.generator.prepare(request))
+        return self._queue(self.engine.prepare(request))
 
     def _check_alive(self) -> None:
         if self._error is not None:
@@ -146,7 +183,7 @@ class AsyncEngine:
         """Raise what `submit` would for any request now: OverloadedError or EngineDeadError."""
         self._check_alive()
         if self.draining:
-            raise OverloadedError("the server is shutting down; send the request to another one", LONGEST_RETRY_S)
+            raise OverloadedError(_CLOSING, LONGEST_RETRY_S)
         if self._in_flight >= self._bound:
             raise OverloadedError(
                 f"the queue is full: {self._in_flight} sequences run or wait; try again later", self._retry_after()
@@ -156,19 +193,19 @@ class AsyncEngine:
         """Seconds until a place in the queue should be free: one request's time over the slots."""
         return min(LONGEST_RETRY_S, max(1.0, self._seconds / self._slots))
 
-    def _queue(self, prepared: Prepared, admitted: bool = False) -> Stream:
+    def _queue(self, prepared: Prepared) -> Stream:
         choices = len(prepared.samplers)
         request = prepared.request
         stream = Stream(self, request, min(request.params.n, choices))
         with self._wake:
             self._check_alive()
-            if not admitted or self._cutting:
-                self.check_room()
+            if self._cutting:
+                raise OverloadedError(_CLOSING, LONGEST_RETRY_S)
             if request.request_id in self._streams:
                 raise InputError(f"a request with id {request.request_id!r} runs already; ids must differ")
             self._streams[request.request_id] = (stream, choices)
             self._in_flight += choices
-            self._commands.append(lambda: self.generator.add(prepared))
+            self._commands.append(lambda: self.engine.add(prepared))
             self._wake.notify()
         return stream
 
@@ -235,38 +272,38 @@ class AsyncEngine:
     def _run(self) -> None:
         try:
             while self._next():
-                outcome = None if self.generator.waits else self.generator.run()
+                outcome = None if self.engine.core.waits else self.engine.run()
                 if outcome is None:
-                    self._teller.settle()
-                    self._stats = self.generator.stats
+                    self._reporter.settle()
+                    self._stats = self.engine.stats
                 else:
-                    ended_s, gauges = time.perf_counter(), self.generator.engine.stats
-                    self._teller.put(partial(self._tell, outcome, ended_s, gauges))
+                    ended_s, gauges = time.perf_counter(), self.engine.core.stats
+                    self._reporter.put(partial(self._report, outcome, ended_s, gauges))
         except BaseException as e:  # noqa: BLE001 - whatever it is, requests must hear of it
             self._stop_on(e)
-        self._teller.close()
+        self._reporter.close()
         with self._wake:
             streams, self._streams = list(self._streams.values()), {}
             self._in_flight -= sum(choices for _, choices in streams)
         for stream, _ in streams:
             stream.put(None)
             stream.end()
-        self.generator.close()
+        self.engine.close()
         if self._on_close is not None:
             self._on_close()
 
-    def _tell(self, outcome: Outcome, ended_s: float, gauges: EngineStats) -> None:
+    def _report(self, outcome: StepOutput, ended_s: float, gauges: EngineStats) -> None:
         try:
-            updates = self.generator.tell(outcome, ended_s)
-            self._stats = self.generator.stats_with(gauges)
+            updates = self.engine.report(outcome, ended_s)
+            self._stats = self.engine.stats_with(gauges)
             self._deliver(updates)
         except BaseException as e:  # noqa: BLE001 - whatever it is, requests must hear of it
             self._stop_on(e)
 
     def _cancel(self, request_id: str) -> None:
-        self._teller.settle()  # nothing is told of a request behind its end
-        updates = self.generator.cancel(request_id)
-        self._stats = self.generator.stats
+        self._reporter.settle()  # nothing is told of a request behind its end
+        updates = self.engine.cancel(request_id)
+        self._stats = self.engine.stats
         self._deliver(updates)
 
     def _stop_on(self, error: BaseException) -> None:
@@ -287,17 +324,17 @@ class AsyncEngine:
             self._commands.clear()
         for command in commands:
             command()
-        if self._between is not None and not self.generator.has_work:
-            self.generator.settle()
+        if self._between is not None and not self.engine.has_work:
+            self.engine.settle()
             self._work_between(self._between)
         return True
 
     @property
     def _can_work(self) -> bool:
         """Whether a step, or work between requests, can run now."""
-        if self.generator.engine.has_work:
-            return not self.generator.waits
-        return self._between is not None and not self.generator.has_work
+        if self.engine.core.has_work:
+            return not self.engine.core.waits
+        return self._between is not None and not self.engine.has_work
 
     def _prefill_news(self) -> None:
         with self._wake:
@@ -307,7 +344,7 @@ class AsyncEngine:
         """Make one item of it, and use nothing of what slots held before."""
         if next(work, _OVER) is _OVER:
             self._between = None
-        self.generator.engine.forget_slots()
+        self.engine.core.forget_slots()
 
     def _deliver(self, updates: list[Update]) -> None:
         """Send updates, when `_stats` has the requests that end with them counted out."""
@@ -319,13 +356,13 @@ class AsyncEngine:
             if entry is None:
                 continue
             stream, choices = entry
-            if not self.generator.runs(request_id):
+            if not self.engine.runs(request_id):
                 with self._wake:  # before the update is sent: a caller that sees the end may ask for the place at once
                     del self._streams[request_id]
                     self._in_flight -= choices
                 stream.end()
                 self._seconds += _SMOOTHING * (time.perf_counter() - stream.began_s - self._seconds)
             stream.put(news)
-        if self._between is not None and not self.generator.has_work:
+        if self._between is not None and not self.engine.has_work:
             with self._wake:
                 self._wake.notify()

@@ -1,300 +1,377 @@
-"""The engine, token by token: the scheduler says what runs, the executor replays it, the samplers choose.
+"""The synchronous engine: requests of n sequences each over an engine core, their texts and stop strings, and the
+reports to observers.
 
-Sequences are numbers here; requests, texts and stop strings are the generator's (generator.py).
+A request of n choices (best_of, where more are made than returned) is as many sequences of the core, of one group,
+so that the prompt is computed once.
 """
 
 from __future__ import annotations
 
-import logging
+import itertools
+import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
-from llmc.errors import DeviceError, InputError
-from llmc.runtime.engine.base import Outcome, TokenEngine, TokenEvent
-from llmc.runtime.engine.observer import HANDED_OVER, EngineStats, FinishReason, StepRecord
-from llmc.runtime.engine.replay import StepResult, choose, replay, step_of
-from llmc.runtime.engine.sampling.sequence import SequenceSampler
-from llmc.runtime.engine.scheduling import open_scheduler
-from llmc.runtime.engine.scheduling.base import ScheduledBatch, SchedulerConfig
+from llmc.errors import InputError
+from llmc.runtime.engine.observer import FinishReason, Observer, RequestSummary
+from llmc.runtime.engine.requests import Request, Update
+from llmc.runtime.engine.sampling.batch import TokenLogprobs
+from llmc.runtime.engine.sampling.sampler import bad_word_ids
+from llmc.runtime.engine.text_assembly import SequenceText, StopStrings
 
 if TYPE_CHECKING:
-    from array import array
+    from llmc.runtime.engine.core import EngineCore, StepOutput, TokenEvent
+    from llmc.runtime.engine.handover import HandOver
+    from llmc.runtime.engine.observer import EngineStats
+    from llmc.runtime.engine.sampling.constraints import ConstraintFactory, GrammarConstraint
+    from llmc.runtime.engine.sampling.sampler import SequenceSampler
+    from llmc.runtime.text.tokenizer import Tokenizer
 
-    from llmc.buckets.plan import Plan
-    from llmc.runtime.engine.awaited import AwaitedPrompts
-    from llmc.runtime.engine.handover import HandOver, Prefiller
-    from llmc.runtime.engine.sampling.logprobs import TokenLogprobs
-    from llmc.runtime.engine.speculation import SequenceDrafter, SpeculativeConfig
-    from llmc.runtime.executors.base import Executor
-    from llmc.runtime.step import Step
-
-RAGGED_PREFILL_BUDGET = 512
-"""Prompt tokens beside the decoding rows of a ragged step, where nothing else is asked for: over 256, fewer steps have
-prompts in them (benchmarks/RESULTS.md: 1.02 of the throughput, 0.90 of the 95th percentile between tokens)."""
-
-OnCompilation = Literal["ignore", "warn", "refuse"]
-"""The reaction to a step that compiled a graph missing from the bundle; "refuse" raises DeviceError."""
-
-_ASKED = "and VLLM_XLA_CHECK_RECOMPILATION asks for an error: compile the bundle for this host and its toolchain"
-_log = logging.getLogger("llmc")
+LONG_WORK = 2000
+"""A value of `work_of`: from this much work on, a request is prepared in a thread, so that the event loop continues."""
 
 
 @dataclass(slots=True)
-class _Sequence:
-    sampler: SequenceSampler
-    budget: int
-    least: int
-    ends: frozenset[int]
-    drafter: SequenceDrafter | None = None
-    produced: int = field(default=0)
+class _Choice:
+    sequence: int
+    index: int
+    text: SequenceText
+    logprob: float = 0.0
+    tokens: int = 0
+    last_s: float = 0.0
+    reason: FinishReason | None = None
 
 
-class Engine(TokenEngine):
-    """Keeps the bucketed graphs of one executor busy. Not thread-safe.
+@dataclass(slots=True)
+class _Running:
+    request: Request
+    choices: list[_Choice]
+    arrived_at: float
+    arrived_s: float
+    admitted_s: float | None = None
+    first_s: float | None = None
+    cached: int = 0
+    handover: HandOver | None = None
+    open: int = field(default=0)
+    held: list[Update] = field(default_factory=list)
 
-    `prefill_budget` bounds what a prompt may hold up running sequences by (default: the executor's prompt_chunk, where
-    it has one, or RAGGED_PREFILL_BUDGET), `min_prefix` is the shortest prefix that is reused (0: none); both in tokens,
-    see SchedulerConfig. `speculation` asks for drafts; raises InputError where the executor cannot verify any.
-    `prefiller` computes prompts on another executor; those that it does not take, or fails at, run here.
+    @property
+    def selects(self) -> bool:
+        """Whether more choices are made than returned; then all have to end before the best are known."""
+        return len(self.choices) > self.request.params.n
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request that was checked: its prompt fits, its parameters make sense, its samplers are made. What its choices
+    share is made once: its prompt as the scheduler keeps it, and what finds its stop strings."""
+
+    request: Request
+    samplers: tuple[SequenceSampler, ...]
+    prompt: array[int]
+    stops: StopStrings
+
+
+class LLMEngine:
+    """Runs requests on `core`. Not thread-safe, except `prepare`, and that `report` may be called in another thread
+    than the rest: of one step while the next one runs.
+
+    `tokenizer`: None for a model without one, whose outputs are token ids only. `constraints` opens, at the first
+    request with structured outputs, what makes their constraints. `observer` hears of every request and step.
     """
 
     def __init__(
-        self, plan: Plan, executor: Executor, vocab_size: int, *, prefill_budget: int | None = None,
-        min_prefix: int | None = None, on_compilation: OnCompilation = "warn",
-        speculation: SpeculativeConfig | None = None, prefiller: Prefiller | None = None,
+        self, core: EngineCore, tokenizer: Tokenizer | None = None,
+        constraints: Callable[[bool], ConstraintFactory] | None = None, observer: Observer | None = None,
     ) -> None:  # fmt: skip
-        if speculation is not None:
-            from llmc.runtime.engine.speculation.verifying import require_verifiable
+        self.core = core
+        self.tokenizer = tokenizer
+        self.observer = observer or Observer()
+        self._open_constraints = constraints
+        self._factory: ConstraintFactory | None = None
+        self._opening = threading.Lock()
+        self._numbers = itertools.count()
+        self._running: dict[str, _Running] = {}
+        self._choices: dict[int, tuple[_Running, _Choice]] = {}
+        self._changing = threading.RLock()
+        self._ended: deque[int] = deque()
 
-            require_verifiable(executor)
-        room, can = plan.limits.max_model_len, executor.capabilities
-        if can.cache_tokens is not None:
-            room = can.cache_tokens // can.block_tokens * can.block_tokens
-        super().__init__(plan, executor, vocab_size, room)
-        self.speculation = speculation
-        budget = prefill_budget or can.prompt_chunk or (RAGGED_PREFILL_BUDGET if can.ragged else None)
-        chosen: dict[str, Any] = {"prefill_budget": budget, "min_prefix": min_prefix}
-        self.config = SchedulerConfig(
-            max_num_seqs=min(plan.limits.max_num_seqs, executor.slots), slots=executor.slots, exact=can.exact,
-            ragged=can.ragged, cache_tokens=can.cache_tokens, block_tokens=can.block_tokens,
-            prompt_chunk=can.prompt_chunk, rewind=executor.bundle.cache_shape.rewind,
-            **{k: v for k, v in chosen.items() if v is not None},
-        )  # fmt: skip
-        self.scheduler = open_scheduler(plan, self.config, None if speculation is None else self._draft)
-        self._awaited: AwaitedPrompts | None = None
-        if prefiller is not None and executor.bundle.cache_shape.states:
-            raise InputError(
-                f"{executor.bundle.path}: its model keeps states, which are not handed from one executor to another: "
-                "leave the executor for prompts out"
-            )
-        if prefiller is not None and executor.bundle.adapters:
-            raise InputError(
-                f"{executor.bundle.path}: requests choose an adapter of it, which no prompt of another executor was "
-                "computed with: leave the executor for prompts out"
-            )
-        if prefiller is not None:
-            from llmc.runtime.engine.awaited import AwaitedPrompts
+    def prepare(self, request: Request) -> Prepared:
+        """Check a request, and compile its grammar, if it has one; any thread may.
 
-            self._awaited = AwaitedPrompts(prefiller)
-        self._sequences: dict[int, _Sequence] = {}
-        self._names: dict[Any, str] = {}
-        self._on_compilation = on_compilation
-        if on_compilation == "refuse" and executor.compilations.count:
-            what = ", ".join(executor.compilations.compiled)
-            raise DeviceError(f"{what}: compiled when the bundle was opened, {_ASKED}")
+        Raises InputError for a prompt that cannot run here, and for parameters that cannot be met.
+        """
+        request, structured = self._checked(request), request.params.structured_outputs
+        return self._prepared(request, None if structured is None else self.constraints().compile(structured))
 
-    @property
-    def max_num_seqs(self) -> int:
-        """As the plan and the cache's slots allow."""
-        return self.config.max_num_seqs
+    async def aprepare(self, request: Request) -> Prepared:
+        """As `prepare`, on an event loop, which goes on while a grammar compiles; cancelling ends that."""
+        import asyncio  # the first token needs none
 
-    def add(
-        self, sequence: int, prompt: Sequence[int], sampler: SequenceSampler, *, priority: int = 0,
-        group: int | None = None, checked: bool = False, adapter: int = 0,
-    ) -> None:  # fmt: skip
-        """Queue a sequence; see TokenEngine."""
-        if not checked:
-            self.check(prompt)
-        params = sampler.params
-        budget = self._budget(prompt, params)
-        ends = frozenset(sampler.end_ids) | frozenset(params.stop_token_ids or ())
-        if self._awaited is not None and len(prompt) <= self._awaited.prefiller.longest_prompt:
-            self._awaited.ask(sequence, prompt, priority=priority, group=group, budget=budget)
-        else:
-            self.scheduler.add(sequence, prompt, priority=priority, group=group, budget=budget, adapter=adapter)
-        drafter = None
-        if self.speculation is not None:
-            from llmc.runtime.engine.speculation import SequenceDrafter
+        structured, long = request.params.structured_outputs, work_of(request) >= LONG_WORK
+        if structured is None:
+            return await asyncio.to_thread(self.prepare, request) if long else self.prepare(request)
+        request = await asyncio.to_thread(self._checked, request) if long else self._checked(request)
+        if self._factory is None:
+            await asyncio.to_thread(self.constraints)
+        constraint = await self.constraints().acompile(structured)
+        return await asyncio.to_thread(self._prepared, request, constraint)
 
-            drafter = SequenceDrafter(self.speculation)
-        self._sequences[sequence] = _Sequence(sampler, budget, params.min_tokens, ends, drafter)
+    def _checked(self, request: Request) -> Request:
+        """The request, its prompt cut as it says. Raises InputError where it cannot run here."""
+        params = request.params
+        self.core.require_offered(params)
+        if params.truncate_prompt_tokens is not None:
+            request = replace(request, prompt_token_ids=request.prompt_token_ids[-params.truncate_prompt_tokens :])
+        self.core.check(request.prompt_token_ids)
+        if params.stop_strings and self.tokenizer is None:
+            raise InputError("stop strings need text, and this bundle has no tokenizer; use stop_token_ids")
+        return request
 
-    def forget_slots(self) -> None:
-        """Use nothing of what slots hold: something else ran in them. Raises RuntimeError while there is work."""
-        if self._sequences:
-            raise RuntimeError("slots of sequences that run cannot be forgotten")
-        self.scheduler.reset()
+    def _prepared(self, request: Request, constraint: GrammarConstraint | None) -> Prepared:
+        params = request.params
+        ranked = params.choices > params.n
+        if ranked and params.logprobs is None:
+            params = replace(params, logprobs=0)
+        words: tuple[tuple[int, ...], ...] = ()
+        if params.bad_words and self.tokenizer is not None:
+            tokenizer = self.tokenizer
+            words = bad_word_ids(params.bad_words, lambda text: tokenizer.encode(text, add_special_tokens=False))
+        ids = request.prompt_token_ids
+        first = self.core.sampler(ids, params.child(0), request.end_ids, constraint, words)
+        samplers = (first, *(first.sibling(params.child(i)) for i in range(1, params.choices)))
+        return Prepared(request, samplers, array("q", ids), StopStrings(params.stop_strings))
 
-    def cancel(self, sequence: int) -> None:
-        """End a sequence, e.g. at a stop string: its slot is free before the next step."""
-        if self._sequences.pop(sequence, None) is not None:
-            self._forget(sequence)
-            self.scheduler.cancel(sequence)
+    def constraints(self, at_once: bool = True) -> ConstraintFactory:
+        """What makes constraints, opened once; `at_once`: for a grammar that waits.
+
+        Raises InputError where there is no tokenizer, or no llguidance.
+        """
+        if self._open_constraints is None:
+            raise InputError("structured outputs need a tokenizer, and this bundle has none")
+        with self._opening:
+            if self._factory is None:
+                self._factory = self._open_constraints(at_once)
+        return self._factory
+
+    def close(self) -> None:
+        """End the processes in which grammars are tried, and the prefill side."""
+        if self.core.prefiller is not None:
+            self.core.prefiller.close()
+        if self._factory is not None:
+            self._factory.close()
+
+    def add(self, prepared: Prepared) -> list[int]:
+        """Queue a request; the numbers of its sequences, as step records name them.
+
+        Raises InputError where another one of that request_id runs.
+        """
+        with self._changing:
+            return self._add(prepared)
+
+    def _add(self, prepared: Prepared) -> list[int]:
+        request = prepared.request
+        if request.request_id in self._running:
+            raise InputError(f"a request with id {request.request_id!r} runs already; ids must differ")
+        numbers = [next(self._numbers) for _ in prepared.samplers]
+        group = numbers[0] if len(numbers) > 1 else None
+        choices = [
+            _Choice(number, i, SequenceText(self.tokenizer, sampler.params, request.prompt_token_ids, prepared.stops))
+            for i, (number, sampler) in enumerate(zip(numbers, prepared.samplers, strict=True))
+        ]
+        now = time.perf_counter()
+        running = _Running(request, choices, time.time(), now, open=len(choices))
+        for choice, sampler in zip(choices, prepared.samplers, strict=True):
+            self.core.add(
+                choice.sequence, prepared.prompt, sampler, priority=request.priority, group=group,
+                adapter=request.adapter,
+            )  # fmt: skip
+            self._choices[choice.sequence] = (running, choice)
+        self._running[request.request_id] = running
+        self.observer.arrived(request.request_id, len(request.prompt_token_ids))
+        return numbers
+
+    def cancel(self, request_id: str) -> list[Update]:
+        """End a request; its slots are free before the next step. An update for each choice that was open."""
+        with self._changing:
+            running = self._running.get(request_id)
+            if running is None:
+                return []
+            updates = [self._end(running, choice, "abort") for choice in running.choices if choice.reason is None]
+            self.settle()
+            return self._selected(running, updates)
 
     @property
     def has_work(self) -> bool:
-        """Whether some sequence is not finished."""
-        return bool(self._sequences)
+        """Whether some request is not over."""
+        return bool(self._running)
 
-    @property
-    def waits(self) -> bool:
-        """Whether nothing can run before the prefill side has news."""
-        one = self._awaited
-        return one is not None and len(one) == len(self._sequences) > 0 and not one.prefiller.has_news
-
-    @property
-    def prefiller(self) -> Prefiller | None:
-        """What computes prompts on another executor."""
-        return None if self._awaited is None else self._awaited.prefiller
+    def runs(self, request_id: str) -> bool:
+        """Whether the request is not over."""
+        return request_id in self._running
 
     @property
     def stats(self) -> EngineStats:
-        """Gauges of now, in sequences."""
-        o = self.scheduler.occupancy
-        compiled = self.executor.compilations.count + (0 if self.prefiller is None else self.prefiller.compilations)
-        places = self.config.cache_tokens or self.config.slots * self.plan.limits.max_model_len
-        return EngineStats(
-            o.prefilling + o.decoding, o.waiting, self.config.slots, o.retained_slots, o.live_tokens / places,
-            self.steps, compiled, len(self.executor.compilations.at_open),
-        )  # fmt: skip
+        """Gauges of now; running and waiting count requests, of which one of n choices is one."""
+        return self.stats_with(self.core.stats)
 
-    def step(self) -> Outcome | None:
-        """Run one step; None when there is nothing to do. Where it `waits`, it waits for the prefill side first.
+    def stats_with(self, engine: EngineStats) -> EngineStats:
+        """The same, where the engine has those gauges; `report`'s thread may."""
+        with self._changing:
+            waiting = sum(r.admitted_s is None for r in self._running.values())
+            return replace(engine, waiting=waiting, running=len(self._running) - waiting)
 
-        A sequence whose logits are NaN, or whose constraint fails, ends with the reason "error", and nothing that it
-        cached is used again; other sequences continue. Raises the executor's errors; then every sequence is forgotten,
-        and the engine can be used again.
+    def step(self) -> list[Update]:
+        """Run one step; what it added to requests. Raises whatever the executor raises."""
+        outcome = self.run()
+        updates = [] if outcome is None else self.report(outcome, time.perf_counter())
+        self.settle()
+        return updates
+
+    def run(self) -> StepOutput | None:
+        """Run one step, to be reported next; None when there is nothing to do. Raises whatever the executor raises."""
+        self.settle()
+        return self.core.step()
+
+    def settle(self) -> None:
+        """End in the core what was reported to be over, at a stop string or by its caller."""
+        while self._ended:
+            self.core.cancel(self._ended.popleft())
+
+    def report(self, outcome: StepOutput, ended_s: float) -> list[Update]:
+        """What a step that ended at `ended_s` (perf_counter) added to requests.
+
+        A sequence that ends at a stop string is the core's until `settle`.
         """
-        started = time.perf_counter()
-        try:
-            if self._awaited is not None:
-                if self.waits:
-                    self._awaited.prefiller.wait()
-                self._take_prompts(self._awaited)
-            work = self.scheduler.next()
-            return None if work is None else self._run(work, started)
-        except BaseException:
-            self.scheduler.reset()
-            self._sequences.clear()
-            if self._awaited is not None:
-                self._awaited.clear()
-            raise
+        with self._changing:
+            return self._report(outcome, ended_s)
 
-    def _take_prompts(self, awaited: AwaitedPrompts) -> None:
-        """Queue the prompts that the prefill side computed, and those that it failed at, to be computed here."""
-        for prompt, failure in awaited.news():
-            if failure is not None:
-                _log.warning("prompt %d was not computed by the prefill side: %s", prompt.number, failure.reason)
-            group = prompt.number if len(prompt.sequences) > 1 else None
-            for sequence, budget in prompt.sequences.items():
-                self.scheduler.add(
-                    sequence, prompt.prompt, priority=prompt.priority, group=group, budget=budget,
-                    handed=failure is None,
-                )  # fmt: skip
-
-    def _forget(self, sequence: int) -> None:
-        if self._awaited is not None:
-            self._awaited.forget(sequence)
-
-    def _tell_compilation(self, step: Step, what: str) -> None:
-        if self._on_compilation == "refuse":
-            raise DeviceError(f"{what} was compiled while serving, in step {self.steps} ({step.phase}), {_ASKED}")
-        if self._on_compilation == "warn":
-            _log.warning("unplanned compilation in step %d (%s): %s", self.steps, step.phase, what)
-
-    def _run(self, work: ScheduledBatch, started: float) -> Outcome:
-        compiled = self.executor.compilations.count
-        for copy in work.copies:
-            self.executor.copy_prefix(copy.source, copy.target, copy.length)
-        scheduled = time.perf_counter()
-        step = step_of(work, self.config.ragged or work.handed)
-        prepared = time.perf_counter()
-        samplers = [s.sampler if (s := self._sequences.get(row.sequence)) else None for row in work.rows]
-        handed: dict[int, HandOver] = {}
-        if work.handed and self._awaited is not None:
-            logits, handed = self._awaited.put(self.executor, work)
-            replayed = StepResult(logits)
-        else:
-            replayed = replay(self.executor, step, work, samplers)
-        executed = time.perf_counter()
-        missed = self.executor.compilations.count > compiled
-        if missed:
-            self._tell_compilation(step, ", ".join(self.executor.compilations.compiled[compiled:]))
-        tokens: list[TokenEvent] = []
-        made: dict[int, list[int]] = {}
-
-        def take(i: int, token: int | None, logprobs: TokenLogprobs | None) -> bool:
-            sequence = work.rows[i].sequence
-            if token is None:
-                unsound = self._sequences[sequence].sampler.unsound
-                (self.scheduler.fail if unsound else self.scheduler.cancel)(sequence)
-                tokens.append(TokenEvent(sequence, None, "error"))
+    def _report(self, outcome: StepOutput, now: float) -> list[Update]:
+        self._hand(outcome.handed)
+        self._admit(outcome.admitted, outcome.record.started_s)
+        first: list[float] = []
+        between: list[float] = []
+        updates: list[Update] = []
+        for token in outcome.tokens:
+            if token.sequence not in self._choices:
+                continue  # a stop string ended it in the middle of the step's tokens
+            running, choice = self._choices[token.sequence]
+            if token.token_id is None:
+                reason = token.finish_reason or "error"
+                ended = self._end(running, choice, reason, choice.text.flush())
+                updates += self._selected(running, [replace(ended, error=token.error)])
+                continue
+            running.first_s = running.first_s or now
+            if choice.tokens:
+                between.append(now - choice.last_s)
             else:
-                tokens.append(self._token(sequence, token, logprobs))
-                made.setdefault(sequence, []).append(token)
-            return tokens[-1].finish_reason is None
+                first.append(now - running.arrived_s)
+            choice.last_s = now
+            updates += self._selected(running, [self._took(running, choice, token, token.token_id)])
+        self._observe(outcome, first, between)
+        return updates
 
-        drafts = choose(self.executor, replayed, work, samplers, take)
-        for one in drafts:
-            row = work.rows[one.row]
-            drafter = self._sequences[row.sequence].drafter
-            if drafter is not None:
-                drafter.verified(row.start + 1 + len(made.get(row.sequence, ())), row.drafted, one.held)
-        finished = {t.sequence for t in tokens if t.finish_reason}
-        self.scheduler.complete(work, made, finished)
-        for sequence in finished:
-            why = self._sequences.pop(sequence).sampler.failure
-            if why is not None:
-                _log.warning("sequence %d failed: %s", sequence, why)
-        self.steps += 1
-        executable = HANDED_OVER if work.handed else self._executable(step)
-        record = StepRecord(
-            step.phase, step.batch, step.query, step.context, len(work.rows), step.live_tokens, step.padding_tokens,
-            executable, prepared - scheduled, executed - prepared, time.perf_counter() - executed,
-            tuple(row.sequence for row in work.rows), started, scheduled - started, missed,
-            len(drafts), sum(row.drafted for row in work.rows), sum(one.held for one in drafts),
-            tuple((step.past_lengths + step.new_lengths)[: len(work.rows)].tolist()),
-        )  # fmt: skip
-        return Outcome(record, tokens, work.admitted, handed)
+    def _admit(self, admitted: Iterable[tuple[int, int]], now: float) -> None:
+        for sequence, cached in admitted:
+            if sequence not in self._choices:
+                continue
+            running, _ = self._choices[sequence]
+            if running.admitted_s is None:
+                running.admitted_s, running.cached = now, cached
+                self.observer.admitted(running.request.request_id, now - running.arrived_s, cached)
 
-    def _draft(self, sequence: int, tokens: array[int], most: int) -> Sequence[int]:
-        """Guesses for a decode row; none beyond what the sequence may still make."""
-        known = self._sequences.get(sequence)
-        if known is None or known.drafter is None:
-            return ()
-        return known.drafter.propose(tokens, min(most, known.budget - known.produced - 1))
+    def _hand(self, handed: Mapping[int, HandOver]) -> None:
+        """Prompts came from the prefill side: their requests left the queue when it began with them."""
+        for sequence, cost in handed.items():
+            if sequence not in self._choices:
+                continue
+            running, _ = self._choices[sequence]
+            if running.handover is None:
+                running.handover, running.cached = cost, cost.cached_tokens
+                running.admitted_s = running.arrived_s + cost.queue_s
+                self.observer.admitted(running.request.request_id, cost.queue_s, cost.cached_tokens)
+                self.observer.handed_over(cost)
 
-    def _token(self, number: int, token: int, logprobs: TokenLogprobs | None) -> TokenEvent:
-        sequence = self._sequences[number]
-        sequence.produced += 1
-        ends = token in sequence.ends and sequence.produced >= sequence.least
-        reason: FinishReason | None = None
-        if sequence.sampler.failure is not None:
-            reason = "error"
-        elif ends or sequence.sampler.finished:
+    def _observe(self, outcome: StepOutput, first: list[float], between: list[float]) -> None:
+        self.observer.stepped(outcome.record)
+        if first or between:
+            self.observer.emitted(first, between)
+
+    def _took(self, running: _Running, choice: _Choice, token: TokenEvent, token_id: int) -> Update:
+        choice.tokens += 1
+        text = choice.text.feed(token_id, token.ends, token.finish_reason is not None)
+        if token.logprobs is not None:
+            choice.logprob += token.logprobs.logprob
+        reason, stopped = token.finish_reason, choice.text.stopped_at
+        if stopped is not None:
             reason = "stop"
-        elif sequence.produced >= sequence.budget:
-            reason = "length"
-        return TokenEvent(number, token, reason, logprobs, ends)
+            self._ended.append(choice.sequence)
+        stop_reason: str | int | None = stopped
+        if stopped is None and token.ends and token_id in (running.request.params.stop_token_ids or ()):
+            stop_reason = token_id
+        logprobs: tuple[TokenLogprobs, ...] = ()
+        if token.logprobs is not None and running.request.params.logprobs is not None:
+            logprobs = (token.logprobs,)
+        if reason is not None:
+            self._close(running, choice, reason)
+        return Update(
+            running.request.request_id, choice.index, text, (token_id,), logprobs, reason, stop_reason,
+            running.cached, running.handover if choice.tokens == 1 else None,
+        )  # fmt: skip
 
-    def _executable(self, step: Step) -> str:
-        key: Any = (step.phase, step.batch, step.query, step.context)
-        if self.executor.capabilities.exact:
-            # one for any shape, or some for frequent numbers of tokens
-            key = step.live_tokens if self.executor.capabilities.ragged else None
-        name = self._names.get(key)
-        if name is None:
-            name = self._names[key] = self.executor.executable_of(step)
-        return name
+    def _end(self, running: _Running, choice: _Choice, reason: FinishReason, text: str = "") -> Update:
+        self._ended.append(choice.sequence)
+        self._close(running, choice, reason)
+        return Update(
+            running.request.request_id, choice.index, text, finish_reason=reason, cached_tokens=running.cached
+        )
+
+    def _close(self, running: _Running, choice: _Choice, reason: FinishReason) -> None:
+        choice.reason = reason
+        del self._choices[choice.sequence]
+        running.open -= 1
+        if running.open == 0:
+            del self._running[running.request.request_id]
+            self.observer.finished(_summary(running))
+
+    def _selected(self, running: _Running, updates: list[Update]) -> list[Update]:
+        """The updates; with best_of, none until all choices are over."""
+        if not running.selects:
+            return updates
+        running.held += updates
+        if running.open:
+            return []
+        ranked = sorted(running.choices, key=lambda c: (c.reason == "error", -c.logprob / max(1, c.tokens)))
+        best = ranked[: running.request.params.n]
+        rank = {choice.index: place for place, choice in enumerate(best)}
+        return [replace(u, index=rank[u.index]) for u in running.held if u.index in rank]
+
+
+def work_of(request: Request) -> int:
+    """What preparing a request costs, roughly in microseconds."""
+    params = request.params
+    lists = (params.stop_token_ids, params.allowed_token_ids, params.logit_bias)
+    return (
+        len(request.prompt_token_ids) // 10 + 30 * params.choices + sum(len(ids) for ids in lists if ids)
+        + sum(map(len, params.stop_strings)) + 30 * len(params.bad_words or ())
+    )  # fmt: skip
+
+
+def _summary(running: _Running) -> RequestSummary:
+    now, request = time.perf_counter(), running.request
+    since = running.arrived_s
+
+    def lasted(start: float | None, end: float | None) -> float | None:
+        return None if start is None or end is None else end - start
+
+    return RequestSummary(
+        request.request_id, running.arrived_at, len(request.prompt_token_ids), running.cached,
+        sum(c.tokens for c in running.choices), tuple(c.reason or "abort" for c in running.choices),
+        request.params.n, request.params.max_tokens, now - since, lasted(since, running.admitted_s),
+        lasted(since, running.first_s), lasted(running.admitted_s, running.first_s), lasted(running.first_s, now),
+        request.params.temperature, request.params.top_p, request.trace_headers,
+    )  # fmt: skip

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -65,7 +65,8 @@ class RequestSummary:
 
     `queue_s` to its admission, `first_token_s` to its first token (both from arrival, None if it never came to that),
     `e2e_s` to its end; `prefill_s` from admission to the first token, `decode_s` from there to the end.
-    `output_tokens` counts all its sequences; `finish_reasons` has one for each of its `n`.
+    `output_tokens` counts all its sequences; `finish_reasons` has one for each of its `n`. `trace_headers` are the
+    request's.
     """
 
     request_id: str
@@ -81,6 +82,9 @@ class RequestSummary:
     first_token_s: float | None = None
     prefill_s: float | None = None
     decode_s: float | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    trace_headers: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

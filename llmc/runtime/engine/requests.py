@@ -1,18 +1,19 @@
-"""A request as the engine takes it, and what comes back of it, piece by piece."""
+"""A request as the engine takes it, its updates piece by piece, and the output made of them, with vLLM's names."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
-
-from llmc.runtime.engine.observer import FinishReason
 
 if TYPE_CHECKING:
     from llmc.errors import LlmcError
     from llmc.runtime.engine.handover import HandOver
-    from llmc.runtime.engine.sampling.logprobs import TokenLogprobs
+    from llmc.runtime.engine.observer import FinishReason, StepRecord
+    from llmc.runtime.engine.sampling.batch import TokenLogprobs
     from llmc.runtime.engine.sampling.params import SamplingParams
+    from llmc.runtime.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +21,7 @@ class Request:
     """A prompt as token ids, and how to continue it. `request_id` is unique among requests that run.
 
     `end_ids` are the model's end tokens; lower `priority` goes first. `adapter`: which of the bundle's adapters it gets
-    (`Bundle.adapter`), 0 for none.
+    (`Bundle.adapter`), 0 for none. `trace_headers`: W3C's trace context (traceparent, tracestate) of who asks.
     """
 
     request_id: str
@@ -29,6 +30,7 @@ class Request:
     end_ids: Sequence[int] = ()
     priority: int = 0
     adapter: int = 0
+    trace_headers: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,3 +54,111 @@ class Update:
     cached_tokens: int = 0
     handover: HandOver | None = None
     error: LlmcError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """A token's log probability in nats, its rank (1: the most probable), and its text."""
+
+    logprob: float
+    rank: int | None = None
+    decoded_token: str | None = None
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One continuation. `logprobs` has a dictionary by token id for each token, where they were asked for."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    cumulative_logprob: float | None = None
+    logprobs: list[dict[int, Logprob]] | None = None
+
+    def finished(self) -> bool:
+        """Whether it is over."""
+        return self.finish_reason is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Seconds since the call: to the first token, and to the last; what handing the prompt over cost, where it was."""
+
+    first_token_s: float
+    total_s: float
+    handover: HandOver | None = None
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """A prompt with its continuations; `steps` is filled when step records were asked for."""
+
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    timings: Timings
+    steps: list[StepRecord] = field(default_factory=list)
+    request_id: str = ""
+    finished: bool = True
+    num_cached_tokens: int = 0
+
+
+class OutputBuilder:
+    """Gathers a request's updates into its output."""
+
+    def __init__(
+        self, request: Request, prompt: str | None, token_text: Callable[[int], str] | None = None,
+        started_s: float | None = None,
+    ) -> None:  # fmt: skip
+        """`token_text` gives the text of a token in logprobs; `started_s` is time.perf_counter() at the call."""
+        self._token_text = token_text
+        self._started = time.perf_counter() if started_s is None else started_s
+        wanted = request.params.logprobs is not None
+        self.output = RequestOutput(
+            prompt, list(request.prompt_token_ids),
+            [CompletionOutput(i, "", [], logprobs=[] if wanted else None) for i in range(request.params.n)],
+            Timings(0.0, 0.0), request_id=request.request_id, finished=False,
+        )  # fmt: skip
+
+    def take(self, update: Update) -> None:
+        """One update."""
+        output, elapsed = self.output, time.perf_counter() - self._started
+        output.timings = Timings(
+            output.timings.first_token_s or elapsed, elapsed, update.handover or output.timings.handover
+        )
+        output.num_cached_tokens = update.cached_tokens
+        choice = output.outputs[update.index]
+        choice.text += update.text
+        choice.token_ids.extend(update.token_ids)
+        self._take_logprobs(choice, update.logprobs)
+        if update.finish_reason is not None:
+            choice.finish_reason, choice.stop_reason = update.finish_reason, update.stop_reason
+            output.finished = all(c.finish_reason is not None for c in output.outputs)
+
+    def _take_logprobs(self, choice: CompletionOutput, logprobs: Iterable[TokenLogprobs]) -> None:
+        for one in logprobs:
+            if choice.logprobs is None:
+                return
+            choice.cumulative_logprob = (choice.cumulative_logprob or 0.0) + one.logprob
+            entry = {one.token_id: Logprob(one.logprob, one.rank, self._text(one.token_id))}
+            for rank, (token, logprob) in enumerate(one.top, 1):
+                entry.setdefault(token, Logprob(logprob, rank, self._text(token)))
+            choice.logprobs.append(entry)
+
+    def _text(self, token: int) -> str | None:
+        return None if self._token_text is None else self._token_text(token)
+
+
+def text_of(tokenizer: Tokenizer | None) -> Callable[[int], str] | None:
+    """The text of a single token, where there is a tokenizer."""
+    if tokenizer is None:
+        return None
+
+    def text(token: int) -> str:
+        alone = tokenizer.decode([token], skip_special_tokens=False)
+        behind = tokenizer.decode([token, token], skip_special_tokens=False)  # not as the first word of a text
+        return behind[len(alone) :] if behind.startswith(alone) else alone
+
+    return text

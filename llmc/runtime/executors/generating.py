@@ -27,7 +27,7 @@ GREEDY: Sampling = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "repetition_pe
 
 
 class GeneratingExecutor(Executor):
-    """Generates one sequence at a time, in its only slot; GeneratingEngine queues the others.
+    """Generates one sequence at a time, in its only slot; SequentialCore queues the others.
 
     `generate` is how it serves. The steps of the general contract are there for warm-up and verification: `run` has the
     device generate one greedy token after all tokens of the slot, and gives that token as a one-hot row.

@@ -21,15 +21,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from llmc.errors import DeviceError
+from llmc.runtime.engine.batched_core import step_of
 from llmc.runtime.engine.handover import HandOver, Prefilled, Prefiller, PrefillFailed
-from llmc.runtime.engine.replay import step_of
 from llmc.runtime.engine.scheduling import open_scheduler
 from llmc.runtime.engine.scheduling.base import SchedulerConfig
 from llmc.runtime.hybrid.facts import SideFacts
 
 if TYPE_CHECKING:
     from llmc.runtime.bundle import Bundle
-    from llmc.runtime.engine.scheduling.base import ScheduledBatch, StepScheduler
+    from llmc.runtime.engine.scheduling.base import ScheduledBatch, Scheduler
     from llmc.runtime.executors.base import Executor
 
 LEAST_BOUND = 2
@@ -269,7 +269,7 @@ class PrefillWorker:
                 client.notify()
             executor.close()
 
-    def _scheduler(self, executor: Executor) -> StepScheduler:
+    def _scheduler(self, executor: Executor) -> Scheduler:
         chosen: dict[str, Any] = {} if self._min_prefix is None else {"min_prefix": self._min_prefix}
         can = executor.capabilities
         config = SchedulerConfig(
@@ -280,7 +280,7 @@ class PrefillWorker:
         )  # fmt: skip
         return open_scheduler(self.plan, config)
 
-    def _next(self, scheduler: StepScheduler) -> bool:
+    def _next(self, scheduler: Scheduler) -> bool:
         """Wait until there is something to compute, and queue it; false when the thread is to end."""
         with self.lock:
             while self.ended is None and not (
@@ -297,7 +297,7 @@ class PrefillWorker:
             scheduler.add(job.sequence, job.prompt, budget=1)
         return True
 
-    def _do(self, scheduler: StepScheduler, executor: Executor) -> None:
+    def _do(self, scheduler: Scheduler, executor: Executor) -> None:
         work, done = self._errands.popleft()
         try:
             work(executor)
@@ -318,7 +318,7 @@ class PrefillWorker:
                 started.append(job)
         return started
 
-    def _step(self, scheduler: StepScheduler, executor: Executor, work: ScheduledBatch) -> None:
+    def _step(self, scheduler: Scheduler, executor: Executor, work: ScheduledBatch) -> None:
         """One step; an error of the executor fails the prompts that run, and others are computed all the same."""
         began = time.perf_counter()
         for sequence, cached in work.admitted:
@@ -341,7 +341,7 @@ class PrefillWorker:
                     job.client.deliver(result)
 
     def _compute(
-        self, scheduler: StepScheduler, executor: Executor, work: ScheduledBatch
+        self, scheduler: Scheduler, executor: Executor, work: ScheduledBatch
     ) -> list[tuple[PrefillJob, Prefilled]]:
         for copy in work.copies:
             executor.copy_prefix(copy.source, copy.target, copy.length)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,14 +15,13 @@ from llmc.buckets.lookup import prefill_path
 from llmc.errors import InputError
 from llmc.runtime.engine.requests import Request
 from llmc.runtime.engine.sampling.batch import sample
-from llmc.runtime.engine.sampling.kinds import sampling_params
+from llmc.runtime.engine.sampling.params import SamplingParams, StructuredOutputsParams
 from llmc.runtime.executors.generating import GeneratingExecutor
 from llmc.runtime.step import exact, pad
 
 if TYPE_CHECKING:
     from llmc.buckets.plan import Plan
-    from llmc.runtime.engine.generator import Generator
-    from llmc.runtime.engine.sampling.params import SamplingParams
+    from llmc.runtime.engine.engine import LLMEngine
 
 PIECE = 512
 """Tokens of a prompt that run at once where any number does."""
@@ -40,13 +39,13 @@ class RanBeside:
 
 
 class BesideWarming:
-    """What a plan needs beside its buckets, over a generator of it; `len` of them are run, in order, by `run`.
+    """What a plan needs beside its buckets, over an engine of it; `len` of them are run, in order, by `run`.
 
     A kind of sampling that its engine refuses is none of them. Slots hold anything afterwards.
     """
 
-    def __init__(self, generator: Generator, plan: Plan) -> None:
-        self._generator, self._executor, self._plan = generator, generator.engine.executor, plan
+    def __init__(self, engine: LLMEngine, plan: Plan) -> None:
+        self._engine, self._executor, self._plan = engine, engine.core.executor, plan
         self._runs = list(self._all())
 
     def __len__(self) -> int:
@@ -79,18 +78,18 @@ class BesideWarming:
 
     def _is_offered(self, kind: str) -> bool:
         try:
-            self._generator.prepare(Request("warm-up", [0], self._params(kind)))
+            self._engine.prepare(Request("warm-up", [0], self._params(kind)))
         except InputError:
             return False
         return True
 
     def _params(self, kind: str) -> SamplingParams:
-        return sampling_params(kind, has_text=self._generator.tokenizer is not None)
+        return sampling_params(kind, has_text=self._engine.tokenizer is not None)
 
     def _sample(self, batch: int, kind: str) -> None:
         params = self._params(kind)
-        prepared = [self._generator.prepare(Request("warm-up", [0], params)) for _ in range(batch)]
-        logits = np.zeros((batch, self._generator.engine.vocab_size), np.float32)
+        prepared = [self._engine.prepare(Request("warm-up", [0], params)) for _ in range(batch)]
+        logits = np.zeros((batch, self._engine.core.vocab_size), np.float32)
         sample(logits, [one.samplers[0] for one in prepared])
 
     def _top(self, batch: int) -> None:
@@ -123,3 +122,13 @@ class BesideWarming:
             steps = [pad(p.bucket, [slot], [[0] * (end - start)], [start]) for p in parts for start, end in p.spans]
         for step in steps:
             self._executor.run(step)
+
+
+def sampling_params(kind: str, has_text: bool = True) -> SamplingParams:
+    """SAMPLING[`kind`] as parameters of a request; without a tokenizer there are no words that could be bad."""
+    given: dict[str, Any] = dict(SAMPLING[kind])
+    if not has_text:
+        given.pop("bad_words", None)
+    if "structured_outputs" in given:
+        given["structured_outputs"] = StructuredOutputsParams(**given["structured_outputs"])
+    return SamplingParams(**given)

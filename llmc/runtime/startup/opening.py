@@ -11,16 +11,16 @@ from llmc.artifacts.log import logger
 from llmc.errors import InputError
 from llmc.runtime import executors
 from llmc.runtime.bundle import Bundle
-from llmc.runtime.confined.limits import Limits
+from llmc.runtime.confined.limits import ChildLimits
 from llmc.runtime.executors.compatibility import warn_in_place_of
 
 if TYPE_CHECKING:
     from llmc.buckets.capture.options import CaptureOptions
-    from llmc.runtime.engine.base import TokenEngine
-    from llmc.runtime.engine.generator import Generator
+    from llmc.runtime.engine.core import EngineCore
+    from llmc.runtime.engine.engine import LLMEngine
     from llmc.runtime.engine.observer import Observer
-    from llmc.runtime.engine.sampling.guided import ConstraintFactory
-    from llmc.runtime.engine.speculation.config import SpeculativeConfig
+    from llmc.runtime.engine.sampling.constraints import ConstraintFactory
+    from llmc.runtime.engine.speculation import SpeculativeConfig
     from llmc.runtime.executors.base import Executor
 
 
@@ -31,7 +31,7 @@ class EngineOptions:
     `threads` defaults to LLMC_THREADS or the CPUs this process may use. `prefill_budget` (tokens; None: the
     scheduler's) bounds what a prompt may hold up running sequences by. `prefix_slots`: finished prompts that outlive a
     full batch in slots of their own, which cost memory once they are used; `enable_prefix_caching`: whether prefixes
-    are reused at all. `speculative_config`: vLLM's, for its method "ngram", see speculation/config.py; None: no drafts.
+    are reused at all. `speculative_config`: vLLM's, for its method "ngram", see SpeculativeConfig; None: no drafts.
     `grammar_limits`: what compiling a request's grammar may take; None: as the environment says. `prefill`: a bundle of
     the same checkpoint, or the address of `llmc prefill`, that computes the prompts, whose keys and values are handed
     over; see docs/hybrid.md. `enforce_eager`: steps run without compiled or captured graphs, on a device that can.
@@ -44,14 +44,14 @@ class EngineOptions:
     prefix_slots: int = 2
     enable_prefix_caching: bool = True
     speculative_config: SpeculativeConfig | Mapping[str, Any] | None = None
-    grammar_limits: Limits | None = None
+    grammar_limits: ChildLimits | None = None
     prefill: str | Path | None = None
     enforce_eager: bool = False
     warm_up: bool | CaptureOptions = False
 
     def __post_init__(self) -> None:
         if self.speculative_config is not None:
-            from llmc.runtime.engine.speculation.config import SpeculativeConfig
+            from llmc.runtime.engine.speculation import SpeculativeConfig
 
             object.__setattr__(self, "speculative_config", SpeculativeConfig.of(self.speculative_config))
 
@@ -77,7 +77,7 @@ def open_executor(bundle: Bundle, options: EngineOptions) -> Executor:
             bundle.path, bundle.manifest.device,
         )  # fmt: skip
     if options.speculation is not None:
-        from llmc.runtime.engine.speculation.verifying import require_verifiable
+        from llmc.runtime.engine.speculation import require_verifiable
 
         try:
             require_verifiable(executor)
@@ -97,12 +97,12 @@ def warm_up(executor: Executor, options: EngineOptions) -> None:
         return
     from llmc.buckets.capture.options import CaptureOptions
     from llmc.runtime.startup.capturing import CaptureChoice, Capturing
-    from llmc.runtime.startup.outcome import Outcome
+    from llmc.runtime.startup.outcome import WarmUpOutcome
     from llmc.runtime.startup.warming import Warming
 
     bundle, chosen = executor.bundle, options.warm_up
     capture = CaptureOptions.of(bundle.settings) if isinstance(chosen, bool) else chosen
-    outcome = Outcome(
+    outcome = WarmUpOutcome(
         executor, Warming(executor, bundle.plan), Capturing.of(executor, bundle.plan, CaptureChoice(capture))
     )
     outcome.run()
@@ -112,45 +112,45 @@ def warm_up(executor: Executor, options: EngineOptions) -> None:
         raise error
 
 
-def open_generator(
+def open_engine(
     bundle: Bundle, executor: Executor, options: EngineOptions, observer: Observer | None = None
-) -> Generator:
-    """A generator over an executor of the bundle, and over the prefill side that was asked for, which it closes.
+) -> LLMEngine:
+    """An engine over an executor of the bundle, and over the prefill side that was asked for, which it closes.
 
     Raises ArtifactError or DeviceError where that cannot be opened, or does not fit the bundle.
     """
-    from llmc.runtime.engine.generator import Generator
+    from llmc.runtime.engine.engine import LLMEngine
 
     vocab_size, settings = bundle.size("vocab_size"), bundle.settings
-    limits = options.grammar_limits or Limits(settings.grammar_seconds, settings.grammar_memory << 20)
-    engine = open_engine(bundle, executor, options)
+    limits = options.grammar_limits or ChildLimits(settings.grammar_seconds, settings.grammar_memory << 20)
+    engine = open_core(bundle, executor, options)
     if "tokenizer.json" not in bundle.manifest.files:
-        return Generator(engine, observer=observer)
+        return LLMEngine(engine, observer=observer)
 
     def constraints(at_once: bool) -> ConstraintFactory:
-        from llmc.runtime.engine.sampling.guided import ConstraintFactory
+        from llmc.runtime.engine.sampling.constraints import ConstraintFactory
 
         text = bundle.files.read("tokenizer.json").decode()
         return ConstraintFactory(text, vocab_size, bundle.eos_token_ids, limits, at_once=at_once)
 
-    return Generator(engine, bundle.tokenizer, constraints, observer)
+    return LLMEngine(engine, bundle.tokenizer, constraints, observer)
 
 
-def open_engine(bundle: Bundle, executor: Executor, options: EngineOptions) -> TokenEngine:
+def open_core(bundle: Bundle, executor: Executor, options: EngineOptions) -> EngineCore:
     """The engine for an executor of the bundle: the scheduler's and samplers', or the one of a device that samples."""
-    from llmc.runtime.engine.engine import Engine
+    from llmc.runtime.engine.batched_core import BatchedCore
     from llmc.runtime.executors.generating import GeneratingExecutor
 
     vocab_size, prefill = bundle.size("vocab_size"), options.prefill or bundle.prefill
     if isinstance(executor, GeneratingExecutor):
-        from llmc.runtime.engine.generating import GeneratingEngine
+        from llmc.runtime.engine.sequential_core import SequentialCore
 
         if prefill is not None:
             raise InputError(
                 f"{bundle.path}: its device {bundle.manifest.device} takes whole prompts and keeps its cache, "
                 f"so that {prefill} has nowhere to hand keys and values to; leave --prefill out"
             )
-        return GeneratingEngine(bundle.plan, executor, vocab_size)
+        return SequentialCore(bundle.plan, executor, vocab_size)
     min_prefix = None if options.enable_prefix_caching else 0
     prefiller = None
     if prefill is not None:
@@ -158,7 +158,7 @@ def open_engine(bundle: Bundle, executor: Executor, options: EngineOptions) -> T
 
         prefiller = open_prefiller(prefill, bundle, executor, lambda other: open_executor(other, options), min_prefix)
         min_prefix = 0  # prefixes are the prefill side's to keep: copies of them would only take time here
-    return Engine(
+    return BatchedCore(
         bundle.plan, executor, vocab_size, prefill_budget=options.prefill_budget, min_prefix=min_prefix,
         on_compilation="refuse" if bundle.settings.check_recompilation else "warn",
         speculation=options.speculation, prefiller=prefiller,

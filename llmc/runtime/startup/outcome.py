@@ -25,7 +25,7 @@ Tell = Callable[["Warmed | Bucket | RanBeside", int, int], None]
 NAMES: Mapping[Phase, str] = MappingProxyType({phase: phase for phase in PHASES})
 
 
-class Opened(Protocol):
+class Openable(Protocol):
     """What is warmed up: an executor, or an encoder."""
 
     @property
@@ -40,7 +40,7 @@ class Opened(Protocol):
         """Open what no bucket has opened."""
 
 
-class Runs(Protocol):
+class WarmUpRuns(Protocol):
     """The runs of one warm-up."""
 
     @property
@@ -58,7 +58,7 @@ class Runs(Protocol):
 
 
 @dataclass(frozen=True)
-class PhaseOutcome:
+class PhaseRuns:
     """One phase: buckets that were to be run, those that ran twice, those that failed; seconds of all runs."""
 
     buckets: int
@@ -68,7 +68,7 @@ class PhaseOutcome:
     replay_s: float
 
 
-class Outcome:
+class WarmUpOutcome:
     """The runs of `warming` over `executor`, by bucket, and the graphs of `capturing`, None where the device captures
     none.
 
@@ -78,7 +78,7 @@ class Outcome:
     """
 
     def __init__(
-        self, executor: Opened, warming: Runs, capturing: Capturing | None = None,
+        self, executor: Openable, warming: WarmUpRuns, capturing: Capturing | None = None,
         open_beside: Callable[[], BesideWarming] | None = None, ready: Callable[[], None] = lambda: None,
         names: Mapping[Phase, str] = NAMES,
     ) -> None:  # fmt: skip
@@ -175,13 +175,13 @@ class Outcome:
         """Buckets that an interrupt left out, or whose replay it did."""
         return [b for b in self.warming.buckets if b not in self.again and b not in self.failed]
 
-    def phase(self, phase: Phase) -> PhaseOutcome:
+    def phase(self, phase: Phase) -> PhaseRuns:
         """The counts of a phase."""
         first, again = (
             [w for bucket, w in runs.items() if bucket.phase == phase and w.error is None]
             for runs in (self.first, self.again)
         )
-        return PhaseOutcome(
+        return PhaseRuns(
             sum(bucket.phase == phase for bucket in self.warming.buckets),
             len(again),
             sum(bucket.phase == phase for bucket in self.failed),

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from llmc.errors import InputError
-from llmc.runtime.confined.limits import Limits
-from llmc.runtime.confined.pool import Job, LimitError, Pool
+from llmc.runtime.confined.limits import ChildLimits
+from llmc.runtime.confined.pool import ChildJob, ChildPool, LimitError
 from llmc.runtime.text.chat import ChatTemplate
 
-LIMITS = Limits(seconds=2.0, memory_bytes=256 << 20)
+LIMITS = ChildLimits(seconds=2.0, memory_bytes=256 << 20)
 """For one conversation: 4,096 short messages take 0.1 s."""
 
 
@@ -23,11 +23,11 @@ class ConfinedTemplate(ChatTemplate):
     """
 
     def __init__(
-        self, source: str | None, special_tokens: Mapping[str, str] | None = None, limits: Limits = LIMITS
+        self, source: str | None, special_tokens: Mapping[str, str] | None = None, limits: ChildLimits = LIMITS
     ) -> None:
         self.source = self._known(source)
         options = {"source": source, "special_tokens": dict(special_tokens or {})}
-        self._pool = Pool(f"{__name__}:open_renderer", options, limits)
+        self._pool = ChildPool(f"{__name__}:open_renderer", options, limits)
 
     def start(self) -> None:
         """Start the process that children come from; returns before it is ready."""
@@ -59,7 +59,7 @@ class ConfinedTemplate(ChatTemplate):
         self._pool.close()
 
 
-async def _text(job: Job) -> str:
+async def _text(job: ChildJob) -> str:
     return str(job.value)
 
 

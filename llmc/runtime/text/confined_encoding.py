@@ -14,8 +14,8 @@ from functools import partial
 from typing import Any
 
 from llmc.errors import ArtifactError, InputError
-from llmc.runtime.confined.limits import Limits
-from llmc.runtime.confined.pool import Job, JobError, LimitError, Pool
+from llmc.runtime.confined.limits import ChildLimits
+from llmc.runtime.confined.pool import ChildJob, ChildPool, JobError, LimitError
 from llmc.runtime.text.encoding_pool import LIMITS, encoding_pool, not_encoded
 from llmc.runtime.text.tokenizer import Tokenizer
 
@@ -35,12 +35,14 @@ class ConfinedEncoder:
     0.5 s, and ends `idle_s` after the last, or with `close`.
     """
 
-    def __init__(self, tokenizer_json: Callable[[], bytes], limits: Limits = LIMITS, idle_s: float = IDLE_S) -> None:
+    def __init__(
+        self, tokenizer_json: Callable[[], bytes], limits: ChildLimits = LIMITS, idle_s: float = IDLE_S
+    ) -> None:
         self._read = tokenizer_json
         self._limits = limits
         self._idle_s = idle_s
-        self._pool: Pool | None = None
-        self._starting: asyncio.Future[Pool] | None = None
+        self._pool: ChildPool | None = None
+        self._starting: asyncio.Future[ChildPool] | None = None
         self._jobs = 0
         self._closing: asyncio.TimerHandle | None = None
 
@@ -63,7 +65,7 @@ class ConfinedEncoder:
                 loop = asyncio.get_running_loop()
                 self._closing = loop.call_later(self._idle_s, loop.run_in_executor, None, self.close)
 
-    async def _started(self) -> Pool:
+    async def _started(self) -> ChildPool:
         """The pool; a thread starts it, because a tokenizer.json has megabytes. Who leaves meanwhile stops no start."""
         if self._pool is not None:
             return self._pool
@@ -72,12 +74,12 @@ class ConfinedEncoder:
             self._starting.add_done_callback(self._has_started)
         return await asyncio.shield(self._starting)
 
-    def _start(self) -> Pool:
+    def _start(self) -> ChildPool:
         pool = encoding_pool(self._read(), self._limits)
         pool.start()
         return pool
 
-    def _has_started(self, starting: asyncio.Future[Pool]) -> None:
+    def _has_started(self, starting: asyncio.Future[ChildPool]) -> None:
         self._starting = None
         if not starting.cancelled() and starting.exception() is None:
             self._pool = starting.result()
@@ -89,7 +91,7 @@ class ConfinedEncoder:
             pool.close()
 
 
-async def _pairs(job: Job) -> Encoded:
+async def _pairs(job: ChildJob) -> Encoded:
     return [(ids, count) for ids, count in job.value]
 
 

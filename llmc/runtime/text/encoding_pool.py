@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from llmc.errors import InputError
-from llmc.runtime.confined.limits import Limits
-from llmc.runtime.confined.pool import JobError, LimitError, Pool
+from llmc.runtime.confined.limits import ChildLimits
+from llmc.runtime.confined.pool import ChildPool, JobError, LimitError
 
-LIMITS = Limits(seconds=30.0, memory_bytes=1536 << 20)
+LIMITS = ChildLimits(seconds=30.0, memory_bytes=1536 << 20)
 """For the texts of one request: 4 MB take 2 to 9 s and 0.4 to 1.3 GB."""
 
 
-def encoding_pool(tokenizer_json: bytes, limits: Limits | None = None) -> Pool:
+def encoding_pool(tokenizer_json: bytes, limits: ChildLimits | None = None) -> ChildPool:
     """Children that tokenise {"texts", "how"}; `limits` is LIMITS by default."""
-    return Pool(
+    return ChildPool(
         "llmc.runtime.text.confined_encoding:open_encoder",
         {"tokenizer_json": tokenizer_json.decode()},
         limits or LIMITS,

@@ -19,7 +19,7 @@ from llmc.runtime.text.bounds import Bounds, bounds_of
 from llmc.runtime.text.token_width import TokenWidth, byte_alphabet, token_width
 
 if TYPE_CHECKING:
-    from llmc.runtime.confined.pool import Pool
+    from llmc.runtime.confined.pool import ChildPool
     from llmc.runtime.text.vocabulary import Vocabulary
 
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
@@ -55,7 +55,7 @@ class Tokenizer:
         self._loading = threading.Lock()
         self._whole: Any = None
         self._bounds: Bounds | None = None
-        self._confined: Pool | None = None
+        self._confined: ChildPool | None = None
         self._cuts = 0
         self._pieces: dict[int, bytes] = {}
         if vocabulary is None:

@@ -18,13 +18,13 @@ _unknown: set[str] = set()
 Refused = Mapping[str, tuple[Callable[[Any], bool], str]]
 
 
-class Part(BaseModel):
+class BodyPart(BaseModel):
     """A JSON object inside a body. Types are strict: "1" is no number. Fields that are not known are left out."""
 
     model_config = ConfigDict(strict=True, extra="ignore", arbitrary_types_allowed=False, allow_inf_nan=False)
 
 
-class Body(Part):
+class Body(BodyPart):
     """A request's body. `refused` names fields that are known and cannot be served: what of their values is harmless
     all the same, and why others are not."""
 

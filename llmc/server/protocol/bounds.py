@@ -14,7 +14,7 @@ from pydantic import GetCoreSchemaHandler
 from pydantic_core import PydanticCustomError
 from pydantic_core.core_schema import CoreSchema, no_info_before_validator_function
 
-from llmc.runtime.engine.sampling.structured import MAX_CHOICE, MAX_SOURCE
+from llmc.runtime.engine.sampling.params import MAX_CHOICE, MAX_SOURCE
 
 MAX_IDS = 1 << 18
 """Token ids of a prompt, or of an answer of /tokenize."""

@@ -9,14 +9,14 @@ from pydantic import BeforeValidator, ConfigDict, Field
 from llmc.runtime.engine.sampling.params import SamplingParams
 from llmc.server.errors import bad_request
 from llmc.server.protocol import bounds
-from llmc.server.protocol.base import Part, Refused
+from llmc.server.protocol.base import BodyPart, Refused
 from llmc.server.protocol.bounds import AtMost, Name, Object, Text
 from llmc.server.protocol.sampling import Int64, Sampled, empty
 
 Role = Literal["system", "developer", "user", "assistant", "tool", "function", "ipython"]
 
 
-class Message(Part):
+class Message(BodyPart):
     """One message; the chat template sees whatever else it carries, too."""
 
     model_config = ConfigDict(strict=True, extra="allow")
@@ -39,7 +39,7 @@ _Messages = Annotated[list[Message], AtMost(bounds.MAX_MESSAGES, least=1)]
 Messages = Annotated[_Messages, BeforeValidator(_messages, json_schema_input_type=_Messages | Text)]
 
 
-class Function(Part):
+class Function(BodyPart):
     """A function that the model may call; `parameters` is a JSON schema of an object."""
 
     model_config = ConfigDict(strict=True, extra="allow")
@@ -49,7 +49,7 @@ class Function(Part):
     parameters: Object | None = None
 
 
-class Tool(Part):
+class Tool(BodyPart):
     """A tool that the model may use."""
 
     model_config = ConfigDict(strict=True, extra="allow")
@@ -58,20 +58,20 @@ class Tool(Part):
     function: Function
 
 
-class NamedFunction(Part):
+class NamedFunction(BodyPart):
     """The name of a function."""
 
     name: Name
 
 
-class NamedTool(Part):
+class NamedTool(BodyPart):
     """The tool that has to be called."""
 
     type: Literal["function"]
     function: NamedFunction
 
 
-class Conversation(Part):
+class Conversation(BodyPart):
     """What the chat template makes a prompt of."""
 
     messages: Messages

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from llmc.runtime.engine.sampling.logprobs import TokenLogprobs
+    from llmc.runtime.engine.sampling.batch import TokenLogprobs
     from llmc.runtime.text.tokenizer import Tokenizer
 
 LEAST = -9999.0

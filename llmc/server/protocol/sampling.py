@@ -7,11 +7,10 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field
 
 from llmc.errors import InputError
-from llmc.runtime.engine.sampling.params import SamplingParams
-from llmc.runtime.engine.sampling.structured import StructuredOutputsParams
+from llmc.runtime.engine.sampling.params import SamplingParams, StructuredOutputsParams
 from llmc.server.errors import bad_request
 from llmc.server.protocol import bounds
-from llmc.server.protocol.base import Body, Part, Refused
+from llmc.server.protocol.base import Body, BodyPart, Refused
 from llmc.server.protocol.bounds import AtMost, Key, Name, Object
 
 MAX_N = 128
@@ -39,13 +38,13 @@ _Stops = Annotated[list[_Stop], AtMost(bounds.MAX_STOPS)]
 Texts = Annotated[_Stops, BeforeValidator(_texts, json_schema_input_type=_Stop | _Stops)]
 
 
-class StreamOptions(Part):
+class StreamOptions(BodyPart):
     """What a stream carries beside the text."""
 
     include_usage: bool | None = Field(None, description="End with a chunk that has the usage and no choice.")
 
 
-class StructuredOutputs(Part):
+class StructuredOutputs(BodyPart):
     """What the text must be; exactly one of these."""
 
     json_schema: Object | Source | None = Field(None, alias="json", description="A JSON schema.")
@@ -55,7 +54,7 @@ class StructuredOutputs(Part):
     json_object: bool | None = None
 
 
-class NamedSchema(Part):
+class NamedSchema(BodyPart):
     """The json_schema of a response_format."""
 
     name: Name | None = None
@@ -63,7 +62,7 @@ class NamedSchema(Part):
     strict: bool | None = None
 
 
-class ResponseFormat(Part):
+class ResponseFormat(BodyPart):
     """What the answer must be: any text, some JSON object, or JSON that follows a schema."""
 
     type: Literal["text", "json_object", "json_schema"]

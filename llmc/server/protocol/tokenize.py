@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from llmc.server.protocol import bounds
-from llmc.server.protocol.base import Body, Part, Refused
+from llmc.server.protocol.base import Body, BodyPart, Refused
 from llmc.server.protocol.bounds import AtMost, Name, Object, Text
 from llmc.server.protocol.chat import Messages, Tool
 from llmc.server.protocol.sampling import empty
@@ -29,7 +29,7 @@ class TokenizeRequest(Body):
     refused: ClassVar[Refused] = {"chat_template": (empty, "the model's own template is used")}
 
 
-class TokenizeResponse(Part):
+class TokenizeResponse(BodyPart):
     """Token ids, their number, and how many the model takes of prompt and answer together."""
 
     count: int
@@ -45,7 +45,7 @@ class DetokenizeRequest(Body):
     tokens: Annotated[list[Annotated[int, Field(ge=0, lt=1 << 31)]], AtMost(bounds.MAX_IDS)]
 
 
-class DetokenizeResponse(Part):
+class DetokenizeResponse(BodyPart):
     """The text."""
 
     prompt: str

@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING
 from prometheus_client.parser import text_string_to_metric_families
 
 from llmc.server.listening import Listener
-from llmc.server.replicas import wire
+from llmc.server.replicas.process import ENDED, ReplicaFailure, line_of
 from llmc.server.state import Progress
-from llmc.server.telemetry.metrics import text_of
-from llmc.server.telemetry.replicas import SCRAPE_S, together
+from llmc.server.telemetry.metrics import SCRAPE_S, text_of, together
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,9 +60,9 @@ class Handed(Listener):
     def close(self) -> None:
         """Nothing: the supervisor hears of how the process ends."""
 
-    def tell(self, told: Event | wire.Failure) -> None:
+    def tell(self, told: Event | ReplicaFailure) -> None:
         """Tell the supervisor; from any thread."""
-        self._send(wire.line_of(told))
+        self._send(line_of(told))
 
     def _send(self, line: bytes) -> None:
         with self._sending, suppress(OSError):  # it is gone: `_receive` ends this process
@@ -99,7 +98,7 @@ class Handed(Listener):
             os.kill(os.getpid(), signal.SIGTERM)
         for fd in fds:
             os.set_inheritable(fd, False)
-            task = loop.create_task(take(socket.socket(fileno=fd), lambda: self._send(wire.ENDED)))
+            task = loop.create_task(take(socket.socket(fileno=fd), lambda: self._send(ENDED)))
             self._kept.add(task)
             task.add_done_callback(self._kept.discard)
 

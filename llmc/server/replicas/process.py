@@ -1,7 +1,14 @@
-"""A replica as its supervisor sees it: a forked process, how it stands, and the connections that it was given."""
+"""A replica as its supervisor sees it: a forked process, how it stands, the connections that it was given, and what it
+tells, a line each.
+
+    line = "-" | {"event": name, field: value, …} | {"error": text, "code": exit code}
+
+"-": a connection that was handed over has ended. The supervisor sends the connections, each with a byte.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -9,12 +16,13 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from socket import send_fds, socket, socketpair
+from typing import TypeAlias
 
 from llmc.errors import LlmcError
-from llmc.server.events import Dead, Draining, Ready
-from llmc.server.replicas.wire import HANDED, Failure, Told, told_by
+from llmc.server import events
+from llmc.server.events import Dead, Draining, Event, Ready
 
 UNEXPECTED = 1
 """Exit code of a process that ended on an error that llmc does not raise on purpose."""
@@ -22,8 +30,38 @@ Run = Callable[[socket], int]
 """What a replica does, given its end of the socket; its exit code."""
 
 
+HANDED = b"+"
+ENDED = b"-\n"
+_EVENTS = {
+    kind.__name__: kind
+    for kind in (
+        events.Ready, events.WarmAside, events.Swapped, events.SwapRefused, events.Retired, events.Draining,
+        events.Dead, events.Stopped,
+    )
+}  # fmt: skip
+"""Those that a supervisor hears of: where it listens, it knows, and how far a replica has come, /ready tells."""
+
+
+@dataclass(frozen=True)
+class ReplicaFailure:
+    """What a replica ended with, and the exit code for it."""
+
+    message: str
+    code: int
+
+    @property
+    def error(self) -> LlmcError:
+        """The error for the command line, with that exit code."""
+        raised = LlmcError(self.message)
+        raised.exit_code = self.code
+        return raised
+
+
+Told: TypeAlias = Event | ReplicaFailure | None
+
+
 @dataclass(eq=False)
-class Replica:
+class ReplicaProcess:
     """Number `number`, in the process `pid`; `end` is the supervisor's end of the socket between them."""
 
     number: int
@@ -32,7 +70,7 @@ class Replica:
     began: float = field(default_factory=time.monotonic)
     ready: Ready | None = None
     draining: Draining | None = None
-    failure: Failure | None = None
+    failure: ReplicaFailure | None = None
     condemned: bool = False
     """Whether it is to end, because its engine died."""
     connections: int = 0
@@ -73,7 +111,7 @@ class Replica:
                 self.ready = told
             case Draining():
                 self.draining = told
-            case Failure():
+            case ReplicaFailure():
                 self.failure = told
             case Dead():
                 self.condemned = True
@@ -101,7 +139,7 @@ class Replica:
         return f"exit code {self._code}" if self._code >= 0 else f"ended by {signal.Signals(-self._code).name}"
 
 
-def start(number: int, run: Run, forget: Callable[[], None]) -> Replica:
+def start(number: int, run: Run, forget: Callable[[], None]) -> ReplicaProcess:
     """Fork a process that does `run`, in a session of its own: what a terminal sends goes to the supervisor alone.
 
     `forget` is called in it first, to give up what is the supervisor's. To be called while there is one thread.
@@ -111,7 +149,7 @@ def start(number: int, run: Run, forget: Callable[[], None]) -> Replica:
     if pid:
         theirs.close()
         ours.setblocking(False)
-        return Replica(number, pid, ours)
+        return ReplicaProcess(number, pid, ours)
     code = UNEXPECTED
     try:
         ours.close()
@@ -127,8 +165,26 @@ def start(number: int, run: Run, forget: Callable[[], None]) -> Replica:
         os._exit(code)
 
 
-def failure_of(error: Exception) -> Failure:
+def failure_of(error: Exception) -> ReplicaFailure:
     """What the supervisor is told of an error."""
     if isinstance(error, LlmcError):
-        return Failure(str(error), error.exit_code)
-    return Failure(f"unexpected {type(error).__name__}: {error}", UNEXPECTED)
+        return ReplicaFailure(str(error), error.exit_code)
+    return ReplicaFailure(f"unexpected {type(error).__name__}: {error}", UNEXPECTED)
+
+
+def line_of(told: Event | ReplicaFailure) -> bytes:
+    """The line; empty for events that the supervisor has no use for."""
+    if isinstance(told, ReplicaFailure):
+        return json.dumps({"error": told.message, "code": told.code}).encode() + b"\n"
+    name = type(told).__name__
+    return json.dumps({"event": name, **asdict(told)}).encode() + b"\n" if name in _EVENTS else b""
+
+
+def told_by(line: bytes) -> Told:
+    """What a line says; None: a connection has ended."""
+    if line + b"\n" == ENDED:
+        return None
+    fields = json.loads(line)
+    if "error" in fields:
+        return ReplicaFailure(fields["error"], fields["code"])
+    return _EVENTS[fields.pop("event")](**fields)

@@ -75,8 +75,7 @@ def _check(count: int, config: ServerConfig, options: EngineOptions) -> int | No
         )
     if config.admin_tokens:
         raise InputError("--admin-token: a request would reach one replica of several; with --replicas send SIGHUP")
-    files = {"--record-traffic": config.record_traffic, "--profile": config.profile}
-    if given := [name for name, file in files.items() if file is not None]:
-        raise InputError(f"{', '.join(given)}: one server's file, not for --replicas; leave it out")
+    if config.record_traffic is not None:
+        raise InputError("--record-traffic: one server's file, not for --replicas; leave it out")
     of_quota = max(1, usable // count) if usable < len(allowed_cpus()) else None
     return options.threads or Settings.from_environment().threads_override or of_quota

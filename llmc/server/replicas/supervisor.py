@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 from llmc.errors import LlmcError
 from llmc.server.bell import bell, nothing
 from llmc.server.events import Draining, Ready, ReplicaBack, ReplicaLost, Report, Stopped
-from llmc.server.replicas.process import Replica, Run, start
-from llmc.server.replicas.wire import Failure
+from llmc.server.replicas.process import ReplicaFailure, ReplicaProcess, Run, start
 from llmc.server.serve import SIGNALS, handled, means_swap
 from llmc.server.watchdog import GRACE_S, HURRY_S
 
@@ -45,7 +44,7 @@ class Supervisor:
     ) -> None:  # fmt: skip
         self._listener, self._run, self._started = listener, run, started
         self._report, self._timeout_s = report, shutdown_timeout_s
-        self._replicas: list[Replica] = []
+        self._replicas: list[ReplicaProcess] = []
         self._due = dict.fromkeys(range(count), 0.0)
         """When those that do not live are to start."""
         self._deaths = [0] * count
@@ -126,19 +125,19 @@ class Supervisor:
             with connection:
                 any(one.give(connection) for one in sorted(self._replicas, key=lambda one: one.burden))
 
-    def _hear(self, one: Replica) -> None:
+    def _hear(self, one: ReplicaProcess) -> None:
         for told in one.news():
             match told:
                 case Ready():
                     self._ready(one, told)
                 case Stopped():
                     self._cancelled += told.cancelled
-                case None | Failure() | Draining():
+                case None | ReplicaFailure() | Draining():
                     pass
                 case _:
                     self._report(told)
 
-    def _ready(self, one: Replica, told: Ready) -> None:
+    def _ready(self, one: ReplicaProcess, told: Ready) -> None:
         all_were = self._all_started
         self._started[one.number] = 1
         if all_were:
@@ -172,7 +171,7 @@ class Supervisor:
         self._kill_at = time.monotonic() + within_s + HURRY_S
         self._signal(signal.SIGTERM, self._replicas)
 
-    def _signal(self, signum: int, to: Iterable[Replica]) -> None:
+    def _signal(self, signum: int, to: Iterable[ReplicaProcess]) -> None:
         for one in to:
             one.signal(signum)
 
@@ -185,7 +184,7 @@ class Supervisor:
                 self._replicas.remove(one)
                 self._lost(one)
 
-    def _lost(self, one: Replica) -> None:
+    def _lost(self, one: ReplicaProcess) -> None:
         if self._signals or self._error is not None:
             return
         if not self._all_started:

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
+from pydantic import Field
 
 from llmc.server.access import served_of, state_of
 from llmc.server.auth import ADMIN
 from llmc.server.body import read_body
 from llmc.server.errors import unavailable
-from llmc.server.protocol.admin import SwapRequest
+from llmc.server.protocol.base import Body
 
 router = APIRouter(include_in_schema=False)
 PATH = f"{ADMIN}bundle"
+MAX_NAME = 4096
+
+
+class SwapRequest(Body):
+    """The bundle to serve: a folder of the server's host, an archive, store:KEY or oci://…; None: what the server was
+    started with, as it is now. `allow_older`: one that was replaced before, or an older llmc wrote, is taken too."""
+
+    bundle: Annotated[str, Field(min_length=1, max_length=MAX_NAME)] | None = None
+    allow_older: bool = False
 
 
 @router.get(PATH)

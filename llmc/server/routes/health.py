@@ -1,12 +1,17 @@
-"""Is the process alive, and does it serve? For orchestrators and load balancers; no API key is asked for."""
+"""Is the process alive, and does it serve? For orchestrators and load balancers, of whom no API key is asked; and
+GET /version."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
+
+from llmc.server.access import state_of
+from llmc.server.protocol.answers import VersionResponse, errors
+from llmc.version import __version__
 
 if TYPE_CHECKING:
     from llmc.server.state import Progress, ServerState
@@ -30,7 +35,7 @@ _RESPONSES: dict[int | str, dict[str, Any]] = {
 @router.get("/health", responses=_RESPONSES)
 async def health(request: Request) -> Response:
     """200 while the process is alive, also while it loads or drains; 503 once loading or the engine failed."""
-    state = _state(request)
+    state = state_of(request)
     if state.phase == "dead":
         return JSONResponse({"status": "dead", "phase": "dead", "message": _dead(state)}, 503)
     return JSONResponse({"status": "ok", "phase": state.phase})
@@ -44,7 +49,7 @@ async def ready(request: Request) -> Response:
     `done` of `total` parts of `stage` are done; `eta_s` is the seconds left, null where nothing can be told. A server
     that is ready and warms up between requests says the same of that under `warming`.
     """
-    state = _state(request)
+    state = state_of(request)
     phase = state.phase
     progress = state.awaits() if phase == "ready" else state.progress
     if phase == "ready" and progress is None:
@@ -62,9 +67,15 @@ async def ready(request: Request) -> Response:
 @router.get("/v1/health_check", responses=_RESPONSES)
 async def health_check(request: Request) -> Response:
     """The same as /health, in the words of OPEA's services."""
-    if _state(request).phase == "dead":
+    if state_of(request).phase == "dead":
         return JSONResponse({**SERVICE, "Service Status": "dead"}, 503)
     return JSONResponse(SERVICE)
+
+
+@router.get("/version", response_model=VersionResponse, responses=errors(), tags=["version"])
+async def version() -> dict[str, str]:
+    """llmc's version."""
+    return {"version": __version__}
 
 
 def retry_after_s(eta_s: float | None) -> int:
@@ -79,7 +90,3 @@ def _told(at: Progress) -> dict[str, Any]:
 
 def _dead(state: ServerState) -> str:
     return f"loading {_DEAD}" if state.load_error is not None else f"the engine {_DEAD}"
-
-
-def _state(request: Request) -> ServerState:
-    return cast("ServerState", request.app.state.llmc)

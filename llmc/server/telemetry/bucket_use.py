@@ -27,7 +27,7 @@ class BucketKey(NamedTuple):
         return f"{self.batch}x{self.query}+{self.context}" if self.batch else "other"
 
 
-class BucketUse:
+class StepSums:
     """Sums over the steps of one bucket: steps, live rows, new tokens (live and padding), seconds of each part."""
 
     __slots__ = ("execute_s", "live", "padding", "prepare_s", "rows", "sample_s", "schedule_s", "steps")
@@ -47,7 +47,7 @@ class BucketUse:
         self.execute_s += record.execute_s
         self.sample_s += record.sample_s
 
-    def merge(self, other: BucketUse) -> None:
+    def merge(self, other: StepSums) -> None:
         """Count all that `other` counted."""
         self.steps += other.steps
         self.rows += other.rows
@@ -58,9 +58,9 @@ class BucketUse:
         self.execute_s += other.execute_s
         self.sample_s += other.sample_s
 
-    def copy(self) -> BucketUse:
+    def copy(self) -> StepSums:
         """The same sums, which later steps do not change."""
-        twin = BucketUse()
+        twin = StepSums()
         twin.merge(self)
         return twin
 
@@ -70,13 +70,13 @@ class BucketUse:
         return self.schedule_s + self.prepare_s + self.execute_s + self.sample_s
 
 
-class BucketUses:
+class BucketSums:
     """Use by bucket. A step of a shape that is no bucket of `plan`, as executables that take any shape run, counts for
     the least-cost bucket that covers it, so that the number of buckets stays the plan's. Not thread-safe."""
 
     def __init__(self, plan: Plan | None = None) -> None:
         self.plan = plan
-        self.uses: dict[BucketKey, BucketUse] = {}
+        self.uses: dict[BucketKey, StepSums] = {}
         self._planned = _keys(plan)
 
     def bind(self, plan: Plan) -> None:
@@ -90,20 +90,20 @@ class BucketUses:
             use = self._use(record)
         use.add(record)
 
-    def take(self) -> dict[BucketKey, BucketUse]:
+    def take(self) -> dict[BucketKey, StepSums]:
         """What was counted since the last call; counting starts anew."""
         taken, self.uses = self.uses, {}
         return taken
 
-    def copy(self) -> dict[BucketKey, BucketUse]:
+    def copy(self) -> dict[BucketKey, StepSums]:
         """What was counted so far."""
         return {key: use.copy() for key, use in self.uses.items()}
 
-    def _use(self, record: StepRecord) -> BucketUse:
+    def _use(self, record: StepRecord) -> StepSums:
         key = BucketKey(record.phase, record.batch, record.query, record.context)
         if not (len(self.uses) < MAX_SHAPES if self.plan is None else key in self._planned):
             key = self._covering(record)
-        return self.uses.setdefault(key, BucketUse())
+        return self.uses.setdefault(key, StepSums())
 
     def _covering(self, record: StepRecord) -> BucketKey:
         if self.plan is not None:
@@ -114,7 +114,7 @@ class BucketUses:
         return BucketKey(record.phase, 0, 0, 0)
 
 
-def merged(into: dict[BucketKey, BucketUse], more: dict[BucketKey, BucketUse]) -> None:
+def merged(into: dict[BucketKey, StepSums], more: dict[BucketKey, StepSums]) -> None:
     """Add the sums of `more` to those of `into`."""
     for key, use in more.items():
         if key in into:

@@ -7,8 +7,10 @@ gives the formats, not the counting: its histograms would cost 1.5 µs for every
 from __future__ import annotations
 
 import threading
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
+from itertools import accumulate
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -20,17 +22,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from llmc.runtime.engine.observer import EngineStats, FinishReason, Observer, RequestSummary, StepRecord
-from llmc.server.telemetry.bucket_use import BucketUses
-from llmc.server.telemetry.histogram import (
-    CHOICES,
-    FIRST_TOKEN_S,
-    INTER_TOKEN_S,
-    REQUEST_S,
-    STEP_TOKENS,
-    TRANSFER_S,
-    Histogram,
-    one_two_five,
-)
+from llmc.server.telemetry.bucket_use import BucketSums
 from llmc.version import __version__
 
 if TYPE_CHECKING:
@@ -40,7 +32,26 @@ if TYPE_CHECKING:
     from llmc.runtime.engine.handover import HandOver
     from llmc.runtime.pooling.pooler import Statistics
 
+FIRST_TOKEN_S = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0,
+    640.0, 2560.0,
+)  # fmt: skip
+"""Upper bounds as vLLM has them, so that its dashboards fit; seconds from arrival to the first token."""
+
+INTER_TOKEN_S = (
+    0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+)  # fmt: skip
+REQUEST_S = (
+    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0,
+    1920.0, 7680.0,
+)  # fmt: skip
+TRANSFER_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+CHOICES = (1, 2, 5, 10, 20)
+
 PREFIX = "llmc:"
+SCRAPE_S = 5.0
+"""Seconds that a replica gets to tell its metrics."""
 REASONS: tuple[FinishReason, ...] = get_args(FinishReason)
 PHASES = ("prompt", "decode")
 PARTS = ("schedule", "prepare", "execute", "sample")
@@ -93,6 +104,25 @@ POOLED = {
 """Counters of a model that embeds or scores, behind "pooling_"."""
 
 
+def labelled(families: Sequence[Metric], replica: str) -> Sequence[Metric]:
+    """The same families, each sample with the label."""
+    for family in families:
+        family.samples = [sample._replace(labels={**sample.labels, "replica": replica}) for sample in family.samples]
+    return families
+
+
+def together(told: Iterable[Sequence[Metric]]) -> Sequence[Metric]:
+    """A family that several tell of is there once, as the format asks for."""
+    found: dict[str, Metric] = {}
+    for families in told:
+        for family in families:
+            if family.name in found:
+                found[family.name].samples += family.samples
+            else:
+                found[family.name] = family
+    return list(found.values())
+
+
 def text_of(families: Sequence[Metric], accept: str = "") -> tuple[bytes, str]:
     """Metrics as text, and its content type: OpenMetrics where the Accept header asks for it."""
     found: Any = SimpleNamespace(collect=lambda: families)  # all that both ask a registry for
@@ -102,6 +132,52 @@ def text_of(families: Sequence[Metric], accept: str = "") -> tuple[bytes, str]:
         text: bytes = openmetrics.generate_latest(found, openmetrics.ALLOWUTF8)  # type: ignore[no-untyped-call]
         return text, openmetrics.CONTENT_TYPE_LATEST
     return generate_latest(found, openmetrics.ALLOWUTF8), CONTENT_TYPE_PLAIN_0_0_4
+
+
+def one_two_five(largest: int) -> tuple[int, ...]:
+    """1, 2, 5, 10, 20, 50 … up to `largest`."""
+    bounds: list[int] = []
+    power = 1
+    while power <= largest:
+        bounds += [m * power for m in (1, 2, 5) if m * power <= largest]
+        power *= 10
+    return tuple(bounds)
+
+
+class Histogram:
+    """Counts of values by upper bound, the bound itself included, and their sum. Not thread-safe."""
+
+    __slots__ = ("bounds", "counts", "sum")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count a value."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
+
+    def observe_all(self, values: Iterable[float]) -> None:
+        """Count several."""
+        bounds, counts = self.bounds, self.counts
+        total = 0.0
+        for value in values:
+            counts[bisect_left(bounds, value)] += 1
+            total += value
+        self.sum += total
+
+    def copy(self) -> Histogram:
+        """The same counts, which later values do not change."""
+        twin = Histogram(self.bounds)
+        twin.counts, twin.sum = self.counts.copy(), self.sum
+        return twin
+
+    @property
+    def cumulative(self) -> list[int]:
+        """How many values are at most each bound; the last: all."""
+        return list(accumulate(self.counts))
 
 
 class Metrics(Observer, Collector):
@@ -128,7 +204,7 @@ class Metrics(Observer, Collector):
         self._reasons = dict.fromkeys(REASONS, 0)
         self._http: dict[tuple[str, str], int] = {}
         self._prompts: dict[str, int] = {}
-        self._uses = BucketUses()
+        self._uses = BucketSums()
         self._histograms: dict[str, Histogram] = {}
         self._make_histograms(DEFAULT_LENGTH)
         self.registry.register(self)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from llmc.runtime.engine.observer import Observer, RequestSummary, StepRecord
-from llmc.server.telemetry.bucket_use import BucketKey, BucketUse, BucketUses, merged
+from llmc.server.telemetry.bucket_use import BucketKey, BucketSums, StepSums, merged
 
 if TYPE_CHECKING:
     from llmc.buckets.plan import Plan
@@ -38,7 +38,7 @@ class Second:
         self.misses = self.running = self.waiting = 0
         self.first: dict[int, int] = {}
         self.inter: dict[int, int] = {}
-        self.uses: dict[BucketKey, BucketUse] = {}
+        self.uses: dict[BucketKey, StepSums] = {}
 
 
 class Snapshot(Observer):
@@ -50,12 +50,12 @@ class Snapshot(Observer):
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._uses = BucketUses()
+        self._uses = BucketSums()
         self._at = int(clock())
         self._past: deque[Second] = deque(maxlen=WINDOW_S)
         self._now = Second()
         self._totals = dict.fromkeys((*COUNTS, "steps"), 0)
-        self._used: dict[BucketKey, BucketUse] = {}
+        self._used: dict[BucketKey, StepSums] = {}
         self._running = self._waiting = 0
         self._queued: set[str] = set()
 
@@ -136,7 +136,7 @@ class Snapshot(Observer):
                 totals[name] += getattr(current, name)
         merged(used, unfolded)
         totals["steps"] = sum(use.steps for use in used.values())
-        recent: dict[BucketKey, BucketUse] = {}
+        recent: dict[BucketKey, StepSums] = {}
         for second in past:
             merged(recent, second.uses)
         series: dict[str, list[int] | list[float | None]] = {
@@ -208,7 +208,7 @@ def _summed(many: Iterable[dict[int, int]]) -> dict[int, int]:
     return total
 
 
-def _rows(uses: dict[BucketKey, BucketUse]) -> list[list[Any]]:
+def _rows(uses: dict[BucketKey, StepSums]) -> list[list[Any]]:
     return [
         [*key, use.steps, use.rows, use.live, use.padding, round(use.seconds, 6)] for key, use in sorted(uses.items())
     ]

@@ -9,8 +9,7 @@ import pytest
 from llmc.buckets.capture.auxiliary import SAMPLING, CacheMove, SampleStep, TopStep, beside
 from llmc.buckets.limits import Limits
 from llmc.buckets.plan import Plan, Provenance
-from llmc.runtime.engine.sampling.params import SamplingParams
-from llmc.runtime.engine.sampling.structured import StructuredOutputsParams
+from llmc.runtime.engine.sampling.params import SamplingParams, StructuredOutputsParams
 from tests.buckets.capture.simulated import decode, prompt
 
 PLAN = Plan(

@@ -65,7 +65,7 @@ CODE = {
         "fake": {"reference", "verify"}, "cpu": {"lower", "pack", "executable", "reference", "verify"},
         "hpu": {"reference", "verify"},
     },
-    "runtime/engine/engine.py": made_by("verify"),
+    "runtime/engine/batched_core.py": made_by("verify"),
     "runtime/text/tokenizer.py": made_by("tokenizer", "reference", "verify"),
     "buckets/lookup.py": made_by("verify"),
     "errors.py": {},

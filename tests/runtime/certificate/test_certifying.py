@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
-import subprocess
-import sys
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ import pytest
 from llmc.buckets.capture.auxiliary import SAMPLING
 from llmc.errors import LlmcError, VerificationError
 from llmc.runtime.bundle import Bundle
+from llmc.runtime.certificate import witnesses
 from llmc.runtime.certificate.certifying import Certifying, CertifyOptions, CompiledError
 from llmc.runtime.certificate.checking import NEEDED
 from llmc.runtime.certificate.document import Certificate
@@ -54,17 +53,10 @@ def test_some_prompts_begin_in_the_cache(toys: dict[str, Toy]) -> None:
     assert certify(toys["static"].bundle, requests=300).requests.from_prefixes > 0
 
 
-def test_answers_beside_others_are_those_alone(certified: Certificate) -> None:
-    numbers = certified.numbers
-    assert numbers.exact
-    assert numbers.repeated == numbers.equal + numbers.ties > 5
-    assert numbers.differing == 0
-
-
 def test_it_says_where_it_ran(certified: Certificate) -> None:
     assert certified.toolchain["numpy"] == np.__version__
     assert certified.host.threads == 1
-    assert set(certified.seconds) == {"open", "warm up", "replay", "requests", "repeats"}
+    assert set(certified.seconds) == {"open", "warm up", "replay", "requests"}
 
 
 def test_the_same_seed_runs_the_same(certified: Certificate, toys: dict[str, Toy]) -> None:
@@ -115,17 +107,10 @@ def jit() -> None:
     jax.jit(lambda x: x - 1)(np.ones(9))
 
 
-LIBC = ctypes.CDLL(None)
 COMPILERS: dict[str, tuple[Callable[[], object], str]] = {
     "a function that JAX compiles": (jit, r"JAX compile events saw 1 \(jax: jit\(<lambda>\)\)"),
-    "a process": (
-        lambda: subprocess.run([sys.executable, "-c", ""], check=True), r"processes started saw 1 \(python[\d.]* -c\)",
-    ),
-    "a process of native code": (  # named where a look found it before it had ended
-        lambda: LIBC.system(b"true"), r"processes started saw 1 \((sh( -c true)?[,)]|a process of native code)",
-    ),
     "a file in a compile cache": (
-        lambda: (Path(__import__("os").environ["TRITON_CACHE_DIR"]) / "kernel.cubin").write_bytes(b"code"),
+        lambda: (Path(os.environ["TRITON_CACHE_DIR"]) / "kernel.cubin").write_bytes(b"code"),
         r"files in compile caches saw 1 \(triton: kernel.cubin\)",
     ),
 }  # fmt: skip
@@ -136,8 +121,6 @@ COMPILERS: dict[str, tuple[Callable[[], object], str]] = {
 def test_what_compiles_in_the_middle_is_named_and_nothing_is_certified(
     toys: dict[str, Toy], what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import os
-
     import jax  # noqa: F401 - before the watch begins
 
     Path(os.environ["TRITON_CACHE_DIR"]).mkdir(parents=True)
@@ -164,15 +147,12 @@ def test_an_executable_that_is_opened_in_the_middle_counts(
 def test_a_witness_that_goes_blind_in_the_middle_certifies_nothing(
     toys: dict[str, Toy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import signal
-
-    before = signal.getsignal(signal.SIGCHLD)
-    use(monkeypatch, executor=once_ready(lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN)))
-    try:
-        with pytest.raises(CompiledError, match="went blind once it was ready: processes started: SIGCHLD"):
-            certify(toys["static"].bundle)
-    finally:
-        signal.signal(signal.SIGCHLD, before)
+    use(monkeypatch, executor=once_ready(lambda: monkeypatch.setattr(witnesses, "MOST_FILES", 0)))
+    folder = Path(os.environ["TRITON_CACHE_DIR"])
+    folder.mkdir(parents=True)
+    (folder / "kernel.cubin").write_bytes(b"code")
+    with pytest.raises(CompiledError, match=r"went blind once it was ready: files in compile caches: .* more than 0"):
+        certify(toys["static"].bundle)
 
 
 def test_what_is_compiled_before_it_is_ready_is_said(toys: dict[str, Toy], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,30 +175,6 @@ def test_a_bucket_that_does_not_run_is_named(toys: dict[str, Toy], monkeypatch: 
     use(monkeypatch, executor=watching(seen))
     with pytest.raises(LlmcError, match=r"not certified: 2 of what is warmed up failed: .*RuntimeError: no room"):
         certify(toys["static"].bundle)
-
-
-def test_answers_that_depend_on_their_neighbours_are_found(
-    toys: dict[str, Toy], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def leaky(program: Any, token_ids: Any, past: Any, new: Any, cached: Any) -> Any:
-        logits, made = program.replay(token_ids, past, new, cached)
-        if len(logits) > 1:
-            logits = logits[::-1].copy()
-        return logits, made
-
-    use(monkeypatch, replay=leaky)
-    with pytest.raises(VerificationError, match="give other tokens than beside others"):
-        certify(toys["static"].bundle)
-
-
-def test_quantised_numbers_may_differ_and_are_stated(toys: dict[str, Toy], monkeypatch: pytest.MonkeyPatch) -> None:
-    from tests.manifests import edit_manifest
-
-    toy = Toy(toys["static"].model, toys["static"].store, toys["static"].bundle.with_name("int8"))
-    toy.compile()
-    edit_manifest(toy.bundle, lambda fields: fields["options"].update(quantize="int8"))
-    made = certify(toy.bundle, requests=40)
-    assert not made.numbers.exact
 
 
 def test_a_request_that_fails_ends_it(toys: dict[str, Toy], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,7 +206,7 @@ def test_progress_is_told_by_stage(toys: dict[str, Toy]) -> None:
         Bundle.open(toys["static"].bundle), certify=CertifyOptions(20),
         tell=lambda stage, text, done, total: told.setdefault(stage, []).append((done, total)),
     ).run()  # fmt: skip
-    assert list(told) == ["warm up", "requests", "repeats"]
+    assert list(told) == ["warm up", "requests"]
     assert all(done <= total for of in told.values() for done, total in of)
     assert all(done == total for done, total in (of[-1] for of in told.values()))
     assert told["requests"][-1] == (20, 20)

@@ -12,48 +12,48 @@ from llmc.buckets.capture.auxiliary import SAMPLING
 from llmc.errors import InputError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.certificate.requests import STRUCTURED, RandomRequest, RandomRequests, admitted_kinds
-from llmc.runtime.engine.generator import Generator
-from llmc.runtime.startup.opening import EngineOptions, open_executor, open_generator
+from llmc.runtime.engine.engine import LLMEngine
+from llmc.runtime.startup.opening import EngineOptions, open_engine, open_executor
 from tests.tiers import examples
 from tests.toy import Toy
 
 
 @pytest.fixture(scope="module", params=["static", "paged"])
-def generator(toys: dict[str, Toy], request: pytest.FixtureRequest) -> Iterator[Generator]:
+def engine(toys: dict[str, Toy], request: pytest.FixtureRequest) -> Iterator[LLMEngine]:
     bundle = Bundle.open(toys[request.param].bundle)
     executor = open_executor(bundle, EngineOptions(threads=1))
-    generator = open_generator(bundle, executor, EngineOptions())
-    yield generator
-    generator.close()
+    engine = open_engine(bundle, executor, EngineOptions())
+    yield engine
+    engine.close()
     executor.close()
 
 
-def made(generator: Generator, count: int, seed: int = 0) -> list[RandomRequest]:
-    engine = generator.engine
-    kinds, refused = admitted_kinds(generator)
+def made(engine: LLMEngine, count: int, seed: int = 0) -> list[RandomRequest]:
+    core = engine.core
+    kinds, refused = admitted_kinds(engine)
     assert refused == {}
-    return list(RandomRequests(engine.plan, engine.executor, engine.vocab_size, kinds, seed, (256,)).take(count))
+    return list(RandomRequests(core.plan, core.executor, core.vocab_size, kinds, seed, (256,)).take(count))
 
 
 @examples(10)
 @given(seed=st.integers(0, 1 << 40), count=st.integers(1, 60))
-def test_every_request_is_admitted(generator: Generator, seed: int, count: int) -> None:
-    requests = made(generator, count, seed)
+def test_every_request_is_admitted(engine: LLMEngine, seed: int, count: int) -> None:
+    requests = made(engine, count, seed)
     assert len({one.request.request_id for one in requests}) == count
     for one in requests:
-        generator.prepare(one.request)
+        engine.prepare(one.request)
         assert one.request.params.max_tokens is not None
         assert len(one.request.prompt_token_ids) + one.request.params.max_tokens <= 32
         assert one.cancel_after is None or one.cancel_after < one.request.params.max_tokens
 
 
-def test_the_same_seed_gives_the_same_requests(generator: Generator) -> None:
-    assert made(generator, 40, 7) == made(generator, 40, 7)
-    assert made(generator, 40, 7) != made(generator, 40, 8)
+def test_the_same_seed_gives_the_same_requests(engine: LLMEngine) -> None:
+    assert made(engine, 40, 7) == made(engine, 40, 7)
+    assert made(engine, 40, 7) != made(engine, 40, 8)
 
 
-def test_of_some_hundred_requests_none_is_missing(generator: Generator) -> None:
-    requests = made(generator, 400)
+def test_of_some_hundred_requests_none_is_missing(engine: LLMEngine) -> None:
+    requests = made(engine, 400)
     lengths = {len(one.request.prompt_token_ids) for one in requests}
     assert lengths == set(range(1, 32)), "every length of a prompt"
     assert {one.kind for one in requests} == set(SAMPLING)
@@ -66,29 +66,28 @@ def test_of_some_hundred_requests_none_is_missing(generator: Generator) -> None:
     prompts = [tuple(one.request.prompt_token_ids) for one in requests]
     shared = sum(prompt[:3] == other[:3] for i, prompt in enumerate(prompts) for other in prompts[i + 1 :])
     assert shared > 20, "prefixes"
-    assert sum(one.repeatable for one in requests) > 40
     assert all(one.request.params.seed is not None for one in requests if not one.request.params.greedy)
     assert 0 < sum(one.kind == STRUCTURED for one in requests) < 40, "grammars take time"
 
 
-def test_the_longest_answer_and_the_longest_prompt_come_first(generator: Generator) -> None:
-    first, *_ = made(generator, 4)
+def test_the_longest_answer_and_the_longest_prompt_come_first(engine: LLMEngine) -> None:
+    first, *_ = made(engine, 4)
     assert len(first.request.prompt_token_ids) == 31
 
 
 def test_what_a_device_refuses_is_not_asked_for_and_is_named(
-    generator: Generator, monkeypatch: pytest.MonkeyPatch
+    engine: LLMEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def five(params: object) -> None:
         if params.min_p:  # type: ignore[attr-defined]
             raise InputError("min_p: this device has five parameters")
 
-    monkeypatch.setattr(generator.engine, "require_offered", five)
-    kinds, refused = admitted_kinds(generator)
+    monkeypatch.setattr(engine.core, "require_offered", five)
+    kinds, refused = admitted_kinds(engine)
     assert "min_p" not in kinds
     assert "five parameters" in refused["min_p"]
 
 
-def test_without_any_kind_there_is_no_request(generator: Generator) -> None:
+def test_without_any_kind_there_is_no_request(engine: LLMEngine) -> None:
     with pytest.raises(InputError, match="no kind"):
-        RandomRequests(generator.engine.plan, generator.engine.executor, 10, {}, 0)
+        RandomRequests(engine.core.plan, engine.core.executor, 10, {}, 0)

@@ -21,23 +21,23 @@ import psutil
 import pytest
 
 from llmc.errors import InputError, OverloadedError
-from llmc.runtime.confined.limits import Limits
-from llmc.runtime.confined.pool import JobError, LimitError, Pool, _Child
+from llmc.runtime.confined.limits import ChildLimits
+from llmc.runtime.confined.pool import ChildPool, JobError, LimitError, _Child
 from tests.artifacts.helpers import REPO
 from tests.timing import PATIENCE_S, until
 
-LIMITS = Limits(seconds=0.3, memory_bytes=64 << 20, stack_bytes=1 << 20, workers=2, waiting=2)
+LIMITS = ChildLimits(seconds=0.3, memory_bytes=64 << 20, stack_bytes=1 << 20, workers=2, waiting=2)
 WORK = "tests.runtime.confined.work:open_work"
 
 
 @pytest.fixture(scope="module")
-def pool() -> Iterator[Pool]:
-    made = Pool(WORK, {"greeting": "hello"}, LIMITS)
+def pool() -> Iterator[ChildPool]:
+    made = ChildPool(WORK, {"greeting": "hello"}, LIMITS)
     yield made
     made.close()
 
 
-def family(pool: Pool) -> list[psutil.Process]:
+def family(pool: ChildPool) -> list[psutil.Process]:
     """The nursery and its children."""
     nursery = psutil.Process(pool.pid)
     return [nursery, *nursery.children(recursive=True)]
@@ -52,7 +52,7 @@ def test_a_job_gets_and_gives_json(pool):
 def test_a_package_that_a_hook_finds_is_found_in_the_nursery_too(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [p for p in sys.path if not (Path(p) / "llmc").exists()])
-    made = Pool("llmc.runtime.text.confined_chat:open_renderer", {"source": "hi", "special_tokens": {}}, LIMITS)
+    made = ChildPool("llmc.runtime.text.confined_chat:open_renderer", {"source": "hi", "special_tokens": {}}, LIMITS)
     try:
         assert made.run({"messages": [{"role": "user", "content": "hello"}]}).value == "hi"
     finally:
@@ -93,10 +93,10 @@ def test_what_goes_beyond_a_limit_is_stopped_and_the_limit_named(pool, job, limi
 def test_time_is_bounded_where_the_parents_libraries_took_the_signal_away(taken: str):
     program = f"""
         import signal
-        from llmc.runtime.confined.limits import Limits
-        from llmc.runtime.confined.pool import LimitError, Pool
+        from llmc.runtime.confined.limits import ChildLimits
+        from llmc.runtime.confined.pool import LimitError, ChildPool
         {taken}
-        pool = Pool("{WORK}", {{"greeting": ""}}, Limits(seconds=0.3))
+        pool = ChildPool("{WORK}", {{"greeting": ""}}, ChildLimits(seconds=0.3))
         try:
             pool.run(["spin"])
         except LimitError as error:
@@ -116,7 +116,7 @@ def test_a_refusal_is_told_and_a_fault_is_no_refusal(pool):
 
 
 def test_a_child_that_grew_is_not_used_again():
-    pool = Pool("tests.runtime.confined.work:open_work", {"greeting": ""}, Limits(memory_bytes=256 << 20))
+    pool = ChildPool("tests.runtime.confined.work:open_work", {"greeting": ""}, ChildLimits(memory_bytes=256 << 20))
     try:
         first = pool.run(["echo", 1]).value[2]
         assert pool.run(["keep", 2 << 20]).size >= 1 << 20
@@ -129,7 +129,7 @@ def test_a_child_that_grew_is_not_used_again():
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries give back what they like")
 def test_what_a_job_freed_is_given_back_and_its_child_goes_on():
-    pool = Pool("tests.runtime.confined.work:open_work", {"greeting": ""}, Limits(memory_bytes=256 << 20))
+    pool = ChildPool("tests.runtime.confined.work:open_work", {"greeting": ""}, ChildLimits(memory_bytes=256 << 20))
     try:
         child = psutil.Process(pool.run(["echo", 1]).value[2])
         before = child.memory_info().rss
@@ -141,7 +141,7 @@ def test_what_a_job_freed_is_given_back_and_its_child_goes_on():
 
 
 def test_children_beside_the_first_end_when_there_is_nothing_to_do(tmp_path: Path):
-    pool = Pool(WORK, {"greeting": ""}, replace(LIMITS, idle_s=0.1))
+    pool = ChildPool(WORK, {"greeting": ""}, replace(LIMITS, idle_s=0.1))
 
     async def crowd(go: Path) -> None:
         jobs = [asyncio.ensure_future(pool.arun(["wait for", str(go)], _value)) for _ in range(2)]
@@ -229,7 +229,7 @@ def test_threads_may_run_jobs_at_once(pool):
 
 
 def test_a_closed_pool_leaves_no_process():
-    pool = Pool(WORK, {"greeting": ""}, LIMITS)
+    pool = ChildPool(WORK, {"greeting": ""}, LIMITS)
     pool.run(["echo", 1])
     processes = family(pool)
     pool.close()
@@ -239,7 +239,7 @@ def test_a_closed_pool_leaves_no_process():
 
 
 def test_a_nursery_that_cannot_start_is_an_error_of_ours():
-    pool = Pool("tests.runtime.confined.work:no_such_thing", {}, LIMITS)
+    pool = ChildPool("tests.runtime.confined.work:no_such_thing", {}, LIMITS)
     with pytest.raises(JobError, match="without an answer"):
         pool.run(["echo", 1])
     pool.close()
@@ -249,9 +249,9 @@ def test_no_process_remains_when_the_parent_is_killed(tmp_path: Path):
     """With one child idle, and one that computes and looks at no socket."""
     program = f"""
         import os, threading, time
-        from llmc.runtime.confined.limits import Limits
-        from llmc.runtime.confined.pool import Pool
-        pool = Pool("{WORK}", {{"greeting": ""}}, Limits(seconds=600))
+        from llmc.runtime.confined.limits import ChildLimits
+        from llmc.runtime.confined.pool import ChildPool
+        pool = ChildPool("{WORK}", {{"greeting": ""}}, ChildLimits(seconds=600))
         threading.Thread(target=lambda: pool.run(["spin"]), daemon=True).start()
         pid = pool.run(["echo", 1]).value[2]
         while len(os.listdir("/proc/self/task")) < 2: pass

@@ -17,12 +17,12 @@ from llmc.compiler.verification.toy_reference import ToyReference
 from llmc.errors import EngineDeadError, InputError, OverloadedError
 from llmc.runtime.async_llm import BundleAsyncLLM
 from llmc.runtime.bundle import Bundle
-from llmc.runtime.engine import generator
+from llmc.runtime.engine import engine as llm_engine
 from llmc.runtime.engine.async_engine import AsyncEngine, Stream
 from llmc.runtime.engine.observer import Observer, RequestSummary, StepRecord
 from llmc.runtime.engine.requests import Request, Update
 from llmc.runtime.engine.sampling.params import RequestOutputKind, SamplingParams
-from llmc.runtime.startup.opening import EngineOptions, open_executor, open_generator
+from llmc.runtime.startup.opening import EngineOptions, open_engine, open_executor
 from tests.devices import use, watching
 from tests.tiers import default_cases, full
 from tests.timing import PATIENCE_S
@@ -78,7 +78,7 @@ class Watcher(Observer):
 async def running(toy: Toy, queue: int | None = None, observer: Observer | None = None) -> AsyncIterator[AsyncEngine]:
     bundle = Bundle.open(toy.bundle)
     executor = open_executor(bundle, EngineOptions())
-    engine = AsyncEngine(open_generator(bundle, executor, EngineOptions(), observer), queue, on_close=executor.close)
+    engine = AsyncEngine(open_engine(bundle, executor, EngineOptions(), observer), queue, on_close=executor.close)
     try:
         yield engine
     finally:
@@ -154,9 +154,9 @@ def test_what_grows_with_a_request_is_done_once_for_all_its_choices_and_beside_t
 
     async def test() -> None:
         async with running(toy) as engine:
-            watch(generator, "bad_word_ids")
-            watch(generator, "StopStrings")
-            watch(type(engine.generator.engine), "check")
+            watch(llm_engine, "bad_word_ids")
+            watch(llm_engine, "StopStrings")
+            watch(type(engine.engine.core), "check")
             stream = await engine.open(asked("a", None, params))
             assert len(await tokens_of(stream)) == 16
         assert [name for name, _ in made] == ["check", "bad_word_ids", "StopStrings"]

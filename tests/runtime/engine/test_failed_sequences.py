@@ -11,11 +11,11 @@ import pytest
 
 from llmc.compiler.verification.toy_reference import ToyReference
 from llmc.runtime.bundle import Bundle
-from llmc.runtime.engine.engine import Engine
-from llmc.runtime.engine.generator import Generator
+from llmc.runtime.engine.batched_core import BatchedCore
+from llmc.runtime.engine.engine import LLMEngine
 from llmc.runtime.engine.observer import Observer, RequestSummary
 from llmc.runtime.engine.requests import Request, Update
-from llmc.runtime.engine.sampling.constraint import Constraint
+from llmc.runtime.engine.sampling.constraints import GrammarConstraint
 from llmc.runtime.engine.sampling.params import SamplingParams
 from llmc.runtime.engine.speculation import SpeculativeConfig
 from llmc.runtime.executors import open_executor
@@ -31,15 +31,15 @@ def greedy(max_tokens: int = 5, **params: Any) -> SamplingParams:
     return SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True, **params)
 
 
-def engine_of(toy: Toy, **options: Any) -> Engine:
+def engine_of(toy: Toy, **options: Any) -> BatchedCore:
     bundle = Bundle.open(toy.bundle)
-    return Engine(bundle.plan, open_executor(bundle, 6), VOCAB, min_prefix=2, **options)
+    return BatchedCore(bundle.plan, open_executor(bundle, 6), VOCAB, min_prefix=2, **options)
 
 
 class Played:
     """Tokens and reason of each sequence, run together to their ends."""
 
-    def __init__(self, engine: Engine, *asked: tuple[Sequence[int], SamplingParams]) -> None:
+    def __init__(self, engine: BatchedCore, *asked: tuple[Sequence[int], SamplingParams]) -> None:
         self.made: list[list[int]] = [[] for _ in asked]
         self.reasons: list[str | None] = [None] * len(asked)
         for number, (prompt, params) in enumerate(asked):
@@ -175,23 +175,23 @@ class Ended(Observer):
         self.ended.append(summary)
 
 
-def news_of(generator: Generator, *requests: Request) -> list[Update]:
+def news_of(engine: LLMEngine, *requests: Request) -> list[Update]:
     for request in requests:
-        generator.add(generator.prepare(request))
+        engine.add(engine.prepare(request))
     news = []
-    while generator.has_work:
-        news += generator.step()
+    while engine.has_work:
+        news += engine.step()
     return news
 
 
 def test_one_of_n_choices(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
     params = SamplingParams(max_tokens=6, temperature=1.0, n=3, seed=5, ignore_eos=True)
-    clean = news_of(Generator(engine_of(toy)), Request("r", [4, 5, 6], params))
+    clean = news_of(LLMEngine(engine_of(toy)), Request("r", [4, 5, 6], params))
     texts = [[t for u in clean if u.index == i for t in u.token_ids] for i in range(3)]
     (bad,) = {texts[1][2]} - {t for i in (0, 2) for t in texts[i]}
     spoil(monkeypatch, bad)
     watcher = Ended()
-    news = news_of(Generator(engine_of(toy), observer=watcher), Request("r", [4, 5, 6], params))
+    news = news_of(LLMEngine(engine_of(toy), observer=watcher), Request("r", [4, 5, 6], params))
     found = [[t for u in news if u.index == i for t in u.token_ids] for i in range(3)]
     assert found == [texts[0], texts[1][:3], texts[2]]
     assert [u.finish_reason for i in range(3) for u in news if u.index == i and u.finish_reason] == [
@@ -203,18 +203,19 @@ def test_one_of_n_choices(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_best_of_some_is_not_one_that_failed(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
     params = SamplingParams(max_tokens=4, temperature=1.0, n=1, best_of=3, seed=5, ignore_eos=True)
-    clean = news_of(Generator(engine_of(toy)), Request("r", [4, 5, 6], params))
+    clean = news_of(LLMEngine(engine_of(toy)), Request("r", [4, 5, 6], params))
     best = [t for u in clean for t in u.token_ids]
     spoil(monkeypatch, best[0])
-    news = news_of(Generator(engine_of(toy)), Request("r", [4, 5, 6], params))
+    news = news_of(LLMEngine(engine_of(toy)), Request("r", [4, 5, 6], params))
     assert [u.finish_reason for u in news if u.finish_reason] == ["length"]
     assert best[0] not in [t for u in news for t in u.token_ids]
 
 
-class Failing(Constraint):
+class Failing(GrammarConstraint):
     """Fails at its `count`-th mask or token."""
 
     finished = False
+    error = None
 
     def __init__(self, where: str, count: int) -> None:
         self._left = {where: count}

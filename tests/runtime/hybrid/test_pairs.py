@@ -11,7 +11,7 @@ from llmc.artifacts.store.store import Store
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.compile import compile_bundle
 from llmc.runtime.bundle import Bundle
-from llmc.runtime.engine.engine import Engine
+from llmc.runtime.engine.batched_core import BatchedCore
 from llmc.runtime.engine.sampling.params import SamplingParams
 from llmc.runtime.executors import open_executor
 from llmc.runtime.executors.base import Executor
@@ -68,7 +68,7 @@ def test_tokens_are_those_of_one_device(
     wanted: list[list[int]],
 ) -> None:  # fmt: skip
     executor, client = executors[decode], workers[prefill].client()
-    engine = Engine(executor.bundle.plan, executor, executor.bundle.size("vocab_size"), prefiller=client)
+    engine = BatchedCore(executor.bundle.plan, executor, executor.bundle.size("vocab_size"), prefiller=client)
     greedy = SamplingParams(max_tokens=COUNT, temperature=0, ignore_eos=True)
     made: dict[int, list[int]] = {number: [] for number in range(len(PROMPTS) + 1)}
     for number, prompt in enumerate([*PROMPTS, LONG[:30]]):

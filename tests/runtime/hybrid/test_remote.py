@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from llmc.compiler.verification.toy_reference import ToyReference
 from llmc.errors import ArtifactError, DeviceError
 from llmc.runtime.bundle import Bundle
-from llmc.runtime.engine.engine import Engine
+from llmc.runtime.engine.batched_core import BatchedCore
 from llmc.runtime.engine.handover import Prefilled, PrefillFailed
 from llmc.runtime.engine.sampling.params import SamplingParams
 from llmc.runtime.executors import open_executor
@@ -53,10 +53,10 @@ def serve(toy: Toy, address: str = "tcp", key: str | None = None, bound: int | N
     return PrefillServer(worker, listener, key, bound), found
 
 
-def engine_of(toy: Toy, connect: Callable[[SideFacts], RemotePrefiller]) -> Engine:
+def engine_of(toy: Toy, connect: Callable[[SideFacts], RemotePrefiller]) -> BatchedCore:
     bundle = Bundle.open(toy.bundle)
     executor = open_executor(bundle, SEQS + 1)
-    return Engine(bundle.plan, executor, VOCAB, min_prefix=2, prefiller=connect(SideFacts.of(bundle, executor)))
+    return BatchedCore(bundle.plan, executor, VOCAB, min_prefix=2, prefiller=connect(SideFacts.of(bundle, executor)))
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,7 @@ def facts(toys: dict[str, Toy]) -> SideFacts:
 
 
 @pytest.fixture(scope="module", params=["tcp", "unix"])
-def pair(toys: dict[str, Toy], request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[Engine]:
+def pair(toys: dict[str, Toy], request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[BatchedCore]:
     where = "tcp" if request.param == "tcp" else str(tmp_path_factory.mktemp("s") / "s")
     server, address = serve(toys["ragged"], where, "a key")
     engine = engine_of(toys["static"], lambda mine: RemotePrefiller(address, mine, "a key"))
@@ -81,7 +81,7 @@ prompts = st.lists(st.lists(st.integers(0, VOCAB - 2), min_size=1, max_size=27),
 
 @given(asked=prompts)
 @examples(20, database=None, derandomize=True)
-def test_tokens_are_those_of_one_process(pair: Engine, trusted: ToyReference, asked: list[list[int]]) -> None:
+def test_tokens_are_those_of_one_process(pair: BatchedCore, trusted: ToyReference, asked: list[list[int]]) -> None:
     assert pair.complete(asked, [GREEDY] * len(asked)) == [trusted.greedy(one, 4) for one in asked]
 
 

@@ -17,7 +17,7 @@ from llmc.compiler.verification.toy_reference import ToyReference
 from llmc.errors import ArtifactError, DeviceError
 from llmc.runtime.async_llm import BundleAsyncLLM
 from llmc.runtime.bundle import Bundle
-from llmc.runtime.engine.engine import Engine
+from llmc.runtime.engine.batched_core import BatchedCore
 from llmc.runtime.engine.handover import Prefilled, PrefillFailed
 from llmc.runtime.engine.sampling.params import SamplingParams
 from llmc.runtime.executors import open_executor
@@ -51,7 +51,7 @@ class Hybrid:
         bundle = Bundle.open(decode.bundle)
         self.executor = open_executor(bundle, SEQS + 2)
         self.client = self.worker.client()
-        self.engine = Engine(bundle.plan, self.executor, VOCAB, min_prefix=2, prefiller=self.client)
+        self.engine = BatchedCore(bundle.plan, self.executor, VOCAB, min_prefix=2, prefiller=self.client)
         self._numbers = 0
 
     def run(
@@ -258,11 +258,11 @@ class Failing:
         return self._executor.run(step)
 
 
-def failing_hybrid(toy: Toy, fails: int) -> tuple[Engine, PrefillWorker, Failing]:
+def failing_hybrid(toy: Toy, fails: int) -> tuple[BatchedCore, PrefillWorker, Failing]:
     bundle, other = Bundle.open(toy.bundle), Bundle.open(toy.bundle)
     failing = Failing(open_executor(bundle, SEQS), fails)
     worker = PrefillWorker(bundle, lambda: failing)  # type: ignore[arg-type, return-value]
-    return Engine(other.plan, open_executor(other, SEQS), VOCAB, prefiller=worker.client()), worker, failing
+    return BatchedCore(other.plan, open_executor(other, SEQS), VOCAB, prefiller=worker.client()), worker, failing
 
 
 @pytest.mark.parametrize("fails", [1, 2, 5])

@@ -10,11 +10,11 @@ import pytest
 
 from llmc.buckets.capture.auxiliary import SAMPLING
 from llmc.runtime.bundle import Bundle
-from llmc.runtime.engine.generator import Generator
+from llmc.runtime.engine.engine import LLMEngine
 from llmc.runtime.executors.fake.executor import FakeExecutor
 from llmc.runtime.startup import beside as module
 from llmc.runtime.startup.beside import BesideWarming
-from llmc.runtime.startup.opening import EngineOptions, open_executor, open_generator
+from llmc.runtime.startup.opening import EngineOptions, open_engine, open_executor
 from llmc.runtime.startup.warming import Warming
 from tests.devices import use
 from tests.toy import Toy
@@ -44,22 +44,20 @@ class Watched(FakeExecutor):
 
 
 @pytest.fixture
-def generator(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> Iterator[Generator]:
+def engine(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> Iterator[LLMEngine]:
     use(monkeypatch, executor=Watched)
     bundle = Bundle.open(toy.bundle)
     options = EngineOptions()
     executor = open_executor(bundle, options)
     list(Warming(executor, bundle.plan).run())
-    generator = open_generator(bundle, executor, options)
-    yield generator
-    generator.close()
+    engine = open_engine(bundle, executor, options)
+    yield engine
+    engine.close()
     executor.close()
 
 
-def test_each_kind_of_sampling_is_run_at_each_decode_batch_and_each_move_is_made(
-    generator: Generator, toy: Toy
-) -> None:
-    beside = BesideWarming(generator, toy.plan)
+def test_each_kind_of_sampling_is_run_at_each_decode_batch_and_each_move_is_made(engine: LLMEngine, toy: Toy) -> None:
+    beside = BesideWarming(engine, toy.plan)
     ran = list(beside.run())
     assert len(ran) == len(beside)
     assert [one for one in ran if one.error is not None] == []
@@ -68,7 +66,7 @@ def test_each_kind_of_sampling_is_run_at_each_decode_batch_and_each_move_is_made
     for kind in SAMPLING:
         for batch in {bucket.batch for bucket in toy.plan.decode}:
             assert f"sampling: {kind}, {batch} rows" in names
-    executor = generator.engine.executor
+    executor = engine.core.executor
     assert isinstance(executor, Watched)
     lengths = {min(b.context, toy.plan.limits.longest_past) for b in toy.plan.buckets if b.context}
     for what in ("copy", "export", "import"):
@@ -76,11 +74,11 @@ def test_each_kind_of_sampling_is_run_at_each_decode_batch_and_each_move_is_made
 
 
 def test_a_prefix_that_is_too_large_for_the_host_is_moved_on_the_device_alone(
-    generator: Generator, toy: Toy, monkeypatch: pytest.MonkeyPatch
+    engine: LLMEngine, toy: Toy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MOVED_BYTES", 0)
-    assert all(one.error is None for one in BesideWarming(generator, toy.plan).run())
-    executor = generator.engine.executor
+    assert all(one.error is None for one in BesideWarming(engine, toy.plan).run())
+    executor = engine.core.executor
     assert isinstance(executor, Watched)
     longest = max(b.context for b in toy.plan.buckets if b.context <= toy.plan.limits.longest_prompt)
     assert ("copy", longest) in executor.moved
@@ -103,15 +101,15 @@ def test_graphs_that_return_the_largest_logits_are_asked_for_them(
     use(monkeypatch, executor=Topped)
     bundle = Bundle.open(toy.bundle)
     executor = open_executor(bundle, EngineOptions())
-    generator = open_generator(bundle, executor, EngineOptions())
+    engine = open_engine(bundle, executor, EngineOptions())
     list(Warming(executor, bundle.plan).run())
-    assert all(one.error is None for one in BesideWarming(generator, toy.plan).run())
+    assert all(one.error is None for one in BesideWarming(engine, toy.plan).run())
     assert rows == sorted({bucket.batch for bucket in toy.plan.buckets}, reverse=True)
-    generator.close()
+    engine.close()
 
 
 def test_what_fails_is_named_and_the_others_are_run(
-    generator: Generator, toy: Toy, monkeypatch: pytest.MonkeyPatch
+    engine: LLMEngine, toy: Toy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(logits: Any, samplers: Any) -> Any:
         if logits.shape[0] == 1:
@@ -119,6 +117,6 @@ def test_what_fails_is_named_and_the_others_are_run(
         return np.zeros(0)
 
     monkeypatch.setattr(module, "sample", broken)
-    ran = list(BesideWarming(generator, toy.plan).run())
+    ran = list(BesideWarming(engine, toy.plan).run())
     failed = {one.name for one in ran if one.error is not None}
     assert failed == {f"sampling: {kind}, 1 rows" for kind in SAMPLING}

@@ -23,8 +23,8 @@ from llmc.runtime.executors.base import Executor
 from llmc.runtime.executors.fake.executor import FakeGraphDevice
 from llmc.runtime.llm import BundleLLM
 from llmc.runtime.startup.capturing import CaptureChoice, Capturing
-from llmc.runtime.startup.opening import EngineOptions, open_executor, open_generator
-from llmc.runtime.startup.outcome import Outcome
+from llmc.runtime.startup.opening import EngineOptions, open_engine, open_executor
+from llmc.runtime.startup.outcome import WarmUpOutcome
 from llmc.runtime.startup.warming import Warming
 from tests.tiers import examples
 from tests.toy import Toy, greedy
@@ -66,8 +66,8 @@ def captured(capturing: Capturing) -> list[Bucket]:
     return [graph.bucket for phase in capturing.outcome.phases for graph in phase.captured]
 
 
-def warm_up(executor: Executor, capturing: Capturing, plan: Plan) -> Outcome:
-    outcome = Outcome(executor, Warming(executor, plan), capturing)
+def warm_up(executor: Executor, capturing: Capturing, plan: Plan) -> WarmUpOutcome:
+    outcome = WarmUpOutcome(executor, Warming(executor, plan), capturing)
     outcome.run()
     return outcome
 
@@ -77,13 +77,11 @@ def served(executor: Executor, prompt: list[int], count: int) -> list[int]:
     from llmc.runtime.engine.requests import Request
     from llmc.runtime.engine.sampling.params import SamplingParams
 
-    generator = open_generator(executor.bundle, executor, EngineOptions())
+    engine = open_engine(executor.bundle, executor, EngineOptions())
     made: list[int] = []
-    generator.add(
-        generator.prepare(Request("one", prompt, SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)))
-    )
+    engine.add(engine.prepare(Request("one", prompt, SamplingParams(temperature=0, max_tokens=count, ignore_eos=True))))
     while len(made) < count:
-        made += [token for update in generator.step() for token in update.token_ids]
+        made += [token for update in engine.step() for token in update.token_ids]
     return made
 
 
@@ -311,7 +309,9 @@ def test_on_a_device_that_captures_none_a_flag_is_refused_and_a_variable_is_not(
 def test_progress_counts_runs_captures_and_replays(toy: Toy) -> None:
     executor, capturing = opened(toy, graph_reserved_mem=0.01)
     told: list[tuple[int, int]] = []
-    Outcome(executor, Warming(executor, toy.plan), capturing).run(lambda _, done, total: told.append((done, total)))
+    WarmUpOutcome(executor, Warming(executor, toy.plan), capturing).run(
+        lambda _, done, total: told.append((done, total))
+    )
     graphs = len(captured(capturing))
     assert 0 < graphs < len(toy.plan.buckets)
     assert [done for done, _ in told] == list(range(1, len(told) + 1))

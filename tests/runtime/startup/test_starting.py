@@ -145,16 +145,16 @@ NEVER = {
     "asyncio", "concurrent.futures.process", "fsspec", "filelock", "llmc.artifacts.store.leases",
     "llmc.artifacts.store.store",
     "llmc.buckets.planner", "llmc.buckets.strategies", "llmc.buckets.traffic", "llmc.cli", "llmc.compiler",
-    "jinja2", "llmc.runtime.engine.async_engine", "llmc.runtime.engine.sampling.guided", "llmc.server",
+    "jinja2", "llmc.runtime.engine.async_engine", "llmc.runtime.engine.sampling.constraints", "llmc.server",
     "llmc.server.telemetry",
     "multiprocessing", "numpy.ma", "numpy.random", "numpy.testing", "onnx", "platformdirs", "pydantic", "requests",
     "rich", "secrets", "shutil", "tempfile", "torch", "transformers", "typer", "urllib.request",
 }  # fmt: skip
 """Not on the way to a first token whose sampling draws nothing."""
 LATER = {
-    "llmc.runtime.engine.engine", "llmc.runtime.engine.generator", "llmc.runtime.engine.outputs",
+    "llmc.runtime.engine.batched_core", "llmc.runtime.engine.engine", "llmc.runtime.engine.requests",
     "llmc.runtime.engine.sampling.batch",
-    "llmc.runtime.engine.scheduling.scheduler", "llmc.runtime.engine.sequence_text", "llmc.runtime.text.tokenizer",
+    "llmc.runtime.engine.scheduling.bucketed", "llmc.runtime.engine.text_assembly", "llmc.runtime.text.tokenizer",
     "tokenizers",
 }  # fmt: skip
 """Needed, but imported while the executor opens."""

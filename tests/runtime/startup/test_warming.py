@@ -15,7 +15,7 @@ from llmc.runtime.bundle import Bundle
 from llmc.runtime.executors.base import Executor
 from llmc.runtime.startup import warming as module
 from llmc.runtime.startup.opening import EngineOptions, open_executor
-from llmc.runtime.startup.outcome import Outcome
+from llmc.runtime.startup.outcome import WarmUpOutcome
 from llmc.runtime.startup.warming import Warming
 from tests.devices import use, watching
 from tests.toy import Toy
@@ -105,7 +105,7 @@ def test_a_host_that_does_not_tell_its_free_memory_is_said_to_be_one(
 
 
 def test_every_bucket_runs_and_then_replays_with_nothing_compiled(bundle: Bundle, executor: Executor, ran: Ran) -> None:
-    outcome = Outcome(executor, Warming(executor, bundle.plan))
+    outcome = WarmUpOutcome(executor, Warming(executor, bundle.plan))
     told: list[tuple[int, int]] = []
     outcome.run(lambda _, done, total: told.append((done, total)))
     order, count = warm_up_order(bundle.plan.buckets), len(bundle.plan.buckets)
@@ -116,7 +116,7 @@ def test_every_bucket_runs_and_then_replays_with_nothing_compiled(bundle: Bundle
 
 
 def test_what_an_engine_opens_in_a_replay_counts_as_compiled(bundle: Bundle, executor: Executor, ran: Ran) -> None:
-    outcome = Outcome(executor, Warming(executor, bundle.plan))
+    outcome = WarmUpOutcome(executor, Warming(executor, bundle.plan))
 
     def reopened(bucket: Bucket) -> None:
         if ran.buckets.count(bucket) == 2:
@@ -130,7 +130,7 @@ def test_what_an_engine_opens_in_a_replay_counts_as_compiled(bundle: Bundle, exe
 def test_a_bucket_that_raises_is_named_and_the_others_are_warmed(bundle: Bundle, executor: Executor, ran: Ran) -> None:
     broken = bundle.plan.decode[1]
     ran.raises = lambda bucket: RuntimeError("out of registers") if bucket == broken else None
-    outcome = Outcome(executor, Warming(executor, bundle.plan))
+    outcome = WarmUpOutcome(executor, Warming(executor, bundle.plan))
     outcome.run()
     assert {b: str(e) for b, e in outcome.failed.items()} == {broken: "out of registers"}
     assert ran.buckets.count(broken) == 1
@@ -144,7 +144,7 @@ def test_a_bucket_that_raises_is_named_and_the_others_are_warmed(bundle: Bundle,
 
 def test_a_bucket_whose_replay_alone_raises_is_named_too(bundle: Bundle, executor: Executor, ran: Ran) -> None:
     ran.raises = lambda bucket: MemoryError("full") if ran.buckets.count(bucket) == 2 else None
-    outcome = Outcome(executor, Warming(executor, bundle.plan))
+    outcome = WarmUpOutcome(executor, Warming(executor, bundle.plan))
     outcome.run()
     assert list(outcome.failed) == warm_up_order(bundle.plan.buckets)
     assert outcome.phase("prompt").failed == len(bundle.plan.prompt)
@@ -153,7 +153,7 @@ def test_a_bucket_whose_replay_alone_raises_is_named_too(bundle: Bundle, executo
 def test_an_interrupt_keeps_what_ran_and_names_the_rest(bundle: Bundle, executor: Executor, ran: Ran) -> None:
     order = warm_up_order(bundle.plan.buckets)
     ran.raises = lambda bucket: KeyboardInterrupt() if bucket == order[3] else None
-    outcome = Outcome(executor, Warming(executor, bundle.plan))
+    outcome = WarmUpOutcome(executor, Warming(executor, bundle.plan))
     outcome.run()
     assert outcome.interrupted
     assert list(outcome.first) == order[:3]

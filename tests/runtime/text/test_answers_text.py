@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from llmc.runtime.engine.outputs import text_of
+from llmc.runtime.engine.requests import text_of
 from llmc.runtime.engine.sampling.params import SamplingParams
 from llmc.runtime.llm import BundleLLM
 from llmc.runtime.text.tokenizer import StreamDetokenizer, Tokenizer

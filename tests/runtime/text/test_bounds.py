@@ -15,7 +15,7 @@ from tokenizers import Tokenizer as Backend
 
 from llmc.compiler.text.vocabulary import build_index
 from llmc.errors import ArtifactError, InputError
-from llmc.runtime.confined.limits import Limits
+from llmc.runtime.confined.limits import ChildLimits
 from llmc.runtime.pooling.modules import PoolingDescription
 from llmc.runtime.pooling.tokens import WHOLE, PoolingTokenizer
 from llmc.runtime.text import encoding_pool
@@ -142,7 +142,7 @@ def test_what_has_no_bound_is_refused(steps: dict[str, Any], reason: str) -> Non
 
 
 def test_an_expression_that_goes_back_runs_in_a_child_that_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoding_pool, "LIMITS", Limits(seconds=0.5, memory_bytes=256 << 20))
+    monkeypatch.setattr(encoding_pool, "LIMITS", ChildLimits(seconds=0.5, memory_bytes=256 << 20))
     tokenizer = Tokenizer(with_steps(pre_tokenizer=split("a*[^a]c")))
     assert not tokenizer.bounds.regular and not tokenizer.bounds.fits(0)
     assert tokenizer.encode("hi") == tokenizer.encode_here("hi", None)[0]

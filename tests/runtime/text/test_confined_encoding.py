@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from llmc.errors import InputError
-from llmc.runtime.confined.limits import Limits
+from llmc.runtime.confined.limits import ChildLimits
 from llmc.runtime.text.confined_encoding import ConfinedEncoder
 from llmc.runtime.text.tokenizer import Tokenizer
 from llmc.testing import toy
@@ -68,10 +68,12 @@ def test_text_that_is_not_unicode_is_refused_in_the_tokenizers_words() -> None:
 
 @pytest.mark.parametrize(
     ("limits", "words"),
-    [(Limits(seconds=0.05), "0.05 s of processor time"), (Limits(memory_bytes=16 << 20), "16 MiB of memory")],
+    [(ChildLimits(seconds=0.05), "0.05 s of processor time"), (ChildLimits(memory_bytes=16 << 20), "16 MiB of memory")],
     ids=["time", "memory"],
 )
-def test_beyond_a_limit_it_is_an_error_that_names_it_and_the_next_text_is_tokenised(limits: Limits, words: str) -> None:
+def test_beyond_a_limit_it_is_an_error_that_names_it_and_the_next_text_is_tokenised(
+    limits: ChildLimits, words: str
+) -> None:
     async def asked() -> None:
         async with encoder(limits=limits) as opened:
             with pytest.raises(InputError, match=f"cannot be tokenised: it takes more than {words}; send a shorter"):

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE, WordLevel
 
 from llmc.errors import ArtifactError, InputError
-from llmc.runtime.text.stops import StopChecker, StopStrings
+from llmc.runtime.engine.text_assembly import StopChecker, StopStrings
 from llmc.runtime.text.tokenizer import StreamDetokenizer, Tokenizer
 from tests.tiers import examples
 from tests.timing import least_cpu_seconds

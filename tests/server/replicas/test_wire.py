@@ -8,15 +8,15 @@ import pytest
 
 from llmc.errors import ArtifactError
 from llmc.server.events import Event, Listening, Ready, ReplicaBack, ReplicaLost, SwapRefused
-from llmc.server.replicas.process import failure_of
-from llmc.server.replicas.wire import ENDED, Failure, line_of, told_by
+from llmc.server.replicas.process import ENDED, ReplicaFailure, failure_of, line_of, told_by
 from llmc.server.state import Progress
 
 
 @pytest.mark.parametrize("told", [
-    Ready("toy", "fake", 0.5, 2, 0), SwapRefused("a line\nand another", "broken_bundle"), Failure("it is empty", 5),
+    Ready("toy", "fake", 0.5, 2, 0), SwapRefused("a line\nand another", "broken_bundle"),
+    ReplicaFailure("it is empty", 5),
 ])  # fmt: skip
-def test_there_and_back_in_a_line(told: Event | Failure) -> None:
+def test_there_and_back_in_a_line(told: Event | ReplicaFailure) -> None:
     line = line_of(told)
     assert line.count(b"\n") == 1 and line.endswith(b"\n")
     assert told_by(line[:-1]) == told
@@ -37,4 +37,4 @@ def test_each_event_of_a_server_is_told_or_is_the_supervisors_own() -> None:
 def test_an_error_keeps_its_exit_code() -> None:
     error = failure_of(ArtifactError("the bundle is empty")).error
     assert (str(error), error.exit_code) == ("the bundle is empty", ArtifactError.exit_code)
-    assert failure_of(KeyError("x")) == Failure("unexpected KeyError: 'x'", 1)
+    assert failure_of(KeyError("x")) == ReplicaFailure("unexpected KeyError: 'x'", 1)

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from llmc.runtime.bundle import Bundle
-from llmc.runtime.engine.engine import Engine
-from llmc.runtime.engine.generator import Generator
+from llmc.runtime.engine.batched_core import BatchedCore
+from llmc.runtime.engine.engine import LLMEngine
 from llmc.runtime.engine.observer import Observer, RequestSummary, StepRecord
 from llmc.runtime.engine.requests import Request
 from llmc.runtime.engine.sampling.params import SamplingParams
@@ -55,13 +55,13 @@ def toy_bundle(folder: Path) -> Bundle:
     return Bundle.open(toy.bundle)
 
 
-def generator(bundle: Bundle, observer: Observer) -> Generator:
+def engine(bundle: Bundle, observer: Observer) -> LLMEngine:
     """The real engine over the fake device."""
-    engine = Engine(bundle.plan, open_executor(bundle), int(bundle.manifest.model["vocab_size"]))
-    return Generator(engine, bundle.tokenizer, observer=observer)
+    core = BatchedCore(bundle.plan, open_executor(bundle), int(bundle.manifest.model["vocab_size"]))
+    return LLMEngine(core, bundle.tokenizer, observer=observer)
 
 
-def run(made: Generator, prompts: Sequence[str], cancelled: Sequence[str] = (), max_tokens: int = 6) -> None:
+def run(made: LLMEngine, prompts: Sequence[str], cancelled: Sequence[str] = (), max_tokens: int = 6) -> None:
     """Run prompts to their ends; those whose request ids ("0", "1", …) are in `cancelled` are cut after two steps."""
     for number, prompt in enumerate(prompts):
         ids = made.tokenizer.encode(prompt) if made.tokenizer else []

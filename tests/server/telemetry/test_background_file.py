@@ -10,15 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from llmc.server.telemetry import background_file
-from llmc.server.telemetry.background_file import BackgroundFile
+from llmc.server.telemetry import recorder
+from llmc.server.telemetry.recorder import BackgroundFile
 from tests.timing import PATIENCE_S
 
 
-def opened(path: Path, **more: object) -> BackgroundFile[int]:
-    return BackgroundFile[int](
-        path, lambda item: f"{item}\n", what="the file", flag="--file", open_flags=os.O_APPEND, **more  # type: ignore[arg-type]
-    )  # fmt: skip
+def opened(path: Path) -> BackgroundFile[int]:
+    return BackgroundFile[int](path, lambda item: f"{item}\n")
 
 
 def numbers(path: Path) -> list[int]:
@@ -45,7 +43,7 @@ class Disk:
             self.room -= took
             return took
 
-        monkeypatch.setattr(background_file.os, "write", limited)
+        monkeypatch.setattr(recorder.os, "write", limited)
 
 
 @pytest.fixture
@@ -66,7 +64,7 @@ def test_short_writes_are_continued(tmp_path: Path, disk: Disk) -> None:
 def test_half_a_write_is_taken_back(tmp_path: Path, disk: Disk, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "f").write_text("7\n")
     disk.room = 3
-    file = opened(tmp_path / "f", retry=True)
+    file = opened(tmp_path / "f")
     with caplog.at_level(logging.WARNING, "llmc"):
         for i in (100, 200):
             file.put(i)
@@ -77,15 +75,15 @@ def test_half_a_write_is_taken_back(tmp_path: Path, disk: Disk, caplog: pytest.L
         file.close()
     assert numbers(tmp_path / "f") == [7, 300]
     assert [record.getMessage() for record in caplog.records] == [
-        f"cannot write the file {tmp_path / 'f'}: No space left on device; entries are lost until there is room",
-        f"the file {tmp_path / 'f'} is written again; 2 entries were lost",
+        f"cannot write {tmp_path / 'f'}: No space left on device; entries are lost until there is room",
+        f"{tmp_path / 'f'} is written again; 2 entries were lost",
     ]
 
 
 def test_a_disk_that_hangs_holds_nobody_up(
     tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(background_file, "MAX_PENDING", 100)
+    monkeypatch.setattr(recorder, "MAX_PENDING", 100)
     disk.gate.clear()
     file = opened(tmp_path / "f")
     file.put(-1)
@@ -100,7 +98,7 @@ def test_a_disk_that_hangs_holds_nobody_up(
 
 
 def test_nothing_waits_longer_than_the_period(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disk: Disk) -> None:
-    monkeypatch.setattr(background_file, "PERIOD_S", 0.01)
+    monkeypatch.setattr(recorder, "PERIOD_S", 0.01)
     file = opened(tmp_path / "f")
     file.put(1)
     assert disk.reached.wait(PATIENCE_S)

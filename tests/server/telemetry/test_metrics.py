@@ -16,10 +16,9 @@ from llmc import __version__
 from llmc.buckets.traffic.reader import Trace
 from llmc.runtime.engine.handover import HandOver
 from llmc.runtime.engine.observer import HANDED_OVER, EngineStats, Observers
-from llmc.server.telemetry.histogram import Histogram
-from llmc.server.telemetry.metrics import Metrics
+from llmc.server.telemetry.metrics import Histogram, Metrics
 from llmc.testing.toy import toy_plan
-from tests.server.telemetry.samples import Kept, generator, run, step, summary, toy_bundle
+from tests.server.telemetry.samples import Kept, engine, run, step, summary, toy_bundle
 
 Samples = dict[tuple[str, ...], float]
 
@@ -280,7 +279,7 @@ def test_scrapes_beside_the_engine_see_whole_steps() -> None:
 def test_counts_of_a_real_run(tmp_path) -> None:
     kept, metrics = Kept(), Metrics()
     bundle = toy_bundle(tmp_path)
-    made = generator(bundle, Observers([kept, metrics]))
+    made = engine(bundle, Observers([kept, metrics]))
     metrics.bind("toy", lambda: made.stats, plan=bundle.plan)
     run(made, ["one", "another one", "a third, longer one", "four", "and five"], cancelled=["3"])
     found = samples(metrics)

@@ -17,7 +17,7 @@ from llmc.runtime.engine.observer import Observers
 from llmc.server.telemetry.recorder import TrafficRecorder
 from tests.cli.conftest import here, llmc  # noqa: F401
 from tests.cli.helpers import Llmc
-from tests.server.telemetry.samples import Kept, generator, run, summary, toy_bundle
+from tests.server.telemetry.samples import Kept, engine, run, summary, toy_bundle
 
 LINE = '{"time": 1.5, "prompt_tokens": 10, "output_tokens": 3}\n'
 
@@ -29,7 +29,7 @@ def lengths(path: Path) -> list[tuple[int, int, int]]:
 def test_requests_of_a_real_run_read_back_exactly(tmp_path: Path) -> None:
     file = tmp_path / "traffic.jsonl"
     kept, recorder = Kept(), TrafficRecorder(file)
-    made = generator(toy_bundle(tmp_path), Observers([kept, recorder]))
+    made = engine(toy_bundle(tmp_path), Observers([kept, recorder]))
     run(made, ["secretword", "secretword again", "x", "another secretword"], cancelled=["2"])
     recorder.close()
     recorded = [json.loads(line) for line in file.read_text().splitlines()]
@@ -126,7 +126,7 @@ def test_a_full_disk_is_logged_once_and_serving_goes_on(caplog: pytest.LogCaptur
             assert recorder.flush()
         recorder.close()
     assert len(caplog.records) == 1
-    assert "cannot write the traffic recording /dev/full: No space left on device" in caplog.text
+    assert "cannot write /dev/full: No space left on device" in caplog.text
     assert recorder.lost == 3
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from llmc.runtime.engine.observer import Observers
 from llmc.server.telemetry.snapshot import Snapshot
 from llmc.testing.toy import toy_plan
-from tests.server.telemetry.samples import Kept, generator, run, step, summary, toy_bundle
+from tests.server.telemetry.samples import Kept, engine, run, step, summary, toy_bundle
 from tests.tiers import examples
 
 
@@ -170,7 +170,7 @@ def test_a_real_run(tmp_path) -> None:
     kept, snapshot = Kept(), Snapshot()
     bundle = toy_bundle(tmp_path)
     snapshot.bind(bundle.plan)
-    run(generator(bundle, Observers([kept, snapshot])), ["one", "another", "a third one", "four", "5"], cancelled=["3"])
+    run(engine(bundle, Observers([kept, snapshot])), ["one", "another", "a third one", "four", "5"], cancelled=["3"])
     found = snapshot.to_dict()
     assert found["now"] == {"running": 0, "waiting": 0}
     assert found["totals"]["finished"] == 5

@@ -19,7 +19,7 @@ from llmc.errors import CompileError, DeviceError, LlmcError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.startup.capturing import CaptureChoice, Capturing
 from llmc.runtime.startup.opening import EngineOptions, open_executor
-from llmc.runtime.startup.outcome import Outcome
+from llmc.runtime.startup.outcome import WarmUpOutcome
 from llmc.runtime.startup.warming import Warmed, Warming
 from llmc.settings import Settings
 
@@ -47,7 +47,7 @@ def record(bundle: Bundle, tell: Callable[[int], None]) -> None:
             raise DeviceError(f"{bundle.path}: this process found no {executor.capabilities.in_place_of} card")
         choice = CaptureChoice(CaptureOptions.of(bundle.settings))
         capturing = Capturing.of(executor, bundle.plan, choice)
-        outcome = Outcome(executor, Warming(executor, bundle.plan), capturing)
+        outcome = WarmUpOutcome(executor, Warming(executor, bundle.plan), capturing)
         outcome.run(ran)
     finally:
         executor.close()

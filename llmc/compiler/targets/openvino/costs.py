@@ -8,7 +8,7 @@ from llmc.compiler.targets.calibration import CALIBRATE, HEAD_BITS, calibration_
 from llmc.compiler.targets.costs import Costs, S, Timing
 from llmc.compiler.targets.openvino.base_target import GROUP_SIZE, KV_CACHE_DTYPE, budget
 from llmc.compiler.targets.openvino.precision import PAGED_INT8
-from llmc.runtime.engine.engine import RAGGED_PREFILL_BUDGET
+from llmc.runtime.engine.batched_core import RAGGED_PREFILL_BUDGET
 from llmc.runtime.executors.openvino.paged_models import PACKED
 
 if TYPE_CHECKING:

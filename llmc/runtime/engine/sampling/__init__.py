@@ -16,56 +16,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from llmc.runtime.engine.sampling.batch import Samples as Samples
-    from llmc.runtime.engine.sampling.batch import finite as finite
     from llmc.runtime.engine.sampling.batch import sample as sample
-    from llmc.runtime.engine.sampling.batch import sample_top as sample_top
-    from llmc.runtime.engine.sampling.constraint import Constraint as Constraint
-    from llmc.runtime.engine.sampling.params import GREEDY_BELOW as GREEDY_BELOW
-    from llmc.runtime.engine.sampling.params import MAX_CHOICES as MAX_CHOICES
-    from llmc.runtime.engine.sampling.params import MAX_LOGPROBS as MAX_LOGPROBS
+    from llmc.runtime.engine.sampling.params import GuidedDecodingParams as GuidedDecodingParams
     from llmc.runtime.engine.sampling.params import RequestOutputKind as RequestOutputKind
     from llmc.runtime.engine.sampling.params import SamplingParams as SamplingParams
-    from llmc.runtime.engine.sampling.seen import bad_word_ids as bad_word_ids
-    from llmc.runtime.engine.sampling.sequence import SequenceSampler as SequenceSampler
-    from llmc.runtime.engine.sampling.structured import GuidedDecodingParams as GuidedDecodingParams
-    from llmc.runtime.engine.sampling.structured import StructuredOutputsParams as StructuredOutputsParams
-    from llmc.runtime.top_logits import TopLogits as TopLogits
+    from llmc.runtime.engine.sampling.params import StructuredOutputsParams as StructuredOutputsParams
+    from llmc.runtime.engine.sampling.sampler import SequenceSampler as SequenceSampler
 
 _HOMES = {
-    "GREEDY_BELOW": "params",
-    "MAX_CHOICES": "params",
-    "MAX_LOGPROBS": "params",
-    "Constraint": "constraint",
-    "GuidedDecodingParams": "structured",
+    "GuidedDecodingParams": "params",
     "RequestOutputKind": "params",
-    "Samples": "batch",
     "SamplingParams": "params",
-    "SequenceSampler": "sequence",
-    "StructuredOutputsParams": "structured",
-    "TopLogits": "batch",
-    "bad_word_ids": "seen",
-    "finite": "batch",
+    "SequenceSampler": "sampler",
+    "StructuredOutputsParams": "params",
     "sample": "batch",
-    "sample_top": "batch",
 }
-__all__ = [
-    "GREEDY_BELOW",
-    "MAX_CHOICES",
-    "MAX_LOGPROBS",
-    "Constraint",
-    "GuidedDecodingParams",
-    "RequestOutputKind",
-    "Samples",
-    "SamplingParams",
-    "SequenceSampler",
-    "StructuredOutputsParams",
-    "TopLogits",
-    "bad_word_ids",
-    "finite",
-    "sample",
-    "sample_top",
-]
 
 
 def __getattr__(name: str) -> Any:
@@ -76,7 +41,3 @@ def __getattr__(name: str) -> Any:
     found = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
     globals()[name] = found
     return found
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOMES])

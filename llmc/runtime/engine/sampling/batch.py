@@ -1,7 +1,8 @@
-"""One token for each row of a batch."""
+"""One token for each row of a batch, and its log probabilities."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -9,9 +10,8 @@ from typing import cast
 import numpy as np
 
 from llmc.errors import VerificationError
-from llmc.runtime.engine.sampling.filters import Logits
-from llmc.runtime.engine.sampling.logprobs import TokenLogprobs, token_logprobs
-from llmc.runtime.engine.sampling.sequence import SequenceSampler, check_largest
+from llmc.runtime.engine.sampling.filters import Logits, LogitsRow
+from llmc.runtime.engine.sampling.sampler import SequenceSampler, check_largest
 from llmc.runtime.top_logits import TopLogits
 
 Samplers = Sequence[SequenceSampler | None]
@@ -20,6 +20,17 @@ Samplers = Sequence[SequenceSampler | None]
 Take = Callable[[int, int | None, "TokenLogprobs | None"], bool]
 """Called with (index of the row, token, its log probabilities); whether the sequence goes on. The token is None for a
 row whose sequence failed (`SequenceSampler.failure`), also one that was to give no token yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log probabilities at one place, of the raw logits: the chosen token's, its rank (1: the most probable), and the
+    most probable tokens', best first, as (id, logprob). Nats."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,3 +130,23 @@ def _recorded(samples: Samples, samplers: Sequence[SequenceSampler]) -> Samples:
             except Exception as error:  # noqa: BLE001 - as above: a constraint's failure
                 sampler.fail(error)
     return samples
+
+
+def token_logprobs(values: Logits, token_id: int, count: int) -> TokenLogprobs:
+    """Of `token_id` and the `count` most probable ids, by the softmax of logits [V] at temperature 1.
+
+    As vLLM's `raw_logprobs`: before penalties, masks and temperature. The rank is 1 + the number of larger logits; the
+    sum is float64. Of equally probable ids the lower go first.
+    """
+    row = LogitsRow(values)
+    largest = row.largest
+    weights = np.exp(values - largest)
+    normaliser = float(largest) + math.log(float(weights.sum(dtype=np.float64)))
+    chosen = values[token_id]
+    rank = 1 + int(np.count_nonzero(values > chosen))
+    top: tuple[tuple[int, float], ...] = ()
+    if count:
+        ids = row.top(min(count, values.size))
+        ids = ids[np.argsort(-values[ids], kind="stable")]
+        top = tuple((i, v - normaliser) for i, v in zip(ids.tolist(), values[ids].tolist(), strict=True))
+    return TokenLogprobs(token_id, float(chosen) - normaliser, rank, top)

@@ -22,7 +22,7 @@ _BINS_A_NAT = 64
 _BINS = 8192
 
 
-class Row:
+class LogitsRow:
     """Values [V] that can be searched from the top without sorting them.
 
     Value i belongs to group i mod width, of about `groups` values each. Values over a bound are searched only in groups
@@ -68,7 +68,7 @@ class Row:
         """
         if self._groups == 1 or count * 4 > self._width:
             if self._groups > 4 and count * 16 < self.values.size:
-                return Row(self.values, self._groups // 4).top(count)
+                return LogitsRow(self.values, self._groups // 4).top(count)
             place = self.values.size - count
             return best(self.values, np.partition(self.values, place)[place], count)
         place = self._width - count
@@ -107,7 +107,7 @@ def nucleus(weights: Logits, top_p: float) -> Ids:
     Few tokens carry most of the mass, so a falling threshold finds them without sorting all.
     """
     needed = top_p * float(weights.sum())
-    row = Row(weights)
+    row = LogitsRow(weights)
     for step in _MASS_STEPS:
         ids = row.above(step)
         candidates = weights[ids]

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from llmc.buckets.plan import Plan
-    from llmc.runtime.engine.scheduling.base import Drafter, SchedulerConfig, StepScheduler
+    from llmc.runtime.engine.scheduling.base import Drafter, Scheduler, SchedulerConfig
 
 
-def open_scheduler(plan: Plan, config: SchedulerConfig, drafter: Drafter | None = None) -> StepScheduler:
+def open_scheduler(plan: Plan, config: SchedulerConfig, drafter: Drafter | None = None) -> Scheduler:
     """The scheduler for an executor as `config` describes it; `drafter` guesses tokens for decode steps to verify.
 
     Raises InputError and ArtifactError as `check_config` does.
@@ -18,6 +18,6 @@ def open_scheduler(plan: Plan, config: SchedulerConfig, drafter: Drafter | None 
         from llmc.runtime.engine.scheduling.ragged import RaggedScheduler
 
         return RaggedScheduler(plan, config, drafter)
-    from llmc.runtime.engine.scheduling.scheduler import Scheduler
+    from llmc.runtime.engine.scheduling.bucketed import BucketScheduler
 
-    return Scheduler(plan, config, drafter)
+    return BucketScheduler(plan, config, drafter)

@@ -8,7 +8,7 @@ largest prompt bucket, or `prompt_chunk`.
 A sequence leaves the queue when its first tokens run. It waits where the step before it in the queue computes tokens of
 its own beginning: the next step finds them in the cache, so that prompts that begin alike and come together compute
 their beginning once. With a shared pool of tokens the first of the queue also waits until its whole reservation fits
-(pool.py); the sequences behind it wait too.
+(SlotPool); the sequences behind it wait too.
 """
 
 from __future__ import annotations
@@ -19,11 +19,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from llmc.errors import InputError
-from llmc.runtime.engine.scheduling.base import Drafter, Row, ScheduledBatch, SchedulerConfig
-from llmc.runtime.engine.scheduling.live import LiveSequences
-from llmc.runtime.engine.scheduling.pool import SlotPool
-from llmc.runtime.engine.scheduling.prefixes import Match, common_prefix, longest_match
-from llmc.runtime.engine.scheduling.sequence import ScheduledSequence
+from llmc.runtime.engine.scheduling.base import Drafter, ScheduledBatch, ScheduledRow, Scheduler, SchedulerConfig
+from llmc.runtime.engine.scheduling.queue import ScheduledSequence
+from llmc.runtime.engine.scheduling.slots import Match, SlotPool, common_prefix, longest_match
 
 if TYPE_CHECKING:
     from llmc.buckets.plan import Plan
@@ -32,11 +30,13 @@ _Part = tuple[ScheduledSequence, int]
 """A prompt, and how many of its tokens are in the cache once the step ran."""
 
 
-class RaggedScheduler(LiveSequences[SlotPool]):
+class RaggedScheduler(Scheduler):
     """See the module's docstring. `drafter` guesses for steps in which every row decodes.
 
     Raises InputError, naming the field, for a config that is out of range or does not fit the plan.
     """
+
+    _slots: SlotPool
 
     def __init__(self, plan: Plan, config: SchedulerConfig, drafter: Drafter | None = None) -> None:
         super().__init__(plan, config)
@@ -52,26 +52,22 @@ class RaggedScheduler(LiveSequences[SlotPool]):
         """Of the step that runs, what decodes, and the prompts."""
 
     def _new_slots(self) -> SlotPool:
-        return SlotPool(self._config)
+        config = self._config
+        return SlotPool(config.slots, config.min_prefix, config.cache_tokens, config.block_tokens)
 
-    def add(
-        self, sequence: int, prompt: Sequence[int], *, priority: int = 0, group: int | None = None,
-        budget: int | None = None, handed: bool = False, adapter: int = 0,
-    ) -> None:  # fmt: skip
-        """Queue a sequence; see StepScheduler."""
-        self._check_new(sequence, prompt)
-        room = self._limits.max_model_len - len(prompt)
+    def _reservation(self, length: int, budget: int | None) -> int:
+        room = self._limits.max_model_len - length
         # the last token is never put into the cache
-        places = len(prompt) + (room if budget is None else min(room, budget)) - 1
+        places = length + (room if budget is None else min(room, budget)) - 1
         if self._slots.room is not None and places > self._slots.room:
             raise InputError(
-                f"a prompt of {len(prompt)} tokens and its answer take {places} tokens; the KV cache holds "
+                f"a prompt of {length} tokens and its answer take {places} tokens; the KV cache holds "
                 f"{self._slots.room}: give it more space, or ask for less"
             )
-        self._add(sequence, prompt, priority, group, self._slots.blocks(places), handed, adapter)
+        return self._slots.blocks(places)
 
     def next(self) -> ScheduledBatch | None:
-        """The next step; see StepScheduler."""
+        """The next step; see Scheduler."""
         self._require_complete()
         if handed := self._admit_handed():
             self._rows = handed, []
@@ -89,7 +85,7 @@ class RaggedScheduler(LiveSequences[SlotPool]):
             return None
         rows = self._decode_rows(decoding, drafts=not parts)
         rows += [
-            Row(s.id, s.slot, s.cached, s.tokens[s.cached : stop], stop == s.prompt_length, 0, s.adapter)
+            ScheduledRow(s.id, s.slot, s.cached, s.tokens[s.cached : stop], stop == s.prompt_length, 0, s.adapter)
             for s, stop in parts
         ]
         self._running = ScheduledBatch(
@@ -101,7 +97,7 @@ class RaggedScheduler(LiveSequences[SlotPool]):
         return self._running
 
     def complete(self, work: ScheduledBatch, tokens: Mapping[int, Sequence[int]], finished: Set[int]) -> None:
-        """Say what `work` gave; see StepScheduler."""
+        """Say what `work` gave; see Scheduler."""
         self._completed(work)
         decoding, parts = self._rows
         if work.handed:
@@ -178,7 +174,7 @@ class RaggedScheduler(LiveSequences[SlotPool]):
                 return True
         return False
 
-    def _decode_rows(self, decoding: Sequence[ScheduledSequence], drafts: bool) -> list[Row]:
+    def _decode_rows(self, decoding: Sequence[ScheduledSequence], drafts: bool) -> list[ScheduledRow]:
         rows = []
         room = self._limits.max_num_batched_tokens - len(decoding)
         for s in decoding:
@@ -188,5 +184,5 @@ class RaggedScheduler(LiveSequences[SlotPool]):
             if drafts and self._drafter is not None and room:
                 guessed = self._drafter(s.id, s.tokens, self._draftable(room))
                 room -= len(guessed)
-            rows.append(Row(s.id, s.slot, s.cached, (s.tokens[-1], *guessed), True, len(guessed), s.adapter))
+            rows.append(ScheduledRow(s.id, s.slot, s.cached, (s.tokens[-1], *guessed), True, len(guessed), s.adapter))
         return rows

@@ -24,7 +24,7 @@ from llmc.runtime import accelerators
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.executors.hpu.recipes import KV_BLOCKS, place
 from llmc.runtime.startup.opening import EngineOptions, open_executor
-from llmc.runtime.startup.outcome import Outcome
+from llmc.runtime.startup.outcome import WarmUpOutcome
 from llmc.runtime.startup.warming import Warming
 from llmc.settings import Settings
 from tests.compiler.compiled import of_one_layer
@@ -129,7 +129,7 @@ def start(path: Path) -> tuple[list[str], list[str]]:
     opened = Bundle.open(path)
     executor = open_executor(opened, EngineOptions())
     try:
-        outcome = Outcome(executor, Warming(executor, opened.plan))
+        outcome = WarmUpOutcome(executor, Warming(executor, opened.plan))
         outcome.run()
         assert not outcome.failed
         return list(executor.compilations.at_open), list(executor.compilations.compiled)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from llmc.runtime.engine.sampling.params import SamplingParams
-from llmc.runtime.engine.sampling.sequence import SequenceSampler
+from llmc.runtime.engine.sampling.sampler import SequenceSampler
 
 VOCAB = 1000
 

@@ -34,14 +34,14 @@ def best_first(row):
 def test_top_is_the_head_of_the_sorted_row(size, seed, levels, share):
     row = values(size, seed, levels)
     for count in {1, min(size, 50), min(size, 300), min(size, 2000), max(1, int(share * size)), size}:
-        assert filters.Row(row).top(count).tolist() == sorted(best_first(row)[:count].tolist())
+        assert filters.LogitsRow(row).top(count).tolist() == sorted(best_first(row)[:count].tolist())
 
 
 @PROPERTY
 @given(size=SIZES, seed=st.integers(0, 999), levels=st.sampled_from([0, 2]), bound=st.floats(-9, 12))
 def test_above_finds_all(size, seed, levels, bound):
     row = values(size, seed, levels)
-    found = filters.Row(row)
+    found = filters.LogitsRow(row)
     for at in (bound, float(row.max()), 99.0):
         assert found.above(at).tolist() == np.flatnonzero(row >= np.float32(at)).tolist()
     assert found.largest == row.max()
@@ -51,7 +51,7 @@ def test_above_finds_all(size, seed, levels, bound):
 def test_a_nan_is_the_largest(place):
     row = logits(1, 3000)[0]
     row[place] = np.nan
-    assert np.isnan(filters.Row(row).largest)
+    assert np.isnan(filters.LogitsRow(row).largest)
 
 
 @PROPERTY

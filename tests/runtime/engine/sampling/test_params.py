@@ -11,8 +11,12 @@ import numpy as np
 import pytest
 
 from llmc.errors import InputError, UnknownNameError
-from llmc.runtime.engine.sampling.params import RequestOutputKind, SamplingParams
-from llmc.runtime.engine.sampling.structured import GuidedDecodingParams, StructuredOutputsParams
+from llmc.runtime.engine.sampling.params import (
+    GuidedDecodingParams,
+    RequestOutputKind,
+    SamplingParams,
+    StructuredOutputsParams,
+)
 from tests.timing import least_cpu_seconds
 
 

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from llmc.errors import InputError
 from llmc.runtime.engine.sampling.batch import sample
 from llmc.runtime.engine.sampling.params import SamplingParams
-from llmc.runtime.engine.sampling.seen import bad_word_ids
-from llmc.runtime.engine.sampling.sequence import SequenceSampler
+from llmc.runtime.engine.sampling.sampler import SequenceSampler, bad_word_ids
 from tests.runtime.engine.sampling.reference import VOCAB, logits, penalised, sampler, support
 from tests.tiers import default_cases, examples
 

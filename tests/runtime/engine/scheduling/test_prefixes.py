@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmc.runtime.engine.scheduling.prefixes import Match, common_prefix, longest_match
-from llmc.runtime.engine.scheduling.sequence import ScheduledSequence
-from llmc.runtime.engine.scheduling.slots import Retained, SlotTable
+from llmc.runtime.engine.scheduling.queue import ScheduledSequence
+from llmc.runtime.engine.scheduling.slots import Match, Retained, SlotTable, common_prefix, longest_match
 
 tokens = st.lists(st.integers(0, 1), min_size=1, max_size=30)
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from array import array
 
-from llmc.runtime.engine.scheduling.queue import WaitingQueue
-from llmc.runtime.engine.scheduling.sequence import ScheduledSequence
+from llmc.runtime.engine.scheduling.queue import ScheduledSequence, WaitingQueue
 
 NONE: frozenset[int] = frozenset()
 

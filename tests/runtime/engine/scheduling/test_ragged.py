@@ -9,7 +9,8 @@ import pytest
 
 from llmc.errors import InputError
 from llmc.runtime.engine.scheduling import open_scheduler
-from llmc.runtime.engine.scheduling.base import Copy, ScheduledBatch, SchedulerConfig
+from llmc.runtime.engine.scheduling.base import ScheduledBatch, SchedulerConfig
+from llmc.runtime.engine.scheduling.slots import Copy
 from tests.runtime.engine.scheduling.plans import plans
 from tests.runtime.engine.scheduling.watched import Client, Watched
 

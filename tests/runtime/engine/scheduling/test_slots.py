@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from array import array
 
-from llmc.runtime.engine.scheduling.base import Copy
-from llmc.runtime.engine.scheduling.sequence import ScheduledSequence
-from llmc.runtime.engine.scheduling.slots import Prefix, Retained, SlotTable
+from llmc.runtime.engine.scheduling.queue import ScheduledSequence
+from llmc.runtime.engine.scheduling.slots import Copy, Prefix, Retained, SlotTable
 
 
 def table(*holds: str | int, least: int = 1) -> tuple[SlotTable, dict[str, ScheduledSequence]]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from llmc.buckets.plan import Plan
 from llmc.runtime.engine.scheduling import open_scheduler
-from llmc.runtime.engine.scheduling.base import Row, ScheduledBatch, SchedulerConfig
+from llmc.runtime.engine.scheduling.base import ScheduledBatch, ScheduledRow, SchedulerConfig
 
 
 @dataclass
@@ -131,7 +131,7 @@ class Watched:
     def _ends(self, client: Client, finish: Callable[[Client], bool]) -> bool:
         return len(client.tokens) > client.places or finish(client)
 
-    def _made(self, client: Client, row: Row, finish: Callable[[Client], bool]) -> list[int]:
+    def _made(self, client: Client, row: ScheduledRow, finish: Callable[[Client], bool]) -> list[int]:
         """The row's next token, and those after it as far as its drafts hold and the sequence does not end."""
         then = Client(client.prompt, 0, 0, None, client.budget, list(client.tokens))
         made = []

@@ -137,11 +137,11 @@ def test_a_model_that_opens_after_ready_is_counted(compiled: Compile) -> None:
         llm.executor.open_all()
         llm.executor.compilations.ready()
         llm.generate(PROMPTS, GREEDY)
-        assert llm.compilations == llm.engine.stats.compilations == 0
+        assert llm.compilations == llm.core.stats.compilations == 0
         assert llm.compilations_at_open
         llm.executor.close()  # and all its models with it
         llm.generate(PROMPTS[:1], GREEDY)
-        assert llm.compilations == llm.engine.stats.compilations > 0
+        assert llm.compilations == llm.core.stats.compilations > 0
 
 
 def test_models_used_least_recently_are_closed_where_memory_is_short(

@@ -1,1 +1,0 @@
-"""Witnesses of the whole process, whatever the device; the contract is in runtime/executors/compilations.py."""

@@ -1,0 +1,312 @@
+"""The state of one sequence between its tokens, such as the tokens it has seen, and the choice of the next one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from copy import copy
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from llmc.errors import InputError, VerificationError
+from llmc.runtime.engine.sampling import filters
+from llmc.runtime.engine.sampling.filters import Ids, Logits, LogitsRow
+from llmc.runtime.engine.sampling.params import SamplingParams
+
+if TYPE_CHECKING:
+    from llmc.runtime.engine.sampling.constraints import GrammarConstraint
+
+_NEVER = np.float32(-np.inf)
+_HOTTEST = 1e30
+_FACTOR = 1e30
+"""Stronger repetition penalties count as this one, so that logits stay within float32."""
+
+
+class SeenTokens:
+    """Distinct ids in prompt and output, how often each is in the output, and the penalties for them.
+
+    The prompt matters to repetition_penalty only, and is left out without one.
+    """
+
+    def __init__(self, params: SamplingParams, prompt_ids: Sequence[int]) -> None:
+        self._repetition = np.float32(min(max(params.repetition_penalty, 1 / _FACTOR), _FACTOR))
+        self._presence = np.float32(params.presence_penalty)
+        self._frequency = np.float32(params.frequency_penalty)
+        repeats = params.repetition_penalty != 1.0
+        seen = index(prompt_ids if repeats else ())
+        self._size = seen.size
+        self._ids = np.concatenate([seen, np.zeros(64, np.int64)])
+        self._counts = np.zeros(self._ids.size, np.float32)
+        self._places = dict(zip(seen.tolist(), range(seen.size), strict=True))
+
+    def copy(self) -> SeenTokens:
+        """The same, to go on by itself."""
+        made = copy(self)
+        made._ids, made._counts, made._places = self._ids.copy(), self._counts.copy(), self._places.copy()
+        return made
+
+    def add(self, token_id: int) -> None:
+        """Count a token of the output."""
+        place = self._places.setdefault(token_id, self._size)
+        if place == self._size:
+            if place == self._ids.size:
+                self._ids = np.concatenate([self._ids, np.zeros_like(self._ids)])
+                self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)])
+            self._ids[place] = token_id
+            self._size += 1
+        self._counts[place] += 1
+
+    def penalise(self, row: Logits) -> None:
+        """Apply the penalties to logits [V], in place."""
+        ids, counts = self._ids[: self._size], self._counts[: self._size]
+        values = row[ids]
+        if self._repetition != 1.0:
+            values = np.where(values > 0, values / self._repetition, values * self._repetition)
+        if self._frequency:
+            values -= self._frequency * counts
+        if self._presence:
+            values -= self._presence * (counts > 0)
+        row[ids] = values
+
+
+class BadWords:
+    """The token sequences that the output must not complete; each is held back at its last token."""
+
+    def __init__(self, words: Sequence[Sequence[int]]) -> None:
+        self._always = [word[0] for word in words if len(word) == 1]
+        self._longer: dict[int, list[tuple[tuple[int, ...], int]]] = {}
+        for word in words:
+            if len(word) > 1:
+                self._longer.setdefault(word[-2], []).append((tuple(word[:-1]), word[-1]))
+        self._reach = max((len(word) for word in words), default=1) - 1
+        self._last: list[int] = []
+
+    def add(self, token_id: int) -> None:
+        """Take a token of the output."""
+        if self._reach:
+            self._last = [*self._last, token_id][-self._reach :]
+
+    def forbidden(self) -> list[int]:
+        """The ids that would complete a word now."""
+        if not self._last:
+            return self._always
+        last = tuple(self._last)
+        begun = self._longer.get(last[-1], ())
+        return self._always + [end for start, end in begun if last[-len(start) :] == start]
+
+
+class SequenceSampler:
+    """The state of one sequence from token to token: its generator, the tokens it has seen, and its constraints.
+
+    `prompt_ids` count for the repetition penalty; `end_ids` are the ids that end the sequence (the model's, unless
+    ignore_eos), refused until min_tokens, as stop_token_ids are. `bad_words` are the token sequences of
+    params.bad_words, see `bad_word_ids`. Raises InputError for an id that the vocabulary lacks, and for bad words
+    without their ids.
+    """
+
+    def __init__(
+        self, params: SamplingParams, vocab_size: int, prompt_ids: Sequence[int] = (), end_ids: Sequence[int] = (),
+        constraint: GrammarConstraint | None = None, *, bad_words: Sequence[Sequence[int]] = (),
+    ) -> None:  # fmt: skip
+        self.params = params
+        self.vocab_size = vocab_size
+        self.end_ids = tuple(end_ids)
+        self.constraint = constraint
+        self.produced = 0
+        """Tokens chosen so far."""
+        self.failure: str | None = None
+        """Why the sequence cannot go on: logits that are no numbers, or a constraint that failed."""
+        self.unsound = False
+        """Whether the logits are the reason; then the sequence's cached tokens must not be used either."""
+        bias, allowed, stops = params.logit_bias or {}, params.allowed_token_ids, params.stop_token_ids or ()
+        for ids in (bias, stops, allowed or (), prompt_ids, end_ids, *bad_words):
+            if len(ids) and not 0 <= min(ids) <= max(ids) < vocab_size:
+                found = min(ids) if min(ids) < 0 else max(ids)
+                raise InputError(f"token id {found} is not below the vocabulary size {vocab_size}, nor from 0")
+        if params.bad_words and not bad_words:
+            raise InputError("bad_words need a tokenizer, and there is none here; use logit_bias")
+        self.greedy = params.greedy
+        self.logprobs = params.logprobs
+        self._top_k = params.top_k if params.top_k < vocab_size else 0
+        self._min_p, self._top_p, self._typical_p = params.min_p, params.top_p, params.typical_p
+        self._temperature = np.float32(min(params.temperature, _HOTTEST))
+        self._min_tokens = params.min_tokens
+        self._random = None if self.greedy else np.random.Generator(np.random.PCG64(_seed(params.seed)))
+        self._end = index([*end_ids, *stops])
+        self._bias_ids = np.array(list(bias), np.int64)
+        self._bias = np.array(list(bias.values()), np.float32)
+        self._seen = SeenTokens(params, prompt_ids) if params.penalises else None
+        self._bad = BadWords(bad_words) if bad_words else None
+        self._allowed: np.ndarray[tuple[int], np.dtype[np.bool_]] | None = None
+        if allowed is not None:
+            self._allowed = np.zeros(vocab_size, np.bool_)
+            self._allowed[index(allowed)] = True
+        self._adjusts = bool(bias) or not all(x is None for x in (self._seen, self._bad, self._allowed, constraint))
+
+    def sibling(self, params: SamplingParams) -> SequenceSampler:
+        """One for another choice of the same request, whose `params` differ in their seed; before the first token."""
+        made = copy(self)
+        made.params = params
+        made._random = None if self.greedy else np.random.Generator(np.random.PCG64(_seed(params.seed)))
+        made._seen = None if self._seen is None else self._seen.copy()
+        made._bad = copy(self._bad)
+        made.constraint = None if self.constraint is None else self.constraint.copy()
+        return made
+
+    @property
+    def plain(self) -> bool:
+        """Whether the next token is simply the row's maximum."""
+        return self.greedy and not self._adjusts and not self._holds_end
+
+    @property
+    def finished(self) -> bool:
+        """Whether the constraint lets nothing follow."""
+        return self.constraint is not None and self.constraint.finished
+
+    @property
+    def _holds_end(self) -> bool:
+        return self.produced < self._min_tokens and self._end.size > 0
+
+    def served_by_top(self, count: int) -> bool:
+        """Whether the `count` largest logits are, as a rule, enough for the next token to be that of all logits.
+
+        They turn out not to be where min_p keeps more than these; `choose_among` notices.
+        """
+        if self._adjusts or self.logprobs is not None or count < 1 or self._holds_end:
+            return False
+        if self.greedy:
+            return True
+        return self._typical_p == 1.0 and (0 < self._top_k <= count or self._min_p > 0.0)
+
+    def record(self, token_id: int) -> None:
+        """Take the chosen token; `sample` does it."""
+        self.produced += 1
+        if self._adjusts:
+            if self._seen is not None:
+                self._seen.add(token_id)
+            if self._bad is not None:
+                self._bad.add(token_id)
+            if self.constraint is not None:
+                self.constraint.accept(token_id)
+                self.failure = self.constraint.error
+
+    def fail(self, error: Exception) -> None:
+        """The sequence cannot go on."""
+        self.unsound = isinstance(error, VerificationError)
+        self.failure = str(error) if self.unsound else f"{type(error).__name__}: {error}"
+
+    def uniform(self) -> float:
+        """This token's random number, in [0, 1); one is used for each, whatever the filters. 0 where greedy."""
+        return 0.0 if self._random is None else self._random.random()
+
+    def choose(self, row: Logits, uniform: float) -> int:
+        """The next id by logits [V], only read. Raises VerificationError where the largest is not finite."""
+        if self._adjusts or self._holds_end:
+            check_largest(float(row.max()))  # masks could hide a NaN
+            row = self._adjusted(row)
+        if self._random is not None:
+            return self._draw(row, uniform)
+        token_id = int(row.argmax())
+        check_largest(float(row[token_id]))
+        return token_id
+
+    def choose_among(self, values: Logits, ids: Ids, uniform: float) -> int | None:
+        """As `choose`, by the largest logits [K] alone, best first; None where they are not enough.
+
+        Only where `served_by_top(K)`.
+        """
+        if not math.isfinite(float(values[0])):
+            return None
+        if self._random is None:
+            return int(ids[0])
+        largest, count = values[0], self._top_k
+        if not 0 < count <= values.size:
+            bound = filters.min_p_bound(float(largest), float(self._temperature), self._min_p)
+            if float(values[-1]) >= bound and values.size < self.vocab_size:
+                return None
+            count = values.size
+        by_id = np.argsort(ids[:count])
+        return self._draw_among(values[by_id], ids[by_id], largest, uniform)
+
+    def _draw(self, row: Logits, uniform: float) -> int:
+        """The token at `uniform` of the filtered distribution's cumulative sum in the order of ids."""
+        if not (self._top_k or self._min_p):
+            largest = row.max()
+            check_largest(float(largest))
+            return self._draw_among(row, None, largest, uniform)
+        searched = LogitsRow(row)
+        largest = searched.largest
+        check_largest(float(largest))
+        if self._top_k:
+            ids = searched.top(self._top_k)
+        else:
+            ids = searched.above(filters.min_p_bound(float(largest), float(self._temperature), self._min_p))
+        return self._draw_among(row[ids], ids, largest, uniform)
+
+    def _draw_among(self, values: Logits, ids: Ids | None, largest: np.float32, uniform: float) -> int:
+        """`_draw` from what top_k has left: ids ascending (None: all) and their logits."""
+        weights = filters.weigh(values, largest, self._temperature)
+        if self._min_p > 0.0:
+            kept = np.flatnonzero(weights >= np.float32(self._min_p))
+            ids, weights = _narrow(ids, kept), weights[kept]
+        if self._top_p < 1.0:
+            kept = filters.nucleus(weights, self._top_p)
+            ids, weights = _narrow(ids, kept), weights[kept]
+        if self._typical_p < 1.0:
+            kept = filters.typical(weights, self._typical_p)
+            ids, weights = _narrow(ids, kept), weights[kept]
+        place = filters.pick(weights, uniform)
+        return place if ids is None else int(ids[place])
+
+    def _adjusted(self, row: Logits) -> Logits:
+        """A copy with bias, penalties and masks applied; −inf is never chosen. Something always can be."""
+        row = row.copy()
+        if self._bias_ids.size:
+            row[self._bias_ids] += self._bias
+        if self._seen is not None:
+            self._seen.penalise(row)
+        mask = self._allowed if self.constraint is None else self.constraint.mask()
+        if mask is not None:
+            row = np.where(mask, row, _NEVER)
+            if row.max() == _NEVER:  # the model gives none of them any probability: they are equally likely
+                row[mask] = 0.0
+        held = [] if self._bad is None else self._bad.forbidden()
+        if held or self._holds_end:
+            forbidden = index([*held, *self._end.tolist()]) if self._holds_end else index(held)
+            before = row[forbidden]
+            row[forbidden] = _NEVER
+            if row.max() == _NEVER:  # nothing else is left
+                row[forbidden] = before
+        return row
+
+
+def _narrow(ids: Ids | None, kept: Ids) -> Ids:
+    return kept if ids is None else ids[kept]
+
+
+def check_largest(largest: float) -> None:
+    """Raise VerificationError unless a row's largest logit is finite."""
+    if not math.isfinite(largest):
+        raise VerificationError(
+            f"the largest logit is {largest}: the compiled graph or its weights are damaged; run `llmc verify`"
+        )
+
+
+def _seed(seed: int | None) -> int | None:
+    """numpy takes no negative seeds: two's complement of 64 bits."""
+    return None if seed is None else seed & ((1 << 64) - 1)
+
+
+def bad_word_ids(words: Sequence[str], encode: Callable[[str], Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+    """The token sequences of words, each as at the start of the text and after a space.
+
+    `encode` gives the ids of a text without special tokens.
+    """
+    spellings = [text for word in words for text in (word, f" {word.lstrip()}")]
+    return tuple(ids for ids in dict.fromkeys(tuple(encode(text)) for text in spellings) if ids)
+
+
+def index(ids: Sequence[int]) -> Ids:
+    """Distinct ids, ascending, to index a row with."""
+    return np.array(sorted(set(ids)), np.int64)

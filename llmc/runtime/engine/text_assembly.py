@@ -1,0 +1,150 @@
+"""The text of one sequence as its tokens arrive: whole characters, cut at stop strings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from llmc.errors import InputError
+from llmc.runtime.text.tokenizer import StreamDetokenizer
+
+if TYPE_CHECKING:
+    from llmc.runtime.engine.sampling.params import SamplingParams
+    from llmc.runtime.text.tokenizer import Tokenizer
+
+
+class StopStrings:
+    """Aho and Corasick's automaton of some stop strings: made once, shared by all texts that are looked at for them.
+
+    A state stands for the longest beginning of a stop string that the text ends with; `depths` has its length, `ends`
+    the longest stop string that is complete in it. State 0 is the start. Raises InputError for an empty stop string.
+    """
+
+    def __init__(self, stops: Sequence[str] = ()) -> None:
+        if any(not stop for stop in stops):
+            raise InputError("a stop string must not be empty")
+        self._next: list[dict[str, int]] = [{}]
+        self._border = [0]
+        self.depths = [0]
+        self.ends: list[str | None] = [None]
+        for stop in stops:
+            self.ends[self._spell(stop)] = stop
+        self._link()
+
+    def _spell(self, stop: str) -> int:
+        state = 0
+        for depth, character in enumerate(stop, 1):
+            state = self._next[state].setdefault(character, len(self._next))
+            if state == len(self._next):
+                self._next.append({})
+                self._border.append(0)
+                self.depths.append(depth)
+                self.ends.append(None)
+        return state
+
+    def _link(self) -> None:
+        """From each state to that of its longest proper ending; breadth first, so that shorter ones are linked."""
+        order = list(self._next[0].values())
+        for state in order:
+            for character, after in self._next[state].items():
+                border = self.after(self._border[state], character)
+                self._border[after] = border
+                self.ends[after] = self.ends[after] or self.ends[border]
+                order.append(after)
+
+    def __bool__(self) -> bool:
+        return len(self._next) > 1
+
+    def after(self, state: int, character: str) -> int:
+        """The state once `character` follows."""
+        while character not in self._next[state]:
+            if not state:
+                return 0
+            state = self._border[state]
+        return self._next[state][character]
+
+
+class StopChecker:
+    """Cuts a stream of text before the first stop string.
+
+    The first is the one that is complete earliest (of two complete at once, the longer), so that the result
+    does not depend on how the text was divided. Text that may be the beginning of a stop string is held back.
+    Time per character depends neither on how many stop strings there are nor on their lengths.
+    """
+
+    def __init__(self, stops: StopStrings | Sequence[str] = ()) -> None:
+        self._stops = stops if isinstance(stops, StopStrings) else StopStrings(stops)
+        self.matched: str | None = None
+        """The stop string that ended the text."""
+        self._state = 0
+        self._held = ""
+
+    def feed(self, text: str) -> str:
+        """The text that can be shown; empty once a stop string was met."""
+        if self.matched is not None or not text:
+            return ""
+        stops = self._stops
+        if not stops:
+            return text
+        pending, state = self._held + text, self._state
+        for index in range(len(self._held), len(pending)):
+            state = stops.after(state, pending[index])
+            if stops.ends[state] is not None:
+                self.matched = stops.ends[state]
+                self._held = ""
+                return pending[: index + 1 - len(self.matched or "")]
+        self._state = state
+        shown = len(pending) - stops.depths[state]
+        self._held = pending[shown:]
+        return pending[:shown]
+
+    def flush(self) -> str:
+        """The text that was held back and is not a stop string; call once, at the end."""
+        held, self._held = self._held, ""
+        return held
+
+
+class SequenceText:
+    """Text that is certain after each token; joined it is what the sequence adds to its prompt's text. Without a
+    tokenizer there is none.
+
+    The token that ends a sequence is no text, except with include_stop_str_in_output. Stop strings count from
+    min_tokens on; `stops` finds those of `params`, where that was made already.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer | None, params: SamplingParams, prompt: Sequence[int] = (),
+        stops: StopStrings | None = None,
+    ) -> None:  # fmt: skip
+        self._detokenizer: StreamDetokenizer | None = None
+        if tokenizer is not None and params.detokenize:
+            self._detokenizer = StreamDetokenizer(tokenizer, params.skip_special_tokens, prompt)
+        self._stop = StopChecker(params.stop_strings if stops is None else stops)
+        self._include = params.include_stop_str_in_output
+        self._unchecked = params.min_tokens
+
+    @property
+    def stopped_at(self) -> str | None:
+        """The stop string that ended the text."""
+        return self._stop.matched
+
+    def feed(self, token_id: int, ends: bool, last: bool) -> str:
+        """Take one token: `ends`, an end or stop token; `last`, the last one, for whatever reason."""
+        if self._detokenizer is None:
+            return ""
+        self._unchecked -= 1
+        text = "" if ends and not self._include else self._detokenizer.feed(token_id)
+        if self._unchecked < 0:
+            text = self._stop.feed(text)
+        if last and self._stop.matched is None:
+            text += self.flush()
+        if self._stop.matched is not None and self._include:
+            text += self._stop.matched
+        return text
+
+    def flush(self) -> str:
+        """What was held back, where no token comes any more."""
+        if self._detokenizer is None:
+            return ""
+        text = self._stop.feed(self._detokenizer.flush())
+        return text if self._stop.matched is not None else text + self._stop.flush()
