@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from llmc.compiler.verification.parts import Once, Serving, bucket_of, choose, past_length, steps_beyond
+from llmc.compiler.verification.parts import Once, ServingExecutables, bucket_of, choose, past_length, steps_beyond
 
 if TYPE_CHECKING:
     from llmc.buckets.bucket import Bucket
@@ -41,7 +41,7 @@ def count(
     from llmc.compiler.verification.probes import reach_of
 
     shapes = target.shapes(buckets, options)
-    serving, padded = Serving(target, shapes), bool(target.static_dims(options))
+    serving, padded = ServingExecutables(target, shapes), bool(target.static_dims(options))
     chosen = choose(buckets, limits, options.verify == "all", target, shapes, parameters)
     beyond, reach = steps_beyond(limits, parameters), reach_of(parameters, turns)
     opened, steps, tokens, pasts, longest = set(), 0, 0, set(), 0

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from llmc.buckets.encoding import EncodePlan
     from llmc.compiler.options import CompileOptions
     from llmc.compiler.stages import Stages
-    from llmc.compiler.verification.encoding import Outcome
+    from llmc.compiler.verification.encoding import EncodingOutcome
     from llmc.runtime.bundle import Bundle
 
 
@@ -78,7 +78,7 @@ def verified_again(
 def _run(
     bundle: Bundle, stages: Stages, target: EncoderTarget, case: Case, every: bool,
     progress: Callable[[int, int], None],
-) -> Outcome:  # fmt: skip
+) -> EncodingOutcome:  # fmt: skip
     from llmc.compiler.verification.encoding import verify_encoder
 
     reference = target.reference(stages.checkpoint, case)

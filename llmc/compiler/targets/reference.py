@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from llmc.compiler.checkpoint.base import Checkpoint
-    from llmc.compiler.verification.probes import Reference
+    from llmc.compiler.verification.probes import LogitReference
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,9 @@ class ReferenceModel:
         """Where its code is."""
         return self.place.partition(":")[0]
 
-    def open(self, checkpoint: Checkpoint) -> Reference:
+    def open(self, checkpoint: Checkpoint) -> LogitReference:
         """The model with the checkpoint's weights."""
-        made: Reference = _named(self.place)(checkpoint)
+        made: LogitReference = _named(self.place)(checkpoint)
         return made
 
     def first_difference(self, checkpoint: Checkpoint, longest: int) -> str:

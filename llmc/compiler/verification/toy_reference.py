@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmc.compiler.checkpoint.base import Checkpoint
-from llmc.compiler.verification.probes import Reference
+from llmc.compiler.verification.probes import LogitReference
 
 _DECAY = -0.9
 
 
-class ToyReference(Reference):
+class ToyReference(LogitReference):
     """The toy model of a checkpoint. Every call starts from the first token."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:

@@ -16,7 +16,7 @@ from transformers.models.llama.modeling_llama import LlamaAttention
 
 from llmc.compiler.frontend import trace
 from llmc.compiler.frontend.attention import STATE, attention_name
-from llmc.compiler.frontend.layer_kinds import LayerPlan, NotRepeatableError, layer_kinds, layers_of
+from llmc.compiler.frontend.repeat import LayerPlan, NotRepeatableError, layer_kinds, layers_of
 from llmc.compiler.frontend.traceable import build_traceable
 from llmc.compiler.program.import_fx import import_program
 from llmc.compiler.program.program import write_graph

@@ -57,7 +57,7 @@ class FakeEncoderTarget(EncoderTarget):
 
     def reference(self, checkpoint: Checkpoint, case: Case) -> Reference:
         """The toy's definition, token by token."""
-        from llmc.compiler.verification.toy_encoding import toy_encoder
+        from llmc.compiler.verification.encoding import toy_encoder
 
         return toy_encoder(checkpoint, case.task)
 
