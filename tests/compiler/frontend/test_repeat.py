@@ -54,7 +54,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     def counted(step: Any, *args: Any) -> Any:
         counts.append(0)
-        owner = step if isinstance(step, trace.Step) else step.__dict__["_step"]
+        owner = step if isinstance(step, trace.TracedStep) else step.__dict__["_step"]
         for layer in owner.model.model.layers:
             layer.register_forward_pre_hook(lambda *_: counts.append(counts.pop() + 1))
         return export(step, *args)
