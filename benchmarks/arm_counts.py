@@ -34,7 +34,7 @@ from counting.counts import NONE, Counts, read
 from counting.symbols import Symbols
 from counting.world import World
 
-from llmc.compiler.checkpoint.resolve import DEMO, demo_path
+from llmc.compiler.checkpoint import DEMO, demo_path
 
 PROMPT, FIRST, LATER = 1, 2, 3
 """The intervals that counting/steps.py and peer.c make, after the first, which loads."""

@@ -60,7 +60,7 @@ SLOW = (
     "compiler/estimates/test_durations.py", "compiler/estimates/test_footprint.py",
     "compiler/verification/test_accuracy.py", "compiler/verification/test_beyond.py",
     "compiler/verification/test_layers.py",
-    "compiler/verification/test_outcomes.py", "compiler/verification/test_parts.py",
+    "compiler/verification/test_parts.py", "compiler/verification/test_parts_outcomes.py",
     "runtime/engine/sampling/test_filters.py", "runtime/engine/sampling/test_constraints.py",
     "runtime/engine/sampling/test_sample.py", "runtime/engine/scheduling/test_simulation.py",
     "runtime/engine/test_speculation_steps.py", "runtime/engine/test_async_engine.py",

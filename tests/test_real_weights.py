@@ -19,8 +19,7 @@ import llmc
 from llmc.artifacts.bundle.manifest import Manifest
 from llmc.artifacts.store.store import Store
 from llmc.buckets.plan import Plan
-from llmc.compiler.checkpoint import open_checkpoint
-from llmc.compiler.checkpoint.resolve import demo_path
+from llmc.compiler.checkpoint import demo_path, open_checkpoint
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.dry_run import dry_run
 from llmc.compiler.stages import Stages

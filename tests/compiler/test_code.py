@@ -161,7 +161,7 @@ def test_what_is_left_out_is_met_and_leads_to_nothing_else() -> None:
     assert {name for name in behind if name.startswith(("llmc.compiler.", "llmc.runtime."))} <= {
         "llmc.compiler.checkpoint.base",  # stages.py: what a configuration says of its place
         "llmc.runtime.cache_shape",  # what families say caches in: a component by value
-        "llmc.compiler.frontend.consistent",  # consumed.py: refuses what contradicts itself
+        "llmc.compiler.frontend.consumed",  # consumed.py: refuses what contradicts itself
         "llmc.compiler.model_size",  # stages.py: what entries say of their size
         *FAMILIES,  # model_size.py: their sizes alone; consumed.py: their names of keys and tensors
     }

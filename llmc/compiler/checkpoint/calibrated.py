@@ -1,4 +1,4 @@
-"""A checkpoint with 4-bit blocks of some matrices, chosen by calibration (weights/gptq.py), beside their floats.
+"""A checkpoint with 4-bit blocks of some matrices, chosen by calibration (weights/calibration.py), beside their floats.
 
     file = (codes:u8[N, K/2] scales:f32[N, K/32] minimums:f32[N, K/32])*     a matrix after another
 

@@ -1,28 +1,41 @@
-"""A GGUF file: weights, config and tokenizer in one."""
+"""A GGUF file: weights, config and tokenizer in one.
+
+Rows of q and k projections are in llama.cpp's order there, and in transformers' here. llama.cpp rotates neighbours (2i,
+2i+1) of a head, transformers rotates (i, i + head_dim/2), so conversion to GGUF interleaves the two halves of each head
+where the family says so (`Gguf.interleaved`).
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from llmc.compiler.architectures.shared.block_form import BlockForm
-from llmc.compiler.checkpoint.base import (
-    Checkpoint,
-    FloatArray,
-    QuantisedBlocks,
-    require_finite,
-    unknown_tensor,
-)
+from llmc.compiler.checkpoint.base import Checkpoint, FloatArray, QuantisedBlocks, require_finite, unknown_tensor
 from llmc.compiler.checkpoint.gguf_config import ROPE_FACTORS, Metadata, build_config, token_ids
 from llmc.compiler.checkpoint.gguf_header import TensorInfo, read_header
-from llmc.compiler.checkpoint.gguf_rows import restore_row_order
 from llmc.compiler.checkpoint.gguf_tokenizer import build_tokenizer_json
 from llmc.compiler.checkpoint.gguf_types import BLOCK_TYPES
+
+Scalar = TypeVar("Scalar", bound=np.generic)
+
+
+def restore_row_order(rows: np.ndarray[Any, np.dtype[Scalar]], heads: int) -> np.ndarray[Any, np.dtype[Scalar]]:
+    """Rows [N, …] of a q or k projection, from llama.cpp's order back to transformers'."""
+    half = rows.shape[0] // heads // 2
+    return np.ascontiguousarray(rows.reshape(heads, half, 2, *rows.shape[1:]).swapaxes(1, 2)).reshape(rows.shape)
+
+
+def interleaved(rows: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
+    """Rows [N, …] of a q or k projection in llama.cpp's order: the two halves of each head in turn."""
+    half = rows.shape[0] // heads // 2
+    return np.ascontiguousarray(rows.reshape(heads, 2, half, *rows.shape[1:]).swapaxes(1, 2)).reshape(rows.shape)
+
 
 Bytes = npt.NDArray[np.uint8]
 _FLOATS = frozenset({"F32", "F16", "BF16"})

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from llmc.compiler.architectures.shared.names import HEADS
-from llmc.compiler.checkpoint.base import Checkpoint, FloatArray, QuantisedBlocks, require_finite
+from llmc.compiler.checkpoint.base import Checkpoint, FloatArray, require_finite
 from llmc.compiler.checkpoint.peft_adapter import PeftAdapter
 from llmc.compiler.checkpoint.wrapped import WrappedCheckpoint
 from llmc.errors import CheckpointError
-
-if TYPE_CHECKING:
-    from llmc.compiler.architectures.shared.block_form import BlockForm
 
 
 class LoraCheckpoint(WrappedCheckpoint):
@@ -62,8 +59,11 @@ class LoraCheckpoint(WrappedCheckpoint):
         """The base's; what is tied no longer is not said to be."""
         return self.inner.config | ({"tie_word_embeddings": False} if self._untied else {})
 
-    def _changed(self, name: str) -> bool:
-        return any(name in adapter.changed or name in adapter.replaced for adapter in self.adapters)
+    def as_stored(self, name: str) -> str | None:
+        """None for what an adapter changes; a head that is tied no longer is the embedding."""
+        if any(name in adapter.changed or name in adapter.replaced for adapter in self.adapters):
+            return None
+        return self._stored.get(name, name)
 
     def roles(self) -> dict[str, Path]:
         """And those of each adapter, behind its number."""
@@ -94,37 +94,15 @@ class LoraCheckpoint(WrappedCheckpoint):
                 values = require_finite(adapter.apply(name, values), name, adapter.path)
         return values
 
-    def fill(self, name: str, out: FloatArray) -> None:
-        """Straight from the base, where no adapter changes it."""
-        if self._changed(name):
-            out[...] = self.tensor(name)
-        else:
-            self.inner.fill(self._stored.get(name, name), out)
-
     def forget(self) -> None:
         """Of all files."""
         self.inner.forget()
         for adapter in self.adapters:
             adapter.file.forget()
 
-    def stored_form(self, name: str) -> BlockForm | None:
-        """None of what is changed."""
-        return None if self._changed(name) else self.inner.stored_form(self._stored.get(name, name))
-
     def unkept(self, name: str) -> str | None:
         """Of codes that an adapter changes, that."""
-        stored = self._stored.get(name, name)
-        coded = self.inner.stored_form(stored) is not None or self.inner.unkept(stored) is not None
-        return "changed by an adapter" if coded and self._changed(name) else self.inner.unkept(stored)
-
-    def reordered_form(self, name: str) -> BlockForm | None:
-        """None of what is changed."""
-        return None if self._changed(name) else self.inner.reordered_form(self._stored.get(name, name))
-
-    def reordered_blocks(self, name: str) -> QuantisedBlocks | None:
-        """None of what is changed."""
-        return None if self._changed(name) else self.inner.reordered_blocks(self._stored.get(name, name))
-
-    def quantised_blocks(self, name: str) -> QuantisedBlocks | None:
-        """None of what is changed."""
-        return None if self._changed(name) else self.inner.quantised_blocks(self._stored.get(name, name))
+        reason = self.inner.unkept(stored := self._stored.get(name, name))
+        if self.as_stored(name) is None and (reason is not None or self.inner.stored_form(stored) is not None):
+            return "changed by an adapter"
+        return reason

@@ -1,4 +1,7 @@
-"""One .safetensors file, read without torch.
+"""One .safetensors file, as views of the mapped file.
+
+The safetensors package copies each tensor, and has no numpy type for bfloat16. Here float32 is a view, other floats are
+widened straight into the caller's memory, and pages can be given back.
 
     file   = length:u64le header data
     header = JSON of `length` bytes: {name: {"dtype", "shape", "data_offsets": [begin, end]}…,

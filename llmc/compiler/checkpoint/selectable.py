@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -24,14 +24,11 @@ from llmc.compiler.checkpoint.adapter_layout import (
     beside,
     pattern_of,
 )
-from llmc.compiler.checkpoint.base import AdapterFacts, Checkpoint, FloatArray, QuantisedBlocks, require_finite
+from llmc.compiler.checkpoint.base import AdapterFacts, Checkpoint, FloatArray, require_finite
 from llmc.compiler.checkpoint.lora import LoraCheckpoint
 from llmc.compiler.checkpoint.peft_adapter import PeftAdapter
 from llmc.compiler.checkpoint.wrapped import WrappedCheckpoint
 from llmc.errors import CheckpointError
-
-if TYPE_CHECKING:
-    from llmc.compiler.architectures.shared.block_form import BlockForm
 
 _NAME = re.compile(r"[^\s=:]{1,200}")
 
@@ -141,38 +138,15 @@ class SelectableCheckpoint(WrappedCheckpoint):
                 made[:, first:end] = high / largest
         return require_finite(made, name, self.path)
 
-    def fill(self, name: str, out: FloatArray) -> None:
-        """Straight from the base, what is its own."""
-        if name in self._added:
-            out[...] = self.tensor(name)
-        else:
-            self.inner.fill(name, out)
+    def as_stored(self, name: str) -> str | None:
+        """None for what adapters bring."""
+        return None if name in self._added else name
 
     def forget(self) -> None:
         """Of all files."""
         self.inner.forget()
         for adapter in self._peft:
             adapter.file.forget()
-
-    def stored_form(self, name: str) -> BlockForm | None:
-        """None of what adapters bring."""
-        return None if name in self._added else self.inner.stored_form(name)
-
-    def unkept(self, name: str) -> str | None:
-        """What adapters bring is not stored in codes."""
-        return None if name in self._added else self.inner.unkept(name)
-
-    def reordered_form(self, name: str) -> BlockForm | None:
-        """None of what adapters bring."""
-        return None if name in self._added else self.inner.reordered_form(name)
-
-    def reordered_blocks(self, name: str) -> QuantisedBlocks | None:
-        """None of what adapters bring."""
-        return None if name in self._added else self.inner.reordered_blocks(name)
-
-    def quantised_blocks(self, name: str) -> QuantisedBlocks | None:
-        """None of what adapters bring."""
-        return None if name in self._added else self.inner.quantised_blocks(name)
 
 
 def _sharing(pattern: str) -> list[str]:

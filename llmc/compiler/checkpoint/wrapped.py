@@ -39,6 +39,10 @@ class WrappedCheckpoint(Checkpoint):
         """Its names."""
         return self.inner.tensor_names()
 
+    def as_stored(self, name: str) -> str | None:
+        """The inner one's name of a tensor that it has just so; None for one that is made here."""
+        return name
+
     def shape(self, name: str) -> tuple[int, ...]:
         """Its shape."""
         return self.inner.shape(name)
@@ -48,32 +52,35 @@ class WrappedCheckpoint(Checkpoint):
         return self.inner.tensor(name)
 
     def fill(self, name: str, out: FloatArray) -> None:
-        """Its values."""
-        self.inner.fill(name, out)
+        """Straight from the inner one what is as stored there."""
+        if (stored := self.as_stored(name)) is None:
+            out[...] = self.tensor(name)
+        else:
+            self.inner.fill(stored, out)
 
     def forget(self) -> None:
         """Its pages."""
         self.inner.forget()
 
     def stored_form(self, name: str) -> BlockForm | None:
-        """Its form."""
-        return self.inner.stored_form(name)
+        """None of what is made here; so all below."""
+        return None if (stored := self.as_stored(name)) is None else self.inner.stored_form(stored)
 
     def unkept(self, name: str) -> str | None:
-        """Its reason."""
-        return self.inner.unkept(name)
+        """The inner one's reason."""
+        return None if (stored := self.as_stored(name)) is None else self.inner.unkept(stored)
 
     def quantised_blocks(self, name: str) -> QuantisedBlocks | None:
-        """Its blocks."""
-        return self.inner.quantised_blocks(name)
+        """The inner one's blocks."""
+        return None if (stored := self.as_stored(name)) is None else self.inner.quantised_blocks(stored)
 
     def reordered_form(self, name: str) -> BlockForm | None:
-        """Its form."""
-        return self.inner.reordered_form(name)
+        """The inner one's form."""
+        return None if (stored := self.as_stored(name)) is None else self.inner.reordered_form(stored)
 
     def reordered_blocks(self, name: str) -> QuantisedBlocks | None:
-        """Its blocks."""
-        return self.inner.reordered_blocks(name)
+        """The inner one's blocks."""
+        return None if (stored := self.as_stored(name)) is None else self.inner.reordered_blocks(stored)
 
     def tokenizer_json(self) -> bytes:
         """Its tokenizer."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from llmc.compiler.verification.parts import Once, Serving, bucket_of, choose, past_length, steps_beyond
+from llmc.compiler.verification.parts import Once, ServingExecutables, bucket_of, choose, past_length, steps_beyond
 
 if TYPE_CHECKING:
     from llmc.buckets.bucket import Bucket
@@ -42,7 +42,7 @@ def count(
 
     shapes = target.shapes(buckets, options)
     policy = target.verification
-    serving, padded = Serving(policy, shapes), bool(target.fixes(options).dims)
+    serving, padded = ServingExecutables(policy, shapes), bool(target.fixes(options).dims)
     chosen = choose(buckets, limits, options.verify == "all", policy, shapes, parameters)
     beyond, reach = steps_beyond(limits, parameters), reach_of(parameters, turns)
     opened, steps, tokens, pasts, longest = set(), 0, 0, set(), 0

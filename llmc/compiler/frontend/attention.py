@@ -15,7 +15,8 @@ same for a ring and for a cache in which each token has its place.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
@@ -25,8 +26,32 @@ from torch import Tensor
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from llmc.compiler.frontend.alibi import slopes_of_heads
 from llmc.runtime.cache_shape import CacheShape, CacheTensor
+
+_DIGITS = 6
+"""Exponents are multiples of 8 / heads, heads rounded up to a power of two: these many decimals hold 512 heads'."""
+
+
+def slopes_of_heads(slopes: Sequence[float]) -> Tensor:
+    """[Hq] float32, made by operators: a traced program holds no constants. Slopes are powers of two, whose exponents
+    count up evenly in a few runs."""
+    exponents = [round(math.log2(slope), _DIGITS) for slope in slopes]
+    parts = [torch.exp2(torch.arange(count) * step + first) for first, step, count in _runs(exponents)]
+    return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+
+def _runs(values: Sequence[float]) -> Iterator[tuple[float, float, int]]:
+    """(first, step, count) of evenly spaced values, in order."""
+    start = 0
+    while start < len(values):
+        first = values[start]
+        step = values[start + 1] - first if start + 1 < len(values) else 0.0
+        end = start + 1
+        while end < len(values) and math.isclose(values[end], first + step * (end - start), abs_tol=1e-9):
+            end += 1
+        yield first, step, end - start
+        start = end
+
 
 Dialect = Literal["fused", "two_part", "read_only"]
 DIALECTS: tuple[Dialect, ...] = get_args(Dialect)

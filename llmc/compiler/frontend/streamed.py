@@ -81,7 +81,7 @@ class StreamedWeights:
         return free.pop() if free else torch.empty(shape)
 
     def require_wanted(self) -> None:
-        """Raise StoppedError in calls that `side_by_side` waits for no more; for what takes long between two units."""
+        """Raise ReplayStoppedError in calls that `side_by_side` no longer waits for; for what takes long in a unit."""
         if self._turns is not None:
             self._turns.require_wanted()
 
@@ -93,7 +93,7 @@ class StreamedWeights:
         self._turns = turns = _Turns(len(calls))
 
         def run(index: int) -> None:
-            with suppress(StoppedError), turns.taking_part(index):
+            with suppress(ReplayStoppedError), turns.taking_part(index):
                 try:
                     results[index] = calls[index]()
                 except BaseException as error:  # noqa: BLE001 - raised again where it is waited for
@@ -133,12 +133,12 @@ def _is_large(module: nn.Module) -> bool:
     return isinstance(module, (nn.Embedding, nn.Linear)) and module.weight.numel() >= LARGE
 
 
-class StoppedError(Exception):
+class ReplayStoppedError(Exception):
     """Nobody waits for a call any more."""
 
 
 class _Turns:
-    """Threads of which one runs at a time, each until it gives its turn on, or raises StoppedError."""
+    """Threads of which one runs at a time, each until it gives its turn on, or raises ReplayStoppedError."""
 
     def __init__(self, count: int) -> None:
         self._changed = threading.Condition()
@@ -174,9 +174,9 @@ class _Turns:
             self._changed.wait_for(lambda: not set(self._running).intersection(begun))
 
     def require_wanted(self) -> None:
-        """Raise StoppedError where they are to end."""
+        """Raise ReplayStoppedError where they are to end."""
         if self._stopped:
-            raise StoppedError
+            raise ReplayStoppedError
 
     def _wait(self, index: int) -> None:
         self._changed.wait_for(lambda: self._at == index or self._stopped)

@@ -38,9 +38,8 @@ from llmc.compiler.checkpoint.adapter_layout import ADAPTERS, AdapterLayout, ste
 from llmc.compiler.frontend.adapters import MASKS
 from llmc.compiler.frontend.attention import STATE, Dialect, TraceCache, TraceState, attention_name
 from llmc.compiler.frontend.in_place import without_writes
-from llmc.compiler.frontend.layer_kinds import LayerPlan, NotRepeatableError
 from llmc.compiler.frontend.recurrent.replace import STATES, StateCache, replace_functions
-from llmc.compiler.frontend.repeat import repeat
+from llmc.compiler.frontend.repeat import LayerPlan, NotRepeatableError, repeat
 from llmc.compiler.frontend.skeleton import cache_argument
 from llmc.compiler.frontend.traceable import as_fake, build_traceable
 from llmc.errors import CompileError
@@ -59,7 +58,7 @@ class StepCache(TraceCache, StateCache):
         StateCache.__init__(self, state)
 
 
-class Step(nn.Module):
+class TracedStep(nn.Module):
     """One step of a causal language model over a cache, in the program contract above."""
 
     def __init__(self, model: nn.Module, dialect: Dialect, shape: CacheShape, top_k: int = 0) -> None:
@@ -99,7 +98,7 @@ class Step(nn.Module):
         return out.logits, *top, *state.outputs()
 
 
-class AdaptedStep(Step):
+class AdaptedStep(TracedStep):
     """The same with adapters."""
 
     def forward(  # type: ignore[override]
@@ -127,7 +126,7 @@ def _trace(config: Mapping[str, Any], dialect: Dialect, few: bool) -> ExportedPr
     mode = FakeTensorMode(shape_env=ShapeEnv(), static_shapes=False, allow_non_fake_inputs=True)
     as_fake(model, mode)
     fixed = _fixed(config)
-    step = (AdaptedStep if ADAPTERS in fixed else Step)(model, dialect, traced)
+    step = (AdaptedStep if ADAPTERS in fixed else TracedStep)(model, dialect, traced)
     tensors = step.state_dict(keep_vars=True)
     if plan is not None:
         plan.apply(model)
@@ -169,13 +168,13 @@ def _dims(shape: CacheShape) -> list[dict[int, Any]]:
 
 
 class WeightlessStep(nn.Module):
-    """A `Step` whose parameters and buffers are one more input, {name: tensor}: the program holds no tensor at all.
+    """A `TracedStep` whose parameters and buffers are one more input, {name: tensor}: the program holds no tensor.
 
     `held`: which of these each tensor of the model is. The step is kept out of nn.Module's registration, so that
     torch.export finds nothing to lift.
     """
 
-    def __init__(self, step: Step, held: Mapping[str, str]) -> None:
+    def __init__(self, step: TracedStep, held: Mapping[str, str]) -> None:
         super().__init__()
         self.__dict__["_step"] = step
         self._held = held
@@ -205,7 +204,7 @@ class AdaptedWeightlessStep(WeightlessStep):
 
 
 @dataclass(frozen=True)
-class WeightlessProgram:
+class WeightlessTrace:
     """A traced program that takes its weights as inputs after the cache: `parameters`, then `buffers`, by name.
 
     Parameters come from the checkpoint; buffers were computed from the configuration, and their values are here.
@@ -218,7 +217,7 @@ class WeightlessProgram:
 
 def trace_weightless(
     config: Mapping[str, Any], dialect: Dialect, *, cached: bool, dtype: torch.dtype = torch.float32, top_k: int = 0
-) -> WeightlessProgram:
+) -> WeightlessTrace:
     """Trace the model of `config` with symbolic B, Q and, where `cached`, S; parameters and cache are in `dtype`.
 
     Without `cached` the program has no cache inputs: it is the first step of a sequence. With `top_k` it also returns
@@ -229,7 +228,7 @@ def trace_weightless(
 
 def _trace_weightless(
     config: Mapping[str, Any], dialect: Dialect, cached: bool, dtype: torch.dtype, top_k: int, few: bool
-) -> WeightlessProgram:
+) -> WeightlessTrace:
     model = build_traceable(config, attention_name(dialect))
     plan = LayerPlan.of(model) if few else None
     shape = cache_of(config)
@@ -246,7 +245,7 @@ def _trace_weightless(
         weights |= {name: torch.empty(b.shape, dtype=b.dtype) for name, b in buffers.items()}
         args = (*_fixed_example(fixed), _cache_example(traced, 8 if cached else 0, dtype), weights)
     dims = (*fixed.values(), _dims(traced) if cached else [], dict.fromkeys(weights))
-    weightless, whole = (AdaptedWeightlessStep, AdaptedStep) if ADAPTERS in fixed else (WeightlessStep, Step)
+    weightless, whole = (AdaptedWeightlessStep, AdaptedStep) if ADAPTERS in fixed else (WeightlessStep, TracedStep)
     step = weightless(whole(model, dialect, traced, top_k), held | dict(zip(buffers, buffers, strict=True)))
     exported = _export(step, args, dims, config)
     if plan is not None:
@@ -254,7 +253,7 @@ def _trace_weightless(
         example = (*(0 for _ in fixed), [0] * cache, dict.fromkeys([*parameters, *buffers], 0))
         inputs = _inputs(fixed, traced if cached else (), weights)
         exported = repeat(exported, plan, traced, inputs, example, {})
-    return WeightlessProgram(exported, parameters, buffers)
+    return WeightlessTrace(exported, parameters, buffers)
 
 
 def _held(model: nn.Module, config: Mapping[str, Any]) -> dict[str, str]:

@@ -1,28 +1,308 @@
-"""The transformers model as it is traced: llmc's attention and experts in place of its own, its weights fake."""
+"""The transformers model as it is traced: llmc's attention and experts in place of its own, its weights fake.
+
+Only models that are traced are changed, so that references stay transformers' own. Read from transformers 5.23, the
+modeling file of each model.
+
+Latent attention: transformers' layers write keys into new memory (`expand_kv`), and DeepSeek V2's rotate neighbours by
+complex numbers; compilers have neither. The same sums in other operators are put in their place.
+
+Models that compute attention in code of their own, outside transformers' attention interface, are given the attention
+of a dialect (attention.py): a module that computes attention from query, key and value in a method of its own has that
+method replaced; one that does so inline has its forward replaced, which projects and reshapes as the model does.
+
+Experts in dialects:
+
+`fused`     operators `llmc::expert_linear`, one a matrix, for compilers with kernels that read chosen experts only.
+others      every expert on every token, and nothing of those that were not chosen counts: plain tensor operators of
+            static shapes, in which no operator depends on what a tensor holds. Portable to any compiler.
+
+Both follow transformers' contract of an experts function (transformers 5.23, integrations/moe.py): hidden states
+[T, H], the ids of the chosen experts [T, k] and their weights [T, k] → [T, H].
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
 from inspect import getclosurevars
-from types import MethodType
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional
+from transformers import PreTrainedModel
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from llmc.compiler.architectures.shared.caches import cache_of
 from llmc.compiler.architectures.shared.rope import BY_LENGTH
-from llmc.compiler.frontend.experts import registered
-from llmc.compiler.frontend.latent import trace_latents
-from llmc.compiler.frontend.own_attention import take_over
+from llmc.compiler.frontend.attention import DIALECTS, attention_name
 from llmc.compiler.frontend.skeleton import build_skeleton
+from llmc.errors import CheckpointError
+
+_ROTATE = "apply_rotary_emb"
+"""The function by which layers rotate with complex numbers, and which layers of no other model call."""
+
+
+def trace_latents(model: nn.Module) -> None:
+    """Change the layers of `model` that have latents; others stay as they are."""
+    for module in model.modules():
+        if not hasattr(module, "expand_kv"):
+            continue
+        module.expand_kv = partial(_expanded, module)
+        forward: Any = type(module).forward
+        if _ROTATE in forward.__code__.co_names:
+            own = FunctionType(
+                forward.__code__, {**forward.__globals__, _ROTATE: _rotated}, forward.__name__, forward.__defaults__,
+                forward.__closure__,
+            )  # fmt: skip
+            module.forward = partial(own, module)
+            rotary: Any = model.get_submodule("model.rotary_emb")
+            rotary.forward = partial(_angles, rotary)
+
+
+def _expanded(module: Any, latents: Tensor, rotated: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys [B, H, Q, D] and values of latents [B, 1, Q, L] and the rotated part of keys [B, 1, Q, R]."""
+    batch, _, length, _ = latents.shape
+    widths = [module.qk_nope_head_dim, module.v_head_dim]
+    made = module.kv_b_proj(latents).view(batch, length, -1, sum(widths)).transpose(1, 2)
+    keys, values = torch.split(made, widths, dim=-1)
+    return torch.cat((keys, rotated.expand(-1, keys.shape[1], -1, -1)), dim=-1), values
+
+
+def _angles(module: Any, x: Tensor, position_ids: Tensor) -> Tensor:
+    """Cosines, then sines, [B, Q, R]: the parts of the model's complex numbers."""
+    angles = position_ids[..., None].float() * module.inv_freq.to(dtype=torch.float)
+    return torch.cat((angles.cos(), angles.sin()), -1) * module.attention_scaling
+
+
+def _rotated(query: Tensor, key: Tensor, angles: Tensor) -> tuple[Tensor, Tensor]:
+    """Neighbours (2i, 2i + 1) of [B, H, Q, R] as complex numbers, times those of `_angles`."""
+    cos, sin = angles[:, None].chunk(2, -1)
+
+    def turned(x: Tensor) -> Tensor:
+        even, odd = x[..., 0::2], x[..., 1::2]
+        return torch.stack((even * cos - odd * sin, odd * cos + even * sin), -1).flatten(3)
+
+    return turned(query), turned(key)
+
+
+@torch.library.custom_op("llmc::expert_linear", mutates_args=())
+def expert_linear(x: Tensor, weight: Tensor, bias: Tensor | None, experts: Tensor, transposed: bool) -> Tensor:
+    """Each token's products with the matrices of the experts chosen for it: [T, k, N].
+
+    x is [T, K], the same for all of a token's experts, or [T, k, K]; weight [E, N, K], or [E, K, N] where `transposed`;
+    bias [E, N]; experts [T, k] int64. This is the reference meaning of the operator.
+    """
+    tokens, chosen = experts.shape
+    rows = x[:, None].expand(tokens, chosen, x.shape[-1]) if x.dim() == 2 else x
+    out = x.new_zeros(tokens, chosen, weight.shape[2 if transposed else 1])
+    for expert in experts.unique().tolist():
+        matrix = weight[expert] if transposed else weight[expert].T
+        here = experts == expert
+        out[here] = rows[here] @ matrix if bias is None else rows[here] @ matrix + bias[expert]
+    return out
+
+
+@expert_linear.register_fake
+def _(x: Tensor, weight: Tensor, bias: Tensor | None, experts: Tensor, transposed: bool) -> Tensor:
+    return x.new_empty(*experts.shape, weight.shape[2 if transposed else 1])
+
+
+def _gated(module: Any, rows: Tensor) -> Tensor:
+    gated: Tensor = module._apply_gate(rows) if module.has_gate else module.act_fn(rows)
+    return gated
+
+
+def _normed(module: Any, rows: Tensor) -> Tensor:
+    normed: Tensor = module.post_expert_norm(rows) if module.has_post_expert_norm else rows
+    return normed
+
+
+def _matrices(module: Any) -> tuple[tuple[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]:
+    """Weight and bias of what goes in, and of what comes out."""
+    first = "gate_up_proj" if module.has_gate else "up_proj"
+    into, out = (
+        (getattr(module, name), getattr(module, f"{name}_bias") if module.has_bias else None)
+        for name in (first, "down_proj")
+    )
+    return into, out
+
+
+def _chosen_only(module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+    into, out = _matrices(module)
+    rows = torch.ops.llmc.expert_linear(hidden_states, *into, top_k_index, module.is_transposed)
+    rows = torch.ops.llmc.expert_linear(_gated(module, rows), *out, top_k_index, module.is_transposed)
+    return (_normed(module, rows) * top_k_weights[:, :, None]).sum(1).to(hidden_states.dtype)
+
+
+def _every_expert(module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+    def products(rows: Tensor, matrix: tuple[Tensor, Tensor | None]) -> Tensor:
+        weight, bias = matrix
+        out = torch.matmul(rows, weight if module.is_transposed else weight.transpose(1, 2))
+        return out if bias is None else out + bias[:, None]
+
+    into, out = _matrices(module)
+    chosen = top_k_index[:, :, None] == torch.arange(into[0].shape[0])
+    shares = torch.where(chosen, top_k_weights[:, :, None], 0.0).sum(1).transpose(0, 1)[:, :, None]
+    rows = _normed(module, products(_gated(module, products(hidden_states[None], into)), out))
+    # an expert may overflow on tokens that it never sees, and 0 × infinity is NaN: so it is replaced, not weighted by 0
+    return (torch.where(shares != 0, rows, 0.0) * shares).sum(0).to(hidden_states.dtype)
+
+
+def registered(name: str) -> bool:
+    """Whether transformers knows a function for experts under this name."""
+    return name in ALL_EXPERTS_FUNCTIONS
+
+
+ALL_EXPERTS_FUNCTIONS.register(attention_name("fused"), _chosen_only)
+ALL_EXPERTS_FUNCTIONS.register(attention_name("read_only"), _every_expert)
+ALL_EXPERTS_FUNCTIONS.register(attention_name("two_part"), _every_expert)
+
+
+Attention = Callable[..., tuple[Tensor, None]]
+"""(module, query, key, value, mask) → [B, Q, Hq, D]."""
+
+
+def take_over(model: PreTrainedModel, name: str) -> None:
+    """Let the layers of `model`, which is outside the interface, attend by the function that is registered as `name`.
+
+    Raises CheckpointError for a model with none of the modules that are known here.
+    """
+    attend: Attention = ALL_ATTENTION_FUNCTIONS[name]
+    found = [module for module in model.modules() if type(module).__name__ in _ATTENTIONS]
+    if not found:
+        raise CheckpointError(
+            f"{type(model).__name__} computes attention outside transformers' interface, in code that llmc does not "
+            "know: the model is not supported"
+        )
+    for module in found:
+        _ATTENTIONS[type(module).__name__](module, attend)
+    for module in model.modules():
+        if type(module).__name__ in _LINEAR:
+            module.forward = partial(_linear, module)
+    model.config._attn_implementation_internal = _masked_as(name)
+
+
+def _masked_as(name: str) -> str:
+    return f"{name}_own"
+
+
+def _some_mask(name: str) -> Callable[..., Tensor]:
+    """The dialect's mask; a tensor that nothing reads where it needs none, since some models convert what they get."""
+    made = ALL_MASK_ATTENTION_FUNCTIONS[name]
+
+    def mask(*args: Any, **kwargs: Any) -> Tensor:
+        found: Tensor | None = made(*args, **kwargs)
+        return torch.zeros(1, 1, 1, 1) if found is None else found
+
+    return mask
+
+
+for _name in map(attention_name, DIALECTS):
+    ALL_MASK_ATTENTION_FUNCTIONS.register(_masked_as(_name), _some_mask(_name))
+
+
+def _linear(module: nn.Linear, x: Tensor) -> Tensor:
+    """A product that the model writes as `x @ weight.T`."""
+    return functional.linear(x, module.weight, module.bias)
+
+
+def _by_method(module: nn.Module, attend: Attention) -> None:
+    """`_attn(query, key, value, mask)` → [B, H, Q, D], with scores over the root of the head's width."""
+
+    def attn(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, *_: Any) -> tuple[Tensor, None]:
+        return attend(module, query, key, value, mask)[0].transpose(1, 2), None
+
+    module._attn = attn
+
+
+def _by_group(module: Any, hidden: Tensor, groups: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Query [B, Hq, Q, D], key and value of a projection that holds, for each of `groups` heads of keys in turn, its
+    queries, its key and its value."""
+    batch, length, _ = hidden.shape
+    heads, dim = module.num_heads, module.head_dim
+    packed = module.query_key_value(hidden).view(batch, length, groups, heads // groups + 2, dim)
+    query = packed[:, :, :, :-2].reshape(batch, length, heads, dim).transpose(1, 2)
+    return query, packed[:, :, :, -2].transpose(1, 2), packed[:, :, :, -1].transpose(1, 2)
+
+
+def _falcon(model: Any, attend: Attention) -> None:
+    """The layers of a FalconModel. Where it adds to scores by positions (ALiBi), it rounds what it adds to bfloat16:
+    a table has that, as a buffer, which traced programs look up as they do learned positions."""
+    source: Any = sys.modules[type(model).__module__]
+    by_place, model.use_alibi = model.use_alibi, False
+    if by_place:
+        config = model.config
+        positions, heads = config.max_position_embeddings, config.num_attention_heads
+        made = source.build_alibi_tensor(torch.ones(1, positions, dtype=torch.long), heads, torch.float32)
+        model.register_buffer("by_place", made[:, 0] / math.sqrt(config.hidden_size // heads), persistent=False)
+
+    def forward(
+        module: Any, hidden: Tensor, attention_mask: Tensor | None, position_embeddings: tuple[Tensor, Tensor], **_: Any
+    ) -> tuple[Tensor, None]:
+        query, key, value = _by_group(module, hidden, module.num_kv_heads)
+        if not by_place:
+            query, key = source.apply_rotary_pos_emb(query, key, *position_embeddings)
+        added = {"by_place": model.by_place} if by_place else {}
+        return module.dense(attend(module, query, key, value, attention_mask, **added)[0].flatten(2)), None
+
+    for layer in model.h:
+        layer.self_attention.forward = partial(forward, layer.self_attention)
+
+
+def _bloom(module: Any, attend: Attention) -> None:
+    made = sys.modules[type(module).__module__]._get_alibi_slopes(module.num_heads, torch.device("cpu"))
+    slopes: list[float] = made.tolist()
+
+    def forward(hidden: Tensor, residual: Tensor, attention_mask: Tensor | None, **_: Any) -> tuple[Tensor, None]:
+        parts = _by_group(module, hidden, module.num_heads)
+        out = attend(module, *parts, attention_mask, slopes=slopes)[0].flatten(2)
+        return module.dense(out) + residual, None
+
+    module.forward = forward
+
+
+def _mpt(module: Any, attend: Attention) -> None:
+    """Its mask says True of what is not seen; its table of ALiBi ends at 0 for the last key."""
+    made = sys.modules[type(module).__module__].build_mpt_alibi_tensor(module.n_heads, 2, device=torch.device("cpu"))
+    slopes: list[float] = (-made[:, 0, 0]).tolist()
+
+    def forward(hidden_states: Tensor, attention_mask: Tensor, **_: Any) -> tuple[Tensor, None]:
+        packed = module.Wqkv(hidden_states)
+        if module.clip_qkv:
+            packed = packed.clamp(-module.clip_qkv, module.clip_qkv)
+        batch, length, _width = packed.shape
+        parts = [
+            part.reshape(batch, length, module.n_heads, module.head_dim).transpose(1, 2) for part in packed.chunk(3, 2)
+        ]
+        mask = torch.where(attention_mask, torch.finfo(packed.dtype).min, 0.0).to(packed.dtype)
+        out, _none = attend(module, *parts, mask, scaling=module.softmax_scale, slopes=slopes)
+        return module.out_proj(out.flatten(2)), None
+
+    module.forward = forward
+
+
+_ATTENTIONS: dict[str, Callable[[Any, Attention], None]] = {
+    "GPTJAttention": _by_method,
+    "CodeGenAttention": _by_method,
+    "FalconModel": _falcon,
+    "BloomAttention": _bloom,
+    "MptAttention": _mpt,
+}
+"""By the class of a layer's attention, or of what has the layers."""
+_LINEAR = frozenset({"FalconLinear"})
 
 
 def build_traceable(config: Mapping[str, Any], attention: str) -> nn.Module:
     """The skeleton with the attention function registered as `attention`.
 
-    Experts are computed by the function registered under the same name, if there is one (frontend/experts.py). Rotary
+    Experts are computed by the function registered under the same name, if there is one (frontend/traceable.py). Rotary
     frequencies do not change with a sequence's length. Raises CheckpointError.
     """
     model = build_skeleton(config)

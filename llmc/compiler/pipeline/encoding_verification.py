@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from llmc.buckets.encoding import EncodePlan
     from llmc.compiler.options import CompileOptions
     from llmc.compiler.stages import Stages
-    from llmc.compiler.verification.encoding import Outcome
+    from llmc.compiler.verification.encoding import EncodingOutcome
     from llmc.runtime.bundle import Bundle
 
 
@@ -77,7 +77,7 @@ def verified_again(
 def _run(
     bundle: Bundle, stages: Stages, target: EncoderTarget, case: EncoderCase, every: bool,
     progress: Callable[[int, int], None],
-) -> Outcome:  # fmt: skip
+) -> EncodingOutcome:  # fmt: skip
     from llmc.compiler.verification.encoding import verify_encoder
 
     reference = target.reference(stages.checkpoint, case)

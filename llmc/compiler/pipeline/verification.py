@@ -27,8 +27,16 @@ from llmc.compiler.code import code_digest
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.stages import StageReport, Stages, filled_folder, toolchain
 from llmc.compiler.targets.base import Target
-from llmc.compiler.verification.outcomes import readable
-from llmc.compiler.verification.parts import Once, Part, Serving, bucket_of, choose, past_length, steps_beyond
+from llmc.compiler.verification.parts import (
+    Once,
+    Part,
+    ServingExecutables,
+    bucket_of,
+    choose,
+    past_length,
+    readable,
+    steps_beyond,
+)
 from llmc.errors import ArtifactError, CapacityError, VerificationError
 from llmc.runtime.executors import executor_module, open_executor
 from llmc.runtime.heap import trim
@@ -44,7 +52,7 @@ if TYPE_CHECKING:
     from llmc.buckets.bucket import Bucket
     from llmc.buckets.plan import Plan
     from llmc.compiler.verification.probes import Probe
-    from llmc.compiler.verification.windows import Window
+    from llmc.compiler.verification.windows import TextWindow
     from llmc.runtime.bundle import Bundle
 
 _WORDS = ("analysis", "choice", "remaining")
@@ -133,7 +141,7 @@ def verify_stage(
     chosen = choose(
         stages.plan.buckets, stages.plan.limits, every, target.verification, manifest.executables, stages.parameters
     )
-    serving = Serving(target.verification, manifest.executables)
+    serving = ServingExecutables(target.verification, manifest.executables)
     keys = [(part, _key(stages, serving, manifest, probes, part)) for part in chosen.parts]
     outcomes: dict[str, Mapping[str, Any]] = {}
     found: dict[str, Origin] = {}
@@ -183,7 +191,7 @@ def _located(error: VerificationError, stages: Stages, target: Target) -> Verifi
     return VerificationError(f"{error}; {where}") if where else error
 
 
-def _key(stages: Stages, serving: Serving[Executable], manifest: Manifest, probes: Entry, part: Part) -> Key:
+def _key(stages: Stages, serving: ServingExecutables[Executable], manifest: Manifest, probes: Entry, part: Part) -> Key:
     """Key of the outcome of one part."""
     plan = stages.plan
     components: dict[str, Value] = {
@@ -285,7 +293,7 @@ def _predictions(part: Part) -> str:
     return "text" if part == "accuracy" else "probes"
 
 
-def _load(stages: Stages, entry: Entry, parts: Sequence[Part]) -> tuple[list[Probe], list[Window]]:
+def _load(stages: Stages, entry: Entry, parts: Sequence[Part]) -> tuple[list[Probe], list[TextWindow]]:
     """Probes and windows of the text, as far as `parts` need them."""
     import numpy as np
 

@@ -4,6 +4,8 @@ What has no meaning for a compiler is dropped on the way: assertions, no-op cast
 wrappers. Tensors that depend on nothing but a token's position (rotary cosines and sines) become tables over
 positions 0 … max_positions − 1, computed by running those very operators, so that every scaling rule a model has
 (linear, llama3, yarn …) is kept without being named here.
+
+Of a traced model without a cache (frontend/encode.py) every operator stays, positions included.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from llmc.compiler.checkpoint.adapter_layout import ADAPTERS, AdapterLayout
 from llmc.compiler.program.ir import Dim, Graph, Node, Value
 from llmc.errors import CompileError
 from llmc.runtime.cache_shape import CacheShape
+from llmc.runtime.executors.encoders import LENGTHS, TOKEN_IDS, TYPE_IDS
 
 _IDENTITY = {"detach", "alias", "clone", "contiguous", "dropout", "lift_fresh_copy"}
 _INT64_MAX = 2**63 - 1
@@ -38,7 +41,7 @@ def import_program(
 
 
 class Importer:
-    """One translation: what a step over a cache has; models without one differ in import_encoder.py."""
+    """One translation: what a step over a cache has; models without one differ (`_EncoderImporter`)."""
 
     axes: ClassVar[Mapping[str, str]] = {"token_ids": "BQ", "past_lengths": "B", "new_lengths": "B"}
     """Symbols of the inputs' sizes; all others are caches, of B rows and S places, or S6 where a window of 6 may lie in
@@ -352,3 +355,23 @@ def _evaluate(node: fx.Node, program: ExportedProgram, length: int) -> Tensor:
         out = value(node)
     assert isinstance(out, Tensor)
     return out
+
+
+RESULT = "result"
+"""The one output: hidden states, or logits."""
+
+
+def import_encoder(program: ExportedProgram) -> Graph:
+    """Translate `program`: inputs by their names, the output RESULT, weights by their names in the program without
+    "model." before them. Raises CompileError naming an operator that has no form."""
+    return _EncoderImporter(program, 0, None).run()
+
+
+class _EncoderImporter(Importer):
+    axes: ClassVar[Mapping[str, str]] = {TOKEN_IDS: "BQ", LENGTHS: "B", TYPE_IDS: "BQ"}
+
+    def _positional(self) -> set[fx.Node]:
+        return set()
+
+    def _names(self, users: int) -> tuple[list[str], list[str]]:
+        return list(self.axes)[:users], [RESULT]

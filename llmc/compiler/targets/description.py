@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from llmc.buckets.strategies.base import Range
     from llmc.compiler.checkpoint.base import Checkpoint
     from llmc.compiler.options import CompileOptions, Option
-    from llmc.compiler.verification.probes import Reference
+    from llmc.compiler.verification.probes import LogitReference
     from llmc.runtime.accelerators import Cards
 
 
@@ -35,9 +35,9 @@ class ReferenceModel:
         """Where its code is."""
         return self.place.partition(":")[0]
 
-    def open(self, checkpoint: Checkpoint) -> Reference:
+    def open(self, checkpoint: Checkpoint) -> LogitReference:
         """The model with the checkpoint's weights."""
-        made: Reference = _named(self.place)(checkpoint)
+        made: LogitReference = _named(self.place)(checkpoint)
         return made
 
     def require_readable(self, checkpoint: Checkpoint) -> None:

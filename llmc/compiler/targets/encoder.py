@@ -146,7 +146,7 @@ class EncoderTarget(ABC):
 
     def reference(self, checkpoint: Checkpoint, case: EncoderCase) -> Reference:
         """The model that results are compared with. Raises CheckpointError."""
-        from llmc.compiler.verification.encoding_reference import encoder_reference
+        from llmc.compiler.verification.encoding import encoder_reference
 
         return encoder_reference(checkpoint, case.task, case.judges)
 
@@ -157,7 +157,7 @@ class EncoderTarget(ABC):
     def traced(self, stages: Stages, case: EncoderCase, options: CompileOptions) -> Iterator[tuple[str, str]]:
         """The traced program as text, with its name; sizes are symbols. Raises CheckpointError and CompileError."""
         from llmc.compiler.frontend.encode import Encode, trace_encoder
-        from llmc.compiler.program.import_encoder import import_encoder
+        from llmc.compiler.program.import_fx import import_encoder
 
         yield "encode", import_encoder(trace_encoder(Encode(stages.checkpoint, case.task, case.judges))).text()
 

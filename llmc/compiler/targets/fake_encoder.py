@@ -55,7 +55,7 @@ class FakeEncoderTarget(EncoderTarget):
         return {"fake": FAKE_VERSION}
 
     def reference(self, checkpoint: Checkpoint, case: EncoderCase) -> Reference:
-        from llmc.compiler.verification.toy_encoding import toy_encoder
+        from llmc.compiler.verification.encoding import toy_encoder
 
         return toy_encoder(checkpoint, case.task)
 

@@ -21,7 +21,7 @@ from llmc.compiler.verification.divergence import TIE, log_softmax
 from llmc.compiler.verification.limits import Limits
 from llmc.compiler.verification.steps import decode_step, empty, fitting, prompt_chunk, prompt_steps
 from llmc.compiler.verification.texts import TEXTS
-from llmc.compiler.verification.windows import STEP, UNLIKELY, Window, by_part, text_digest
+from llmc.compiler.verification.windows import STEP, UNLIKELY, TextWindow, by_part, text_digest
 from llmc.errors import VerificationError
 from llmc.runtime.executors.base import Executor
 from llmc.runtime.step import exact
@@ -35,7 +35,7 @@ Scored = tuple[list[tuple[int, int]], NDArray[np.float32]]
 """(window, position) of each row, and the logits after it [rows, V], valid until the next step."""
 
 
-def measure(plan: Plan, executor: Executor, windows: Sequence[Window], last: int | None = None) -> dict[str, Any]:
+def measure(plan: Plan, executor: Executor, windows: Sequence[TextWindow], last: int | None = None) -> dict[str, Any]:
     """Mean and 99th percentile of KL(reference ‖ bundle) in nats, and the share of equal best tokens, over the text.
 
     The percentile is the smallest divergence that at least 99% of the positions do not exceed. Best tokens are equal
@@ -121,7 +121,7 @@ def least_equal(share: float, rows: int) -> float:
     return float(share - 2 * (share * (1 - share) / rows) ** 0.5)
 
 
-def _scored(plan: Plan, executor: Executor, windows: Sequence[Window], last: int | None) -> Iterator[Scored]:
+def _scored(plan: Plan, executor: Executor, windows: Sequence[TextWindow], last: int | None) -> Iterator[Scored]:
     """Every position from each window's first on, or its `last` ones, with the bundle's logits after it."""
     order = sorted(_read(windows, last), key=lambda w: -len(windows[w].tokens))
     while order:
@@ -139,7 +139,7 @@ def _scored(plan: Plan, executor: Executor, windows: Sequence[Window], last: int
             yield [(w, at) for w in group], logits[: len(group)]
 
 
-def _read(windows: Sequence[Window], last: int | None) -> Iterable[int]:
+def _read(windows: Sequence[TextWindow], last: int | None) -> Iterable[int]:
     """Which windows are read: all, or of each part as many from its end as have `last` positions together.
 
     Where the text has fewer parts than TEXTS, each stands for several of them.
@@ -164,7 +164,7 @@ def _together(plan: Plan, executor: Executor, lengths: Sequence[int]) -> int:
 
 
 def _prompts(
-    plan: Plan, executor: Executor, windows: Sequence[Window], group: Sequence[int], first: int
+    plan: Plan, executor: Executor, windows: Sequence[TextWindow], group: Sequence[int], first: int
 ) -> Generator[Scored, None, int]:
     """Prefill `first` tokens or more of each of the windows of `group`; returns how many each of the slots then holds.
 

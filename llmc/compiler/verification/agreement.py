@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from llmc.compiler.verification.passages import long_text
 from llmc.compiler.verification.probes import LONGEST, PROMPTS, Probe, positions_of
 from llmc.compiler.verification.steps import empty
-from llmc.compiler.verification.verify import NAN, Prefixes, Row, Verification
+from llmc.compiler.verification.verify import NAN, Prefixes, ReplayedRow, Verification
 from llmc.errors import ArtifactError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.executors.base import Executor
@@ -29,15 +29,15 @@ class Agreement(Verification):
         probes = texts(bundle)
         super().__init__(bundle, executor, probes, [], beyond, ())
         self._trusted = Verification(half, portable, probes, [], beyond, ())
-        self._expected: dict[Row, NDArray[np.float32]] = {}
+        self._expected: dict[ReplayedRow, NDArray[np.float32]] = {}
 
-    def _replay(self, step: Step, live: list[Row], prefixes: Prefixes, poison: float) -> NDArray[np.float32]:
+    def _replay(self, step: Step, live: list[ReplayedRow], prefixes: Prefixes, poison: float) -> NDArray[np.float32]:
         if np.isnan(poison):
             self._expected = dict(zip(live, self._trusted._replay(step, live, prefixes, NAN), strict=True))
             empty(self._trusted.executor)
         return super()._replay(step, live, prefixes, poison)
 
-    def _wanted(self, row: Row) -> NDArray[np.float32]:
+    def _wanted(self, row: ReplayedRow) -> NDArray[np.float32]:
         return self._expected[row]
 
 

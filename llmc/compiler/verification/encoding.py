@@ -3,6 +3,9 @@
 The reference is the checkpoint's own model in float32, one text at a time without padding, with the masks and positions
 that transformers makes by itself. Checked are rows of all lengths of the plan's buckets, ragged and together; each
 batch runs twice, with other ids in its padding, and must give the same numbers.
+
+The reference of the toy that embeds or scores is its definition (targets/encoders/fake.py), token by token. It shares
+nothing with the fake encoder, not even constants, so that a mistake there is not repeated here.
 """
 
 from __future__ import annotations
@@ -19,7 +22,54 @@ from llmc.runtime.executors.encoders import LENGTHS, TOKEN_IDS, TYPE_IDS
 
 if TYPE_CHECKING:
     from llmc.buckets.encoding import EncodePlan
+    from llmc.compiler.checkpoint.base import Checkpoint
     from llmc.runtime.executors.encoders import Encoder
+
+
+def encoder_reference(checkpoint: Checkpoint, task: str, judges: tuple[int, int] | None) -> Reference:
+    """(ids [T], segments [T]) → states [T, H], or logits [labels]. Raises CheckpointError."""
+    import torch
+
+    from llmc.compiler.frontend.encode import Encode
+
+    model = Encode(checkpoint, task, judges)  # type: ignore[arg-type] # a Task by its caller
+
+    def run(ids: NDArray[np.int64], types: NDArray[np.int64]) -> NDArray[np.float32]:
+        segments = torch.from_numpy(types[None]) if model.typed else None
+        with torch.no_grad():
+            found: NDArray[np.float32] = model.unpadded(torch.from_numpy(ids[None]), segments)[0].float().numpy()
+        return found
+
+    return run
+
+
+_DECAY = -0.9
+
+
+def toy_encoder(checkpoint: Checkpoint, task: str) -> Reference:
+    """(ids [T], segments [T]) → states [T, H], or logits [labels] to score."""
+    embedding = checkpoint.tensor("model.embed_tokens.weight").astype(np.float64)
+    head = checkpoint.tensor("lm_head.weight").astype(np.float64)
+    positions = int(checkpoint.config["max_position_embeddings"])
+    labels = int(checkpoint.config.get("num_labels", 2))
+
+    def run(ids: NDArray[np.int64], types: NDArray[np.int64]) -> NDArray[np.float32]:
+        vectors = [(1 + at / positions) * embedding[token] for at, token in enumerate(ids)]
+        before, after = _faded(vectors), _faded(vectors[::-1])[::-1]
+        states = np.array([b + a - v for b, a, v in zip(before, after, vectors, strict=True)])
+        found = states if task == "embed" else head[:labels] @ states[0]
+        return found.astype(np.float32)
+
+    return run
+
+
+def _faded(vectors: list[NDArray[np.float64]]) -> list[NDArray[np.float64]]:
+    """Of each vector, the sum of it and what came before it, faded by the distance."""
+    found: list[NDArray[np.float64]] = []
+    for vector in vectors:
+        found.append(vector + _DECAY * found[-1] if found else vector)
+    return found
+
 
 SAMPLED, MOST_TOKENS = 6, 4096
 """Buckets that a sample has, and the tokens of the largest that it takes."""
@@ -34,7 +84,7 @@ Reference = Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class EncodingOutcome:
     """The worst of what was seen."""
 
     buckets: int
@@ -54,7 +104,7 @@ class Outcome:
 def verify_encoder(
     encoder: Encoder, reference: Reference, plan: EncodePlan, vocab_size: int, quality: str, every: bool,
     progress: Callable[[int, int], None],
-) -> Outcome:  # fmt: skip
+) -> EncodingOutcome:  # fmt: skip
     """Run `plan`'s buckets, all or a sample. Raises VerificationError beyond the limits of `quality`, naming bucket and
     row."""
     shapes = list(_sampled(plan, every))
@@ -85,7 +135,7 @@ def verify_encoder(
             if not leak <= MOST_LEAK:
                 raise VerificationError(f"{where}: what stands in padding changes its numbers by {leak:.2g}")
         progress(done, len(shapes))
-    return Outcome(len(shapes), len(plan.buckets), rows, worst, leak)
+    return EncodingOutcome(len(shapes), len(plan.buckets), rows, worst, leak)
 
 
 def _sampled(plan: EncodePlan, every: bool) -> Iterator[tuple[int, int]]:

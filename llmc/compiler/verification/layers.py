@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from llmc.compiler.architectures.shared.caches import cache_of
 from llmc.compiler.frontend.attention import Dialect, attention_name
 from llmc.compiler.frontend.real_model import layers_of, load_real_model
-from llmc.compiler.frontend.trace import Step
+from llmc.compiler.frontend.trace import TracedStep
 
 if TYPE_CHECKING:
     from llmc.compiler.checkpoint.base import Checkpoint
@@ -101,7 +101,7 @@ def _traced(model: Any, shape: CacheShape, dialect: Dialect, texts: list[list[in
     own = model.config._attn_implementation
     model.set_attn_implementation(attention_name(dialect))
     try:
-        step, rows, query = Step(model, dialect, shape), len(texts), len(texts[0]) - 1
+        step, rows, query = TracedStep(model, dialect, shape), len(texts), len(texts[0]) - 1
         tokens = torch.randint(int(model.config.vocab_size), (rows, query), generator=torch.Generator().manual_seed(1))
         for row, text in zip(tokens, texts, strict=True):
             row[: len(text) - 1] = torch.tensor(text[:-1])

@@ -4,14 +4,17 @@ Greedy texts, the accuracy over a text, every executable, and of each phase the 
 always run. Sampled buckets are run a second time with another poison, as long as all runs of buckets, and the steps
 that make a past longer than the longest prompt, stay within BUDGET; the smallest bucket of each phase always is. Beyond
 it, sampled buckets are not run at all whose executables others run.
+
+Outcomes come from the store, which others may have written: `readable` says whether one is of the form that is read.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from math import isfinite
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 from llmc.artifacts.digest import digest_bytes
@@ -21,6 +24,58 @@ if TYPE_CHECKING:
     from llmc.buckets.bucket import Bucket
     from llmc.buckets.limits import Limits
     from llmc.compiler.verification.policy import VerificationPolicy
+
+Check = Callable[[Any], bool]
+
+
+def _count(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _number(value: Any) -> bool:
+    return type(value) in (int, float) and isfinite(value)
+
+
+def _text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _number_or_none(value: Any) -> bool:
+    return value is None or _number(value)
+
+
+def _list(check: Check) -> Check:
+    return lambda value: isinstance(value, list) and all(check(one) for one in value)
+
+
+_BUCKET: Mapping[str, Check] = {
+    "runs": _count, "kl": _list(_number), "equal": _list(lambda value: isinstance(value, bool)), "max_abs": _number,
+    "leak": _number, "longest": _count, "executables": _list(_text), "beyond": _count,
+    "unreached": _count,
+}  # fmt: skip
+_GREEDY: Mapping[str, Check] = {"sequences": _count, "differing": _list(_text)}
+_ACCURACY: Mapping[str, Check] = {
+    "tokens": lambda value: _count(value) and value > 0, "mean_kl": _number, "p99_kl": _number, "max_kl": _number,
+    "top1": _number, "parts": lambda value: isinstance(value, dict) and all(map(_number, value.values())),
+    "text": _text, "perplexity": _number_or_none, "reference_perplexity": _number_or_none,
+}  # fmt: skip
+
+
+def readable(part: Part, outcome: Mapping[str, Any]) -> bool:
+    """Whether `outcome` is what a run of `part` leaves, as far as its form tells; else the part is run."""
+    if part == "greedy":
+        return _has(outcome, _GREEDY)
+    if part == "accuracy":
+        return isinstance(outcome.get("accuracy"), dict) and _has(outcome["accuracy"], _ACCURACY)
+    bucket, runs = (part.bucket, 1) if isinstance(part, Once) else (part, 2)
+    if outcome.get("bucket") != str(bucket) or outcome.get("runs") != runs or not _has(outcome, _BUCKET):
+        return False
+    return len(outcome["kl"]) == len(outcome["equal"]) and _count(outcome.get("top_differs", 0))
+
+
+def _has(found: Mapping[str, Any], wanted: Mapping[str, Check]) -> bool:
+    return all(name in found and check(found[name]) for name, check in wanted.items())
+
 
 SAMPLES = 4
 """Buckets of each phase that are sampled."""
@@ -54,7 +109,7 @@ Part: TypeAlias = 'Bucket | Once | Literal["greedy", "accuracy"]'
 whole bundle; or its divergence over a text."""
 
 
-class Sized(Protocol):
+class SizedExecutable(Protocol):
     """An executable, or the shape of one: None where a size stays dynamic."""
 
     @property
@@ -74,10 +129,10 @@ class Sized(Protocol):
         """Cached tokens of each."""
 
 
-E = TypeVar("E", bound=Sized)
+E = TypeVar("E", bound=SizedExecutable)
 
 
-class Serving(Generic[E]):
+class ServingExecutables(Generic[E]):
     """Which executables may serve a bucket: those of its shape, or of every shape."""
 
     def __init__(self, policy: VerificationPolicy, executables: Iterable[E]) -> None:
@@ -95,7 +150,7 @@ class Serving(Generic[E]):
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ChosenParts:
     """The parts to run for `planned` buckets, in order. Of the sampled buckets that do not fit into the budget
     `left_out` are run once, and `not_run` not at all."""
 
@@ -124,15 +179,15 @@ def sample_buckets(buckets: Sequence[Bucket], every: bool) -> list[Bucket]:
 
 
 def choose(
-    buckets: Sequence[Bucket], limits: Limits, every: bool, policy: VerificationPolicy, executables: Iterable[Sized],
-    parameters: int,
-) -> Chosen:  # fmt: skip
+    buckets: Sequence[Bucket], limits: Limits, every: bool, policy: VerificationPolicy,
+    executables: Iterable[SizedExecutable], parameters: int,
+) -> ChosenParts:  # fmt: skip
     """What verification runs of a plan's `buckets`, for a model of so many `parameters`: greedy texts, the sampled
     buckets, one for each other executable, and the text. `every`: all buckets twice, whatever that takes.
 
     Prompt buckets come before decode, those that begin a sequence before those that continue one.
     """
-    sampled, serving = sample_buckets(buckets, every), Serving(policy, executables)
+    sampled, serving = sample_buckets(buckets, every), ServingExecutables(policy, executables)
     run = {e for bucket in sampled for e in serving.of(bucket)}
     once: list[Bucket] = []
     for bucket in sorted(buckets, key=lambda b: _for_executable(b, policy)) if policy.each else ():
@@ -157,13 +212,13 @@ def choose(
     left_out, not_run = (
         tuple(str(bucket) for bucket in sorted(sampled) if ran.get(bucket) is how) for how in (True, None)
     )
-    return Chosen(("greedy", *sorted(parts, key=_order), "accuracy"), len(buckets), left_out, not_run)
+    return ChosenParts(("greedy", *sorted(parts, key=_order), "accuracy"), len(buckets), left_out, not_run)
 
 
-def _in_any_case(sampled: Sequence[Bucket], serving: Serving[Sized]) -> list[Bucket]:
+def _in_any_case(sampled: Sequence[Bucket], serving: ServingExecutables[SizedExecutable]) -> list[Bucket]:
     """Of each phase the smallest and the largest, and those that run an executable which the ones before do not."""
     ends = [end for order in _by_size(sampled) for end in (order[0], order[-1])]
-    run: set[Sized] = set()
+    run: set[SizedExecutable] = set()
     found = []
     for bucket in dict.fromkeys([*ends, *sampled]):
         served = set(serving.of(bucket))

@@ -61,7 +61,7 @@ PROMPTS = (
 )
 
 
-class Reference(Protocol):
+class LogitReference(Protocol):
     """A trusted implementation of the model."""
 
     def together(self, calls: Sequence[Callable[[], T]]) -> list[T]:
@@ -98,7 +98,7 @@ class Probe:
 
 
 def make_probes(
-    checkpoint: Checkpoint, reference: Reference, longest: int, vocab_size: int, farthest: int, adapter: int = 0
+    checkpoint: Checkpoint, reference: LogitReference, longest: int, vocab_size: int, farthest: int, adapter: int = 0
 ) -> list[Probe]:
     """Run the reference, which is the model with `adapter`, over all probe sequences of at most `longest` tokens, the
     long one, which comes last, of at most `farthest`: decode goes beyond the longest prompt. Of the short ones an

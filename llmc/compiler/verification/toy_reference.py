@@ -11,14 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmc.compiler.checkpoint.base import Checkpoint
-from llmc.compiler.verification.probes import Reference
+from llmc.compiler.verification.probes import LogitReference
 from llmc.errors import CheckpointError
 
 _DECAY = -0.9
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
-class ToyReference(Reference):
+class ToyReference(LogitReference):
     """The toy model of a checkpoint. Every call starts from the first token."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:

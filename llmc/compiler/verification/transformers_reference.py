@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 
 from llmc.compiler.checkpoint.base import Checkpoint
 from llmc.compiler.frontend.real_model import load_real_model
-from llmc.compiler.verification.probes import Reference, T
+from llmc.compiler.verification.probes import LogitReference, T
 from llmc.settings import Settings
 
 if TYPE_CHECKING:
     from llmc.compiler.frontend.streamed import StreamedWeights
 
 
-class TransformersReference(Reference):
+class TransformersReference(LogitReference):
     """The checkpoint's model as transformers runs it."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:

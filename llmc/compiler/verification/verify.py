@@ -7,6 +7,9 @@ choose from adapters, each row has another one and must agree with the model tha
 runs with all of them. Sampled buckets run again, the cache poisoned with large numbers and with other pad tokens; both
 runs must agree. The probes are generated greedily in ragged batches through the engine that serves, and accuracy.py
 reads a text, with no adapter.
+
+Values beyond the range of the KV cache's precision must not be served. A graph may write them as infinities, as the
+largest number that the precision has, or as NaN; each counts.
 """
 
 from __future__ import annotations
@@ -20,13 +23,12 @@ from numpy.typing import NDArray
 
 from llmc.buckets.bucket import Bucket
 from llmc.compiler.verification import accuracy
-from llmc.compiler.verification.cache import beyond_in, require_held
 from llmc.compiler.verification.divergence import kl_divergence, tied
 from llmc.compiler.verification.limits import Limits
 from llmc.compiler.verification.parts import past_length
 from llmc.compiler.verification.probes import Probe, around
 from llmc.compiler.verification.steps import decode_step, empty, fitting, prompt_chunk, prompt_steps
-from llmc.compiler.verification.windows import Window
+from llmc.compiler.verification.windows import TextWindow
 from llmc.errors import VerificationError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.engine.batched_core import BatchedCore
@@ -34,6 +36,36 @@ from llmc.runtime.engine.sampling.params import SamplingParams
 from llmc.runtime.executors.base import Executor
 from llmc.runtime.step import Step, exact, pad, ragged
 from llmc.runtime.top_logits import TopLogits, top_of
+
+LARGEST = {"f16": 65504.0, "float16": 65504.0, "fp8": 448.0}
+"""By the precision of a cache, of those whose range keys and values can leave."""
+
+
+def beyond(tensors: Iterable[NDArray[np.float32]], dtype: str) -> int:
+    """How many values of a cache of that precision are no numbers, or the largest that it has."""
+    largest = LARGEST.get(dtype, np.inf)
+    return sum(int(np.count_nonzero(~(np.abs(tensor) < largest))) for tensor in tensors)
+
+
+def beyond_in(executor: Executor, slots: Iterable[tuple[int, int, int]]) -> int:
+    """The same, of the tokens from … end − 1 of some slots, as (slot, from, end); with states, of all tokens before."""
+    dtype = str(executor.bundle.manifest.options.get("kv_cache_dtype") or executor.bundle.manifest.options.get("dtype"))
+    count = 0
+    for slot, start, end in slots:
+        tensors = executor.export_prefix(slot, end)
+        count += beyond(tensors if executor.bundle.cache_shape.states else (t[:, start:] for t in tensors), dtype)
+    return count
+
+
+def require_held(outcome: Mapping[str, Any]) -> None:
+    """Raise VerificationError for the outcome of a bucket that left such values in the cache."""
+    if outcome.get("beyond"):
+        raise VerificationError(
+            f"{outcome['beyond']} keys and values of {outcome['bucket']} are beyond what the KV cache's precision "
+            "holds: compile for one of more range, with --kv-cache-dtype bf16, f32 or int8, --kernels onnxruntime, or "
+            "--dtype f32, as the device has it"
+        )
+
 
 NAN, LARGE = float("nan"), 1e4
 SHOWN = 5
@@ -138,7 +170,7 @@ Prefixes: TypeAlias = "Mapping[int, list[NDArray[np.float32]]]"
 """By adapter, the cache of the long sequence's beginning, as `Executor.export_prefix` gives it."""
 
 
-class Row(NamedTuple):
+class ReplayedRow(NamedTuple):
     """A row of a step: the beginning of a probe, its last token at `position`, after `past` cached ones."""
 
     probe: int
@@ -153,7 +185,7 @@ class Verification:
     """
 
     def __init__(
-        self, bundle: Bundle, executor: Executor, probes: Sequence[Probe], windows: Sequence[Window], beyond: int,
+        self, bundle: Bundle, executor: Executor, probes: Sequence[Probe], windows: Sequence[TextWindow], beyond: int,
         turns: Sequence[int],
     ) -> None:  # fmt: skip
         self.plan = bundle.plan
@@ -224,7 +256,9 @@ class Verification:
             self._compare(self._steps(bucket, rows), rows, prefixes, outcome)
         return outcome
 
-    def _compare(self, steps: Iterable[Step], rows: list[Row], prefixes: Prefixes, outcome: dict[str, Any]) -> None:
+    def _compare(
+        self, steps: Iterable[Step], rows: list[ReplayedRow], prefixes: Prefixes, outcome: dict[str, Any]
+    ) -> None:
         """Run steps of one bucket, and add what their `rows` gave to its outcome."""
         for step in steps:
             live = [rows[slot] for slot in step.slots]
@@ -248,7 +282,7 @@ class Verification:
                 outcome["equal"].append(best == int(wanted.argmax()) or tied(wanted, best))
                 outcome["max_abs"] = max(outcome["max_abs"], float(np.abs(got - wanted).max()))
 
-    def _wanted(self, row: Row) -> NDArray[np.float32]:
+    def _wanted(self, row: ReplayedRow) -> NDArray[np.float32]:
         probe = self.probes[row.probe]
         wanted: NDArray[np.float32] = probe.logits[int(np.searchsorted(probe.positions, row.position))]
         return wanted
@@ -295,7 +329,7 @@ class Verification:
         one = self.executor.capabilities.exact and self._cuts and length <= prompt_chunk(self.plan, self.executor)
         return length if one else 0
 
-    def _makes_past(self, phase: str, rows: Sequence[Row]) -> bool:
+    def _makes_past(self, phase: str, rows: Sequence[ReplayedRow]) -> bool:
         """Whether a step of these rows is that step."""
         alone = phase == "prompt" and [(row.position + 1, row.past) for row in rows] == [(self._whole, 0)]
         return alone and rows[0].probe in self._long.values()
@@ -311,7 +345,7 @@ class Verification:
             step = decode_step(self.plan, self.executor, [long[past]], [past])
             self.executor.run(replace(step, adapters=(adapter,)))
 
-    def _rows(self, bucket: Bucket, prefix: int, first: int) -> Iterator[Row]:
+    def _rows(self, bucket: Bucket, prefix: int, first: int) -> Iterator[ReplayedRow]:
         """Ragged rows for a bucket: the first as long as fits, then where the model turns, the others spread below.
 
         The first one has adapter `first`, each other the next."""
@@ -323,25 +357,25 @@ class Verification:
             elif fits:
                 yield fits[round(np.linspace(len(fits) - 1, 0, bucket.batch)[at])]
 
-    def _fits(self, bucket: Bucket, prefix: int, adapter: int) -> list[Row]:
+    def _fits(self, bucket: Bucket, prefix: int, adapter: int) -> list[ReplayedRow]:
         """The rows that a bucket takes with an adapter, shortest first."""
         if bucket.context == 0:
             own = [(i, probe) for i, probe in enumerate(self.probes) if probe.adapter == adapter]
-            fits = [Row(i, int(p), 0) for i, probe in own for p in probe.positions if p < bucket.query]
+            fits = [ReplayedRow(i, int(p), 0) for i, probe in own for p in probe.positions if p < bucket.query]
             return sorted(fits, key=lambda r: r.position)
         fits, long = [], self._long[adapter]
         for p in self.probes[long].positions.tolist():
             new = min(bucket.query, max(1, p + 1 - bucket.context // 2), p + 1)
             past = p + 1 - new
             if past <= min(bucket.context, prefix):
-                fits.append(Row(long, p, past))
+                fits.append(ReplayedRow(long, p, past))
         return sorted(fits, key=lambda r: r.past)
 
-    def _tokens(self, row: Row) -> list[int]:
+    def _tokens(self, row: ReplayedRow) -> list[int]:
         tokens: list[int] = self.probes[row.probe].tokens[row.past : row.position + 1].tolist()
         return tokens
 
-    def _steps(self, bucket: Bucket, rows: list[Row]) -> Iterator[Step]:
+    def _steps(self, bucket: Bucket, rows: list[ReplayedRow]) -> Iterator[Step]:
         tokens, past = [self._tokens(r) for r in rows], [r.past for r in rows]
         if not self.executor.capabilities.exact:
             yield pad(bucket, range(len(rows)), tokens, past)
@@ -357,7 +391,7 @@ class Verification:
             for i in range(len(rows)):
                 yield exact("prompt", [i], [tokens[i]], [past[i]])
 
-    def _replay(self, step: Step, live: list[Row], prefixes: Prefixes, poison: float) -> NDArray[np.float32]:
+    def _replay(self, step: Step, live: list[ReplayedRow], prefixes: Prefixes, poison: float) -> NDArray[np.float32]:
         empty(self.executor)
         past = {slot: row.past for slot, row in zip(step.slots, live, strict=True)}
         adapters = [self.probes[row.probe].adapter for row in live]

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from llmc.artifacts.digest import digest_bytes
 from llmc.artifacts.key import canonical_json
 from llmc.compiler.checkpoint.base import Checkpoint
-from llmc.compiler.verification.probes import CONTINUATIONS, Reference, continuations, parameters_of
+from llmc.compiler.verification.probes import CONTINUATIONS, LogitReference, continuations, parameters_of
 from llmc.compiler.verification.texts import TEXTS
 from llmc.errors import CheckpointError, VerificationError
 
@@ -40,7 +40,7 @@ UNLIKELY = 2**16 - 1
 
 
 @dataclass(frozen=True)
-class Window:
+class TextWindow:
     """Tokens [n] of a part of the text, and the reference's gaps [len(positions), V] after some positions of them.
 
     Positions are ascending and evenly spaced; the tokens up to the first of them are what a prompt has at least.
@@ -57,7 +57,7 @@ class Window:
         return self.gaps[at] if at < len(self.positions) and self.positions[at] == position else None
 
 
-def make_windows(checkpoint: Checkpoint, reference: Reference, longest: int, vocab_size: int) -> list[Window]:
+def make_windows(checkpoint: Checkpoint, reference: LogitReference, longest: int, vocab_size: int) -> list[TextWindow]:
     """Run the reference over the text, in windows of at most `longest` tokens (2 or more).
 
     Raises VerificationError where the reference's logits are no numbers.
@@ -73,7 +73,7 @@ def make_windows(checkpoint: Checkpoint, reference: Reference, longest: int, voc
     positions = [range(first - 1, len(tokens), stride) for _, tokens in cut]
     calls = [partial(_gaps_of, reference, tokens, at) for (_, tokens), at in zip(cut, positions, strict=True)]
     return [
-        Window(part, np.array(tokens, np.int64), np.array(at, np.int64), gaps)
+        TextWindow(part, np.array(tokens, np.int64), np.array(at, np.int64), gaps)
         for (part, tokens), at, gaps in zip(cut, positions, reference.together(calls), strict=True)
     ]
 
@@ -108,7 +108,7 @@ def parts_of(checkpoint: Checkpoint, vocab_size: int) -> list[tuple[str, list[in
     return [("random", random.integers(0, vocab_size, share).tolist()) for _ in TEXTS]
 
 
-def _gaps_of(reference: Reference, tokens: Sequence[int], positions: Sequence[int]) -> NDArray[np.uint16]:
+def _gaps_of(reference: LogitReference, tokens: Sequence[int], positions: Sequence[int]) -> NDArray[np.uint16]:
     return _gaps(reference.logits(tokens, positions))
 
 
@@ -123,17 +123,17 @@ def _gaps(logits: NDArray[np.float32]) -> NDArray[np.uint16]:
     return gaps
 
 
-def text_digest(windows: Sequence[Window], read: Sequence[Sequence[int]]) -> str:
+def text_digest(windows: Sequence[TextWindow], read: Sequence[Sequence[int]]) -> str:
     """Digest of the token ids and of the positions that were read: figures with equal digests can be compared."""
     return digest_bytes(canonical_json([[w.tokens.tolist(), list(at)] for w, at in zip(windows, read, strict=True)]))
 
 
-def by_part(windows: Sequence[Window]) -> list[tuple[str, list[int]]]:
+def by_part(windows: Sequence[TextWindow]) -> list[tuple[str, list[int]]]:
     """Parts, in order, with the indices of their windows."""
     return [(part, list(at)) for part, at in groupby(range(len(windows)), lambda i: windows[i].part)]
 
 
-def save_windows(windows: Sequence[Window]) -> bytes:
+def save_windows(windows: Sequence[TextWindow]) -> bytes:
     """Windows as an npz file."""
     arrays: dict[str, NDArray[Any]] = {}
     for i, w in enumerate(windows):
@@ -145,10 +145,10 @@ def save_windows(windows: Sequence[Window]) -> bytes:
     return out.getvalue()
 
 
-def load_windows(arrays: Mapping[str, NDArray[Any]]) -> list[Window]:
+def load_windows(arrays: Mapping[str, NDArray[Any]]) -> list[TextWindow]:
     """The inverse of `save_windows`, from the opened npz."""
     count = sum(name.endswith(".tokens") for name in arrays)
     return [
-        Window(str(arrays[f"{i}.part"]), arrays[f"{i}.tokens"], arrays[f"{i}.positions"], arrays[f"{i}.gaps"])
+        TextWindow(str(arrays[f"{i}.part"]), arrays[f"{i}.tokens"], arrays[f"{i}.positions"], arrays[f"{i}.gaps"])
         for i in range(count)
     ]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Group:
+class MatrixGroup:
     """Matrices that read one input, by name, one above the other."""
 
     modules: dict[Any, str] = field(default_factory=dict)
@@ -54,8 +54,8 @@ class Groups:
     in 4 bits itself."""
 
     def __init__(self, checkpoint: Checkpoint, replayed: ReplayedModel) -> None:
-        self._found: list[Group] = []
-        self._last: tuple[Tensor, Group] | None = None
+        self._found: list[MatrixGroup] = []
+        self._last: tuple[Tensor, MatrixGroup] | None = None
         self._watches = True
         self._path = checkpoint.path
         self._any = False
@@ -68,7 +68,7 @@ class Groups:
                     if not is_router(name) and (form is None or form.bits != 4 or form == FORM):
                         module.register_forward_pre_hook(self._watch)
 
-    def take(self) -> list[Group]:
+    def take(self) -> list[MatrixGroup]:
         """Those that were seen since, in the order of their inputs; until `watch` none is looked for."""
         found, self._found, self._last, self._watches = self._found, [], None, False
         self._any = self._any or bool(found)
@@ -92,7 +92,7 @@ class Groups:
         if self._last is not None and self._last[0] is given[0]:
             group = self._last[1]
         else:
-            group = next((g for g in self._found if module in g.modules), None) or Group()
+            group = next((g for g in self._found if module in g.modules), None) or MatrixGroup()
         if not group.modules:
             self._found.append(group)
         group.modules[module] = self._names[module]

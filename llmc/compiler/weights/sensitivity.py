@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from llmc.compiler.checkpoint.calibrated import BLOCK
 from llmc.compiler.frontend.replay import ReplayedModel, Way
-from llmc.compiler.weights.groups import Group, Groups
+from llmc.compiler.weights.groups import Groups, MatrixGroup
 from llmc.compiler.weights.mixed import GroupCost
 from llmc.compiler.weights.nbits import q4_values
 from llmc.compiler.weights.outer import Outer
@@ -88,7 +88,7 @@ def divergence(
     return float(torch.cat([apart(way)[judged.first :] for way in ways]).mean()), costs
 
 
-def _values(checkpoint: Checkpoint, group: Group, weight: Array, *, eight: bool) -> Array:
+def _values(checkpoint: Checkpoint, group: MatrixGroup, weight: Array, *, eight: bool) -> Array:
     if not eight:
         return q4_values(group.names, checkpoint, BLOCK)
     codes, scales = quantise_q8(weight, BLOCK)

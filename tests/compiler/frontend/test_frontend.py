@@ -19,7 +19,7 @@ from llmc.compiler.architectures import supported
 from llmc.compiler.architectures.shared.caches import cache_of
 from llmc.compiler.architectures.shared.families import family
 from llmc.compiler.frontend.attention import attention_name
-from llmc.compiler.frontend.trace import Step, WeightlessStep, trace
+from llmc.compiler.frontend.trace import TracedStep, WeightlessStep, trace
 from llmc.compiler.frontend.traceable import build_traceable
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.compile import compile_bundle
@@ -149,7 +149,7 @@ def _static_trace(case: str, batch: int, query: int, context: int) -> Fields:
     weights = {n: torch.empty(p.shape) for n, p in [*model.named_parameters(), *model.named_buffers()]}
     args = (torch.ones(batch, query, dtype=torch.long), lengths, lengths.clone(), kept, weights)
     with torch.no_grad():
-        step = WeightlessStep(Step(model, "two_part", shape), {name: name for name in weights})
+        step = WeightlessStep(TracedStep(model, "two_part", shape), {name: name for name in weights})
         return serialise(torch.export.export(step, args, strict=False))
 
 

@@ -16,7 +16,7 @@ from transformers.models.llama.modeling_llama import LlamaAttention
 
 from llmc.compiler.frontend import trace
 from llmc.compiler.frontend.attention import STATE, attention_name
-from llmc.compiler.frontend.layer_kinds import LayerPlan, NotRepeatableError, layer_kinds, layers_of
+from llmc.compiler.frontend.repeat import LayerPlan, NotRepeatableError, layer_kinds, layers_of
 from llmc.compiler.frontend.traceable import build_traceable
 from llmc.compiler.program.import_fx import import_program
 from llmc.compiler.program.program import write_graph
@@ -54,7 +54,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     def counted(step: Any, *args: Any) -> Any:
         counts.append(0)
-        owner = step if isinstance(step, trace.Step) else step.__dict__["_step"]
+        owner = step if isinstance(step, trace.TracedStep) else step.__dict__["_step"]
         for layer in owner.model.model.layers:
             layer.register_forward_pre_hook(lambda *_: counts.append(counts.pop() + 1))
         return export(step, *args)

@@ -37,7 +37,6 @@ CODE = {
     },
     "compiler/weights/weightless.py": {"hpu": {"executable"}},
     "compiler/frontend/attention.py": made_by("trace", devices=("cpu", "hpu")),
-    "compiler/frontend/layer_kinds.py": made_by("trace", devices=("cpu", "hpu")),
     "compiler/frontend/repeat.py": made_by("trace", devices=("cpu", "hpu")),
     "compiler/frontend/traceable.py": made_by("trace", devices=("cpu", "hpu")),
     "compiler/frontend/skeleton.py": made_by("trace", "reference", devices=("cpu", "hpu")),

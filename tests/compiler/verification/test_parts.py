@@ -16,7 +16,16 @@ from llmc.compiler.options import CompileOptions
 from llmc.compiler.targets import open_target
 from llmc.compiler.targets.base import Shape
 from llmc.compiler.verification import parts as module
-from llmc.compiler.verification.parts import BUDGET, CHEAP, Chosen, Once, bucket_of, choose, operations, steps_beyond
+from llmc.compiler.verification.parts import (
+    BUDGET,
+    CHEAP,
+    ChosenParts,
+    Once,
+    bucket_of,
+    choose,
+    operations,
+    steps_beyond,
+)
 from llmc.compiler.verification.policy import VerificationPolicy
 from llmc.errors import VerificationError
 from llmc.testing.toy import DECODE, PROMPT
@@ -31,7 +40,7 @@ MANY = make_plan(LIMITS, "linear").buckets
 
 def chosen(
     buckets: tuple[Bucket, ...] = MANY, parameters: int = SMALL, device: str = "onnxruntime", every: bool = False
-) -> Chosen:
+) -> ChosenParts:
     return choose(buckets, LIMITS, every, *specialised(device, buckets), parameters)
 
 
@@ -42,11 +51,11 @@ def specialised(device: str, buckets: tuple[Bucket, ...]) -> tuple[VerificationP
     )
 
 
-def twice(found: Chosen) -> set[Bucket]:
+def twice(found: ChosenParts) -> set[Bucket]:
     return {part for part in found.parts if isinstance(part, Bucket)}
 
 
-def once(found: Chosen) -> set[Bucket]:
+def once(found: ChosenParts) -> set[Bucket]:
     return {part.bucket for part in found.parts if isinstance(part, Once)}
 
 

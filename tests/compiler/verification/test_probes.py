@@ -17,8 +17,8 @@ from llmc.compiler.verification.probes import (
     FARTHEST,
     LEAST_LONG,
     LONGEST,
+    LogitReference,
     Probe,
-    Reference,
     make_probes,
     turns_of,
 )
@@ -33,7 +33,7 @@ MEDIUM = {"hidden_size": 2048, "num_hidden_layers": 16, "intermediate_size": 819
 LARGE = {"hidden_size": 4096, "num_hidden_layers": 32, "intermediate_size": 14336}
 
 
-class Counting(Reference):
+class Counting(LogitReference):
     """A reference that answers nothing, and notes what it is asked for."""
 
     def logits(self, tokens: Sequence[int], positions: Sequence[int]) -> Any:

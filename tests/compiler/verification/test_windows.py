@@ -17,10 +17,10 @@ from llmc.compiler.verification import windows as module
 from llmc.compiler.verification.accuracy import check, compare, least_equal
 from llmc.compiler.verification.divergence import kl_divergence
 from llmc.compiler.verification.limits import EXACT, KV_CACHE, NUMBERS, WEIGHTS, Limits, limits
-from llmc.compiler.verification.probes import Reference
+from llmc.compiler.verification.probes import LogitReference
 from llmc.compiler.verification.texts import TEXTS
 from llmc.compiler.verification.windows import (
-    Window,
+    TextWindow,
     load_windows,
     make_windows,
     parts_of,
@@ -38,11 +38,11 @@ def checkpoint(tmp_path: Path) -> Checkpoint:
     return open_checkpoint(str(write_toy(tmp_path / "toy")))
 
 
-def cut(checkpoint: Checkpoint, longest: int) -> list[Window]:
+def cut(checkpoint: Checkpoint, longest: int) -> list[TextWindow]:
     return make_windows(checkpoint, reference(Path(checkpoint.path)), longest, VOCAB)
 
 
-def read(windows: list[Window]) -> str:
+def read(windows: list[TextWindow]) -> str:
     """Digest of windows all of whose positions were read."""
     return text_digest(windows, [w.positions.tolist() for w in windows])
 
@@ -116,7 +116,7 @@ def test_windows_come_back_as_they_were_kept(checkpoint: Checkpoint) -> None:
 
 
 def test_a_reference_that_gives_no_numbers_is_no_reference(checkpoint: Checkpoint) -> None:
-    class Broken(Reference):
+    class Broken(LogitReference):
         def logits(self, tokens: Sequence[int], positions: Sequence[int]) -> np.ndarray:
             return np.full((len(positions), VOCAB), np.nan, np.float32)
 

@@ -18,7 +18,7 @@ from tokenizers.trainers import BpeTrainer
 
 from llmc.artifacts.bundle.reader import blob_path
 from llmc.compiler.text import files as text_files
-from llmc.compiler.text.vocabulary import build_index
+from llmc.compiler.text.files import build_index
 from llmc.errors import ArtifactError, InputError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.engine.sampling.params import SamplingParams

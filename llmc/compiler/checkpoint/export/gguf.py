@@ -19,7 +19,7 @@ from llmc.compiler.architectures.shared.base import Gguf
 from llmc.compiler.architectures.shared.caches import uniform_cache_of
 from llmc.compiler.architectures.shared.families import by_gguf_architecture, family
 from llmc.compiler.checkpoint.base import Checkpoint
-from llmc.compiler.checkpoint.gguf_rows import interleaved
+from llmc.compiler.checkpoint.gguf import interleaved
 from llmc.compiler.checkpoint.gguf_tokenizer import PRE_TOKENIZERS
 from llmc.errors import CheckpointError
 

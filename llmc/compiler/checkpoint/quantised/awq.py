@@ -29,8 +29,7 @@ from llmc.compiler.checkpoint.quantised.base import (
     stated_group,
     stated_number,
 )
-from llmc.compiler.checkpoint.quantised.groups import Codes, GroupedTensor
-from llmc.compiler.checkpoint.quantised.packed_bits import WORD, unpack
+from llmc.compiler.checkpoint.quantised.groups import WORD, Codes, GroupedTensor, unpack
 
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """Which of eight neighbours each code of a word is."""

@@ -1,4 +1,4 @@
-"""compressed-tensors: matrices P.weight [N, K] in codes by the scheme of their module (compressed_schemes.py).
+"""compressed-tensors: matrices P.weight [N, K] in codes by the scheme of their module.
 
     pack-quantized         P.weight_packed  int32 [N, K · bits/32]   whole numbers less the least one, along K
     int-quantized          P.weight         int8 [N, K]
@@ -16,18 +16,30 @@ The reference multiplies in the dtype of the scales, mostly bfloat16; here value
 
 Source: compressed-tensors 0.20, compressors/ (pack_quantized, naive_quantized, nvfp4) and
 quantization/lifecycle/forward.py; `weight_g_idx`: `_process_group` of earlier versions of the latter.
+
+The scheme of a module's weight is found in quantization_config:
+
+    config_groups  {name: {"targets": [..], "weights": {..}, "format": str?, "input_activations": {..}?}}
+    ignore         [..]     modules that are not quantised
+    format         str      of groups that state none
+
+A target is the name of a module, "re:" and a pattern that its name begins with, or a class ("Linear"); names come
+before patterns, and these before classes. Source: compressed-tensors 0.20, quantization/quant_config.py and
+utils/match.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from llmc.compiler.architectures.shared.block_form import BlockForm
+from llmc.compiler.architectures.shared.names import HEADS, OUTER
 from llmc.compiler.checkpoint.base import FloatArray
 from llmc.compiler.checkpoint.quantised.base import (
     ACTIVATIONS,
@@ -38,9 +50,7 @@ from llmc.compiler.checkpoint.quantised.base import (
     stated_group,
     stated_number,
 )
-from llmc.compiler.checkpoint.quantised.compressed_schemes import Scheme, Schemes
-from llmc.compiler.checkpoint.quantised.groups import Codes, GroupedTensor, Order, order_in
-from llmc.compiler.checkpoint.quantised.packed_bits import unpack, words_of
+from llmc.compiler.checkpoint.quantised.groups import Codes, GroupedTensor, Order, order_in, unpack, words_of
 from llmc.compiler.checkpoint.quantised.small_floats import (
     E2M1_CODES,
     E4M3,
@@ -49,6 +59,97 @@ from llmc.compiler.checkpoint.quantised.small_floats import (
     low_and_high,
     stated_tile,
 )
+
+_PATTERN = "re:"
+_EMBEDDING = "Embedding"
+_NONE: tuple[Any, ...] = (None, {}, [], False)
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """How the weights of some modules are stored: `weights` as they are stated (num_bits, type, strategy, …)."""
+
+    layout: str
+    weights: Mapping[str, Any]
+    activations: bool
+    """Whether activations are quantised as well, which changes no weight."""
+
+    @property
+    def strategy(self) -> str:
+        """tensor, channel, group, tensor_group or block; by the group size where it is not stated."""
+        stated = self.weights.get("strategy")
+        if stated is None:
+            group = self.weights.get("group_size")
+            return "tensor" if group is None else "channel" if group == -1 else "group"
+        return str(stated)
+
+
+class Schemes:
+    """The schemes of a folder by module. Raises CheckpointError for what is stated in no form that is known."""
+
+    def __init__(self, stated: Mapping[str, Any], stored: StoredTensors) -> None:
+        self._stored = stored
+        groups, ignored = stated.get("config_groups"), stated.get("ignore") or []
+        if not isinstance(groups, Mapping) or not groups or not _texts(ignored):
+            raise stored.error("quantization_config: compressed-tensors needs config_groups, and ignore is a list")
+        for name in ("transform_config", "sparsity_config"):
+            self._require_none(name, stated.get(name))
+        self._ignored: list[str] = ignored
+        self._require_patterns(ignored)
+        self._by_target: dict[str, Scheme] = {}
+        for name, group in groups.items():
+            weights = group.get("weights") if isinstance(group, Mapping) else None
+            targets: Any = group.get("targets") if isinstance(group, Mapping) else None
+            if not isinstance(weights, Mapping) or not _texts(targets):
+                raise stored.error(f"quantization_config: group {name!r:.60} has no weights or targets: fetch it again")
+            self._require_patterns(targets)
+            layout = str(group.get("format") or stated.get("format"))
+            made = Scheme(layout, weights, bool(group.get("input_activations") or group.get("output_activations")))
+            self._by_target |= dict.fromkeys(targets, made)
+        self.activations = any(scheme.activations for scheme in self._by_target.values())
+        self.activations |= bool(stated.get("kv_cache_scheme"))
+
+    def _require_none(self, name: str, value: Any) -> None:
+        if isinstance(value, Mapping) and value.get("format") == "dense":
+            return
+        if value not in _NONE:
+            raise self._stored.error(
+                f"quantization_config: {name} is {value!r:.60}, which is not read: the model would be another one"
+            )
+
+    def _require_patterns(self, targets: list[str]) -> None:
+        for target in targets:
+            try:
+                re.compile(target.removeprefix(_PATTERN))
+            except re.error as error:
+                if target.startswith(_PATTERN):
+                    raise self._stored.error(
+                        f"quantization_config: target {target!r:.60}: {error}; fetch it again"
+                    ) from error
+
+    def of(self, module: str) -> Scheme:
+        """The scheme of a module whose weight is stored in codes. Raises CheckpointError where none is for it."""
+        if _first(module, self._ignored) is not None:
+            raise self._stored.error(f"{module} is stored in codes, and quantization_config says to ignore it")
+        target = _first(module, self._by_target)
+        if target is None:
+            wanted = _EMBEDDING if f"{module}.weight" in OUTER - HEADS.keys() else "Linear"
+            target = wanted if wanted in self._by_target else None
+        if target is None:
+            raise self._stored.error(f"{module} is stored in codes, and no group of quantization_config is for it")
+        return self._by_target[target]
+
+
+def _first(module: str, targets: Iterable[str]) -> str | None:
+    """The target that is or matches a module's name."""
+    named = [t for t in targets if t == module]
+    matching = (t for t in sorted(targets) if t.startswith(_PATTERN) and re.match(t.removeprefix(_PATTERN), module))
+    return named[0] if named else next(matching, None)
+
+
+def _texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(text, str) for text in value)
+
 
 KIND = "compressed-tensors"
 _PACKED, _SCALE, _PLAIN = ".weight_packed", ".weight_scale", ".weight"

@@ -2,7 +2,7 @@
 
 A matrix P.weight [N, K] is stored as
 
-    P.qweight  int32 [K · bits/32, N]    codes along K (packed_bits.py)
+    P.qweight  int32 [K · bits/32, N]    codes along K (groups.py)
     P.scales   float [G, N]              G = K / group_size, or 1 for a group_size of -1
     P.qzeros   int32 [G, N · bits/32]    zero points along N; "gptq" (version 1) stores them less one
     P.g_idx    int32 [K]                 the group of each input; without it they follow each other
@@ -33,8 +33,7 @@ from llmc.compiler.checkpoint.quantised.base import (
     stated_group,
     stated_number,
 )
-from llmc.compiler.checkpoint.quantised.groups import Codes, GroupedTensor, Order, order_in
-from llmc.compiler.checkpoint.quantised.packed_bits import WORD, unpack, words_of
+from llmc.compiler.checkpoint.quantised.groups import WORD, Codes, GroupedTensor, Order, order_in, unpack, words_of
 
 BITS = (2, 3, 4, 8)
 _ONE, _TWO = "gptq", "gptq_v2"

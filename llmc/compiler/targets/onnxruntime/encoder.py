@@ -71,7 +71,7 @@ class OnnxRuntimeEncoderTarget(EncoderTarget):
         def build(workspace: Workspace) -> Mapping[str, Blob]:
             from llmc.compiler.frontend.encode import Encode, trace_encoder
             from llmc.compiler.program.fuse import fuse
-            from llmc.compiler.program.import_encoder import import_encoder
+            from llmc.compiler.program.import_fx import import_encoder
             from llmc.compiler.targets.onnxruntime.formats import OnnxOptions
             from llmc.compiler.targets.onnxruntime.to_onnx import to_onnx
             from llmc.compiler.weights.module import ModuleTensors

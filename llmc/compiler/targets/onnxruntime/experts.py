@@ -108,7 +108,7 @@ def _emit_moe(to: Emitter, node: Node) -> None:
 
 
 def emit_expert_linear(to: Emitter, node: Node) -> None:
-    """Products with each token's experts' matrices (frontend/experts.py): of each chosen expert and its tokens."""
+    """Products with each token's experts' matrices (frontend/traceable.py): of each chosen expert and its tokens."""
     if to.options.panels:
         _emit_own_linear(to, node)
         return

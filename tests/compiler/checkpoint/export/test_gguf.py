@@ -12,7 +12,7 @@ import pytest
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.checkpoint.export.gguf import write_gguf
 from llmc.compiler.checkpoint.export.huggingface import write_folder
-from llmc.compiler.checkpoint.gguf_rows import interleaved
+from llmc.compiler.checkpoint.gguf import interleaved
 from llmc.errors import CheckpointError
 from llmc.testing.toy import write_toy
 from tests.compiler import tiny

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from llmc.compiler.program.fuse_attention import fuse_attention
+from llmc.compiler.program.fuse import fuse_attention
 from llmc.compiler.program.ir import Graph, Value
 from llmc.compiler.targets.onnxruntime.formats import OnnxOptions
 from llmc.compiler.targets.onnxruntime.to_onnx import to_onnx

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from llmc.compiler.frontend import experts as _operators  # noqa: F401 - registers llmc's
+from llmc.compiler.frontend import traceable as _operators  # noqa: F401 - registers llmc's
 from llmc.compiler.program.ir import Graph
 from tests.compiler.targets.onnxruntime.sketch import Array, Sketch, by_onnx, weight_of
 

@@ -21,8 +21,15 @@ from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.frontend.skeleton import model_config
 from llmc.compiler.frontend.trace import trace
-from llmc.compiler.program.fuse import fuse, fuse_gate_up, fuse_qkv, fuse_residual, fuse_rms_norm, narrow_last_rows
-from llmc.compiler.program.fuse_attention import fuse_attention
+from llmc.compiler.program.fuse import (
+    fuse,
+    fuse_attention,
+    fuse_gate_up,
+    fuse_qkv,
+    fuse_residual,
+    fuse_rms_norm,
+    narrow_last_rows,
+)
 from llmc.compiler.program.import_fx import import_program
 from llmc.compiler.program.ir import Graph, Value
 from llmc.compiler.targets.onnxruntime.formats import OnnxOptions

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from llmc.compiler.architectures.shared.caches import uniform_cache_of
-from llmc.compiler.frontend.trace import WeightlessProgram, trace_weightless
+from llmc.compiler.frontend.trace import WeightlessTrace, trace_weightless
 from llmc.compiler.program.to_export import serialise, specialise
 from llmc.testing.toy import VOCAB
 from tests.compiler import tiny
@@ -24,7 +24,7 @@ Programs with a cache also return the largest logits.
 
 
 @cache
-def traced(cached: bool) -> tuple[WeightlessProgram, bytes]:
+def traced(cached: bool) -> tuple[WeightlessTrace, bytes]:
     made = trace_weightless(tiny.config(CASE), "two_part", cached=cached, top_k=TOP if cached else 0)
     return made, json.dumps(serialise(made.exported)).encode()
 

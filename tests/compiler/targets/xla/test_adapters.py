@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from llmc.compiler.checkpoint.adapter_layout import HIGH, LOW, SELECTABLE, AdapterGroup, AdapterLayout
-from llmc.compiler.frontend.trace import WeightlessProgram, trace_weightless
+from llmc.compiler.frontend.trace import WeightlessTrace, trace_weightless
 from llmc.compiler.program.sized import TracedProgram
 from llmc.compiler.program.to_export import serialise
 from llmc.compiler.targets import open_target
@@ -34,7 +34,7 @@ CHOSEN = [2, 0, 1, 2]
 
 
 @cache
-def traced(dtype: str) -> tuple[WeightlessProgram, TracedProgram]:
+def traced(dtype: str) -> tuple[WeightlessTrace, TracedProgram]:
     made = trace_weightless(CONFIG, "two_part", cached=False, dtype=getattr(torch, dtype))
     return made, TracedProgram.parse(json.dumps(serialise(made.exported)).encode())
 

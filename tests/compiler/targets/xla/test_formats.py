@@ -20,7 +20,7 @@ from llmc.compiler.targets import open_target
 from llmc.compiler.targets.declared import declared
 from llmc.compiler.targets.xla.formats import CODES, described_as
 from llmc.compiler.targets.xla.sharding import AXIS, describe, weight_shardings
-from llmc.compiler.verification.cache import beyond
+from llmc.compiler.verification.verify import beyond
 from llmc.compiler.weights.rows import codes, scales
 from llmc.compiler.weights.weightless import SCALE
 from llmc.errors import CheckpointError, InputError, UnknownNameError

@@ -14,7 +14,7 @@ import torch
 
 from llmc.compiler.architectures.shared.base import WINDOW
 from llmc.compiler.architectures.shared.caches import uniform_cache_of
-from llmc.compiler.frontend.trace import WeightlessProgram, trace_weightless
+from llmc.compiler.frontend.trace import WeightlessTrace, trace_weightless
 from llmc.compiler.program.sized import BoundProgram, Operation, Ref, TracedProgram
 from llmc.compiler.program.to_export import serialise
 from llmc.compiler.targets.xla.scan_layers import NotRollableError, stacked_names
@@ -41,7 +41,7 @@ def config(case: str, layers: int = LAYERS) -> dict[str, Any]:
 
 
 @cache
-def traced(case: str, cached: bool, dtype: str, layers: int) -> tuple[WeightlessProgram, TracedProgram]:
+def traced(case: str, cached: bool, dtype: str, layers: int) -> tuple[WeightlessTrace, TracedProgram]:
     """Programs with a cache also return the largest logits."""
     made = trace_weightless(
         config(case, layers), "two_part", cached=cached, dtype=getattr(torch, dtype), top_k=TOP if cached else 0

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmc.compiler.checkpoint.gguf_types.blocks import IQ4_CODES
+from llmc.compiler.checkpoint.gguf_types import IQ4_CODES
 from llmc.compiler.checkpoint.quantised.small_floats import E2M1_CODES
 from llmc.compiler.targets.onnxruntime.options import unfit_for_kernels
 from llmc.compiler.weights import nbits

@@ -12,11 +12,10 @@ from transformers.models.bloom.modeling_bloom import _get_alibi_slopes
 
 from llmc.compiler.architectures.shared.caches import cache_of
 from llmc.compiler.architectures.shared.families import family
-from llmc.compiler.frontend.alibi import slopes_of_heads
-from llmc.compiler.frontend.attention import DIALECTS, Dialect, attention_name, fused_attention
-from llmc.compiler.frontend.own_attention import take_over
+from llmc.compiler.frontend.attention import DIALECTS, Dialect, attention_name, fused_attention, slopes_of_heads
 from llmc.compiler.frontend.skeleton import model_config
-from llmc.compiler.frontend.trace import Step
+from llmc.compiler.frontend.trace import TracedStep
+from llmc.compiler.frontend.traceable import take_over
 from llmc.errors import CheckpointError
 from tests.compiler import tiny
 
@@ -49,7 +48,7 @@ def test_forms_that_tiny_configurations_have_not(form: str, dialect: Dialect) ->
         take_over(model, attention_name(dialect))
         shape = cache_of(config)
         room = [torch.full(t.size(2, 6), torch.nan) for t in shape] if dialect == "fused" else []
-        logits, *kept = Step(model, dialect, shape)(ids, past, new, room)
+        logits, *kept = TracedStep(model, dialect, shape)(ids, past, new, room)
     assert torch.allclose(logits, torch.stack(wanted), atol=1e-5)
     assert kept[0].shape[1] == config.get("num_key_value_heads", config["num_attention_heads"])
 

@@ -14,8 +14,7 @@ from llmc.artifacts.key import Key
 from llmc.artifacts.store.entries import Entry
 from llmc.artifacts.store.store import Store
 from llmc.buckets.bucket import Bucket
-from llmc.compiler.verification.outcomes import readable
-from llmc.compiler.verification.parts import Once
+from llmc.compiler.verification.parts import Once, readable
 from llmc.errors import ArtifactError
 from tests.tiers import default_cases
 from tests.toy import Toy

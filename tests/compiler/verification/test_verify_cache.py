@@ -12,7 +12,7 @@ import pytest
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.targets.base import Recorded
 from llmc.compiler.targets.fake import FakeTarget
-from llmc.compiler.verification.cache import beyond, beyond_in
+from llmc.compiler.verification.verify import beyond, beyond_in
 from llmc.errors import VerificationError
 from llmc.runtime.executors.fake.executor import FakeExecutor
 from tests.devices import use

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 from llmc.artifacts.store.store import Store
 from llmc.compiler.checkpoint import open_checkpoint
-from llmc.compiler.frontend.consistent import require_consistent
+from llmc.compiler.frontend.consumed import require_consistent
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.compile import compile_bundle
 from llmc.errors import CheckpointError

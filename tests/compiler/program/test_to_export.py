@@ -10,7 +10,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from llmc.compiler.frontend.recurrent import operators
-from llmc.compiler.program.expand import expanded, is_expanded, operator_of
+from llmc.compiler.program.to_export import expanded, is_expanded, operator_of
 from llmc.runtime.portable_program import argument, arguments, operator, output_names
 from tests.compiler.frontend.recurrent.test_operators import CASES
 

@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 
-from llmc.compiler.frontend.latent import trace_latents
+from llmc.compiler.frontend.traceable import trace_latents
 from tests.compiler import tiny
 
 TOKENS = torch.tensor([[5, 80, 3, 200, 17, 9]])
