@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from llmc.api import LLM as LLM
     from llmc.api import compile as compile  # noqa: A004
     from llmc.api import plan as plan
+    from llmc.api import prepare as prepare
     from llmc.api.async_api import AsyncEngineArgs as AsyncEngineArgs
     from llmc.api.async_api import AsyncLLM as AsyncLLM
     from llmc.api.async_api import AsyncLLMEngine as AsyncLLMEngine
@@ -50,6 +51,7 @@ _HOMES = {
     "evaluate": "llmc.api.figures",
     "measure": "llmc.api.figures",
     "plan": "llmc.api",
+    "prepare": "llmc.api",
 }
 __all__ = [
     "LLM",
@@ -68,6 +70,7 @@ __all__ = [
     "evaluate",
     "measure",
     "plan",
+    "prepare",
 ]
 
 

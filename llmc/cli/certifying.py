@@ -56,7 +56,7 @@ def certify_bundle(
 
 
 def _signer(key: Path | None) -> Signer | None:
-    from llmc.cli.cache.sign import signer_of
+    from llmc.cli.cache.signing import signer_of
     from llmc.settings import Settings
 
     return None if key is None and Settings.from_environment().signing_key is None else signer_of(key)

@@ -7,28 +7,14 @@ import os
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from llmc.cli.options import option
 from llmc.cli.output import echo
 from llmc.paths import is_dir
 from llmc.shown import shown
 
 if TYPE_CHECKING:
     from llmc.artifacts.store.store import Store
-
-CacheDirFlag = Annotated[
-    Path | None,
-    option(
-        "--cache-dir",
-        "DIR",
-        "The artifact store. Default: LLMC_CACHE_DIR, or the user's cache folder.",
-        show_default=False,
-    ),
-]
-JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def open_cache(cache_dir: Path | None) -> Store:

@@ -107,22 +107,31 @@ class CompileResult:
     notices: list[str] = field(default_factory=list)
     """What of the checkpoint is not read, a line each (`Checkpoint.notices`)."""
 
+    described: list[str] = field(default_factory=list)
+    """The analysis in words, a line each (`Target.describe`)."""
+
     def to_json(self) -> dict[str, Any]:
-        """For --json."""
-        return asdict(self)
+        """For --json: all but what is described, which is the analysis again."""
+        found = asdict(self)
+        del found["described"]
+        return found
 
 
 def compile_bundle(
     model: str | Checkpoint, destination: Path, plan: Plan, options: CompileOptions, store: Store, report: Reporter,
     settings: Settings | None = None,
 ) -> CompileResult:  # fmt: skip
-    """Compile `model` for `options.device` into the bundle folder `destination`; `settings`: the environment's.
+    """`compile_job` of `model` for `options.device`; `settings`: the environment's."""
+    return compile_job(Job.of(model, plan, options, settings), destination, store, report)
+
+
+def compile_job(job: Job, destination: Path, store: Store, report: Reporter) -> CompileResult:
+    """Compile a job into the bundle folder `destination`.
 
     Raises CheckpointError, CompileError, VerificationError, DeviceError, CapacityError or ArtifactError; then
     `destination` is as it was.
     """
     start = time.perf_counter()
-    job = Job.of(model, plan, options, settings)
     target, checkpoint = job.target, job.checkpoint
     target.toolchain()  # missing packages are reported before anything is made
     require_native(target, job.options)
@@ -136,7 +145,7 @@ def compile_bundle(
             seconds[event.name] = round(event.seconds, 3)
         report(event)
 
-    stages = Stages(store, checkpoint, plan, on_stage, target.settings)
+    stages = Stages(store, checkpoint, job.plan, on_stage, target.settings)
     made = _make(stages, target, job.asked, job.options, report, unverified, job.because, job.decided)
     options, choice = made.options, made.choice
     final, sources, entries = made.manifest, made.sources, list(made.entries)
@@ -158,6 +167,7 @@ def compile_bundle(
         weights_bytes=sum(final.blobs[d] for n, d in final.files.items() if n.startswith("weights")),
         specialised=bool(target.static_dims(options)), sample_top_k=options.sample_top_k,
         choice=choice, remaining=target.remaining(), analysis=made.analysis,
+        described=target.describe(made.analysis) if made.analysis else [],
         stages=seconds, verification=dict(final.verification), left_out=dict(checkpoint.left_out),
         notices=list(checkpoint.notices),
     )  # fmt: skip

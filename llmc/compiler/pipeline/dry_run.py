@@ -12,32 +12,26 @@ from llmc.compiler.pipeline.bind import why_unverified
 from llmc.compiler.pipeline.compile import require_native
 from llmc.compiler.pipeline.executors.base import executable_key
 from llmc.compiler.pipeline.lookup import LookupStages, NotBuiltError, ignore
-from llmc.compiler.pipeline.resolve import Job
 from llmc.compiler.pipeline.verification import probes_stage
 from llmc.compiler.stages import Stages
 from llmc.errors import CheckpointError
 
 if TYPE_CHECKING:
     from llmc.artifacts.store.store import Store
-    from llmc.buckets.plan import Plan
     from llmc.compiler.architectures.shared.size import ModelSize
-    from llmc.compiler.checkpoint.base import Checkpoint
     from llmc.compiler.options import CompileOptions
+    from llmc.compiler.pipeline.resolve import Job
     from llmc.compiler.targets.base import Target
-    from llmc.settings import Settings
 
 
-def dry_run(
-    model: str | Checkpoint, plan: Plan, options: CompileOptions, store: Store, settings: Settings | None = None
-) -> dict[str, Any]:
+def dry_run(job: Job, store: Store) -> dict[str, Any]:
     """What a compile would do: shapes with whether they are cached, and estimates of time (s) and size (bytes).
 
     Times come from the last builds of the same kind in the store where there are any; builds nothing.
     """
-    job = Job.of(model, plan, options, settings)
     require_native(job.target, job.options)
     why_unverified(job.target, job.checkpoint, job.options)
-    stages = Stages(store, job.checkpoint, plan, ignore, job.target.settings)
+    stages = Stages(store, job.checkpoint, job.plan, ignore, job.target.settings)
     found = _estimate(job.target, stages, job.options)
     return found | {"choice": "; ".join(filter(None, (found["choice"], job.because, job.decided)))}
 

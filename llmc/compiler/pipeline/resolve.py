@@ -36,15 +36,19 @@ class Job:
     decided: str
 
     @classmethod
-    def of(cls, model: str | Checkpoint, plan: Plan, options: CompileOptions, settings: Settings | None = None) -> Job:
-        """Open the checkpoint, unless it is, and ask the target whether it takes all that.
+    def of(
+        cls, model: str | Checkpoint, plan: Plan, options: CompileOptions, settings: Settings | None = None,
+        target: Target | None = None,
+    ) -> Job:  # fmt: skip
+        """Open the checkpoint and the device's `target`, unless they are, and ask the target whether it takes all that.
 
         Raises CheckpointError, InputError and DeviceError, before anything is made.
         """
         checkpoint = open_checkpoint(model)
         weights = weights_of(checkpoint)
         deployment = Deployment(plan.limits, plan.provenance.facts, checkpoint.config, weights)
-        target, asked, why = open_target(options.device, settings).resolve(options, deployment)
+        opened = target or open_target(options.device, settings)
+        target, asked, why = opened.resolve(options, deployment)
         settled, decided = target.settle(asked, weights)
         if checkpoint.choices and not target.selects_adapters:
             raise InputError(

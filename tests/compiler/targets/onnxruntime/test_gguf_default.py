@@ -43,8 +43,8 @@ def test_a_gguf_in_blocks_is_kept_and_the_reason_is_said(tmp_path: Path) -> None
     found = job(model)
     assert (found.options.quantize, found.options.own["kernels"], found.asked.quantize) == ("keep", "llmc", None)
     assert (found.why, found.decided, found.because) == ("", KEPT, "")
-    dry = dry_run(str(model), toy_plan(), CompileOptions("onnxruntime"), Store(tmp_path / "s"))
-    asked = dry_run(str(model), toy_plan(), CompileOptions("onnxruntime", "keep"), Store(tmp_path / "s"))
+    dry = dry_run(Job.of(str(model), toy_plan(), CompileOptions("onnxruntime")), Store(tmp_path / "s"))
+    asked = dry_run(Job.of(str(model), toy_plan(), CompileOptions("onnxruntime", "keep")), Store(tmp_path / "s"))
     assert dry["choice"] == f"{asked['choice']}; {KEPT}"
     assert dry["estimates"] == asked["estimates"]
     assert job(model, cpu="neoverse-n1", verify="none").options.quantize == "keep", "for kernels of another CPU, too"
