@@ -29,7 +29,7 @@ _WHERE, _OUTCOME = "Where it compiles", "Checks and outcome"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compile(DeviceOptions, PlanningFlags):
+class CompileCommand(DeviceOptions, PlanningFlags):
     """Compile every bucket's graph for a device into a bundle, verified against the reference model.
 
     What was compiled before comes from the store: an interrupted compile, or one whose plan grew, does only what is

@@ -59,7 +59,7 @@ SHELLS = tuple(SCRIPTS)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Completion(Command):
+class CompletionCommand(Command):
     """Print what lets a shell complete llmc's command lines: commands, options, devices, values and paths.
 
     \b

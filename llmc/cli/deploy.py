@@ -32,7 +32,7 @@ def _kinds() -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Deploy(Command):
+class DeployCommand(Command):
     """Write files that deploy a bundle: images, pods, units, CI. docs/deploying.md says what is in each.
 
     Memory, times of probes, device plug-ins and node labels follow from the bundle's manifest. Nothing is started, and

@@ -13,7 +13,7 @@ from llmc.cli.output import echo
 
 
 @dataclass(frozen=True, kw_only=True)
-class Devices(Command):
+class DevicesCommand(Command):
     """List the devices: what this host compiles and runs, with what is missing and the line that installs it, and
     where each was run on hardware; then the cards here, what is left for a device's own host, and the TPU slices and
     NVIDIA cards that are known.

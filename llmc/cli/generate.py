@@ -45,7 +45,7 @@ _SAMPLED = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_
 
 
 @dataclass(frozen=True, kw_only=True)
-class Generate(OnDemandFlags):
+class GenerateCommand(OnDemandFlags):
     """Answer prompts by replaying a bundle's graphs, which compiles nothing and needs neither torch nor transformers.
 
     A MODEL is compiled first, once: its bundle is kept in the store, for one sequence at a time, or with several

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Loop(Command):
+class LoopCommand(Command):
     """Evaluate the running plan on recent traffic, plan anew, compile what the store lacks, and swap it in.
 
     The server keeps what it serves unless it took the new bundle. An interrupted round leaves what it compiled in the

@@ -1,7 +1,7 @@
 """A command is a class: its fields are its arguments and options, its docstring is its help, and `run` does its work.
 
     @dataclass(frozen=True, kw_only=True)
-    class Verify(Command):
+    class VerifyCommand(Command):
         \"\"\"Check a bundle.\"\"\"
 
         bundle: str = bundle_argument()

@@ -26,7 +26,7 @@ TruncateFlag = Annotated[bool, typer.Option(TRUNCATE[0], help=TRUNCATE[1])]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Embed(Command):
+class EmbedCommand(Command):
     """Vectors of texts, pooled as the checkpoint's sentence-transformers files say. Compiles nothing.
 
     \b
@@ -76,7 +76,7 @@ class Embed(Command):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Score(Command):
+class ScoreCommand(Command):
     """Documents by how well they fit a query, best first, with a bundle of a reranker. Compiles nothing.
 
     \b

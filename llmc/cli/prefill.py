@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prefill(Command):
+class PrefillCommand(Command):
     """Compute prompts for llmc serve and llmc generate, in other processes or on other hosts: --prefill tcp://HOST:PORT.
 
     Keys, values and the last logits of each prompt are handed over. What listens beyond this host has to have a key, in

@@ -19,7 +19,7 @@ MAX_ROWS = 100
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report(Command):
+class ReportCommand(Command):
     """Tell of a bundle in Markdown: graphs built and reused, sizes, waste, numbers, and its certificate.
 
     \b

@@ -94,7 +94,7 @@ def _context(model: str) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run(TryFlags):
+class RunCommand(TryFlags):
     """Ask a model, for a first try: a checkpoint is compiled before, and kept in the store for the next time.
 
     The prompt is a user's message where the model has a chat template. `llmc compile`, `generate` and `serve` are for
@@ -137,7 +137,7 @@ LEAST = 32
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chat(TryFlags):
+class ChatCommand(TryFlags):
     """Talk to a model, for a first try: a checkpoint is compiled before, and kept in the store for the next time.
 
     A line is a message; /reset forgets what was said, /exit or Ctrl-D ends, Ctrl-C ends an answer. Where the model's

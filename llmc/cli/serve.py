@@ -55,7 +55,7 @@ _LIMITS, _LOGS, _RAY = "Clients", "Logs", "A Ray cluster"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Serve(CaptureFlags):
+class ServeCommand(CaptureFlags):
     """Serve a bundle with OpenAI's API. Compiles nothing while it serves, and needs neither torch nor transformers.
 
     /health answers from the start, /ready once every graph is open and has run. SIGTERM or Ctrl-C lets running

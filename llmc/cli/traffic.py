@@ -69,7 +69,7 @@ MIN, DEFAULT_FOR, DEFAULT_EVERY = 1.0, "60s", "5s"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Show(Command):
+class TrafficShowCommand(Command):
     """Show the lengths of requests, how many run at once, and how both change over time.
 
     Prometheus histograms know lengths by interval, and percentiles are intervals then. Logs of steps (CUDA graph
@@ -148,7 +148,7 @@ def _json(file: str, found: View) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Merge(Command):
+class TrafficMergeCommand(Command):
     """Merge the requests of several servers, or of several days, in order of time, into one recording.
 
     Only times and lengths are kept. --traffic-format and --fields hold for all files.
@@ -188,7 +188,7 @@ class Merge(Command):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sample(Command):
+class TrafficSampleCommand(Command):
     """Draw a part of the requests. Times stay, so that fewer arrive a second: plan with --arrival-rate as it was.
 
     \b
@@ -228,7 +228,7 @@ class Sample(Command):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Anonymise(Command):
+class TrafficAnonymiseCommand(Command):
     """Keep of each request its lengths and the seconds since the first one, so that a log can leave the company.
 
     Prompts, answers, ids, users, addresses, models and dates are not copied. Lengths alone can tell who asked what to
@@ -264,5 +264,10 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-for name, command in {"show": Show, "merge": Merge, "sample": Sample, "anonymise": Anonymise}.items():
+for name, command in {
+    "show": TrafficShowCommand,
+    "merge": TrafficMergeCommand,
+    "sample": TrafficSampleCommand,
+    "anonymise": TrafficAnonymiseCommand,
+}.items():
     add(app, name, command)

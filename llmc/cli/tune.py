@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tune(Command):
+class TuneCommand(Command):
     """Time kernels for the products of a bundle's graphs, on a host that has its device, for compiles elsewhere.
 
     A compile on a host without the card cannot time anything. This command can: it compiles each graph's portable

@@ -13,7 +13,7 @@ from llmc.errors import InputError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verify(Command):
+class VerifyCommand(Command):
     """Check every file of a bundle, then run each executable against the reference model with padding poisoned.
 
     Of a TPU's executables, which are compiled for this CPU first, those of sampled buckets are run; --all runs all.

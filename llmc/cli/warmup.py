@@ -46,7 +46,7 @@ SHOWN = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Warmup(CaptureFlags):
+class WarmupCommand(CaptureFlags):
     """Run every bucket of a bundle twice, as requests would: the first run opens its graph, the second replays it.
 
     In between runs what else a device may compile when it is met first: each kind of sampling at each decode batch, top

@@ -106,6 +106,6 @@ def test_ctrl_c_ends_an_answer_and_not_the_conversation(
             raise KeyboardInterrupt
         return "x"
 
-    monkeypatch.setattr(run_module.Chat, "answer", answer)
+    monkeypatch.setattr(run_module.ChatCommand, "answer", answer)
     typed(monkeypatch, "a\nb\n")
     assert llmc("chat", bundle).code == 0 and said == [["a"], ["b"]]

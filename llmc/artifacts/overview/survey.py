@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmc.artifacts.gc.inventory import Counter, Inventory, Item
-from llmc.artifacts.store.audit import Share, Usage, shares
+from llmc.artifacts.store.audit import Share, StoreUsage, shares
 from llmc.artifacts.store.entries import Entry
 from llmc.artifacts.store.layout import Layout
 from llmc.artifacts.store.leases import entry_name
@@ -43,7 +43,7 @@ class Survey:
     now: float
     entries: Sequence[Listed]
     inventory: Inventory
-    usage: Usage
+    usage: StoreUsage
     damaged: int
 
     @property

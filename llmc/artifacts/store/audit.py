@@ -24,7 +24,7 @@ class Bad(NamedTuple):
     reason: str
 
 
-class Report(NamedTuple):
+class AuditReport(NamedTuple):
     """What was read (blobs, their bytes, entries), and what of it was put into quarantine."""
 
     blobs: int
@@ -33,7 +33,7 @@ class Report(NamedTuple):
     bad: list[Bad]
 
 
-class Usage(NamedTuple):
+class StoreUsage(NamedTuple):
     """Files and bytes in a store, each file once: `bundle_bytes` are those of bundle folders that are not blobs as
     well, `other_bytes` those of quarantine and temporaries.
     """
@@ -51,7 +51,7 @@ class Usage(NamedTuple):
         return self.blob_bytes + self.entry_bytes + self.other_bytes + self.bundle_bytes
 
 
-def verify(area: Area, progress: Callable[[str, int], None] | None = None) -> Report:
+def verify(area: Area, progress: Callable[[str, int], None] | None = None) -> AuditReport:
     """See `Store.verify`."""
     bad: list[Bad] = []
     blobs = total = entries = 0
@@ -75,17 +75,17 @@ def verify(area: Area, progress: Callable[[str, int], None] | None = None) -> Re
             area.entries.reject(entry, reason)
             bad.append(Bad(f"{kind}/{entry.key.short}", reason))
     sweep(area.layout, Remover())
-    return Report(blobs, total, entries, bad)
+    return AuditReport(blobs, total, entries, bad)
 
 
-def usage(layout: Layout) -> Usage:
+def usage(layout: Layout) -> StoreUsage:
     """See `Store.usage`."""
     seen: set[tuple[int, int]] = set()
     blobs, blob_bytes = _sizes((Path(item.path) for _, item in layout.all_blobs()), seen)
     entries, entry_bytes = _sizes((Path(item.path) for _, item in layout.all_entries()), seen)
     _, bundle_bytes = _sizes([layout.bundles], seen)
     _, other_bytes = _sizes([layout.quarantine, layout.temporaries], seen)
-    return Usage(blobs, blob_bytes, entries, entry_bytes, other_bytes, bundle_bytes)
+    return StoreUsage(blobs, blob_bytes, entries, entry_bytes, other_bytes, bundle_bytes)
 
 
 def _sizes(paths: Iterable[Path], seen: set[tuple[int, int]]) -> tuple[int, int]:

@@ -16,7 +16,7 @@ from llmc.artifacts.atomic_write import UnwritableError
 from llmc.artifacts.digest import Blob
 from llmc.artifacts.key import Difference, Key
 from llmc.artifacts.log import logger
-from llmc.artifacts.store.audit import Report, Usage, usage, verify
+from llmc.artifacts.store.audit import AuditReport, StoreUsage, usage, verify
 from llmc.artifacts.store.blob_writer import BlobWriter
 from llmc.artifacts.store.blobs import BlobMissingError
 from llmc.artifacts.store.contracts import Guard, Upstream
@@ -273,7 +273,7 @@ class Store:
 
     # Care
 
-    def verify(self, progress: Callable[[str, int], None] | None = None) -> Report:
+    def verify(self, progress: Callable[[str, int], None] | None = None) -> AuditReport:
         """Read every blob and entry; what is damaged goes into quarantine.
 
         `progress(digest, size)` is called after each blob. Stamps are not believed here: this finds damage
@@ -281,7 +281,7 @@ class Store:
         """
         return verify(self._main, progress)
 
-    def usage(self) -> Usage:
+    def usage(self) -> StoreUsage:
         """What the store holds, by its files' sizes."""
         return usage(self._main.layout)
 

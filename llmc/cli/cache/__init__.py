@@ -4,19 +4,32 @@ from __future__ import annotations
 
 import typer
 
-from llmc.cli.cache.explain import Explain
-from llmc.cli.cache.foreign import Pack, Unpack
-from llmc.cli.cache.look import List, Show, Verify
-from llmc.cli.cache.signing import Keygen, Sign, Trust
-from llmc.cli.cache.space import Collect, Pin, Unpin
-from llmc.cli.cache.transfer import Export, Import, Pull, Push
+from llmc.cli.cache.explain import CacheExplainCommand
+from llmc.cli.cache.foreign import CachePackCommand, CacheUnpackCommand
+from llmc.cli.cache.look import CacheListCommand, CacheShowCommand, CacheVerifyCommand
+from llmc.cli.cache.signing import CacheKeygenCommand, CacheSignCommand, CacheTrustCommand
+from llmc.cli.cache.space import CacheCollectCommand, CachePinCommand, CacheUnpinCommand
+from llmc.cli.cache.transfer import CacheExportCommand, CacheImportCommand, CachePullCommand, CachePushCommand
 from llmc.cli.options import add
 
 COMMANDS = {
-    "ls": List, "show": Show, "verify": Verify, "gc": Collect, "pin": Pin, "unpin": Unpin, "explain": Explain,
-    "sign": Sign, "keygen": Keygen, "trust": Trust, "push": Push, "pull": Pull, "export": Export, "import": Import,
-    "pack": Pack, "unpack": Unpack,
-}  # fmt: skip
+    "ls": CacheListCommand,
+    "show": CacheShowCommand,
+    "verify": CacheVerifyCommand,
+    "gc": CacheCollectCommand,
+    "pin": CachePinCommand,
+    "unpin": CacheUnpinCommand,
+    "explain": CacheExplainCommand,
+    "sign": CacheSignCommand,
+    "keygen": CacheKeygenCommand,
+    "trust": CacheTrustCommand,
+    "push": CachePushCommand,
+    "pull": CachePullCommand,
+    "export": CacheExportCommand,
+    "import": CacheImportCommand,
+    "pack": CachePackCommand,
+    "unpack": CacheUnpackCommand,
+}
 
 app = typer.Typer(
     help="Look into the artifact store and into bundles; trim, share, export and sign them.",

@@ -34,7 +34,7 @@ class _Subject(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Explain(Command):
+class CacheExplainCommand(Command):
     """Print which components make two keys, or two bundles, differ: why B was not taken for A.
 
     Of two packed caches of other servers it prints the facts that differ (version, card, dtype, sizes), and how many

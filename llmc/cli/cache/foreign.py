@@ -27,7 +27,7 @@ FACTS_SHOWN = 12
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pack(Command):
+class CachePackCommand(Command):
     """Put another server's compile cache into the store, to be signed, pushed, exported and unpacked elsewhere.
 
     The entry records what decides whether that server takes the cache: what its files say of the model, the card and
@@ -71,7 +71,7 @@ class Pack(Command):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Unpack(Command):
+class CacheUnpackCommand(Command):
     """Put a packed compile cache where its server looks, if it is of this server's version, card and model.
 
     The facts of the cache are compared with what --expect says and with what is found here: versions of installed

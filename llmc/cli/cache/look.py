@@ -26,7 +26,7 @@ from llmc.paths import is_dir
 if TYPE_CHECKING:
     from llmc.artifacts.bundle.manifest import Manifest
     from llmc.artifacts.overview.survey import Listed
-    from llmc.artifacts.store.audit import Usage
+    from llmc.artifacts.store.audit import StoreUsage
     from llmc.artifacts.store.entries import Entry
     from llmc.artifacts.store.store import Store
 
@@ -35,7 +35,7 @@ BAD_SHOWN = 5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Show(Command):
+class CacheShowCommand(Command):
     """Show the components and outputs of a stored result, or what a bundle consists of.
 
     \b
@@ -90,7 +90,7 @@ class Show(Command):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verify(Command):
+class CacheVerifyCommand(Command):
     """Read every byte of the store, or of a bundle, and compare it with its digest.
 
     What is damaged in the store goes into quarantine, and is compiled again when it is next needed. Of a bundle it
@@ -225,7 +225,7 @@ TITLES = ("KIND", "KEY", "SIZE", "OWN", "SHARED", "USED", "STATE", "COMPONENTS")
 
 
 @dataclass(frozen=True, kw_only=True)
-class List(Command):
+class CacheListCommand(Command):
     """List what is stored: kind, key, size, time since it was used, and what it was made from.
 
     OWN is what goes with the entry, SHARED what other entries name as well. What is pinned or in use is not collected.
@@ -301,7 +301,7 @@ def _as_json(listed: Listed) -> dict[str, Any]:
     return {**entry_json(listed.entry), **facts, **state}
 
 
-def _usage_text(usage: Usage, root: Path) -> str:
+def _usage_text(usage: StoreUsage, root: Path) -> str:
     """What is on the disk in all, and how much of it is neither entries nor blobs."""
     others = ((usage.bundle_bytes, "bundle folders alone"), (usage.other_bytes, "quarantine and temporaries"))
     rest = ", ".join(f"{size_text(size)} of it in {what}" for size, what in others if size)

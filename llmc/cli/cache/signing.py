@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sign(Command):
+class CacheSignCommand(Command):
     """Sign bundles, or results in the store, with your private key. Other keys' signatures stay.
 
     A bundle's signature covers its manifest, and by the digests in it every file. It is signature.json in the
@@ -162,7 +162,7 @@ def signature_text(found: dict[str, Any]) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Keygen(Command):
+class CacheKeygenCommand(Command):
     """Make an Ed25519 key to sign with. Nothing is ever replaced.
 
     Keep PATH to yourself (its mode is 0600); give PATH.pub to those who shall trust what you sign.
@@ -192,7 +192,7 @@ class Keygen(Command):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trust(Command):
+class CacheTrustCommand(Command):
     """Trust what a key has signed: native code of a remote is then taken, others' is refused.
 
     Trusted keys are files in LLMC_TRUSTED_KEYS, by default in your configuration folder. Compare the id that is

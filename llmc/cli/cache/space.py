@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from llmc.artifacts.bundle.manifest import Manifest
     from llmc.artifacts.gc.collect import Collection
     from llmc.artifacts.key import Key
-    from llmc.artifacts.store.pins import Pin as Pinned
+    from llmc.artifacts.store.pins import Pin
     from llmc.artifacts.store.store import Store
 
 FAILURES_SHOWN = 5
@@ -38,7 +38,7 @@ _things = partial(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Collect(Command):
+class CacheCollectCommand(Command):
     """Give back disk space: remains of crashed processes, what no entry names, and what is beyond the limits.
 
     What is pinned, or used by a process that is running, stays; other processes may use the store meanwhile. Without
@@ -118,7 +118,7 @@ def summary(found: Collection, root: Path) -> list[str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pin(Command):
+class CachePinCommand(Command):
     """Keep results, or bundles, whatever the limits of the store are; without arguments, list what is pinned.
 
     A bundle that is not in the store is put into it.
@@ -144,7 +144,7 @@ class Pin(Command):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Unpin(Command):
+class CacheUnpinCommand(Command):
     """Let pinned results, or bundles, be collected again.
 
     \b
@@ -202,7 +202,7 @@ def _bundle_in(store: Store, text: str) -> Key:
         return add_bundle(store, files).key
 
 
-def _print_pins(store: Store, found: list[Pinned], as_json: bool) -> None:
+def _print_pins(store: Store, found: list[Pin], as_json: bool) -> None:
     entries = {(entry.key.kind, entry.key.hex): entry for entry in store.entries()} if found else {}
     if as_json:
         facts: list[dict[str, Any]] = [

@@ -40,7 +40,7 @@ _jobs = partial(flag, None, "N", "Blobs that are moved at once. Default: 8.", mi
 
 
 @dataclass(frozen=True, kw_only=True)
-class Push(Command):
+class CachePushCommand(Command):
     """Bring what is in the store to a remote; only what is missing there is moved.
 
     A transfer that was cut off goes on when it is started again. Exit status 5 when the remote failed, or when
@@ -99,7 +99,7 @@ class Push(Command):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pull(Command):
+class CachePullCommand(Command):
     """Bring what a remote has into the store, verified; only what is missing here is moved.
 
     Native code has to be signed by a key that is trusted here (see `llmc cache trust`). A transfer that was cut off
@@ -169,7 +169,7 @@ class Pull(Command):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Export(Command):
+class CacheExportCommand(Command):
     """Write bundles, or packed caches of other servers, into one file: a tarred OCI image layout.
 
     The same bundles give the same bytes, wherever and whenever it is made. podman and skopeo read it as
@@ -211,7 +211,7 @@ class Export(Command):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Import(Command):
+class CacheImportCommand(Command):
     """Bring the bundles and packed caches of an archive into the store, each verified to the last byte.
 
     Native code has to be signed by a key that is trusted here (see `llmc cache trust`); --require-signature or

@@ -8,17 +8,24 @@ import typer
 from typer.core import TyperGroup
 
 from llmc.cli.options import add
-from llmc.cli.plan.capture import Capture
-from llmc.cli.plan.evaluate import Evaluate
-from llmc.cli.plan.fleet import Fleet
-from llmc.cli.plan.hybrid import Hybrid
-from llmc.cli.plan.make import Make, Show
-from llmc.cli.plan.servers import Check, Export, Import, Tune
+from llmc.cli.plan.capture import PlanCaptureCommand
+from llmc.cli.plan.evaluate import PlanEvaluateCommand
+from llmc.cli.plan.fleet import PlanFleetCommand
+from llmc.cli.plan.hybrid import PlanHybridCommand
+from llmc.cli.plan.make import PlanMakeCommand, PlanShowCommand
+from llmc.cli.plan.servers import PlanCheckCommand, PlanExportCommand, PlanImportCommand, PlanTuneCommand
 
 VERBS = {
-    "show": Show, "evaluate": Evaluate, "export": Export, "import": Import, "tune": Tune, "check": Check,
-    "capture": Capture, "hybrid": Hybrid, "fleet": Fleet,
-}  # fmt: skip
+    "show": PlanShowCommand,
+    "evaluate": PlanEvaluateCommand,
+    "export": PlanExportCommand,
+    "import": PlanImportCommand,
+    "tune": PlanTuneCommand,
+    "check": PlanCheckCommand,
+    "capture": PlanCaptureCommand,
+    "hybrid": PlanHybridCommand,
+    "fleet": PlanFleetCommand,
+}
 DEFAULT = "make"
 FLAGS = ("--hybrid", "--fleet")
 """Verbs that may be written as flags."""
@@ -39,6 +46,6 @@ class VerbOrModel(TyperGroup):
 app = typer.Typer(
     cls=VerbOrModel, rich_markup_mode=None, help="Choose the buckets to compile, for llmc and for other servers."
 )
-add(app, DEFAULT, Make, hidden=True)
+add(app, DEFAULT, PlanMakeCommand, hidden=True)
 for name, command in VERBS.items():
     add(app, name, command)

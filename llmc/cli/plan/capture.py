@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Capture(CaptureFlags):
+class PlanCaptureCommand(CaptureFlags):
     """Say which graphs of a plan a device of that memory captures at start, and how large its KV cache becomes.
 
     Nothing is run: sizes are estimates for --model, or what a server's log said. The rules are the Gaudi guide's

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluate(ServerFlags):
+class PlanEvaluateCommand(ServerFlags):
     """Replay recorded requests on plans, several side by side: padding, use of each bucket, what is not covered.
 
     With --server by that server's rules: its filters, its look-up, what it does with a step that no graph covers.

@@ -16,7 +16,7 @@ MOST_NODES = 100_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fleet(Command):
+class PlanFleetCommand(Command):
     """Say what a fleet costs before it is there: compile hours, artifacts, memory of a node, and cold starts.
 
     Cold starts are simulated: nodes pull a bundle at once through one registry, alone or helped by peers or by a

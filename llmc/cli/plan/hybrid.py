@@ -26,7 +26,7 @@ _VALUE_BYTES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hybrid(Command):
+class PlanHybridCommand(Command):
     """Say whether a hybrid pays: prompts on one device, decode on the other, against the better of the two alone.
 
     Nothing is run: requests are simulated with measured times of steps. The report has throughput, time to first token,

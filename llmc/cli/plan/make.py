@@ -29,7 +29,7 @@ _ESTIMATES, _SHOWN = "Estimates", "Also shown"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Make(DeviceOptions, PlanningFlags):
+class PlanMakeCommand(DeviceOptions, PlanningFlags):
     """Choose the buckets to compile, and report what they are and why. Compiles nothing.
 
     Every plan covers every request its limits admit; what that adds to the ranges, or drops from them, is reported. A
@@ -152,7 +152,7 @@ class Make(DeviceOptions, PlanningFlags):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Show(Command):
+class PlanShowCommand(Command):
     """Print a plan as it is.
 
     \b

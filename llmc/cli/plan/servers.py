@@ -123,7 +123,7 @@ class ServerFlags(Command):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Export(ServerFlags):
+class PlanExportCommand(ServerFlags):
     """Print a plan in the server's own form, to paste; with -o, write it to a folder.
 
     The folder holds environment (NAME=VALUE a line), arguments (a flag a line), the server's own file where it reads
@@ -185,7 +185,7 @@ class Export(ServerFlags):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Import(ServerFlags):
+class PlanImportCommand(ServerFlags):
     """Read a server's configuration, or the list that its log printed at start, as a plan in JSON.
 
     \b
@@ -218,7 +218,7 @@ TUNED = "tuned"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tune(ServerFlags):
+class PlanTuneCommand(ServerFlags):
     """Choose the graphs that pad recorded requests least, under the server's own rules, and write its configuration.
 
     Without a bound, it prepares as many graphs as the server would by itself.
@@ -290,7 +290,7 @@ DRIFTED = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Check(ServerFlags):
+class PlanCheckCommand(ServerFlags):
     """Judge what a server runs with on today's traffic, and tell what a new plan of as many graphs would gain; where so
     few cannot do, one of as many as the server's own.
 

@@ -33,7 +33,7 @@ from llmc.compiler.pipeline.finish import compile_and_finish, write_host_files
 from llmc.compiler.pipeline.journal import Journal
 from llmc.compiler.pipeline.lookup import ignore
 from llmc.compiler.pipeline.planning import plan_for
-from llmc.compiler.pipeline.resolve import Job
+from llmc.compiler.pipeline.resolve import CompileJob
 from llmc.compiler.stages import Stages
 from llmc.compiler.targets import open_target
 from llmc.errors import InputError
@@ -114,10 +114,10 @@ class Compilation:
         return isinstance(self.plan, EncodePlan)
 
     @cached_property
-    def job(self) -> Job:
-        """What is compiled, settled with the target; of a model that generates. Raises as `Job.of`."""
+    def job(self) -> CompileJob:
+        """What is compiled, settled with the target; of a model that generates. Raises as `CompileJob.of`."""
         assert isinstance(self.plan, Plan)
-        return Job.of(self.checkpoint, self.plan, self.options, self.settings, self.target)
+        return CompileJob.of(self.checkpoint, self.plan, self.options, self.settings, self.target)
 
     @property
     def place(self) -> Path | None:

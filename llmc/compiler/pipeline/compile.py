@@ -23,9 +23,9 @@ from llmc.artifacts.local.origins import remember_recorded
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.bind import why_unverified
 from llmc.compiler.pipeline.executors import open_executor
-from llmc.compiler.pipeline.executors.base import Made, Work
+from llmc.compiler.pipeline.executors.base import CompileWork, MadeExecutable
 from llmc.compiler.pipeline.provenance import model_facts, provenance, remember_model
-from llmc.compiler.pipeline.resolve import Job
+from llmc.compiler.pipeline.resolve import CompileJob
 from llmc.compiler.pipeline.verification import verify_stage
 from llmc.compiler.stages import StageReport, Stages
 from llmc.compiler.targets.base import Lowered, Shape, Target
@@ -122,10 +122,10 @@ def compile_bundle(
     settings: Settings | None = None,
 ) -> CompileResult:  # fmt: skip
     """`compile_job` of `model` for `options.device`; `settings`: the environment's."""
-    return compile_job(Job.of(model, plan, options, settings), destination, store, report)
+    return compile_job(CompileJob.of(model, plan, options, settings), destination, store, report)
 
 
-def compile_job(job: Job, destination: Path, store: Store, report: Reporter) -> CompileResult:
+def compile_job(job: CompileJob, destination: Path, store: Store, report: Reporter) -> CompileResult:
     """Compile a job into the bundle folder `destination`.
 
     Raises CheckpointError, CompileError, VerificationError, DeviceError, CapacityError or ArtifactError; then
@@ -180,7 +180,7 @@ class _Made:
 
     manifest: Manifest
     sources: Mapping[str, Path]
-    entries: Sequence[Made]
+    entries: Sequence[MadeExecutable]
     analysis: dict[str, Any]
     options: CompileOptions
     choice: str
@@ -265,22 +265,22 @@ def require_native(target: Target, options: CompileOptions) -> None:
 def _executables(
     stages: Stages, target: Target, lowered: Lowered, shapes: Sequence[Shape], options: CompileOptions,
     report: Reporter,
-) -> list[Made]:  # fmt: skip
+) -> list[MadeExecutable]:  # fmt: skip
     """One a shape, in order; missing ones are made by the executor that the options name."""
     done = count(1)
 
-    def tell(shape: Shape, made: Made) -> None:
+    def tell(shape: Shape, made: MadeExecutable) -> None:
         entry, size = made.entry, made.entry.outputs["executable"].size
         at = next(done)
         report(ExecutableReport(at, len(shapes), shape, made.cached, made.seconds, size, entry.meta["state"]))
 
-    work = Work(stages.store, target, lowered, options, stages.settings)
+    work = CompileWork(stages.store, target, lowered, options, stages.settings)
     return open_executor(options).compile(work, shapes, tell)
 
 
 def _assemble(
     stages: Stages, target: Target, lowered: Lowered, shapes: Sequence[Shape],
-    entries: Sequence[Made], options: CompileOptions, analysis: Mapping[str, Any], choice: str,
+    entries: Sequence[MadeExecutable], options: CompileOptions, analysis: Mapping[str, Any], choice: str,
 ) -> tuple[Manifest, dict[str, Path]]:  # fmt: skip
     """The manifest without its verification, and the file of each blob it names."""
     store, checkpoint = stages.store, stages.checkpoint

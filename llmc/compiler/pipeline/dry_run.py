@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from llmc.artifacts.store.store import Store
     from llmc.compiler.architectures.shared.size import ModelSize
     from llmc.compiler.options import CompileOptions
-    from llmc.compiler.pipeline.resolve import Job
+    from llmc.compiler.pipeline.resolve import CompileJob
     from llmc.compiler.targets.base import Target
 
 
-def dry_run(job: Job, store: Store) -> dict[str, Any]:
+def dry_run(job: CompileJob, store: Store) -> dict[str, Any]:
     """What a compile would do: shapes with whether they are cached, and estimates of time (s) and size (bytes).
 
     Times come from the last builds of the same kind in the store where there are any; builds nothing.

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from llmc.artifacts.store.entries import Entry
     from llmc.artifacts.store.store import Store
     from llmc.artifacts.store.workspace import Workspace
-    from llmc.compiler.pipeline.resolve import Job
+    from llmc.compiler.pipeline.resolve import CompileJob
     from llmc.compiler.targets.base import Target
     from llmc.compiler.targets.finishing import Finisher
 
@@ -79,7 +79,7 @@ class FinishResult:
         return asdict(self)
 
 
-def compile_and_finish(job: Job, destination: Path, store: Store, report: Reporter) -> CompileResult:
+def compile_and_finish(job: CompileJob, destination: Path, store: Store, report: Reporter) -> CompileResult:
     """`compile_job`, and on the device's own host `finish_bundle` of what it leaves portable."""
     report(BeginReport(lambda: float(dry_run(job, store)["estimated_seconds"])))
     result = compile_job(job, destination, store, report)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Job:
+class CompileJob:
     """The inputs of a compile, determined once: the open checkpoint, the target that the device stands for, the options
     that were `asked` for, the same with the target's defaults (`options`), the reason for that target ("" if the
     device stands for itself), and the reason for defaults that the model `decided` ("" for none)."""
@@ -39,7 +39,7 @@ class Job:
     def of(
         cls, model: str | Checkpoint, plan: Plan, options: CompileOptions, settings: Settings | None = None,
         target: Target | None = None,
-    ) -> Job:  # fmt: skip
+    ) -> CompileJob:  # fmt: skip
         """Open the checkpoint and the device's `target`, unless they are, and ask the target whether it takes all that.
 
         Raises CheckpointError, InputError and DeviceError, before anything is made.

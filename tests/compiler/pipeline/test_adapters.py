@@ -20,7 +20,7 @@ from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.compilation import Compilation
 from llmc.compiler.pipeline.compile import compile_bundle
 from llmc.compiler.pipeline.hybrid import compile_hybrid
-from llmc.compiler.pipeline.resolve import Job
+from llmc.compiler.pipeline.resolve import CompileJob
 from llmc.errors import CheckpointError, InputError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.engine.sampling import SamplingParams
@@ -151,7 +151,7 @@ def test_devices_whose_graphs_take_none(model: str) -> None:
     for device in ("inductor", "neuron:trn2", "hpu", "openvino:NPU"):
         words = r"choose an adapter, as those of .*onnxruntime, .*tpu, xla have.*--lora merges it"
         with pytest.raises(InputError, match=words):
-            Job.of(model, PLAN, CompileOptions.of(device))
+            CompileJob.of(model, PLAN, CompileOptions.of(device))
 
 
 def test_no_hybrid(tmp_path: Path, model: str, store: Store) -> None:

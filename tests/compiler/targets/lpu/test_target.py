@@ -18,7 +18,7 @@ from llmc.compiler.pipeline.compile import compile_bundle
 from llmc.compiler.pipeline.dry_run import dry_run
 from llmc.compiler.pipeline.finish import finish_bundle
 from llmc.compiler.pipeline.planning import plan_for
-from llmc.compiler.pipeline.resolve import Job
+from llmc.compiler.pipeline.resolve import CompileJob
 from llmc.compiler.pipeline.reverify import verify_again
 from llmc.compiler.targets import open_target
 from llmc.compiler.targets.lpu import build
@@ -161,7 +161,7 @@ def test_an_architecture_that_hyperdex_lacks_is_its_error(
 def test_a_dry_run_and_the_lowered_form_name_the_artifact(lpu: LpuHost, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = plan_for(str(lpu.model), max_model_len=LENGTH, device="lpu:2", settings=lpu.settings)
     options = CompileOptions.of("lpu:2", verify="none")
-    found = dry_run(Job.of(str(lpu.model), plan, options, lpu.settings), lpu.store)
+    found = dry_run(CompileJob.of(str(lpu.model), plan, options, lpu.settings), lpu.store)
     assert (found["to_build"], found["cached"]) == (0, 1)
     monkeypatch.setenv("LLMC_HYPERDEX_PYTHON", str(lpu.settings.hyperdex_python))
     ((name, text),) = Compilation.of(lpu.model, options, lpu.store, lpu.settings, plan=plan).programs(
