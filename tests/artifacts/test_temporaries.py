@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from llmc.artifacts.store.spill import Spill
+from llmc.artifacts.store.workspace import Spill
 from llmc.artifacts.temporaries import Swept, sweep, temporary_folder
 from llmc.cli.main import main
 

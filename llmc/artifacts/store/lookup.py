@@ -1,7 +1,8 @@
-"""Finding an entry with all that it names, in several areas, while others collect (see collect.py)."""
+"""Finding an entry and all that it names, in several areas, while others collect (see collect.py), and why none is."""
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -9,8 +10,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from llmc.artifacts.digest import Blob
-from llmc.artifacts.key import Key
+from llmc.artifacts.key import Key, tell
 from llmc.artifacts.store.entries import Entry
+from llmc.artifacts.store.layout import SCHEMA, Layout, scan
 from llmc.artifacts.store.leases import blob_name, entry_name
 from llmc.artifacts.store.workspace import Area
 
@@ -101,3 +103,32 @@ def _damaged(areas: Sequence[Area]) -> int:
 
 def _unreadable(areas: Sequence[Area]) -> int:
     return sum(area.blobs.unreadable for area in areas)
+
+
+_VERSION = re.compile(r"v(0|[1-9][0-9]{0,5})")
+
+
+def miss_reason(key: Key, areas: Sequence[Area]) -> str:
+    """Why no area has `key`, the first being the store itself, in one line for people.
+
+    That is what was wrong with its entry, if it was put aside just now; else what differs from the nearest entry of
+    its kind; else that there is none, and whether the store is new or another version of llmc wrote it.
+    """
+    for area in areas:
+        if (problem := area.entries.problem(key)) is not None:
+            return f"its entry was put aside: {problem}"
+    if key.is_local:
+        return "not seen on this machine before, or changed since"
+    near = [found for area in areas if (found := area.entries.nearest(key)) is not None]
+    if near:
+        return tell(min(near, key=lambda item: len(item[1]))[1])
+    return f"nothing of kind {key.kind} is stored{_newness(areas[0].layout)}"
+
+
+def _newness(layout: Layout) -> str:
+    if layout.entries.is_dir():
+        return ""
+    others = sorted(item.name for item in scan(layout.root) if _VERSION.fullmatch(item.name))
+    if others and layout.base.name not in others:
+        return f": {layout.root} holds {', '.join(others)} of other versions of llmc, and this one reads v{SCHEMA}"
+    return f": the store {layout.root} is new"

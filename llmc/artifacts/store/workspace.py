@@ -1,24 +1,32 @@
-"""A build's workspace: a folder to work in, and a way to store results."""
+"""The places of a store, a build's workspace in one of them, and what a store is handed: a far tier, and a guard."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from llmc.artifacts.atomic_write import UnwritableError, make_folder, temporary_name, writing
 from llmc.artifacts.digest import Blob
 from llmc.artifacts.flock import locked_folder
+from llmc.artifacts.log import logger
 from llmc.artifacts.store.blob_writer import BlobWriter
 from llmc.artifacts.store.blobs import REMEDY, Blobs
 from llmc.artifacts.store.entries import Entries
 from llmc.artifacts.store.layout import Layout
 from llmc.artifacts.store.leases import Lease, blob_name
+from llmc.artifacts.temporaries import temporary_folder
 from llmc.artifacts.verified_files import VerifiedFiles
 from llmc.errors import CapacityError
+
+if TYPE_CHECKING:
+    from llmc.artifacts.key import Key
+    from llmc.artifacts.store.entries import Entry
 
 
 class Area:
@@ -91,3 +99,62 @@ def _made_in(temporaries: Path) -> Path:
     folder = temporary_name(temporaries)
     os.mkdir(folder)  # noqa: PTH102
     return folder
+
+
+class Upstream(Protocol):
+    """A far tier that a store asks before it builds (see remotes/read_through.py)."""
+
+    def fetch(self, key: Key, area: Area) -> Entry | None:
+        """The entry of `key`, verified, trusted, and with all of its blobs put into `area`; else None.
+
+        Never raises because the far side is away, wrong or not trusted: that is logged and is a miss. Raises
+        CapacityError or UnwritableError when `area` has no room.
+        """
+        ...
+
+
+class Guard(Protocol):
+    """Decides whether a store may be used for a result (see local/opening.py). It is pickled with the store."""
+
+    def require(self, key: Key, entry: Entry | None, layouts: Sequence[Layout]) -> None:
+        """Raise ArtifactError if what is, or will be, under `key` may not be used from any of the stores.
+
+        `entry` is what was found; None before a search.
+        """
+        ...
+
+
+class Spill:
+    """A folder with the layout of a store: the one given, which is kept, or a temporary one that is made when it is
+    needed and removed with this object; what a killed process leaves is removed by a later one (temporaries.py).
+    """
+
+    def __init__(self, folder: str | Path | None) -> None:
+        self._area = None if folder is None else Area(folder)
+        self._making = threading.Lock()
+
+    @property
+    def areas(self) -> list[Area]:
+        """The folder, if there is one by now."""
+        return [] if self._area is None else [self._area]
+
+    @property
+    def root(self) -> Path | None:
+        """Where it is, if there is one by now."""
+        return None if self._area is None else self._area.layout.root
+
+    def take(self, reason: Exception | None) -> Area:
+        """The folder, because of what happened in the store. Raises CapacityError where none can be made."""
+        with self._making:
+            if self._area is None:
+                made = ExitStack()
+                try:
+                    folder = made.enter_context(temporary_folder("uncached"))
+                except OSError as error:
+                    raise CapacityError(
+                        f"no room for results: {reason}; nor for a temporary folder: {error}"
+                    ) from error
+                weakref.finalize(self, made.close)
+                self._area = Area(folder)
+                logger().warning("results are not cached but kept in %s for now: %s", folder, str(reason))
+            return self._area

@@ -97,8 +97,7 @@ def _print_nearest(store: Store, subject: _Subject, as_json: bool) -> None:
 
 def _subject(store: Store, text: str) -> _Subject:
     """A bundle folder, or an entry of the store. Raises ArtifactError for what is neither."""
-    from llmc.artifacts.bundle.components import manifest_components
-    from llmc.artifacts.bundle.manifest import read_manifest
+    from llmc.artifacts.bundle.manifest import manifest_components, read_manifest
     from llmc.artifacts.bundle.stored import KIND, read_bundle
 
     if is_bundle(text):

@@ -182,7 +182,7 @@ class _Farm:
             self._submit(replace(slowest.task, again=True), apart)
 
     def _told(self, ref: Any, attempt: _Attempt) -> Told | None:
-        """What a task said; None for one that failed while another attempt of it runs. Raises as `CompileExecutor.compile`."""
+        """What a task said; None for one that failed while another attempt of it runs. Raises as `compile`."""
         from ray import exceptions
 
         shape = attempt.task.shape
