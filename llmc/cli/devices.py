@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import Any
 
 from llmc.cli.options import Command, switch
-from llmc.cli.output import echo
+from llmc.cli.output import echo, print_table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class DevicesCommand(Command):
         cards = [f"{text} ({row['device']})" for row in found for text in row["found"] if not _is_cpu(row)]
         echo(f"cards: {', '.join(cards) or 'none found'}\n")
         header = ("device", "compiles here", "runs here", "run on hardware")
-        _print(header, [(d["device"], _compiles(d), d["runs"], d["hardware"]["text"]) for d in found])
+        print_table(header, [(d["device"], _compiles(d), d["runs"], d["hardware"]["text"]) for d in found])
         for device in found:
             if device["note"]:
                 echo(f"\n{device['device']}: left for the device's own host: {device['note']}")
@@ -46,7 +46,7 @@ class DevicesCommand(Command):
                 form = device["topology_form"]
                 echo(f"\n--device {device['device']}:{form['written']}, for example {form['example']}")
                 header = (form["row"], "memory a device", "devices a chip", form["column"])
-                _print(header, _generations(device["topologies"]))
+                print_table(header, _generations(device["topologies"]))
 
 
 def _is_cpu(row: dict[str, Any]) -> bool:
@@ -66,10 +66,3 @@ def _generations(topologies: Sequence[dict[str, Any]]) -> Iterator[tuple[str, ..
         first = slices[0]
         memory = f"{first['hbm_bytes_per_device'] / (1 << 30):.2f} GiB"
         yield name, memory, str(first["devices"] // first["chips"]), " ".join(t["shape"] for t in slices)
-
-
-def _print(header: tuple[str, ...], rows: Iterator[tuple[str, ...]] | Sequence[tuple[str, ...]]) -> None:
-    table = [header, *rows]
-    widths = [max(len(row[i]) for row in table) for i in range(len(header))]
-    for row in table:
-        echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

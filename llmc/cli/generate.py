@@ -25,7 +25,7 @@ from llmc.cli.options import (
     switch,
     weights_flag,
 )
-from llmc.cli.output import echo, say
+from llmc.cli.output import echo, print_table, say
 from llmc.cli.results import origin_line
 from llmc.cli.run import OnDemandFlags
 from llmc.errors import ArtifactError, CheckpointError, InputError, VerificationError
@@ -243,7 +243,7 @@ def _print_steps(records: list[StepRecord]) -> None:
     drafts = any(r.drafted for r in records)
     if drafts:
         header = (*header, "accepted")
-    table = [header]
+    table: list[tuple[str, ...]] = []
     at = 0
     for (phase, batch, query, _, live, executable), run in rows:
         mean = [
@@ -257,9 +257,7 @@ def _print_steps(records: list[StepRecord]) -> None:
         held = f"{sum(r.accepted for r in run)} of {sum(r.drafted for r in run)}"
         table.append((*cells, held) if drafts else cells)
         at += len(run)
-    widths = [max(len(row[i]) for row in table) for i in range(len(header))]
-    for row in table:
-        echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    print_table(header, table)
 
 
 _NOT_SHOWN = ("n", "best_of", "logprobs", "prompt_logprobs", "output_kind", "structured_outputs", "detokenize")

@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -41,7 +42,6 @@ from llmc.platforms import install_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
 
     from llmc.runtime.startup.opening import EngineOptions
     from llmc.server.events import Event
@@ -172,7 +172,7 @@ class ServeCommand(CaptureFlags):
             with messages.CompileProgress(self.as_json) as shown:
                 return served.open(tell, shown)
 
-        with _JsonEvents() if self.as_json else _Told() as report:
+        with nullcontext(_print_event) if self.as_json else _Told() as report:
             if self.executor != LOCAL:
                 from llmc.server.ray_serve import serve as serve_over_ray
 
@@ -243,21 +243,12 @@ def _keys(flag: str, given: list[str] | None, default: str | None) -> tuple[str,
     return tuple(given)
 
 
-class _JsonEvents:
+def _print_event(event: Event) -> None:
     """One JSON line an event on standard output; progress is asked for at /ready."""
+    from llmc.server.state import Progress
 
-    def __enter__(self) -> _JsonEvents:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        return None
-
-    def __call__(self, event: Event) -> None:
-        from llmc.server.state import Progress
-
-        if not isinstance(event, Progress):
-            line = {"event": type(event).__name__.lower(), **asdict(event)}
-            echo(json.dumps(line))
+    if not isinstance(event, Progress):
+        echo(json.dumps({"event": type(event).__name__.lower(), **asdict(event)}))
 
 
 class _Told:
@@ -272,7 +263,7 @@ class _Told:
     def __enter__(self) -> _Told:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self._close_bars()
 
     def __call__(self, event: Event) -> None:

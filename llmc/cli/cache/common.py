@@ -1,17 +1,15 @@
-"""Shared by the commands of `llmc cache`: common flags and printing."""
+"""Shared by the commands of `llmc cache`: what they open, and printing."""
 
 from __future__ import annotations
 
 import json
 import os
 import time
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmc.cli.output import echo
 from llmc.paths import is_dir
-from llmc.shown import shown
 
 if TYPE_CHECKING:
     from llmc.artifacts.store.store import Store
@@ -38,15 +36,6 @@ def bundle_folder(text: str, store: Store) -> Path:
     from llmc.settings import Settings
 
     return resolve(text, Settings.from_environment(), store)
-
-
-def print_table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Columns apart by two spaces; the last one is not padded."""
-    table = [[shown(cell) for cell in row] for row in (titles, *rows)]
-    widths = [max(len(row[column]) for row in table) for column in range(len(titles) - 1)]
-    for row in table:
-        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
-        echo("  ".join([*cells, row[-1]]).rstrip())
 
 
 def print_json(value: object) -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmc.buckets.warmup.sizes import size_text
-from llmc.cli.cache.common import count_text, open_cache, print_json, print_table
+from llmc.cli.cache.common import count_text, open_cache, print_json
 from llmc.cli.options import Command, argument, flag, store_flag, switch
-from llmc.cli.output import echo
+from llmc.cli.output import echo, print_table
 from llmc.errors import ArtifactError, InputError
 from llmc.paths import expanded
 

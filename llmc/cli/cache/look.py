@@ -15,11 +15,10 @@ from llmc.cli.cache.common import (
     is_bundle,
     open_cache,
     print_json,
-    print_table,
     show_value,
 )
 from llmc.cli.options import Command, argument, flag, store_flag, switch
-from llmc.cli.output import echo
+from llmc.cli.output import echo, print_table
 from llmc.errors import ArtifactError, InputError
 from llmc.paths import is_dir
 
@@ -65,9 +64,7 @@ class CacheShowCommand(Command):
         if self.executable is not None or self.output is not None:
             raise InputError("--executable and --output belong to --stablehlo or --hlo: add one of them")
         if self.sbom:
-            from llmc.cli.cache.sbom import print_sbom
-
-            print_sbom(self.what, self.cache_dir)
+            self._print_sbom()
             return
         if is_bundle(self.what):
             from llmc.artifacts.bundle.manifest import read_manifest
@@ -87,6 +84,19 @@ class CacheShowCommand(Command):
             print_json(entry_json(entry))
         else:
             _print_entry(entry)
+
+    def _print_sbom(self) -> None:
+        """The bill of materials of a bundle, or of a bundle's entry in the store. Raises ArtifactError."""
+        from llmc.artifacts.bundle.manifest import read_manifest
+        from llmc.artifacts.bundle.sbom import bill_of_materials
+        from llmc.artifacts.bundle.stored import read_bundle
+
+        store = open_cache(self.cache_dir)
+        if is_bundle(self.what):
+            manifest = read_manifest(bundle_folder(self.what, store))
+        else:
+            manifest, _ = read_bundle(store, store.find(self.what))
+        print_json(bill_of_materials(manifest))
 
 
 @dataclass(frozen=True, kw_only=True)

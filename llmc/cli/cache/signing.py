@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from llmc.cli.cache.common import is_bundle, open_cache, print_json, print_table
+from llmc.cli.cache.common import is_bundle, open_cache, print_json
 from llmc.cli.options import Command, argument, flag, store_flag, switch
-from llmc.cli.output import echo
+from llmc.cli.output import echo, print_table
 from llmc.errors import CapacityError, InputError
 from llmc.paths import expanded
 

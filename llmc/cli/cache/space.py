@@ -17,10 +17,9 @@ from llmc.cli.cache.common import (
     is_bundle,
     open_cache,
     print_json,
-    print_table,
 )
 from llmc.cli.options import Command, argument, flag, store_flag, switch
-from llmc.cli.output import echo
+from llmc.cli.output import echo, print_table
 from llmc.cli.quantities import duration, size
 from llmc.errors import ArtifactError
 
