@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from llmc.api.certificates import certify as certify
     from llmc.api.figures import evaluate as evaluate
     from llmc.api.figures import measure as measure
+    from llmc.api.warming import warm_up as warm_up
     from llmc.runtime.bundle import Bundle as Bundle
     from llmc.runtime.engine.outputs import CompletionOutput as CompletionOutput
     from llmc.runtime.engine.outputs import RequestOutput as RequestOutput
@@ -52,6 +53,7 @@ _HOMES = {
     "measure": "llmc.api.figures",
     "plan": "llmc.api",
     "prepare": "llmc.api",
+    "warm_up": "llmc.api.warming",
 }
 __all__ = [
     "LLM",
@@ -71,6 +73,7 @@ __all__ = [
     "measure",
     "plan",
     "prepare",
+    "warm_up",
 ]
 
 

@@ -269,7 +269,11 @@ Asked = tuple[Any, "SamplingParams"]
 def parse(text: str, source: str, flags: Mapping[str, Any]) -> list[Asked]:
     """JSON lines when the first line is a JSON object, else each line is a prompt; `flags` are sampling parameters.
 
-    Raises InputError, naming `source`, the line and what is wrong with it.
+        line     = {"prompt": text | [token id, …]} | {"messages": [message, …]}, with members that SamplingParams has
+        message  = {"role": …, "content": …}
+
+    A member of a line wins over the flag of its name. Members that are unknown, or that one printed text could not
+    show, are refused. Raises InputError, naming `source`, the line and what is wrong with it.
     """
     from llmc.runtime.engine.sampling import SamplingParams
 

@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from llmc.runtime.bundle import Bundle
-    from llmc.runtime.engine.generator import Generator
-    from llmc.runtime.startup.beside import BesideWarming, RanBeside
+    from llmc.runtime.startup.beside import RanBeside
     from llmc.runtime.startup.capturing import CaptureChoice
     from llmc.runtime.startup.opening import EngineOptions
     from llmc.runtime.startup.outcome import Outcome
@@ -111,7 +110,7 @@ class WarmupCommand(CaptureFlags):
             given += ["--enforce-eager"] * self.enforce_eager + list(self.choice(settings).flags)
             if given:
                 raise InputError(f"{given[0]} is for models that generate; leave it out for a bundle to {opened.task}")
-            found = _pooled(opened, self.threads, self.as_json and not sys.stderr.isatty())
+            found = _warmed(opened, EngineOptions(self.threads), self.as_json and not sys.stderr.isatty())
             _shown(found, self.bundle, opened, self.as_json)
             return
         if self.weights is not None:
@@ -132,7 +131,7 @@ class WarmupCommand(CaptureFlags):
             wanted = CertifyOptions(self.requests or REQUESTS, self.seed or 0, uses, choice)
             certify_bundle(self.bundle, opened, self.certify, self.sign, options, wanted, self.as_json, hidden)
             return
-        _shown(_warmed(opened, options, uses, choice, hidden), self.bundle, opened, self.as_json)
+        _shown(_warmed(opened, options, hidden, uses, choice), self.bundle, opened, self.as_json)
 
 
 def _shown(found: Outcome, bundle: str, opened: Bundle, as_json: bool) -> None:
@@ -151,48 +150,16 @@ def _shown(found: Outcome, bundle: str, opened: Bundle, as_json: bool) -> None:
 
 
 def _warmed(
-    bundle: Bundle, options: EngineOptions, uses: Mapping[Bucket, int] | None, choice: CaptureChoice, hidden: bool
-) -> Outcome:
-    from llmc.runtime.startup.beside import BesideWarming
-    from llmc.runtime.startup.capturing import Capturing
-    from llmc.runtime.startup.opening import open_executor, open_generator
-    from llmc.runtime.startup.outcome import Outcome
-    from llmc.runtime.startup.warming import Warming
+    bundle: Bundle, options: EngineOptions, hidden: bool, uses: Mapping[Bucket, int] | None = None,
+    choice: CaptureChoice | None = None,
+) -> Outcome:  # fmt: skip
+    from llmc.api.warming import warm_up
 
-    generator: Generator | None = None
-    executor = open_executor(bundle, options)
-
-    def beside() -> BesideWarming:
-        nonlocal generator
-        generator = open_generator(bundle, executor, options)
-        return BesideWarming(generator, bundle.plan)
-
-    try:
-        capturing = Capturing.of(executor, bundle.plan, choice)
-        found = Outcome(executor, Warming(executor, bundle.plan, uses=uses), capturing, beside)
-        with sigterm_interrupts(), messages.StepProgress("warm up", hidden) as bar:
-            found.run(lambda ran, done, total: bar(_line(ran, found), done, total))
-    finally:
-        if generator is not None:
-            generator.close()
-        executor.close()
-    return found
-
-
-def _pooled(bundle: Bundle, threads: int | None, hidden: bool) -> Outcome:
-    """The same of a bundle without a cache."""
-    from llmc.runtime.pooling.pooler import Pooler
-    from llmc.runtime.startup.outcome import Outcome
-    from llmc.runtime.startup.pool_warming import PoolWarming
-
-    pooler = Pooler(bundle, threads)
-    try:
-        found = Outcome(pooler.encoder, PoolWarming(pooler), names={"prompt": bundle.task})
-        with sigterm_interrupts(), messages.StepProgress("warm up", hidden) as bar:
-            found.run(lambda ran, done, total: bar(_line(ran, found), done, total))
-    finally:
-        pooler.close()
-    return found
+    with sigterm_interrupts(), messages.StepProgress("warm up", hidden) as bar:
+        return warm_up(
+            bundle, options, uses=uses, choice=choice,
+            report=lambda found, ran, done, total: bar(_line(ran, found), done, total),
+        )  # fmt: skip
 
 
 def _line(ran: Warmed | Bucket | RanBeside, found: Outcome) -> str:

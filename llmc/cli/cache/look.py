@@ -119,8 +119,9 @@ class CacheVerifyCommand(Command):
     def run(self) -> None:
         said, extra = "", dict[str, object]()
         if self.bundle is not None:
+            from llmc.api.signing import signature_status
             from llmc.artifacts.bundle.reader import BundleFiles
-            from llmc.cli.cache.signing import signature_status, signature_text
+            from llmc.cli.cache.signing import signature_text
 
             files = BundleFiles.open(bundle_folder(self.bundle, open_cache(self.cache_dir)))
             errors = files.verify()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,14 +11,12 @@ import typer
 from llmc.cli.cache.common import is_bundle, open_cache, print_json
 from llmc.cli.options import Command, argument, flag, store_flag, switch
 from llmc.cli.output import echo, print_table
-from llmc.errors import CapacityError, InputError
+from llmc.errors import InputError
 from llmc.paths import expanded
 
 if TYPE_CHECKING:
-    from llmc.artifacts.bundle.reader import BundleFiles
     from llmc.artifacts.signing.signer import Signer
     from llmc.artifacts.signing.trusted import TrustedKeys
-    from llmc.artifacts.store.store import Store
     from llmc.settings import Settings
 
 
@@ -42,20 +39,20 @@ class CacheSignCommand(Command):
     as_json: bool = switch("--json", "Print JSON.")
 
     def run(self) -> None:
+        from llmc.api.signing import sign_bundle, sign_entry
+
         signer = signer_of(self.private)
         store = open_cache(self.cache_dir)
-        signed = [
-            _sign_bundle(signer, store, item) if is_bundle(item) else _sign_entry(signer, store, item)
-            for item in self.what
-        ]
+        signed = [(sign_bundle if is_bundle(item) else sign_entry)(signer, store, item) for item in self.what]
+        for one in signed:
+            if one.not_stored:
+                echo(f"llmc: signed in {one.what} only, not in the store: {one.not_stored}", err=True)
         if self.as_json:
-            print_json({"key": signer.public.id, "signed": signed})
+            found = [{"what": o.what, "kind": o.kind, "digest": o.digest, "stored": o.stored} for o in signed]
+            print_json({"key": signer.public.id, "signed": found})
             return
-        for item in signed:
-            echo(
-                f"{item['what']}: signed by key {signer.public.short}"
-                + (", in the store too" if item["stored"] else "")
-            )
+        for one in signed:
+            echo(f"{one.what}: signed by key {signer.public.short}" + (", in the store too" if one.stored else ""))
 
 
 def signer_of(private: Path | None) -> Signer:
@@ -73,79 +70,6 @@ def signer_of(private: Path | None) -> Signer:
     if passphrase is None and is_terminal() and is_encrypted(read_private(path)):
         passphrase = str(typer.prompt(f"Passphrase of {path}", hide_input=True, err=True))
     return Signer.load(path, passphrase)
-
-
-def _sign_bundle(signer: Signer, store: Store, folder: str) -> dict[str, Any]:
-    """Sign a bundle folder, and the same bundle in the store if it is there."""
-    from llmc.artifacts.atomic_write import UnwritableError
-    from llmc.artifacts.bundle.reader import BundleFiles
-    from llmc.artifacts.bundle.stored import bundle_key, publish_bundle, read_bundle
-    from llmc.artifacts.bundle.writer import write_signature
-
-    files = BundleFiles.open(folder)
-    content = files.manifest.to_bytes()
-    write_signature(files.folder, signer.sign(content, files.signature))
-    entry = store.lookup(bundle_key(files.manifest))
-    stored = entry is not None
-    if entry is not None:
-        manifest, there = read_bundle(store, entry)
-        try:
-            publish_bundle(store, manifest, signer.sign(content, there))
-        except (CapacityError, UnwritableError) as error:
-            echo(f"llmc: signed in {folder} only, not in the store: {error}", err=True)
-            stored = False
-    return {"what": folder, "kind": "bundle", "digest": files.manifest.digest, "stored": stored}
-
-
-def _sign_entry(signer: Signer, store: Store, prefix: str) -> dict[str, Any]:
-    """Sign what is in the store under a key."""
-    from llmc.artifacts.bundle.stored import KIND, publish_bundle, read_bundle
-    from llmc.artifacts.store.entries import Entries, entry_body
-
-    entry = store.find(prefix)
-    if entry.key.is_local:
-        raise InputError(f"{entry.key.kind} {entry.key.short} never leaves this machine, so nobody needs it signed")
-    if entry.key.kind == KIND:
-        manifest, there = read_bundle(store, entry)
-        publish_bundle(store, manifest, signer.sign(manifest.to_bytes(), there))
-    else:
-        signature = json.loads(signer.sign(entry_body(entry), entry.envelope))
-        Entries(store.layout).adopt(entry._replace(signature=signature))
-    return {
-        "what": f"{entry.key.kind} {entry.key.short}",
-        "kind": entry.key.kind,
-        "digest": entry.key.digest,
-        "stored": True,
-    }
-
-
-def signature_status(files: BundleFiles) -> tuple[dict[str, Any], list[str]]:
-    """A bundle's signature status, and what is wrong with it, also if it is missing.
-
-    `{"status": "trusted" | "unknown" | "invalid" | "none", "keys": [id, …], "name": name of the trusted key | None}`
-    """
-    from llmc.artifacts.bundle.native import code_of_bundle
-    from llmc.artifacts.bundle.trust import UntrustedError
-    from llmc.artifacts.signing.keyring import Keyring, Verdict
-    from llmc.settings import Settings
-
-    keyring = Keyring.from_settings(Settings.from_environment())
-    content, signature, origin = files.manifest.to_bytes(), files.signature, str(files.folder)
-    verdict = Verdict(None, ())
-    try:
-        if signature is not None:
-            verdict = keyring.check(content, signature, origin)
-        if keyring.require_signatures:
-            native = code_of_bundle(files.manifest) is not None
-            keyring.require(content, signature, native=native, origin=origin)
-    except UntrustedError as error:
-        errors = [str(error)]
-    else:
-        errors = []
-    if verdict.key is not None:
-        return {"status": "trusted", "keys": [verdict.key.key.id], "name": verdict.key.name}, errors
-    status = "unknown" if verdict.claimed else "none" if signature is None else "invalid"
-    return {"status": status, "keys": list(verdict.claimed), "name": None}, errors
 
 
 def signature_text(found: dict[str, Any]) -> str:
