@@ -42,7 +42,6 @@ STOPS = {
     "llmc.errors": "words for people",
     "llmc.registry": "finds what others name",
     "llmc.settings": "settings that a result depends on are components by value",
-    "llmc.variables": "reads what settings hold",
     "llmc.artifacts": "moves bytes by digest; a change of how keys or formats are written changes keys or schema",
     "llmc.compiler.code": "what is written here is in every `code`",
     "llmc.compiler.estimates.durations": "times are estimated by it, and nothing is made of them",
