@@ -37,7 +37,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[FakeTarget]:
 
 
 @pytest.mark.parametrize("device", ["fake", "fake:portable"])
-@pytest.mark.parametrize("more", [(), ("--max-compile-time", "1h"), ("--dry-run",), ("--emit", "lowered")], ids=str)
+@pytest.mark.parametrize("more", [(), ("--dry-run",), ("--emit", "lowered"), ("--emit", "key")], ids=str)
 def test_a_command_line_opens_its_target_once(
     toy: Toy, opened: list[FakeTarget], device: str, more: tuple[str, ...]
 ) -> None:
