@@ -46,11 +46,7 @@ class CaptureFlags(Command):
         from llmc.buckets.warmup.options import CaptureOptions
         from llmc.runtime.startup.capturing import CaptureChoice
 
-        typed = {
-            name: value
-            for name, value in ((one.name, getattr(self, one.name)) for one in fields(CaptureFlags))
-            if value is not None
-        }
+        typed = self.values(*(one.name for one in fields(CaptureFlags)))
         spelled = {name: f"--{name.replace('_', '-')}" for name in typed}
         given: dict[str, Any] = {
             name: fraction(spelled[name], v) if name in _SHARES else v for name, v in typed.items()

@@ -13,8 +13,6 @@ from llmc.cli.output import echo
 from llmc.compiler.estimates.estimate import Estimate
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from llmc.artifacts.bundle.reader import BundleFiles
     from llmc.artifacts.key import Key
     from llmc.artifacts.store.store import Store
