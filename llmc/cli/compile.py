@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmc.cli import output as console
+from llmc.cli.finishing import finish_instead
 from llmc.cli.options import DeviceOptions, argument, device_flag, flag, one_of, store_flag, switch, task_flag
 from llmc.cli.output import CompileProgress, close_bars, echo
 from llmc.cli.planning import PlanningFlags
@@ -17,12 +18,12 @@ from llmc.compiler.options import LOCAL
 from llmc.compiler.targets.declared import offered
 from llmc.errors import InputError, LlmcError
 from llmc.paths import expanded, is_dir
+from llmc.settings import Settings
 
 if TYPE_CHECKING:
     from llmc.artifacts.store.store import Store
     from llmc.compiler.options import CompileOptions
     from llmc.compiler.pipeline.compilation import Compilation
-    from llmc.settings import Settings
 
 _NUMBERS, _ADAPTERS, _HYBRIDS = "Numbers and graphs", "LoRA adapters", "Hybrids"
 _WHERE, _OUTCOME = "Where it compiles", "Checks and outcome"
@@ -134,10 +135,8 @@ class CompileCommand(DeviceOptions, PlanningFlags):
 
     def run(self) -> None:
         from llmc.artifacts.local.opening import open_store
-        from llmc.cli.finishing import finish_instead
         from llmc.compiler.options import CompileOptions
         from llmc.compiler.pipeline.compilation import Compilation
-        from llmc.settings import Settings
 
         if self.jobs is not None and self.jobs < 1:
             raise InputError(f"--jobs {self.jobs} must be at least 1")

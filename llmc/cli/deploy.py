@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from llmc.cli.options import Command, argument, device_flag, flag, store_flag, switch
 from llmc.cli.output import echo
 from llmc.errors import InputError
+from llmc.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -109,7 +110,6 @@ def _bundle(bundle: str | None, cache_dir: Path | None) -> Mapping[str, Any]:
     from llmc.artifacts.local.references import resolve
     from llmc.deploy.facts import Facts
     from llmc.runtime.bundle import Bundle
-    from llmc.settings import Settings
 
     settings = Settings.from_environment()
     folder = resolve(bundle, settings, open_store(cache_dir, settings))

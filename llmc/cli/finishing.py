@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 from llmc.cli import output as console
 from llmc.cli.output import echo
 from llmc.cli.results import finished_lines
+from llmc.settings import Settings
 
 if TYPE_CHECKING:
     from llmc.artifacts.store.store import Store
     from llmc.compiler.options import CompileOptions
     from llmc.compiler.pipeline.finish import FinishResult
     from llmc.runtime.bundle import Bundle
-    from llmc.settings import Settings
 
 
 def finish_instead(output: Path | None, cache_dir: Path | None, options: CompileOptions, as_json: bool) -> bool:
@@ -24,7 +24,6 @@ def finish_instead(output: Path | None, cache_dir: Path | None, options: Compile
     whether that was so. Raises what `finish_bundle` raises."""
     from llmc.artifacts.local.opening import open_store
     from llmc.compiler.pipeline.finish import is_finishable
-    from llmc.settings import Settings
 
     if output is None or not is_finishable(output):
         return False

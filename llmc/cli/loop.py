@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from llmc.cli.interrupts import sigterm_interrupts
 from llmc.cli.options import Command, argument, flag, store_flag, switch
-from llmc.cli.output import echo
+from llmc.cli.output import CompileProgress, echo
 from llmc.cli.quantities import duration, fraction
 from llmc.errors import InputError
+from llmc.settings import Settings
 
 if TYPE_CHECKING:
     from llmc.loop.rounds import Round
@@ -57,12 +59,9 @@ class LoopCommand(Command):
 
     def run(self) -> None:
         from llmc.artifacts.local.opening import open_store
-        from llmc.cli.interrupts import sigterm_interrupts
-        from llmc.cli.output import CompileProgress
         from llmc.loop.client import Client
         from llmc.loop.folder import Folder
         from llmc.loop.rounds import Asked, run_round
-        from llmc.settings import Settings
 
         settings = Settings.from_environment()
         if self.server is not None and self.bundle is not None:

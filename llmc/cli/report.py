@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from llmc.cli.certifying import certificate_lines
 from llmc.cli.options import Command, bundle_argument, flag, store_flag
 from llmc.cli.output import echo
+from llmc.cli.results import accuracy_line, verified_line
 from llmc.errors import ArtifactError
+from llmc.settings import Settings
 
 if TYPE_CHECKING:
     from llmc.runtime.bundle import Bundle
@@ -40,7 +43,6 @@ class ReportCommand(Command):
         from llmc.artifacts.local.references import resolve
         from llmc.buckets.files import write_text
         from llmc.runtime.bundle import Bundle
-        from llmc.settings import Settings
 
         settings = Settings.from_environment()
         found = Bundle.open(resolve(self.bundle, settings, open_store(self.cache_dir, settings)), settings)
@@ -52,7 +54,6 @@ class ReportCommand(Command):
 
 
 def _lines(bundle: Bundle, compiled: Path | None, traffic: Path | None, certificate: Path | None) -> Iterator[str]:
-    from llmc.cli.results import accuracy_line, verified_line
     from llmc.deploy.quoting import as_markdown
 
     manifest, verification = bundle.manifest, bundle.manifest.verification
@@ -117,7 +118,6 @@ def _waste(bundle: Bundle, file: Path) -> str:
 
 def _certified(bundle: Bundle, file: Path) -> str:
     """What a certificate says. Raises ArtifactError for one of another bundle; who vouches for it is not asked here."""
-    from llmc.cli.certifying import certificate_lines
     from llmc.runtime.certificate.document import read_file
 
     made, _, signature = read_file(file)

@@ -11,6 +11,7 @@ from llmc.artifacts.digest import parse
 from llmc.buckets.files import write_text
 from llmc.cli.output import echo
 from llmc.compiler.estimates.estimate import Estimate
+from llmc.settings import Settings
 
 if TYPE_CHECKING:
     from llmc.artifacts.bundle.reader import BundleFiles
@@ -201,7 +202,6 @@ def accuracy_line(verification: Mapping[str, Any]) -> str | None:
 def origin_line(bundle: str, files: BundleFiles, store: Store | None = None) -> str:
     """One line about where the outcome that a bundle records comes from; `store` is the environment's by default."""
     from llmc.artifacts.local.origins import origin_words, verification_origin
-    from llmc.settings import Settings
 
     origin = verification_origin(files, store, Settings.from_environment())
     again = f"; `llmc verify {bundle}` does it again here" if origin.name == "unsigned" else ""

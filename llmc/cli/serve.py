@@ -39,6 +39,7 @@ from llmc.cli.quantities import duration, size
 from llmc.compiler.options import EXECUTORS, LOCAL
 from llmc.errors import InputError, UnknownNameError
 from llmc.platforms import install_line
+from llmc.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
     from llmc.server.events import Event
     from llmc.server.ray_serve import Fleet
     from llmc.server.state import Progress, ServerConfig
-    from llmc.settings import Settings
 
 
 _COMPILE, _OTHERS = "For a MODEL", "Other bundles"
@@ -149,7 +149,6 @@ class ServeCommand(CaptureFlags):
     def run(self) -> None:
         from llmc.api.serving import ServedModel
         from llmc.artifacts.local.opening import open_store
-        from llmc.settings import Settings
 
         settings = Settings.from_environment()
         config, run, options = self._config(settings), self._engine(), self._compile_options()

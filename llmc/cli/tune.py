@@ -15,6 +15,7 @@ from llmc.cli.interrupts import EXIT, sigterm_interrupts
 from llmc.cli.options import Command, bundle_argument, device_flag, flag, store_flag, switch
 from llmc.cli.output import echo
 from llmc.errors import InputError
+from llmc.settings import Settings
 
 if TYPE_CHECKING:
     from llmc.compiler.pipeline.tune import TuneResult
@@ -48,7 +49,6 @@ class TuneCommand(Command):
         from llmc.artifacts.local.references import resolve
         from llmc.compiler.pipeline.tune import tune_bundle
         from llmc.runtime.bundle import Bundle
-        from llmc.settings import Settings
 
         settings = Settings.from_environment()
         store = open_store(self.cache_dir, settings)

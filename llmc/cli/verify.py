@@ -7,9 +7,12 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from llmc.cli.certifying import check_certificate
 from llmc.cli.options import Command, bundle_argument, flag, store_flag, switch
-from llmc.cli.output import echo
+from llmc.cli.output import CompileProgress, echo
+from llmc.cli.results import accuracy_line, verified_line
 from llmc.errors import InputError
+from llmc.settings import Settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,19 +51,15 @@ class VerifyCommand(Command):
         from llmc.artifacts.local.opening import open_store
         from llmc.artifacts.local.origins import Origin, origin_words
         from llmc.artifacts.local.references import resolve
-        from llmc.cli.output import CompileProgress
-        from llmc.cli.results import accuracy_line, verified_line
         from llmc.compiler.pipeline.bind import bound
         from llmc.compiler.pipeline.compile import VerifyReport
         from llmc.compiler.pipeline.reverify import verify_again
-        from llmc.settings import Settings
 
         settings = Settings.from_environment()
         folder = resolve(self.bundle, settings, open_store(self.cache_dir, settings))
         if self.certificate is not None:
             if self.reference is not None or self.every:
                 raise InputError("--certificate runs nothing: leave out --reference and --all")
-            from llmc.cli.certifying import check_certificate
             from llmc.runtime.bundle import Bundle
 
             check_certificate(self.bundle, Bundle.open(folder), self.certificate, self.allow_unsigned, self.as_json)

@@ -13,6 +13,8 @@ import typer
 from llmc.buckets.bucket import Bucket
 from llmc.cli import output as messages
 from llmc.cli.capturing import UNCAPTURED_SHOWN, CaptureFlags
+from llmc.cli.certifying import certify_bundle
+from llmc.cli.finishing import finish_first
 from llmc.cli.interrupts import EXIT, sigterm_interrupts
 from llmc.cli.options import (
     bundle_argument,
@@ -27,6 +29,7 @@ from llmc.cli.options import (
 from llmc.cli.output import echo
 from llmc.cli.planning import uses_in
 from llmc.errors import InputError, LlmcError
+from llmc.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -94,10 +97,8 @@ class WarmupCommand(CaptureFlags):
     def run(self) -> None:
         from llmc.artifacts.local.opening import open_store
         from llmc.artifacts.local.references import resolve
-        from llmc.cli.finishing import finish_first
         from llmc.runtime.bundle import Bundle
         from llmc.runtime.startup.opening import EngineOptions
-        from llmc.settings import Settings
 
         asked = list(self.values("requests", "seed", "sign"))
         if asked and self.certify is None:
@@ -125,7 +126,6 @@ class WarmupCommand(CaptureFlags):
         options = EngineOptions(self.threads, enforce_eager=self.enforce_eager)
         hidden = messages.verbose or (self.as_json and not sys.stderr.isatty())
         if self.certify is not None:
-            from llmc.cli.certifying import certify_bundle
             from llmc.runtime.certificate.certifying import CertifyOptions
 
             wanted = CertifyOptions(self.requests or REQUESTS, self.seed or 0, uses, choice)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from llmc.cli.output import echo
 from llmc.paths import is_dir
+from llmc.settings import Settings
 
 if TYPE_CHECKING:
     from llmc.artifacts.store.store import Store
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 def open_cache(cache_dir: Path | None) -> Store:
     """The store a command works on."""
     from llmc.artifacts.local.opening import open_store
-    from llmc.settings import Settings
 
     return open_store(cache_dir, Settings.from_environment())
 
@@ -33,7 +33,6 @@ def is_bundle(text: str) -> bool:
 def bundle_folder(text: str, store: Store) -> Path:
     """The folder of a bundle: as given, or where the bundle of a reference is checked out."""
     from llmc.artifacts.local.references import resolve
-    from llmc.settings import Settings
 
     return resolve(text, Settings.from_environment(), store)
 

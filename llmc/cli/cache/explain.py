@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from llmc.cli.cache.common import bundle_folder, is_bundle, open_cache, print_json, show_value
 from llmc.cli.options import Command, argument, store_flag, switch
 from llmc.cli.output import echo
-from llmc.errors import InputError
+from llmc.errors import ArtifactError, InputError
 
 if TYPE_CHECKING:
     from llmc.artifacts.key import Difference, Value
@@ -123,7 +123,6 @@ def _nearest(store: Store, subject: _Subject) -> _Subject | None:
     """The bundle of the store, or its entry of the same kind, with the fewest differing components."""
     from llmc.artifacts.bundle.stored import KIND
     from llmc.artifacts.key import Key
-    from llmc.errors import ArtifactError
 
     if subject.kind != KIND:
         near = store.nearest(Key(subject.kind, subject.components))

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 from llmc.buckets.warmup.sizes import size_text
 from llmc.cli.cache.common import count_text, open_cache, print_json
 from llmc.cli.options import Command, argument, flag, store_flag, switch
-from llmc.cli.output import echo, print_table
+from llmc.cli.output import TransferProgress, echo, print_table
 from llmc.errors import ArtifactError, InputError
 from llmc.paths import expanded
+from llmc.settings import Settings, variables
 
 if TYPE_CHECKING:
     from llmc.artifacts.foreign.base import ForeignCache
@@ -53,7 +54,6 @@ class CachePackCommand(Command):
         from llmc.artifacts.foreign import foreign_cache
         from llmc.artifacts.foreign.facts import parse_facts
         from llmc.artifacts.foreign.packing import pack as pack_folder
-        from llmc.cli.output import TransferProgress
 
         cache = foreign_cache(self.name)
         facts = parse_facts(self.fact or (), "--fact")
@@ -107,7 +107,6 @@ class CacheUnpackCommand(Command):
         from llmc.artifacts.foreign.contents import read_contents
         from llmc.artifacts.foreign.facts import parse_facts
         from llmc.artifacts.foreign.unpacking import compare_with_host
-        from llmc.settings import variables
 
         if self.keep and self.replace:
             raise InputError("--keep and --replace contradict each other: give one of them")
@@ -132,8 +131,6 @@ def _entry(store: Store, source: str, allow_unsigned: bool) -> Entry:
     from llmc.artifacts.oci.archive import import_archive, is_archive_name
     from llmc.artifacts.oci.reference import is_reference
     from llmc.artifacts.signing.keyring import Keyring
-    from llmc.cli.output import TransferProgress
-    from llmc.settings import Settings
 
     settings = Settings.from_environment()
     trust = Keyring.from_settings(settings, allow_unsigned)
@@ -185,7 +182,6 @@ def _place(
     store: Store, cache: ForeignCache, contents: Contents, folder: Path, keep: bool, replace: bool
 ) -> Unpacked:  # fmt: skip
     from llmc.artifacts.foreign.unpacking import unpack as unpack_entry
-    from llmc.cli.output import TransferProgress
 
     with TransferProgress("unpack") as progress:
         return unpack_entry(

@@ -19,8 +19,10 @@ from llmc.cli.cache.common import (
 )
 from llmc.cli.options import Command, argument, flag, store_flag, switch
 from llmc.cli.output import echo, print_table
+from llmc.cli.results import origin_line
 from llmc.errors import ArtifactError, InputError
 from llmc.paths import is_dir
+from llmc.settings import Settings
 
 if TYPE_CHECKING:
     from llmc.artifacts.bundle.manifest import Manifest
@@ -188,7 +190,6 @@ def _print_entry(entry: Entry) -> None:
 def _origin(what: str, folder: Path, store: Store | None) -> str | None:
     """Where the outcome that a bundle records comes from; of a manifest's file alone there is nothing to say."""
     from llmc.artifacts.bundle.reader import BundleFiles
-    from llmc.cli.results import origin_line
 
     if not is_dir(folder):
         return None
@@ -266,7 +267,6 @@ class CacheListCommand(Command):
         if self.plot is not None:
             from llmc.artifacts.overview import draw
             from llmc.artifacts.signing.keyring import Keyring
-            from llmc.settings import Settings
 
             draw(self.plot, survey, Keyring.from_settings(Settings.from_environment()), _summary)
             echo(f"wrote {self.plot}", err=True)

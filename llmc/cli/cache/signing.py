@@ -13,11 +13,11 @@ from llmc.cli.options import Command, argument, flag, store_flag, switch
 from llmc.cli.output import echo, print_table
 from llmc.errors import InputError
 from llmc.paths import expanded
+from llmc.settings import Settings
 
 if TYPE_CHECKING:
     from llmc.artifacts.signing.signer import Signer
     from llmc.artifacts.signing.trusted import TrustedKeys
-    from llmc.settings import Settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,6 @@ def signer_of(private: Path | None) -> Signer:
     """The signer of a private key, by default that of LLMC_SIGNING_KEY; a passphrase is asked for on a terminal."""
     from llmc.artifacts.signing.keys import is_encrypted, read_private
     from llmc.artifacts.signing.signer import Signer
-    from llmc.settings import Settings
 
     settings = Settings.from_environment()
     given = private or settings.signing_key
@@ -195,6 +194,5 @@ def is_terminal() -> bool:
 
 
 def _settings() -> Settings:
-    from llmc.settings import Settings
 
     return Settings.from_environment()

@@ -19,7 +19,7 @@ from llmc.cli.cache.common import (
     print_json,
 )
 from llmc.cli.options import Command, argument, flag, store_flag, switch
-from llmc.cli.output import echo, print_table
+from llmc.cli.output import ReadingProgress, close_bars, echo, print_table
 from llmc.cli.quantities import duration, size
 from llmc.errors import ArtifactError
 
@@ -59,7 +59,6 @@ class CacheCollectCommand(Command):
     def run(self) -> None:
         from llmc.artifacts.gc.collect import collect
         from llmc.artifacts.temporaries import sweep
-        from llmc.cli.output import ReadingProgress, close_bars
 
         limit, age = size("--max-size", self.max_size), duration("--max-age", self.max_age)
         layout = open_cache(self.cache_dir).layout

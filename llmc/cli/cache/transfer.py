@@ -18,8 +18,9 @@ from llmc.cli.cache.common import (
     print_json,
 )
 from llmc.cli.options import Command, argument, flag, store_flag, switch
-from llmc.cli.output import echo
+from llmc.cli.output import TransferProgress, echo
 from llmc.errors import ArtifactError, InputError
+from llmc.settings import Settings
 
 if TYPE_CHECKING:
     from llmc.artifacts.remotes.base import TransferReport
@@ -68,8 +69,6 @@ class CachePushCommand(Command):
         from llmc.artifacts.oci.reference import is_reference
         from llmc.artifacts.remotes.base import JOBS
         from llmc.artifacts.remotes.urls import address
-        from llmc.cli.output import TransferProgress
-        from llmc.settings import Settings
 
         settings = Settings.from_environment()
         if self.key is not None:
@@ -129,8 +128,6 @@ class CachePullCommand(Command):
         from llmc.artifacts.remotes.base import JOBS
         from llmc.artifacts.remotes.urls import address
         from llmc.artifacts.signing.keyring import Keyring
-        from llmc.cli.output import TransferProgress
-        from llmc.settings import Settings
 
         settings = Settings.from_environment()
         trust: Keyring = Keyring.from_settings(settings, self.allow_unsigned)
@@ -192,7 +189,6 @@ class CacheExportCommand(Command):
 
     def run(self) -> None:
         from llmc.artifacts.oci.archive import export_images
-        from llmc.cli.output import TransferProgress
 
         if self.as_json and self.file == STREAM:
             raise InputError("--json and the archive cannot both go to standard output; name a file")
@@ -235,8 +231,6 @@ class CacheImportCommand(Command):
         from llmc.artifacts.local.opening import open_store
         from llmc.artifacts.oci.archive import import_archive
         from llmc.artifacts.signing.keyring import Keyring
-        from llmc.cli.output import TransferProgress
-        from llmc.settings import Settings
 
         settings = Settings.from_environment()
         store = open_store(self.cache_dir, settings)

@@ -11,6 +11,7 @@ from llmc.cli import output
 from llmc.cli.capturing import UNCAPTURED_SHOWN, CaptureFlags
 from llmc.cli.options import argument, device_flag, flag, switch
 from llmc.cli.output import echo
+from llmc.cli.planning import traffic_of
 from llmc.cli.quantities import size
 from llmc.errors import InputError
 from llmc.settings import Settings
@@ -110,7 +111,6 @@ class PlanCaptureCommand(CaptureFlags):
 def _steps(made: Plan, traffic: str) -> dict[Bucket, int]:
     """How often recorded requests run each bucket."""
     from llmc.buckets.replay import replay
-    from llmc.cli.planning import traffic_of
 
     requests = traffic_of(traffic, "count the steps of each bucket")
     found = replay(made, requests)

@@ -11,6 +11,7 @@ from llmc.cli.options import Command, argument, flag, switch
 from llmc.cli.output import echo
 from llmc.cli.quantities import duration
 from llmc.errors import InputError
+from llmc.settings import Settings
 
 MOST_NODES = 100_000
 
@@ -39,7 +40,6 @@ class PlanFleetCommand(Command):
         from llmc.fleet.costs import cost_of
         from llmc.fleet.description import read
         from llmc.fleet.report import POINTS, plan_fleet
-        from llmc.settings import Settings
 
         bound, points = duration("--max-cold-start", self.max_cold_start), _points(self.nodes) or POINTS
         if bound == 0:

@@ -17,6 +17,7 @@ from llmc.cli.options import Command, DeviceOptions, argument, device_flag, flag
 from llmc.cli.output import echo
 from llmc.cli.planning import PlanningFlags
 from llmc.errors import CheckpointError, InputError, did_you_mean
+from llmc.settings import Settings
 
 if TYPE_CHECKING:
     from llmc.buckets.frontier import FrontierPoint
@@ -137,7 +138,6 @@ class PlanMakeCommand(DeviceOptions, PlanningFlags):
         if model is None:
             return ""
         from llmc.compiler.estimates.footprint import Footprint
-        from llmc.settings import Settings
 
         try:
             settings = Settings.from_environment()
