@@ -167,7 +167,7 @@ def compile_job(job: CompileJob, destination: Path, store: Store, report: Report
         weights_bytes=sum(final.blobs[d] for n, d in final.files.items() if n.startswith("weights")),
         specialised=bool(target.static_dims(options)), sample_top_k=options.sample_top_k,
         choice=choice, remaining=target.remaining(), analysis=made.analysis,
-        described=target.describe(made.analysis) if made.analysis else [],
+        described=job.opened.describe(made.analysis) if made.analysis else [],
         stages=seconds, verification=dict(final.verification), left_out=dict(checkpoint.left_out),
         notices=list(checkpoint.notices),
     )  # fmt: skip

@@ -30,6 +30,7 @@ from llmc.compiler.pipeline.encoding_verification import verification_of
 from llmc.compiler.pipeline.lookup import LookupStages, NotBuiltError, ignore
 from llmc.compiler.pipeline.provenance import provenance, remember_model
 from llmc.compiler.stages import StageReport, Stages
+from llmc.compiler.targets import open_target
 from llmc.compiler.targets.encoders import open_encoder_target
 from llmc.compiler.targets.encoders.base import Case, EncoderTarget, Made
 from llmc.compiler.text.files import text_files
@@ -155,6 +156,7 @@ def compile_encoder(
         seconds=round(time.perf_counter() - start, 3), bytes=final.size,
         weights_bytes=final.blobs[final.files["weights"]] if "weights" in final.files else 0,
         specialised=bool(options.specialise), sample_top_k=0, choice=choice, remaining="", analysis=analysis,
+        described=open_target(options.device).describe(analysis) if analysis else [],
         stages=seconds, verification=dict(final.verification),
     )  # fmt: skip
 

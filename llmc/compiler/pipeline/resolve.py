@@ -23,12 +23,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CompileJob:
-    """The inputs of a compile, determined once: the open checkpoint, the target that the device stands for, the options
-    that were `asked` for, the same with the target's defaults (`options`), the reason for that target ("" if the
+    """The inputs of a compile, determined once: the open checkpoint, the `opened` target of the device, the target that
+    the device stands for, the options that were `asked` for, the same with the target's defaults (`options`), the reason for that target ("" if the
     device stands for itself), and the reason for defaults that the model `decided` ("" for none)."""
 
     checkpoint: Checkpoint
     plan: Plan
+    opened: Target
     target: Target
     asked: CompileOptions
     options: CompileOptions
@@ -64,7 +65,7 @@ class CompileJob:
                 "cached tokens; plan for this model"
             )
         settled.require_vocabulary(checkpoint.name, int(checkpoint.config["vocab_size"]))
-        return cls(checkpoint, plan, target, asked, settled, why, decided)
+        return cls(checkpoint, plan, opened, target, asked, settled, why, decided)
 
     @property
     def because(self) -> str:
