@@ -23,9 +23,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CompileJob:
-    """The inputs of a compile, determined once: the open checkpoint, the `opened` target of the device, the target that
-    the device stands for, the options that were `asked` for, the same with the target's defaults (`options`), the reason for that target ("" if the
-    device stands for itself), and the reason for defaults that the model `decided` ("" for none)."""
+    """The inputs of a compile, determined once.
+
+    The open checkpoint; the `opened` target of the device, and the target that the device stands for; the options that
+    were `asked` for, and the same with the target's defaults (`options`); the reason for that target ("" if the device
+    stands for itself), and the reason for defaults that the model `decided` ("" for none).
+    """
 
     checkpoint: Checkpoint
     plan: Plan
