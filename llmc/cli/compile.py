@@ -9,12 +9,25 @@ from typing import TYPE_CHECKING, Any
 
 from llmc.cli import output as console
 from llmc.cli.finishing import finish_instead
-from llmc.cli.options import DeviceOptions, argument, device_flag, flag, one_of, store_flag, switch, task_flag
+from llmc.cli.options import (
+    DTYPE_CHOICES,
+    DeviceOptions,
+    address_flag,
+    argument,
+    device_flag,
+    executor_flag,
+    flag,
+    one_of,
+    plan_flag,
+    quantize_flag,
+    store_flag,
+    switch,
+    task_flag,
+)
 from llmc.cli.output import CompileProgress, close_bars, echo
 from llmc.cli.planning import PlanningFlags
 from llmc.cli.quantities import size
 from llmc.cli.results import print_estimate, print_hybrid, print_key, print_programs, print_result
-from llmc.compiler.options import LOCAL
 from llmc.compiler.targets.declared import offered
 from llmc.errors import InputError, LlmcError
 from llmc.paths import expanded, is_dir
@@ -58,13 +71,11 @@ class CompileCommand(DeviceOptions, PlanningFlags):
         "Bundle folder. Default: MODEL-DEVICE.llmc here; for neuron, NEURON_COMPILED_ARTIFACTS.",
         names="--output -o",
     )
-    quantize: str | None = flag(
-        None,
-        "none|int8|fp8|int4|keep",
+    quantize: str | None = quantize_flag(
         "Weights. Default: the device's; with llmc's kernels a GGUF in blocks has keep, which decodes faster than "
         "int8 and is nearer to the model.",
     )
-    plan: Path | None = flag(None, "PLAN", "A plan file of llmc plan -o.")
+    plan: Path | None = plan_flag()
     dry_run: bool = switch("--dry-run", "Say what would be compiled, and stop.")
     resume: bool = switch(
         "--resume",
@@ -83,7 +94,7 @@ class CompileCommand(DeviceOptions, PlanningFlags):
     decode_device: str | None = device_flag(None, "The device of a hybrid that decodes.", panel=_HYBRIDS, metavar="Y")
     dtype: str = flag(
         "auto",
-        "auto|f32|bf16|f16",
+        DTYPE_CHOICES,
         "Unquantised numbers. [default: auto: f32; bf16 for openvino int8 on a CPU that computes in it]",
         _NUMBERS,
         show_default=False,
@@ -112,12 +123,8 @@ class CompileCommand(DeviceOptions, PlanningFlags):
     )
     task: str | None = task_flag()
     jobs: int | None = flag(None, "N", "Executables at once. Default: CPUs.", _WHERE, names="--jobs -j")
-    executor: str = flag(
-        LOCAL, "local|ray", "Where executables are compiled: here, or one a CPU of a Ray cluster.", _WHERE
-    )
-    address: str | None = flag(
-        None, "HOST:PORT", "That cluster. Default: RAY_ADDRESS, or the one that runs on this host.", _WHERE
-    )
+    executor: str = executor_flag("Where executables are compiled: here, or one a CPU of a Ray cluster.", _WHERE)
+    address: str | None = address_flag(_WHERE)
     worker_memory: str | None = flag(None, "SIZE", "Memory of the cluster that one executable takes.", _WHERE)
     verify: str = flag(
         "sample",

@@ -28,6 +28,7 @@ import typer
 
 from llmc.cli.grouped_help import ALL, CommandOfOptions, panel_of, show_all
 from llmc.cli.quantities import size
+from llmc.compiler.options import DTYPES, EXECUTORS, LOCAL, QUANTISATIONS
 from llmc.compiler.targets.declared import declared, offered, require_device
 from llmc.errors import InputError
 
@@ -170,6 +171,15 @@ bundle_or_model_argument = partial(
 )  # fmt: skip
 store_flag = partial(flag, None, "DIR", "Artifact store. Default: LLMC_CACHE_DIR or the user's.", names="--cache-dir")
 threads_flag = partial(flag, None, "N", "Default: LLMC_THREADS or the CPUs.", min=1)
+quantize_flag = partial(flag, None, "|".join(QUANTISATIONS))
+DTYPE_CHOICES = "|".join(DTYPES)
+executor_flag = partial(flag, LOCAL, "|".join(EXECUTORS))
+address_flag = partial(
+    flag, None, "HOST:PORT", "That cluster. Default: RAY_ADDRESS, or the one that runs on this host."
+)
+rate_flag = partial(flag, None, "R", "Requests per second to replay them at, or inf. Default: as recorded.")
+clip_flag = partial(switch, "--clip", "Clip requests above the limits, in place of leaving them out.")
+plan_flag = partial(flag, None, "PLAN", "A plan file of llmc plan -o.")
 weights_flag = partial(flag, None, "MODEL", "The checkpoint of a bundle that was compiled with --config.", ENGINE)
 task_flag = partial(
     flag, None, "generate|embed|score", "What the model is for. Default: as the checkpoint's own files say.",

@@ -9,7 +9,7 @@ from llmc.buckets.limits import DEFAULT_BLOCK_SIZE, DEFAULT_MAX_NUM_SEQS
 from llmc.buckets.plan import Plan
 from llmc.buckets.strategies import DEFAULT_STRATEGY, names
 from llmc.buckets.strategies.base import Range
-from llmc.cli.options import Command, fields_flag, flag, switch, traffic_format_flag
+from llmc.cli.options import Command, clip_flag, fields_flag, flag, rate_flag, traffic_format_flag
 from llmc.cli.output import ReadingProgress
 from llmc.cli.quantities import duration, fraction, rate, size
 from llmc.errors import InputError
@@ -75,10 +75,8 @@ class PlanningFlags(Command):
     )
     traffic_format: str | None = traffic_format_flag(_TRAFFIC)
     fields: str | None = fields_flag(_TRAFFIC)
-    arrival_rate: str | None = flag(
-        None, "R", "Requests per second to replay them at, or inf. Default: as recorded.", _TRAFFIC
-    )
-    clip: bool = switch("--clip", "Clip requests above the limits, in place of leaving them out.", _TRAFFIC)
+    arrival_rate: str | None = rate_flag(_TRAFFIC)
+    clip: bool = clip_flag(_TRAFFIC)
     bench: str | None = flag(
         None, "FILE", "Measured seconds of buckets (llmc bench -o): what steps cost, in place of tokens.", _TRAFFIC
     )

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmc.cli.options import Command, argument, device_flag, flag, switch, threads_flag
+from llmc.cli.options import Command, argument, device_flag, flag, quantize_flag, switch, threads_flag
 from llmc.cli.output import CompileProgress, echo, say
 from llmc.errors import InputError
 
@@ -33,7 +33,7 @@ class OnDemandFlags(Command):
     """How a MODEL that is no bundle is compiled, as typed; None is a flag that was not given."""
 
     device: str | None = device_flag(None, "What to compile for.", panel=_PANEL)
-    quantize: str | None = flag(None, "none|int8|fp8|int4|keep", "Weights.", _PANEL)
+    quantize: str | None = quantize_flag("Weights.", _PANEL)
     max_model_len: int | None = flag(
         None, "N", f"Tokens of one sequence. Default: the model's, {CONTEXT} at most.", _PANEL
     )

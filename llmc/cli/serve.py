@@ -17,16 +17,21 @@ import typer
 from llmc.cli import output as messages
 from llmc.cli.capturing import CaptureFlags
 from llmc.cli.options import (
+    DTYPE_CHOICES,
     ENGINE,
     SPECULATION,
+    address_flag,
     bundle_or_model_argument,
     device_flag,
     eager_flag,
+    executor_flag,
     flag,
     order_flag,
+    plan_flag,
     prefill_flag,
     prompt_lookup_max_flag,
     prompt_lookup_min_flag,
+    quantize_flag,
     speculate_flag,
     speculation,
     switch,
@@ -92,7 +97,7 @@ class ServeCommand(CaptureFlags):
     device: str | None = device_flag(None, "What to compile for.")
     max_model_len: int | None = flag(None, "N", "Tokens of one sequence.")
     max_num_seqs: int | None = flag(None, "N", "Sequences in flight.")
-    quantize: str | None = flag(None, "none|int8|fp8|int4|keep", "Weights.")
+    quantize: str | None = quantize_flag("Weights.")
     record_traffic: Path | None = flag(None, "FILE", "Append lengths and times of requests, for llmc plan.")
     as_json: bool = switch("--json", "Print a JSON line when listening, ready, draining…")
     uds: Path | None = flag(None, "PATH", "Listen on a Unix socket in place of host and port.", _LIMITS)
@@ -136,15 +141,13 @@ class ServeCommand(CaptureFlags):
     enforce_eager: bool = eager_flag()
     profile: Path | None = flag(None, "TRACE.json", "Write a trace of all steps, for Perfetto.", _LOGS)
     access_log: bool = switch("--access-log", "Log each request on stderr.", _LOGS)
-    executor: str = flag(LOCAL, "local|ray", "Serve on this host, or by replicas of a Ray cluster.", _RAY)
-    address: str | None = flag(
-        None, "HOST:PORT", "That cluster. Default: RAY_ADDRESS, or the one that runs on this host.", _RAY
-    )
+    executor: str = executor_flag("Serve on this host, or by replicas of a Ray cluster.", _RAY)
+    address: str | None = address_flag(_RAY)
     target_requests: int | None = flag(None, "N", "Requests a replica is to have. Default: 8.", _RAY, min=1)
     scale_up_after: str | None = flag(None, "T", "Load asks for that long before a replica comes. Default: 30s.", _RAY)
     scale_down_after: str | None = flag(None, "T", "And so before one goes. Default: 10m.", _RAY)
-    dtype: str | None = flag(None, "auto|f32|bf16|f16", "Unquantised numbers.", _COMPILE)
-    plan: Path | None = flag(None, "PLAN", "A plan file of llmc plan -o.", _COMPILE)
+    dtype: str | None = flag(None, DTYPE_CHOICES, "Unquantised numbers.", _COMPILE)
+    plan: Path | None = plan_flag(_COMPILE)
 
     def run(self) -> None:
         from llmc.api.serving import ServedModel

@@ -13,7 +13,18 @@ from llmc.buckets.fields import Fields
 from llmc.buckets.files import read_text
 from llmc.buckets.plan import Plan
 from llmc.cli import output as output_bars
-from llmc.cli.options import Command, DeviceOptions, argument, device_flag, flag, one_of, switch, task_flag
+from llmc.cli.options import (
+    DTYPE_CHOICES,
+    Command,
+    DeviceOptions,
+    argument,
+    device_flag,
+    flag,
+    one_of,
+    quantize_flag,
+    switch,
+    task_flag,
+)
 from llmc.cli.output import echo
 from llmc.cli.planning import PlanningFlags
 from llmc.errors import CheckpointError, InputError, did_you_mean
@@ -57,11 +68,11 @@ class PlanMakeCommand(DeviceOptions, PlanningFlags):
         autocompletion=one_of(lambda: VERBS),
     )
     device: str | None = device_flag(None, "Estimate compile time and memory for this device. Default with MODEL: cpu.")
-    quantize: str | None = flag(None, "none|int8|fp8|int4|keep", "Estimate with weights quantised so.")
+    quantize: str | None = quantize_flag("Estimate with weights quantised so.")
     config: str | None = flag(None, "FILE", "A config.json, in place of MODEL.")
     output: str | None = flag(None, "FILE", "Write the plan here, as JSON.", names="--output -o")
     as_json: bool = switch("--json", "Print JSON in place of the report.")
-    dtype: str | None = flag(None, "auto|f32|bf16|f16", "Estimate with unquantised numbers held so.", _ESTIMATES)
+    dtype: str | None = flag(None, DTYPE_CHOICES, "Estimate with unquantised numbers held so.", _ESTIMATES)
     bundle: Path | None = flag(
         None, "BUNDLE", "Estimate by the weights and builds of a bundle compiled before.", _ESTIMATES
     )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from llmc.cli.options import Command, argument, fields_flag, flag, switch, traffic_format_flag
+from llmc.cli.options import Command, argument, clip_flag, fields_flag, flag, rate_flag, switch, traffic_format_flag
 from llmc.cli.output import ReadingProgress, close_bars, echo
 from llmc.cli.planning import not_a_file
 from llmc.cli.quantities import duration, fraction, rate, size
@@ -49,8 +49,8 @@ class ServerFlags(Command):
     traffic: str | None = flag(None, "FILE", "Recorded requests, see docs/traffic.md.")
     traffic_format: str | None = traffic_format_flag()
     fields: str | None = fields_flag()
-    arrival_rate: str | None = flag(None, "R", "Requests per second to replay them at, or inf. Default: as recorded.")
-    clip: bool = switch("--clip", "Clip requests above the limits, in place of leaving them out.")
+    arrival_rate: str | None = rate_flag()
+    clip: bool = clip_flag()
     graph_seconds: str | None = flag(None, "T", "What one graph takes at start. Default: as published.")
     graph_bytes: str | None = flag(None, "SIZE", "Device memory of one graph. Default: as published.")
 
