@@ -64,17 +64,18 @@ class VerifyCommand(Command):
 
             check_certificate(self.bundle, Bundle.open(folder), self.certificate, self.allow_unsigned, self.as_json)
             return
-        store = open_store(self.cache_dir, settings, read_manifest(folder).device)
+        manifest = read_manifest(folder)
+        store = open_store(self.cache_dir, settings, manifest.device)
         with CompileProgress(hidden=self.as_json and not sys.stderr.isatty()) as progress:
-            if read_manifest(folder).is_unbound:
+            if manifest.is_unbound:
                 folder = bound(folder, _weights(self.bundle, self.reference), store, progress)
+                manifest = read_manifest(folder)
             found = verify_again(
                 folder, self.reference, self.every, store, progress, lambda d, t: progress(VerifyReport(d, t))
             )
         if self.as_json:
             echo(json.dumps(found))
             return
-        manifest = read_manifest(folder)
         echo(f"{self.bundle}: files intact; {verified_line(found, len(manifest.executables))}")
         if (accuracy := accuracy_line(found)) is not None:
             echo(accuracy)

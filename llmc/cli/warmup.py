@@ -117,8 +117,7 @@ class WarmupCommand(CaptureFlags):
         if self.weights is not None:
             from llmc.compiler.pipeline.bind import bound
 
-            folder = bound(folder, self.weights, store)
-        opened = Bundle.open(folder)
+            opened = Bundle.open(bound(folder, self.weights, store))
         if self.finish:
             opened = finish_first(opened, store, settings, self.as_json)
         choice = self.choice(settings)
