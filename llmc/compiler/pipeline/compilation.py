@@ -20,7 +20,7 @@ from llmc.buckets.plan import Plan
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.code import package_digest
 from llmc.compiler.pipeline.compile import lowered
-from llmc.compiler.pipeline.dry_run import dry_run
+from llmc.compiler.pipeline.dry_run import dry_run, ignore
 from llmc.compiler.pipeline.encoding import (
     GENERATE,
     compile_encoder,
@@ -31,7 +31,6 @@ from llmc.compiler.pipeline.encoding import (
 )
 from llmc.compiler.pipeline.finish import compile_and_finish, write_host_files
 from llmc.compiler.pipeline.journal import Journal
-from llmc.compiler.pipeline.lookup import ignore
 from llmc.compiler.pipeline.planning import plan_for
 from llmc.compiler.pipeline.resolve import CompileJob
 from llmc.compiler.stages import Stages

@@ -154,10 +154,7 @@ def compile_job(job: CompileJob, destination: Path, store: Store, report: Report
         quick = _make(stages, starter[0], None, starter[1], report, unverified)
         entries += quick.entries
         final, sources = _with_starter(stages, made, quick)
-    remember_recorded(store, final)
-    write_bundle(destination, final, sources)
-    remember_bundle(store, final)
-    remember_model(store, stages.checkpoint_digest(), checkpoint.asked)
+    publish(stages, destination, final, sources)
     built = sum(not made.cached for made in entries)
     states = [e.state for e in final.executables]
     return CompileResult(
@@ -171,6 +168,14 @@ def compile_job(job: CompileJob, destination: Path, store: Store, report: Report
         stages=seconds, verification=dict(final.verification), left_out=dict(checkpoint.left_out),
         notices=list(checkpoint.notices),
     )  # fmt: skip
+
+
+def publish(stages: Stages, destination: Path, manifest: Manifest, sources: Mapping[str, Path]) -> None:
+    """Write the bundle, and note in the store the bundle, its verification, and where the checkpoint lies."""
+    remember_recorded(stages.store, manifest)
+    write_bundle(destination, manifest, sources)
+    remember_bundle(stages.store, manifest)
+    remember_model(stages.store, stages.checkpoint_digest(), stages.checkpoint.asked)
 
 
 @dataclass(frozen=True)

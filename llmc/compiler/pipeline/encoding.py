@@ -13,10 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmc.artifacts.bundle.manifest import Manifest
-from llmc.artifacts.bundle.stored import remember_bundle
-from llmc.artifacts.bundle.writer import check_replaceable, write_bundle
+from llmc.artifacts.bundle.writer import check_replaceable
 from llmc.artifacts.key import Key
-from llmc.artifacts.local.origins import remember_recorded
 from llmc.buckets.encoding import EncodePlan, encode_plan
 from llmc.buckets.encoding_traffic import traffic_plan
 from llmc.buckets.traffic.reader import Trace
@@ -25,10 +23,10 @@ from llmc.compiler.checkpoint.sentence_files import labels_of, read_description,
 from llmc.compiler.estimates.durations import typical
 from llmc.compiler.model_size import weights_of
 from llmc.compiler.options import LOCAL
-from llmc.compiler.pipeline.compile import CompileResult, Reporter
+from llmc.compiler.pipeline.compile import CompileResult, Reporter, publish
+from llmc.compiler.pipeline.dry_run import LookupStages, NotBuiltError, ignore
 from llmc.compiler.pipeline.encoding_verification import verification_of
-from llmc.compiler.pipeline.lookup import LookupStages, NotBuiltError, ignore
-from llmc.compiler.pipeline.provenance import provenance, remember_model
+from llmc.compiler.pipeline.provenance import provenance
 from llmc.compiler.stages import StageReport, Stages
 from llmc.compiler.targets import open_target
 from llmc.compiler.targets.encoders import open_encoder_target
@@ -144,10 +142,7 @@ def compile_encoder(
     manifest, sources = _assemble(stages, target, made, read, plan, options, analysis, choice)
     verification = verification_of(stages, target, manifest, sources, plan, case, options, report)
     final = manifest.changed(verification=verification)
-    remember_recorded(store, final)
-    write_bundle(destination, final, sources)
-    remember_bundle(store, final)
-    remember_model(store, stages.checkpoint_digest(), checkpoint.asked)
+    publish(stages, destination, final, sources)
     states = [e.state for e in final.executables]
     reused = sum(stored[kind] for kind in {entry.key.kind for _, entry in made.executables})
     return CompileResult(
