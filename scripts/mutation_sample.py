@@ -54,7 +54,7 @@ AREAS = {
         "llmc/runtime/pooling/pool.py", "llmc/runtime/pooling/pooler.py",
     ),
     "sampling": ("llmc/runtime/engine/sampling/",),
-    "key": ("llmc/artifacts/key.py", "llmc/compiler/pipeline/compile_key.py", "llmc/compiler/code.py"),
+    "key": ("llmc/artifacts/key.py", "llmc/compiler/pipeline/compilation.py", "llmc/compiler/code.py"),
 }  # fmt: skip
 """Files and folders of each area."""
 REST = "rest"
