@@ -141,7 +141,7 @@ class CacheTrustCommand(Command):
             raise InputError("give a KEY.pub to trust, or --list, or --remove ID|NAME")
         if self.name is not None and self.key is None:
             raise InputError("--name goes with a KEY.pub to trust")
-        keys = TrustedKeys(_settings().trusted_keys)
+        keys = TrustedKeys(Settings.from_environment().trusted_keys)
         if self.key is not None:
             _add(keys, expanded(self.key), self.name, self.as_json)
         elif self.remove is not None:
@@ -178,7 +178,7 @@ def _list(keys: TrustedKeys, as_json: bool) -> None:
 
 
 def _new_passphrase() -> str:
-    given = _settings().signing_passphrase
+    given = Settings.from_environment().signing_passphrase
     if given is not None:
         return given
     if not is_terminal():
@@ -191,8 +191,3 @@ def is_terminal() -> bool:
     import sys
 
     return sys.stdin.isatty() and sys.stderr.isatty()
-
-
-def _settings() -> Settings:
-
-    return Settings.from_environment()
