@@ -1,4 +1,5 @@
-"""Finding an entry and all that it names, in several areas, while others collect (see collect.py), and why none is."""
+"""Finding an entry with all that it names, in several areas, while others collect (see collect.py), or why it is not
+there."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ from llmc.artifacts.store.leases import blob_name, entry_name
 from llmc.artifacts.store.workspace import Area
 
 T = TypeVar("T")
+_VERSION = re.compile(r"v(0|[1-9][0-9]{0,5})")
 PAUSES = (0.01, 0.02, 0.04, 0.08, 0.16)
 """Seconds between looks for a missing file: without locks, a collection may put it back a moment later."""
 
@@ -92,22 +94,6 @@ def names_of(key: Key, outputs: Mapping[str, Blob]) -> list[str]:
     return [entry_name(key), *(blob_name(blob.digest) for blob in outputs.values())]
 
 
-def _is_there(area: Area, areas: Sequence[Area], entry: Entry) -> bool:
-    path = area.layout.entry(entry.key.kind, entry.key.hex)
-    return path.exists() and lost_output(entry.outputs, areas, verify=False) is None
-
-
-def _damaged(areas: Sequence[Area]) -> int:
-    return sum(area.blobs.corrupt for area in areas)
-
-
-def _unreadable(areas: Sequence[Area]) -> int:
-    return sum(area.blobs.unreadable for area in areas)
-
-
-_VERSION = re.compile(r"v(0|[1-9][0-9]{0,5})")
-
-
 def miss_reason(key: Key, areas: Sequence[Area]) -> str:
     """Why no area has `key`, the first being the store itself, in one line for people.
 
@@ -123,6 +109,19 @@ def miss_reason(key: Key, areas: Sequence[Area]) -> str:
     if near:
         return tell(min(near, key=lambda item: len(item[1]))[1])
     return f"nothing of kind {key.kind} is stored{_newness(areas[0].layout)}"
+
+
+def _is_there(area: Area, areas: Sequence[Area], entry: Entry) -> bool:
+    path = area.layout.entry(entry.key.kind, entry.key.hex)
+    return path.exists() and lost_output(entry.outputs, areas, verify=False) is None
+
+
+def _damaged(areas: Sequence[Area]) -> int:
+    return sum(area.blobs.corrupt for area in areas)
+
+
+def _unreadable(areas: Sequence[Area]) -> int:
+    return sum(area.blobs.unreadable for area in areas)
 
 
 def _newness(layout: Layout) -> str:

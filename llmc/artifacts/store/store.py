@@ -180,7 +180,7 @@ class Store:
         return self._main.entries.nearest(key)
 
     def why(self, key: Key) -> str:
-        """Why `key`, which a lookup did not find, is not here (`miss_reason`): `theirs → mine`, in one line."""
+        """Why `key`, which a lookup did not find, is not here (see `miss_reason`): `theirs → mine`, in one line."""
         return miss_reason(key, self._areas)
 
     def publish(
