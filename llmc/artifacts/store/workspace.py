@@ -1,4 +1,4 @@
-"""Places with the layout of a store, a build's workspace in one, and what a store is handed: a far tier, and a guard."""
+"""Places with the layout of a store, a build's workspace in one, and what a store is handed: a far tier, a guard."""
 
 from __future__ import annotations
 
