@@ -17,12 +17,14 @@ if TYPE_CHECKING:
     from llmc.api import LLM as LLM
     from llmc.api import compile as compile  # noqa: A004
     from llmc.api import plan as plan
+    from llmc.api import prepare as prepare
     from llmc.api.async_api import AsyncEngineArgs as AsyncEngineArgs
     from llmc.api.async_api import AsyncLLM as AsyncLLM
     from llmc.api.async_api import AsyncLLMEngine as AsyncLLMEngine
     from llmc.api.certificates import certify as certify
     from llmc.api.figures import evaluate as evaluate
     from llmc.api.figures import measure as measure
+    from llmc.api.warming import warm_up as warm_up
     from llmc.runtime.bundle import Bundle as Bundle
     from llmc.runtime.engine.requests import CompletionOutput as CompletionOutput
     from llmc.runtime.engine.requests import RequestOutput as RequestOutput
@@ -50,6 +52,8 @@ _HOMES = {
     "evaluate": "llmc.api.figures",
     "measure": "llmc.api.figures",
     "plan": "llmc.api",
+    "prepare": "llmc.api",
+    "warm_up": "llmc.api.warming",
 }
 __all__ = [
     "LLM",
@@ -68,6 +72,8 @@ __all__ = [
     "evaluate",
     "measure",
     "plan",
+    "prepare",
+    "warm_up",
 ]
 
 

@@ -248,8 +248,7 @@ def _do(
     from llmc.buckets.evaluation.replay import replay
     from llmc.buckets.planner.replanning import gains
     from llmc.buckets.traffic.source import Traffic
-    from llmc.compiler.pipeline.dry_run import dry_run
-    from llmc.compiler.pipeline.finish import compile_and_finish
+    from llmc.compiler.pipeline.compilation import Compilation
     from llmc.runtime.bundle import Bundle
 
     folder, client = asked.folder, asked.client
@@ -270,7 +269,8 @@ def _do(
     if not worth(done.gain, asked.min_gain):
         return done.ended("nothing", f"the best plan saves less than {asked.min_gain:.1%}")
     done.stage = "compile"
-    expected = dry_run(checkpoint, plan, options, store, settings)
+    asked_for = Compilation(checkpoint, plan, options, store, settings)
+    expected = asked_for.dry_run()
     done.estimated_s, done.reused = float(expected["estimated_seconds"]), int(expected["cached"])
     if asked.budget_s is not None and done.estimated_s > asked.budget_s:
         return done.ended(
@@ -279,9 +279,7 @@ def _do(
     if asked.dry_run:
         return done.ended("planned")
     output, began = folder.bundle(plan.digest()), time.monotonic()
-    result = compile_and_finish(
-        checkpoint, output, plan, options, store, _within(asked.budget_s, began, report), settings
-    )
+    result = asked_for.compile(output, _within(asked.budget_s, began, report))
     done.compile_s = time.monotonic() - began
     done.built, done.reused = result.built, result.reused
     made = Bundle.open(output, settings)

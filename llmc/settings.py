@@ -119,7 +119,6 @@ from typing import TYPE_CHECKING, Literal
 
 from llmc.errors import InputError
 from llmc.paths import expanded
-from llmc.variables import at_least_one, count, gibibytes, integer, optional_switch, seconds, share, switch
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -160,6 +159,9 @@ Steps = Literal["none", "some", "all"]
 NEURON_FRAMEWORKS = ("neuronx-distributed-inference", "transformers-neuronx")
 _NEURON_QUANT = ("NEURON_QUANT_DTYPE", "NEURON_QUANT_DEVICE")
 
+_SWITCHES = {
+    "": False, "0": False, "false": False, "no": False, "off": False, "1": True, "true": True, "yes": True, "on": True,
+}  # fmt: skip
 _PHASES = ("prompt", "decode")
 _COUNTED_IN_BLOCKS = (*BOUNDS, "pad_max")
 
@@ -203,7 +205,7 @@ def xla_memory_fraction(environ: Mapping[str, str] = os.environ) -> float | None
         raise InputError(
             f"{' and '.join(given)} are both set; unset {MEMORY_FRACTIONS[1]}, which is the older spelling"
         )
-    return next((share(environ, name) for name in given), None)
+    return next((_share(environ, name) for name in given), None)
 
 
 @dataclass(frozen=True)
@@ -306,7 +308,7 @@ class Settings:
         return cls(
             cache_override=environ.get("LLMC_CACHE_DIR") or None,
             xla_cache=environ.get("VLLM_XLA_CACHE_PATH") or None,
-            check_recompilation=switch(environ, "VLLM_XLA_CHECK_RECOMPILATION"),
+            check_recompilation=_switch(environ, "VLLM_XLA_CHECK_RECOMPILATION"),
             xla_flags=environ.get("XLA_FLAGS", ""),
             libtpu_arguments=environ.get("LIBTPU_INIT_ARGS", ""),
             torch_xla_python=environ.get("LLMC_TORCH_XLA_PYTHON") or None,
@@ -318,35 +320,35 @@ class Settings:
             signing_passphrase=environ.get("LLMC_SIGNING_PASSPHRASE") or None,
             trusted_keys_override=environ.get("LLMC_TRUSTED_KEYS") or None,
             trusted_folders=_folders(environ, "LLMC_TRUSTED_FOLDERS"),
-            allow_unsigned=switch(environ, "LLMC_ALLOW_UNSIGNED"),
-            require_signatures=switch(environ, "LLMC_REQUIRE_SIGNATURES"),
-            open_portable=switch(environ, "LLMC_OPEN_PORTABLE"),
-            num_lpu_devices=at_least_one(environ, "NUM_LPU_DEVICES", "unset it for one LPU"),
-            num_gpu_devices=count(environ, "NUM_GPU_DEVICES"),
+            allow_unsigned=_switch(environ, "LLMC_ALLOW_UNSIGNED"),
+            require_signatures=_switch(environ, "LLMC_REQUIRE_SIGNATURES"),
+            open_portable=_switch(environ, "LLMC_OPEN_PORTABLE"),
+            num_lpu_devices=_at_least_one(environ, "NUM_LPU_DEVICES", "unset it for one LPU"),
+            num_gpu_devices=_count(environ, "NUM_GPU_DEVICES"),
             hyperdex_python=environ.get("LLMC_HYPERDEX_PYTHON") or None,
-            hyperdex_seconds=seconds(environ, "LLMC_HYPERDEX_SECONDS", 120.0),
+            hyperdex_seconds=_seconds(environ, "LLMC_HYPERDEX_SECONDS", 120.0),
             openvino_device=environ.get("VLLM_OPENVINO_DEVICE") or None,
-            openvino_kv_space=gibibytes(environ, "VLLM_OPENVINO_KVCACHE_SPACE"),
+            openvino_kv_space=_gibibytes(environ, "VLLM_OPENVINO_KVCACHE_SPACE"),
             openvino_kv_precision=environ.get("VLLM_OPENVINO_CPU_KV_CACHE_PRECISION", "").strip().lower() or None,
-            openvino_quantized=optional_switch(environ, "VLLM_OPENVINO_ENABLE_QUANTIZED_WEIGHTS"),
+            openvino_quantized=_optional_switch(environ, "VLLM_OPENVINO_ENABLE_QUANTIZED_WEIGHTS"),
             neuron_artifacts=environ.get("NEURON_COMPILED_ARTIFACTS") or None,
             neuron_target=environ.get("NEURON_PLATFORM_TARGET_OVERRIDE", "").strip().lower() or None,
             neuron_quantisation={name: environ[name] for name in _NEURON_QUANT if environ.get(name)},
             neuron_framework=_neuron_framework(environ),
-            neuron_cores=at_least_one(environ, "NEURON_LOGICAL_NC_CONFIG", "unset it for the chip's default"),
+            neuron_cores=_at_least_one(environ, "NEURON_LOGICAL_NC_CONFIG", "unset it for the chip's default"),
             kernel_limits={name: environ[name] for name in KERNEL_VARIABLES if environ.get(name)},
             skip_warmup=environ.get("VLLM_SKIP_WARMUP", "").strip().lower() in {"true", "1"},
             admin_token=environ.get("LLMC_ADMIN_TOKEN", "").strip() or None,
             prefill_key=environ.get("LLMC_PREFILL_KEY", "").strip() or None,
-            enforce_eager=switch(environ, "LLMC_ENFORCE_EAGER"),
-            hpu_lazy_mode=switch(environ, "PT_HPU_LAZY_MODE"),
-            cuda_graphs=optional_switch(environ, "LLMC_CUDA_GRAPHS") is not False,
+            enforce_eager=_switch(environ, "LLMC_ENFORCE_EAGER"),
+            hpu_lazy_mode=_switch(environ, "PT_HPU_LAZY_MODE"),
+            cuda_graphs=_optional_switch(environ, "LLMC_CUDA_GRAPHS") is not False,
             log_step_compilations=_steps(environ, "VLLM_HPU_LOG_STEP_GRAPH_COMPILATION"),
             log_step_fallbacks=_steps(environ, "VLLM_HPU_LOG_STEP_CPU_FALLBACKS"),
             api_key=environ.get("LLMC_API_KEY", "").strip() or environ.get("VLLM_API_KEY", "").strip() or None,
-            threads_override=at_least_one(environ, "LLMC_THREADS", "unset it to use every usable CPU"),
-            grammar_seconds=seconds(environ, "LLMC_GRAMMAR_SECONDS", 3.0),
-            grammar_memory=at_least_one(environ, "LLMC_GRAMMAR_MEMORY", "unset it for 128") or 128,
+            threads_override=_at_least_one(environ, "LLMC_THREADS", "unset it to use every usable CPU"),
+            grammar_seconds=_seconds(environ, "LLMC_GRAMMAR_SECONDS", 3.0),
+            grammar_memory=_at_least_one(environ, "LLMC_GRAMMAR_MEMORY", "unset it for 128") or 128,
             strategy=strategy,
             strategy_variable=strategy_variable,
             phase_strategies={phase: name for phase, name in phases.items() if name is not None},
@@ -354,8 +356,8 @@ class Settings:
             bucket_numbers=numbers,
             tpu_padding_gap=_tpu_padding_gap(environ),
             limit_numbers=_limit_numbers(environ),
-            graph_reserved_mem=share(environ, "VLLM_GRAPH_RESERVED_MEM"),
-            graph_prompt_ratio=share(environ, "VLLM_GRAPH_PROMPT_RATIO"),
+            graph_reserved_mem=_share(environ, "VLLM_GRAPH_RESERVED_MEM"),
+            graph_prompt_ratio=_share(environ, "VLLM_GRAPH_PROMPT_RATIO"),
             graph_prompt_strategy=environ.get("VLLM_GRAPH_PROMPT_STRATEGY", "").strip() or None,
             graph_decode_strategy=environ.get("VLLM_GRAPH_DECODE_STRATEGY", "").strip() or None,
             warnings=tuple(warnings),
@@ -425,9 +427,9 @@ def _neuron_framework(environ: Mapping[str, str]) -> str | None:
 
 def _steps(environ: Mapping[str, str], variable: str) -> Steps:
     """Which steps a log is about: those that have something to tell, all, or none."""
-    if switch(environ, f"{variable}_ALL"):
+    if _switch(environ, f"{variable}_ALL"):
         return "all"
-    return "some" if switch(environ, variable) else "none"
+    return "some" if _switch(environ, variable) else "none"
 
 
 def _strategy(environ: Mapping[str, str], variable: str) -> str | None:
@@ -468,7 +470,7 @@ def _without_effect(environ: Mapping[str, str]) -> list[str]:
 def _limit_numbers(environ: Mapping[str, str]) -> dict[str, BucketNumber]:
     found = {}
     for name, variable in LIMIT_VARIABLES.items():
-        value = integer(environ, variable)
+        value = _integer(environ, variable)
         if value is not None:
             if value < 1:
                 raise InputError(f"{variable}={value} must be at least 1; unset it for the default")
@@ -478,7 +480,7 @@ def _limit_numbers(environ: Mapping[str, str]) -> dict[str, BucketNumber]:
 
 def _tpu_padding_gap(environ: Mapping[str, str]) -> BucketNumber | None:
     variable = "VLLM_TPU_BUCKET_PADDING_GAP"
-    gap = integer(environ, variable)
+    gap = _integer(environ, variable)
     if gap is not None and gap < 0:
         raise InputError(f"{variable}={gap} must not be negative; set 0, or unset it, for no gap")
     return BucketNumber(gap, variable) if gap else None
@@ -492,7 +494,7 @@ def _bucket_numbers(environ: Mapping[str, str], warnings: list[str]) -> dict[tup
             for name, in_blocks in spellings:
                 variable = f"VLLM_{name}_BUCKET_{parameter.upper()}"
                 understood.add(variable)
-                value = integer(environ, variable)
+                value = _integer(environ, variable)
                 if value is None:
                     continue
                 number = BucketNumber(value, variable, in_blocks and parameter in _COUNTED_IN_BLOCKS)
@@ -510,3 +512,79 @@ def _nearest(variable: str, known: set[str]) -> str:
     from difflib import get_close_matches
 
     return get_close_matches(variable, sorted(known), n=1, cutoff=0.0)[0]
+
+
+def _switch(environ: Mapping[str, str], variable: str) -> bool:
+    """Whether a variable says true, 1 …; raises InputError for what is neither that nor false."""
+    text = environ.get(variable, "").strip().lower()
+    if text not in _SWITCHES:
+        raise InputError(f"{variable}={text!r} is not true or false; set 1, or unset it")
+    return _SWITCHES[text]
+
+
+def _optional_switch(environ: Mapping[str, str], variable: str) -> bool | None:
+    """As `_switch`; None where it is not set."""
+    return _switch(environ, variable) if environ.get(variable, "").strip() else None
+
+
+def _integer(environ: Mapping[str, str], variable: str) -> int | None:
+    """A whole number; None where it is not set. Raises InputError."""
+    text = environ.get(variable, "").strip()
+    if not text:
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise InputError(f"{variable}={text!r} is not an integer; set a whole number or unset it") from None
+
+
+def _count(environ: Mapping[str, str], variable: str) -> int:
+    """A whole number from 0, 0 where it is not set. Raises InputError."""
+    value = _integer(environ, variable) or 0
+    if value < 0:
+        raise InputError(f"{variable}={value} must not be negative; unset it for none")
+    return value
+
+
+def _at_least_one(environ: Mapping[str, str], variable: str, remedy: str) -> int | None:
+    """A whole number from 1; None where it is not set. Raises InputError, which ends in `remedy`."""
+    number = _integer(environ, variable)
+    if number is not None and number < 1:
+        raise InputError(f"{variable}={number} must be at least 1; {remedy}")
+    return number
+
+
+def _gibibytes(environ: Mapping[str, str], variable: str) -> float | None:
+    """A size in GiB; None for 0, which asks for the default."""
+    text = environ.get(variable, "").strip()
+    try:
+        space = float(text or 0)
+    except ValueError:
+        space = -1.0
+    if not 0 <= space < float("inf"):
+        raise InputError(f"{variable}={text!r} is not a size in GiB; set a number such as 4, or unset it")
+    return space or None
+
+
+def _seconds(environ: Mapping[str, str], variable: str, default: float) -> float:
+    """Seconds above 0. Raises InputError."""
+    text = environ.get(variable, "").strip()
+    try:
+        found = float(text or default)
+    except ValueError:
+        found = 0.0
+    if not 0 < found < float("inf"):
+        raise InputError(f"{variable}={text!r} is not a number of seconds above 0; set one, or unset it")
+    return found
+
+
+def _share(environ: Mapping[str, str], variable: str) -> float | None:
+    """A number from 0 to 1; None where it is not set. Raises InputError."""
+    text = environ.get(variable, "").strip()
+    try:
+        found = float(text) if text else None
+    except ValueError:
+        found = -1.0
+    if found is not None and not 0 <= found <= 1:
+        raise InputError(f"{variable}={text!r} is not a share within 0 … 1; set one such as 0.3, or unset it")
+    return found

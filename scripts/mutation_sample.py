@@ -55,7 +55,7 @@ AREAS = {
     ),
     "sampling": ("llmc/runtime/engine/sampling/",),
     "key": (
-        "llmc/artifacts/key.py", "llmc/compiler/pipeline/compile_key.py", "llmc/compiler/code.py",
+        "llmc/artifacts/key.py", "llmc/compiler/pipeline/compilation.py", "llmc/compiler/code.py",
         "llmc/compiler/source.py",
     ),
 }  # fmt: skip

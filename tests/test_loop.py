@@ -132,7 +132,9 @@ def test_a_plan_is_worth_it_where_one_phase_gains_and_none_loses_as_much(
 def test_a_compile_that_is_expected_to_take_longer_does_not_begin(
     toy: Toy, recording: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("llmc.compiler.pipeline.dry_run.dry_run", lambda *_: {"estimated_seconds": 90.0, "cached": 1})
+    monkeypatch.setattr(
+        "llmc.compiler.pipeline.compilation.Compilation.dry_run", lambda *_: {"estimated_seconds": 90.0, "cached": 1}
+    )
     done = ran(toy, asked(toy, recording, budget_s=60.0))
     assert (done.outcome, done.why) == ("nothing", "compiling takes about 90 s, and a round may take 60 s")
 
@@ -140,7 +142,9 @@ def test_a_compile_that_is_expected_to_take_longer_does_not_begin(
 def test_a_compile_that_takes_longer_ends_and_the_next_round_goes_on(
     toy: Toy, recording: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("llmc.compiler.pipeline.dry_run.dry_run", lambda *_: {"estimated_seconds": 0.0, "cached": 1})
+    monkeypatch.setattr(
+        "llmc.compiler.pipeline.compilation.Compilation.dry_run", lambda *_: {"estimated_seconds": 0.0, "cached": 1}
+    )
     done = ran(toy, asked(toy, recording, budget_s=0.0))
     assert (done.outcome, done.bundle) == ("stopped", None)
     assert ran(toy, asked(toy, recording)).outcome == "ready"

@@ -22,6 +22,7 @@ from llmc.buckets.plan import Plan
 from llmc.compiler.checkpoint import demo_path, open_checkpoint
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.dry_run import dry_run
+from llmc.compiler.pipeline.resolve import CompileJob
 from llmc.compiler.stages import Stages
 from llmc.compiler.verification.transformers_reference import TransformersReference
 from llmc.compiler.verification.verify import kl_divergence
@@ -330,14 +331,14 @@ def test_a_flipped_bit_is_an_error_or_another_checkpoint_and_never_a_cache_hit(
 ) -> None:
     store = Store(cache / "cache")
     asked = CompileOptions("onnxruntime", "int8", verify="none")
-    assert dry_run(str(copy), plan, asked, store)["cached"] == 1, "what the bit is flipped in was known"
+    assert dry_run(CompileJob.of(str(copy), plan, asked), store)["cached"] == 1, "what the bit is flipped in was known"
     before = copy.stat()
     flip(copy, int(part if isinstance(part, int) else part * before.st_size))
     os.utime(copy, ns=(before.st_atime_ns, before.st_mtime_ns))
     try:
         damaged = open_checkpoint(copy)
         digest = Stages(store, damaged, plan, lambda _: None).checkpoint_digest()
-        found = dry_run(str(copy), plan, asked, store)
+        found = dry_run(CompileJob.of(str(copy), plan, asked), store)
     except CheckpointError as error:
         assert str(copy) in str(error)
     else:

@@ -12,7 +12,9 @@ from llmc.runtime.llm import BundleLLM
 
 if TYPE_CHECKING:
     from llmc.artifacts.store.store import Store
+    from llmc.buckets.encoding import EncodePlan
     from llmc.buckets.plan import Plan
+    from llmc.compiler.pipeline.compilation import Compilation
     from llmc.compiler.pipeline.compile import CompileResult, Reporter
 
 
@@ -30,12 +32,11 @@ def plan(model: str | Path | None = None, **flags: Any) -> Plan:
     return plan_for(None if model is None else str(model), **flags)
 
 
-def compile(  # noqa: A001 - llmc.compile is the verb of this package
+def prepare(
     model: str | Path,
-    output: str | Path,
     *,
     device: str | None = None,
-    plan: Plan | None = None,
+    plan: Plan | EncodePlan | Path | None = None,
     quantize: str | None = None,
     dtype: str = "auto",
     specialise: bool | None = None,
@@ -45,29 +46,25 @@ def compile(  # noqa: A001 - llmc.compile is the verb of this package
     jobs: int | None = None,
     cache_dir: str | Path | None = None,
     store: Store | None = None,
-    report: Reporter | None = None,
     task: str | None = None,
     lora: Sequence[str | Path] = (),
     lora_modules: Mapping[str, str | Path] | None = None,
     **more: Any,
-) -> CompileResult:
-    """Compile a checkpoint into the bundle folder `output`; needs the extra `compile`.
+) -> Compilation:
+    """A compile before it runs: its `key`, a `dry_run`, its `programs`; `compile` runs it. Needs the extra `compile`.
 
     `model` may be a config.json: weights are bound when the bundle is opened. `lora`: folders of LoRA adapters that are
     merged into it; `lora_modules`: those that each request chooses, by name (docs/lora.md). The options that devices
     declare are keywords too: `tensor_parallel`, `kv_cache_dtype`, `kernels` …, as the flags that `llmc compile --help`
-    lists by device. `device` is by default what the environment says (`Settings.device`: cpu on most hosts). `plan` or
-    the keywords of `llmc.plan` say which buckets; `store` is used in place of the one in `cache_dir`.
+    lists by device. `device` is by default what the environment says (`Settings.device`: cpu on most hosts). `plan`, or
+    its file, or the keywords of `llmc.plan` say which buckets; `store` is used in place of the one in `cache_dir`.
     `task`: "generate", "embed" or "score"; default: what the checkpoint's own files say (docs/encoders.md).
-    `report` is called with each stage and executable. Raises CheckpointError, CompileError, VerificationError,
-    DeviceError, CapacityError or ArtifactError, and then leaves `output` as it was.
+    Raises CheckpointError, InputError and DeviceError.
     """
     from llmc.artifacts.local.opening import open_store
-    from llmc.compiler.checkpoint import open_checkpoint, with_adapters
+    from llmc.compiler.checkpoint import with_adapters
     from llmc.compiler.options import CompileOptions
-    from llmc.compiler.pipeline.encoding import compile_encoder, encoder_plan_of, settled_task
-    from llmc.compiler.pipeline.finish import compile_and_finish
-    from llmc.compiler.pipeline.planning import plan_for
+    from llmc.compiler.pipeline.compilation import Compilation
     from llmc.compiler.targets.declared import declared
     from llmc.settings import Settings
 
@@ -79,21 +76,21 @@ def compile(  # noqa: A001 - llmc.compile is the verb of this package
         jobs=jobs or settings.threads, sample_top_k=sample_top_k, **own,
     )  # fmt: skip
     choices = list((lora_modules or {}).items())
-    checkpoint = open_checkpoint(with_adapters(str(model), lora, choices) if lora or choices else model)
+    named = with_adapters(str(model), lora, choices) if lora or choices else model
     if store is None:
         store = open_store(cache_dir, settings, device)
-    pooled = settled_task(checkpoint, task)
-    if pooled is not None:
-        return compile_encoder(
-            checkpoint, Path(output), encoder_plan_of(checkpoint, pooled, plan, more), options, store,
-            report or (lambda _: None),
-        )  # fmt: skip
-    made = (
-        plan
-        if plan is not None
-        else plan_for(checkpoint, **{"settings": settings, "device": device, "options": options, **more})
-    )
-    return compile_and_finish(checkpoint, Path(output), made, options, store, report or (lambda _: None), settings)
+    return Compilation.of(named, options, store, settings, task=task, plan=plan, **more)
+
+
+def compile(  # noqa: A001 - llmc.compile is the verb of this package
+    model: str | Path, output: str | Path, *, report: Reporter | None = None, **arguments: Any
+) -> CompileResult:
+    """Compile a checkpoint into the bundle folder `output`; `arguments` are those of `prepare`.
+
+    `report` is called with each stage and executable. Raises CheckpointError, CompileError, VerificationError,
+    DeviceError, CapacityError or ArtifactError, and then leaves `output` as it was.
+    """
+    return prepare(model, **arguments).compile(Path(output), report or (lambda _: None))
 
 
 class LLM(BundleLLM):

@@ -98,7 +98,7 @@ def _require_known(compiled: Mapping[str, Any]) -> None:
     from llmc.compiler.targets.declared import declared
 
     known = {*SHARED, *declared(), *PlanArguments.__dataclass_fields__, *_COMPILES, *ENGINE}
-    known = (known | {*_WITHOUT_EFFECT, *_ONE, "quantization", "convert"}) - {"model", "settings"}
+    known = (known | {*_WITHOUT_EFFECT, *_ONE, "quantization", "convert"}) - {"model", "settings", "target"}
     for name in compiled:
         if name not in known:
             from difflib import get_close_matches

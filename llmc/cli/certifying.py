@@ -13,6 +13,7 @@ from llmc.cli import output as messages
 from llmc.cli.interrupts import EXIT, sigterm_interrupts
 from llmc.cli.output import echo
 from llmc.errors import InputError, LlmcError
+from llmc.settings import Settings
 
 if TYPE_CHECKING:
     from llmc.artifacts.signing.signer import Signer
@@ -56,8 +57,7 @@ def certify_bundle(
 
 
 def _signer(key: Path | None) -> Signer | None:
-    from llmc.cli.cache.sign import signer_of
-    from llmc.settings import Settings
+    from llmc.cli.cache.signing import signer_of
 
     return None if key is None and Settings.from_environment().signing_key is None else signer_of(key)
 

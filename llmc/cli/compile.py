@@ -3,209 +3,47 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from llmc.cli.compiled import print_estimate, print_key, print_programs, print_result
-from llmc.cli.flags import takes_own_options
-from llmc.cli.grouped_help import add
-from llmc.cli.options import StoreFlag, TaskFlag, device_option, one_of, option
-from llmc.cli.output import echo
-from llmc.cli.planning import PlanningFlags, plan_from_flags, takes_planning_flags
-from llmc.cli.pooled_planning import pooled_plan_of
+from llmc.cli import output as console
+from llmc.cli.finishing import finish_instead
+from llmc.cli.options import (
+    DTYPE_CHOICES,
+    DeviceOptions,
+    address_flag,
+    argument,
+    device_flag,
+    executor_flag,
+    flag,
+    one_of,
+    plan_flag,
+    quantize_flag,
+    store_flag,
+    switch,
+    task_flag,
+)
+from llmc.cli.output import CompileProgress, close_bars, echo
+from llmc.cli.planning import PlanningFlags
 from llmc.cli.quantities import size
-from llmc.compiler.options import LOCAL, Value
+from llmc.cli.results import print_estimate, print_hybrid, print_key, print_programs, print_result
 from llmc.compiler.targets.declared import offered
 from llmc.errors import InputError, LlmcError
 from llmc.paths import expanded, is_dir
+from llmc.settings import Settings
 
 if TYPE_CHECKING:
     from llmc.artifacts.store.store import Store
-    from llmc.buckets.plan import Plan
-    from llmc.compiler.checkpoint import Checkpoint
     from llmc.compiler.options import CompileOptions
-    from llmc.settings import Settings
+    from llmc.compiler.pipeline.compilation import Compilation
 
 _NUMBERS, _ADAPTERS, _HYBRIDS = "Numbers and graphs", "LoRA adapters", "Hybrids"
 _WHERE, _OUTCOME = "Where it compiles", "Checks and outcome"
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to `app`."""
-    add(app, "compile", takes_own_options(takes_planning_flags(compile_command)))
-
-
-def compile_command(
-    model: Annotated[
-        str | None,
-        typer.Argument(metavar="MODEL", help="A model folder, .gguf file or hub name.", show_default=False),
-    ] = None,
-    *,
-    device: Annotated[
-        str | None,
-        device_option("--device", "What to compile for; see llmc devices. Default: cpu, or lpu for NUM_LPU_DEVICES."),
-    ] = None,
-    output: Annotated[
-        Path | None,
-        option(
-            "--output -o",
-            "BUNDLE",
-            "Bundle folder. Default: MODEL-DEVICE.llmc here; for neuron, NEURON_COMPILED_ARTIFACTS.",
-        ),
-    ] = None,
-    quantize: Annotated[
-        str | None,
-        option(
-            "--quantize",
-            "none|int8|fp8|int4|keep",
-            "Weights. Default: the device's; with llmc's kernels a GGUF in blocks has keep, which decodes faster than "
-            "int8 and is nearer to the model.",
-        ),
-    ] = None,
-    flags: PlanningFlags,
-    plan: Annotated[Path | None, option("--plan", "PLAN", "A plan file of llmc plan -o.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be compiled, and stop.")] = False,
-    resume: Annotated[
-        bool,
-        typer.Option(
-            "--resume",
-            help="Go on with the interrupted compile of -o BUNDLE, with its flags; or finish a portable BUNDLE on its "
-            "device's own host.",
-        ),
-    ] = False,
-    cache_dir: StoreFlag = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")] = False,
-    prefill_device: Annotated[
-        str | None,
-        option(
-            "--prefill-device",
-            "X",
-            "Make a hybrid: prompts on device X, handed over to --decode-device.",
-            autocompletion=one_of(offered),
-            rich_help_panel=_HYBRIDS,
-        ),
-    ] = None,
-    decode_device: Annotated[
-        str | None,
-        device_option("--decode-device", "The device of a hybrid that decodes.", "Y", rich_help_panel=_HYBRIDS),
-    ] = None,
-    dtype: Annotated[
-        str,
-        option(
-            "--dtype",
-            "auto|f32|bf16|f16",
-            "Unquantised numbers. [default: auto: f32; bf16 for openvino int8 on a CPU that computes in it]",
-            show_default=False,
-            rich_help_panel=_NUMBERS,
-        ),
-    ] = "auto",
-    specialise: Annotated[
-        bool | None,
-        typer.Option(
-            "--specialise/--no-specialise",
-            help="One executable per bucket, or one that covers all. Default: what was measured best for the device.",
-            rich_help_panel=_NUMBERS,
-        ),
-    ] = None,
-    sample_top_k: Annotated[
-        int,
-        option(
-            "--sample-top-k",
-            "K",
-            "Graphs return the K (1 … 256) largest logits and their ids, too: all that most sampling needs. "
-            "0: all logits only.",
-            rich_help_panel=_NUMBERS,
-        ),
-    ] = 0,
-    config: Annotated[
-        str | None,
-        option(
-            "--config",
-            "FILE",
-            "A config.json in place of MODEL: weights are bound when it is opened.",
-            rich_help_panel=_NUMBERS,
-        ),
-    ] = None,
-    lora: Annotated[
-        list[str] | None,
-        option(
-            "--lora",
-            "ADAPTER",
-            "A LoRA adapter (a PEFT folder) to merge into MODEL; repeatable.",
-            rich_help_panel=_ADAPTERS,
-        ),
-    ] = None,
-    lora_modules: Annotated[
-        list[str] | None,
-        option(
-            "--lora-modules",
-            "NAME=ADAPTER …",
-            "LoRA adapters that requests choose by name, as in vLLM.",
-            rich_help_panel=_ADAPTERS,
-        ),
-    ] = None,
-    task: TaskFlag = None,
-    jobs: Annotated[
-        int | None, option("--jobs -j", "N", "Executables at once. Default: CPUs.", rich_help_panel=_WHERE)
-    ] = None,
-    executor: Annotated[
-        str,
-        option(
-            "--executor",
-            "local|ray",
-            "Where executables are compiled: here, or one a CPU of a Ray cluster.",
-            rich_help_panel=_WHERE,
-        ),
-    ] = LOCAL,
-    address: Annotated[
-        str | None,
-        option(
-            "--address",
-            "HOST:PORT",
-            "That cluster. Default: RAY_ADDRESS, or the one that runs on this host.",
-            rich_help_panel=_WHERE,
-        ),
-    ] = None,
-    worker_memory: Annotated[
-        str | None,
-        option("--worker-memory", "SIZE", "Memory of the cluster that one executable takes.", rich_help_panel=_WHERE),
-    ] = None,
-    verify: Annotated[
-        str,
-        option(
-            "--verify",
-            "sample|all|none",
-            "Run every executable against the reference model, sampled buckets or all under two poisons.",
-            rich_help_panel=_OUTCOME,
-        ),
-    ] = "sample",
-    require_native: Annotated[
-        bool,
-        typer.Option(
-            "--require-native",
-            help="Fail when executables would need finishing on the device's host.",
-            rich_help_panel=_OUTCOME,
-        ),
-    ] = False,
-    emit: Annotated[
-        str | None,
-        option(
-            "--emit",
-            "program|lowered|key",
-            "Show the traced or lowered programs, or one key of it all, and stop.",
-            rich_help_panel=_OUTCOME,
-        ),
-    ] = None,
-    result: Annotated[
-        Path | None,
-        option("--result", "FILE", "Also write the outcome here as JSON, for llmc report.", rich_help_panel=_OUTCOME),
-    ] = None,
-    own: dict[str, Value],
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class CompileCommand(DeviceOptions, PlanningFlags):
     """Compile every bucket's graph for a device into a bundle, verified against the reference model.
 
     What was compiled before comes from the store: an interrupted compile, or one whose plan grew, does only what is
@@ -220,155 +58,202 @@ def compile_command(
       llmc compile ./model --lora ./my-adapter --quantize int8 -o bundle
       llmc compile --resume -o bundle
     """
-    from llmc.artifacts.local.opening import open_store
-    from llmc.artifacts.local.precompiled import place_for, replacing
-    from llmc.cli import output as console
-    from llmc.cli.finishing import finish_instead
-    from llmc.cli.journal import Journal
-    from llmc.cli.output import CompileProgress, close_bars
-    from llmc.compiler.checkpoint import open_checkpoint
-    from llmc.compiler.options import CompileOptions
-    from llmc.compiler.pipeline.dry_run import dry_run as estimate_compile
-    from llmc.compiler.pipeline.emit import emit as emit_programs
-    from llmc.compiler.pipeline.finish import compile_and_finish, write_host_files
-    from llmc.compiler.targets import open_target
-    from llmc.settings import Settings
 
-    _require_positive(jobs)
-    settings, model = Settings.from_environment(), _with_adapters(model, lora or [], lora_modules or [])
-    max_size = size("LLMC_CACHE_MAX_SIZE", settings.cache_max_size)
-    options = CompileOptions(
-        device or settings.device, quantize, dtype, specialise, verify, require_native, jobs or settings.threads,
-        sample_top_k, own, executor, address, size("--worker-memory", worker_memory),
-    )  # fmt: skip
-    resumed = resume and not (model or config)
-    if prefill_device or decode_device:
-        alone = device is None and not (resumed or emit or dry_run or result)
-        _hybrid(prefill_device, decode_device, alone, (model, config, plan, flags), options, output, cache_dir, as_json)
-        return
-    if (resumed and not (dry_run or emit) and finish_instead(output, cache_dir, settings, options, as_json)) or (
-        model is not None
-        and _pooled(model, task, flags, plan, options, output, result, cache_dir, as_json, dry_run, emit)
-    ):
-        return
-    if resumed:
-        journal = Journal.read(output)
-        checkpoint, made, options = open_checkpoint(journal.model), journal.plan, journal.options
-        place, shown_in, output = None, output, journal.output
-    else:
-        open_target(options.device, settings)
-        checkpoint, made = _planned(model, config, plan, flags, options)
+    brief = True
+
+    model: str | None = argument("MODEL", "A model folder, .gguf file or hub name.", default=None)
+    device: str | None = device_flag(
+        None, "What to compile for; see llmc devices. Default: cpu, or lpu for NUM_LPU_DEVICES."
+    )
+    output: Path | None = flag(
+        None,
+        "BUNDLE",
+        "Bundle folder. Default: MODEL-DEVICE.llmc here; for neuron, NEURON_COMPILED_ARTIFACTS.",
+        names="--output -o",
+    )
+    quantize: str | None = quantize_flag(
+        "Weights. Default: the device's; with llmc's kernels a GGUF in blocks has keep, which decodes faster than "
+        "int8 and is nearer to the model.",
+    )
+    plan: Path | None = plan_flag()
+    dry_run: bool = switch("--dry-run", "Say what would be compiled, and stop.")
+    resume: bool = switch(
+        "--resume",
+        "Go on with the interrupted compile of -o BUNDLE, with its flags; or finish a portable BUNDLE on its "
+        "device's own host.",
+    )
+    cache_dir: Path | None = store_flag()
+    as_json: bool = switch("--json", "Print the outcome as JSON.")
+    prefill_device: str | None = flag(
+        None,
+        "X",
+        "Make a hybrid: prompts on device X, handed over to --decode-device.",
+        _HYBRIDS,
+        autocompletion=one_of(offered),
+    )
+    decode_device: str | None = device_flag(None, "The device of a hybrid that decodes.", panel=_HYBRIDS, metavar="Y")
+    dtype: str = flag(
+        "auto",
+        DTYPE_CHOICES,
+        "Unquantised numbers. [default: auto: f32; bf16 for openvino int8 on a CPU that computes in it]",
+        _NUMBERS,
+        show_default=False,
+    )
+    specialise: bool | None = switch(
+        "--specialise/--no-specialise",
+        "One executable per bucket, or one that covers all. Default: what was measured best for the device.",
+        _NUMBERS,
+        default=None,
+    )
+    sample_top_k: int = flag(
+        0,
+        "K",
+        "Graphs return the K (1 … 256) largest logits and their ids, too: all that most sampling needs. "
+        "0: all logits only.",
+        _NUMBERS,
+    )
+    config: str | None = flag(
+        None, "FILE", "A config.json in place of MODEL: weights are bound when it is opened.", _NUMBERS
+    )
+    lora: list[str] | None = flag(
+        None, "ADAPTER", "A LoRA adapter (a PEFT folder) to merge into MODEL; repeatable.", _ADAPTERS
+    )
+    lora_modules: list[str] | None = flag(
+        None, "NAME=ADAPTER …", "LoRA adapters that requests choose by name, as in vLLM.", _ADAPTERS
+    )
+    task: str | None = task_flag()
+    jobs: int | None = flag(None, "N", "Executables at once. Default: CPUs.", _WHERE, names="--jobs -j")
+    executor: str = executor_flag("Where executables are compiled: here, or one a CPU of a Ray cluster.", _WHERE)
+    address: str | None = address_flag(_WHERE)
+    worker_memory: str | None = flag(None, "SIZE", "Memory of the cluster that one executable takes.", _WHERE)
+    verify: str = flag(
+        "sample",
+        "sample|all|none",
+        "Run every executable against the reference model, sampled buckets or all under two poisons.",
+        _OUTCOME,
+    )
+    require_native: bool = switch(
+        "--require-native", "Fail when executables would need finishing on the device's host.", _OUTCOME
+    )
+    emit: str | None = flag(
+        None, "program|lowered|key", "Show the traced or lowered programs, or one key of it all, and stop.", _OUTCOME
+    )
+    result: Path | None = flag(None, "FILE", "Also write the outcome here as JSON, for llmc report.", _OUTCOME)
+
+    def run(self) -> None:
+        from llmc.artifacts.local.opening import open_store
+        from llmc.compiler.options import CompileOptions
+        from llmc.compiler.pipeline.compilation import Compilation
+
+        if self.jobs is not None and self.jobs < 1:
+            raise InputError(f"--jobs {self.jobs} must be at least 1")
+        settings, model = Settings.from_environment(), self._with_adapters()
+        max_size = size("LLMC_CACHE_MAX_SIZE", settings.cache_max_size)
+        options = CompileOptions(
+            self.device or settings.device, self.quantize, self.dtype, self.specialise, self.verify,
+            self.require_native, self.jobs or settings.threads, self.sample_top_k, self.own, self.executor,
+            self.address, size("--worker-memory", self.worker_memory),
+        )  # fmt: skip
+        if self.prefill_device or self.decode_device:
+            self._hybrid(model, options, settings)
+            return
+        if self.resume and not (model or self.config):
+            if not (self.dry_run or self.emit) and finish_instead(self.output, self.cache_dir, options, self.as_json):
+                return
+            asked, output = Compilation.resumed(self.output, self.cache_dir, settings)
+        else:
+            store = open_store(self.cache_dir, settings, options.device)
+            asked = self._asked(model, options, store, settings)
+            output = self.output or asked.default_output
         close_bars()
-        place = None if output else place_for(options.device, checkpoint.asked, settings.neuron_artifacts)
-        shown_in = output
-        output = output or place or Path(f"{_stem(checkpoint.asked)}-{options.device}.llmc")
-        journal = Journal(checkpoint.asked, made, options, output)
-    store = open_store(cache_dir, settings, options.device)
-    if emit is not None:
-        _show(emit, emit_programs, (checkpoint, made, options, store), settings, shown_in, as_json)
-        return
-    if dry_run:
-        print_estimate(estimate_compile(checkpoint, made, options, store, settings), as_json)
-        return
+        if self.emit is not None:
+            self._show(asked)
+            return
+        if self.dry_run:
+            print_estimate(asked.dry_run(), self.as_json)
+            return
+        again = "run it again to go on" if asked.encodes else f"go on with `llmc compile --resume -o {output}`"
+        console.going_on = f"; what is done is kept: {again}"
+        with CompileProgress(self.as_json and not sys.stderr.isatty()) as progress:
+            done = asked.compile(output, progress, resumable=True)
+        print_result(asked.with_host_files(done), self.as_json, self.result)
+        if max_size is not None and not asked.encodes:
+            _trim(asked.store, max_size)
 
-    console.going_on = f"; what is done is kept: go on with `llmc compile --resume -o {output}`"
-    shown = CompileProgress(as_json and not sys.stderr.isatty())
-    with replacing(place), shown as progress, journal.running():
-        done = compile_and_finish(checkpoint, output, made, options, store, progress, settings)
-    print_result(write_host_files(done), as_json, result)
-    if max_size is not None:
-        _trim(store, max_size)
+    def _asked(self, model: str | None, options: CompileOptions, store: Store, settings: Settings) -> Compilation:
+        """What is compiled, MODEL or the file of --config, and its plan."""
+        from llmc.compiler.checkpoint import open_checkpoint
+        from llmc.compiler.pipeline.compilation import Compilation
+        from llmc.compiler.pipeline.encoding import GENERATE, settled_task
 
+        if model is not None and self.config is not None:
+            raise InputError("MODEL and --config were both given; give one of them")
+        named = model if self.config is None else _config_file(self.config)
+        if named is None:
+            raise InputError(
+                "name the MODEL to compile (or --resume -o BUNDLE, to go on with an interrupted compile; or --config "
+                "FILE, for a configuration alone)"
+            )
+        checkpoint = open_checkpoint(named)
+        task = settled_task(checkpoint, GENERATE if self.config is not None else self.task)
+        planning: dict[str, Any] = {}
+        if task is not None:
+            planning = self.arguments_to_encode(task)
+        elif self.plan is None:
+            planning = self.arguments()
+        elif self.given():
+            raise InputError(f"--plan has the buckets already; leave out {', '.join(self.given())}")
+        return Compilation.of(checkpoint, options, store, settings, task=task or GENERATE, plan=self.plan, **planning)
 
-def _pooled(
-    model: str, task: str | None, flags: PlanningFlags, plan_file: Path | None, options: CompileOptions,
-    output: Path | None, result: Path | None, cache_dir: Path | None, as_json: bool, dry_run: bool, emit: str | None,
-) -> bool:  # fmt: skip
-    """Compile a model that embeds or scores, or say what that would do; False for one that generates."""
-    made = pooled_plan_of(model, task, flags, plan_file)
-    if made is None:
-        return False
-    from llmc.artifacts.local.opening import open_store
-    from llmc.cli import output as console
-    from llmc.cli.output import CompileProgress
-    from llmc.compiler.pipeline.emit import emit_encoder
-    from llmc.compiler.pipeline.encoding import compile_encoder
-    from llmc.compiler.pipeline.encoding_dry_run import dry_run_encoder
-    from llmc.settings import Settings
+    def _show(self, asked: Compilation) -> None:
+        """Print the key of what would be compiled, or its programs."""
+        if self.emit == "key":
+            print_key(asked.key(), self.as_json)
+            return
+        with CompileProgress(hidden=False) as progress:
+            programs = list(asked.programs(str(self.emit), progress))
+        print_programs(programs, self.output, self.as_json)
 
-    checkpoint, plan = made
-    shown_in = output
-    output = output or Path(f"{_stem(checkpoint.asked)}-{options.device.replace(':', '-')}.llmc")
-    settings = Settings.from_environment()
-    store = open_store(cache_dir, settings, options.device)
-    if emit is not None:
-        _show(emit, emit_encoder, (checkpoint, plan, options, store), settings, shown_in, as_json)
-        return True
-    if dry_run:
-        print_estimate(dry_run_encoder(checkpoint, plan, options, store), as_json)
-        return True
-    console.going_on = "; what is done is kept: run it again to go on"
-    with CompileProgress(as_json and not sys.stderr.isatty()) as progress:
-        done = compile_encoder(checkpoint, output, plan, options, store, progress)
-    print_result(done, as_json, result)
-    return True
+    def _hybrid(self, model: str | None, options: CompileOptions, settings: Settings) -> None:
+        """Compile for two devices into one folder, and say what was done."""
+        from llmc.artifacts.local.opening import open_store
+        from llmc.compiler.pipeline.compilation import stem_of
+        from llmc.compiler.pipeline.hybrid import compile_hybrid
 
+        prefill, decode = self.prefill_device, self.decode_device
+        resumed = self.resume and not (model or self.config)
+        others = self.device or resumed or self.emit or self.dry_run or self.result
+        if prefill is None or decode is None or others:
+            raise InputError(
+                "a hybrid takes --prefill-device X and --decode-device Y together, in place of --device, and neither "
+                "--resume nor --dry-run, --emit or --result (what is done of an interrupted one is kept: run it again)"
+            )
+        store = open_store(self.cache_dir, settings, decode)
+        asked = self._asked(model, replace(options, device=decode), store, settings)
+        close_bars()
+        output = self.output or Path(f"{stem_of(asked.checkpoint.asked)}-{prefill}-{decode}.llmc")
+        with CompileProgress(self.as_json and not sys.stderr.isatty()) as progress:
+            result = compile_hybrid(asked, output, prefill, progress)
+        print_hybrid(result, self.as_json)
 
-def _show(
-    emit: str, programs_of: Callable[..., Iterable[tuple[str, str]]],
-    compiled: tuple[Checkpoint, Plan, CompileOptions, Store], settings: Settings, output: Path | None, as_json: bool,
-) -> None:  # fmt: skip
-    """Print the key of what would be compiled, or its programs."""
-    from llmc.cli.output import CompileProgress
-    from llmc.compiler.pipeline.compile_key import compile_key
+    def _with_adapters(self) -> str | None:
+        from llmc.compiler.checkpoint import with_adapters
 
-    if emit == "key":
-        print_key(compile_key(*compiled, settings), as_json)
-        return
-    with CompileProgress(hidden=False) as progress:
-        programs = list(programs_of(*compiled, emit, progress))
-    print_programs(programs, output, as_json)
-
-
-def _require_positive(jobs: int | None) -> None:
-    if jobs is not None and jobs < 1:
-        raise InputError(f"--jobs {jobs} must be at least 1")
-
-
-def _hybrid(
-    prefill: str | None, decode: str | None, alone: bool,
-    asked: tuple[str | None, str | None, Path | None, PlanningFlags], options: CompileOptions, output: Path | None,
-    cache_dir: Path | None, as_json: bool,
-) -> None:  # fmt: skip
-    """Compile what was `asked` for two devices into one folder, and say what was done."""
-    from llmc.artifacts.local.opening import open_store
-    from llmc.cli.compiled import print_hybrid
-    from llmc.cli.output import CompileProgress, close_bars
-    from llmc.compiler.pipeline.hybrid import compile_hybrid
-    from llmc.compiler.targets import open_target
-    from llmc.settings import Settings
-
-    if prefill is None or decode is None or not alone:
-        raise InputError(
-            "a hybrid takes --prefill-device X and --decode-device Y together, in place of --device, and neither "
-            "--resume nor --dry-run, --emit or --result (what is done of an interrupted one is kept: run it again)"
-        )
-    settings = Settings.from_environment()
-    open_target(decode, settings)
-    options = replace(options, device=decode)
-    checkpoint, plan = _planned(*asked, options)
-    close_bars()
-    output = output or Path(f"{_stem(checkpoint.asked)}-{prefill}-{decode}.llmc")
-    store = open_store(cache_dir, settings, decode)
-    with CompileProgress(as_json and not sys.stderr.isatty()) as progress:
-        result = compile_hybrid(checkpoint, output, plan, prefill, options, store, progress, settings)
-    print_hybrid(result, as_json)
+        adapters, named = self.lora or [], self.lora_modules or []
+        if (adapters or named) and self.model is None:
+            raise InputError(f"{[*adapters, *named][0]} is an adapter of a MODEL; give that, too")
+        choices = [(name, path) for name, _, path in (one.partition("=") for one in named)]
+        for one, (name, path) in zip(named, choices, strict=True):
+            if not name or not path:
+                raise InputError(
+                    f"--lora-modules {one}: give each adapter as NAME=ADAPTER, NAME being what requests say"
+                )
+        return None if self.model is None else with_adapters(self.model, adapters, choices)
 
 
 def _trim(store: Store, max_size: int) -> None:
     """Keep the store below LLMC_CACHE_MAX_SIZE; an error in this never fails a finished compile."""
     from llmc.artifacts.gc.collect import collect
-    from llmc.cli import output
     from llmc.cli.cache.space import did_something, summary
 
     try:
@@ -379,44 +264,8 @@ def _trim(store: Store, max_size: int) -> None:
         if not did_something(found):
             return
         text = f"LLMC_CACHE_MAX_SIZE: {'; '.join(summary(found, store.root))}"
-    if not output.quiet:
+    if not console.quiet:
         echo(text, err=True)
-
-
-def _planned(
-    model: str | None, config: str | None, plan: Path | None, flags: PlanningFlags, options: CompileOptions
-) -> tuple[Checkpoint, Plan]:
-    """What is compiled, MODEL or the file of --config, and its plan."""
-    from llmc.buckets.plan import Plan
-    from llmc.compiler.checkpoint import open_checkpoint
-
-    if model is not None and config is not None:
-        raise InputError("MODEL and --config were both given; give one of them")
-    if config is not None:
-        model = _config_file(config)
-    if model is None:
-        raise InputError(
-            "name the MODEL to compile (or --resume -o BUNDLE, to go on with an interrupted compile; or --config FILE, "
-            "for a configuration alone)"
-        )
-    checkpoint = open_checkpoint(model)
-    if plan is None:
-        return checkpoint, plan_from_flags(flags, checkpoint, device=options.device, options=options)
-    if flags.given():
-        raise InputError(f"--plan has the buckets already; leave out {', '.join(flags.given())}")
-    return checkpoint, Plan.load(plan)
-
-
-def _with_adapters(model: str | None, adapters: list[str], named: list[str]) -> str | None:
-    from llmc.compiler.checkpoint import with_adapters
-
-    if (adapters or named) and model is None:
-        raise InputError(f"{[*adapters, *named][0]} is an adapter of a MODEL; give that, too")
-    choices = [(name, path) for name, _, path in (one.partition("=") for one in named)]
-    for one, (name, path) in zip(named, choices, strict=True):
-        if not name or not path:
-            raise InputError(f"--lora-modules {one}: give each adapter as NAME=ADAPTER, NAME being what requests say")
-    return None if model is None else with_adapters(model, adapters, choices)
 
 
 def _config_file(config: str) -> str:
@@ -427,8 +276,3 @@ def _config_file(config: str) -> str:
     if path.suffix != ".json":
         raise InputError(f"--config {config}: a config.json is needed; give a checkpoint as MODEL")
     return str(path)
-
-
-def _stem(model: str) -> str:
-    path = Path(model)
-    return path.resolve().parent.name if path.name == "config.json" else path.stem

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import dataclass
 
-import typer
-
-from llmc.cli.options import one_of
+from llmc.cli.options import Command, argument, one_of
 from llmc.cli.output import echo
 from llmc.errors import UnknownNameError
 
@@ -60,19 +58,8 @@ and fish all of it."""
 SHELLS = tuple(SCRIPTS)
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to `app`."""
-    app.command("completion")(completion)
-
-
-def completion(
-    shell: Annotated[
-        str,
-        typer.Argument(
-            metavar="|".join(SHELLS), help="The shell.", show_default=False, autocompletion=one_of(lambda: SHELLS)
-        ),
-    ],
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class CompletionCommand(Command):
     """Print what lets a shell complete llmc's command lines: commands, options, devices, values and paths.
 
     \b
@@ -81,6 +68,10 @@ def completion(
       llmc completion zsh >> ~/.zshrc           # below compinit
       llmc completion fish > ~/.config/fish/completions/llmc.fish
     """
-    if shell not in SHELLS:
-        raise UnknownNameError("shell", shell, SHELLS)
-    echo(SCRIPTS[shell].strip())
+
+    shell: str = argument("|".join(SHELLS), "The shell.", autocompletion=one_of(lambda: SHELLS))
+
+    def run(self) -> None:
+        if self.shell not in SHELLS:
+            raise UnknownNameError("shell", self.shell, SHELLS)
+        echo(SCRIPTS[self.shell].strip())

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from llmc.cli.options import StoreFlag, device_option, option
+from llmc.cli.options import Command, argument, device_flag, flag, store_flag, switch
 from llmc.cli.output import echo
 from llmc.errors import InputError
+from llmc.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,11 +18,12 @@ if TYPE_CHECKING:
 _NODES = "How nodes run it"
 _CI = "CI"
 _SERVERS = "Other servers"
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command to `app`."""
-    app.command("deploy")(deploy)
+_PLAIN = (
+    "name", "port", "cpus", "image", "base_image", "program", "bundle_image", "namespace", "replicas", "max_replicas",
+    "trusted_keys", "api_key_secret", "model", "traffic", "max_waste", "runner", "server", "device", "configuration",
+    "cache_image", "tool_image",
+)  # fmt: skip
+"""Options that are handed on as they are."""
 
 
 def _kinds() -> str:
@@ -31,95 +32,8 @@ def _kinds() -> str:
     return "|".join(KINDS.names())
 
 
-def deploy(
-    kind: Annotated[str, typer.Argument(metavar=_kinds(), show_default=False, help="What to write.")],
-    *,
-    bundle: Annotated[
-        str | None, option("--bundle", "BUNDLE", "What is deployed: a folder, archive, store:KEY or oci://….")
-    ] = None,
-    output: Annotated[Path | None, option("--output -o", "DIR", "Folder that the files are written to.")] = None,
-    show: Annotated[bool, typer.Option("--print", help="Print the files, and write none.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
-    name: Annotated[str | None, option("--name", "NAME", "What it is called. Default: of the model's name.")] = None,
-    port: Annotated[int | None, option("--port", "P", "Port of the server. Default: 8000.", min=1, max=65535)] = None,
-    cpus: Annotated[int | None, option("--cpus", "N", "Processors of a server. Default: 4.", min=1)] = None,
-    image: Annotated[str | None, option("--image", "IMAGE", "Container image with llmc (llmc deploy docker).")] = None,
-    base_image: Annotated[
-        str | None, option("--base-image", "IMAGE", "What that is built on. Default: Python's slim one.")
-    ] = None,
-    bundle_image: Annotated[
-        str | None,
-        option("--bundle-image", "oci://…", "Where nodes get the bundle (llmc cache push).", rich_help_panel=_NODES),
-    ] = None,
-    bundle_volume: Annotated[
-        str | None,
-        option("--bundle-volume", "image|pull", "Mount that image, or pull it first.", rich_help_panel=_NODES),
-    ] = None,
-    namespace: Annotated[
-        str | None, option("--namespace", "NS", "Kubernetes' namespace.", rich_help_panel=_NODES)
-    ] = None,
-    replicas: Annotated[
-        int | None, option("--replicas", "N", "Servers at the least. Default: 1.", min=1, rich_help_panel=_NODES)
-    ] = None,
-    max_replicas: Annotated[
-        int | None, option("--max-replicas", "N", "Servers at the most. Default: 4.", min=1, rich_help_panel=_NODES)
-    ] = None,
-    allow_from: Annotated[
-        list[str] | None,
-        option(
-            "--allow-from", "NS", "A namespace whose pods may connect, too. Again for each.", rich_help_panel=_NODES
-        ),
-    ] = None,
-    trusted_keys: Annotated[
-        str | None,
-        option(
-            "--trusted-keys", "CONFIGMAP", "Public keys; what none of them signed is refused.", rich_help_panel=_NODES
-        ),
-    ] = None,
-    api_key_secret: Annotated[
-        str | None,
-        option("--api-key-secret", "SECRET", "Its key api-key is asked of requests.", rich_help_panel=_NODES),
-    ] = None,
-    program: Annotated[
-        str | None,
-        option("--program", "PATH", "llmc on that host. Default: /opt/llmc/bin/llmc.", rich_help_panel=_NODES),
-    ] = None,
-    model: Annotated[
-        str | None,
-        option("--model", "MODEL", "The checkpoint that CI compiles, or a server loads.", rich_help_panel=_CI),
-    ] = None,
-    traffic: Annotated[
-        str | None,
-        option("--traffic", "FILE", "Recorded requests in the repository, to plan for.", rich_help_panel=_CI),
-    ] = None,
-    max_waste: Annotated[
-        str | None, option("--max-waste", "F", "Padding on it above which CI fails.", rich_help_panel=_CI)
-    ] = None,
-    runner: Annotated[
-        str | None, option("--runner", "LABEL", "What CI's job runs on, the device in it.", rich_help_panel=_CI)
-    ] = None,
-    server: Annotated[
-        str | None, option("--server", "NAME", "Which server of llmc plan export.", rich_help_panel=_SERVERS)
-    ] = None,
-    device: Annotated[
-        str | None, device_option("--device", "What it runs on, as llmc compile names it.", rich_help_panel=_SERVERS)
-    ] = None,
-    configuration: Annotated[
-        Path | None,
-        option(
-            "--configuration", "CONFIG", "Its plan: a folder, file or plan (llmc plan tune).", rich_help_panel=_SERVERS
-        ),
-    ] = None,
-    cache_image: Annotated[
-        str | None,
-        option("--cache-image", "oci://…", "Its packed compile cache (llmc cache pack).", rich_help_panel=_SERVERS),
-    ] = None,
-    tool_image: Annotated[
-        str | None, option("--tool-image", "IMAGE", "An image with llmc, which unpacks it.", rich_help_panel=_SERVERS)
-    ] = None,
-    cache_dir: StoreFlag = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print paths and digests as JSON.")] = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class DeployCommand(Command):
     """Write files that deploy a bundle: images, pods, units, CI. docs/deploying.md says what is in each.
 
     Memory, times of probes, device plug-ins and node labels follow from the bundle's manifest. Nothing is started, and
@@ -133,31 +47,59 @@ def deploy(
       llmc deploy systemd --bundle bundle --print
       llmc deploy github-actions --bundle bundle --model org/model --bundle-image oci://ghcr.io/org/model:cpu -o .
     """
-    from llmc.deploy import create
-    from llmc.deploy.request import options_for, write
 
-    chosen = create(kind)
-    if (output is None) != show:
-        raise InputError("name the folder to write to with -o DIR, or print the files with --print: one of the two")
-    if bundle_volume not in (None, "image", "pull"):
-        raise InputError(f"--bundle-volume {bundle_volume!r} is not one of image, pull")
-    given = {
-        "name": name, "port": port, "cpus": cpus, "image": image, "base_image": base_image, "program": program,
-        "bundle_image": bundle_image, "namespace": namespace, "replicas": replicas, "max_replicas": max_replicas,
-        "allow_from": tuple(allow_from or ()), "trusted_keys": trusted_keys, "api_key_secret": api_key_secret,
-        "model": model, "traffic": traffic, "max_waste": max_waste, "runner": runner, "server": server,
-        "device": device, "configuration": configuration, "cache_image": cache_image, "tool_image": tool_image,
-        "pull": None if bundle_volume is None else bundle_volume == "pull", **_bundle(bundle, cache_dir),
-    }  # fmt: skip
-    files = chosen.files(options_for(chosen, given))
-    if output is not None:
-        write(output, files, force=force)
-    if as_json:
-        echo(json.dumps({"kind": kind, "files": [_told(output, path, text) for path, text in files.items()]}))
-    elif show:
-        echo("\n".join(f"# {path}\n{text}" for path, text in files.items()), nl=False)
-    else:
-        echo(f"wrote {', '.join(files)} to {output}", err=True)
+    kind: str = argument(_kinds(), "What to write.")
+    bundle: str | None = flag(None, "BUNDLE", "What is deployed: a folder, archive, store:KEY or oci://….")
+    output: Path | None = flag(None, "DIR", "Folder that the files are written to.", names="--output -o")
+    show: bool = switch("--print", "Print the files, and write none.")
+    force: bool = switch("--force", "Replace files that are there.")
+    name: str | None = flag(None, "NAME", "What it is called. Default: of the model's name.")
+    port: int | None = flag(None, "P", "Port of the server. Default: 8000.", min=1, max=65535)
+    cpus: int | None = flag(None, "N", "Processors of a server. Default: 4.", min=1)
+    image: str | None = flag(None, "IMAGE", "Container image with llmc (llmc deploy docker).")
+    base_image: str | None = flag(None, "IMAGE", "What that is built on. Default: Python's slim one.")
+    bundle_image: str | None = flag(None, "oci://…", "Where nodes get the bundle (llmc cache push).", _NODES)
+    bundle_volume: str | None = flag(None, "image|pull", "Mount that image, or pull it first.", _NODES)
+    namespace: str | None = flag(None, "NS", "Kubernetes' namespace.", _NODES)
+    replicas: int | None = flag(None, "N", "Servers at the least. Default: 1.", _NODES, min=1)
+    max_replicas: int | None = flag(None, "N", "Servers at the most. Default: 4.", _NODES, min=1)
+    allow_from: list[str] | None = flag(None, "NS", "A namespace whose pods may connect, too. Again for each.", _NODES)
+    trusted_keys: str | None = flag(None, "CONFIGMAP", "Public keys; what none of them signed is refused.", _NODES)
+    api_key_secret: str | None = flag(None, "SECRET", "Its key api-key is asked of requests.", _NODES)
+    program: str | None = flag(None, "PATH", "llmc on that host. Default: /opt/llmc/bin/llmc.", _NODES)
+    model: str | None = flag(None, "MODEL", "The checkpoint that CI compiles, or a server loads.", _CI)
+    traffic: str | None = flag(None, "FILE", "Recorded requests in the repository, to plan for.", _CI)
+    max_waste: str | None = flag(None, "F", "Padding on it above which CI fails.", _CI)
+    runner: str | None = flag(None, "LABEL", "What CI's job runs on, the device in it.", _CI)
+    server: str | None = flag(None, "NAME", "Which server of llmc plan export.", _SERVERS)
+    device: str | None = device_flag(None, "What it runs on, as llmc compile names it.", panel=_SERVERS)
+    configuration: Path | None = flag(None, "CONFIG", "Its plan: a folder, file or plan (llmc plan tune).", _SERVERS)
+    cache_image: str | None = flag(None, "oci://…", "Its packed compile cache (llmc cache pack).", _SERVERS)
+    tool_image: str | None = flag(None, "IMAGE", "An image with llmc, which unpacks it.", _SERVERS)
+    cache_dir: Path | None = store_flag()
+    as_json: bool = switch("--json", "Print paths and digests as JSON.")
+
+    def run(self) -> None:
+        from llmc.deploy import create
+        from llmc.deploy.request import options_for, write
+
+        chosen = create(self.kind)
+        if (self.output is None) != self.show:
+            raise InputError("name the folder to write to with -o DIR, or print the files with --print: one of the two")
+        if self.bundle_volume not in (None, "image", "pull"):
+            raise InputError(f"--bundle-volume {self.bundle_volume!r} is not one of image, pull")
+        pull = None if self.bundle_volume is None else self.bundle_volume == "pull"
+        given = {**self.values(*_PLAIN), "allow_from": tuple(self.allow_from or ()), "pull": pull}
+        files = chosen.files(options_for(chosen, {**given, **_bundle(self.bundle, self.cache_dir)}))
+        if self.output is not None:
+            write(self.output, files, force=self.force)
+        if self.as_json:
+            told = [_told(self.output, path, text) for path, text in files.items()]
+            echo(json.dumps({"kind": self.kind, "files": told}))
+        elif self.show:
+            echo("\n".join(f"# {path}\n{text}" for path, text in files.items()), nl=False)
+        else:
+            echo(f"wrote {', '.join(files)} to {self.output}", err=True)
 
 
 def _bundle(bundle: str | None, cache_dir: Path | None) -> Mapping[str, Any]:
@@ -167,7 +109,6 @@ def _bundle(bundle: str | None, cache_dir: Path | None) -> Mapping[str, Any]:
     from llmc.artifacts.local.references import resolve
     from llmc.deploy.facts import BundleFacts
     from llmc.runtime.bundle import Bundle
-    from llmc.settings import Settings
 
     settings = Settings.from_environment()
     folder = resolve(bundle, settings, open_store(cache_dir, settings))

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import groupby
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from llmc.cli.output import echo
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command to `app`."""
-    app.command("devices")(devices)
+from llmc.cli.options import Command, switch
+from llmc.cli.output import echo, print_table
 
 
-def devices(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+@dataclass(frozen=True, kw_only=True)
+class DevicesCommand(Command):
     """List the devices: what this host compiles and runs, with what is missing and the line that installs it, and
     where each was run on hardware; then the cards here, what is left for a device's own host, and the TPU slices and
     NVIDIA cards that are known.
@@ -27,26 +23,30 @@ def devices(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")]
       llmc devices
       llmc devices --json
     """
-    from llmc.compiler.pipeline.survey import host, survey
 
-    found = survey()
-    if as_json:
-        echo(json.dumps(found))
-        return
-    echo(f"this host: {host()}")
-    cards = [f"{text} ({row['device']})" for row in found for text in row["found"] if not _is_cpu(row)]
-    echo(f"cards: {', '.join(cards) or 'none found'}\n")
-    header = ("device", "compiles here", "runs here", "run on hardware")
-    _print(header, [(d["device"], _compiles(d), d["runs"], d["hardware"]["text"]) for d in found])
-    for device in found:
-        if device["note"]:
-            echo(f"\n{device['device']}: left for the device's own host: {device['note']}")
-    for device in found:
-        if device["topologies"]:
-            form = device["topology_form"]
-            echo(f"\n--device {device['device']}:{form['written']}, for example {form['example']}")
-            header = (form["row"], "memory a device", "devices a chip", form["column"])
-            _print(header, _generations(device["topologies"]))
+    as_json: bool = switch("--json", "Print JSON.")
+
+    def run(self) -> None:
+        from llmc.compiler.pipeline.survey import host, survey
+
+        found = survey()
+        if self.as_json:
+            echo(json.dumps(found))
+            return
+        echo(f"this host: {host()}")
+        cards = [f"{text} ({row['device']})" for row in found for text in row["found"] if not _is_cpu(row)]
+        echo(f"cards: {', '.join(cards) or 'none found'}\n")
+        header = ("device", "compiles here", "runs here", "run on hardware")
+        print_table(header, [(d["device"], _compiles(d), d["runs"], d["hardware"]["text"]) for d in found])
+        for device in found:
+            if device["note"]:
+                echo(f"\n{device['device']}: left for the device's own host: {device['note']}")
+        for device in found:
+            if device["topologies"]:
+                form = device["topology_form"]
+                echo(f"\n--device {device['device']}:{form['written']}, for example {form['example']}")
+                header = (form["row"], "memory a device", "devices a chip", form["column"])
+                print_table(header, _generations(device["topologies"]))
 
 
 def _is_cpu(row: dict[str, Any]) -> bool:
@@ -66,10 +66,3 @@ def _generations(topologies: Sequence[dict[str, Any]]) -> Iterator[tuple[str, ..
         first = slices[0]
         memory = f"{first['hbm_bytes_per_device'] / (1 << 30):.2f} GiB"
         yield name, memory, str(first["devices"] // first["chips"]), " ".join(t["shape"] for t in slices)
-
-
-def _print(header: tuple[str, ...], rows: Iterator[tuple[str, ...]] | Sequence[tuple[str, ...]]) -> None:
-    table = [header, *rows]
-    widths = [max(len(row[i]) for row in table) for i in range(len(header))]
-    for row in table:
-        echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

@@ -8,27 +8,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmc.cli import output as console
-from llmc.cli.compiled import finished_lines
 from llmc.cli.output import echo
-from llmc.paths import is_dir
+from llmc.cli.results import finished_lines
+from llmc.settings import Settings
 
 if TYPE_CHECKING:
     from llmc.artifacts.store.store import Store
     from llmc.compiler.options import CompileOptions
     from llmc.compiler.pipeline.finish import FinishResult
     from llmc.runtime.bundle import Bundle
-    from llmc.settings import Settings
 
 
-def finish_instead(
-    output: Path | None, cache_dir: Path | None, settings: Settings, options: CompileOptions, as_json: bool
-) -> bool:  # fmt: skip
+def finish_instead(output: Path | None, cache_dir: Path | None, options: CompileOptions, as_json: bool) -> bool:
     """Finish the bundle `output` and print what that did, if there is one to finish and no compile of it to go on with;
     whether that was so. Raises what `finish_bundle` raises."""
     from llmc.artifacts.local.opening import open_store
+    from llmc.compiler.pipeline.finish import is_finishable
 
-    if output is None or not _is_finishable(output):
+    if output is None or not is_finishable(output):
         return False
+    settings = Settings.from_environment()
     result = finish(output, open_store(cache_dir, settings), settings, options.jobs, options.verify, as_json)
     if as_json:
         echo(json.dumps(result.to_json()))
@@ -40,18 +39,6 @@ def finish_instead(
     for line in finished_lines(result.to_json()):
         echo(line)
     return True
-
-
-def _is_finishable(output: Path) -> bool:
-    """Whether there is a bundle with portable executables, or one that was finished, and no interrupted compile."""
-    from llmc.artifacts.bundle.manifest import read_manifest
-    from llmc.artifacts.bundle.manifest_schema import FILE_NAME, PORTABLE_NAME
-    from llmc.cli.journal import Journal
-
-    if Journal.exists(output) or not is_dir(output) or not (output / FILE_NAME).exists():
-        return False
-    manifest = read_manifest(output)
-    return PORTABLE_NAME in manifest.files or any(item.state == "portable" for item in manifest.executables)
 
 
 def finish(

@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from llmc.buckets.limits import DEFAULT_MAX_NUM_SEQS
 from llmc.cli import output as messages
-from llmc.cli.accuracy import origin_line
-from llmc.cli.flags import takes
-from llmc.cli.grouped_help import add
-from llmc.cli.on_demand import OnDemandFlags
-from llmc.cli.options import ENGINE, BundleOrModelArgument, EagerFlag, PrefillFlag, WeightsFlag, option
-from llmc.cli.output import echo, say
-from llmc.cli.prompt_lines import Asked, parse
-from llmc.cli.speculation import LookupMax, LookupMin, Speculate, asked
+from llmc.cli.options import (
+    ENGINE,
+    argument,
+    bundle_or_model_argument,
+    eager_flag,
+    flag,
+    prefill_flag,
+    prompt_lookup_max_flag,
+    prompt_lookup_min_flag,
+    speculate_flag,
+    speculation,
+    switch,
+    weights_flag,
+)
+from llmc.cli.output import echo, print_table, say
+from llmc.cli.results import origin_line
+from llmc.cli.run import OnDemandFlags
 from llmc.errors import ArtifactError, CheckpointError, InputError, VerificationError
 from llmc.paths import exists, expanded
 
@@ -30,63 +38,14 @@ if TYPE_CHECKING:
     from llmc.runtime.engine.sampling.params import SamplingParams
     from llmc.runtime.llm import BundleLLM
 
+
 _SAMPLING = "Sampling"
+_SAMPLED = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "ignore_eos")
+"""Options that are `SamplingParams`' own."""
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to `app`."""
-    add(app, "generate", takes(OnDemandFlags, generate))
-
-
-def generate(
-    bundle: BundleOrModelArgument,
-    source: Annotated[
-        str | None,
-        typer.Argument(metavar="[-]", help="- reads prompts from standard input.", show_default=False),
-    ] = None,
-    *,
-    prompt: Annotated[list[str] | None, option("--prompt -p", "TEXT", "A prompt; may be repeated.")] = None,
-    prompts: Annotated[
-        Path | None, option("--prompts", "FILE", "JSON lines (prompt or messages; max_tokens …), or plain lines.")
-    ] = None,
-    chat: Annotated[
-        bool, typer.Option("--chat", help="Wrap each prompt as a user's message in the chat template.")
-    ] = False,
-    max_tokens: Annotated[int, option("--max-tokens", "N", "Tokens to produce at most.")] = 128,
-    temperature: Annotated[float, option("--temperature", "T", "0 is greedy.")] = 0.0,
-    top_p: Annotated[float, option("--top-p", "P", "Nucleus probability.", rich_help_panel=_SAMPLING)] = 1.0,
-    top_k: Annotated[int, option("--top-k", "K", "Most probable tokens kept; 0: all.", rich_help_panel=_SAMPLING)] = 0,
-    min_p: Annotated[
-        float, option("--min-p", "P", "Least probability, relative to the best token's.", rich_help_panel=_SAMPLING)
-    ] = 0.0,
-    repetition_penalty: Annotated[
-        float, option("--repetition-penalty", "R", "Over 1 discourages repetition.", rich_help_panel=_SAMPLING)
-    ] = 1.0,
-    seed: Annotated[int | None, option("--seed", "S", "Makes sampling repeatable.")] = None,
-    stop: Annotated[list[str] | None, option("--stop", "S", "End before this text; may be repeated.")] = None,
-    ignore_eos: Annotated[
-        bool, typer.Option("--ignore-eos", help="Go on after the model's end token.", rich_help_panel=_SAMPLING)
-    ] = False,
-    stream: Annotated[bool, typer.Option("--stream", help="Print text as it comes.")] = False,
-    weights: WeightsFlag = None,
-    show_buckets: Annotated[
-        bool, typer.Option("--show-buckets", help="Show each step's bucket, padding, executable and time.")
-    ] = False,
-    threads: Annotated[
-        int | None, option("--threads", "N", "Default: LLMC_THREADS or the CPUs.", rich_help_panel=ENGINE)
-    ] = None,
-    speculate: Speculate = None,
-    prompt_lookup_max: LookupMax = None,
-    prompt_lookup_min: LookupMin = None,
-    prefill: PrefillFlag = None,
-    lora_name: Annotated[
-        str | None,
-        option("--lora-name", "NAME", "Answer with this adapter of the bundle. Default: none.", rich_help_panel=ENGINE),
-    ] = None,
-    enforce_eager: EagerFlag = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a prompt.")] = False,
-    flags: OnDemandFlags,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class GenerateCommand(OnDemandFlags):
     """Answer prompts by replaying a bundle's graphs, which compiles nothing and needs neither torch nor transformers.
 
     A MODEL is compiled first, once: its bundle is kept in the store, for one sequence at a time, or with several
@@ -101,42 +60,69 @@ def generate(
       llmc generate bundle --prompts prompts.jsonl --json
       llmc generate smollm2-demo --chat --prompt "Name three rivers."
     """
-    from llmc.runtime.llm import BundleLLM
 
-    sampling: dict[str, Any] = {
-        "max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p,
-        "repetition_penalty": repetition_penalty, "seed": seed, "stop": stop or None, "ignore_eos": ignore_eos,
-    }  # fmt: skip
-    if threads is not None and threads < 1:
-        raise InputError(f"--threads {threads} must be at least 1")
-    speculation = asked(speculate, prompt_lookup_max, prompt_lookup_min)
-    asked_for = _prompts(prompt, prompts, source, chat, sampling)
-    given, params = [one for one, _ in asked_for], [how for _, how in asked_for]
-    keeps = show_buckets or as_json or speculation is not None
-    place = _bundle(bundle, flags, len(given), weights)
-    options: dict[str, Any] = {"speculative_config": speculation, "prefill": prefill, "enforce_eager": enforce_eager}
-    with BundleLLM(place, threads, keeps, **options) as llm:
-        if messages.verbose:
-            echo(f"llmc: {origin_line(bundle, llm.bundle.files)}", err=True)
-        if stream and not as_json:
-            records, reasons = _stream(llm, given, params, lora_name)
-        else:
-            outputs = llm.generate(given, params, lora=lora_name)
-            records, reasons = llm.records, [output.outputs[0].finish_reason for output in outputs]
-            for one, output in zip(given, outputs, strict=True):
-                _print(one, output, as_json, several=len(outputs) > 1)
-        if show_buckets and not as_json:
-            _print_steps(records)
-        if not as_json and not messages.quiet:
-            opened = f"; by the toolchain at open: {n}" if (n := len(llm.compilations_at_open)) else ""
-            echo(f"compilations while serving: {llm.compilations}{opened}", err=True)
-            if speculation is not None:
-                echo(_speculated(records), err=True)
-    if failed := reasons.count("error"):
-        raise VerificationError(
-            f"{failed} of {len(reasons)} texts ended early: the model's logits were no numbers, so that its graphs or "
-            f"weights are damaged; run: llmc verify {bundle}"
-        )
+    brief = True
+
+    bundle: str = bundle_or_model_argument()
+    source: str | None = argument("[-]", "- reads prompts from standard input.", default=None)
+    prompt: list[str] | None = flag(None, "TEXT", "A prompt; may be repeated.", names="--prompt -p")
+    prompts: Path | None = flag(None, "FILE", "JSON lines (prompt or messages; max_tokens …), or plain lines.")
+    chat: bool = switch("--chat", "Wrap each prompt as a user's message in the chat template.")
+    max_tokens: int = flag(128, "N", "Tokens to produce at most.")
+    temperature: float = flag(0.0, "T", "0 is greedy.")
+    top_p: float = flag(1.0, "P", "Nucleus probability.", _SAMPLING)
+    top_k: int = flag(0, "K", "Most probable tokens kept; 0: all.", _SAMPLING)
+    min_p: float = flag(0.0, "P", "Least probability, relative to the best token's.", _SAMPLING)
+    repetition_penalty: float = flag(1.0, "R", "Over 1 discourages repetition.", _SAMPLING)
+    seed: int | None = flag(None, "S", "Makes sampling repeatable.")
+    stop: list[str] | None = flag(None, "S", "End before this text; may be repeated.")
+    ignore_eos: bool = switch("--ignore-eos", "Go on after the model's end token.", _SAMPLING)
+    stream: bool = switch("--stream", "Print text as it comes.")
+    weights: str | None = weights_flag()
+    show_buckets: bool = switch("--show-buckets", "Show each step's bucket, padding, executable and time.")
+    threads: int | None = flag(None, "N", "Default: LLMC_THREADS or the CPUs.", ENGINE)
+    speculate: int | None = speculate_flag()
+    prompt_lookup_max: int | None = prompt_lookup_max_flag()
+    prompt_lookup_min: int | None = prompt_lookup_min_flag()
+    prefill: str | None = prefill_flag()
+    lora_name: str | None = flag(None, "NAME", "Answer with this adapter of the bundle. Default: none.", ENGINE)
+    enforce_eager: bool = eager_flag()
+    as_json: bool = switch("--json", "Print one JSON object a prompt.")
+
+    def run(self) -> None:
+        from llmc.runtime.llm import BundleLLM
+
+        sampling = {**self.values(*_SAMPLED), "stop": self.stop or None}
+        if self.threads is not None and self.threads < 1:
+            raise InputError(f"--threads {self.threads} must be at least 1")
+        config = speculation(self.speculate, self.prompt_lookup_max, self.prompt_lookup_min)
+        asked_for = _prompts(self.prompt, self.prompts, self.source, self.chat, sampling)
+        given, params = [one for one, _ in asked_for], [how for _, how in asked_for]
+        keeps = self.show_buckets or self.as_json or config is not None
+        place = _bundle(self.bundle, self, len(given), self.weights)
+        options = {"speculative_config": config, **self.values("prefill", "enforce_eager")}
+        with BundleLLM(place, self.threads, keeps, **options) as llm:
+            if messages.verbose:
+                echo(f"llmc: {origin_line(self.bundle, llm.bundle.files)}", err=True)
+            if self.stream and not self.as_json:
+                records, reasons = _stream(llm, given, params, self.lora_name)
+            else:
+                outputs = llm.generate(given, params, lora=self.lora_name)
+                records, reasons = llm.records, [output.outputs[0].finish_reason for output in outputs]
+                for one, output in zip(given, outputs, strict=True):
+                    _print(one, output, self.as_json, several=len(outputs) > 1)
+            if self.show_buckets and not self.as_json:
+                _print_steps(records)
+            if not self.as_json and not messages.quiet:
+                opened = f"; by the toolchain at open: {n}" if (n := len(llm.compilations_at_open)) else ""
+                echo(f"compilations while serving: {llm.compilations}{opened}", err=True)
+                if config is not None:
+                    echo(_speculated(records), err=True)
+        if failed := reasons.count("error"):
+            raise VerificationError(
+                f"{failed} of {len(reasons)} texts ended early: the model's logits were no numbers, so that its graphs "
+                f"or weights are damaged; run: llmc verify {self.bundle}"
+            )
 
 
 def _speculated(records: list[StepRecord]) -> str:
@@ -148,7 +134,7 @@ def _speculated(records: list[StepRecord]) -> str:
 
 def _bundle(named: str, flags: OnDemandFlags, prompts: int, weights: str | None) -> Path:
     try:
-        return flags.bundle(named, 1 if prompts == 1 else DEFAULT_MAX_NUM_SEQS, weights)
+        return flags.bundle_of(named, 1 if prompts == 1 else DEFAULT_MAX_NUM_SEQS, weights)
     except CheckpointError as e:
         if exists(expanded(named)):
             raise
@@ -257,7 +243,7 @@ def _print_steps(records: list[StepRecord]) -> None:
     drafts = any(r.drafted for r in records)
     if drafts:
         header = (*header, "accepted")
-    table = [header]
+    table: list[tuple[str, ...]] = []
     at = 0
     for (phase, batch, query, _, live, executable), run in rows:
         mean = [
@@ -271,6 +257,63 @@ def _print_steps(records: list[StepRecord]) -> None:
         held = f"{sum(r.accepted for r in run)} of {sum(r.drafted for r in run)}"
         table.append((*cells, held) if drafts else cells)
         at += len(run)
-    widths = [max(len(row[i]) for row in table) for i in range(len(header))]
-    for row in table:
-        echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    print_table(header, table)
+
+
+_NOT_SHOWN = ("n", "best_of", "logprobs", "prompt_logprobs", "output_kind", "structured_outputs", "detokenize")
+
+Asked = tuple[Any, "SamplingParams"]
+"""A prompt, as BundleLLM takes it, and how to sample it."""
+
+
+def parse(text: str, source: str, flags: Mapping[str, Any]) -> list[Asked]:
+    """JSON lines when the first line is a JSON object, else each line is a prompt; `flags` are sampling parameters.
+
+        line     = {"prompt": text | [token id, …]} | {"messages": [message, …]}, with members that SamplingParams has
+        message  = {"role": …, "content": …}
+
+    A member of a line wins over the flag of its name. Members that are unknown, or that one printed text could not
+    show, are refused. Raises InputError, naming `source`, the line and what is wrong with it.
+    """
+    from llmc.runtime.engine.sampling.params import SamplingParams
+
+    lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+    if not lines or not lines[0][1].lstrip().startswith("{"):
+        common = SamplingParams(**flags)
+        return [(line, common) for _, line in lines]
+    found: list[Asked] = []
+    for number, line in lines:
+        try:
+            found.append(_asked(line, flags))
+        except InputError as e:
+            raise InputError(f"{source}, line {number}: {e}") from None
+    return found
+
+
+def _asked(line: str, flags: Mapping[str, Any]) -> Asked:
+    from dataclasses import fields
+
+    from llmc.runtime.engine.sampling.params import SamplingParams
+    from llmc.runtime.text.chat import check_messages
+
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError) as e:
+        raise InputError(f"not JSON ({e})") from None
+    if not isinstance(value, dict) or ("prompt" in value) == ("messages" in value):
+        raise InputError("needs a field prompt or messages, and one of them")
+    allowed = [f.name for f in fields(SamplingParams) if f.name not in _NOT_SHOWN]
+    given = {name: member for name, member in value.items() if name not in ("prompt", "messages")}
+    if unknown := sorted(given.keys() - set(allowed)):
+        raise InputError(f"unknown field {unknown[0]!r}; known: prompt, messages, {', '.join(allowed)}")
+    params = SamplingParams(**{**flags, **{name: member for name, member in given.items() if member is not None}})
+    if "messages" in value:
+        check_messages(value["messages"])
+        return {"messages": value["messages"]}, params
+    if not _is_prompt(value["prompt"]):
+        raise InputError("prompt is neither a text nor a list of token ids")
+    return value["prompt"], params
+
+
+def _is_prompt(value: object) -> bool:
+    return isinstance(value, str) or (isinstance(value, list) and all(type(token) is int for token in value))

@@ -5,10 +5,9 @@ The flags of a device are explained where --device names it.
 
 from __future__ import annotations
 
-import inspect
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import typer
 from typer.core import TyperCommand
@@ -27,40 +26,21 @@ def panel_of(devices: Sequence[str]) -> str:
     return _DEVICES + ",".join(devices)
 
 
-def add(app: typer.Typer, name: str, command: Callable[..., None], **more: Any) -> None:
-    """Register `command` under that name; its help explains flags of no panel, names the others, and takes ALL.
+class CommandOfOptions(TyperCommand):
+    """A command whose callback makes an object of its options, which is then run.
 
-    `more` is what else typer takes.
+    Options are listed by their panels, in the order in which these come. An option of a panel of devices is listed for
+    the device that the arguments name (the context's object).
     """
 
-    def wrapper(*args: Any, **kwargs: Any) -> None:
-        del kwargs[_SHOW_ALL.name]
-        command(*args, **kwargs)
-
-    taken = [*inspect.signature(command, eval_str=True).parameters.values(), _SHOW_ALL]
-    app.command(name, cls=GroupedCommand, **more)(standing_for(wrapper, command, taken))
-
-
-def standing_for(
-    wrapper: Callable[..., None], command: Callable[..., None], taken: Sequence[inspect.Parameter]
-) -> Callable[..., None]:
-    """`wrapper`, which typer reads as `command` with these parameters."""
-    wrapper.__name__, wrapper.__doc__ = command.__name__, command.__doc__
-    wrapper.__annotations__ = {p.name: p.annotation for p in taken}
-    wrapper.__signature__ = inspect.Signature(taken)  # type: ignore[attr-defined]
-    return wrapper
-
-
-class GroupedCommand(TyperCommand):
-    """A command whose flags are listed by their panels, in the order in which these come.
-
-    A flag of a panel of devices is listed for the device that the arguments name (the context's object).
-    """
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command."""
+        return super().invoke(ctx).run()
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """What stands below the text of the help."""
         device = device_in(ctx.find_root().obj or ())
-        all_of_it = ctx.meta.get(ALL) or _SHOW_ALL.name not in {param.name for param in self.params}
+        all_of_it = ctx.meta.get(ALL) or ALL not in {name for param in self.params for name in param.opts}
         groups: dict[str, list[tuple[str, str]]] = {title: [] for title in _PLAIN.values()}
         brief: dict[str, list[str]] = {}
         flags: dict[str, list[str]] = {}
@@ -104,17 +84,12 @@ def _name(formatter: Any, rows: Mapping[str, Sequence[str]]) -> None:
         formatter.write(f"{text}\n")
 
 
-def _show_all(ctx: typer.Context, value: bool) -> None:
+def show_all(ctx: typer.Context, value: bool) -> None:
+    """The callback of ALL: print the help with every option, and end."""
     if value and not ctx.resilient_parsing:
         ctx.meta[ALL] = True
         echo(ctx.get_help())
         raise typer.Exit
-
-
-_SHOW_ALL = inspect.Parameter(
-    "help_all", inspect.Parameter.KEYWORD_ONLY, default=False,
-    annotation=Annotated[bool, typer.Option(ALL, is_eager=True, callback=_show_all, help="Explain every option.")],
-)  # fmt: skip
 
 
 def device_in(arguments: Sequence[str]) -> str | None:

@@ -1,22 +1,120 @@
-"""How commands declare their flags, and the flags and arguments that several of them have."""
+"""A command is a class: its fields are its arguments and options, its docstring is its help, and `run` does its work.
+
+    @dataclass(frozen=True, kw_only=True)
+    class VerifyCommand(Command):
+        \"\"\"Check a bundle.\"\"\"
+
+        bundle: str = bundle_argument()
+        reference: str | None = flag(None, "MODEL", "The checkpoint.")
+        every: bool = switch("--all", "Every bucket, not a sample of them.")
+
+        def run(self) -> None: ...
+
+An option that several commands share is a function here, or a field of a class that they inherit from. Help lists
+inherited options behind those of the command itself.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from pathlib import Path
-from typing import Annotated, Any
+from dataclasses import MISSING, Field, dataclass, field, fields, make_dataclass
+from functools import partial
+from importlib import import_module
+from inspect import Parameter, Signature
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_type_hints
 
 import typer
 
-from llmc.compiler.targets.declared import offered, require_device
+from llmc.cli.grouped_help import ALL, CommandOfOptions, panel_of, show_all
+from llmc.cli.quantities import size
+from llmc.compiler.options import DTYPES, EXECUTORS, LOCAL, QUANTISATIONS
+from llmc.compiler.targets.declared import declared, offered, require_device
+from llmc.errors import InputError
+
+if TYPE_CHECKING:
+    from llmc.compiler.options import Value
+    from llmc.runtime.engine.speculation import SpeculativeConfig
 
 ENGINE = "Engine"
+SPECULATION = "Speculation by prompt lookup"
 _CHOICES = re.compile(r"[a-z0-9_]+(\|[a-z0-9_]+)+")
+_INFO = "typer"
+
+
+class Command:
+    """The base of commands. A frozen dataclass without a field of its own."""
+
+    brief: ClassVar[bool] = False
+    """Whether help only names the options of panels, and --help-all explains them."""
+
+    def values(self, *names: str) -> dict[str, Any]:
+        """Those of these options that were given, by name."""
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+    def run(self) -> None:
+        """Do what the options say."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceOptions(Command):
+    """A command that takes the options which devices declare, one flag each (`declared`)."""
+
+    @property
+    def own(self) -> dict[str, Value]:
+        """Those that were given, by name. Raises InputError for a size that does not parse."""
+        found = {name: getattr(self, name) for name in declared()}
+        read = {n: size(one.option.flag, found[n]) if one.option.is_size else found[n] for n, one in declared().items()}
+        return {name: value for name, value in read.items() if value is not None}
+
+
+def add_named(app: typer.Typer, name: str, place: str) -> None:
+    """Register what lies at `place`, "module:name", in `app`: a command, or a group of them."""
+    module, _, attribute = place.partition(":")
+    found = getattr(import_module(module), attribute)
+    if isinstance(found, typer.Typer):
+        app.add_typer(found, name=name)
+    else:
+        add(app, name, found)
+
+
+def add(app: typer.Typer, name: str, command: type[Command], **more: Any) -> None:
+    """Register a command in `app` under `name`; `more` is what else `typer.Typer.command` takes."""
+    last: list[tuple[str, Any, Any]] = []
+    if issubclass(command, DeviceOptions):
+        last += [_of_device(one) for one in declared().values()]
+    if command.brief:
+        shown = switch(ALL, "Explain every option.", is_eager=True, callback=show_all)
+        last.append(("help_all", bool, shown))
+    made = make_dataclass(
+        command.__name__, last, bases=(command,), namespace={"__doc__": command.__doc__}, frozen=True, kw_only=True
+    )
+    hints = get_type_hints(made)
+    own = sorted(
+        fields(made), key=lambda one: (one.name not in command.__annotations__, one.name in made.__annotations__)
+    )
+    made.__signature__ = Signature([_parameter(one, hints[one.name]) for one in own])  # type: ignore[attr-defined]
+    app.command(name, cls=CommandOfOptions, **more)(made)
+
+
+def _parameter(one: Field[Any], kind: Any) -> Parameter:
+    """How typer reads a field."""
+    default = Parameter.empty if one.default is MISSING else one.default
+    annotation = Annotated[kind, one.metadata[_INFO]]
+    return Parameter(one.name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _of_device(one: Any) -> tuple[str, Any, Any]:
+    option = one.option
+    kind: Any = str if option.is_size else option.kind
+    name = f"{option.flag}/--no-{option.flag[2:]}" if option.kind is bool else option.flag
+    info = typer.Option(name, metavar=option.metavar or None, help=option.help, rich_help_panel=panel_of(one.devices))
+    return option.name, kind | None, field(default=None, metadata={_INFO: info})
 
 
 def one_of(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
-    """What `typer` asks how a value may go on: those of `names` that begin as it does."""
+    """The completion of a value: those of `names` that begin as it does."""
 
     def going_on(incomplete: str) -> list[str]:
         return [name for name in names() if name.startswith(incomplete)]
@@ -25,19 +123,35 @@ def one_of(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
 
 
 def option(names: str, metavar: str, text: str, **more: Any) -> Any:
-    """A flag that takes a value, named `names`, apart by spaces; "": as the parameter that it fills.
+    """An option that takes a value, for `Annotated`; `names` are separated by spaces; "": as the parameter.
 
-    `metavar` stands for the value in its line of help, `text`; a shell completes what is written as "a|b|c". `more` is
-    what else `typer.Option` takes.
+    `metavar` stands for the value in its line of help, `text`; a shell completes a metavar that is written as "a|b|c".
+    `more` is what else `typer.Option` takes.
     """
     if _CHOICES.fullmatch(metavar):
         more = {"autocompletion": one_of(lambda: metavar.split("|")), **more}
     return typer.Option(*names.split(), metavar=metavar, help=text, **more)
 
 
-def device_option(names: str, text: str, metavar: str = "D", **more: Any) -> Any:
-    """A flag that takes a device; a name that is none is refused before anything else is looked at."""
-    return option(names, metavar, text, callback=_known, autocompletion=one_of(offered), **more)
+def flag(default: Any, metavar: str, text: str, panel: str | None = None, names: str = "", **more: Any) -> Any:
+    """A field: an `option`. `MISSING` as its default: it has to be given."""
+    return field(default=default, metadata={_INFO: option(names, metavar, text, rich_help_panel=panel, **more)})
+
+
+def switch(names: str, text: str, panel: str | None = None, default: bool | None = False, **more: Any) -> Any:
+    """A field: an option without a value, named `names` ("--on/--off" for one that can be turned off)."""
+    return field(default=default, metadata={_INFO: typer.Option(names, help=text, rich_help_panel=panel, **more)})
+
+
+def argument(metavar: str, text: str, default: Any = MISSING, **more: Any) -> Any:
+    """A field: an argument, by its place."""
+    info = typer.Argument(metavar=metavar, help=text, show_default=False, **more)
+    return field(default=default, metadata={_INFO: info})
+
+
+def device_flag(default: str | None, text: str, metavar: str = "D", **more: Any) -> Any:
+    """A field: an option that takes a device; an unknown name is refused before anything else is looked at."""
+    return flag(default, metavar, text, callback=_known, autocompletion=one_of(offered), **more)
 
 
 def _known(device: str | None) -> str | None:
@@ -46,63 +160,71 @@ def _known(device: str | None) -> str | None:
     return device
 
 
-def traffic_format_option(**more: Any) -> Any:
-    """--traffic-format, of a command that has --traffic."""
-    return option("--traffic-format", "NAME", "What --traffic is written in. Default: as its beginning looks.", **more)
+BUNDLE = "A bundle folder, archive, store:KEY or oci://…."
 
+traffic_format_flag = partial(flag, None, "NAME", "What --traffic is written in. Default: as its beginning looks.")
+fields_flag = partial(flag, None, "prompt=A,output=B[,time=C]", "What the fields of --traffic's lines are called.")
+bundle_argument = partial(argument, "BUNDLE", BUNDLE)
+bundle_or_model_argument = partial(
+    argument, "BUNDLE|MODEL",
+    "A bundle folder, archive, store:KEY or oci://…; or a checkpoint, which is compiled first.",
+)  # fmt: skip
+store_flag = partial(flag, None, "DIR", "Artifact store. Default: LLMC_CACHE_DIR or the user's.", names="--cache-dir")
+threads_flag = partial(flag, None, "N", "Default: LLMC_THREADS or the CPUs.", min=1)
+quantize_flag = partial(flag, None, "|".join(QUANTISATIONS))
+DTYPE_CHOICES = "|".join(DTYPES)
+executor_flag = partial(flag, LOCAL, "|".join(EXECUTORS))
+address_flag = partial(
+    flag, None, "HOST:PORT", "That cluster. Default: RAY_ADDRESS, or the one that runs on this host."
+)
+rate_flag = partial(flag, None, "R", "Requests per second to replay them at, or inf. Default: as recorded.")
+clip_flag = partial(switch, "--clip", "Clip requests above the limits, in place of leaving them out.")
+plan_flag = partial(flag, None, "PLAN", "A plan file of llmc plan -o.")
+weights_flag = partial(flag, None, "MODEL", "The checkpoint of a bundle that was compiled with --config.", ENGINE)
+task_flag = partial(
+    flag, None, "generate|embed|score", "What the model is for. Default: as the checkpoint's own files say.",
+    "Numbers and graphs",
+)  # fmt: skip
+prefill_flag = partial(
+    flag, None, "[process:]BUNDLE|ADDRESS",
+    "What computes the prompts and hands keys and values over: a bundle (process:BUNDLE: in a process of its own), or "
+    "tcp://HOST:PORT or unix:PATH of llmc prefill.",
+    ENGINE,
+)  # fmt: skip
+eager_flag = partial(
+    switch, "--enforce-eager",
+    "Run without compiled or captured graphs, on a device that can. LLMC_ENFORCE_EAGER.", ENGINE,
+)  # fmt: skip
+speculate_flag = partial(
+    flag, None, "K", "Guess up to K tokens a step from the sequence's own; the text stays the same.", SPECULATION
+)
+prompt_lookup_max_flag = partial(flag, None, "N", "Last tokens looked for at most. Default: 4.", SPECULATION)
+prompt_lookup_min_flag = partial(flag, None, "M", "Last tokens looked for at least. Default: 2.", SPECULATION)
+order_flag = partial(flag, None, "FILE", "Recorded requests: warm the buckets up first that they use most.")
 
-def fields_option(**more: Any) -> Any:
-    """--fields, of a command that has --traffic."""
-    return option("--fields", "prompt=A,output=B[,time=C]", "What the fields of --traffic's lines are called.", **more)
-
-
-BundleArgument = Annotated[
-    str, typer.Argument(metavar="BUNDLE", help="A bundle folder, archive, store:KEY or oci://….", show_default=False)
-]
-BundleOrModelArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="BUNDLE|MODEL",
-        help="A bundle folder, archive, store:KEY or oci://…; or a checkpoint, which is compiled first.",
-        show_default=False,
-    ),
-]
-StoreFlag = Annotated[
-    Path | None, option("--cache-dir", "DIR", "Artifact store. Default: LLMC_CACHE_DIR or the user's.")
-]
+BundleArgument = Annotated[str, typer.Argument(metavar="BUNDLE", help=BUNDLE, show_default=False)]
 ThreadsFlag = Annotated[int | None, option("--threads", "N", "Default: LLMC_THREADS or the CPUs.", min=1)]
-WeightsFlag = Annotated[
-    str | None,
-    option("--weights", "MODEL", "The checkpoint of a bundle that was compiled with --config.", rich_help_panel=ENGINE),
-]
-TaskFlag = Annotated[
-    str | None,
-    option(
-        "--task",
-        "generate|embed|score",
-        "What the model is for. Default: as the checkpoint's own files say.",
-        rich_help_panel="Numbers and graphs",
-    ),
-]
-PrefillFlag = Annotated[
-    str | None,
-    option(
-        "--prefill",
-        "[process:]BUNDLE|ADDRESS",
-        "What computes the prompts and hands keys and values over: a bundle (process:BUNDLE: in a process of its "
-        "own), or tcp://HOST:PORT or unix:PATH of llmc prefill.",
-        rich_help_panel=ENGINE,
-    ),
-]
-EagerFlag = Annotated[
-    bool,
-    typer.Option(
-        "--enforce-eager",
-        help="Run without compiled or captured graphs, on a device that can. LLMC_ENFORCE_EAGER.",
-        rich_help_panel=ENGINE,
-    ),
-]
 RoundsFlag = Annotated[
     int | None, option("--rounds", "N", "Rounds in which engines take turns, or texts are passed. Default: 5.", min=1)
 ]
 QuickFlag = Annotated[bool, typer.Option("--quick", help="Few rounds, for a first look.")]
+
+
+def speculation(
+    tokens: int | None, lookup_max: int | None, lookup_min: int | None, config: str | None = None
+) -> SpeculativeConfig | None:
+    """What these options ask for; None without any. Raises InputError for options that do not go together."""
+    lengths = {"--prompt-lookup-max": lookup_max, "--prompt-lookup-min": lookup_min}
+    given = [name for name, value in lengths.items() if value is not None]
+    if config is None and tokens is None:
+        if given:
+            raise InputError(f"{given[0]} says how drafts are looked up; --speculate K asks for them")
+        return None
+    from llmc.runtime.engine.speculation import SpeculativeConfig
+
+    if config is not None:
+        if tokens is not None or given:
+            named = given[0] if tokens is None else "--speculate"
+            raise InputError(f"--speculative-config says all of it; leave out {named}, or put it there")
+        return SpeculativeConfig.parse(config)
+    return SpeculativeConfig(tokens or 0, lookup_max, lookup_min)

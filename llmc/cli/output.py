@@ -5,13 +5,12 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
-from llmc.shown import shown_lines
+from llmc.shown import shown, shown_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Sequence
 
     from llmc.compiler.pipeline.compile import Event
 
@@ -50,6 +49,15 @@ def echo(text: str = "", *, nl: bool = True, err: bool = False) -> None:
     stream.flush()
 
 
+def print_table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Columns apart by two spaces; the last one is not padded."""
+    table = [[shown(cell) for cell in row] for row in (titles, *rows)]
+    widths = [max(len(row[column]) for row in table) for column in range(len(titles) - 1)]
+    for row in table:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
+        echo("  ".join([*cells, row[-1]]).rstrip())
+
+
 def say(text: str) -> None:
     """Print what a model says, as it is, and to a terminal as `echo` does."""
     if sys.stdout.isatty():
@@ -82,7 +90,7 @@ class CompileProgress:
             threading.Thread(target=self._say_what_goes_on, daemon=True).start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self._ended.set()
         if self._progress:
             self._progress.stop()
@@ -158,42 +166,52 @@ class CompileProgress:
         self._progress.update(self._tasks[name], completed=done, total=total, visible=done < total)
 
 
-class StepProgress:
+class _Bar:
+    """One bar on a terminal, made when there is something to show. Leaving its block takes it away."""
+
+    def __init__(self, label: str) -> None:
+        self._label = label
+        self._began = time.monotonic()
+        self._bar: Any = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def _start(self, bar: Any, total: int) -> None:
+        self._bar = bar
+        self._bar.add_task(self._label, total=total)
+        self._bar.start()
+
+
+class StepProgress(_Bar):
     """Numbered steps of one kind: a bar with ETA on a terminal, a line for each step elsewhere.
 
     Nothing is shown of what takes less than `after` seconds.
     """
 
     def __init__(self, label: str, hidden: bool = False, after: float = 0.0) -> None:
-        self._label = label
+        super().__init__(label)
         self._quiet = hidden or quiet
-        self._from = time.monotonic() + after
-        self._progress: Any = None
-
-    def __enter__(self) -> StepProgress:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        if self._progress:
-            self._progress.stop()
+        self._after = after
 
     def __call__(self, text: str, done: int, total: int) -> None:
         """Step `done` of `total` has ended; `text` says how."""
-        if self._quiet or time.monotonic() < self._from:
+        if self._quiet or time.monotonic() < self._began + self._after:
             return
         if not sys.stderr.isatty():
             echo(f"[{done}/{total}] {text}", err=True)
             return
-        if self._progress is None:
-            self._progress = _bars()
-            self._progress.add_task(self._label, total=total)
-            self._progress.start()
-        self._progress.update(0, completed=done, total=total)
+        if self._bar is None:
+            self._start(_bars(), total)
+        self._bar.update(0, completed=done, total=total)
 
 
 def _bars() -> Any:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Task, TimeRemainingColumn
     from rich.text import Text
 
     class Remaining(TimeRemainingColumn):
@@ -208,20 +226,26 @@ def _bars() -> Any:
             left = round(max(0.0, expected - (task.elapsed or 0.0)))
             return Text(f"about {left // 60}:{left % 60:02d}", style="progress.remaining")
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("ETA"), Remaining())
-    return Progress(*columns, console=Console(stderr=True), transient=True)
+    return _progress(BarColumn(), MofNCompleteColumn(), "ETA", Remaining())
 
 
-class ReadingProgress:
+def _progress(*columns: Any) -> Any:
+    """Bars on standard error, each with its description and these columns; they go when they end."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    return Progress("{task.description}", *columns, console=Console(stderr=True), transient=True)
+
+
+class ReadingProgress(_Bar):
     """A bar for a file that is read to its end and then worked on; on a terminal only, after a second of reading.
 
     `close_bars` takes it away.
     """
 
     def __init__(self, reading: str, working: str) -> None:
-        self._reading, self._working = reading, working
-        self._began = time.monotonic()
-        self._bar: Any = None
+        super().__init__(reading)
+        self._working = working
 
     def __call__(self, done: int, total: int) -> None:
         """`done` of `total` bytes are read."""
@@ -231,37 +255,19 @@ class ReadingProgress:
             if done < total and time.monotonic() - self._began < 1:
                 return
             close_bars()
-            from rich.console import Console
-            from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+            from rich.progress import BarColumn, TimeElapsedColumn, TimeRemainingColumn
 
-            columns = (
-                TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"),
-                TimeElapsedColumn(), TextColumn("ETA"), TimeRemainingColumn(),
-            )  # fmt: skip
-            self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
-            self._bar.add_task(self._reading, total=total)
-            self._bar.start()
+            share = "{task.percentage:>3.0f}%"
+            self._start(_progress(BarColumn(), share, TimeElapsedColumn(), "ETA", TimeRemainingColumn()), total)
             _open_bars.append(self._bar)
         if done >= total:
             self._bar.update(0, description=self._working, total=None)
         else:
-            self._bar.update(0, description=self._reading, total=total, completed=done)
+            self._bar.update(0, description=self._label, total=total, completed=done)
 
 
-class TransferProgress:
+class TransferProgress(_Bar):
     """A bar of the bytes that are moved, with speed and ETA; on a terminal only, for what takes over two seconds."""
-
-    def __init__(self, label: str) -> None:
-        self._label = label
-        self._began = time.monotonic()
-        self._bar: Any = None
-
-    def __enter__(self) -> TransferProgress:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        if self._bar is not None:
-            self._bar.stop()
 
     def __call__(self, done: int, total: int) -> None:
         """`done` of `total` bytes are there."""
@@ -270,23 +276,10 @@ class TransferProgress:
         if self._bar is None:
             if time.monotonic() - self._began < 2:
                 return
-            from rich.console import Console
-            from rich.progress import (
-                BarColumn,
-                DownloadColumn,
-                Progress,
-                TextColumn,
-                TimeRemainingColumn,
-                TransferSpeedColumn,
-            )
+            from rich.progress import BarColumn, DownloadColumn, TimeRemainingColumn, TransferSpeedColumn
 
-            columns = (
-                TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True),
-                TransferSpeedColumn(), TextColumn("ETA"), TimeRemainingColumn(),
-            )  # fmt: skip
-            self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
-            self._bar.add_task(self._label, total=total)
-            self._bar.start()
+            moved = DownloadColumn(binary_units=True)
+            self._start(_progress(BarColumn(), moved, TransferSpeedColumn(), "ETA", TimeRemainingColumn()), total)
         self._bar.update(0, completed=done, total=total)
 
 

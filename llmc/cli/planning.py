@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from llmc.buckets.limits import DEFAULT_BLOCK_SIZE, DEFAULT_MAX_NUM_SEQS
 from llmc.buckets.plan import Plan
 from llmc.buckets.strategies import DEFAULT_STRATEGY, names
 from llmc.buckets.strategies.base import Range
-from llmc.cli.flags import Command, takes
-from llmc.cli.options import fields_option, option, traffic_format_option
+from llmc.cli.options import Command, clip_flag, fields_flag, flag, rate_flag, traffic_format_flag
 from llmc.cli.output import ReadingProgress
 from llmc.cli.quantities import duration, fraction, rate, size
 from llmc.errors import InputError
-from llmc.settings import Settings
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from llmc.buckets.bucket import Bucket
+    from llmc.buckets.plan import Plan
     from llmc.buckets.traffic.length_histogram import End
     from llmc.buckets.traffic.source import Traffic
-    from llmc.compiler.checkpoint import Checkpoint
-    from llmc.compiler.options import CompileOptions
+
 
 _LIMITS, _BUCKETS, _TRAFFIC, _BUDGETS = "Limits", "Buckets", "Traffic", "Budgets"
 _RANGE = "MIN,STEP,MAX"
@@ -31,133 +30,110 @@ _REPLAY = ("arrival_rate", "clip", "traffic_format", "fields")
 """Flags about --traffic, which the traffic itself carries on."""
 
 
-def _option(metavar: str, text: str, panel: str | None = None) -> Any:
-    return option("", metavar, text, rich_help_panel=panel)
-
-
-@dataclass(frozen=True)
-class PlanningFlags:
+@dataclass(frozen=True, kw_only=True)
+class PlanningFlags(Command):
     """The planning flags as typed; None is a flag that was not given. Ranges are "MIN,STEP,MAX"."""
 
-    max_model_len: Annotated[
-        int | None, _option("N", "Tokens of one sequence, prompt and answer. Default: what the model config says.")
-    ] = None
-    max_num_seqs: Annotated[int | None, _option("N", f"Sequences in flight. Default: {DEFAULT_MAX_NUM_SEQS}.")] = None
-    traffic: Annotated[
-        str | None,
-        _option("FILE", "Recorded requests, in any format of docs/traffic.md: choose the buckets that pad them least."),
-    ] = None
-    max_graphs: Annotated[int | None, _option("N", "Buckets of each phase at most. Default with --traffic: 32.")] = None
-    max_prompt_len: Annotated[
-        int | None, _option("N", "Tokens of the longest prompt. Default: max-model-len - 1.", _LIMITS)
-    ] = None
-    max_num_batched_tokens: Annotated[
-        int | None, _option("N", "Padded new tokens of one prompt step. Default: no limit.", _LIMITS)
-    ] = None
-    block_size: Annotated[
-        int | None, _option("N", f"Tokens of one KV cache block. Default: {DEFAULT_BLOCK_SIZE}.", _LIMITS)
-    ] = None
-    max_seq_len_to_capture: Annotated[
-        int | None, _option("N", "Lengths above N get only the buckets that coverage needs.", _LIMITS)
-    ] = None
-    strategy: Annotated[
-        str | None,
-        _option("NAME", f"How to choose values: {', '.join(names())}. Default: {DEFAULT_STRATEGY}.", _BUCKETS),
-    ] = None
-    prompt_batch: Annotated[str | None, _option(_RANGE, "Prompts of one prompt step.", _BUCKETS)] = None
-    prompt_seq: Annotated[str | None, _option(_RANGE, "New tokens of each prompt in a step.", _BUCKETS)] = None
-    prompt_context: Annotated[
-        str | None,
-        _option(
-            _RANGE,
-            "Cached tokens before them, for chunked prompts and reused prefixes. Default: 0 where prompts fit a step.",
-            _BUCKETS,
-        ),
-    ] = None
-    decode_batch: Annotated[str | None, _option(_RANGE, "Sequences of one decode step.", _BUCKETS)] = None
-    decode_seq: Annotated[str | None, _option(_RANGE, "Cached tokens of each of them.", _BUCKETS)] = None
-    context_unit: Annotated[
-        str | None,
-        _option(
-            "tokens|blocks",
-            "What contexts are counted in, in ranges and in --from-file. Default: tokens; of a file, what its numbers "
-            "say (vLLM's bucket files count blocks).",
-            _BUCKETS,
-        ),
-    ] = None
-    from_file: Annotated[
-        str | None, _option("FILE", "Buckets as lines of (batch, query, context), lists and ranges allowed.", _BUCKETS)
-    ] = None
-    traffic_format: Annotated[str | None, traffic_format_option(rich_help_panel=_TRAFFIC)] = None
-    fields: Annotated[str | None, fields_option(rich_help_panel=_TRAFFIC)] = None
-    arrival_rate: Annotated[
-        str | None, _option("R", "Requests per second to replay them at, or inf. Default: as recorded.", _TRAFFIC)
-    ] = None
-    clip: Annotated[
-        bool,
-        typer.Option(
-            "--clip", help="Clip requests above the limits, in place of leaving them out.", rich_help_panel=_TRAFFIC
-        ),
-    ] = False
-    bench: Annotated[
-        str | None,
-        _option("FILE", "Measured seconds of buckets (llmc bench -o): what steps cost, in place of tokens.", _TRAFFIC),
-    ] = None
-    max_waste: Annotated[
-        str | None, _option("F", "As few buckets as add at most this much padding, e.g. 10%.", _BUDGETS)
-    ] = None
-    max_compile_time: Annotated[str | None, _option("T", "Estimated compile time at most, e.g. 30m.", _BUDGETS)] = None
-    max_graph_memory: Annotated[
-        str | None, _option("SIZE", "Estimated memory of all graphs at most, e.g. 8GiB.", _BUDGETS)
-    ] = None
+    max_model_len: int | None = flag(
+        None, "N", "Tokens of one sequence, prompt and answer. Default: what the model config says."
+    )
+    max_num_seqs: int | None = flag(None, "N", f"Sequences in flight. Default: {DEFAULT_MAX_NUM_SEQS}.")
+    traffic: str | None = flag(
+        None, "FILE", "Recorded requests, in any format of docs/traffic.md: choose the buckets that pad them least."
+    )
+    max_graphs: int | None = flag(None, "N", "Buckets of each phase at most. Default with --traffic: 32.")
+    max_prompt_len: int | None = flag(None, "N", "Tokens of the longest prompt. Default: max-model-len - 1.", _LIMITS)
+    max_num_batched_tokens: int | None = flag(
+        None, "N", "Padded new tokens of one prompt step. Default: no limit.", _LIMITS
+    )
+    block_size: int | None = flag(None, "N", f"Tokens of one KV cache block. Default: {DEFAULT_BLOCK_SIZE}.", _LIMITS)
+    max_seq_len_to_capture: int | None = flag(
+        None, "N", "Lengths above N get only the buckets that coverage needs.", _LIMITS
+    )
+    strategy: str | None = flag(
+        None, "NAME", f"How to choose values: {', '.join(names())}. Default: {DEFAULT_STRATEGY}.", _BUCKETS
+    )
+    prompt_batch: str | None = flag(None, _RANGE, "Prompts of one prompt step.", _BUCKETS)
+    prompt_seq: str | None = flag(None, _RANGE, "New tokens of each prompt in a step.", _BUCKETS)
+    prompt_context: str | None = flag(
+        None,
+        _RANGE,
+        "Cached tokens before them, for chunked prompts and reused prefixes. Default: 0 where prompts fit a step.",
+        _BUCKETS,
+    )
+    decode_batch: str | None = flag(None, _RANGE, "Sequences of one decode step.", _BUCKETS)
+    decode_seq: str | None = flag(None, _RANGE, "Cached tokens of each of them.", _BUCKETS)
+    context_unit: str | None = flag(
+        None,
+        "tokens|blocks",
+        "What contexts are counted in, in ranges and in --from-file. Default: tokens; of a file, what its numbers "
+        "say (vLLM's bucket files count blocks).",
+        _BUCKETS,
+    )
+    from_file: str | None = flag(
+        None, "FILE", "Buckets as lines of (batch, query, context), lists and ranges allowed.", _BUCKETS
+    )
+    traffic_format: str | None = traffic_format_flag(_TRAFFIC)
+    fields: str | None = fields_flag(_TRAFFIC)
+    arrival_rate: str | None = rate_flag(_TRAFFIC)
+    clip: bool = clip_flag(_TRAFFIC)
+    bench: str | None = flag(
+        None, "FILE", "Measured seconds of buckets (llmc bench -o): what steps cost, in place of tokens.", _TRAFFIC
+    )
+    max_waste: str | None = flag(None, "F", "As few buckets as add at most this much padding, e.g. 10%.", _BUDGETS)
+    max_compile_time: str | None = flag(None, "T", "Estimated compile time at most, e.g. 30m.", _BUDGETS)
+    max_graph_memory: str | None = flag(None, "SIZE", "Estimated memory of all graphs at most, e.g. 8GiB.", _BUDGETS)
 
     def given(self) -> list[str]:
         """The flags that were given, spelled as on the command line."""
-        return [f"--{flag.name.replace('_', '-')}" for flag in fields(self) if getattr(self, flag.name) != flag.default]
+        return [
+            f"--{flag.name.replace('_', '-')}"
+            for flag in fields(PlanningFlags)
+            if getattr(self, flag.name) != flag.default
+        ]
 
+    def arguments(self) -> dict[str, Any]:
+        """The options as `pipeline.planning.plan_for` takes them. Raises InputError for text that does not parse."""
+        if self.traffic is None:
+            for name in self.given():
+                if name.removeprefix("--").replace("-", "_") in _REPLAY:
+                    raise InputError(f"{name} says how --traffic is read or replayed: give --traffic FILE")
+        as_typed = {one.name: getattr(self, one.name) for one in fields(PlanningFlags) if one.name not in _REPLAY}
+        return {
+            **as_typed,
+            **{name: _range(f"--{name.replace('_', '-')}", as_typed[name]) for name in _RANGES},
+            "traffic": None if self.traffic is None else self.open_traffic(),
+            "max_waste": fraction("--max-waste", self.max_waste),
+            "max_compile_time": duration("--max-compile-time", self.max_compile_time),
+            "max_graph_memory": size("--max-graph-memory", self.max_graph_memory),
+        }
 
-def takes_planning_flags(command: Command) -> Command:
-    """`command`, whose parameter `flags` is a PlanningFlags, as a command line function with one option for each."""
-    return takes(PlanningFlags, command)
+    def arguments_to_encode(self, task: str) -> dict[str, Any]:
+        """The options as `pipeline.encoding.encoder_plan_of` takes them. Raises InputError for others."""
+        from llmc.buckets.traffic.formats.fields import parse
+        from llmc.buckets.traffic.reader import Trace
+        from llmc.compiler.pipeline.encoding import LIMITS, OF_TRAFFIC
 
+        taken = {*LIMITS, *((*OF_TRAFFIC, "traffic_format", "fields") if self.traffic else ())}
+        others = [flag for flag in self.given() if flag.lstrip("-").replace("-", "_") not in taken]
+        if others:
+            raise InputError(
+                f"a model to {task} is planned by its limits, and by --traffic with --max-graphs; leave out "
+                f"{', '.join(others)}"
+            )
+        found = self.values(*LIMITS)
+        if self.traffic is not None:
+            names = None if self.fields is None else parse(self.fields)
+            found["traffic"] = Trace(self.traffic, format=self.traffic_format, fields=names, generates=False)
+            found |= self.values("max_graphs")
+        return found
 
-def plan_from_flags(
-    flags: PlanningFlags,
-    model: str | Checkpoint | None = None,
-    config: str | None = None,
-    settings: Settings | None = None,
-    device: str | None = None,
-    options: CompileOptions | None = None,
-) -> Plan:
-    """The plan for a checkpoint (`model`), a model config alone (`config`), or --max-model-len by itself.
-
-    `settings` defaults to the environment. A budget counts the compile times and graph memory of `device`, compiled
-    with `options`. Raises InputError for flags that cannot be used, a length that the model's positions do not reach,
-    or no length at all; CheckpointError when the model cannot be read.
-    """
-    from llmc.compiler.pipeline.planning import plan_for
-
-    return plan_for(**planning_arguments(flags, model, config), settings=settings, device=device, options=options)
-
-
-def planning_arguments(flags: PlanningFlags, model: str | Checkpoint | None, config: str | None) -> dict[str, Any]:
-    """The flags as `planning.plan_for` takes them. Raises InputError for text that does not parse."""
-    if model is not None and config is not None:
-        raise InputError("MODEL and --config were both given; give one of them")
-    if flags.traffic is None:
-        for name in flags.given():
-            if name.removeprefix("--").replace("-", "_") in _REPLAY:
-                raise InputError(f"{name} says how --traffic is read or replayed: give --traffic FILE")
-    as_typed = {flag.name: getattr(flags, flag.name) for flag in fields(flags) if flag.name not in _REPLAY}
-    return {
-        **as_typed,
-        **{name: _range(f"--{name.replace('_', '-')}", as_typed[name]) for name in _RANGES},
-        "model": model if model is not None else config,
-        "traffic": None if flags.traffic is None else open_traffic(flags),
-        "max_waste": fraction("--max-waste", flags.max_waste),
-        "max_compile_time": duration("--max-compile-time", flags.max_compile_time),
-        "max_graph_memory": size("--max-graph-memory", flags.max_graph_memory),
-    }
+    def open_traffic(self, then: str = "choose buckets") -> Traffic:
+        """The recorded requests, as `traffic_of`."""
+        return traffic_of(
+            self.traffic, then, format_=self.traffic_format, names=self.fields, arrival_rate=self.arrival_rate,
+            clip=self.clip, bench=self.bench,
+        )  # fmt: skip
 
 
 def not_a_file(url: str) -> str:
@@ -168,22 +144,27 @@ def not_a_file(url: str) -> str:
     )
 
 
-def open_traffic(flags: PlanningFlags, then: str = "choose buckets", end: End = "middle") -> Traffic:
-    """The recorded requests that the flags name, with a bar that says what comes `then`; `end`: see `Trace`."""
+def traffic_of(
+    file: str | None, then: str, end: End = "middle", *, format_: str | None = None, names: str | None = None,
+    arrival_rate: str | None = None, clip: bool = False, bench: str | None = None,
+) -> Traffic:  # fmt: skip
+    """The recorded requests in `file`, with a bar that says what comes `then`; `end`: see `Trace`.
+
+    The others are options as typed: --traffic-format, --fields, --arrival-rate, --clip and --bench. Raises InputError.
+    """
     from llmc.buckets.cost.bench import Bench
     from llmc.buckets.traffic.formats.fields import parse
     from llmc.buckets.traffic.formats.prometheus.live import is_url
     from llmc.buckets.traffic.source import Traffic
 
-    if flags.traffic is None:
+    if file is None:
         raise InputError("name the recorded requests with --traffic FILE")
-    if is_url(flags.traffic):
-        raise InputError(not_a_file(flags.traffic))
-    bench = None if flags.bench is None else Bench.load(flags.bench)
+    if is_url(file):
+        raise InputError(not_a_file(file))
+    measured = None if bench is None else Bench.load(bench)
     return Traffic(
-        flags.traffic, rate("--arrival-rate", flags.arrival_rate), clip=flags.clip, bench=bench,
-        format=flags.traffic_format, fields=None if flags.fields is None else parse(flags.fields), end=end,
-        progress=ReadingProgress(f"replay {flags.traffic}", then),
+        file, rate("--arrival-rate", arrival_rate), clip=clip, bench=measured, format=format_,
+        fields=None if names is None else parse(names), end=end, progress=ReadingProgress(f"replay {file}", then),
     )  # fmt: skip
 
 
@@ -194,3 +175,12 @@ def _range(flag: str, text: str | None) -> Range | None:
         return Range.of(flag, [int(number) for number in text.split(",")])
     except ValueError:
         raise InputError(f"{flag} {text!r} is not {_RANGE}, three whole numbers such as 1,32,64") from None
+
+
+def uses_in(file: str) -> Callable[[Plan], Mapping[Bucket, int]]:
+    """How often the requests in `file` use each bucket of a plan. The file is opened now, and read when a plan is
+    there. Raises InputError for a file that cannot be read."""
+    from llmc.buckets.evaluation.replay import uses_of
+
+    traffic = traffic_of(file, "order the buckets")
+    return lambda plan: uses_of(plan, traffic)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import sys
 import time
+from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from llmc.cli.options import BundleArgument, ThreadsFlag, option
+from llmc.cli.options import Command, argument, bundle_argument, flag, switch, threads_flag
 from llmc.cli.output import echo
 from llmc.errors import InputError
 from llmc.files import read_text
@@ -20,36 +21,12 @@ SHOWN = 4
 """Numbers of a vector that are printed without --json."""
 
 
-TruncateFlag = Annotated[
-    bool, typer.Option("--truncate", help="Cut texts that are too long for the model; else they are refused.")
-]
+TRUNCATE = ("--truncate", "Cut texts that are too long for the model; else they are refused.")
+TruncateFlag = Annotated[bool, typer.Option(TRUNCATE[0], help=TRUNCATE[1])]
 
 
-def register(app: typer.Typer) -> None:
-    """Add both commands to `app`."""
-    app.command("embed")(embed)
-    app.command("score")(score)
-
-
-def embed(
-    bundle: BundleArgument,
-    source: Annotated[
-        str | None, typer.Argument(metavar="[-]", help="- reads texts from standard input.", show_default=False)
-    ] = None,
-    *,
-    text: Annotated[list[str] | None, option("--text -t", "TEXT", "A text; may be repeated.")] = None,
-    texts: Annotated[Path | None, option("--texts", "FILE", "One text a line.")] = None,
-    prompt_name: Annotated[
-        str | None, option("--prompt-name", "NAME", "The checkpoint's prompt that goes before each text.")
-    ] = None,
-    dimensions: Annotated[
-        int | None, option("--dimensions", "N", "The first N numbers, of length 1 again (Matryoshka models).")
-    ] = None,
-    truncate: TruncateFlag = False,
-    output: Annotated[Path | None, option("--output -o", "FILE.npy", "Write the vectors: float32, [N, D].")] = None,
-    threads: ThreadsFlag = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a text.")] = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class EmbedCommand(Command):
     """Vectors of texts, pooled as the checkpoint's sentence-transformers files say. Compiles nothing.
 
     \b
@@ -58,41 +35,48 @@ def embed(
       llmc embed bundle --texts lines.txt -o vectors.npy
       llmc embed bundle --text "where is Paris" --prompt-name query --json
     """
-    import numpy as np
 
-    from llmc.runtime.bundle import Bundle
-    from llmc.runtime.pooling.pooler import Pooler
+    bundle: str = bundle_argument()
+    source: str | None = argument("[-]", "- reads texts from standard input.", default=None)
+    text: list[str] | None = flag(None, "TEXT", "A text; may be repeated.", names="--text -t")
+    texts: Path | None = flag(None, "FILE", "One text a line.")
+    prompt_name: str | None = flag(None, "NAME", "The checkpoint's prompt that goes before each text.")
+    dimensions: int | None = flag(None, "N", "The first N numbers, of length 1 again (Matryoshka models).")
+    truncate: bool = switch(*TRUNCATE)
+    output: Path | None = flag(None, "FILE.npy", "Write the vectors: float32, [N, D].", names="--output -o")
+    threads: int | None = threads_flag()
+    as_json: bool = switch("--json", "Print one JSON object a text.")
 
-    given = _texts(source, text, texts)
-    pooler = Pooler(Bundle.open(bundle), threads)
-    try:
-        began = time.perf_counter()
-        found = pooler.embed(given, prompt_name=prompt_name, dimensions=dimensions, cut=_cut(truncate))
-        seconds = time.perf_counter() - began
-    finally:
-        pooler.close()
-    if output is not None:
-        with output.open("wb") as file:
-            np.save(file, np.stack([one.values for one in found]))
-    for at, one in enumerate(found):
-        if as_json:
-            echo(json.dumps({"index": at, "embedding": one.values.tolist(), "prompt_tokens": one.prompt_tokens}))
-        elif output is None:
-            begins = " ".join(f"{value:.4f}" for value in one.values[:SHOWN])
-            echo(f"[{at}] {one.prompt_tokens} tokens, {len(one.values)} numbers: {begins} …")
-    _summary(len(found), seconds, pooler)
+    def run(self) -> None:
+        import numpy as np
+
+        from llmc.runtime.bundle import Bundle
+        from llmc.runtime.pooling.pooler import Pooler
+
+        given = _texts(self.source, self.text, self.texts)
+        pooler = Pooler(Bundle.open(self.bundle), self.threads)
+        try:
+            began = time.perf_counter()
+            found = pooler.embed(
+                given, prompt_name=self.prompt_name, dimensions=self.dimensions, cut=_cut(self.truncate)
+            )
+            seconds = time.perf_counter() - began
+        finally:
+            pooler.close()
+        if self.output is not None:
+            with self.output.open("wb") as file:
+                np.save(file, np.stack([one.values for one in found]))
+        for at, one in enumerate(found):
+            if self.as_json:
+                echo(json.dumps({"index": at, "embedding": one.values.tolist(), "prompt_tokens": one.prompt_tokens}))
+            elif self.output is None:
+                begins = " ".join(f"{value:.4f}" for value in one.values[:SHOWN])
+                echo(f"[{at}] {one.prompt_tokens} tokens, {len(one.values)} numbers: {begins} …")
+        _summary(len(found), seconds, pooler)
 
 
-def score(
-    bundle: BundleArgument,
-    query: Annotated[str, option("--query", "TEXT", "What documents are to fit.")],
-    document: Annotated[list[str] | None, option("--document -d", "TEXT", "A document; may be repeated.")] = None,
-    documents: Annotated[Path | None, option("--documents", "FILE", "One document a line.")] = None,
-    top_n: Annotated[int | None, option("--top-n", "N", "Only the N best.", min=1)] = None,
-    truncate: TruncateFlag = False,
-    threads: ThreadsFlag = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a document.")] = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class ScoreCommand(Command):
     """Documents by how well they fit a query, best first, with a bundle of a reranker. Compiles nothing.
 
     \b
@@ -100,23 +84,34 @@ def score(
       llmc score bundle --query "capital of France" --document "Paris is." --document "A river."
       llmc score bundle --query "capital of France" --documents lines.txt --top-n 5 --json
     """
-    from llmc.runtime.bundle import Bundle
-    from llmc.runtime.pooling.pooler import Pooler, paired
 
-    given = _texts(None, document, documents)
-    pooler = Pooler(Bundle.open(bundle), threads)
-    try:
-        began = time.perf_counter()
-        found = pooler.score(paired(query, given), cut=_cut(truncate))
-        seconds = time.perf_counter() - began
-    finally:
-        pooler.close()
-    ranked = sorted(enumerate(found), key=lambda item: -float(item[1].values[0]))[:top_n]
-    for at, one in ranked:
-        value = float(one.values[0])
-        line = {"index": at, "score": value, "document": given[at], "prompt_tokens": one.prompt_tokens}
-        echo(json.dumps(line) if as_json else f"{value:.4f}  [{at}] {given[at]}")
-    _summary(len(found), seconds, pooler)
+    bundle: str = bundle_argument()
+    query: str = flag(MISSING, "TEXT", "What documents are to fit.")
+    document: list[str] | None = flag(None, "TEXT", "A document; may be repeated.", names="--document -d")
+    documents: Path | None = flag(None, "FILE", "One document a line.")
+    top_n: int | None = flag(None, "N", "Only the N best.", min=1)
+    truncate: bool = switch(*TRUNCATE)
+    threads: int | None = threads_flag()
+    as_json: bool = switch("--json", "Print one JSON object a document.")
+
+    def run(self) -> None:
+        from llmc.runtime.bundle import Bundle
+        from llmc.runtime.pooling.pooler import Pooler, paired
+
+        given = _texts(None, self.document, self.documents)
+        pooler = Pooler(Bundle.open(self.bundle), self.threads)
+        try:
+            began = time.perf_counter()
+            found = pooler.score(paired(self.query, given), cut=_cut(self.truncate))
+            seconds = time.perf_counter() - began
+        finally:
+            pooler.close()
+        ranked = sorted(enumerate(found), key=lambda item: -float(item[1].values[0]))[: self.top_n]
+        for at, one in ranked:
+            value = float(one.values[0])
+            line = {"index": at, "score": value, "document": given[at], "prompt_tokens": one.prompt_tokens}
+            echo(json.dumps(line) if self.as_json else f"{value:.4f}  [{at}] {given[at]}")
+        _summary(len(found), seconds, pooler)
 
 
 def _cut(truncate: bool) -> int | None:

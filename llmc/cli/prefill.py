@@ -8,14 +8,12 @@ import sys
 import threading
 import time
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from llmc.cli import output as messages
-from llmc.cli.options import BundleArgument, ThreadsFlag, option
+from llmc.cli.options import Command, bundle_argument, flag, switch, threads_flag
 from llmc.cli.output import echo
 from llmc.errors import InputError
 
@@ -24,32 +22,8 @@ if TYPE_CHECKING:
     from llmc.server.listening import Listener
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to `app`."""
-    app.command("prefill")(prefill)
-
-
-def prefill(
-    bundle: BundleArgument,
-    *,
-    listen: Annotated[
-        str, option("--listen", "HOST:PORT|unix:PATH", "Where prompts come in; port 0 takes a free one and says which.")
-    ] = "127.0.0.1:8100",
-    max_waiting: Annotated[
-        int | None,
-        option(
-            "--max-waiting", "N", "Computed prompts that wait for one client. Default: what a step computes.", min=1
-        ),
-    ] = None,
-    prefix_slots: Annotated[
-        int | None, option("--prefix-slots", "N", "Slots for prefixes beside a full batch.", min=0)
-    ] = None,
-    threads: ThreadsFlag = None,
-    end_with_input: Annotated[
-        bool, typer.Option("--end-with-input", help="End when standard input does: with the process that started this.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON line when listening, and at the end.")] = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class PrefillCommand(Command):
     """Compute prompts for llmc serve and llmc generate, in other processes or on other hosts: --prefill tcp://HOST:PORT.
 
     Keys, values and the last logits of each prompt are handed over. What listens beyond this host has to have a key, in
@@ -62,36 +36,52 @@ def prefill(
       LLMC_PREFILL_KEY=$KEY llmc prefill prefill-bundle --listen 0.0.0.0:8100
       LLMC_PREFILL_KEY=$KEY llmc serve decode-bundle --prefill tcp://prefill-host:8100
     """
-    from llmc.runtime.bundle import Bundle
-    from llmc.runtime.startup.opening import EngineOptions
-    from llmc.runtime.startup.prefilling import serve_prefill
 
-    began = time.perf_counter()
-    stop = threading.Event()
-    with ExitStack() as stack:
-        for one in (signal.SIGTERM, signal.SIGINT):
-            stack.callback(signal.signal, one, signal.signal(one, lambda *_: stop.set()))
-        opened = Bundle.open(bundle)
-        if opened.prefill is not None:
-            opened = Bundle.open(opened.prefill, opened.settings)
-        listener = _listener(listen, opened.settings.prefill_key)
-        chosen: dict[str, Any] = {"threads": threads, "prefix_slots": prefix_slots}
-        options = EngineOptions(**{name: value for name, value in chosen.items() if value is not None})
-        try:
-            server = serve_prefill(opened, options, listener.socket, max_waiting)
+    bundle: str = bundle_argument()
+    listen: str = flag(
+        "127.0.0.1:8100", "HOST:PORT|unix:PATH", "Where prompts come in; port 0 takes a free one and says which."
+    )
+    max_waiting: int | None = flag(
+        None, "N", "Computed prompts that wait for one client. Default: what a step computes.", min=1
+    )
+    prefix_slots: int | None = flag(None, "N", "Slots for prefixes beside a full batch.", min=0)
+    threads: int | None = threads_flag()
+    end_with_input: bool = switch(
+        "--end-with-input", "End when standard input does: with the process that started this."
+    )
+    as_json: bool = switch("--json", "Print a JSON line when listening, and at the end.")
+
+    def run(self) -> None:
+        from llmc.runtime.bundle import Bundle
+        from llmc.runtime.startup.opening import EngineOptions
+        from llmc.runtime.startup.prefilling import serve_prefill
+
+        began = time.perf_counter()
+        stop = threading.Event()
+        with ExitStack() as stack:
+            for one in (signal.SIGTERM, signal.SIGINT):
+                stack.callback(signal.signal, one, signal.signal(one, lambda *_: stop.set()))
+            opened = Bundle.open(self.bundle)
+            if opened.prefill is not None:
+                opened = Bundle.open(opened.prefill, opened.settings)
+            listener = _listener(self.listen, opened.settings.prefill_key)
+            chosen: dict[str, Any] = {"threads": self.threads, "prefix_slots": self.prefix_slots}
+            options = EngineOptions(**{name: value for name, value in chosen.items() if value is not None})
             try:
-                _tell(server, listener, time.perf_counter() - began, as_json)
-                if end_with_input:
-                    threading.Thread(target=_watch_input, args=(stop,), daemon=True).start()
-                stop.wait()
+                server = serve_prefill(opened, options, listener.socket, self.max_waiting)
+                try:
+                    _tell(server, listener, time.perf_counter() - began, self.as_json)
+                    if self.end_with_input:
+                        threading.Thread(target=_watch_input, args=(stop,), daemon=True).start()
+                    stop.wait()
+                finally:
+                    server.close()
             finally:
-                server.close()
-        finally:
-            listener.close()
-    if as_json:
-        echo(json.dumps({"event": "stopped", "served": server.served}))
-    elif not messages.quiet:
-        echo(f"llmc: stopped; {server.served} prompts handed over", err=True)
+                listener.close()
+        if self.as_json:
+            echo(json.dumps({"event": "stopped", "served": server.served}))
+        elif not messages.quiet:
+            echo(f"llmc: stopped; {server.served} prompts handed over", err=True)
 
 
 def _watch_input(stop: threading.Event) -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from llmc.cli.options import BundleArgument, StoreFlag, option
+from llmc.cli.certifying import certificate_lines
+from llmc.cli.options import Command, bundle_argument, flag, store_flag
 from llmc.cli.output import echo
+from llmc.cli.results import accuracy_line, verified_line
 from llmc.errors import ArtifactError
+from llmc.settings import Settings
 
 if TYPE_CHECKING:
     from llmc.runtime.bundle import Bundle
@@ -19,24 +21,8 @@ MAX_ROWS = 100
 """Graphs that the report lists; GitHub takes 1 MiB of a step's summary."""
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to `app`."""
-    app.command("report")(report)
-
-
-def report(
-    bundle: BundleArgument,
-    *,
-    compiled: Annotated[
-        Path | None, option("--compiled", "FILE", "The outcome of llmc compile --result: graphs built and reused.")
-    ] = None,
-    traffic: Annotated[Path | None, option("--traffic", "FILE", "Recorded requests: the plan's waste on them.")] = None,
-    certificate: Annotated[
-        Path | None, option("--certificate", "FILE", "Of llmc warmup --certify, of this bundle.")
-    ] = None,
-    output: Annotated[Path | None, option("--output -o", "FILE", "Write it here, in place of printing it.")] = None,
-    cache_dir: StoreFlag = None,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class ReportCommand(Command):
     """Tell of a bundle in Markdown: graphs built and reused, sizes, waste, numbers, and its certificate.
 
     \b
@@ -44,23 +30,30 @@ def report(
       llmc report bundle --certificate certificate.json -o report.md
       llmc report bundle --compiled compiled.json --traffic requests.csv >> "$GITHUB_STEP_SUMMARY"
     """
-    from llmc.artifacts.local.opening import open_store
-    from llmc.artifacts.local.references import resolve
-    from llmc.files import write_text
-    from llmc.runtime.bundle import Bundle
-    from llmc.settings import Settings
 
-    settings = Settings.from_environment()
-    found = Bundle.open(resolve(bundle, settings, open_store(cache_dir, settings)), settings)
-    text = "\n".join(_lines(found, compiled, traffic, certificate)) + "\n"
-    if output is None:
-        echo(text, nl=False)
-    else:
-        write_text(output, text, "report")
+    bundle: str = bundle_argument()
+    compiled: Path | None = flag(None, "FILE", "The outcome of llmc compile --result: graphs built and reused.")
+    traffic: Path | None = flag(None, "FILE", "Recorded requests: the plan's waste on them.")
+    certificate: Path | None = flag(None, "FILE", "Of llmc warmup --certify, of this bundle.")
+    output: Path | None = flag(None, "FILE", "Write it here, in place of printing it.", names="--output -o")
+    cache_dir: Path | None = store_flag()
+
+    def run(self) -> None:
+        from llmc.artifacts.local.opening import open_store
+        from llmc.artifacts.local.references import resolve
+        from llmc.files import write_text
+        from llmc.runtime.bundle import Bundle
+
+        settings = Settings.from_environment()
+        found = Bundle.open(resolve(self.bundle, settings, open_store(self.cache_dir, settings)), settings)
+        text = "\n".join(_lines(found, self.compiled, self.traffic, self.certificate)) + "\n"
+        if self.output is None:
+            echo(text, nl=False)
+        else:
+            write_text(self.output, text, "report")
 
 
 def _lines(bundle: Bundle, compiled: Path | None, traffic: Path | None, certificate: Path | None) -> Iterator[str]:
-    from llmc.cli.accuracy import accuracy_line, verified_line
     from llmc.deploy.quoting import as_markdown
 
     manifest, verification = bundle.manifest, bundle.manifest.verification
@@ -125,7 +118,6 @@ def _waste(bundle: Bundle, file: Path) -> str:
 
 def _certified(bundle: Bundle, file: Path) -> str:
     """What a certificate says. Raises ArtifactError for one of another bundle; who vouches for it is not asked here."""
-    from llmc.cli.certifying import certificate_lines
     from llmc.runtime.certificate.document import read_file
 
     made, _, signature = read_file(file)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
 import typer
@@ -15,26 +14,26 @@ from llmc.errors import UnknownNameError
 from llmc.version import __version__
 
 COMMANDS = {
-    "plan": ("llmc.cli.plan", "Choose the buckets to compile."),
-    "compile": ("llmc.cli.compile", "Compile a checkpoint into a bundle of precompiled graphs."),
-    "run": ("llmc.cli.run", "Ask a model, for a first try: compiled where it was not yet."),
-    "chat": ("llmc.cli.chat", "Talk to a model, for a first try."),
-    "verify": ("llmc.cli.verify", "Check a bundle against its reference model."),
-    "generate": ("llmc.cli.generate", "Answer prompts with a bundle, or a model, compiled first."),
-    "embed": ("llmc.cli.pooling", "Vectors of texts with a bundle of an embedding model."),
-    "score": ("llmc.cli.pooling", "Scores of documents with a bundle of a reranker."),
-    "serve": ("llmc.cli.serve", "Serve a bundle with OpenAI's API."),
-    "prefill": ("llmc.cli.prefill", "Compute prompts for bundles that decode elsewhere."),
-    "tune": ("llmc.cli.tune", "Time kernels on a card, for compiles on hosts without it."),
-    "warmup": ("llmc.cli.warmup", "Run every graph of a bundle twice; name those that fail."),
-    "bench": ("llmc.cli.bench", "Time every bucket of a bundle, or put a server under load."),
-    "devices": ("llmc.cli.devices", "Show what this host can compile for and run on."),
-    "deploy": ("llmc.cli.deploy", "Write files that deploy a bundle: images, pods, units, CI."),
-    "report": ("llmc.cli.report", "Tell of a bundle in Markdown, for a CI job's summary."),
-    "traffic": ("llmc.cli.traffic", "Look at recorded traffic; merge, sample and anonymise it."),
-    "loop": ("llmc.cli.loop", "Plan for a server's traffic, compile and swap, on a schedule."),
-    "cache": ("llmc.cli.cache", "Look into the artifact store and into bundles."),
-    "completion": ("llmc.cli.completion", "Print what lets a shell complete llmc's command lines."),
+    "plan": ("llmc.cli.plan:app", "Choose the buckets to compile."),
+    "compile": ("llmc.cli.compile:CompileCommand", "Compile a checkpoint into a bundle of precompiled graphs."),
+    "run": ("llmc.cli.run:RunCommand", "Ask a model, for a first try: compiled where it was not yet."),
+    "chat": ("llmc.cli.run:ChatCommand", "Talk to a model, for a first try."),
+    "verify": ("llmc.cli.verify:VerifyCommand", "Check a bundle against its reference model."),
+    "generate": ("llmc.cli.generate:GenerateCommand", "Answer prompts with a bundle, or a model, compiled first."),
+    "embed": ("llmc.cli.pooling:EmbedCommand", "Vectors of texts with a bundle of an embedding model."),
+    "score": ("llmc.cli.pooling:ScoreCommand", "Scores of documents with a bundle of a reranker."),
+    "serve": ("llmc.cli.serve:ServeCommand", "Serve a bundle with OpenAI's API."),
+    "prefill": ("llmc.cli.prefill:PrefillCommand", "Compute prompts for bundles that decode elsewhere."),
+    "tune": ("llmc.cli.tune:TuneCommand", "Time kernels on a card, for compiles on hosts without it."),
+    "warmup": ("llmc.cli.warmup:WarmupCommand", "Run every graph of a bundle twice; name those that fail."),
+    "bench": ("llmc.cli.bench:app", "Time every bucket of a bundle, or the engines of --device cpu."),
+    "devices": ("llmc.cli.devices:DevicesCommand", "Show what this host can compile for and run on."),
+    "deploy": ("llmc.cli.deploy:DeployCommand", "Write files that deploy a bundle: images, pods, units, CI."),
+    "report": ("llmc.cli.report:ReportCommand", "Tell of a bundle in Markdown, for a CI job's summary."),
+    "traffic": ("llmc.cli.traffic:app", "Look at recorded traffic; merge, sample and anonymise it."),
+    "loop": ("llmc.cli.loop:LoopCommand", "Plan for a server's traffic, compile and swap, on a schedule."),
+    "cache": ("llmc.cli.cache:app", "Look into the artifact store and into bundles."),
+    "completion": ("llmc.cli.completion:CompletionCommand", "Print what lets a shell complete llmc's command lines."),
 }
 OTHER_NAMES = {
     "ask": "run", "infer": "run", "inference": "run", "prompt": "run", "predict": "run", "build": "compile",
@@ -53,8 +52,10 @@ class _Commands(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Raises UnknownNameError for a command that there is not."""
         if args[0] in COMMANDS:
+            from llmc.cli.options import add_named
+
             own = typer.Typer(rich_markup_mode=None)
-            import_module(COMMANDS[args[0]][0]).register(own)
+            add_named(own, args[0], COMMANDS[args[0]][0])
             self.commands.update(get_group(own).commands)
         elif not ctx.resilient_parsing:
             raise UnknownNameError("command", args[0], COMMANDS, OTHER_NAMES)

@@ -5,215 +5,62 @@ from __future__ import annotations
 import json
 import sys
 import time
-from dataclasses import asdict
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from llmc.cli import output as messages
-from llmc.cli.capturing import CaptureFlags, takes_capture_flags
-from llmc.cli.grouped_help import add
-from llmc.cli.openers import opener, reopener, require_there
+from llmc.cli.capturing import CaptureFlags
 from llmc.cli.options import (
+    DTYPE_CHOICES,
     ENGINE,
-    BundleOrModelArgument,
-    EagerFlag,
-    PrefillFlag,
-    ThreadsFlag,
-    WeightsFlag,
-    device_option,
-    option,
+    SPECULATION,
+    address_flag,
+    bundle_or_model_argument,
+    device_flag,
+    eager_flag,
+    executor_flag,
+    flag,
+    order_flag,
+    plan_flag,
+    prefill_flag,
+    prompt_lookup_max_flag,
+    prompt_lookup_min_flag,
+    quantize_flag,
+    speculate_flag,
+    speculation,
+    switch,
+    threads_flag,
+    weights_flag,
 )
-from llmc.cli.order import OrderFlag, uses_in
 from llmc.cli.output import echo
+from llmc.cli.planning import uses_in
 from llmc.cli.quantities import duration, size
-from llmc.cli.replicating import fleet, local_count, require_executor
-from llmc.cli.speculation import ConfigJson, LookupMax, LookupMin, Speculate, asked
-from llmc.compiler.options import LOCAL
-from llmc.errors import InputError
+from llmc.compiler.options import EXECUTORS, LOCAL
+from llmc.errors import InputError, UnknownNameError
 from llmc.platforms import install_line
+from llmc.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
 
+    from llmc.runtime.startup.opening import EngineOptions
     from llmc.server.events import Event
-    from llmc.server.state import Progress
+    from llmc.server.ray_serve import Fleet
+    from llmc.server.state import Progress, ServerConfig
+
 
 _COMPILE, _OTHERS = "For a MODEL", "Other bundles"
 _LIMITS, _LOGS, _RAY = "Clients", "Logs", "A Ray cluster"
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to `app`."""
-    add(app, "serve", takes_capture_flags(serve_command))
-
-
-def serve_command(
-    bundle: BundleOrModelArgument,
-    *,
-    host: Annotated[str, option("--host", "H", "Address to listen on; 0.0.0.0: all.")] = "127.0.0.1",
-    port: Annotated[int, option("--port", "P", "0 takes a free port and says which.")] = 8000,
-    api_key: Annotated[
-        list[str] | None,
-        option(
-            "--api-key",
-            "K",
-            "Key that requests have to bring; may be repeated. Default: LLMC_API_KEY, which ps does not show.",
-        ),
-    ] = None,
-    served_model_name: Annotated[
-        str | None, option("--served-model-name", "NAME", "Default: the bundle's name of it.")
-    ] = None,
-    replicas: Annotated[
-        str | None,
-        option(
-            "--replicas",
-            "N|MIN-MAX",
-            "Processes that share port, CPUs and weights; with ray, replicas there, of a range as load asks for. "
-            "Default: 1.",
-        ),
-    ] = None,
-    threads: ThreadsFlag = None,
-    device: Annotated[str | None, device_option("--device", "What to compile for.")] = None,
-    max_model_len: Annotated[int | None, option("--max-model-len", "N", "Tokens of one sequence.")] = None,
-    max_num_seqs: Annotated[int | None, option("--max-num-seqs", "N", "Sequences in flight.")] = None,
-    quantize: Annotated[str | None, option("--quantize", "none|int8|fp8|int4|keep", "Weights.")] = None,
-    record_traffic: Annotated[
-        Path | None, option("--record-traffic", "FILE", "Append lengths and times of requests, for llmc plan.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON line when listening, ready, draining…")] = False,
-    flags: CaptureFlags,
-    uds: Annotated[
-        Path | None,
-        option("--uds", "PATH", "Listen on a Unix socket in place of host and port.", rich_help_panel=_LIMITS),
-    ] = None,
-    admin_token: Annotated[
-        list[str] | None,
-        option(
-            "--admin-token",
-            "T",
-            "Token for POST /admin/bundle, which serves another bundle; may be repeated. Default: LLMC_ADMIN_TOKEN.",
-            rich_help_panel=_OTHERS,
-        ),
-    ] = None,
-    allow_model_change: Annotated[
-        bool,
-        typer.Option(
-            "--allow-model-change", help="Let another bundle be of another model or tokenizer.", rich_help_panel=_OTHERS
-        ),
-    ] = False,
-    weights: WeightsFlag = None,
-    max_queued_requests: Annotated[
-        int, option("--max-queued-requests", "N", "Waiting requests; more get a 503.", min=0, rich_help_panel=_LIMITS)
-    ] = 64,
-    shutdown_timeout: Annotated[
-        str, option("--shutdown-timeout", "T", "Time that running requests get after SIGTERM.", rich_help_panel=_LIMITS)
-    ] = "30s",
-    max_body_size: Annotated[
-        str, option("--max-body-size", "SIZE", "Largest request body.", rich_help_panel=_LIMITS)
-    ] = "4MiB",
-    max_connections: Annotated[
-        int,
-        option("--max-connections", "N", "Open connections; more get a 503. 0: any.", min=0, rich_help_panel=_LIMITS),
-    ] = 1024,
-    max_connections_per_client: Annotated[
-        int,
-        option(
-            "--max-connections-per-client",
-            "N",
-            "Of one address; more get a 429. 0: any, as behind a proxy.",
-            min=0,
-            rich_help_panel=_LIMITS,
-        ),
-    ] = 256,
-    max_requests_per_client: Annotated[
-        int,
-        option(
-            "--max-requests-per-client",
-            "N",
-            "Answered at a time for one address; more get a 429. 0: any, as behind a proxy.",
-            min=0,
-            rich_help_panel=_LIMITS,
-        ),
-    ] = 128,
-    prefill_budget: Annotated[
-        int | None,
-        option(
-            "--prefill-budget", "N", "Prompt tokens between two decode steps at most.", min=1, rich_help_panel=ENGINE
-        ),
-    ] = None,
-    prefix_slots: Annotated[
-        int | None,
-        option("--prefix-slots", "N", "Slots for prefixes beside a full batch.", min=0, rich_help_panel=ENGINE),
-    ] = None,
-    prefill: PrefillFlag = None,
-    speculate: Speculate = None,
-    prompt_lookup_max: LookupMax = None,
-    prompt_lookup_min: LookupMin = None,
-    speculative_config: ConfigJson = None,
-    warm_up: Annotated[
-        str | None,
-        option(
-            "--warm-up",
-            "all|open|aside",
-            "Before ready: run every bucket; or open all and run two; or run two, and the others between requests. "
-            "Default: all (open: VLLM_SKIP_WARMUP).",
-            rich_help_panel=ENGINE,
-        ),
-    ] = None,
-    traffic: OrderFlag = None,
-    enforce_eager: EagerFlag = False,
-    otlp_traces_endpoint: Annotated[
-        str | None,
-        option(
-            "--otlp-traces-endpoint",
-            "URL",
-            "Send OpenTelemetry spans of requests to this receiver.",
-            rich_help_panel=_LOGS,
-        ),
-    ] = None,
-    access_log: Annotated[
-        bool, typer.Option("--access-log", help="Log each request on stderr.", rich_help_panel=_LOGS)
-    ] = False,
-    executor: Annotated[
-        str,
-        option("--executor", "local|ray", "Serve on this host, or by replicas of a Ray cluster.", rich_help_panel=_RAY),
-    ] = LOCAL,
-    address: Annotated[
-        str | None,
-        option(
-            "--address",
-            "HOST:PORT",
-            "That cluster. Default: RAY_ADDRESS, or the one that runs on this host.",
-            rich_help_panel=_RAY,
-        ),
-    ] = None,
-    target_requests: Annotated[
-        int | None,
-        option("--target-requests", "N", "Requests a replica is to have. Default: 8.", min=1, rich_help_panel=_RAY),
-    ] = None,
-    scale_up_after: Annotated[
-        str | None,
-        option(
-            "--scale-up-after",
-            "T",
-            "Load asks for that long before a replica comes. Default: 30s.",
-            rich_help_panel=_RAY,
-        ),
-    ] = None,
-    scale_down_after: Annotated[
-        str | None, option("--scale-down-after", "T", "And so before one goes. Default: 10m.", rich_help_panel=_RAY)
-    ] = None,
-    dtype: Annotated[
-        str | None, option("--dtype", "auto|f32|bf16|f16", "Unquantised numbers.", rich_help_panel=_COMPILE)
-    ] = None,
-    plan: Annotated[
-        Path | None, option("--plan", "PLAN", "A plan file of llmc plan -o.", rich_help_panel=_COMPILE)
-    ] = None,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class ServeCommand(CaptureFlags):
     """Serve a bundle with OpenAI's API. Compiles nothing while it serves, and needs neither torch nor transformers.
 
     /health answers from the start, /ready once every graph is open and has run. SIGTERM or Ctrl-C lets running
@@ -230,63 +77,153 @@ def serve_command(
       llmc serve bundle --replicas 2
       llmc serve ./SmolLM2-135M-Instruct --quantize int8 --max-model-len 2048 --max-num-seqs 4
     """
-    from llmc.runtime.startup.opening import EngineOptions
-    from llmc.server.state import ServerConfig
-    from llmc.settings import Settings
 
-    settings = Settings.from_environment()
-    config = ServerConfig(
-        host, port, _keys("--api-key", api_key, settings.api_key), max_queued_requests,
-        duration("--shutdown-timeout", shutdown_timeout) or 0, size("--max-body-size", max_body_size) or 0,
-        served_model_name, record_traffic, otlp_traces_endpoint, max_connections,
-        max_connections_per_client, max_requests_per_client,
-        admin_tokens=_keys("--admin-token", admin_token, settings.admin_token), allow_model_change=allow_model_change,
-    )  # fmt: skip
-    wanted = {"max_model_len": max_model_len, "max_num_seqs": max_num_seqs, "quantize": quantize, "dtype": dtype}
-    options: dict[str, Any] = {name: value for name, value in wanted.items() if value is not None}
-    if plan is not None:
-        options["plan"] = _plan(plan, options)
-    chosen: dict[str, Any] = {"threads": threads, "prefill_budget": prefill_budget, "prefix_slots": prefix_slots}
-    chosen |= {"prefill": prefill, "enforce_eager": enforce_eager}
-    chosen["speculative_config"] = asked(speculate, prompt_lookup_max, prompt_lookup_min, speculative_config)
-    run = EngineOptions(**{name: value for name, value in chosen.items() if value is not None})
-    scaling = {"--target-requests": target_requests, "--scale-up-after": scale_up_after}
-    scaling["--scale-down-after"] = scale_down_after
-    cluster = {"--address": address, **scaling}
-    alone = {
-        "--uds": uds, "--record-traffic": record_traffic, "--otlp-traces-endpoint": otlp_traces_endpoint,
-        "--access-log": access_log or None,
-    }  # fmt: skip
-    require_executor(executor, cluster, alone)
-    serve = _server(local_count(replicas) if executor == LOCAL else 1)
-    from llmc.artifacts.local.opening import open_store
-    from llmc.server.warming import WarmUp, how_of
+    brief = True
 
-    store = open_store(None, settings, device)
-    how = how_of(warm_up or ("open" if settings.skip_warmup else "all"))
-    warming = WarmUp(how, None if traffic is None else uses_in(traffic), flags.choice(settings))
-    open_bundle = opener(bundle, device, options, store, weights, as_json)
-    with _JsonEvents() if as_json else _Told() as report:
-        if executor != LOCAL:
-            from llmc.server.ray_serve import serve as serve_over_ray
+    bundle: str = bundle_or_model_argument()
+    host: str = flag("127.0.0.1", "H", "Address to listen on; 0.0.0.0: all.")
+    port: int = flag(8000, "P", "0 takes a free port and says which.")
+    api_key: list[str] | None = flag(
+        None, "K", "Key that requests have to bring; may be repeated. Default: LLMC_API_KEY, which ps does not show."
+    )
+    served_model_name: str | None = flag(None, "NAME", "Default: the bundle's name of it.")
+    replicas: str | None = flag(
+        None,
+        "N|MIN-MAX",
+        "Processes that share port, CPUs and weights; with ray, replicas there, of a range as load asks for. "
+        "Default: 1.",
+    )
+    threads: int | None = threads_flag()
+    device: str | None = device_flag(None, "What to compile for.")
+    max_model_len: int | None = flag(None, "N", "Tokens of one sequence.")
+    max_num_seqs: int | None = flag(None, "N", "Sequences in flight.")
+    quantize: str | None = quantize_flag("Weights.")
+    record_traffic: Path | None = flag(None, "FILE", "Append lengths and times of requests, for llmc plan.")
+    as_json: bool = switch("--json", "Print a JSON line when listening, ready, draining…")
+    uds: Path | None = flag(None, "PATH", "Listen on a Unix socket in place of host and port.", _LIMITS)
+    admin_token: list[str] | None = flag(
+        None,
+        "T",
+        "Token for POST /admin/bundle, which serves another bundle; may be repeated. Default: LLMC_ADMIN_TOKEN.",
+        _OTHERS,
+    )
+    allow_model_change: bool = switch(
+        "--allow-model-change", "Let another bundle be of another model or tokenizer.", _OTHERS
+    )
+    weights: str | None = weights_flag()
+    max_queued_requests: int = flag(64, "N", "Waiting requests; more get a 503.", _LIMITS, min=0)
+    shutdown_timeout: str = flag("30s", "T", "Time that running requests get after SIGTERM.", _LIMITS)
+    max_body_size: str = flag("4MiB", "SIZE", "Largest request body.", _LIMITS)
+    max_connections: int = flag(1024, "N", "Open connections; more get a 503. 0: any.", _LIMITS, min=0)
+    max_connections_per_client: int = flag(
+        256, "N", "Of one address; more get a 429. 0: any, as behind a proxy.", _LIMITS, min=0
+    )
+    max_requests_per_client: int = flag(
+        128, "N", "Answered at a time for one address; more get a 429. 0: any, as behind a proxy.", _LIMITS, min=0
+    )
+    prefill_budget: int | None = flag(None, "N", "Prompt tokens between two decode steps at most.", ENGINE, min=1)
+    prefix_slots: int | None = flag(None, "N", "Slots for prefixes beside a full batch.", ENGINE, min=0)
+    prefill: str | None = prefill_flag()
+    speculate: int | None = speculate_flag()
+    prompt_lookup_max: int | None = prompt_lookup_max_flag()
+    prompt_lookup_min: int | None = prompt_lookup_min_flag()
+    speculative_config: str | None = flag(
+        None, "JSON", 'All of it as vLLM takes it: {"method": "ngram", "num_speculative_tokens": K, …}.', SPECULATION
+    )
+    warm_up: str | None = flag(
+        None,
+        "all|open|aside",
+        "Before ready: run every bucket; or open all and run two; or run two, and the others between requests. "
+        "Default: all (open: VLLM_SKIP_WARMUP).",
+        ENGINE,
+    )
+    traffic: str | None = order_flag()
+    enforce_eager: bool = eager_flag()
+    otlp_traces_endpoint: str | None = flag(
+        None, "URL", "Send OpenTelemetry spans of requests to this receiver.", _LOGS
+    )
+    access_log: bool = switch("--access-log", "Log each request on stderr.", _LOGS)
+    executor: str = executor_flag("Serve on this host, or by replicas of a Ray cluster.", _RAY)
+    address: str | None = address_flag(_RAY)
+    target_requests: int | None = flag(None, "N", "Requests a replica is to have. Default: 8.", _RAY, min=1)
+    scale_up_after: str | None = flag(None, "T", "Load asks for that long before a replica comes. Default: 30s.", _RAY)
+    scale_down_after: str | None = flag(None, "T", "And so before one goes. Default: 10m.", _RAY)
+    dtype: str | None = flag(None, DTYPE_CHOICES, "Unquantised numbers.", _COMPILE)
+    plan: Path | None = plan_flag(_COMPILE)
 
-            replicated = fleet(address or settings.ray_address, replicas, threads or settings.threads, scaling)
-            require_there(bundle, device, settings, store)
-            raise typer.Exit(
-                serve_over_ray(config, open_bundle, replicated, options=run, warm_up=warming, report=report)
-            )
-        code = serve(
-            config,
-            open_bundle,
-            options=run,
-            warm_up=warming,
-            report=report,
-            uds=uds,
-            access_log=access_log,
-            cache_counters=lambda: store.counters,
-            reopen=reopener(bundle, device, options, store, weights),
-        )
-    raise typer.Exit(code)
+    def run(self) -> None:
+        from llmc.api.serving import ServedModel
+        from llmc.artifacts.local.opening import open_store
+
+        settings = Settings.from_environment()
+        config, run, options = self._config(settings), self._engine(), self._compile_options()
+        scaling = {"--target-requests": self.target_requests, "--scale-up-after": self.scale_up_after}
+        scaling["--scale-down-after"] = self.scale_down_after
+        alone = {
+            "--uds": self.uds, "--record-traffic": self.record_traffic,
+            "--otlp-traces-endpoint": self.otlp_traces_endpoint,
+            "--access-log": self.access_log or None,
+        }  # fmt: skip
+        _require_executor(self.executor, {"--address": self.address, **scaling}, alone)
+        serve = _server(_local_count(self.replicas) if self.executor == LOCAL else 1)
+        from llmc.server.warming import WarmUp, how_of
+
+        store = open_store(None, settings, self.device)
+        how = how_of(self.warm_up or ("open" if settings.skip_warmup else "all"))
+        warming = WarmUp(how, None if self.traffic is None else uses_in(self.traffic), self.choice(settings))
+        served = ServedModel(self.bundle, self.device, store, options, self.weights)
+
+        def open_bundle(tell: Callable[[Progress], None]) -> Path:
+            with messages.CompileProgress(self.as_json) as shown:
+                return served.open(tell, shown)
+
+        with nullcontext(_print_event) if self.as_json else _Told() as report:
+            if self.executor != LOCAL:
+                from llmc.server.ray_serve import serve as serve_over_ray
+
+                address, cpus = self.address or settings.ray_address, self.threads or settings.threads
+                replicated = _fleet(address, self.replicas, cpus, scaling)
+                served.require_there(settings)
+                raise typer.Exit(
+                    serve_over_ray(config, open_bundle, replicated, options=run, warm_up=warming, report=report)
+                )
+            code = serve(
+                config, open_bundle, options=run, warm_up=warming, report=report, uds=self.uds,
+                access_log=self.access_log, cache_counters=lambda: store.counters, reopen=served.reopen,
+            )  # fmt: skip
+        raise typer.Exit(code)
+
+    def _config(self, settings: Settings) -> ServerConfig:
+        from llmc.server.state import ServerConfig
+
+        return ServerConfig(
+            self.host, self.port, _keys("--api-key", self.api_key, settings.api_key), self.max_queued_requests,
+            duration("--shutdown-timeout", self.shutdown_timeout) or 0,
+            size("--max-body-size", self.max_body_size) or 0, self.served_model_name, self.record_traffic,
+            self.otlp_traces_endpoint,
+            self.max_connections, self.max_connections_per_client, self.max_requests_per_client,
+            admin_tokens=_keys("--admin-token", self.admin_token, settings.admin_token),
+            allow_model_change=self.allow_model_change,
+        )  # fmt: skip
+
+    def _engine(self) -> EngineOptions:
+        from llmc.runtime.startup.opening import EngineOptions
+
+        config = speculation(self.speculate, self.prompt_lookup_max, self.prompt_lookup_min, self.speculative_config)
+        chosen = self.values("threads", "prefill_budget", "prefix_slots", "prefill", "enforce_eager")
+        return EngineOptions(speculative_config=config, **chosen)
+
+    def _compile_options(self) -> dict[str, Any]:
+        """What a MODEL is compiled with, by `llmc.compile`'s names."""
+        options = self.values("max_model_len", "max_num_seqs", "quantize", "dtype")
+        if self.plan is None:
+            return options
+        from llmc.buckets.plan import Plan
+
+        for name in ("max_model_len", "max_num_seqs"):
+            if name in options:
+                raise InputError(f"--plan has the limits already; leave out --{name.replace('_', '-')}")
+        return {**options, "plan": Plan.load(self.plan)}
 
 
 def _server(replicas: int) -> Callable[..., int]:
@@ -312,30 +249,12 @@ def _keys(flag: str, given: list[str] | None, default: str | None) -> tuple[str,
     return tuple(given)
 
 
-def _plan(file: Path, options: dict[str, Any]) -> Any:
-    from llmc.buckets.plan import Plan
-
-    for name in ("max_model_len", "max_num_seqs"):
-        if name in options:
-            raise InputError(f"--plan has the limits already; leave out --{name.replace('_', '-')}")
-    return Plan.load(file)
-
-
-class _JsonEvents:
+def _print_event(event: Event) -> None:
     """One JSON line an event on standard output; progress is asked for at /ready."""
+    from llmc.server.state import Progress
 
-    def __enter__(self) -> _JsonEvents:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        return None
-
-    def __call__(self, event: Event) -> None:
-        from llmc.server.state import Progress
-
-        if not isinstance(event, Progress):
-            line = {"event": type(event).__name__.lower(), **asdict(event)}
-            echo(json.dumps(line))
+    if not isinstance(event, Progress):
+        echo(json.dumps({"event": type(event).__name__.lower(), **asdict(event)}))
 
 
 class _Told:
@@ -350,7 +269,7 @@ class _Told:
     def __enter__(self) -> _Told:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self._close_bars()
 
     def __call__(self, event: Event) -> None:
@@ -439,3 +358,39 @@ class _Told:
 
     def _say(self, text: str) -> None:
         echo(f"llmc: {text}", err=True)
+
+
+def _require_executor(executor: str, cluster: dict[str, Any], alone: dict[str, Any]) -> None:
+    """Raise UnknownNameError for an executor that is none, InputError for flags that mean nothing to it."""
+    if executor not in EXECUTORS:
+        raise UnknownNameError("executor", executor, EXECUTORS)
+    unused = alone if executor != LOCAL else cluster
+    if given := [flag for flag, value in unused.items() if value is not None]:
+        raise InputError(f"{', '.join(given)}: not for --executor {executor}; leave it out")
+
+
+def _local_count(replicas: str | None) -> int:
+    """Processes on this host. Raises InputError."""
+    if replicas is None:
+        return 1
+    if not replicas.isdecimal():
+        raise InputError(f"--replicas {replicas}: write it as N; of a range as load asks for with --executor ray")
+    if not int(replicas):
+        raise InputError("--replicas 0: nothing would serve; ask for 1 at least")
+    return int(replicas)
+
+
+def _fleet(address: str | None, replicas: str | None, cpus: int, scaling: dict[str, Any]) -> Fleet:
+    """Replicas of a cluster. Raises InputError."""
+    from llmc.server.ray_serve import Fleet
+
+    least, _, most = (replicas or "1").partition("-")
+    if not (least.isdecimal() and (most or least).isdecimal()):
+        raise InputError(f"--replicas {replicas}: write it as N or MIN-MAX")
+    wanted = {
+        "target_requests": scaling["--target-requests"],
+        "up_after_s": duration("--scale-up-after", scaling["--scale-up-after"]),
+        "down_after_s": duration("--scale-down-after", scaling["--scale-down-after"]),
+    }
+    given = {name: value for name, value in wanted.items() if value is not None}
+    return Fleet(address, int(least), int(most or least), cpus, **given)

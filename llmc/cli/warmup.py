@@ -4,27 +4,38 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from llmc.buckets.bucket import Bucket
 from llmc.cli import output as messages
-from llmc.cli.capturing import UNCAPTURED_SHOWN, CaptureFlags, takes_capture_flags
-from llmc.cli.grouped_help import GroupedCommand
+from llmc.cli.capturing import UNCAPTURED_SHOWN, CaptureFlags
+from llmc.cli.certifying import certify_bundle
+from llmc.cli.finishing import finish_first
 from llmc.cli.interrupts import EXIT, sigterm_interrupts
-from llmc.cli.options import BundleArgument, EagerFlag, StoreFlag, ThreadsFlag, WeightsFlag, option
-from llmc.cli.order import OrderFlag, uses_in
+from llmc.cli.options import (
+    bundle_argument,
+    eager_flag,
+    flag,
+    order_flag,
+    store_flag,
+    switch,
+    threads_flag,
+    weights_flag,
+)
 from llmc.cli.output import echo
+from llmc.cli.planning import uses_in
 from llmc.errors import InputError, LlmcError
+from llmc.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from llmc.runtime.bundle import Bundle
-    from llmc.runtime.engine.engine import LLMEngine
-    from llmc.runtime.startup.beside import BesideWarming, RanBeside
+    from llmc.runtime.startup.beside import RanBeside
     from llmc.runtime.startup.capturing import CaptureChoice
     from llmc.runtime.startup.opening import EngineOptions
     from llmc.runtime.startup.outcome import WarmUpOutcome
@@ -36,36 +47,8 @@ SHOWN = 8
 """Buckets that a line of error names; all are in the JSON."""
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to `app`."""
-    app.command("warmup", cls=GroupedCommand)(takes_capture_flags(warmup))
-
-
-def warmup(
-    bundle: BundleArgument,
-    *,
-    flags: CaptureFlags,
-    traffic: OrderFlag = None,
-    finish: Annotated[
-        bool,
-        typer.Option("--finish/--no-finish", help="Finish portable executables first, on their device's own host."),
-    ] = True,
-    enforce_eager: EagerFlag = False,
-    threads: ThreadsFlag = None,
-    weights: WeightsFlag = None,
-    certify: Annotated[
-        Path | None, option("--certify", "OUT.json", "Then run random requests, and certify that nothing was compiled.")
-    ] = None,
-    requests: Annotated[
-        int | None, option("--requests", "N", f"Random requests of a certificate. Default: {REQUESTS}.", min=1)
-    ] = None,
-    seed: Annotated[int | None, option("--seed", "S", "What makes them repeatable. Default: 0.", min=0)] = None,
-    sign: Annotated[
-        Path | None, option("--sign", "PRIVATE", "Key that signs the certificate. Default: LLMC_SIGNING_KEY.")
-    ] = None,
-    cache_dir: StoreFlag = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")] = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class WarmupCommand(CaptureFlags):
     """Run every bucket of a bundle twice, as requests would: the first run opens its graph, the second replays it.
 
     In between runs what else a device may compile when it is met first: each kind of sampling at each decode batch, top
@@ -95,47 +78,59 @@ def warmup(
       llmc warmup bge-bundle --threads 2
       llmc warmup bundle --gpu-memory-utilization 0.9 --graph-reserved-mem 0.4 --graph-prompt-ratio 0.5
     """
-    from llmc.artifacts.local.opening import open_store
-    from llmc.artifacts.local.references import resolve
-    from llmc.cli.finishing import finish_first
-    from llmc.runtime.bundle import Bundle
-    from llmc.runtime.startup.opening import EngineOptions
-    from llmc.settings import Settings
 
-    asked = [name for name, value in (("requests", requests), ("seed", seed), ("sign", sign)) if value is not None]
-    if asked and certify is None:
-        raise InputError(f"--{asked[0]} is of a certificate: name its file with --certify OUT.json")
-    settings = Settings.from_environment()
-    store = open_store(cache_dir, settings)
-    folder = resolve(bundle, settings, store)
-    if (opened := Bundle.open(folder)).task != "generate":
-        given = {
-            "--traffic": traffic, "--weights": weights, "--certify": certify, "--enforce-eager": enforce_eager or None,
-            **dict.fromkeys(flags.choice(settings).flags, True),
-        }  # fmt: skip
-        if flag := next((name for name, value in given.items() if value is not None), None):
-            raise InputError(f"{flag} is for models that generate; leave it out for a bundle to {opened.task}")
-        _shown(_pooled(opened, threads, as_json and not sys.stderr.isatty()), bundle, opened, as_json)
-        return
-    if weights is not None:
-        from llmc.compiler.pipeline.bind import bound
+    bundle: str = bundle_argument()
+    traffic: str | None = order_flag()
+    finish: bool = switch(
+        "--finish/--no-finish", "Finish portable executables first, on their device's own host.", default=True
+    )
+    enforce_eager: bool = eager_flag()
+    threads: int | None = threads_flag()
+    weights: str | None = weights_flag()
+    certify: Path | None = flag(None, "OUT.json", "Then run random requests, and certify that nothing was compiled.")
+    requests: int | None = flag(None, "N", f"Random requests of a certificate. Default: {REQUESTS}.", min=1)
+    seed: int | None = flag(None, "S", "What makes them repeatable. Default: 0.", min=0)
+    sign: Path | None = flag(None, "PRIVATE", "Key that signs the certificate. Default: LLMC_SIGNING_KEY.")
+    cache_dir: Path | None = store_flag()
+    as_json: bool = switch("--json", "Print the outcome as JSON.")
 
-        folder = bound(folder, weights, store)
-    opened = Bundle.open(folder)
-    if finish:
-        opened = finish_first(opened, store, settings, as_json)
-    choice = flags.choice(settings)
-    uses = None if traffic is None else uses_in(traffic)(opened.plan)
-    options = EngineOptions(threads, enforce_eager=enforce_eager)
-    hidden = messages.verbose or (as_json and not sys.stderr.isatty())
-    if certify is not None:
-        from llmc.cli.certifying import certify_bundle
-        from llmc.runtime.certificate.certifying import CertifyOptions
+    def run(self) -> None:
+        from llmc.artifacts.local.opening import open_store
+        from llmc.artifacts.local.references import resolve
+        from llmc.runtime.bundle import Bundle
+        from llmc.runtime.startup.opening import EngineOptions
 
-        wanted = CertifyOptions(requests or REQUESTS, seed or 0, uses, choice)
-        certify_bundle(bundle, opened, certify, sign, options, wanted, as_json, hidden)
-        return
-    _shown(_warmed(opened, options, uses, choice, hidden), bundle, opened, as_json)
+        asked = list(self.values("requests", "seed", "sign"))
+        if asked and self.certify is None:
+            raise InputError(f"--{asked[0]} is of a certificate: name its file with --certify OUT.json")
+        settings = Settings.from_environment()
+        store = open_store(self.cache_dir, settings)
+        folder = resolve(self.bundle, settings, store)
+        if (opened := Bundle.open(folder)).task != "generate":
+            given = [f"--{name}" for name in self.values("traffic", "weights", "certify")]
+            given += ["--enforce-eager"] * self.enforce_eager + list(self.choice(settings).flags)
+            if given:
+                raise InputError(f"{given[0]} is for models that generate; leave it out for a bundle to {opened.task}")
+            found = _warmed(opened, EngineOptions(self.threads), self.as_json and not sys.stderr.isatty())
+            _shown(found, self.bundle, opened, self.as_json)
+            return
+        if self.weights is not None:
+            from llmc.compiler.pipeline.bind import bound
+
+            opened = Bundle.open(bound(folder, self.weights, store))
+        if self.finish:
+            opened = finish_first(opened, store, settings, self.as_json)
+        choice = self.choice(settings)
+        uses = None if self.traffic is None else uses_in(self.traffic)(opened.plan)
+        options = EngineOptions(self.threads, enforce_eager=self.enforce_eager)
+        hidden = messages.verbose or (self.as_json and not sys.stderr.isatty())
+        if self.certify is not None:
+            from llmc.runtime.certificate.certifying import CertifyOptions
+
+            wanted = CertifyOptions(self.requests or REQUESTS, self.seed or 0, uses, choice)
+            certify_bundle(self.bundle, opened, self.certify, self.sign, options, wanted, self.as_json, hidden)
+            return
+        _shown(_warmed(opened, options, hidden, uses, choice), self.bundle, opened, self.as_json)
 
 
 def _shown(found: WarmUpOutcome, bundle: str, opened: Bundle, as_json: bool) -> None:
@@ -154,48 +149,16 @@ def _shown(found: WarmUpOutcome, bundle: str, opened: Bundle, as_json: bool) -> 
 
 
 def _warmed(
-    bundle: Bundle, options: EngineOptions, uses: Mapping[Bucket, int] | None, choice: CaptureChoice, hidden: bool
-) -> WarmUpOutcome:
-    from llmc.runtime.startup.beside import BesideWarming
-    from llmc.runtime.startup.capturing import Capturing
-    from llmc.runtime.startup.opening import open_engine, open_executor
-    from llmc.runtime.startup.outcome import WarmUpOutcome
-    from llmc.runtime.startup.warming import Warming
+    bundle: Bundle, options: EngineOptions, hidden: bool, uses: Mapping[Bucket, int] | None = None,
+    choice: CaptureChoice | None = None,
+) -> WarmUpOutcome:  # fmt: skip
+    from llmc.api.warming import warm_up
 
-    engine: LLMEngine | None = None
-    executor = open_executor(bundle, options)
-
-    def beside() -> BesideWarming:
-        nonlocal engine
-        engine = open_engine(bundle, executor, options)
-        return BesideWarming(engine, bundle.plan)
-
-    try:
-        capturing = Capturing.of(executor, bundle.plan, choice)
-        found = WarmUpOutcome(executor, Warming(executor, bundle.plan, uses=uses), capturing, beside)
-        with sigterm_interrupts(), messages.StepProgress("warm up", hidden) as bar:
-            found.run(lambda ran, done, total: bar(_line(ran, found), done, total))
-    finally:
-        if engine is not None:
-            engine.close()
-        executor.close()
-    return found
-
-
-def _pooled(bundle: Bundle, threads: int | None, hidden: bool) -> WarmUpOutcome:
-    """The same of a bundle without a cache."""
-    from llmc.runtime.pooling.pooler import Pooler
-    from llmc.runtime.startup.outcome import WarmUpOutcome
-    from llmc.runtime.startup.pool_warming import PoolWarming
-
-    pooler = Pooler(bundle, threads)
-    try:
-        found = WarmUpOutcome(pooler.encoder, PoolWarming(pooler), names={"prompt": bundle.task})
-        with sigterm_interrupts(), messages.StepProgress("warm up", hidden) as bar:
-            found.run(lambda ran, done, total: bar(_line(ran, found), done, total))
-    finally:
-        pooler.close()
-    return found
+    with sigterm_interrupts(), messages.StepProgress("warm up", hidden) as bar:
+        return warm_up(
+            bundle, options, uses=uses, choice=choice,
+            report=lambda found, ran, done, total: bar(_line(ran, found), done, total),
+        )  # fmt: skip
 
 
 def _line(ran: Warmed | Bucket | RanBeside, found: WarmUpOutcome) -> str:

@@ -43,7 +43,6 @@ STOPS = {
     "llmc.cpus": "how many threads run, which changes no key on purpose",
     "llmc.errors": "words for people",
     "llmc.settings": "settings that a result depends on are components by value",
-    "llmc.variables": "reads what settings hold",
     "llmc.compiler.architectures.shared.caches": "the shape of a cache is a component by value",
     "llmc.compiler.frontend.consumed": "refuses what nothing would read, and makes nothing",
     "llmc.compiler.stages": "makes keys and runs what other modules make",

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from llmc.artifacts.bundle.manifest import read_manifest
+from llmc.artifacts.bundle.sbom import bill_of_materials
 from llmc.artifacts.store.store import Store
-from llmc.cli.cache.sbom import bill_of_materials
 from tests.artifacts.helpers import manifest as small_manifest
 from tests.cli.helpers import Llmc
 

@@ -70,8 +70,7 @@ def test_a_passphrase_comes_from_the_environment_or_a_terminal(
         return "correct horse"
 
     monkeypatch.setattr("typer.prompt", answer)
-    for module in ("trust", "sign"):
-        monkeypatch.setattr(f"llmc.cli.cache.{module}.is_terminal", lambda: True)
+    monkeypatch.setattr("llmc.cli.cache.signing.is_terminal", lambda: True)
     assert llmc("cache", "sign", bundle, "--key", "release").code == 0
     assert llmc("cache", "keygen", "second", "--passphrase").code == 0
     assert asked == ["Passphrase of release", "Passphrase"]

@@ -9,8 +9,9 @@ import pytest
 
 from llmc.artifacts.store.store import Store
 from llmc.compiler.options import CompileOptions
-from llmc.compiler.pipeline.emit import emit
+from llmc.compiler.pipeline.compilation import Compilation
 from llmc.errors import InputError
+from llmc.settings import Settings
 from llmc.testing.toy import toy_plan
 from tests.cli.helpers import Llmc
 from tests.compiler import tiny
@@ -92,4 +93,5 @@ def test_programs_go_to_a_file_and_a_compile_finds_them_in_the_store(tmp_path: P
 
 def test_an_unknown_phase_names_the_known_ones(tmp_path: Path, toy: Path) -> None:
     with pytest.raises(InputError, match="'hlo': there is program, lowered and key"):
-        list(emit(str(toy), toy_plan(), CompileOptions(device="fake"), Store(tmp_path), "hlo", print))
+        asked = Compilation.of(toy, CompileOptions(device="fake"), Store(tmp_path), Settings(), plan=toy_plan())
+        list(asked.programs("hlo", print))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import re
 import shlex
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ import typer
 from typer.main import get_group
 
 from llmc.cli.main import main
+from llmc.cli.options import add_named
 from llmc.cli.root import COMMANDS
 from llmc.testing.toy import write_toy_encoder
 from tests.cli.conftest import surround
@@ -115,9 +115,9 @@ ELSEWHERE = {
 def commands() -> set[str]:
     """Every command line's first words: a command, and its verb where it has verbs."""
     found = set()
-    for name, (module, _) in COMMANDS.items():
+    for name, (place, _) in COMMANDS.items():
         own = typer.Typer()
-        import_module(module).register(own)
+        add_named(own, name, place)
         command = get_group(own).commands[name]
         found |= {f"{name} {verb}" for verb in getattr(command, "commands", ())} or {name}
     return found

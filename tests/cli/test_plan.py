@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from typing import Any
 
 import pytest
 import typer
@@ -12,8 +13,9 @@ from typer.testing import CliRunner
 from llmc.buckets.limits import Limits
 from llmc.buckets.plan import Plan
 from llmc.buckets.planner.planner import make_plan
-from llmc.cli import plan as command
-from llmc.cli.planning import PlanningFlags, plan_from_flags
+from llmc.cli.options import add_named
+from llmc.cli.planning import PlanningFlags
+from llmc.compiler.pipeline.planning import plan_for
 from llmc.errors import CheckpointError, InputError, UnknownNameError
 from llmc.settings import Settings
 
@@ -34,7 +36,7 @@ def config(tmp_path):
 @pytest.fixture
 def llmc():
     app = typer.Typer(rich_markup_mode=None)
-    command.register(app)
+    add_named(app, "plan", "llmc.cli.plan:app")
 
     @app.callback()
     def main() -> None:
@@ -88,6 +90,11 @@ def test_the_guides_example_by_flags(llmc):
     assert "buckets: 24 prompt, 48 decode" in result.stdout
 
 
+def planned(source: str | None, **flags: Any) -> Plan:
+    """The plan for a configuration by flags as typed."""
+    return plan_for(source, **PlanningFlags(**flags).arguments())
+
+
 def test_every_flag_reaches_the_plan():
     flags = PlanningFlags(
         strategy="linear",
@@ -103,7 +110,7 @@ def test_every_flag_reaches_the_plan():
         decode_batch="1,1,4",
         decode_seq="32,64,256",
     )
-    plan = plan_from_flags(flags, settings=Settings())
+    plan = plan_for(None, **flags.arguments(), settings=Settings())
     assert plan.limits == Limits(256, 4, 512, 32, 200)
     assert {name: tuple(numbers.values()) for name, numbers in plan.provenance.parameters.items()} == {
         "prompt_batch": (1, 2, 4),
@@ -118,7 +125,7 @@ def test_every_flag_reaches_the_plan():
 
 def test_the_environment_is_read_when_no_settings_are_given(monkeypatch):
     monkeypatch.setenv("VLLM_DECODE_BS_BUCKET_STEP", "2")
-    plan = plan_from_flags(PlanningFlags(max_model_len=64))
+    plan = planned(None, max_model_len=64)
     assert plan.provenance.parameters["decode_batch"]["step"] == 2
 
 
@@ -165,25 +172,25 @@ def test_a_planning_flag_is_none_of_show(llmc):
 
 def test_a_length_above_the_models_positions_is_refused(config):
     with pytest.raises(InputError, match="--max-model-len 513 is above the 512 positions of"):
-        plan_from_flags(PlanningFlags(max_model_len=513), config=config)
-    assert plan_from_flags(PlanningFlags(max_model_len=100), config=config).limits.max_model_len == 100
+        planned(config, max_model_len=513)
+    assert planned(config, max_model_len=100).limits.max_model_len == 100
 
 
 def test_rotary_scaling_stretches_the_positions(tmp_path):
     path = tmp_path / "config.json"
     rope = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 10000.0}
     path.write_text(json.dumps({"model_type": "llama", "max_position_embeddings": 512, "rope_parameters": rope}))
-    assert plan_from_flags(PlanningFlags(max_model_len=2048), config=str(path)).limits.max_model_len == 2048
+    assert planned(str(path), max_model_len=2048).limits.max_model_len == 2048
     with pytest.raises(InputError, match="above the 2048 positions"):
-        plan_from_flags(PlanningFlags(max_model_len=2049), config=str(path))
+        planned(str(path), max_model_len=2049)
 
 
 def test_a_config_without_positions_needs_the_flag(tmp_path):
     path = tmp_path / "config.json"
     path.write_text(json.dumps({"model_type": "llama"}))
     with pytest.raises(InputError, match="has no max_position_embeddings; give --max-model-len N"):
-        plan_from_flags(PlanningFlags(), config=str(path))
-    assert plan_from_flags(PlanningFlags(max_model_len=64), config=str(path)) == make_plan(
+        planned(str(path))
+    assert planned(str(path), max_model_len=64) == make_plan(
         Limits(64),
         settings=Settings.from_environment(),
         limit_origins={
@@ -210,13 +217,13 @@ def test_a_step_of_0_is_one_value_as_gaudis_variables_may_say(llmc, config, monk
 def test_limits_may_come_from_a_serving_images_variables(config, monkeypatch):
     monkeypatch.setenv("MAX_MODEL_LEN", "256")
     monkeypatch.setenv("MAX_NUM_SEQS", "2")
-    plan = plan_from_flags(PlanningFlags(), config=config)
+    plan = planned(config)
     assert (plan.limits.max_model_len, plan.limits.max_num_seqs) == (256, 2)
     assert plan.provenance.origins["max_num_seqs"] == "environment MAX_NUM_SEQS"
-    assert plan_from_flags(PlanningFlags(max_num_seqs=4), config=config).limits.max_num_seqs == 4
+    assert planned(config, max_num_seqs=4).limits.max_num_seqs == 4
     monkeypatch.setenv("MAX_MODEL_LEN", "513")
     with pytest.raises(InputError, match="MAX_MODEL_LEN 513 is above the 512 positions of"):
-        plan_from_flags(PlanningFlags(), config=config)
+        planned(config)
     monkeypatch.setenv("MAX_MODEL_LEN", "0")
     with pytest.raises(InputError, match="MAX_MODEL_LEN=0 must be at least 1"):
-        plan_from_flags(PlanningFlags(), config=config)
+        planned(config)

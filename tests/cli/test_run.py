@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from llmc.cli import chat as chat_module
+from llmc.cli import run as run_module
 from llmc.runtime.llm import BundleLLM
 from llmc.runtime.prompts import Prompt
 from tests.cli.helpers import Llmc
@@ -86,7 +86,7 @@ def test_a_conversation_has_its_turns(
 def test_the_earliest_turns_are_forgotten_where_the_context_is_full(
     llmc: Llmc, bundle: Path, monkeypatch: pytest.MonkeyPatch, asked: list[Prompt]
 ) -> None:
-    monkeypatch.setattr(chat_module, "LEAST", 2)
+    monkeypatch.setattr(run_module, "LEAST", 2)
     typed(monkeypatch, "a\n" * 8)
     made = llmc("chat", bundle, "--max-tokens", 2)
     assert made.code == 0 and "turns are forgotten: the context is full" in made.err
@@ -100,12 +100,12 @@ def test_ctrl_c_ends_an_answer_and_not_the_conversation(
 ) -> None:
     said: list[list[str]] = []
 
-    def answer(llm, prompt, flags):
+    def answer(self, llm, prompt):
         said.append([turn["content"] for turn in prompt["messages"]])
         if len(said) == 1:
             raise KeyboardInterrupt
         return "x"
 
-    monkeypatch.setattr(chat_module, "answer", answer)
+    monkeypatch.setattr(run_module.ChatCommand, "answer", answer)
     typed(monkeypatch, "a\nb\n")
     assert llmc("chat", bundle).code == 0 and said == [["a"], ["b"]]

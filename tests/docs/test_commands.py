@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import typer.core
 
+from llmc.cli.grouped_help import CommandOfOptions
 from llmc.cli.main import main
 from tests.cli.conftest import surround
 from tests.docs.commands import AND_SO_ON, DOCUMENTS, OF_PACKAGES, ROOT, llmc_arguments, shown
@@ -38,7 +39,8 @@ def _known(ctx: Any) -> int:
 def taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Any:
     """What the command line says against arguments; "" where it takes them. No command runs."""
     surround(monkeypatch, tmp_path, tmp_path)
-    monkeypatch.setattr(typer.core.TyperCommand, "invoke", lambda _, ctx: _known(ctx), raising=False)
+    for command in (typer.core.TyperCommand, CommandOfOptions):
+        monkeypatch.setattr(command, "invoke", lambda _, ctx: _known(ctx), raising=False)
 
     def refusal(arguments: list[str]) -> str:
         capfd.readouterr()

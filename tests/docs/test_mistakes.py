@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import typer.core
 
+from llmc.cli.grouped_help import CommandOfOptions
 from llmc.cli.main import main
 from tests.cli.conftest import surround
 from tests.docs.commands import AND_SO_ON, DOCUMENTS, OF_PACKAGES, llmc_arguments, shown
@@ -56,7 +57,8 @@ def files_of(arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> lis
         return 0
 
     with monkeypatch.context() as patch:
-        patch.setattr(typer.core.TyperCommand, "invoke", parsed, raising=False)
+        for command in (typer.core.TyperCommand, CommandOfOptions):
+            patch.setattr(command, "invoke", parsed, raising=False)
         main(list(arguments))
     return found
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForImageTextToText
 
 import llmc
-from llmc.cli.compiled import print_result
+from llmc.cli.results import print_result
 from llmc.compiler.architectures.shared.wrappers import WRAPPERS
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.frontend.consumed import require_consumed

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from llmc.api.serving import ServedModel
 from llmc.artifacts.bundle.manifest import read_manifest
 from llmc.artifacts.bundle.reader import BundleFiles
 from llmc.artifacts.bundle.stored import add_bundle
 from llmc.artifacts.oci import push_image
 from llmc.artifacts.oci.registry import RegistryImages
 from llmc.artifacts.store.store import Store
-from llmc.cli.openers import opener, reopener
 from llmc.server.events import Retired, Swapped, SwapRefused
 from llmc.testing.toy import toy_plan
 from tests.artifacts.oci.server import QUICK, Answer, Handler, Server, half, times
@@ -44,8 +44,8 @@ class Shop:
         self.push(toy.bundle)
         self.registry = Server(folder)
         store = Store(folder / "servers")
-        asked = (self.registry.reference, None, {}, store, None)
-        self.live = Live(opener(*asked, hidden=True), reopen=reopener(*asked))
+        served = ServedModel(self.registry.reference, None, store)
+        self.live = Live(served.open, reopen=served.reopen)
 
     def push(self, bundle: Path) -> None:
         """Let the tag name it."""

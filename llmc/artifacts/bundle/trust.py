@@ -27,7 +27,7 @@ class Trust(Protocol):
         ...
 
 
-class Admission:
+class TrustDecision:
     """How something came in: by the id of the trusted key that signed it (`signer`), or without one.
 
     A result taken as data is examined again when its files have arrived, because their content was not known before.

@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from llmc.artifacts.gc.inventory import Inventory, Item
-from llmc.artifacts.store.files import File
+from llmc.artifacts.store.layout import File
 from llmc.artifacts.store.leases import blob_name
 
 QUARANTINE_SECONDS = 7 * 24 * 3600.0

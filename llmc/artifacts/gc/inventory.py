@@ -11,8 +11,7 @@ from llmc.artifacts.bundle.stored import KIND as BUNDLE
 from llmc.artifacts.digest import PREFIX, digest_file
 from llmc.artifacts.key import Key
 from llmc.artifacts.store.entries import Entries
-from llmc.artifacts.store.files import File, file_of, files_of
-from llmc.artifacts.store.layout import Layout, scan
+from llmc.artifacts.store.layout import File, Layout, file_of, files_of, scan
 from llmc.artifacts.store.leases import bundle_name, entry_name, in_use, name_of_entry
 from llmc.artifacts.store.pins import pins
 

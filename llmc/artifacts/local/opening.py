@@ -18,9 +18,8 @@ from llmc.errors import ArtifactError
 
 if TYPE_CHECKING:
     from llmc.artifacts.key import Key
-    from llmc.artifacts.store.contracts import Upstream
     from llmc.artifacts.store.entries import Entry
-    from llmc.artifacts.store.workspace import Area
+    from llmc.artifacts.store.workspace import Area, Upstream
     from llmc.settings import Settings
 
 
@@ -60,7 +59,7 @@ class _AtFirstMiss:
         self._lock = threading.Lock()
 
     def fetch(self, key: Key, area: Area) -> Entry | None:
-        """See store.contracts.Upstream."""
+        """See store.workspace.Upstream."""
         with self._lock:
             if self._upstream is None:
                 from llmc.artifacts.remotes.read_through import connect

@@ -16,8 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from llmc.artifacts.bundle.components import flat_components, manifest_components
-from llmc.artifacts.bundle.manifest import Manifest, read_manifest
+from llmc.artifacts.bundle.manifest import Manifest, flat_components, manifest_components, read_manifest
 from llmc.artifacts.bundle.reader import BundleFiles
 from llmc.artifacts.key import ABSENT, Difference, tell
 from llmc.artifacts.key import differences as compare

@@ -12,7 +12,7 @@ from llmc.artifacts.bundle.manifest_schema import FILE_NAME, MAX_BYTES, SIGNATUR
 from llmc.artifacts.bundle.native import code_of_bundle, code_of_entry
 from llmc.artifacts.bundle.reader import MAX_SIGNATURE_BYTES
 from llmc.artifacts.bundle.stored import publish_arrived
-from llmc.artifacts.bundle.trust import Admission, Trust
+from llmc.artifacts.bundle.trust import Trust, TrustDecision
 from llmc.artifacts.digest import Blob
 from llmc.artifacts.oci.base import MEND, BlobSource, Images, read_archive, read_small
 from llmc.artifacts.oci.image import CACHE_TYPE, GZIP_TYPE, Descriptor, Image, read_diff_ids, read_image, read_kind
@@ -104,7 +104,7 @@ def _read_bundle(
 ) -> _Arrival:  # fmt: skip
     manifest, signature = _read_facts(images, image.layers[-1], diff_ids[-1], origin)
     native = code_of_bundle(manifest) is not None
-    admission = Admission(trust, manifest.to_bytes(), signature, native=native, origin=origin)
+    admission = TrustDecision(trust, manifest.to_bytes(), signature, native=native, origin=origin)
 
     def settle() -> Entry:
         admission.examine(store.path(Blob(*blob), verify=False) for blob in manifest.blobs.items())
@@ -124,7 +124,7 @@ def _read_cache(
     with closing(read_archive(images, facts, diff_ids[0])) as pieces:
         entry, contents = read_entry(pieces, f"{origin}: layer {facts.digest}")
     native = code_of_entry(entry.key, entry.meta) is not None
-    admission = Admission(trust, entry_body(entry), entry.envelope, native=native, origin=origin)
+    admission = TrustDecision(trust, entry_body(entry), entry.envelope, native=native, origin=origin)
     area = Area(store.root)
     expect(area, [entry])
 

@@ -38,7 +38,7 @@ from llmc.artifacts.store.workspace import Area
 from llmc.errors import CapacityError
 
 if TYPE_CHECKING:
-    from llmc.artifacts.bundle.trust import Admission
+    from llmc.artifacts.bundle.trust import TrustDecision
 
 NAME = "partial-"
 POLL_SECONDS = 0.1
@@ -64,7 +64,7 @@ def bring(area: Area, remote: Remote, blob: Blob, contents: Mapping[str, bytes],
     return blob.size
 
 
-def settle(area: Area, entry: Entry, admission: Admission, find: Callable[[Blob], Path | None]) -> Entry:
+def settle(area: Area, entry: Entry, admission: TrustDecision, find: Callable[[Blob], Path | None]) -> Entry:
     """Publish an entry that arrived, if all of its blobs are there, and none is code that may not come in.
 
     Raises BlobMissingError when one was removed meanwhile, UntrustedError, CapacityError or UnwritableError.

@@ -27,7 +27,7 @@ from llmc.artifacts.store.workspace import Area
 from llmc.errors import ArtifactError, InputError
 
 if TYPE_CHECKING:
-    from llmc.artifacts.bundle.trust import Admission, Trust
+    from llmc.artifacts.bundle.trust import Trust, TrustDecision
 
 _NAME = re.compile(rf"{re.escape(entries_prefix())}/([^/]+)/([0-9a-f]{{64}})\.json")
 
@@ -36,7 +36,7 @@ class _Offer(NamedTuple):
     """An entry that may come in, how, contents of it that were read already, and whether it replaces the store's."""
 
     entry: Entry
-    admission: Admission
+    admission: TrustDecision
     contents: Mapping[str, bytes]
     wanted: bool
 

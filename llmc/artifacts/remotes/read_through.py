@@ -1,4 +1,4 @@
-"""Read-through: a store that has no entry for a key asks a remote before it builds (see store.contracts.Upstream)."""
+"""Read-through: a store that has no entry for a key asks a remote before it builds (see store.workspace.Upstream)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class RemoteUpstream:
         self._complained = False
 
     def fetch(self, key: Key, area: Area) -> Entry | None:
-        """See store.contracts.Upstream."""
+        """See store.workspace.Upstream."""
         if self._away:
             return None
         try:

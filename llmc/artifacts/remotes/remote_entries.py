@@ -12,7 +12,7 @@ from llmc.artifacts.bundle.manifest_schema import MAX_BYTES as MAX_MANIFEST_BYTE
 from llmc.artifacts.bundle.native import code_of_bundle, code_of_entry
 from llmc.artifacts.bundle.reader import MAX_SIGNATURE_BYTES
 from llmc.artifacts.bundle.stored import KIND, require_agreement
-from llmc.artifacts.bundle.trust import Admission
+from llmc.artifacts.bundle.trust import TrustDecision
 from llmc.artifacts.digest import Blob, digest_bytes
 from llmc.artifacts.remotes.base import ObjectError, Remote, blob_name, entry_name
 from llmc.artifacts.store.entries import MAX_BYTES, Entry, decode_entry, entry_body
@@ -38,7 +38,7 @@ def read_entry(remote: Remote, name: str) -> Entry | None:
     return entry
 
 
-def judge(remote: Remote, entry: Entry, trust: Trust) -> tuple[Admission, Mapping[str, bytes]]:
+def judge(remote: Remote, entry: Entry, trust: Trust) -> tuple[TrustDecision, Mapping[str, bytes]]:
     """Let an entry of a remote in, or not; how, and the contents that had to be read for that, by digest.
 
     A bundle is judged by its manifest and its signature file, which are read and have to agree with the entry;
@@ -47,7 +47,7 @@ def judge(remote: Remote, entry: Entry, trust: Trust) -> tuple[Admission, Mappin
     origin = f"{remote.url}: {entry.key.kind} {entry.key.short}"
     if entry.key.kind != KIND:
         native = code_of_entry(entry.key, entry.meta) is not None
-        return Admission(trust, entry_body(entry), entry.envelope, native=native, origin=origin), {}
+        return TrustDecision(trust, entry_body(entry), entry.envelope, native=native, origin=origin), {}
     if FILE_NAME not in entry.outputs:
         raise ObjectError(f"{origin} names no {FILE_NAME}; delete it there, or push it again")
     content = read_blob(remote, entry.outputs[FILE_NAME], MAX_MANIFEST_BYTES)
@@ -55,7 +55,7 @@ def judge(remote: Remote, entry: Entry, trust: Trust) -> tuple[Admission, Mappin
     signature = None if signed is None else read_blob(remote, signed, MAX_SIGNATURE_BYTES)
     manifest = Manifest.from_bytes(content, origin)
     require_agreement(entry, manifest, signature, origin)
-    admission = Admission(trust, content, signature, native=code_of_bundle(manifest) is not None, origin=origin)
+    admission = TrustDecision(trust, content, signature, native=code_of_bundle(manifest) is not None, origin=origin)
     return admission, {digest_bytes(item): item for item in (content, signature) if item is not None}
 
 

@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 from llmc.artifacts.digest import PREFIX, Blob
 from llmc.artifacts.store.entries import Entry
-from llmc.artifacts.store.files import files_of
-from llmc.artifacts.store.layout import Layout
+from llmc.artifacts.store.layout import Layout, files_of
 from llmc.artifacts.store.orphans import Remover, sweep
 from llmc.artifacts.store.workspace import Area
 

@@ -10,8 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from llmc.artifacts.flock import probe
-from llmc.artifacts.store.files import File, files_of
-from llmc.artifacts.store.layout import HEX, Layout, scan
+from llmc.artifacts.store.layout import HEX, File, Layout, files_of, scan
 from llmc.artifacts.store.publish_lock import is_of_one_machine
 
 STALE_SECONDS = 3 * 24 * 3600.0

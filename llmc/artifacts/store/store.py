@@ -19,13 +19,12 @@ from llmc.artifacts.log import logger
 from llmc.artifacts.store.audit import AuditReport, StoreUsage, usage, verify
 from llmc.artifacts.store.blob_writer import BlobWriter
 from llmc.artifacts.store.blobs import BlobMissingError
-from llmc.artifacts.store.contracts import Guard, Upstream
 from llmc.artifacts.store.entries import Entry
 from llmc.artifacts.store.layout import Layout
 from llmc.artifacts.store.locks import exclusive
 from llmc.artifacts.store.lookup import claim_blob, find_blob, find_entry, insist, lost_output, miss_reason, names_of
 from llmc.artifacts.store.publish_lock import publish_lock
-from llmc.artifacts.store.workspace import Area, Spill, Workspace, workspace
+from llmc.artifacts.store.workspace import Area, Guard, Spill, Upstream, Workspace, workspace
 from llmc.errors import ArtifactError, CapacityError
 from llmc.platforms import require_posix
 

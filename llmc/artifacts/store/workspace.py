@@ -1,15 +1,15 @@
-"""Places with the layout of a store, and a build's workspace in one: a folder, and a way to store results."""
+"""Places with the layout of a store, a build's workspace in one, and what a store is handed: a far tier, a guard."""
 
 from __future__ import annotations
 
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from llmc.artifacts.atomic_write import UnwritableError, make_folder, temporary_name, writing
 from llmc.artifacts.digest import Blob
@@ -23,6 +23,10 @@ from llmc.artifacts.store.leases import Lease, blob_name
 from llmc.artifacts.temporaries import temporary_folder
 from llmc.artifacts.verified_files import VerifiedFiles
 from llmc.errors import CapacityError
+
+if TYPE_CHECKING:
+    from llmc.artifacts.key import Key
+    from llmc.artifacts.store.entries import Entry
 
 
 class Area:
@@ -131,3 +135,26 @@ def _made_in(temporaries: Path) -> Path:
     folder = temporary_name(temporaries)
     os.mkdir(folder)  # noqa: PTH102
     return folder
+
+
+class Upstream(Protocol):
+    """A far tier that a store asks before it builds (see remotes/read_through.py)."""
+
+    def fetch(self, key: Key, area: Area) -> Entry | None:
+        """The entry of `key`, verified, trusted, and with all of its blobs put into `area`; else None.
+
+        Never raises because the far side is away, wrong or not trusted: that is logged and is a miss. Raises
+        CapacityError or UnwritableError when `area` has no room.
+        """
+        ...
+
+
+class Guard(Protocol):
+    """Decides whether a store may be used for a result (see local/opening.py). It is pickled with the store."""
+
+    def require(self, key: Key, entry: Entry | None, layouts: Sequence[Layout]) -> None:
+        """Raise ArtifactError if what is, or will be, under `key` may not be used from any of the stores.
+
+        `entry` is what was found; None before a search.
+        """
+        ...

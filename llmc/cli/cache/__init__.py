@@ -1,23 +1,40 @@
-"""`llmc cache`: one file for each group of commands."""
+"""`llmc cache`: the artifact store, and the bundles in it and elsewhere."""
 
 from __future__ import annotations
 
 import typer
 
-from llmc.cli.cache import explain, foreign, listing, look, sign, space, transfer, trust
+from llmc.cli.cache.explain import CacheExplainCommand
+from llmc.cli.cache.foreign import CachePackCommand, CacheUnpackCommand
+from llmc.cli.cache.look import CacheListCommand, CacheShowCommand, CacheVerifyCommand
+from llmc.cli.cache.signing import CacheKeygenCommand, CacheSignCommand, CacheTrustCommand
+from llmc.cli.cache.space import CacheCollectCommand, CachePinCommand, CacheUnpinCommand
+from llmc.cli.cache.transfer import CacheExportCommand, CacheImportCommand, CachePullCommand, CachePushCommand
+from llmc.cli.options import add
 
-GROUPS = (listing, look, space, explain, sign, trust, transfer, foreign)
-
+COMMANDS = {
+    "ls": CacheListCommand,
+    "show": CacheShowCommand,
+    "verify": CacheVerifyCommand,
+    "gc": CacheCollectCommand,
+    "pin": CachePinCommand,
+    "unpin": CacheUnpinCommand,
+    "explain": CacheExplainCommand,
+    "sign": CacheSignCommand,
+    "keygen": CacheKeygenCommand,
+    "trust": CacheTrustCommand,
+    "push": CachePushCommand,
+    "pull": CachePullCommand,
+    "export": CacheExportCommand,
+    "import": CacheImportCommand,
+    "pack": CachePackCommand,
+    "unpack": CacheUnpackCommand,
+}
 
 app = typer.Typer(
     help="Look into the artifact store and into bundles; trim, share, export and sign them.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-for group in GROUPS:
-    group.register(app)
-
-
-def register(root: typer.Typer) -> None:
-    """Add the command group to `root`."""
-    root.add_typer(app, name="cache")
+for name, command in COMMANDS.items():
+    add(app, name, command)

@@ -1,40 +1,24 @@
-"""Shared by the commands of `llmc cache`: common flags and printing."""
+"""Shared by the commands of `llmc cache`: what they open, and printing."""
 
 from __future__ import annotations
 
 import json
 import os
 import time
-from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from llmc.cli.options import option
 from llmc.cli.output import echo
 from llmc.paths import is_dir
-from llmc.shown import shown
+from llmc.settings import Settings
 
 if TYPE_CHECKING:
     from llmc.artifacts.store.store import Store
-
-CacheDirFlag = Annotated[
-    Path | None,
-    option(
-        "--cache-dir",
-        "DIR",
-        "The artifact store. Default: LLMC_CACHE_DIR, or the user's cache folder.",
-        show_default=False,
-    ),
-]
-JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def open_cache(cache_dir: Path | None) -> Store:
     """The store a command works on."""
     from llmc.artifacts.local.opening import open_store
-    from llmc.settings import Settings
 
     return open_store(cache_dir, Settings.from_environment())
 
@@ -49,18 +33,8 @@ def is_bundle(text: str) -> bool:
 def bundle_folder(text: str, store: Store) -> Path:
     """The folder of a bundle: as given, or where the bundle of a reference is checked out."""
     from llmc.artifacts.local.references import resolve
-    from llmc.settings import Settings
 
     return resolve(text, Settings.from_environment(), store)
-
-
-def print_table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Columns apart by two spaces; the last one is not padded."""
-    table = [[shown(cell) for cell in row] for row in (titles, *rows)]
-    widths = [max(len(row[column]) for row in table) for column in range(len(titles) - 1)]
-    for row in table:
-        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
-        echo("  ".join([*cells, row[-1]]).rstrip())
 
 
 def print_json(value: object) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import typer
-
-from llmc.cli.cache.common import CacheDirFlag, JsonFlag, bundle_folder, is_bundle, open_cache, print_json, show_value
+from llmc.cli.cache.common import bundle_folder, is_bundle, open_cache, print_json, show_value
+from llmc.cli.options import Command, argument, store_flag, switch
 from llmc.cli.output import echo
-from llmc.errors import InputError
+from llmc.errors import ArtifactError, InputError
 
 if TYPE_CHECKING:
     from llmc.artifacts.key import Difference, Value
@@ -32,15 +33,8 @@ class _Subject(NamedTuple):
     files: Mapping[str, str] = {}
 
 
-def explain(
-    a: Annotated[str, typer.Argument(metavar="A", help="A key, or its first digits; or a bundle folder.")],
-    b: Annotated[
-        str | None,
-        typer.Argument(metavar="[B]", help="What to compare it with. Default: what the store has that is most like A."),
-    ] = None,
-    cache_dir: CacheDirFlag = None,
-    as_json: JsonFlag = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class CacheExplainCommand(Command):
     """Print which components make two keys, or two bundles, differ: why B was not taken for A.
 
     Of two packed caches of other servers it prints the facts that differ (version, card, dtype, sizes), and how many
@@ -53,20 +47,36 @@ def explain(
       llmc cache explain 3fa9c2
       llmc cache explain ./smollm2-old ./smollm2-new --json
     """
-    store = open_cache(cache_dir)
-    one = _subject(store, a)
-    if b is None:
-        _print_nearest(store, one, as_json)
-        return
-    other = _subject(store, b)
-    if (one.kind == "bundle") != (other.kind == "bundle"):
-        raise InputError(f"compare two keys or two bundles, not {a} ({one.kind}) with {b} ({other.kind})")
-    found = _differences(one, other)
-    if as_json:
-        print_json({"a": a, "b": b, "differences": [_difference_json(item) for item in found], **_files(one, other)})
-    else:
-        _print(found)
-        _print_files(one, other)
+
+    a: str = argument("A", "A key, or its first digits; or a bundle folder.")
+    b: str | None = argument(
+        "[B]", "What to compare it with. Default: what the store has that is most like A.", default=None
+    )
+    cache_dir: Path | None = store_flag()
+    as_json: bool = switch("--json", "Print JSON.")
+
+    def run(self) -> None:
+        store = open_cache(self.cache_dir)
+        one = _subject(store, self.a)
+        if self.b is None:
+            _print_nearest(store, one, self.as_json)
+            return
+        other = _subject(store, self.b)
+        if (one.kind == "bundle") != (other.kind == "bundle"):
+            raise InputError(f"compare two keys or two bundles, not {self.a} ({one.kind}) with {self.b} ({other.kind})")
+        found = _differences(one, other)
+        if self.as_json:
+            print_json(
+                {
+                    "a": self.a,
+                    "b": self.b,
+                    "differences": [_difference_json(item) for item in found],
+                    **_files(one, other),
+                }
+            )
+        else:
+            _print(found)
+            _print_files(one, other)
 
 
 def _print_nearest(store: Store, subject: _Subject, as_json: bool) -> None:
@@ -87,8 +97,7 @@ def _print_nearest(store: Store, subject: _Subject, as_json: bool) -> None:
 
 def _subject(store: Store, text: str) -> _Subject:
     """A bundle folder, or an entry of the store. Raises ArtifactError for what is neither."""
-    from llmc.artifacts.bundle.components import manifest_components
-    from llmc.artifacts.bundle.manifest import read_manifest
+    from llmc.artifacts.bundle.manifest import manifest_components, read_manifest
     from llmc.artifacts.bundle.stored import KIND, read_bundle
 
     if is_bundle(text):
@@ -114,7 +123,6 @@ def _nearest(store: Store, subject: _Subject) -> _Subject | None:
     """The bundle of the store, or its entry of the same kind, with the fewest differing components."""
     from llmc.artifacts.bundle.stored import KIND
     from llmc.artifacts.key import Key
-    from llmc.errors import ArtifactError
 
     if subject.kind != KIND:
         near = store.nearest(Key(subject.kind, subject.components))
@@ -182,8 +190,3 @@ def _difference_json(item: Difference) -> dict[str, Any]:
     sides, modules = (("a", item.mine), ("b", item.theirs)), changed_code(item)
     found = {"name": item.name, **{side: value for side, value in sides if not isinstance(value, Absent)}}
     return found | ({"modules": modules} if modules else {})
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command to `app`."""
-    app.command("explain")(explain)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from llmc.buckets.render.text import size_text
-from llmc.cli.cache.common import CacheDirFlag, JsonFlag, count_text, open_cache, print_json, print_table
-from llmc.cli.options import option
-from llmc.cli.output import echo
+from llmc.cli.cache.common import count_text, open_cache, print_json
+from llmc.cli.options import Command, argument, flag, store_flag, switch
+from llmc.cli.output import TransferProgress, echo, print_table
 from llmc.errors import ArtifactError, InputError
 from llmc.paths import expanded
+from llmc.settings import Settings, variables
 
 if TYPE_CHECKING:
     from llmc.artifacts.store.entries import Entry
@@ -27,19 +27,8 @@ if TYPE_CHECKING:
 FACTS_SHOWN = 12
 
 
-def pack(
-    name: Annotated[str, typer.Argument(metavar="CACHE", help="Whose: vllm, triton, vllm-neuron, gaudi or jax.")],
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder where that server keeps its cache.")],
-    fact: Annotated[
-        list[str] | None,
-        option("--fact", "NAME=VALUE", "A key fact that the cache does not say itself; may be repeated."),
-    ] = None,
-    leave_out_incomplete: Annotated[
-        bool, typer.Option("--leave-out-incomplete", help="Pack the rest of a cache that is half written.")
-    ] = False,
-    cache_dir: CacheDirFlag = None,
-    as_json: JsonFlag = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class CachePackCommand(Command):
     """Put another server's compile cache into the store, to be signed, pushed, exported and unpacked elsewhere.
 
     The entry records what decides whether that server takes the cache: what its files say of the model, the card and
@@ -53,58 +42,36 @@ def pack(
       llmc cache pack gaudi /mnt/recipes --fact num_hpu_blocks=2100
       llmc cache pack jax /mnt/jax-cache --json
     """
-    from llmc.artifacts.third_party.facts import parse_facts
-    from llmc.artifacts.third_party.packing import pack as pack_folder
-    from llmc.cli.output import TransferProgress
-    from llmc.integrations import compile_cache
 
-    cache = compile_cache(name)
-    facts = parse_facts(fact or (), "--fact")
-    store = open_cache(cache_dir)
-    with TransferProgress("pack") as progress:
-        done = pack_folder(
-            store, cache, expanded(folder), facts=facts, leave_out_incomplete=leave_out_incomplete, progress=progress
-        )
-    _print_packed(cache, done, folder, as_json)
+    name: str = argument("CACHE", "Whose: vllm, triton, vllm-neuron, gaudi or jax.")
+    folder: Path = argument("DIR", "The folder where that server keeps its cache.")
+    fact: list[str] | None = flag(None, "NAME=VALUE", "A key fact that the cache does not say itself; may be repeated.")
+    leave_out_incomplete: bool = switch("--leave-out-incomplete", "Pack the rest of a cache that is half written.")
+    cache_dir: Path | None = store_flag()
+    as_json: bool = switch("--json", "Print JSON.")
+
+    def run(self) -> None:
+        from llmc.artifacts.third_party.facts import parse_facts
+        from llmc.artifacts.third_party.packing import pack as pack_folder
+        from llmc.integrations import compile_cache
+
+        cache = compile_cache(self.name)
+        facts = parse_facts(self.fact or (), "--fact")
+        store = open_cache(self.cache_dir)
+        with TransferProgress("pack") as progress:
+            done = pack_folder(
+                store,
+                cache,
+                expanded(self.folder),
+                facts=facts,
+                leave_out_incomplete=self.leave_out_incomplete,
+                progress=progress,
+            )
+        _print_packed(cache, done, self.folder, self.as_json)
 
 
-def unpack(
-    source: Annotated[
-        str,
-        typer.Argument(
-            metavar="KEY | URL | FILE",
-            help="A key of the store, or its first digits; oci://HOST/NAME:TAG or oci-layout:FOLDER:TAG; an archive.",
-        ),
-    ],
-    output: Annotated[
-        Path | None,
-        option(
-            "--output -o", "DIR", "Where to. Default: where the server looks, by its environment.", show_default=False
-        ),
-    ] = None,
-    expect: Annotated[
-        list[str] | None,
-        option("--expect", "NAME=VALUE", "What a fact of the cache has to be; may be repeated."),
-    ] = None,
-    allow: Annotated[
-        list[str] | None, option("--allow", "NAME", "Take the cache though this fact differs; may be repeated.")
-    ] = None,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Refuse a cache of which a fact that has to match cannot be checked here.")
-    ] = False,
-    keep: Annotated[
-        bool, typer.Option("--keep", help="Leave parts as they are that are there with other content.")
-    ] = False,
-    replace: Annotated[
-        bool, typer.Option("--replace", help="Replace parts that are there with other content.")
-    ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Compare the facts, and write nothing.")] = False,
-    allow_unsigned: Annotated[
-        bool, typer.Option("--allow-unsigned", help="Take a cache without a signature by a trusted key.")
-    ] = False,
-    cache_dir: CacheDirFlag = None,
-    as_json: JsonFlag = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class CacheUnpackCommand(Command):
     """Put a packed compile cache where its server looks, if it is of this server's version, card and model.
 
     The facts of the cache are compared with what --expect says and with what is found here: versions of installed
@@ -117,27 +84,45 @@ def unpack(
       llmc cache unpack oci://registry.example.com/caches/qwen3:h100 --keep
       llmc cache unpack qwen3.tar -o /cache/vllm --expect tensor_parallel_size=2 --strict
     """
-    from llmc.artifacts.third_party.contents import read_contents
-    from llmc.artifacts.third_party.facts import parse_facts
-    from llmc.artifacts.third_party.unpacking import compare_with_host
-    from llmc.integrations import compile_cache
-    from llmc.settings import variables
 
-    if keep and replace:
-        raise InputError("--keep and --replace contradict each other: give one of them")
-    given = parse_facts(expect or (), "--expect")
-    store = open_cache(cache_dir)
-    entry = _entry(store, source, allow_unsigned)
-    contents = read_contents(entry, f"{entry.key.kind} {entry.key.short}")
-    cache = compile_cache(contents.cache)
-    environment = variables(cache.variables)
-    folder = _folder(cache, output, environment)
-    comparison = compare_with_host(cache, contents, folder, given, environment)
-    _require_match(comparison, contents, allow or (), strict)
-    done = None
-    if not dry_run:
-        done = _place(store, cache, contents, folder, keep, replace)
-    _print_unpacked(entry, contents, folder, comparison, done, as_json)
+    source: str = argument(
+        "KEY | URL | FILE",
+        "A key of the store, or its first digits; oci://HOST/NAME:TAG or oci-layout:FOLDER:TAG; an archive.",
+    )
+    output: Path | None = flag(
+        None, "DIR", "Where to. Default: where the server looks, by its environment.", names="--output -o"
+    )
+    expect: list[str] | None = flag(None, "NAME=VALUE", "What a fact of the cache has to be; may be repeated.")
+    allow: list[str] | None = flag(None, "NAME", "Take the cache though this fact differs; may be repeated.")
+    strict: bool = switch("--strict", "Refuse a cache of which a fact that has to match cannot be checked here.")
+    keep: bool = switch("--keep", "Leave parts as they are that are there with other content.")
+    replace: bool = switch("--replace", "Replace parts that are there with other content.")
+    dry_run: bool = switch("--dry-run", "Compare the facts, and write nothing.")
+    allow_unsigned: bool = switch("--allow-unsigned", "Take a cache without a signature by a trusted key.")
+    cache_dir: Path | None = store_flag()
+    as_json: bool = switch("--json", "Print JSON.")
+
+    def run(self) -> None:
+        from llmc.artifacts.third_party.contents import read_contents
+        from llmc.artifacts.third_party.facts import parse_facts
+        from llmc.artifacts.third_party.unpacking import compare_with_host
+        from llmc.integrations import compile_cache
+
+        if self.keep and self.replace:
+            raise InputError("--keep and --replace contradict each other: give one of them")
+        given = parse_facts(self.expect or (), "--expect")
+        store = open_cache(self.cache_dir)
+        entry = _entry(store, self.source, self.allow_unsigned)
+        contents = read_contents(entry, f"{entry.key.kind} {entry.key.short}")
+        cache = compile_cache(contents.cache)
+        environment = variables(cache.variables)
+        folder = _folder(cache, self.output, environment)
+        comparison = compare_with_host(cache, contents, folder, given, environment)
+        _require_match(comparison, contents, self.allow or (), self.strict)
+        done = None
+        if not self.dry_run:
+            done = _place(store, cache, contents, folder, self.keep, self.replace)
+        _print_unpacked(entry, contents, folder, comparison, done, self.as_json)
 
 
 def _entry(store: Store, source: str, allow_unsigned: bool) -> Entry:
@@ -146,8 +131,6 @@ def _entry(store: Store, source: str, allow_unsigned: bool) -> Entry:
     from llmc.artifacts.oci.reference import is_reference
     from llmc.artifacts.signing.keyring import Keyring
     from llmc.artifacts.third_party.contents import KIND
-    from llmc.cli.output import TransferProgress
-    from llmc.settings import Settings
 
     settings = Settings.from_environment()
     trust = Keyring.from_settings(settings, allow_unsigned)
@@ -199,7 +182,6 @@ def _place(
     store: Store, cache: ThirdPartyCache, contents: Contents, folder: Path, keep: bool, replace: bool
 ) -> Unpacked:  # fmt: skip
     from llmc.artifacts.third_party.unpacking import unpack as unpack_entry
-    from llmc.cli.output import TransferProgress
 
     with TransferProgress("unpack") as progress:
         return unpack_entry(
@@ -262,9 +244,3 @@ def _print_unpacked(
     counts = [(done.placed, "new"), (done.replaced, "replaced"), (done.present, "there already"), (done.kept, "kept")]
     told = ", ".join(f"{count_text(len(units), 'part', 'parts')} {what}" for units, what in counts if units)
     echo(f"unpacked {contents.cache} cache to {folder}: {size}; {told}")
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to `app`."""
-    app.command("pack")(pack)
-    app.command("unpack")(unpack)

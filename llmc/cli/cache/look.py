@@ -4,61 +4,39 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from llmc.buckets.render.text import size_text
 from llmc.cli.cache.common import (
-    CacheDirFlag,
-    JsonFlag,
     age_text,
     bundle_folder,
     is_bundle,
     open_cache,
     print_json,
-    print_table,
     show_value,
 )
-from llmc.cli.cache.listing import entry_json
-from llmc.cli.options import option
-from llmc.cli.output import echo
+from llmc.cli.options import Command, argument, flag, store_flag, switch
+from llmc.cli.output import echo, print_table
+from llmc.cli.results import origin_line
 from llmc.errors import ArtifactError, InputError
 from llmc.paths import is_dir
+from llmc.settings import Settings
 
 if TYPE_CHECKING:
     from llmc.artifacts.bundle.manifest import Manifest
+    from llmc.artifacts.overview.survey import Listed
+    from llmc.artifacts.store.audit import StoreUsage
     from llmc.artifacts.store.entries import Entry
     from llmc.artifacts.store.store import Store
+
 
 BAD_SHOWN = 5
 
 
-def show(
-    what: Annotated[
-        str,
-        typer.Argument(
-            metavar="KEY | BUNDLE", help="A key, or its first digits; or a bundle: folder, archive, oci://…."
-        ),
-    ],
-    sbom: Annotated[
-        bool, typer.Option("--sbom", help="Print a bundle's bill of materials: a CycloneDX 1.6 document, in JSON.")
-    ] = False,
-    stablehlo: Annotated[
-        bool, typer.Option("--stablehlo", help="Print the program of an executable for xla or tpu, as StableHLO.")
-    ] = False,
-    hlo: Annotated[
-        bool, typer.Option("--hlo", help="Write that program as an HLO module proto, for compilers that read those.")
-    ] = False,
-    executable: Annotated[
-        str | None,
-        option("--executable", "GRAPH", 'Which executable of a bundle: "decode batch=4", or a file\'s name.'),
-    ] = None,
-    output: Annotated[Path | None, option("-o --output", "FILE", "Write --stablehlo or --hlo to a file.")] = None,
-    cache_dir: CacheDirFlag = None,
-    as_json: JsonFlag = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class CacheShowCommand(Command):
     """Show the components and outputs of a stored result, or what a bundle consists of.
 
     \b
@@ -69,46 +47,62 @@ def show(
       llmc cache show 3fa9c2 --stablehlo
       llmc cache show ./smollm2-xla --executable "decode batch=4 context=512" --hlo -o decode.hlo_module.pb
     """
-    if sum((sbom, stablehlo, hlo)) > 1 or (as_json and (stablehlo or hlo)):
-        raise InputError("--sbom, --stablehlo, --hlo and --json are different things to show: give one of them")
-    if stablehlo or hlo:
-        _show_program(what, cache_dir, executable, output, hlo)
-        return
-    if executable is not None or output is not None:
-        raise InputError("--executable and --output belong to --stablehlo or --hlo: add one of them")
-    if sbom:
-        from llmc.cli.cache.sbom import print_sbom
 
-        print_sbom(what, cache_dir)
-        return
-    if is_bundle(what):
-        from llmc.artifacts.bundle.manifest import read_manifest
+    what: str = argument("KEY | BUNDLE", "A key, or its first digits; or a bundle: folder, archive, oci://….")
+    sbom: bool = switch("--sbom", "Print a bundle's bill of materials: a CycloneDX 1.6 document, in JSON.")
+    stablehlo: bool = switch("--stablehlo", "Print the program of an executable for xla or tpu, as StableHLO.")
+    hlo: bool = switch("--hlo", "Write that program as an HLO module proto, for compilers that read those.")
+    executable: str | None = flag(None, "GRAPH", 'Which executable of a bundle: "decode batch=4", or a file\'s name.')
+    output: Path | None = flag(None, "FILE", "Write --stablehlo or --hlo to a file.", names="-o --output")
+    cache_dir: Path | None = store_flag()
+    as_json: bool = switch("--json", "Print JSON.")
 
-        store = open_cache(cache_dir)
-        folder = bundle_folder(what, store)
-        manifest = read_manifest(folder)
-        if as_json:
-            print_json(manifest.to_dict())
+    def run(self) -> None:
+        if sum((self.sbom, self.stablehlo, self.hlo)) > 1 or (self.as_json and (self.stablehlo or self.hlo)):
+            raise InputError("--sbom, --stablehlo, --hlo and --json are different things to show: give one of them")
+        if self.stablehlo or self.hlo:
+            _show_program(self.what, self.cache_dir, self.executable, self.output, self.hlo)
+            return
+        if self.executable is not None or self.output is not None:
+            raise InputError("--executable and --output belong to --stablehlo or --hlo: add one of them")
+        if self.sbom:
+            self._print_sbom()
+            return
+        if is_bundle(self.what):
+            from llmc.artifacts.bundle.manifest import read_manifest
+
+            store = open_cache(self.cache_dir)
+            folder = bundle_folder(self.what, store)
+            manifest = read_manifest(folder)
+            if self.as_json:
+                print_json(manifest.to_dict())
+            else:
+                _print_manifest(
+                    self.what, manifest, _origin(self.what, folder, None if self.cache_dir is None else store)
+                )
+            return
+        entry = open_cache(self.cache_dir).find(self.what)
+        if self.as_json:
+            print_json(entry_json(entry))
         else:
-            _print_manifest(what, manifest, _origin(what, folder, None if cache_dir is None else store))
-        return
-    entry = open_cache(cache_dir).find(what)
-    if as_json:
-        print_json(entry_json(entry))
-    else:
-        _print_entry(entry)
+            _print_entry(entry)
+
+    def _print_sbom(self) -> None:
+        """The bill of materials of a bundle, or of a bundle's entry in the store. Raises ArtifactError."""
+        from llmc.artifacts.bundle.manifest import read_manifest
+        from llmc.artifacts.bundle.sbom import bill_of_materials
+        from llmc.artifacts.bundle.stored import read_bundle
+
+        store = open_cache(self.cache_dir)
+        if is_bundle(self.what):
+            manifest = read_manifest(bundle_folder(self.what, store))
+        else:
+            manifest, _ = read_bundle(store, store.find(self.what))
+        print_json(bill_of_materials(manifest))
 
 
-def verify(
-    bundle: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[BUNDLE]", help="A bundle: folder, archive, oci://…. Default: the store.", show_default=False
-        ),
-    ] = None,
-    cache_dir: CacheDirFlag = None,
-    as_json: JsonFlag = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class CacheVerifyCommand(Command):
     """Read every byte of the store, or of a bundle, and compare it with its digest.
 
     What is damaged in the store goes into quarantine, and is compiled again when it is next needed. Of a bundle it
@@ -119,33 +113,40 @@ def verify(
       llmc cache verify
       llmc cache verify ./smollm2-cpu --json
     """
-    said, extra = "", dict[str, object]()
-    if bundle is not None:
-        from llmc.artifacts.bundle.reader import BundleFiles
-        from llmc.cli.cache.sign import signature_status, signature_text
 
-        files = BundleFiles.open(bundle_folder(bundle, open_cache(cache_dir)))
-        errors = files.verify()
-        signature, wrong = signature_status(files)
-        errors += wrong
-        checked = {"blobs": len(files.manifest.blobs), "bytes": files.manifest.size}
-        said, extra = f"; {signature_text(signature)}", {"signature": signature}
-        place = str(files.folder)
-    else:
-        store = open_cache(cache_dir)
-        report = store.verify()
-        errors = [f"{name}: {reason}" for name, reason in report.bad]
-        checked = {"blobs": report.blobs, "bytes": report.bytes, "entries": report.entries}
-        place = str(store.root)
-    if as_json:
-        print_json({"path": place, **checked, **extra, "bad": errors})
-    else:
-        echo(f"{place}: {checked['blobs']} blobs, {size_text(checked['bytes'])} read, {len(errors)} damaged{said}")
-    if errors:
-        shown = "\n  ".join(errors[:BAD_SHOWN])
-        more = f"\n  and {len(errors) - BAD_SHOWN} more" if len(errors) > BAD_SHOWN else ""
-        put_aside = "" if bundle is not None else "; put into quarantine, compiling again heals it"
-        raise ArtifactError(f"{place}: {len(errors)} damaged{put_aside}\n  {shown}{more}")
+    bundle: str | None = argument("[BUNDLE]", "A bundle: folder, archive, oci://…. Default: the store.", default=None)
+    cache_dir: Path | None = store_flag()
+    as_json: bool = switch("--json", "Print JSON.")
+
+    def run(self) -> None:
+        said, extra = "", dict[str, object]()
+        if self.bundle is not None:
+            from llmc.api.signing import signature_status
+            from llmc.artifacts.bundle.reader import BundleFiles
+            from llmc.cli.cache.signing import signature_text
+
+            files = BundleFiles.open(bundle_folder(self.bundle, open_cache(self.cache_dir)))
+            errors = files.verify()
+            signature, wrong = signature_status(files)
+            errors += wrong
+            checked = {"blobs": len(files.manifest.blobs), "bytes": files.manifest.size}
+            said, extra = f"; {signature_text(signature)}", {"signature": signature}
+            place = str(files.folder)
+        else:
+            store = open_cache(self.cache_dir)
+            report = store.verify()
+            errors = [f"{name}: {reason}" for name, reason in report.bad]
+            checked = {"blobs": report.blobs, "bytes": report.bytes, "entries": report.entries}
+            place = str(store.root)
+        if self.as_json:
+            print_json({"path": place, **checked, **extra, "bad": errors})
+        else:
+            echo(f"{place}: {checked['blobs']} blobs, {size_text(checked['bytes'])} read, {len(errors)} damaged{said}")
+        if errors:
+            shown = "\n  ".join(errors[:BAD_SHOWN])
+            more = f"\n  and {len(errors) - BAD_SHOWN} more" if len(errors) > BAD_SHOWN else ""
+            put_aside = "" if self.bundle is not None else "; put into quarantine, compiling again heals it"
+            raise ArtifactError(f"{place}: {len(errors)} damaged{put_aside}\n  {shown}{more}")
 
 
 def _show_program(what: str, cache_dir: Path | None, executable: str | None, output: Path | None, hlo: bool) -> None:
@@ -189,7 +190,6 @@ def _print_entry(entry: Entry) -> None:
 def _origin(what: str, folder: Path, store: Store | None) -> str | None:
     """Where the outcome that a bundle records comes from; of a manifest's file alone there is nothing to say."""
     from llmc.artifacts.bundle.reader import BundleFiles
-    from llmc.cli.accuracy import origin_line
 
     if not is_dir(folder):
         return None
@@ -230,7 +230,106 @@ def _print_members(members: Mapping[str, Any]) -> None:
         echo(f"  {name}: {show_value(value)}")
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands to `app`."""
-    app.command("show")(show)
-    app.command("verify")(verify)
+SUMMARY_WIDTH = 90
+ORDER = {"cache": -3, "model": -2, "version": -1, "shape": -1, "input": 1, "option": 1, "toolchain": 2, "isa": 3}
+"""Groups of components that come first, and those that most entries have in common."""
+TITLES = ("KIND", "KEY", "SIZE", "OWN", "SHARED", "USED", "STATE", "COMPONENTS")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheListCommand(Command):
+    """List what is stored: kind, key, size, time since it was used, and what it was made from.
+
+    OWN is what goes with the entry, SHARED what other entries name as well. What is pinned or in use is not collected.
+    --plot draws where the bytes are; the .html lists bundles, entries, pins, and what `llmc cache gc` takes first.
+
+    \b
+    Example:
+      llmc cache ls
+      llmc cache ls --plot store.html
+      llmc cache ls --kind bundle
+      llmc cache ls --kind executable --json
+    """
+
+    kind: str | None = flag(None, "KIND", "Only entries of this kind.")
+    plot: Path | None = flag(None, "OUT", "Draw all of the store: a .png, or a self-contained .html.")
+    cache_dir: Path | None = store_flag()
+    as_json: bool = switch("--json", "Print JSON.")
+
+    def run(self) -> None:
+        from llmc.artifacts.overview.survey import take
+
+        if self.plot is not None:
+            from llmc.buckets.render.page import check
+
+            check(self.plot)
+        survey = take(open_cache(self.cache_dir))
+        if self.plot is not None:
+            from llmc.artifacts.overview import draw
+            from llmc.artifacts.signing.keyring import Keyring
+
+            draw(self.plot, survey, Keyring.from_settings(Settings.from_environment()), _summary)
+            echo(f"wrote {self.plot}", err=True)
+        listed = [one for one in survey.entries if self.kind in (None, one.entry.key.kind)]
+        if self.as_json:
+            print_json(
+                {
+                    "root": str(survey.root),
+                    "usage": survey.usage._asdict() | {"total": survey.usage.total},
+                    "entries": [_as_json(one) for one in listed],
+                }
+            )
+            return
+        print_table(TITLES, map(_row, listed))
+        echo(f"{len(listed)} entries; {_usage_text(survey.usage, survey.root)}")
+
+
+def entry_json(entry: Entry) -> dict[str, Any]:
+    """An entry as JSON."""
+    return {
+        "kind": entry.key.kind,
+        "key": entry.key.digest,
+        "size": entry.size,
+        "created": entry.created,
+        "used": entry.used,
+        "components": dict(entry.key.components),
+        "outputs": {name: blob._asdict() for name, blob in entry.outputs.items()},
+        "meta": dict(entry.meta),
+    }
+
+
+def _row(listed: Listed) -> tuple[str, ...]:
+    key, share = listed.entry.key, listed.share
+    marks = ", ".join(name for name, holds in (("pinned", listed.pinned), ("in use", listed.in_use)) if holds)
+    sizes = (size_text(share.size), size_text(share.own), size_text(share.shared))
+    return key.kind, key.short, *sizes, age_text(listed.used), marks, _summary(listed.entry)
+
+
+def _as_json(listed: Listed) -> dict[str, Any]:
+    share = listed.share
+    facts = {"size": share.size, "own": share.own, "shared": share.shared}
+    state = {"pinned": listed.pinned, "in_use": listed.in_use, "used": listed.used}
+    return {**entry_json(listed.entry), **facts, **state}
+
+
+def _usage_text(usage: StoreUsage, root: Path) -> str:
+    """What is on the disk in all, and how much of it is neither entries nor blobs."""
+    others = ((usage.bundle_bytes, "bundle folders alone"), (usage.other_bytes, "quarantine and temporaries"))
+    rest = ", ".join(f"{size_text(size)} of it in {what}" for size, what in others if size)
+    return f"{usage.blobs} blobs, {size_text(usage.total)} on disk in {root}" + (f"; {rest}" if rest else "")
+
+
+def _summary(entry: Entry) -> str:
+    """What an entry was made from, on one line: the components that are no digests; for a bundle, what it is."""
+    from llmc.artifacts.bundle.stored import KIND
+    from llmc.artifacts.digest import is_digest
+
+    if entry.key.kind == KIND:
+        model, device, count = (entry.meta.get(name, "?") for name in ("model", "device", "executables"))
+        text = f"{model or 'a model'} for {device}, {count} executables"
+    else:
+        items = sorted(entry.key.components.items(), key=lambda item: ORDER.get(item[0].partition(".")[0], 0))
+        text = " ".join(
+            f"{name}={show_value(value)}" for name, value in items if not is_digest(value) and name != "code"
+        )
+    return text if len(text) <= SUMMARY_WIDTH else text[: SUMMARY_WIDTH - 1] + "…"

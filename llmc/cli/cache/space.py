@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from llmc.buckets.render.text import size_text
 from llmc.cli.cache.common import (
-    CacheDirFlag,
-    JsonFlag,
     age_text,
     bundle_folder,
     count_text,
     is_bundle,
     open_cache,
     print_json,
-    print_table,
 )
-from llmc.cli.options import option
-from llmc.cli.output import echo
+from llmc.cli.options import Command, argument, flag, store_flag, switch
+from llmc.cli.output import ReadingProgress, close_bars, echo, print_table
 from llmc.cli.quantities import duration, size
 from llmc.errors import ArtifactError
 
@@ -32,25 +31,13 @@ if TYPE_CHECKING:
     from llmc.artifacts.store.store import Store
 
 FAILURES_SHOWN = 5
-Things = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="[KEY | BUNDLE]...",
-        help="Keys, or their first digits; bundles: folder, archive, oci://….",
-        show_default=False,
-    ),
-]
+_things = partial(
+    argument, "[KEY | BUNDLE]...", "Keys, or their first digits; bundles: folder, archive, oci://….", default=None
+)
 
 
-def collect_garbage(
-    max_size: Annotated[
-        str | None, option("--max-size", "SIZE", "Remove what was used least recently until this size: 20G.")
-    ] = None,
-    max_age: Annotated[str | None, option("--max-age", "TIME", "Remove what was not used for this long: 30d.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be removed, and stop.")] = False,
-    cache_dir: CacheDirFlag = None,
-    as_json: JsonFlag = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class CacheCollectCommand(Command):
     """Give back disk space: remains of crashed processes, what no entry names, and what is beyond the limits.
 
     What is pinned, or used by a process that is running, stays; other processes may use the store meanwhile. Without
@@ -62,25 +49,32 @@ def collect_garbage(
       llmc cache gc --max-size 20G --max-age 30d
       llmc cache gc --max-size 0 --dry-run --json
     """
-    from llmc.artifacts.gc.collect import collect
-    from llmc.artifacts.temporaries import sweep
-    from llmc.cli.output import ReadingProgress, close_bars
 
-    limit, age = size("--max-size", max_size), duration("--max-age", max_age)
-    layout = open_cache(cache_dir).layout
-    bar = ReadingProgress("removing", "finishing")
-    found = collect(layout, max_size=limit, max_age=age, dry_run=dry_run, progress=bar)
-    close_bars()
-    left = sweep(dry_run=dry_run)
-    if as_json:
-        print_json({"root": str(layout.root), **found._asdict(), "temporaries": left._asdict()})
-        return
-    for line in summary(found, layout.root):
-        echo(line)
-    if left.folders:
-        folders = count_text(left.folders, "temporary folder", "temporary folders")
-        done = "would remove" if dry_run else "removed"
-        echo(f"{done} {folders} of processes that were killed, {size_text(left.freed)}")
+    max_size: str | None = flag(None, "SIZE", "Remove what was used least recently until this size: 20G.")
+    max_age: str | None = flag(None, "TIME", "Remove what was not used for this long: 30d.")
+    dry_run: bool = switch("--dry-run", "Say what would be removed, and stop.")
+    cache_dir: Path | None = store_flag()
+    as_json: bool = switch("--json", "Print JSON.")
+
+    def run(self) -> None:
+        from llmc.artifacts.gc.collect import collect
+        from llmc.artifacts.temporaries import sweep
+
+        limit, age = size("--max-size", self.max_size), duration("--max-age", self.max_age)
+        layout = open_cache(self.cache_dir).layout
+        bar = ReadingProgress("removing", "finishing")
+        found = collect(layout, max_size=limit, max_age=age, dry_run=self.dry_run, progress=bar)
+        close_bars()
+        left = sweep(dry_run=self.dry_run)
+        if self.as_json:
+            print_json({"root": str(layout.root), **found._asdict(), "temporaries": left._asdict()})
+            return
+        for line in summary(found, layout.root):
+            echo(line)
+        if left.folders:
+            folders = count_text(left.folders, "temporary folder", "temporary folders")
+            done = "would remove" if self.dry_run else "removed"
+            echo(f"{done} {folders} of processes that were killed, {size_text(left.freed)}")
 
 
 def did_something(found: Collection) -> bool:
@@ -121,7 +115,8 @@ def summary(found: Collection, root: Path) -> list[str]:
     return lines
 
 
-def pin_command(what: Things = None, cache_dir: CacheDirFlag = None, as_json: JsonFlag = False) -> None:
+@dataclass(frozen=True, kw_only=True)
+class CachePinCommand(Command):
     """Keep results, or bundles, whatever the limits of the store are; without arguments, list what is pinned.
 
     A bundle that is not in the store is put into it.
@@ -132,15 +127,22 @@ def pin_command(what: Things = None, cache_dir: CacheDirFlag = None, as_json: Js
       llmc cache pin 3fa9c2
       llmc cache pin --json
     """
-    from llmc.artifacts.store.pins import pin, pins
 
-    store = open_cache(cache_dir)
-    for text in what or ():
-        pin(store.layout, _bundle_in(store, text) if is_bundle(text) else store.find(text).key)
-    _print_pins(store, pins(store.layout), as_json)
+    what: list[str] | None = _things()
+    cache_dir: Path | None = store_flag()
+    as_json: bool = switch("--json", "Print JSON.")
+
+    def run(self) -> None:
+        from llmc.artifacts.store.pins import pin, pins
+
+        store = open_cache(self.cache_dir)
+        for text in self.what or ():
+            pin(store.layout, _bundle_in(store, text) if is_bundle(text) else store.find(text).key)
+        _print_pins(store, pins(store.layout), self.as_json)
 
 
-def unpin_command(what: Things = None, cache_dir: CacheDirFlag = None, as_json: JsonFlag = False) -> None:
+@dataclass(frozen=True, kw_only=True)
+class CacheUnpinCommand(Command):
     """Let pinned results, or bundles, be collected again.
 
     \b
@@ -148,24 +150,30 @@ def unpin_command(what: Things = None, cache_dir: CacheDirFlag = None, as_json: 
       llmc cache unpin ./smollm2-cpu
       llmc cache unpin 3fa9c2 --json
     """
-    from llmc.artifacts.bundle.stored import bundle_key
-    from llmc.artifacts.store.pins import pins, unpin
 
-    if not what:
-        raise typer.BadParameter("name the KEY or BUNDLE to unpin; `llmc cache pin` lists what is pinned")
-    store = open_cache(cache_dir)
-    known = pins(store.layout)
-    chosen = []
-    for text in what:
-        hex_digits = bundle_key(_manifest(store, text)).hex if is_bundle(text) else _digits(text)
-        found = [item for item in known if item.hex.startswith(hex_digits)]
-        if len(found) != 1:
-            number = "is not pinned" if not found else "is the beginning of several keys"
-            raise ArtifactError(f"{text} {number} in {store.root}; `llmc cache pin` lists what is pinned")
-        chosen += found
-    for item in chosen:
-        unpin(store.layout, item)
-    _print_pins(store, pins(store.layout), as_json)
+    what: list[str] | None = _things()
+    cache_dir: Path | None = store_flag()
+    as_json: bool = switch("--json", "Print JSON.")
+
+    def run(self) -> None:
+        from llmc.artifacts.bundle.stored import bundle_key
+        from llmc.artifacts.store.pins import pins, unpin
+
+        if not self.what:
+            raise typer.BadParameter("name the KEY or BUNDLE to unpin; `llmc cache pin` lists what is pinned")
+        store = open_cache(self.cache_dir)
+        known = pins(store.layout)
+        chosen = []
+        for text in self.what:
+            hex_digits = bundle_key(_manifest(store, text)).hex if is_bundle(text) else _digits(text)
+            found = [item for item in known if item.hex.startswith(hex_digits)]
+            if len(found) != 1:
+                number = "is not pinned" if not found else "is the beginning of several keys"
+                raise ArtifactError(f"{text} {number} in {store.root}; `llmc cache pin` lists what is pinned")
+            chosen += found
+        for item in chosen:
+            unpin(store.layout, item)
+        _print_pins(store, pins(store.layout), self.as_json)
 
 
 def _digits(text: str) -> str:
@@ -214,10 +222,3 @@ def _print_pins(store: Store, found: list[Pin], as_json: bool) -> None:
     if rows:
         print_table(("KIND", "KEY", "PINNED", "SIZE"), rows)
     echo(f"{len(found)} pinned in {store.root}")
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to `app`."""
-    app.command("gc")(collect_garbage)
-    app.command("pin")(pin_command)
-    app.command("unpin")(unpin_command)

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from llmc.buckets.render.text import size_text
 from llmc.cli.cache.common import (
-    CacheDirFlag,
-    JsonFlag,
     bundle_folder,
     count_text,
     is_bundle,
     open_cache,
     print_json,
 )
-from llmc.cli.options import option
-from llmc.cli.output import echo
+from llmc.cli.options import Command, argument, flag, store_flag, switch
+from llmc.cli.output import TransferProgress, echo
 from llmc.errors import ArtifactError, InputError
+from llmc.settings import Settings
 
 if TYPE_CHECKING:
     from llmc.artifacts.remotes.base import TransferReport
@@ -33,37 +31,17 @@ if TYPE_CHECKING:
 SHOWN = 5
 STREAM = "-"
 
-UrlArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="URL",
-        help="A folder; s3://BUCKET/FOLDER, gs://, hf:// and what else fsspec knows; "
-        "or, for one bundle or packed cache, oci://HOST/NAME:TAG or oci-layout:FOLDER:TAG.",
-    ),
-]
-KindFlag = Annotated[str | None, option("--kind", "KIND", "Only entries of this kind.")]
-JobsFlag = Annotated[int | None, option("--jobs", "N", "Blobs that are moved at once. Default: 8.", min=1)]
+_url = partial(
+    argument, "URL",
+    "A folder; s3://BUCKET/FOLDER, gs://, hf:// and what else fsspec knows; or, for one bundle or packed cache, "
+    "oci://HOST/NAME:TAG or oci-layout:FOLDER:TAG.",
+)  # fmt: skip
+_kind = partial(flag, None, "KIND", "Only entries of this kind.")
+_jobs = partial(flag, None, "N", "Blobs that are moved at once. Default: 8.", min=1)
 
 
-def push(
-    url: UrlArgument,
-    what: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="KEY | BUNDLE",
-            help="Keys, or their first digits; bundle folders. Default: all that is in the store.",
-            show_default=False,
-        ),
-    ] = None,
-    kind: KindFlag = None,
-    key: Annotated[
-        Path | None,
-        option("--key", "FILE", "Sign with this private key. Default: LLMC_SIGNING_KEY.", show_default=False),
-    ] = None,
-    jobs: JobsFlag = None,
-    cache_dir: CacheDirFlag = None,
-    as_json: JsonFlag = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class CachePushCommand(Command):
     """Bring what is in the store to a remote; only what is missing there is moved.
 
     A transfer that was cut off goes on when it is started again. Exit status 5 when the remote failed, or when
@@ -75,59 +53,52 @@ def push(
       llmc cache push /mnt/shared/llmc --kind executable
       llmc cache push oci://registry.example.com/models/smollm2:cpu ./smollm2-cpu
     """
-    from llmc.artifacts.local.opening import open_store
-    from llmc.artifacts.oci.reference import is_reference
-    from llmc.artifacts.remotes.base import JOBS
-    from llmc.artifacts.remotes.urls import address
-    from llmc.cli.output import TransferProgress
-    from llmc.settings import Settings
 
-    settings = Settings.from_environment()
-    if key is not None:
-        settings = replace(settings, signing_key=str(key))
-    signer = None
-    if settings.signing_key is not None:
-        from llmc.artifacts.signing.signer import Signer
+    url: str = _url()
+    what: list[str] | None = argument(
+        "KEY | BUNDLE", "Keys, or their first digits; bundle folders. Default: all that is in the store.", default=None
+    )
+    kind: str | None = _kind()
+    key: Path | None = flag(None, "FILE", "Sign with this private key. Default: LLMC_SIGNING_KEY.")
+    jobs: int | None = _jobs()
+    cache_dir: Path | None = store_flag()
+    as_json: bool = switch("--json", "Print JSON.")
 
-        signer = Signer.from_settings(settings)
-    store = open_store(cache_dir, settings)
-    if is_reference(url):
-        entry = _one_image(store, what or [], kind, address(url).shown)
-        from llmc.artifacts.oci import push_image
+    def run(self) -> None:
+        from llmc.artifacts.local.opening import open_store
+        from llmc.artifacts.oci.reference import is_reference
+        from llmc.artifacts.remotes.base import JOBS
+        from llmc.artifacts.remotes.urls import address
 
+        settings = Settings.from_environment()
+        if self.key is not None:
+            settings = replace(settings, signing_key=str(self.key))
+        signer = None
+        if settings.signing_key is not None:
+            from llmc.artifacts.signing.signer import Signer
+
+            signer = Signer.from_settings(settings)
+        store = open_store(self.cache_dir, settings)
+        if is_reference(self.url):
+            entry = _one_image(store, self.what or [], self.kind, address(self.url).shown)
+            from llmc.artifacts.oci import push_image
+
+            with TransferProgress("push") as progress:
+                report = push_image(store, entry, self.url, jobs=self.jobs or JOBS, signer=signer, progress=progress)
+            _finish("pushed", "to", address(self.url).shown, report, self.as_json)
+            return
+        from llmc.artifacts.remotes import open_remote
+        from llmc.artifacts.remotes.push import push as push_entries
+
+        remote = open_remote(self.url)
+        entries = _chosen(store, self.what, self.kind)
         with TransferProgress("push") as progress:
-            report = push_image(store, entry, url, jobs=jobs or JOBS, signer=signer, progress=progress)
-        _finish("pushed", "to", address(url).shown, report, as_json)
-        return
-    from llmc.artifacts.remotes import open_remote
-    from llmc.artifacts.remotes.push import push as push_entries
-
-    remote = open_remote(url)
-    entries = _chosen(store, what, kind)
-    with TransferProgress("push") as progress:
-        report = push_entries(store, entries, remote, jobs=jobs or JOBS, signer=signer, progress=progress)
-    _finish("pushed", "to", remote.url, report, as_json)
+            report = push_entries(store, entries, remote, jobs=self.jobs or JOBS, signer=signer, progress=progress)
+        _finish("pushed", "to", remote.url, report, self.as_json)
 
 
-def pull(
-    url: UrlArgument,
-    keys: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="KEY", help="Keys, or their first digits. Default: all that is there.", show_default=False
-        ),
-    ] = None,
-    kind: KindFlag = None,
-    output: Annotated[
-        Path | None, option("--output -o", "FOLDER", "Make this folder the bundle that is pulled.", show_default=False)
-    ] = None,
-    allow_unsigned: Annotated[
-        bool, typer.Option("--allow-unsigned", help="Take native code without a signature by a trusted key.")
-    ] = False,
-    jobs: JobsFlag = None,
-    cache_dir: CacheDirFlag = None,
-    as_json: JsonFlag = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class CachePullCommand(Command):
     """Bring what a remote has into the store, verified; only what is missing here is moved.
 
     Native code has to be signed by a key that is trusted here (see `llmc cache trust`). A transfer that was cut off
@@ -140,57 +111,62 @@ def pull(
       llmc cache pull s3://models/llmc 3fa9c2 -o ./smollm2-cpu
       llmc cache pull oci://registry.example.com/models/smollm2:cpu -o ./smollm2-cpu
     """
-    from llmc.artifacts.bundle.stored import KIND
-    from llmc.artifacts.local.opening import open_store
-    from llmc.artifacts.oci.reference import is_reference
-    from llmc.artifacts.remotes.base import JOBS
-    from llmc.artifacts.remotes.urls import address
-    from llmc.artifacts.signing.keyring import Keyring
-    from llmc.cli.output import TransferProgress
-    from llmc.settings import Settings
 
-    settings = Settings.from_environment()
-    trust: Keyring = Keyring.from_settings(settings, allow_unsigned)
-    store = open_store(cache_dir, settings)
-    if is_reference(url):
-        if keys or kind is not None:
-            raise InputError(f"{address(url).shown} is one bundle, or cache: give neither keys nor a kind with it")
-        from llmc.artifacts.oci import pull_image
+    url: str = _url()
+    keys: list[str] | None = argument("KEY", "Keys, or their first digits. Default: all that is there.", default=None)
+    kind: str | None = _kind()
+    output: Path | None = flag(None, "FOLDER", "Make this folder the bundle that is pulled.", names="--output -o")
+    allow_unsigned: bool = switch("--allow-unsigned", "Take native code without a signature by a trusted key.")
+    jobs: int | None = _jobs()
+    cache_dir: Path | None = store_flag()
+    as_json: bool = switch("--json", "Print JSON.")
 
+    def run(self) -> None:
+        from llmc.artifacts.bundle.stored import KIND
+        from llmc.artifacts.local.opening import open_store
+        from llmc.artifacts.oci.reference import is_reference
+        from llmc.artifacts.remotes.base import JOBS
+        from llmc.artifacts.remotes.urls import address
+        from llmc.artifacts.signing.keyring import Keyring
+
+        settings = Settings.from_environment()
+        trust: Keyring = Keyring.from_settings(settings, self.allow_unsigned)
+        store = open_store(self.cache_dir, settings)
+        if is_reference(self.url):
+            if self.keys or self.kind is not None:
+                raise InputError(
+                    f"{address(self.url).shown} is one bundle, or cache: give neither keys nor a kind with it"
+                )
+            from llmc.artifacts.oci import pull_image
+
+            with TransferProgress("pull") as progress:
+                entry, report = pull_image(store, self.url, trust=trust, jobs=self.jobs or JOBS, progress=progress)
+            _finish(
+                "pulled", "from", address(self.url).shown, report, self.as_json, _checkout(store, entry, self.output)
+            )
+            return
+        from llmc.artifacts.remotes import open_remote
+        from llmc.artifacts.remotes.pull import find_names
+        from llmc.artifacts.remotes.pull import pull as pull_entries
+
+        remote = open_remote(self.url)
+        kind, keys = self.kind, self.keys
+        if self.output is not None:
+            if kind not in (None, KIND):
+                raise InputError(f"-o is for a bundle, not for entries of kind {kind}; leave out one of them")
+            kind, keys = KIND, [_hex(find_names(remote, keys, KIND), remote.url)]
         with TransferProgress("pull") as progress:
-            entry, report = pull_image(store, url, trust=trust, jobs=jobs or JOBS, progress=progress)
-        _finish("pulled", "from", address(url).shown, report, as_json, _checkout(store, entry, output))
-        return
-    from llmc.artifacts.remotes import open_remote
-    from llmc.artifacts.remotes.pull import find_names
-    from llmc.artifacts.remotes.pull import pull as pull_entries
-
-    remote = open_remote(url)
-    if output is not None:
-        if kind not in (None, KIND):
-            raise InputError(f"-o is for a bundle, not for entries of kind {kind}; leave out one of them")
-        kind, keys = KIND, [_hex(find_names(remote, keys, KIND), remote.url)]
-    with TransferProgress("pull") as progress:
-        report = pull_entries(store, remote, trust=trust, keys=keys, kind=kind, jobs=jobs or JOBS, progress=progress)
-    folder = None
-    if output is not None and keys and not report.refused:
-        folder = _checkout(store, store.find(keys[0]), output)
-    _finish("pulled", "from", remote.url, report, as_json, folder)
+            report = pull_entries(
+                store, remote, trust=trust, keys=keys, kind=kind, jobs=self.jobs or JOBS, progress=progress
+            )
+        folder = None
+        if self.output is not None and keys and not report.refused:
+            folder = _checkout(store, store.find(keys[0]), self.output)
+        _finish("pulled", "from", remote.url, report, self.as_json, folder)
 
 
-def export_command(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="The archive, NAME.tar; - for stdout.")],
-    what: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[KEY | BUNDLE]...",
-            help="Keys, or their first digits; bundle folders. Default: every bundle and packed cache of the store.",
-            show_default=False,
-        ),
-    ] = None,
-    cache_dir: CacheDirFlag = None,
-    as_json: JsonFlag = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class CacheExportCommand(Command):
     """Write bundles, or packed caches of other servers, into one file: a tarred OCI image layout.
 
     The same bundles give the same bytes, wherever and whenever it is made. podman and skopeo read it as
@@ -201,36 +177,37 @@ def export_command(
       llmc cache export smollm2-cpu.tar ./smollm2-cpu
       llmc cache export - ./smollm2-cpu | zstd | ssh host 'zstd -dc | llmc cache import - -o smollm2-cpu'
     """
-    from llmc.artifacts.oci.archive import export_images
-    from llmc.cli.output import TransferProgress
 
-    if as_json and file == STREAM:
-        raise InputError("--json and the archive cannot both go to standard output; name a file")
-    store = open_cache(cache_dir)
-    entries = _every_image(store) if what is None else _chosen(store, what, None)
-    with TransferProgress("export") as progress:
-        done = export_images(store, entries, sys.stdout.buffer if file == STREAM else Path(file), progress=progress)
-    if as_json:
-        print_json({"file": file, **done._asdict()})
-        return
-    text = f"exported {count_text(done.images, 'image', 'images')} to {file}: {count_text(done.blobs, 'blob', 'blobs')}"
-    echo(f"{text}, {size_text(done.bytes)} in {done.seconds:.1f} s", err=file == STREAM)
+    file: str = argument("FILE", "The archive, NAME.tar; - for stdout.")
+    what: list[str] | None = argument(
+        "[KEY | BUNDLE]...",
+        "Keys, or their first digits; bundle folders. Default: every bundle and packed cache of the store.",
+        default=None,
+    )
+    cache_dir: Path | None = store_flag()
+    as_json: bool = switch("--json", "Print JSON.")
+
+    def run(self) -> None:
+        from llmc.artifacts.oci.archive import export_images
+
+        if self.as_json and self.file == STREAM:
+            raise InputError("--json and the archive cannot both go to standard output; name a file")
+        store = open_cache(self.cache_dir)
+        entries = _every_image(store) if self.what is None else _chosen(store, self.what, None)
+        with TransferProgress("export") as progress:
+            done = export_images(
+                store, entries, sys.stdout.buffer if self.file == STREAM else Path(self.file), progress=progress
+            )
+        if self.as_json:
+            print_json({"file": self.file, **done._asdict()})
+            return
+        images, blobs = count_text(done.images, "image", "images"), count_text(done.blobs, "blob", "blobs")
+        text = f"exported {images} to {self.file}: {blobs}, {size_text(done.bytes)} in {done.seconds:.1f} s"
+        echo(text, err=self.file == STREAM)
 
 
-def import_command(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="An archive of llmc cache export; - for stdin.")],
-    output: Annotated[
-        Path | None, option("--output -o", "FOLDER", "Make this folder the bundle in the archive.", show_default=False)
-    ] = None,
-    require_signature: Annotated[
-        bool, typer.Option("--require-signature", help="Refuse what no key that is trusted here has signed.")
-    ] = False,
-    allow_unsigned: Annotated[
-        bool, typer.Option("--allow-unsigned", help="Take native code without a signature by a trusted key.")
-    ] = False,
-    cache_dir: CacheDirFlag = None,
-    as_json: JsonFlag = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class CacheImportCommand(Command):
     """Bring the bundles and packed caches of an archive into the store, each verified to the last byte.
 
     Native code has to be signed by a key that is trusted here (see `llmc cache trust`); --require-signature or
@@ -242,26 +219,34 @@ def import_command(
       llmc cache import smollm2-cpu.tar
       llmc cache import smollm2-cpu.tar -o ./smollm2-cpu --require-signature
     """
-    from llmc.artifacts.local.opening import open_store
-    from llmc.artifacts.oci.archive import import_archive
-    from llmc.artifacts.signing.keyring import Keyring
-    from llmc.cli.output import TransferProgress
-    from llmc.settings import Settings
 
-    settings = Settings.from_environment()
-    store = open_store(cache_dir, settings)
-    if require_signature:
-        settings = replace(settings, require_signatures=True)
-    trust = Keyring.from_settings(settings, allow_unsigned)
-    with TransferProgress("import") as progress:
-        source = sys.stdin.buffer if file == STREAM else Path(file)
-        entries, report = import_archive(store, source, trust=trust, progress=progress)
-    if output is not None and len(entries) != 1:
-        raise InputError(
-            f"{file}: imported, but -o needs one bundle, and {len(entries)} images are in it; name one as store:KEY"
-        )
-    folder = None if output is None else _checkout(store, entries[0], output)
-    _finish("imported", "from", file, report, as_json, folder)
+    file: str = argument("FILE", "An archive of llmc cache export; - for stdin.")
+    output: Path | None = flag(None, "FOLDER", "Make this folder the bundle in the archive.", names="--output -o")
+    require_signature: bool = switch("--require-signature", "Refuse what no key that is trusted here has signed.")
+    allow_unsigned: bool = switch("--allow-unsigned", "Take native code without a signature by a trusted key.")
+    cache_dir: Path | None = store_flag()
+    as_json: bool = switch("--json", "Print JSON.")
+
+    def run(self) -> None:
+        from llmc.artifacts.local.opening import open_store
+        from llmc.artifacts.oci.archive import import_archive
+        from llmc.artifacts.signing.keyring import Keyring
+
+        settings = Settings.from_environment()
+        store = open_store(self.cache_dir, settings)
+        if self.require_signature:
+            settings = replace(settings, require_signatures=True)
+        trust = Keyring.from_settings(settings, self.allow_unsigned)
+        with TransferProgress("import") as progress:
+            source = sys.stdin.buffer if self.file == STREAM else Path(self.file)
+            entries, report = import_archive(store, source, trust=trust, progress=progress)
+        if self.output is not None and len(entries) != 1:
+            raise InputError(
+                f"{self.file}: imported, but -o needs one bundle, and {len(entries)} images are in it; "
+                "name one as store:KEY"
+            )
+        folder = None if self.output is None else _checkout(store, entries[0], self.output)
+        _finish("imported", "from", self.file, report, self.as_json, folder)
 
 
 def _every_image(store: Store) -> list[Entry]:
@@ -350,11 +335,3 @@ def _finish(done: str, way: str, place: str, report: TransferReport, as_json: bo
         shown = "; ".join(f"{item.name}: {item.reason}" for item in report.refused[:SHOWN])
         more = f"; and {len(report.refused) - SHOWN} more" if len(report.refused) > SHOWN else ""
         raise ArtifactError(f"{count_text(len(report.refused), 'entry', 'entries')} not {done}: {shown}{more}")
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to `app`."""
-    app.command("push")(push)
-    app.command("pull")(pull)
-    app.command("export")(export_command)
-    app.command("import")(import_command)

@@ -1,4 +1,4 @@
-"""`llmc plan`: one file for each verb; without a verb, it makes a plan."""
+"""`llmc plan`: verbs; without a verb, it makes a plan."""
 
 from __future__ import annotations
 
@@ -7,9 +7,25 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from llmc.cli.plan import capture, check, evaluate, export, fleet, hybrid, imports, make, show, tune
+from llmc.cli.options import add
+from llmc.cli.plan.capture import PlanCaptureCommand
+from llmc.cli.plan.evaluate import PlanEvaluateCommand
+from llmc.cli.plan.fleet import PlanFleetCommand
+from llmc.cli.plan.hybrid import PlanHybridCommand
+from llmc.cli.plan.make import PlanMakeCommand, PlanShowCommand
+from llmc.cli.plan.servers import PlanCheckCommand, PlanExportCommand, PlanImportCommand, PlanTuneCommand
 
-VERBS = (make, show, evaluate, export, imports, tune, check, capture, hybrid, fleet)
+VERBS = {
+    "show": PlanShowCommand,
+    "evaluate": PlanEvaluateCommand,
+    "export": PlanExportCommand,
+    "import": PlanImportCommand,
+    "tune": PlanTuneCommand,
+    "check": PlanCheckCommand,
+    "capture": PlanCaptureCommand,
+    "hybrid": PlanHybridCommand,
+    "fleet": PlanFleetCommand,
+}
 DEFAULT = "make"
 FLAGS = ("--hybrid", "--fleet")
 """Verbs that may be written as flags."""
@@ -27,11 +43,9 @@ class VerbOrModel(TyperGroup):
         return parsed
 
 
-app = typer.Typer(cls=VerbOrModel, rich_markup_mode=None)
-for one in VERBS:
-    one.register(app)
-
-
-def register(root: typer.Typer) -> None:
-    """Add the command group to `root`."""
-    root.add_typer(app, name="plan", help="Choose the buckets to compile, for llmc and for other servers.")
+app = typer.Typer(
+    cls=VerbOrModel, rich_markup_mode=None, help="Choose the buckets to compile, for llmc and for other servers."
+)
+add(app, DEFAULT, PlanMakeCommand, hidden=True)
+for name, command in VERBS.items():
+    add(app, name, command)

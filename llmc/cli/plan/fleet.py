@@ -3,41 +3,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from llmc.cli import output
-from llmc.cli.options import option
+from llmc.cli.options import Command, argument, flag, switch
 from llmc.cli.output import echo
 from llmc.cli.quantities import duration
 from llmc.errors import InputError
+from llmc.settings import Settings
 
 MOST_NODES = 100_000
 
 
-def register(group: typer.Typer) -> None:
-    """Add the command to `group`."""
-    group.command("fleet")(fleet)
-
-
-def fleet(
-    file: Annotated[
-        str, typer.Argument(metavar="FILE", help="Models, devices and replicas: YAML or JSON.", show_default=False)
-    ],
-    *,
-    max_cold_start: Annotated[
-        str | None, option("--max-cold-start", "T", "Say from how many nodes on p99 is above it. Default: the file's.")
-    ] = None,
-    nodes: Annotated[
-        str | None, option("--nodes", "N,N…", "Nodes that pull one bundle. Default: 10,100,1000,10000.")
-    ] = None,
-    plot: Annotated[
-        Path | None, option("--plot", "OUT", "Draw cold starts by nodes: a .png, or a self-contained .html.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON in place of the report.")] = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class PlanFleetCommand(Command):
     """Say what a fleet costs before it is there: compile hours, artifacts, memory of a node, and cold starts.
 
     Cold starts are simulated: nodes pull a bundle at once through one registry, alone or helped by peers or by a
@@ -49,28 +29,35 @@ def fleet(
       llmc plan --fleet fleet.yaml --max-cold-start 2m --plot fleet.html
       llmc plan --fleet fleet.yaml --nodes 50,500,5000 --json
     """
-    from llmc.fleet.costs import cost_of
-    from llmc.fleet.description import read
-    from llmc.fleet.report import POINTS, plan_fleet
-    from llmc.settings import Settings
 
-    bound, points = duration("--max-cold-start", max_cold_start), _points(nodes) or POINTS
-    if bound == 0:
-        raise InputError("--max-cold-start 0: every start takes longer; give a time above 0")
-    described, settings = read(file), Settings.from_environment()
-    if plot is not None:
-        from llmc.buckets.render.page import check
+    file: str = argument("FILE", "Models, devices and replicas: YAML or JSON.")
+    max_cold_start: str | None = flag(None, "T", "Say from how many nodes on p99 is above it. Default: the file's.")
+    nodes: str | None = flag(None, "N,N…", "Nodes that pull one bundle. Default: 10,100,1000,10000.")
+    plot: Path | None = flag(None, "OUT", "Draw cold starts by nodes: a .png, or a self-contained .html.")
+    as_json: bool = switch("--json", "Print JSON in place of the report.")
 
-        check(plot)
-    costs = [cost_of(one, settings) for one in described.models]
-    with output.StepProgress("simulate", after=2.0) as progress:
-        found = plan_fleet(costs, described.network, bound or described.max_cold_start_s, points, progress)
-    if plot is not None:
-        from llmc.fleet.plot import draw
+    def run(self) -> None:
+        from llmc.fleet.costs import cost_of
+        from llmc.fleet.description import read
+        from llmc.fleet.report import POINTS, plan_fleet
 
-        draw(plot, found)
-        echo(f"wrote {plot}", err=True)
-    echo(json.dumps(found.to_dict()) if as_json else found.text(), nl=as_json)
+        bound, points = duration("--max-cold-start", self.max_cold_start), _points(self.nodes) or POINTS
+        if bound == 0:
+            raise InputError("--max-cold-start 0: every start takes longer; give a time above 0")
+        described, settings = read(self.file), Settings.from_environment()
+        if self.plot is not None:
+            from llmc.buckets.render.page import check
+
+            check(self.plot)
+        costs = [cost_of(one, settings) for one in described.models]
+        with output.StepProgress("simulate", after=2.0) as progress:
+            found = plan_fleet(costs, described.network, bound or described.max_cold_start_s, points, progress)
+        if self.plot is not None:
+            from llmc.fleet.plot import draw
+
+            draw(self.plot, found)
+            echo(f"wrote {self.plot}", err=True)
+        echo(json.dumps(found.to_dict()) if self.as_json else found.text(), nl=self.as_json)
 
 
 def _points(text: str | None) -> tuple[int, ...]:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import itertools
 import json
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from dataclasses import MISSING, dataclass
+from typing import TYPE_CHECKING
 
 from llmc.cli import output
-from llmc.cli.options import fields_option, option, traffic_format_option
+from llmc.cli.options import Command, fields_flag, flag, switch, traffic_format_flag
 from llmc.cli.output import echo
-from llmc.cli.planning import PlanningFlags, open_traffic
+from llmc.cli.planning import traffic_of
 from llmc.cli.quantities import size
 from llmc.errors import InputError
 
@@ -26,53 +25,8 @@ _VALUE_BYTES = 4
 """Keys and values are handed over as float32 unless --kv-bytes-per-token says (runtime/engine/handover.py)."""
 
 
-def register(group: typer.Typer) -> None:
-    """Add the command to `group`."""
-    group.command("hybrid")(hybrid)
-
-
-def hybrid(
-    *,
-    prefill_bench: Annotated[
-        str, option("--prefill-bench", "FILE", "Measured seconds of the device for prompts (llmc bench -o).")
-    ],
-    decode_bench: Annotated[
-        str, option("--decode-bench", "FILE", "Measured seconds of the device for decode steps (llmc bench -o).")
-    ],
-    gb_per_s: Annotated[
-        float, option("--gb-per-s", "R", "Keys and values handed over, 10⁹ bytes a second, export and import included.")
-    ],
-    latency_ms: Annotated[float, option("--latency-ms", "T", "Of the transport, for each prompt.")] = 0.0,
-    model: Annotated[
-        str | None,
-        option("--model", "MODEL", "What a token's keys and values take: a model or config.json."),
-    ] = None,
-    kv_bytes_per_token: Annotated[str | None, option("--kv-bytes-per-token", "SIZE", "The same, as a number.")] = None,
-    traffic: Annotated[
-        str | None, option("--traffic", "FILE", "Recorded requests, in any format of docs/traffic.md.")
-    ] = None,
-    traffic_format: Annotated[str | None, traffic_format_option()] = None,
-    fields: Annotated[str | None, fields_option()] = None,
-    arrival_rate: Annotated[
-        str | None, option("--arrival-rate", "R", "Requests a second, or inf. Default: as recorded; else inf.")
-    ] = None,
-    prompt_len: Annotated[
-        int | None, option("--prompt-len", "N", "Prompt tokens, in place of --traffic.", min=1)
-    ] = None,
-    output_len: Annotated[int | None, option("--output-len", "N", "Output tokens, beside --prompt-len.", min=1)] = None,
-    max_num_seqs: Annotated[int, option("--max-num-seqs", "N", "Sequences in flight.", min=1)] = 8,
-    max_model_len: Annotated[int, option("--max-model-len", "N", "Longest sequence.", min=2)] = 8192,
-    step_overhead_ms: Annotated[
-        float, option("--step-overhead-ms", "T", "The engine's time around each step (sampling, scheduling).")
-    ] = 0.0,
-    same_host: Annotated[
-        bool, typer.Option("--same-host", help="Both run on the same cores: their times add up, and do not overlap.")
-    ] = False,
-    contention: Annotated[
-        float, option("--contention", "F", "With --same-host: times that two steps at once take, over their sum.")
-    ] = 1.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON in place of the report.")] = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class PlanHybridCommand(Command):
     """Say whether a hybrid pays: prompts on one device, decode on the other, against the better of the two alone.
 
     Nothing is run: requests are simulated with measured times of steps. The report has throughput, time to first token,
@@ -85,21 +39,65 @@ def hybrid(
       llmc plan hybrid --prefill-bench x.json --decode-bench y.json --gb-per-s 3 --kv-bytes-per-token 45KiB
         --prompt-len 1024 --output-len 64 --same-host
     """
-    from llmc.buckets.hybrid.comparison import compare
-    from llmc.buckets.hybrid.device import Link, Sharing
 
-    if contention != 1.0 and not same_host:
-        raise InputError("--contention is of two devices on the same cores; give --same-host too")
-    prefill, decode = (_stage(file, step_overhead_ms) for file in (prefill_bench, decode_bench))
-    flags = PlanningFlags(
-        traffic=traffic, traffic_format=traffic_format, fields=fields, arrival_rate=arrival_rate, clip=True
-    )
-    found = compare(
-        _requests(flags, prompt_len, output_len, max_model_len, max_num_seqs), prefill, decode,
-        Link(_token_bytes(model, kv_bytes_per_token), gb_per_s, latency_ms / 1e3), max_num_seqs,
-        Sharing(same_host, contention), max_model_len,
-    )  # fmt: skip
-    echo(json.dumps(found.to_dict()) if as_json else found.text(), nl=as_json)
+    prefill_bench: str = flag(MISSING, "FILE", "Measured seconds of the device for prompts (llmc bench -o).")
+    decode_bench: str = flag(MISSING, "FILE", "Measured seconds of the device for decode steps (llmc bench -o).")
+    gb_per_s: float = flag(MISSING, "R", "Keys and values handed over, 10⁹ bytes a second, export and import included.")
+    latency_ms: float = flag(0.0, "T", "Of the transport, for each prompt.")
+    model: str | None = flag(None, "MODEL", "What a token's keys and values take: a model or config.json.")
+    kv_bytes_per_token: str | None = flag(None, "SIZE", "The same, as a number.")
+    traffic: str | None = flag(None, "FILE", "Recorded requests, in any format of docs/traffic.md.")
+    traffic_format: str | None = traffic_format_flag()
+    fields: str | None = fields_flag()
+    arrival_rate: str | None = flag(None, "R", "Requests a second, or inf. Default: as recorded; else inf.")
+    prompt_len: int | None = flag(None, "N", "Prompt tokens, in place of --traffic.", min=1)
+    output_len: int | None = flag(None, "N", "Output tokens, beside --prompt-len.", min=1)
+    max_num_seqs: int = flag(8, "N", "Sequences in flight.", min=1)
+    max_model_len: int = flag(8192, "N", "Longest sequence.", min=2)
+    step_overhead_ms: float = flag(0.0, "T", "The engine's time around each step (sampling, scheduling).")
+    same_host: bool = switch("--same-host", "Both run on the same cores: their times add up, and do not overlap.")
+    contention: float = flag(1.0, "F", "With --same-host: times that two steps at once take, over their sum.")
+    as_json: bool = switch("--json", "Print JSON in place of the report.")
+
+    def run(self) -> None:
+        from llmc.buckets.hybrid.comparison import compare
+        from llmc.buckets.hybrid.device import Link, Sharing
+
+        if self.contention != 1.0 and not self.same_host:
+            raise InputError("--contention is of two devices on the same cores; give --same-host too")
+        prefill, decode = (_stage(file, self.step_overhead_ms) for file in (self.prefill_bench, self.decode_bench))
+        link = Link(_token_bytes(self.model, self.kv_bytes_per_token), self.gb_per_s, self.latency_ms / 1e3)
+        sharing = Sharing(self.same_host, self.contention)
+        found = compare(self._requests(), prefill, decode, link, self.max_num_seqs, sharing, self.max_model_len)
+        echo(json.dumps(found.to_dict()) if self.as_json else found.text(), nl=self.as_json)
+
+    def _requests(self) -> list[TrafficRequest]:
+        """Those recorded, clipped to the longest sequence; or REQUESTS of one length."""
+        from llmc.buckets.limits import Limits
+        from llmc.buckets.traffic.events import TrafficRequest
+
+        prompt, answer = self.prompt_len, self.output_len
+        if (self.traffic is None) == (prompt is None) or (prompt is None) != (answer is None):
+            raise InputError("give --traffic FILE, or --prompt-len and --output-len")
+        if prompt is not None and answer is not None:
+            if prompt + answer > self.max_model_len:
+                raise InputError(f"{prompt} and {answer} tokens are more than --max-model-len {self.max_model_len}")
+            if self.arrival_rate not in (None, "inf"):
+                raise InputError("--arrival-rate is of recorded requests; equal ones all arrive at once")
+            return [TrafficRequest(0.0, prompt, answer)] * REQUESTS
+        source = traffic_of(
+            self.traffic, "simulate", format_=self.traffic_format, names=self.fields, arrival_rate=self.arrival_rate,
+            clip=True,
+        )  # fmt: skip
+        found = list(
+            itertools.islice(source.requests(Limits(self.max_model_len, self.max_num_seqs)), MOST_REQUESTS + 1)
+        )
+        output.close_bars()
+        for note in source.notes():
+            echo(note, err=True)
+        if len(found) > MOST_REQUESTS:
+            echo(f"simulated: the first {MOST_REQUESTS:,} requests", err=True)
+        return found[:MOST_REQUESTS]
 
 
 def _stage(file: str, overhead_ms: float) -> Stage:
@@ -123,28 +121,3 @@ def _token_bytes(model: str | None, given: str | None) -> int:
     from llmc.compiler.checkpoint import read_config
 
     return cache_of(read_config(model)).token_values * _VALUE_BYTES
-
-
-def _requests(
-    flags: PlanningFlags, prompt: int | None, answer: int | None, longest: int, slots: int
-) -> list[TrafficRequest]:  # fmt: skip
-    """Those recorded, clipped to the longest sequence; or REQUESTS of one length."""
-    from llmc.buckets.limits import Limits
-    from llmc.buckets.traffic.events import TrafficRequest
-
-    if (flags.traffic is None) == (prompt is None) or (prompt is None) != (answer is None):
-        raise InputError("give --traffic FILE, or --prompt-len and --output-len")
-    if prompt is not None and answer is not None:
-        if prompt + answer > longest:
-            raise InputError(f"{prompt} and {answer} tokens are more than --max-model-len {longest}")
-        if flags.arrival_rate not in (None, "inf"):
-            raise InputError("--arrival-rate is of recorded requests; equal ones all arrive at once")
-        return [TrafficRequest(0.0, prompt, answer)] * REQUESTS
-    source = open_traffic(flags, "simulate")
-    found = list(itertools.islice(source.requests(Limits(longest, slots)), MOST_REQUESTS + 1))
-    output.close_bars()
-    for note in source.notes():
-        echo(note, err=True)
-    if len(found) > MOST_REQUESTS:
-        echo(f"simulated: the first {MOST_REQUESTS:,} requests", err=True)
-    return found[:MOST_REQUESTS]

@@ -2,93 +2,45 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
+from llmc.buckets.encoding import EncodePlan
 from llmc.buckets.plan import Plan
 from llmc.cli import output as output_bars
-from llmc.cli.flags import takes_own_options
-from llmc.cli.grouped_help import add
-from llmc.cli.options import TaskFlag, device_option, one_of, option
+from llmc.cli.options import (
+    DTYPE_CHOICES,
+    Command,
+    DeviceOptions,
+    argument,
+    device_flag,
+    flag,
+    one_of,
+    quantize_flag,
+    switch,
+    task_flag,
+)
 from llmc.cli.output import echo
-from llmc.cli.plan.printing import draw_to, print_for_server, print_plan
-from llmc.cli.planning import PlanningFlags, open_traffic, plan_from_flags, planning_arguments, takes_planning_flags
-from llmc.cli.pooled_planning import pooled_plan
-from llmc.compiler.options import Value
+from llmc.cli.planning import PlanningFlags
 from llmc.errors import CheckpointError, InputError, did_you_mean
+from llmc.files import read_text
+from llmc.json_fields import Fields
+from llmc.settings import Settings
 
 if TYPE_CHECKING:
     from llmc.buckets.planner.choice import FrontierPoint
+    from llmc.buckets.traffic.source import Traffic
     from llmc.compiler.options import CompileOptions
+
 
 VERBS = ("show", "evaluate", "export", "import", "tune", "check", "capture")
 _ESTIMATES, _SHOWN = "Estimates", "Also shown"
 
 
-def register(group: typer.Typer) -> None:
-    """Add the command to `group`, as what `llmc plan` does with anything that is no verb."""
-    add(group, "make", takes_own_options(takes_planning_flags(plan)), hidden=True)
-
-
-def plan(
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar=" | ".join(("MODEL", *VERBS)),
-            autocompletion=one_of(lambda: VERBS),
-            help="A model folder, .gguf file or hub name; or a verb, each with a --help of its own.",
-            show_default=False,
-        ),
-    ] = None,
-    *,
-    flags: PlanningFlags,
-    device: Annotated[
-        str | None,
-        device_option("--device", "Estimate compile time and memory for this device. Default with MODEL: cpu."),
-    ] = None,
-    quantize: Annotated[
-        str | None, option("--quantize", "none|int8|fp8|int4|keep", "Estimate with weights quantised so.")
-    ] = None,
-    config: Annotated[str | None, option("--config", "FILE", "A config.json, in place of MODEL.")] = None,
-    output: Annotated[str | None, option("--output -o", "FILE", "Write the plan here, as JSON.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON in place of the report.")] = False,
-    dtype: Annotated[
-        str | None,
-        option(
-            "--dtype", "auto|f32|bf16|f16", "Estimate with unquantised numbers held so.", rich_help_panel=_ESTIMATES
-        ),
-    ] = None,
-    bundle: Annotated[
-        Path | None,
-        option(
-            "--bundle",
-            "BUNDLE",
-            "Estimate by the weights and builds of a bundle compiled before.",
-            rich_help_panel=_ESTIMATES,
-        ),
-    ] = None,
-    frontier: Annotated[
-        bool,
-        typer.Option("--frontier", help="Also tabulate waste against the number of graphs.", rich_help_panel=_SHOWN),
-    ] = False,
-    plot: Annotated[
-        Path | None,
-        option("--plot", "OUT", "Draw the plan: a .png, or a self-contained .html.", rich_help_panel=_SHOWN),
-    ] = None,
-    server: Annotated[
-        str | None,
-        option(
-            "--server",
-            "NAME",
-            "Also print the plan in this server's form, see llmc plan export.",
-            rich_help_panel=_SHOWN,
-        ),
-    ] = None,
-    task: TaskFlag = None,
-    own: dict[str, Value],
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class PlanMakeCommand(DeviceOptions, PlanningFlags):
     """Choose the buckets to compile, and report what they are and why. Compiles nothing.
 
     Every plan covers every request its limits admit; what that adds to the ranges, or drops from them, is reported. A
@@ -105,74 +57,195 @@ def plan(
       llmc plan evaluate plan.json other.json --traffic requests.csv
       llmc plan tune --server vllm --traffic requests.csv --max-model-len 8192 --max-num-seqs 128 -o configuration
     """
-    from llmc.compiler.options import CompileOptions, flag_of
 
-    arguments = words or []
-    priced: dict[str, object] = {
-        "--device": device,
-        "--bundle": bundle,
-        "--quantize": quantize,
-        "--dtype": dtype,
-        **{flag_of(name): value for name, value in own.items()},
-    }
-    named = any(given is not None for given in priced.values())
-    estimates = ""
-    if len(arguments) > 1:
-        asked = f"llmc plan takes one MODEL, not {len(arguments)}: {' '.join(arguments)}"
-        raise InputError(asked + did_you_mean(arguments[0], VERBS))
-    model = arguments[0] if arguments else None
-    for name, given in priced.items():
-        if given is not None and model is None and config is None:
-            raise InputError(f"{name} estimates what a model costs there: give MODEL or --config FILE")
-    if model is not None and (pooled := pooled_plan(model, task, flags)) is not None:
-        if output is not None:
-            pooled.save(output)
-            echo(f"wrote {output}", err=True)
-        echo(pooled.to_json() if as_json else pooled.text())
-        return
-    options = CompileOptions(device or "cpu", quantize, dtype or "auto", own=own)
-    made = plan_from_flags(flags, model, config, device=device, options=options)
-    points = _frontier(flags, model, config) if frontier else []
-    if named or not as_json:
-        estimates = _estimates(made, model if model is not None else config, options, named, flags, bundle)
-    output_bars.close_bars()
+    brief = True
+
+    words: list[str] | None = argument(
+        " | ".join(("MODEL", *VERBS)),
+        "A model folder, .gguf file or hub name; or a verb, each with a --help of its own.",
+        default=None,
+        autocompletion=one_of(lambda: VERBS),
+    )
+    device: str | None = device_flag(None, "Estimate compile time and memory for this device. Default with MODEL: cpu.")
+    quantize: str | None = quantize_flag("Estimate with weights quantised so.")
+    config: str | None = flag(None, "FILE", "A config.json, in place of MODEL.")
+    output: str | None = flag(None, "FILE", "Write the plan here, as JSON.", names="--output -o")
+    as_json: bool = switch("--json", "Print JSON in place of the report.")
+    dtype: str | None = flag(None, DTYPE_CHOICES, "Estimate with unquantised numbers held so.", _ESTIMATES)
+    bundle: Path | None = flag(
+        None, "BUNDLE", "Estimate by the weights and builds of a bundle compiled before.", _ESTIMATES
+    )
+    frontier: bool = switch("--frontier", "Also tabulate waste against the number of graphs.", _SHOWN)
+    plot: Path | None = flag(None, "OUT", "Draw the plan: a .png, or a self-contained .html.", _SHOWN)
+    server: str | None = flag(None, "NAME", "Also print the plan in this server's form, see llmc plan export.", _SHOWN)
+    task: str | None = task_flag()
+
+    def run(self) -> None:
+        from llmc.compiler.options import CompileOptions, flag_of
+        from llmc.compiler.pipeline.planning import frontier_for, plan_for
+
+        arguments = self.words or []
+        priced: dict[str, object] = {
+            "--device": self.device,
+            "--bundle": self.bundle,
+            "--quantize": self.quantize,
+            "--dtype": self.dtype,
+            **{flag_of(name): value for name, value in self.own.items()},
+        }
+        named = any(given is not None for given in priced.values())
+        estimates = ""
+        if len(arguments) > 1:
+            asked = f"llmc plan takes one MODEL, not {len(arguments)}: {' '.join(arguments)}"
+            raise InputError(asked + did_you_mean(arguments[0], VERBS))
+        model = arguments[0] if arguments else None
+        for name, given in priced.items():
+            if given is not None and model is None and self.config is None:
+                raise InputError(f"{name} estimates what a model costs there: give MODEL or --config FILE")
+        if model is not None and self.config is not None:
+            raise InputError("MODEL and --config were both given; give one of them")
+        if model is not None and (pooled := self._to_encode(model)) is not None:
+            if self.output is not None:
+                pooled.save(self.output)
+                echo(f"wrote {self.output}", err=True)
+            echo(pooled.to_json() if self.as_json else pooled.text())
+            return
+        options = CompileOptions(self.device or "cpu", self.quantize, self.dtype or "auto", own=self.own)
+        source = model if model is not None else self.config
+        made = plan_for(source, **self.arguments(), device=self.device, options=options)
+        points = frontier_for(source, **self.arguments()) if self.frontier else []
+        if named or not self.as_json:
+            estimates = self._estimates(made, source, options, named)
+        output_bars.close_bars()
+        if self.output is not None:
+            made.save(self.output)
+            echo(f"wrote {self.output}", err=True)
+        if self.plot is not None:
+            drawn = None if self.traffic is None else self.open_traffic("draw")
+            draw_to(self.plot, [(self.output or "plan", made)], drawn, points)
+        if self.server is not None:
+            print_for_server(made, self.server, as_json=self.as_json)
+            return
+        print_plan(made, points, as_json=self.as_json)
+        if estimates and not self.as_json:
+            echo("\n" + estimates, nl=False)
+
+    def _to_encode(self, model: str) -> EncodePlan | None:
+        """The plan of a checkpoint that embeds or scores; None for one that generates, or has no weights."""
+        from llmc.compiler.checkpoint import open_checkpoint
+        from llmc.compiler.pipeline.encoding import encoder_plan_of, settled_task
+
+        try:
+            checkpoint = open_checkpoint(model)
+            task = settled_task(checkpoint, self.task)
+            return None if task is None else encoder_plan_of(checkpoint, task, None, self.arguments_to_encode(task))
+        except CheckpointError:
+            if self.task is not None:
+                raise
+            return None
+
+    def _estimates(self, made: Plan, model: str | None, options: CompileOptions, named: bool) -> str:
+        """The cost of compiling the plan, if the model's sizes are known; `named`: the user asked for it."""
+        if model is None:
+            return ""
+        from llmc.compiler.estimates.footprint import Footprint
+
+        try:
+            settings = Settings.from_environment()
+            footprint = Footprint.open(
+                model, made.limits, options.device, settings, self.bench, self.bundle, options, made.provenance.facts
+            )
+        except CheckpointError:
+            if not named:
+                return ""
+            raise
+        return footprint.text(made.buckets)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanShowCommand(Command):
+    """Print a plan as it is.
+
+    \b
+    Example:
+      llmc plan show plan.json
+      llmc plan show plan.json --plot plan.html
+    """
+
+    files: list[str] | None = argument("PLAN", "A plan of llmc plan -o.", default=None)
+    plot: Path | None = flag(None, "OUT", "Draw the plan: a .png, or a self-contained .html.")
+    output: str | None = flag(None, "FILE", "Write the plan here, as JSON.", names="--output -o")
+    as_json: bool = switch("--json", "Print JSON in place of the report.")
+
+    def run(self) -> None:
+        if not self.files or len(self.files) != 1:
+            raise InputError("llmc plan show takes one PLAN file; to plan for a model in a folder show, name ./show")
+        text = read_text(self.files[0], "plan")
+        if "task" in Fields.parse(text, self.files[0]).names():
+            _show_pooled(EncodePlan.from_json(text, self.files[0]), self.plot, self.output, self.as_json)
+            return
+        made = Plan.from_json(text, self.files[0])
+        if self.output is not None:
+            made.save(self.output)
+            echo(f"wrote {self.output}", err=True)
+        if self.plot is not None:
+            draw_to(self.plot, [(self.files[0], made)], None, [])
+        print_plan(made, [], as_json=self.as_json)
+
+
+def _show_pooled(made: EncodePlan, plot: Path | None, output: str | None, as_json: bool) -> None:
+    if plot is not None:
+        raise InputError(f"--plot draws plans to generate text, not one to {made.task}; leave it out")
     if output is not None:
         made.save(output)
         echo(f"wrote {output}", err=True)
-    if plot is not None:
-        draw_to(
-            plot, [(output or "plan", made)], None if flags.traffic is None else open_traffic(flags, "draw"), points
-        )
-    if server is not None:
-        print_for_server(made, server, as_json=as_json)
+    echo(made.to_json() if as_json else made.text())
+
+
+def draw_to(path: Path, plans: list[tuple[str, Plan]], traffic: Traffic | None, points: list[FrontierPoint]) -> None:
+    """Draw the plans to `path`, with the traffic on them."""
+    from llmc.buckets.report.plan_page import draw
+
+    draw(path, plans, traffic, points)
+    output_bars.close_bars()
+    echo(f"wrote {path}", err=True)
+
+
+def print_plan(made: Plan, points: list[FrontierPoint], *, as_json: bool) -> None:
+    """The report on a plan, or its JSON, with the frontier where there is one."""
+    if not as_json:
+        from llmc.buckets.report.text import frontier_text, plan_text
+
+        echo(plan_text(made), nl=False)
+        if points:
+            echo("\n" + frontier_text(points), nl=False)
         return
-    print_plan(made, points, as_json=as_json)
-    if estimates and not as_json:
-        echo("\n" + estimates, nl=False)
+    for note in made.provenance.notes:
+        if note.kind == "warning":
+            echo(str(note), err=True)
+    if points:
+        echo(json.dumps({"plan": made.to_dict(), "frontier": [point.to_dict() for point in points]}))
+    else:
+        echo(made.to_json(), nl=False)
 
 
-def _frontier(flags: PlanningFlags, model: str | None, config: str | None) -> list[FrontierPoint]:
-    from llmc.compiler.pipeline.planning import frontier_for
+def print_for_server(made: Plan, name: str, *, as_json: bool) -> None:
+    """The plan in the form of the server `name`, to paste; what the server leaves out or adds goes to stderr.
 
-    return frontier_for(**planning_arguments(flags, model, config))
+    Raises UnknownNameError, listing the known servers, and InputError for limits or lists that the server refuses.
+    """
+    from llmc.integrations import bucket_rules
+    from llmc.integrations import report as reported
+    from llmc.integrations.configuration import Configuration, as_text, setup_for
 
-
-def _estimates(
-    made: Plan, model: str | None, options: CompileOptions, named: bool, flags: PlanningFlags, bundle: Path | None
-) -> str:
-    """The cost of compiling the plan, if the model's sizes are known; `named`: the user asked for it."""
-    if model is None:
-        return ""
-    from llmc.compiler.estimates.footprint import Footprint
-    from llmc.settings import Settings
-
-    try:
-        settings = Settings.from_environment()
-        footprint = Footprint.open(
-            model, made.limits, options.device, settings, flags.bench, bundle, options, made.provenance.facts
-        )
-    except CheckpointError:
-        if not named:
-            return ""
-        raise
-    return footprint.text(made.buckets)
+    server = bucket_rules(name)
+    setup = setup_for(server, made.limits.to_dict(), {})
+    planned = Configuration("plan", setup, server.from_plan(setup, made))
+    accepted = planned.accepted(server)
+    for note in reported.accepted(planned.name, accepted):
+        echo(note, err=True)
+    given = server.export(setup, accepted.lists)
+    if as_json:
+        echo(json.dumps({"plan": made.to_dict(), "environment": dict(given.environment),
+                               "arguments": list(given.arguments), "files": dict(given.files)}))  # fmt: skip
+    else:
+        echo(as_text(given), nl=False)

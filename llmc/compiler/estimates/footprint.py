@@ -85,6 +85,7 @@ class Footprint:
         bundle: Path | None = None,
         options: CompileOptions | None = None,
         facts: Mapping[str, object] | None = None,
+        target: Target | None = None,
     ) -> Footprint:
         """For a checkpoint or a config.json, compiled with `options` (default: the device's), as `settings`' store has
         measured, and of `bundle`, one compiled before. What `cpu` stands for is chosen as by a compile, with a plan's
@@ -107,7 +108,7 @@ class Footprint:
         weights = _stored(model) or size.weights
         asked = replace(options or CompileOptions(device), jobs=settings.threads)
         deployment = Deployment(limits, facts or {}, config, weights)
-        resolved = open_target(asked.device, settings).resolve(asked, deployment)
+        resolved = (target or open_target(asked.device, settings)).resolve(asked, deployment)
         found = cls(
             size,
             resolved.target,

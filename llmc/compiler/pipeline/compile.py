@@ -23,9 +23,9 @@ from llmc.artifacts.local.origins import remember_recorded
 from llmc.compiler.options import CompileOptions, UnfitError
 from llmc.compiler.pipeline.bind import why_unverified
 from llmc.compiler.pipeline.executors import open_executor
-from llmc.compiler.pipeline.executors.base import Made, Work
+from llmc.compiler.pipeline.executors.base import CompileWork, MadeExecutable
 from llmc.compiler.pipeline.provenance import model_facts, provenance, remember_model
-from llmc.compiler.pipeline.resolve import Job
+from llmc.compiler.pipeline.resolve import CompileJob
 from llmc.compiler.pipeline.verification import verify_stage
 from llmc.compiler.stages import StageReport, Stages
 from llmc.compiler.targets.base import Lowered, Shape, Target, cache_for
@@ -106,22 +106,31 @@ class CompileResult:
     notices: list[str] = field(default_factory=list)
     """What of the checkpoint is not read, a line each (`Checkpoint.notices`)."""
 
+    described: list[str] = field(default_factory=list)
+    """The analysis in words, a line each (`Target.describe`)."""
+
     def to_json(self) -> dict[str, Any]:
-        """For --json."""
-        return asdict(self)
+        """For --json: all but what is described, which is the analysis again."""
+        found = asdict(self)
+        del found["described"]
+        return found
 
 
 def compile_bundle(
     model: str | Checkpoint, destination: Path, plan: Plan, options: CompileOptions, store: Store, report: Reporter,
     settings: Settings | None = None,
 ) -> CompileResult:  # fmt: skip
-    """Compile `model` for `options.device` into the bundle folder `destination`; `settings`: the environment's.
+    """`compile_job` of `model` for `options.device`; `settings`: the environment's."""
+    return compile_job(CompileJob.of(model, plan, options, settings), destination, store, report)
+
+
+def compile_job(job: CompileJob, destination: Path, store: Store, report: Reporter) -> CompileResult:
+    """Compile a job into the bundle folder `destination`.
 
     Raises CheckpointError, CompileError, VerificationError, DeviceError, CapacityError or ArtifactError; then
     `destination` is as it was.
     """
     start = time.perf_counter()
-    job = Job.of(model, plan, options, settings)
     target, checkpoint = job.target, job.checkpoint
     target.toolchain()  # missing packages are reported before anything is made
     require_native(target, job.options)
@@ -135,7 +144,7 @@ def compile_bundle(
             seconds[event.name] = round(event.seconds, 3)
         report(event)
 
-    stages = Stages(store, checkpoint, plan, on_stage, target.settings)
+    stages = Stages(store, checkpoint, job.plan, on_stage, target.settings)
     made = _make(stages, target, job.asked, job.options, report, unverified, job.because, job.decided)
     options, choice = made.options, made.choice
     final, sources, entries = made.manifest, made.sources, list(made.entries)
@@ -143,10 +152,7 @@ def compile_bundle(
         quick = _make(stages, job.starter[0], None, job.starter[1], report, unverified)
         entries += quick.entries
         final, sources = _with_starter(stages, made, quick)
-    remember_recorded(store, final)
-    write_bundle(destination, final, sources)
-    remember_bundle(store, final)
-    remember_model(store, stages.checkpoint_digest(), checkpoint.asked)
+    publish(stages, destination, final, sources)
     built = sum(not made.cached for made in entries)
     states = [e.state for e in final.executables]
     return CompileResult(
@@ -156,9 +162,18 @@ def compile_bundle(
         weights_bytes=sum(final.blobs[d] for n, d in final.files.items() if n.startswith("weights")),
         specialised=bool(target.fixes(options).dims), sample_top_k=options.sample_top_k,
         choice=choice, remaining=target.remaining(), analysis=made.analysis,
+        described=job.opened.describe(made.analysis) if made.analysis else [],
         stages=seconds, verification=dict(final.verification), left_out=dict(checkpoint.left_out),
         notices=list(checkpoint.notices),
     )  # fmt: skip
+
+
+def publish(stages: Stages, destination: Path, manifest: Manifest, sources: Mapping[str, Path]) -> None:
+    """Write the bundle, and note in the store the bundle, its verification, and where the checkpoint lies."""
+    remember_recorded(stages.store, manifest)
+    write_bundle(destination, manifest, sources)
+    remember_bundle(stages.store, manifest)
+    remember_model(stages.store, stages.checkpoint_digest(), stages.checkpoint.asked)
 
 
 @dataclass(frozen=True)
@@ -168,7 +183,7 @@ class _Made:
 
     manifest: Manifest
     sources: Mapping[str, Path]
-    entries: Sequence[Made]
+    entries: Sequence[MadeExecutable]
     analysis: dict[str, Any]
     options: CompileOptions
     choice: str
@@ -253,22 +268,22 @@ def require_native(target: Target, options: CompileOptions) -> None:
 def _executables(
     stages: Stages, target: Target, lowered: Lowered, shapes: Sequence[Shape], options: CompileOptions,
     report: Reporter,
-) -> list[Made]:  # fmt: skip
+) -> list[MadeExecutable]:  # fmt: skip
     """One a shape, in order; missing ones are made by the executor that the options name."""
     done = count(1)
 
-    def tell(shape: Shape, made: Made) -> None:
+    def tell(shape: Shape, made: MadeExecutable) -> None:
         entry, size = made.entry, made.entry.outputs["executable"].size
         at = next(done)
         report(ExecutableReport(at, len(shapes), shape, made.cached, made.seconds, size, entry.meta["state"]))
 
-    work = Work(stages.store, target, lowered, options, stages.settings)
+    work = CompileWork(stages.store, target, lowered, options, stages.settings)
     return open_executor(options).compile(work, shapes, tell)
 
 
 def _assemble(
     stages: Stages, target: Target, lowered: Lowered, shapes: Sequence[Shape],
-    entries: Sequence[Made], options: CompileOptions, analysis: Mapping[str, Any], choice: str,
+    entries: Sequence[MadeExecutable], options: CompileOptions, analysis: Mapping[str, Any], choice: str,
 ) -> tuple[Manifest, dict[str, Path]]:  # fmt: skip
     """The manifest without its verification, and the file of each blob it names."""
     store, checkpoint = stages.store, stages.checkpoint

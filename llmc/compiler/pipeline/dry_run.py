@@ -2,42 +2,66 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from llmc.artifacts.key import Key
 from llmc.compiler.architectures.shared.families import size_of
 from llmc.compiler.estimates.footprint import Footprint
 from llmc.compiler.model_size import weights_in
 from llmc.compiler.pipeline.bind import why_unverified
 from llmc.compiler.pipeline.compile import require_native
 from llmc.compiler.pipeline.executors.base import executable_key
-from llmc.compiler.pipeline.lookup import LookupStages, NotBuiltError, ignore
-from llmc.compiler.pipeline.resolve import Job
 from llmc.compiler.pipeline.verification import probes_stage
-from llmc.compiler.stages import Stages
-from llmc.errors import CheckpointError
+from llmc.compiler.stages import StageReport, Stages
+from llmc.errors import CheckpointError, LlmcError
 
 if TYPE_CHECKING:
+    from llmc.artifacts.store.entries import Entry
     from llmc.artifacts.store.store import Store
-    from llmc.buckets.plan import Plan
     from llmc.compiler.architectures.shared.size import ModelSize
-    from llmc.compiler.checkpoint.base import Checkpoint
     from llmc.compiler.options import CompileOptions
+    from llmc.compiler.pipeline.resolve import CompileJob
     from llmc.compiler.targets.base import Target
-    from llmc.settings import Settings
 
 
-def dry_run(
-    model: str | Checkpoint, plan: Plan, options: CompileOptions, store: Store, settings: Settings | None = None
-) -> dict[str, Any]:
+class NotBuiltError(LlmcError):
+    """A stage that has to run."""
+
+
+class LookupStages(Stages):
+    """Stages that are looked up and never run.
+
+    The first one that is missing ends the walk (NotBuiltError); `found` are those before it.
+    """
+
+    def __init__(self, stages: Stages) -> None:
+        super().__init__(stages.store, stages.checkpoint, stages.plan, ignore)
+        self.found: set[str] = set()
+
+    def run(self, kind: str, components: Mapping[str, Any], build: object) -> Entry:
+        """The entry that the store has."""
+        key = Key(kind, components)
+        entry = self.store.lookup(key)
+        if entry is None:
+            raise NotBuiltError(f"stage {kind} has to run: {self.store.why(key)}")
+        self.found.add(kind)
+        return entry
+
+
+def ignore(_: StageReport) -> None:
+    """Tell nobody."""
+
+
+def dry_run(job: CompileJob, store: Store) -> dict[str, Any]:
     """What a compile would do: shapes with whether they are cached, and estimates of time (s) and size (bytes).
 
     Times come from the last builds of the same kind in the store where there are any; builds nothing.
     """
-    job = Job.of(model, plan, options, settings)
     require_native(job.target, job.options)
     why_unverified(job.target, job.checkpoint, job.options)
-    stages = Stages(store, job.checkpoint, plan, ignore, job.target.settings)
+    stages = Stages(store, job.checkpoint, job.plan, ignore, job.target.settings)
     found = _estimate(job.target, stages, job.options)
     return found | {"choice": "; ".join(filter(None, (found["choice"], job.because, job.decided)))}
 

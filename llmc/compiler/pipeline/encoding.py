@@ -7,24 +7,27 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmc.artifacts.bundle.manifest import Manifest
-from llmc.artifacts.bundle.stored import remember_bundle
-from llmc.artifacts.bundle.writer import check_replaceable, write_bundle
+from llmc.artifacts.bundle.writer import check_replaceable
 from llmc.artifacts.key import Key
-from llmc.artifacts.local.origins import remember_recorded
 from llmc.buckets.encoding import EncodePlan, encode_plan, traffic_plan
+from llmc.buckets.traffic.reader import Trace
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.checkpoint.sentence_files import labels_of, read_description, task_of
+from llmc.compiler.estimates.durations import typical
+from llmc.compiler.model_size import weights_of
 from llmc.compiler.options import LOCAL
-from llmc.compiler.pipeline.compile import CompileResult, Reporter
+from llmc.compiler.pipeline.compile import CompileResult, Reporter, publish
+from llmc.compiler.pipeline.dry_run import LookupStages, NotBuiltError, ignore
 from llmc.compiler.pipeline.encoding_verification import verification_of
-from llmc.compiler.pipeline.provenance import provenance, remember_model
+from llmc.compiler.pipeline.provenance import provenance
 from llmc.compiler.stages import StageReport, Stages
+from llmc.compiler.targets import open_target
 from llmc.compiler.targets.encoder import CompiledEncoder, EncoderCase, EncoderTarget, open_encoder_target
 from llmc.compiler.text.files import text_files
 from llmc.errors import InputError, UnknownNameError
@@ -32,6 +35,7 @@ from llmc.runtime.pooling.modules import POOLING, WEIGHTS, Task
 from llmc.version import __version__
 
 if TYPE_CHECKING:
+    from llmc.artifacts.store.entries import Entry
     from llmc.artifacts.store.store import Store
     from llmc.compiler.checkpoint.base import Checkpoint
     from llmc.compiler.checkpoint.sentence_files import Read
@@ -50,38 +54,45 @@ def settled_task(checkpoint: Checkpoint, asked: str | None) -> Task | None:
     return None if asked == GENERATE else asked  # type: ignore[return-value] # one of TASKS
 
 
-def plan_encoder(checkpoint: Checkpoint, task: Task, **limits: Any) -> EncodePlan:
-    """The plan for a checkpoint; `limits`: max_model_len, max_num_seqs, max_num_batched_tokens, where given; for
-    recorded texts also `texts`, `max_graphs` and `facts` (buckets/encoding.py).
+def plan_encoder(checkpoint: Checkpoint, task: Task, **given: Any) -> EncodePlan:
+    """The plan for a checkpoint; of `given`, limits are max_model_len, max_num_seqs, max_num_batched_tokens.
 
-    Raises InputError for a length that the model's positions do not reach.
+    `traffic`, a file or an open `Trace`, has recorded texts: buckets of the lengths that pad them least, `max_graphs`
+    of them at most. Raises InputError for a length that the model's positions do not reach.
     """
-    asked = limits.get("max_model_len")
+    asked = given.get("max_model_len")
     longest = read_description(checkpoint, task).description.max_length
     if asked is not None and asked > longest:
         raise InputError(f"--max-model-len {asked} is above the {longest} tokens of {checkpoint.asked}; lower it")
-    given = {k: v for k, v in limits.items() if v is not None and k != "max_model_len"}
-    if "texts" in given:
-        return traffic_plan(task, max_length=asked or longest, **given)
-    return encode_plan(task, asked or longest, **given)
+    chosen = {k: v for k, v in given.items() if v is not None and k not in ("max_model_len", "traffic")}
+    traffic = given.get("traffic")
+    if traffic is None:
+        return encode_plan(task, asked or longest, **chosen)
+    trace = traffic if isinstance(traffic, Trace) else Trace(os.fspath(traffic), generates=False)
+    texts = Counter(request.prompt for request in trace)
+    return traffic_plan(task, texts, max_length=asked or longest, facts={"traffic_sha256": trace.digest()}, **chosen)
 
 
 EXECUTABLE = "executable"
 """The stage of one executable."""
 LIMITS = ("max_model_len", "max_num_seqs", "max_num_batched_tokens")
-"""What is planned by."""
+OF_TRAFFIC = ("traffic", "max_graphs")
+"""What is planned by: limits, and recorded texts."""
 
 
 def encoder_plan_of(checkpoint: Checkpoint, task: Task, plan: object, given: Mapping[str, Any]) -> EncodePlan:
-    """`plan`, or one by LIMITS. Raises InputError for a plan of another task, and for further arguments."""
+    """`plan`, or one by what is `given` (`plan_encoder`). Raises InputError for a plan of another task, and for further
+    arguments."""
     asked = {name: value for name, value in given.items() if value is not None}
     if plan is not None:
         if not isinstance(plan, EncodePlan) or plan.task != task:
             raise InputError(f"the plan is not one to {task}: make it with llmc plan MODEL --task {task}")
         return plan
-    if other := sorted(asked.keys() - set(LIMITS)):
+    known = {*LIMITS, *(OF_TRAFFIC if "traffic" in asked else ())}
+    if other := sorted(asked.keys() - known):
         raise InputError(
-            f"{', '.join(other)}: a model to {task} is planned by {', '.join(LIMITS)} alone; leave out the rest"
+            f"{', '.join(other)}: a model to {task} is planned by {', '.join(LIMITS)}, and by traffic with max_graphs; "
+            "leave out the rest"
         )
     return plan_encoder(checkpoint, task, **asked)
 
@@ -129,10 +140,7 @@ def compile_encoder(
     manifest, sources = _assemble(stages, target, made, read, plan, options, analysis, choice)
     verification = verification_of(stages, target, manifest, sources, plan, case, options, report)
     final = manifest.changed(verification=verification)
-    remember_recorded(store, final)
-    write_bundle(destination, final, sources)
-    remember_bundle(store, final)
-    remember_model(store, stages.checkpoint_digest(), checkpoint.asked)
+    publish(stages, destination, final, sources)
     states = [e.state for e in final.executables]
     reused = sum(stored[kind] for kind in {entry.key.kind for _, entry in made.executables})
     return CompileResult(
@@ -141,6 +149,7 @@ def compile_encoder(
         seconds=round(time.perf_counter() - start, 3), bytes=final.size,
         weights_bytes=final.blobs[final.files["weights"]] if "weights" in final.files else 0,
         specialised=bool(options.specialise), sample_top_k=0, choice=choice, remaining="", analysis=analysis,
+        described=open_target(options.device).describe(analysis) if analysis else [],
         stages=seconds, verification=dict(final.verification),
     )  # fmt: skip
 
@@ -201,3 +210,85 @@ def _pooling_files(stages: Stages, read: Read) -> dict[str, str]:
         np.savez(held, **arrays)
         found[WEIGHTS] = stages.store.put_bytes(held.getvalue()).digest
     return found
+
+
+def programs_of_encoder(
+    checkpoint: Checkpoint, plan: EncodePlan, options: CompileOptions, store: Store, phase: str, report: Reporter
+) -> Iterator[tuple[str, str]]:
+    """Programs with their names: traced ("program"), or lowered. Raises as `compile_encoder`."""
+    target, _ = open_encoder_target(options.device)
+    options = target.configure(options)
+    target.toolchain()
+    case = EncoderCase.of(checkpoint, plan.task)  # type: ignore[arg-type] # what a plan to encode has
+    stages = Stages(store, checkpoint, plan, report)
+    if phase == "program":
+        yield from target.traced(stages, case, options)
+    else:
+        yield from target.lowered(stages, plan, case, options)
+
+
+_BYTES = {"none": 4, "int8": 1}
+"""Of a weight in a bundle, by quantisation."""
+
+
+class _Walk(LookupStages):
+    """Goes on behind executables that are missing: `why`, of each that a bucket has."""
+
+    def __init__(self, stages: Stages) -> None:
+        super().__init__(stages)
+        self.why: list[str | None] = []
+
+    def run(self, kind: str, components: Mapping[str, Any], build: object) -> Entry:
+        try:
+            entry = super().run(kind, components, build)
+        except NotBuiltError as missing:
+            if kind != EXECUTABLE:
+                raise
+            self.why.append(str(missing))
+            return None  # type: ignore[return-value] # nothing is made of an executable but the bundle
+        self.why += [None] if kind == EXECUTABLE else []
+        return entry
+
+
+def dry_run_encoder(checkpoint: Checkpoint, plan: EncodePlan, options: CompileOptions, store: Store) -> dict[str, Any]:
+    """As `pipeline.dry_run.dry_run` of models that generate; seconds are those of the store's last builds.
+
+    Raises as `compile_encoder` does; builds nothing.
+    """
+    target, chosen = open_encoder_target(options.device)
+    options = target.configure(options)
+    target.toolchain()
+    case = EncoderCase.of(checkpoint, plan.task)  # type: ignore[arg-type]
+    walk = _Walk(Stages(store, checkpoint, plan, ignore))
+    shapes = [(b.batch, b.query) for b in plan.buckets] if options.specialise else [None]
+    why: list[str | None]
+    try:
+        target.make(walk, plan, case, replace(options, jobs=1))  # one after the other, as they are listed
+        why = walk.why or [None]
+    except NotBuiltError as missing:
+        why = [str(missing)] * len(shapes)
+    executables = [
+        {
+            "phase": "encode" if shape else "any", "batch": shape and shape[0], "query": shape and shape[1],
+            "context": 0 if shape else None, "buckets": 1 if shape else len(plan.buckets), "cached": reason is None,
+            "why": reason,
+        }
+        for shape, reason in zip(shapes, why, strict=True)
+    ]  # fmt: skip
+    to_build = sum(reason is not None for reason in why)
+    return {
+        "device": options.device, "choice": "; ".join(filter(None, (target.choice(options), chosen))),
+        "executables": executables, "to_build": to_build, "cached": len(why) - to_build,
+        "estimated_seconds": _seconds(store, walk, to_build),
+        "estimated_bytes": sum(w.count for w in weights_of(checkpoint)) * _BYTES[str(options.quantize)],
+        "warnings": [], "estimates": [],
+    }  # fmt: skip
+
+
+def _seconds(store: Store, walk: _Walk, to_build: int) -> float | None:
+    """Of what is missing, verification not counted; None where no such build was measured."""
+    if not to_build:
+        return 0.0
+    shared = 0.0 if walk.why else typical(store.entries("encoder"))
+    each = typical(store.entries(EXECUTABLE))
+    return None if shared is None else round(shared + to_build * (each or 0.0), 1)

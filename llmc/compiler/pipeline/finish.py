@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmc.artifacts.bundle.manifest import Manifest, read_manifest
-from llmc.artifacts.bundle.manifest_schema import FINISHED_FOR, PORTABLE_NAME
+from llmc.artifacts.bundle.manifest_schema import FILE_NAME, FINISHED_FOR, PORTABLE_NAME
 from llmc.artifacts.bundle.reader import BundleFiles
 from llmc.artifacts.bundle.stored import remember_bundle
 from llmc.artifacts.bundle.writer import check_replaceable, write_bundle
@@ -32,13 +32,15 @@ from llmc.artifacts.digest import is_digest
 from llmc.artifacts.key import Key, Value
 from llmc.compiler.code import code_digest
 from llmc.compiler.pipeline.agree import agree
-from llmc.compiler.pipeline.compile import BeginReport, CompileResult, ExecutableReport, Reporter, compile_bundle
+from llmc.compiler.pipeline.compile import BeginReport, CompileResult, ExecutableReport, Reporter, compile_job
 from llmc.compiler.pipeline.dry_run import dry_run
+from llmc.compiler.pipeline.journal import Journal
 from llmc.compiler.pipeline.resolve import recorded_options, target_of
 from llmc.compiler.targets.base import Shape
 from llmc.compiler.targets.finishing import EachExecutable, WholeBundle
 from llmc.errors import CompileError, DeviceError, InputError
 from llmc.files import write_texts
+from llmc.paths import is_dir
 from llmc.runtime.bundle import Bundle
 from llmc.settings import Settings
 from llmc.version import __version__
@@ -49,9 +51,7 @@ if TYPE_CHECKING:
     from llmc.artifacts.store.entries import Entry
     from llmc.artifacts.store.store import Store
     from llmc.artifacts.store.workspace import Workspace
-    from llmc.buckets.plan import Plan
-    from llmc.compiler.checkpoint.base import Checkpoint
-    from llmc.compiler.options import CompileOptions
+    from llmc.compiler.pipeline.resolve import CompileJob
     from llmc.compiler.targets.base import Target
     from llmc.compiler.targets.finishing import Finisher
 
@@ -79,31 +79,32 @@ class FinishResult:
         return asdict(self)
 
 
-def compile_and_finish(
-    model: str | Checkpoint, destination: Path, plan: Plan, options: CompileOptions, store: Store, report: Reporter,
-    settings: Settings | None = None,
-) -> CompileResult:  # fmt: skip
-    """`compile_bundle`, and on the device's own host `finish_bundle` of what it leaves portable."""
-    report(BeginReport(lambda: float(dry_run(model, plan, options, store, settings)["estimated_seconds"])))
-    result = compile_bundle(model, destination, plan, options, store, report, settings)
+def compile_and_finish(job: CompileJob, destination: Path, store: Store, report: Reporter) -> CompileResult:
+    """`compile_job`, and on the device's own host `finish_bundle` of what it leaves portable."""
+    report(BeginReport(lambda: float(dry_run(job, store)["estimated_seconds"])))
+    result = compile_job(job, destination, store, report)
     manifest = read_manifest(destination)
-    if not result.portable or manifest.is_unbound or finisher_here(target_of(manifest)) is None:
+    if not result.portable or manifest.is_unbound or finisher_here(job.target) is None:
         return result
-    done = finish_bundle(destination, store, report, jobs=options.jobs, verify=options.verify, settings=settings)
+    options = job.options
+    done = finish_bundle(
+        destination, store, report, jobs=options.jobs, verify=options.verify, settings=job.target.settings,
+        target=job.target,
+    )  # fmt: skip
     return replace(
         result, portable=done.portable, native=done.native, seconds=round(result.seconds + done.seconds, 3),
         bytes=done.bytes, remaining="", finished=done.to_json(),
     )  # fmt: skip
 
 
-def write_host_files(result: CompileResult) -> CompileResult:
-    """Put what the device's own host needs into a folder beside a portable bundle, `BUNDLE.DEVICE`; the result with
-    their names. Raises InputError where that folder cannot be written."""
+def write_host_files(result: CompileResult, target: Target) -> CompileResult:
+    """Put what the device's own host needs into a folder beside a portable bundle of `target`, `BUNDLE.DEVICE`.
+
+    The result has their names. Raises InputError where that folder cannot be written."""
     if not result.portable:
         return result
     bundle = Path(os.path.realpath(result.bundle))
     opened = Bundle(BundleFiles.open(bundle), Settings())
-    target = target_of(opened.manifest)
     folder = bundle.with_name(f"{bundle.name}.{target.description.name}")
     finisher = target.finisher()
     texts = {} if finisher is None else finisher.host_files(folder, bundle, opened.plan)
@@ -115,6 +116,15 @@ def finisher_here(target: Target) -> Finisher | None:
     """What finishes bundles of the target on this host; None where nothing is left to finish, or not here."""
     finisher = target.finisher()
     return None if finisher is None or finisher.lacks() else finisher
+
+
+def is_finishable(folder: Path) -> bool:
+    """Whether a folder is a bundle with portable executables, or one that was finished, and no compile of it was
+    interrupted."""
+    if Journal.exists(folder) or not is_dir(folder) or not (folder / FILE_NAME).exists():
+        return False
+    manifest = read_manifest(folder)
+    return PORTABLE_NAME in manifest.files or any(item.state == "portable" for item in manifest.executables)
 
 
 def unfinished(bundle: Bundle) -> str:
@@ -130,9 +140,11 @@ def unfinished(bundle: Bundle) -> str:
 
 def finish_bundle(
     path: Path, store: Store, report: Reporter, *, jobs: int = 1, verify: str = "sample",
-    settings: Settings | None = None,
+    settings: Settings | None = None, target: Target | None = None,
 ) -> FinishResult:  # fmt: skip
     """Finish the bundle in the folder `path` for this host, in place; one that is finished for it already stays.
+
+    `target` made it; None: opened here.
 
     Raises InputError for a bundle that has no portable executables, DeviceError where the device or its toolchain is
     missing, CompileError, VerificationError, ArtifactError, CapacityError or UnwritableError; then `path` is as it was.
@@ -141,7 +153,7 @@ def finish_bundle(
     settings = settings or Settings.from_environment()
     bundle = Bundle.open(path, settings)
     half = Bundle(bundle.files.portable_half(), settings)
-    target = target_of(half.manifest)
+    target = target or target_of(half.manifest)
     finisher = _require_finisher(half, target)
     check_replaceable(Path(os.path.realpath(path)))
     pins = finisher.pins(half)

@@ -9,20 +9,16 @@ from typing import TYPE_CHECKING
 
 from llmc.artifacts.bundle.hybrid import Halves
 from llmc.buckets.hybrid.halves import half
-from llmc.compiler.checkpoint import open_checkpoint
-from llmc.compiler.pipeline.finish import compile_and_finish
+from llmc.buckets.plan import Plan
+from llmc.compiler.pipeline.compilation import Compilation
 from llmc.compiler.targets import open_target
 from llmc.compiler.targets.base import VendorPrefill
 from llmc.compiler.targets.declared import declared
 from llmc.errors import InputError
 
 if TYPE_CHECKING:
-    from llmc.artifacts.store.store import Store
-    from llmc.buckets.plan import Plan
-    from llmc.compiler.checkpoint import Checkpoint
     from llmc.compiler.options import CompileOptions
     from llmc.compiler.pipeline.compile import CompileResult, Reporter
-    from llmc.settings import Settings
 
 
 @dataclass(frozen=True)
@@ -35,27 +31,24 @@ class HybridResult:
     variables: Mapping[str, str]
 
 
-def compile_hybrid(
-    model: str | Checkpoint, folder: Path, plan: Plan, prefill: str, options: CompileOptions, store: Store,
-    report: Reporter, settings: Settings,
-) -> HybridResult:  # fmt: skip
-    """Compile `model` with `options`, whose device decodes, and for the device `prefill`, into `folder`.
+def compile_hybrid(asked: Compilation, folder: Path, prefill: str, report: Reporter) -> HybridResult:
+    """Compile what is asked for its device, which decodes, and for the device `prefill`, into `folder`.
 
     Each half has all buckets of its phase, and one that serves the other phase alone (buckets/hybrid/halves.py).
-    Options that targets declare go to the halves whose device declares them. Raises what `compile_bundle`
-    raises, and InputError for an option that neither takes.
+    Options that targets declare go to the halves whose device declares them. Raises what `Compilation.compile` raises,
+    and InputError for an option that neither takes.
     """
-    checkpoint = open_checkpoint(model) if isinstance(model, str) else model
+    checkpoint, plan, options = asked.checkpoint, asked.plan, asked.options
+    assert isinstance(plan, Plan)
     if checkpoint.choices:
         raise InputError(
             f"{checkpoint.name} has adapters that requests choose, and prompts with one are not handed from device to "
             "device: compile for one device, or merge an adapter (--lora)"
         )
-    decoding = open_target(options.device, settings)
-    variables = decoding.prefills_on(prefill) if isinstance(decoding, VendorPrefill) else None
+    target = asked.target or open_target(options.device, asked.settings)
+    variables = target.prefills_on(prefill) if isinstance(target, VendorPrefill) else None
     if variables is not None:
-        alone = compile_and_finish(checkpoint, folder, plan, options, store, report, settings)
-        return HybridResult(folder, {"decode": alone}, variables)
+        return HybridResult(folder, {"decode": asked.compile(folder, report)}, variables)
     chosen = {"prefill": _for(prefill, options), "decode": _for(options.device, options)}
     for name in options.own:
         if not any(name in one.own for one in chosen.values()):
@@ -64,7 +57,9 @@ def compile_hybrid(
     made = {}
     for role, place, phase in (("prefill", halves.prefill, "prompt"), ("decode", halves.decode, "decode")):
         part = half(plan, "prompt" if phase == "prompt" else "decode")
-        made[role] = compile_and_finish(checkpoint, place, part, chosen[role], store, report, settings)
+        opened = target if role == "decode" else None
+        each = Compilation(checkpoint, part, chosen[role], asked.store, asked.settings, opened)
+        made[role] = each.compile(place, report)
     halves.write()
     return HybridResult(folder, made, {})
 

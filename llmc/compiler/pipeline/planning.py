@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from llmc.buckets.limits import Limits
@@ -24,6 +25,7 @@ from llmc.settings import LIMIT_VARIABLES, Settings
 
 if TYPE_CHECKING:
     from llmc.buckets.traffic.source import Traffic
+    from llmc.compiler.targets.base import Target
 
 RangeLike = Range | Sequence[int] | None
 TrafficLike: TypeAlias = "str | os.PathLike[str] | Traffic | None"
@@ -49,6 +51,7 @@ class PlanArguments:
     device                   whose compile time and graph memory the budget counts; default cpu
     options                  what is compiled with on it (`CompileOptions`); default: its defaults
     settings                 default: the environment
+    target                   that of `device`, where it is open already
     """
 
     model: str | Checkpoint | None = None
@@ -75,6 +78,7 @@ class PlanArguments:
     device: str | None = None
     options: CompileOptions | None = None
     settings: Settings | None = None
+    target: Target | None = None
 
     def limits(self) -> tuple[Limits, dict[str, str]]:
         """The limits, and the origin of each. Raises InputError and CheckpointError as `plan_for`."""
@@ -85,7 +89,8 @@ class PlanArguments:
             if name in names and name not in given:
                 given[name], origins[name] = number.value, f"environment {number.variable}"
         if self.device is not None and "max_num_seqs" not in given:
-            most = open_target(self.device, self._settings).description.most_sequences
+            assert self._target is not None
+            most = self._target.description.most_sequences
             if most is not None:
                 given["max_num_seqs"], origins["max_num_seqs"] = most, f"device {self.device}"
         named = "--max-model-len" if self.max_model_len is not None else LIMIT_VARIABLES["max_model_len"]
@@ -96,15 +101,20 @@ class PlanArguments:
             origins["contexts"] = "model config"
         return limits, {**default, "max_model_len": origin, **origins}
 
-    @property
+    @cached_property
+    def _target(self) -> Target | None:
+        """That of `device`, opened once; None without a device."""
+        return self.target or (None if self.device is None else open_target(self.device, self._settings))
+
+    @cached_property
     def _settings(self) -> Settings:
         return self.settings if self.settings is not None else Settings.from_environment()
 
     def _decided(self, limits: Limits) -> Mapping[str, Range]:
         """The ranges that the device's options decide."""
-        if self.device is None or self.options is None:
+        if self._target is None or self.options is None:
             return {}
-        return open_target(self.device, self._settings).description.ranges(self.options, limits)
+        return self._target.description.ranges(self.options, limits)
 
     def inputs(self, limits: Limits) -> PlanInputs:
         """What the planner works from."""
@@ -117,10 +127,11 @@ class PlanArguments:
             "decode_batch": _range("decode_batch", self.decode_batch),
             "decode_context": _range("decode_seq", self.decode_seq, scale),
         }
+        decided = self._decided(limits)
         return PlanInputs(
             limits,
             self.strategy,
-            {name: found or self._decided(limits).get(name) for name, found in given.items()},
+            {name: found or decided.get(name) for name, found in given.items()},
             self._settings,
             None if self.from_file is None else BucketFile(self.from_file, unit),
             _traffic(self.traffic, self.bench),
@@ -143,7 +154,9 @@ def plan_for(model: str | Checkpoint | None, **keywords: Any) -> Plan:
         from llmc.compiler.estimates.footprint import Footprint
 
         device = arguments.device or "cpu"
-        costs = Footprint.open(model, limits, device, inputs.settings, arguments.bench, options=arguments.options)
+        costs = Footprint.open(
+            model, limits, device, inputs.settings, arguments.bench, options=arguments.options, target=arguments.target
+        )
     return plan_from(inputs, budget, costs, origins)
 
 

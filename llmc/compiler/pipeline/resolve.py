@@ -22,14 +22,18 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Job:
-    """The inputs of a compile, determined once: the open checkpoint, the target that the device stands for, the options
-    that were `asked` for, the same with the target's defaults (`options`), the reason for that target ("" if the
-    device stands for itself), the reason for defaults that the model `decided` ("" for none), and a target that serves
-    until this one's executables are open."""
+class CompileJob:
+    """The inputs of a compile, determined once.
+
+    The open checkpoint; the `opened` target of the device, and the target that the device stands for; the options that
+    were `asked` for, and the same with the target's defaults (`options`); the reason for that target ("" if the device
+    stands for itself), the reason for defaults that the model `decided` ("" for none), and a target that serves until
+    this one's executables are open.
+    """
 
     checkpoint: Checkpoint
     plan: Plan
+    opened: Target
     target: Target
     asked: CompileOptions
     options: CompileOptions
@@ -38,14 +42,18 @@ class Job:
     starter: tuple[Target, CompileOptions] | None = None
 
     @classmethod
-    def of(cls, model: str | Checkpoint, plan: Plan, options: CompileOptions, settings: Settings | None = None) -> Job:
-        """Open the checkpoint, unless it is, and ask the target whether it takes all that.
+    def of(
+        cls, model: str | Checkpoint, plan: Plan, options: CompileOptions, settings: Settings | None = None,
+        target: Target | None = None,
+    ) -> CompileJob:  # fmt: skip
+        """Open the checkpoint and the device's `target`, unless they are, and ask the target whether it takes all that.
 
         Raises CheckpointError, InputError and DeviceError, before anything is made.
         """
         checkpoint = open_checkpoint(model)
         deployment = Deployment(plan.limits, plan.provenance.facts, checkpoint.config, weights_of(checkpoint))
-        found = open_target(options.device, settings).resolve(options, deployment)
+        opened = target or open_target(options.device, settings)
+        found = opened.resolve(options, deployment)
         device = found.target.description
         if checkpoint.choices and not device.selects_adapters:
             raise InputError(
@@ -61,7 +69,7 @@ class Job:
             )
         found.options.require_vocabulary(checkpoint.name, int(checkpoint.config["vocab_size"]))
         return cls(
-            checkpoint, plan, found.target, found.asked, found.options, found.why, found.decided, found.starter
+            checkpoint, plan, opened, found.target, found.asked, found.options, found.why, found.decided, found.starter
         )  # fmt: skip
 
     @property

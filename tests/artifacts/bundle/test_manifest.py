@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc.artifacts.bundle import manifest_schema
-from llmc.artifacts.bundle.components import manifest_components
-from llmc.artifacts.bundle.manifest import Manifest, read_manifest
+from llmc.artifacts.bundle.manifest import Manifest, manifest_components, read_manifest
 from llmc.artifacts.digest import digest_bytes
 from llmc.artifacts.key import differences
 from llmc.errors import ArtifactError

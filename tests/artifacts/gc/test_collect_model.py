@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from llmc.artifacts.gc.gc_policy import CollectionPlan, RetentionLimits, decide, size_of
 from llmc.artifacts.gc.inventory import Inventory, Item
-from llmc.artifacts.store.files import File
+from llmc.artifacts.store.layout import File
 from tests.tiers import examples
 
 NOW = 1_000_000.0

@@ -17,9 +17,10 @@ from llmc.cli.main import main
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.frontend.real_model import load_real_model
 from llmc.compiler.options import CompileOptions
+from llmc.compiler.pipeline.compilation import Compilation
 from llmc.compiler.pipeline.compile import compile_bundle
 from llmc.compiler.pipeline.hybrid import compile_hybrid
-from llmc.compiler.pipeline.resolve import Job
+from llmc.compiler.pipeline.resolve import CompileJob
 from llmc.errors import CheckpointError, InputError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.engine.sampling.params import SamplingParams
@@ -150,13 +151,15 @@ def test_devices_whose_graphs_take_none(model: str) -> None:
     for device in ("inductor", "neuron:trn2", "hpu", "openvino:NPU"):
         words = r"choose an adapter, as those of .*onnxruntime, .*tpu, xla have.*--lora merges it"
         with pytest.raises(InputError, match=words):
-            Job.of(model, PLAN, CompileOptions.of(device))
+            CompileJob.of(model, PLAN, CompileOptions.of(device))
 
 
 def test_no_hybrid(tmp_path: Path, model: str, store: Store) -> None:
     asked, settings = CompileOptions.of("onnxruntime"), Settings.from_environment()
     with pytest.raises(InputError, match="not handed from device to device"):
-        compile_hybrid(model, tmp_path / "hybrid", PLAN, "openvino", asked, store, lambda _: None, settings)
+        compile_hybrid(
+            Compilation.of(model, asked, store, settings, plan=PLAN), tmp_path / "hybrid", "openvino", lambda _: None
+        )
 
 
 def test_modules_that_are_no_linear_ones(tmp_path: Path, store: Store) -> None:

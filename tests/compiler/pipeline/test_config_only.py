@@ -15,6 +15,7 @@ from llmc.compiler.checkpoint import open_checkpoint, read_config
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.compile import compile_bundle
 from llmc.compiler.pipeline.dry_run import dry_run
+from llmc.compiler.pipeline.resolve import CompileJob
 from llmc.compiler.targets import open_target
 from llmc.compiler.weights.weightless import CONFIG as CONFIG_FILE
 from llmc.compiler.weights.weightless import TABLES, TENSORS
@@ -138,7 +139,7 @@ def test_a_device_that_needs_weights_refuses_and_names_those_that_do_not(tmp_pat
     able = [name for name in ("hpu", "xla", "tpu") if open_target(name).description.config_only]
     for run in (
         lambda options, store: compile_bundle(str(file), tmp_path / "b", PLAN, options, store, lambda _: None),
-        lambda options, store: dry_run(str(file), PLAN, options, store),
+        lambda options, store: dry_run(CompileJob.of(str(file), PLAN, options), store),
     ):
         with pytest.raises(
             InputError, match=r"device cpu needs the weights to compile.*compile for one of: "

@@ -15,6 +15,7 @@ from llmc.artifacts.bundle.writer import write_bundle
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.compile import ExecutableReport
 from llmc.compiler.pipeline.finish import FinishResult, compile_and_finish, finish_bundle, unfinished
+from llmc.compiler.pipeline.resolve import CompileJob
 from llmc.compiler.targets.fake_finisher import FakeFinisher
 from llmc.errors import ArtifactError, CompileError, DeviceError, InputError, VerificationError
 from llmc.runtime.bundle import Bundle
@@ -93,7 +94,7 @@ def test_nothing_is_made_twice_and_the_bundle_stays_the_same(toy: Toy, put_in: A
 def test_a_compile_on_the_devices_host_finishes(toy: Toy, put_in: Any) -> None:
     put_in()
     options = CompileOptions.of("fake:portable", require_native=True)
-    result = compile_and_finish(str(toy.model), toy.bundle, toy.plan, options, toy.store, toy.events.append)
+    result = compile_and_finish(CompileJob.of(toy.model, toy.plan, options), toy.bundle, toy.store, toy.events.append)
     assert (result.portable, result.remaining) == (0, "")
     assert result.native == result.finished["native"] == len(Bundle.open(toy.bundle).manifest.executables)
     assert Bundle.open(toy.bundle).manifest.verification["finished"]["reference"] == "its portable executables"
@@ -101,7 +102,7 @@ def test_a_compile_on_the_devices_host_finishes(toy: Toy, put_in: Any) -> None:
 
 def test_a_compile_elsewhere_does_not(toy: Toy) -> None:
     options = CompileOptions.of("fake:portable")
-    result = compile_and_finish(str(toy.model), toy.bundle, toy.plan, options, toy.store, toy.events.append)
+    result = compile_and_finish(CompileJob.of(toy.model, toy.plan, options), toy.bundle, toy.store, toy.events.append)
     assert result.native == 0 and not result.finished
     with pytest.raises(DeviceError, match="no fake card"):
         finish(toy)
@@ -126,7 +127,7 @@ def test_a_bundle_without_weights_is_refused_and_its_compile_is_no_error(
         finish(toy)
     assert not unfinished(Bundle.open(toy.bundle)) and Bundle.open(toy.bundle).manifest == before
     options = CompileOptions.of("fake:portable")
-    result = compile_and_finish(str(toy.model), toy.bundle, toy.plan, options, toy.store, toy.events.append)
+    result = compile_and_finish(CompileJob.of(toy.model, toy.plan, options), toy.bundle, toy.store, toy.events.append)
     assert result.portable and not result.finished
 
 

@@ -97,13 +97,13 @@ for entry in Store("store").entries():
         found[entry.key.digest] = [entry.key.kind, {n: b.digest for n, b in entry.outputs.items()}]
 print(json.dumps(found))
 """
-Made = dict[str, list[object]]
+MadeExecutable = dict[str, list[object]]
 
 
 def compile_in(
     folder: Path, device: str, model: object, *, jobs: int = 1, verify: str = "all", late: str = "", umask: str = "022",
     before: tuple[str, ...] = (), **environment: str,
-) -> Made:  # fmt: skip
+) -> MadeExecutable:  # fmt: skip
     """What a process of its own makes in `folder`: outputs by key."""
     folder.mkdir(parents=True)
     command = [*before, sys.executable, "-c", COMPILE, folder, device, model, jobs, verify, late, umask]
@@ -113,7 +113,7 @@ def compile_in(
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
-    made: Made = json.loads(ran.stdout.splitlines()[-1])
+    made: MadeExecutable = json.loads(ran.stdout.splitlines()[-1])
     return made
 
 
@@ -129,7 +129,7 @@ def other_host() -> tuple[str, ...]:
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Made]:
+def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, MadeExecutable]:
     """A toy checkpoint, and what compiling it makes where nothing is unusual."""
     folder = tmp_path_factory.mktemp("plain")
     model = write_toy(folder / "model")
@@ -138,7 +138,9 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Made]:
 
 @default_cases(2)
 @pytest.mark.parametrize("what", ["place", "process", "host", "time"])
-def test_a_compile_elsewhere_makes_the_same_keys_and_bytes(what: str, plain: tuple[Path, Made], tmp_path: Path) -> None:
+def test_a_compile_elsewhere_makes_the_same_keys_and_bytes(
+    what: str, plain: tuple[Path, MadeExecutable], tmp_path: Path
+) -> None:
     model, expected = plain
     work = tmp_path / "some other place" / "\u00fcber"
     temporary, home = tmp_path / "tmp", tmp_path / "home"

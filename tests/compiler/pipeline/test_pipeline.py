@@ -32,6 +32,7 @@ from llmc.compiler.pipeline.dry_run import dry_run
 from llmc.compiler.pipeline.executors import base as executors_base
 from llmc.compiler.pipeline.executors import local
 from llmc.compiler.pipeline.executors.base import executable_key
+from llmc.compiler.pipeline.resolve import CompileJob
 from llmc.compiler.stages import Stages
 from llmc.compiler.targets import open_target
 from llmc.compiler.targets.base import CompiledExecutable, Lowered, Shape
@@ -251,11 +252,11 @@ def test_damage_in_the_store_is_healed_by_the_next_compile(toy: Toy, what: str) 
 
 def test_a_dry_run_builds_nothing_and_says_what_is_cached(toy: Toy) -> None:
     options = CompileOptions(device="fake")
-    dry_run(str(toy.model), toy.plan, options, toy.store)
+    dry_run(CompileJob.of(str(toy.model), toy.plan, options), toy.store)
     assert toy.store.entries("executable") == []
     toy.compile()
     before = len(toy.store.entries())
-    dry_run(str(toy.model), toy.plan, options, toy.store)
+    dry_run(CompileJob.of(str(toy.model), toy.plan, options), toy.store)
     assert len(toy.store.entries()) == before
 
 

@@ -22,6 +22,7 @@ from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.asked import asked_members
 from llmc.compiler.pipeline.compile import compile_bundle
 from llmc.compiler.pipeline.dry_run import dry_run
+from llmc.compiler.pipeline.resolve import CompileJob
 from llmc.compiler.targets.onnxruntime.onnx_model import add_top, bind, load_model
 from llmc.errors import ArtifactError, InputError, VerificationError
 from llmc.runtime.bundle import Bundle
@@ -163,7 +164,7 @@ def test_more_than_the_vocabulary_is_refused_before_any_work(tmp_path: Path) -> 
     with pytest.raises(InputError, match=message):
         toy.compile(sample_top_k=21)
     with pytest.raises(InputError, match=message):
-        dry_run(str(toy.model), toy.plan, CompileOptions("fake", sample_top_k=21), toy.store)
+        dry_run(CompileJob.of(str(toy.model), toy.plan, CompileOptions("fake", sample_top_k=21)), toy.store)
     assert not toy.bundle.exists() and not toy.events
     toy.compile(sample_top_k=20)
     executor = open_executor(Bundle.open(toy.bundle))
@@ -183,7 +184,7 @@ def test_every_k_is_an_executable_of_its_own_and_all_else_is_shared(toy: Toy) ->
 def test_a_miss_names_the_option_and_the_default_has_no_such_component(toy: Toy) -> None:
     toy.compile(verify="none")
     known = {e.key.components["shape.context"]: e.key for e in toy.store.entries("executable")}
-    found = dry_run(str(toy.model), toy.plan, CompileOptions("fake", sample_top_k=64), toy.store)
+    found = dry_run(CompileJob.of(str(toy.model), toy.plan, CompileOptions("fake", sample_top_k=64)), toy.store)
     assert all("option.sample_top_k" in e["why"] and "64" in e["why"] for e in found["executables"])
     assert all("option.sample_top_k" not in key.components for key in known.values())
     key = next(iter(known.values()))

@@ -14,7 +14,7 @@ from llmc.artifacts.store.store import Store
 from llmc.buckets.bucket import Bucket
 from llmc.buckets.limits import Limits
 from llmc.buckets.plan import Plan
-from llmc.cli.accuracy import verified_line
+from llmc.cli.results import verified_line
 from llmc.compiler.checkpoint.base import Checkpoint
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.compile import compile_bundle

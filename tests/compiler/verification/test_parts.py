@@ -11,7 +11,7 @@ from llmc.artifacts.bundle.manifest import read_manifest
 from llmc.buckets.bucket import PHASES, Bucket
 from llmc.buckets.limits import Limits
 from llmc.buckets.planner.planner import make_plan
-from llmc.cli.accuracy import verified_line
+from llmc.cli.results import verified_line
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.targets import open_target
 from llmc.compiler.targets.base import Shape

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from llmc.compiler.options import CompileOptions
-    from llmc.compiler.pipeline.executors.base import Executor
+    from llmc.compiler.pipeline.executors.base import CompileExecutor
 
 
-def open_executor(options: CompileOptions) -> Executor:
+def open_executor(options: CompileOptions) -> CompileExecutor:
     """The executor that `options` name; raises InputError for what it cannot be told."""
     module = import_module(f"llmc.compiler.pipeline.executors.{options.executor}")
-    executor: Executor = module.open_executor(options)
+    executor: CompileExecutor = module.open_executor(options)
     return executor

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from llmc.settings import Settings
 
 
-class Made(NamedTuple):
+class MadeExecutable(NamedTuple):
     """An executable's entry, whether it was there before, and how long it took in seconds."""
 
     entry: Entry
@@ -35,12 +35,12 @@ class Made(NamedTuple):
     seconds: float
 
 
-Done = Callable[["Shape", Made], None]
+Done = Callable[["Shape", MadeExecutable], None]
 """Hears of each executable as it is there, in the thread that called."""
 
 
 @dataclass(frozen=True)
-class Work:
+class CompileWork:
     """What all executables of a compile share; `settings` are the environment's."""
 
     store: Store
@@ -54,11 +54,11 @@ class Work:
         return executable_key(self.target, self.lowered, shape, self.options)
 
 
-class Executor(ABC):
+class CompileExecutor(ABC):
     """Compiles executables somewhere."""
 
     @abstractmethod
-    def compile(self, work: Work, shapes: Sequence[Shape], done: Done) -> list[Made]:
+    def compile(self, work: CompileWork, shapes: Sequence[Shape], done: Done) -> list[MadeExecutable]:
         """One a shape, in their order; those in the store are not made again.
 
         Where it is left by an error or an interrupt, nothing runs any more, and what is done is in the store. Raises

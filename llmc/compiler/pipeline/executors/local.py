@@ -11,7 +11,15 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from llmc.compiler.options import LOCAL
-from llmc.compiler.pipeline.executors.base import Done, Executor, Made, Work, compile_in_worker, linked, stored
+from llmc.compiler.pipeline.executors.base import (
+    CompileExecutor,
+    CompileWork,
+    Done,
+    MadeExecutable,
+    compile_in_worker,
+    linked,
+    stored,
+)
 from llmc.compiler.targets.workers import Jobs, Workers
 from llmc.errors import InputError
 
@@ -29,10 +37,10 @@ def open_executor(options: CompileOptions) -> LocalExecutor:
     return LocalExecutor()
 
 
-class LocalExecutor(Executor):
+class LocalExecutor(CompileExecutor):
     """See the module's docstring."""
 
-    def compile(self, work: Work, shapes: Sequence[Shape], done: Done) -> list[Made]:
+    def compile(self, work: CompileWork, shapes: Sequence[Shape], done: Done) -> list[MadeExecutable]:
         """As the contract says."""
         target, options, lowered = work.target, work.options, work.lowered
         with ExitStack() as stack:
@@ -49,7 +57,7 @@ class LocalExecutor(Executor):
                         there.append(replace(lowered, folder=stack.enter_context(linked(work.store, lowered))))
                 return there[0]
 
-            def build(shape: Shape) -> Made:
+            def build(shape: Shape) -> MadeExecutable:
                 began = time.perf_counter()
 
                 def make(workspace: Workspace) -> Mapping[str, Blob]:
@@ -62,6 +70,6 @@ class LocalExecutor(Executor):
                     return stored(workspace, made, time.perf_counter() - at)
 
                 entry, hit = work.store.get_or_build(work.key(shape), make)
-                return Made(entry, hit, time.perf_counter() - began)
+                return MadeExecutable(entry, hit, time.perf_counter() - began)
 
             return jobs.each(build, shapes, done)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from llmc.artifacts.digest import Blob, digest_file
 from llmc.artifacts.log import logger
 from llmc.cluster import AUTO, connected
-from llmc.compiler.pipeline.executors.base import Done, Executor, Made, Work
+from llmc.compiler.pipeline.executors.base import CompileExecutor, CompileWork, Done, MadeExecutable
 from llmc.compiler.pipeline.executors.ray_worker import CPU_LABEL, DEVICE_LABEL, Task, Told, features
 from llmc.errors import ArtifactError, CompileError, DeviceError, LlmcError
 from llmc.version import __version__
@@ -41,19 +41,19 @@ def open_executor(options: CompileOptions) -> RayExecutor:
     return RayExecutor(options.address, options.worker_memory)
 
 
-class RayExecutor(Executor):
+class RayExecutor(CompileExecutor):
     """See the module's docstring. `memory`: bytes that one executable takes, None for no bound."""
 
     def __init__(self, address: str | None, memory: int | None = None, slow_s: float = SLOW_S) -> None:
         self._address, self._memory, self._slow_s = address, memory, slow_s
 
-    def compile(self, work: Work, shapes: Sequence[Shape], done: Done) -> list[Made]:
+    def compile(self, work: CompileWork, shapes: Sequence[Shape], done: Done) -> list[MadeExecutable]:
         """As the contract says. Raises DeviceError where the cluster cannot be reached, or all its nodes refuse."""
-        made: dict[Shape, Made] = {}
+        made: dict[Shape, MadeExecutable] = {}
         for shape in shapes:
             began = time.perf_counter()
             if (entry := work.store.obtain(work.key(shape))) is not None:
-                made[shape] = Made(entry, True, time.perf_counter() - began)
+                made[shape] = MadeExecutable(entry, True, time.perf_counter() - began)
                 done(shape, made[shape])
         if lacking := [shape for shape in shapes if shape not in made]:
             with connected(self._address or work.settings.ray_address or AUTO) as ray:
@@ -74,7 +74,7 @@ class _Attempt:
 class _Farm:
     """The tasks of one compile on a cluster that is connected."""
 
-    def __init__(self, ray: Any, work: Work, memory: int | None, slow_s: float) -> None:
+    def __init__(self, ray: Any, work: CompileWork, memory: int | None, slow_s: float) -> None:
         self._ray, self._work, self._memory, self._slow_s = ray, work, memory, slow_s
         self._refused: dict[str, str] = {}
         """Node id → why."""
@@ -84,7 +84,7 @@ class _Farm:
         resources = {"memory": memory} if memory else {}
         self._function = ray.remote(num_cpus=1, max_retries=RETRIES, **calls, **resources)(_on_node())
 
-    def run(self, shapes: Sequence[Shape]) -> Iterator[tuple[Shape, Made]]:
+    def run(self, shapes: Sequence[Shape]) -> Iterator[tuple[Shape, MadeExecutable]]:
         """Each shape as it is there. Where it is left, what still runs is ended."""
         waiting = deque(self._tasks(shapes))
         try:
@@ -182,7 +182,7 @@ class _Farm:
             self._submit(replace(slowest.task, again=True), apart)
 
     def _told(self, ref: Any, attempt: _Attempt) -> Told | None:
-        """What a task said; None for one that failed while another attempt of it runs. Raises as `Executor.compile`."""
+        """What a task said; None for one that failed while another attempt of it runs. Raises as `compile`."""
         from ray import exceptions
 
         shape = attempt.task.shape
@@ -212,14 +212,14 @@ class _Farm:
             self._ray.cancel(ref, force=True)
             del self._running[ref]
 
-    def _made(self, task: Task, told: Told) -> Made:
+    def _made(self, task: Task, told: Told) -> MadeExecutable:
         entry = self._work.store.obtain(task.key)
         if entry is None:
             raise ArtifactError(
                 f"{task.shape}: a worker published it to {task.place}, and it cannot be taken from there; workers sign "
                 "with LLMC_SIGNING_KEY what LLMC_ALLOW_UNSIGNED=1 here takes unsigned"
             )
-        return Made(entry, False, told.seconds)
+        return MadeExecutable(entry, False, told.seconds)
 
 
 def _on_node() -> Callable[[str, list[Any]], tuple[str, float, str]]:

@@ -15,7 +15,7 @@ from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.checkpoint.gguf_types import BLOCK_TYPES
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.compile import compile_bundle
-from llmc.compiler.pipeline.resolve import Job
+from llmc.compiler.pipeline.resolve import CompileJob
 from llmc.compiler.targets.cpu import auto_engine
 from llmc.compiler.targets.cpu.auto_engine import (
     KEPT,
@@ -252,7 +252,7 @@ def test_an_option_that_one_engine_offers_decides_for_it(
 ) -> None:
     favours("openvino" if engine == "onnxruntime" else "onnxruntime")
     checkpoint = open_checkpoint(tiny.write_model(tmp_path / "llama", "llama"))
-    job = Job.of(checkpoint, toy_plan(), CompileOptions.of("cpu", **{option: given}))
+    job = CompileJob.of(checkpoint, toy_plan(), CompileOptions.of("cpu", **{option: given}))
     assert job.target.description.executor == engine
     assert job.why == f"only {engine} takes --{option.replace('_', '-')}"
 
@@ -261,7 +261,7 @@ def test_an_option_that_one_engine_offers_decides_for_it(
 def test_an_option_that_both_engines_offer_leaves_the_choice(engine: str, favours: Any, tmp_path: Path) -> None:
     favours(engine)
     checkpoint = open_checkpoint(tiny.write_model(tmp_path / "llama", "llama"))
-    job = Job.of(checkpoint, toy_plan(), CompileOptions.of("cpu", quantize="int8", group_size=64))
+    job = CompileJob.of(checkpoint, toy_plan(), CompileOptions.of("cpu", quantize="int8", group_size=64))
     assert job.target.description.executor.removesuffix("-llmc") == engine
     assert job.why.startswith("a decode step of")
     assert job.options.get("group_size") == 64
@@ -270,17 +270,17 @@ def test_an_option_that_both_engines_offer_leaves_the_choice(engine: str, favour
 def test_a_value_that_no_engine_offers_is_an_error(favours: Any, tmp_path: Path) -> None:
     checkpoint = open_checkpoint(tiny.write_model(tmp_path / "llama", "llama"))
     with pytest.raises(InputError, match="--group-size 17 must be one of 16, 32, 64, 128, 256"):
-        Job.of(checkpoint, toy_plan(), CompileOptions.of("cpu", group_size=17))
+        CompileJob.of(checkpoint, toy_plan(), CompileOptions.of("cpu", group_size=17))
     with pytest.raises(InputError, match="openvino does not offer int4 in groups of 16"):
-        Job.of(checkpoint, toy_plan(), CompileOptions.of("cpu", quantize="int4", group_size=16, starter=True))
+        CompileJob.of(checkpoint, toy_plan(), CompileOptions.of("cpu", quantize="int4", group_size=16, starter=True))
 
 
 @pytest.mark.parametrize("default", [{"starter": False}, {"tensor_parallel": 1, "lowering": "jax", "starter": False}])
 def test_a_default_that_is_written_out_chooses_nothing(tmp_path: Path, default: dict[str, Any]) -> None:
     """As --no-starter does, and the note of an interrupted compile did."""
     checkpoint = open_checkpoint(str(tiny.write_model(tmp_path / "llama", "llama")))
-    plain = Job.of(checkpoint, toy_plan(), CompileOptions("cpu"))
-    found = Job.of(checkpoint, toy_plan(), CompileOptions.of("cpu", **default))
+    plain = CompileJob.of(checkpoint, toy_plan(), CompileOptions("cpu"))
+    found = CompileJob.of(checkpoint, toy_plan(), CompileOptions.of("cpu", **default))
     assert (type(found.target), found.why) == (type(plain.target), plain.why)
     assert found.options == plain.options
 

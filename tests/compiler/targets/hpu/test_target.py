@@ -18,6 +18,7 @@ import torch
 import llmc
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.dry_run import dry_run
+from llmc.compiler.pipeline.resolve import CompileJob
 from llmc.compiler.targets import open_target
 from llmc.compiler.weights.recipes import Recipe, to_bf16, write_weights
 from llmc.errors import ArtifactError, DeviceError, InputError
@@ -88,7 +89,7 @@ def test_a_second_compile_builds_nothing(compiled: Compiled) -> None:
 
 def test_a_dry_run_finds_everything_cached_and_builds_nothing(compiled: Compiled) -> None:
     asked = CompileOptions("hpu", verify="all", jobs=2)
-    found = dry_run(str(compiled.model), tiny.tiny_plan(), asked, compiled.store)
+    found = dry_run(CompileJob.of(str(compiled.model), tiny.tiny_plan(), asked), compiled.store)
     assert (found["to_build"], found["cached"]) == (0, len(tiny.tiny_plan().buckets))
 
 

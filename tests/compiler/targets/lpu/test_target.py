@@ -13,11 +13,12 @@ import pytest
 from llmc.artifacts.bundle.native import code_of_bundle
 from llmc.artifacts.store.store import Store
 from llmc.compiler.options import CompileOptions
+from llmc.compiler.pipeline.compilation import Compilation
 from llmc.compiler.pipeline.compile import compile_bundle
 from llmc.compiler.pipeline.dry_run import dry_run
-from llmc.compiler.pipeline.emit import emit
 from llmc.compiler.pipeline.finish import finish_bundle
 from llmc.compiler.pipeline.planning import plan_for
+from llmc.compiler.pipeline.resolve import CompileJob
 from llmc.compiler.pipeline.reverify import verify_again
 from llmc.compiler.targets import open_target
 from llmc.compiler.targets.lpu import target as lpu_target
@@ -160,10 +161,12 @@ def test_an_architecture_that_hyperdex_lacks_is_its_error(
 def test_a_dry_run_and_the_lowered_form_name_the_artifact(lpu: LpuHost, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = plan_for(str(lpu.model), max_model_len=LENGTH, device="lpu:2", settings=lpu.settings)
     options = CompileOptions.of("lpu:2", verify="none")
-    found = dry_run(str(lpu.model), plan, options, lpu.store, lpu.settings)
+    found = dry_run(CompileJob.of(str(lpu.model), plan, options, lpu.settings), lpu.store)
     assert (found["to_build"], found["cached"]) == (0, 1)
     monkeypatch.setenv("LLMC_HYPERDEX_PYTHON", str(lpu.settings.hyperdex_python))
-    ((name, text),) = emit(str(lpu.model), plan, options, lpu.store, "lowered", lambda _: None)
+    ((name, text),) = Compilation.of(lpu.model, options, lpu.store, lpu.settings, plan=plan).programs(
+        "lowered", lambda _: None
+    )
     assert name == "artifact" and json.loads(text)["max_length"] == LENGTH
 
 

@@ -15,7 +15,7 @@ from llmc.compiler.architectures.shared.size import Weights
 from llmc.compiler.checkpoint.gguf_types import BLOCK_TYPES
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.dry_run import dry_run
-from llmc.compiler.pipeline.resolve import Job
+from llmc.compiler.pipeline.resolve import CompileJob
 from llmc.compiler.targets import open_target
 from llmc.compiler.targets.base import Deployment
 from llmc.compiler.targets.cpu import auto_engine
@@ -35,8 +35,8 @@ def isa(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llmc.compiler.targets.onnxruntime.target.cpu_features", lambda: ISA)
 
 
-def job(model: Path, device: str = "onnxruntime", **options: Any) -> Job:
-    return Job.of(str(model), toy_plan(), CompileOptions.of(device, **options))
+def job(model: Path, device: str = "onnxruntime", **options: Any) -> CompileJob:
+    return CompileJob.of(str(model), toy_plan(), CompileOptions.of(device, **options))
 
 
 @pytest.mark.usefixtures("isa")
@@ -45,8 +45,8 @@ def test_a_gguf_in_blocks_is_kept_and_the_reason_is_said(tmp_path: Path) -> None
     found = job(model)
     assert (found.options.quantize, found.options.own["kernels"], found.asked.quantize) == ("keep", "llmc", None)
     assert (found.why, found.decided, found.because) == ("", KEPT, "")
-    dry = dry_run(str(model), toy_plan(), CompileOptions("onnxruntime"), Store(tmp_path / "s"))
-    asked = dry_run(str(model), toy_plan(), CompileOptions("onnxruntime", "keep"), Store(tmp_path / "s"))
+    dry = dry_run(CompileJob.of(str(model), toy_plan(), CompileOptions("onnxruntime")), Store(tmp_path / "s"))
+    asked = dry_run(CompileJob.of(str(model), toy_plan(), CompileOptions("onnxruntime", "keep")), Store(tmp_path / "s"))
     assert dry["choice"] == f"{asked['choice']}; {KEPT}"
     assert dry["estimates"] == asked["estimates"]
     assert job(model, cpu="neoverse-n1", verify="none").options.quantize == "keep", "for kernels of another CPU, too"

@@ -11,7 +11,7 @@ import pytest
 
 from llmc.artifacts.bundle.kernel_sets import KERNEL_SETS, common_isa, sets_in
 from llmc.artifacts.store.store import Store
-from llmc.cli.accuracy import verified_line
+from llmc.cli.results import verified_line
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.compile import compile_bundle
 from llmc.compiler.targets import open_target

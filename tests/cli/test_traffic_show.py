@@ -72,7 +72,7 @@ def test_requests_histograms_and_steps_are_drawn(llmc: Llmc) -> None:
 
 
 def test_a_running_server_is_sampled_and_kept_for_planning(llmc: Llmc, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llmc.cli.traffic.show.MIN", 0.01)
+    monkeypatch.setattr("llmc.cli.traffic.MIN", 0.01)
     with serving(answer(scrape([3, 2, 1], [4, 1, 0])), answer(scrape([9, 2, 1], [9, 2, 0]))) as url:
         ran = llmc("traffic", "show", url, "--for", "0.02s", "--every", "0.02s", "-o", "sampled.prom", "--json")
     found = json.loads(ran.out)

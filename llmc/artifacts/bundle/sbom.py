@@ -8,27 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from llmc.cli.cache.common import bundle_folder, is_bundle, open_cache, print_json
-
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from llmc.artifacts.bundle.manifest import Manifest
 
 SPEC_VERSION = "1.6"
-
-
-def print_sbom(what: str, cache_dir: Path | None) -> None:
-    """Print the document of a bundle folder, or of a bundle's entry in the store. Raises ArtifactError."""
-    from llmc.artifacts.bundle.manifest import read_manifest
-    from llmc.artifacts.bundle.stored import read_bundle
-
-    store = open_cache(cache_dir)
-    if is_bundle(what):
-        manifest = read_manifest(bundle_folder(what, store))
-    else:
-        manifest, _ = read_bundle(store, store.find(what))
-    print_json(bill_of_materials(manifest))
 
 
 def bill_of_materials(manifest: Manifest) -> dict[str, Any]:

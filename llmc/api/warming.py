@@ -1,0 +1,78 @@
+"""`llmc.warm_up`: what `llmc warmup` does, from Python."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from llmc.buckets.bucket import Bucket
+    from llmc.runtime.bundle import Bundle
+    from llmc.runtime.engine.engine import LLMEngine
+    from llmc.runtime.startup.beside import BesideWarming, RanBeside
+    from llmc.runtime.startup.capturing import CaptureChoice
+    from llmc.runtime.startup.opening import EngineOptions
+    from llmc.runtime.startup.outcome import WarmUpOutcome
+    from llmc.runtime.startup.warming import Warmed
+
+    Report = Callable[[WarmUpOutcome, Warmed | Bucket | RanBeside, int, int], None]
+
+
+def warm_up(
+    bundle: Bundle, options: EngineOptions | None = None, *, uses: Mapping[Bucket, int] | None = None,
+    choice: CaptureChoice | None = None, report: Report | None = None,
+) -> WarmUpOutcome:  # fmt: skip
+    """Run every bucket of a bundle twice, as requests would; of one that embeds or scores with one text each.
+
+    The buckets that `uses` counts most come first. `choice` divides the memory of a device that captures graphs.
+    `report` is called with the outcome so far, what ran, and how many of how many are done. An interrupt
+    keeps what ran.
+
+    Raises ArtifactError or DeviceError where this host cannot open the bundle; what does not run is in the outcome.
+    """
+    from llmc.runtime.startup.opening import EngineOptions, open_engine, open_executor
+    from llmc.runtime.startup.outcome import WarmUpOutcome
+
+    options = options or EngineOptions()
+    if bundle.task != "generate":
+        return _warm_up_encoder(bundle, options, report)
+    from llmc.runtime.startup.beside import BesideWarming
+    from llmc.runtime.startup.capturing import CaptureChoice, Capturing
+    from llmc.runtime.startup.warming import Warming
+
+    engine: LLMEngine | None = None
+    executor = open_executor(bundle, options)
+
+    def beside() -> BesideWarming:
+        nonlocal engine
+        engine = open_engine(bundle, executor, options)
+        return BesideWarming(engine, bundle.plan)
+
+    try:
+        capturing = Capturing.of(executor, bundle.plan, choice or CaptureChoice())
+        found = WarmUpOutcome(executor, Warming(executor, bundle.plan, uses=uses), capturing, beside)
+        _run(found, report)
+    finally:
+        if engine is not None:
+            engine.close()
+        executor.close()
+    return found
+
+
+def _warm_up_encoder(bundle: Bundle, options: EngineOptions, report: Report | None) -> WarmUpOutcome:
+    from llmc.runtime.pooling.pooler import Pooler
+    from llmc.runtime.startup.outcome import WarmUpOutcome
+    from llmc.runtime.startup.pool_warming import PoolWarming
+
+    pooler = Pooler(bundle, options.threads)
+    try:
+        found = WarmUpOutcome(pooler.encoder, PoolWarming(pooler), names={"prompt": bundle.task})
+        _run(found, report)
+    finally:
+        pooler.close()
+    return found
+
+
+def _run(found: WarmUpOutcome, report: Report | None) -> None:
+    found.run(lambda ran, done, total: None if report is None else report(found, ran, done, total))

@@ -1,0 +1,343 @@
+"""The flags of every verb that plans for another server, and what they open."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from llmc.cli.options import Command, argument, clip_flag, fields_flag, flag, rate_flag, switch, traffic_format_flag
+from llmc.cli.output import ReadingProgress, close_bars, echo
+from llmc.cli.planning import not_a_file
+from llmc.cli.quantities import duration, fraction, rate, size
+from llmc.errors import InputError
+
+if TYPE_CHECKING:
+    from llmc.integrations.base import BucketRules, Demands, GraphCost, Setup
+    from llmc.integrations.configuration import Configuration
+    from llmc.integrations.evaluation import ServerEvaluation
+    from llmc.integrations.observed import ObservedSteps
+    from llmc.integrations.settings import Value
+
+
+LIMITS = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "max_prompt_len")
+
+
+def _known() -> str:
+    from llmc.integrations import BUCKETS
+
+    return ", ".join(BUCKETS.names())
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerFlags(Command):
+    """The flags as typed; None is a flag that was not given."""
+
+    server: str | None = flag(None, "NAME", f"Which server, vllm also at a release, as vllm@0.24: {_known()}.")
+    max_model_len: int | None = flag(None, "N", "Tokens of one sequence, as the server runs.")
+    max_num_seqs: int | None = flag(None, "N", "Sequences in flight. Default: the server's.")
+    max_num_batched_tokens: int | None = flag(None, "N", "Tokens of a step. Default: the server's.")
+    block_size: int | None = flag(None, "N", "Tokens of one KV cache block. Default: the server's.")
+    max_prompt_len: int | None = flag(None, "N", "Tokens of the longest prompt. Default: what --max-model-len admits.")
+    settings: list[str] | None = flag(
+        None, "NAME=VALUE", "A setting of the server's own; --set ? lists them. Again for each.", names="--set"
+    )
+    traffic: str | None = flag(None, "FILE", "Recorded requests, see docs/traffic.md.")
+    traffic_format: str | None = traffic_format_flag()
+    fields: str | None = fields_flag()
+    arrival_rate: str | None = rate_flag()
+    clip: bool = clip_flag()
+    graph_seconds: str | None = flag(None, "T", "What one graph takes at start. Default: as published.")
+    graph_bytes: str | None = flag(None, "SIZE", "Device memory of one graph. Default: as published.")
+
+    def model(self) -> BucketRules:
+        """The server. Raises InputError without one, UnknownNameError, listing the known ones, for another name."""
+        from llmc.integrations import bucket_rules, released
+
+        if self.server is None:
+            raise InputError(f"name the server with --server NAME: {_known()}")
+        return bucket_rules(released(self.server)[0])
+
+    def limits(self) -> dict[str, int]:
+        """The limits that were given, by name."""
+        return {name: value for name in LIMITS if (value := getattr(self, name)) is not None}
+
+    def own(self, server: BucketRules) -> dict[str, Value]:
+        """The server's own settings that were given. Raises InputError for one that it does not have."""
+        from llmc.integrations import released
+
+        known = {setting.name: setting for setting in server.settings}
+        found = released(self.server or "")[1]
+        for text in self.settings or []:
+            name, equals, value = text.partition("=")
+            name = name.strip("-").replace("-", "_")
+            if name not in known or not equals:
+                listed = "; ".join(f"{one.name} ({one.spelling}): {one.help}" for one in server.settings) or "none"
+                raise InputError(f"--set {text!r} is none of {server.name}'s NAME=VALUE, known: {listed}")
+            found[name] = known[name].parse(value)
+        return found
+
+    def setup(self, server: BucketRules) -> Setup:
+        """The server's setup. Raises InputError without --max-model-len."""
+        from llmc.integrations.configuration import setup_for
+
+        return setup_for(server, self.limits(), self.own(server))
+
+    def load(self, server: BucketRules, source: str) -> Configuration:
+        """The configuration at `source`. Raises InputError as configuration.load does."""
+        from llmc.integrations.configuration import load
+
+        return load(server, source, self.limits(), self.own(server))
+
+    def cost(self, server: BucketRules) -> GraphCost:
+        """What a graph takes at start: what was given, else what was published."""
+        from dataclasses import replace
+
+        seconds, held = duration("--graph-seconds", self.graph_seconds), size("--graph-bytes", self.graph_bytes)
+        return replace(
+            server.cost,
+            seconds=server.cost.seconds if seconds is None else seconds,
+            size=server.cost.size if held is None else held,
+        )
+
+    def observe(self, server: BucketRules, setup: Setup, then: str, path: str | None = None) -> ObservedSteps:
+        """The steps for the traffic of `path`, else of --traffic, with a bar that says what comes `then`."""
+        from llmc.buckets.traffic.formats.fields import parse
+        from llmc.buckets.traffic.formats.prometheus.live import is_url
+        from llmc.integrations.observed import TrafficSource, observe
+
+        path = path or self.traffic
+        if path is None:
+            raise InputError("name the recorded requests with --traffic FILE")
+        if is_url(path):
+            raise InputError(not_a_file(path))
+        source = TrafficSource(
+            path, rate("--arrival-rate", self.arrival_rate), self.clip, self.traffic_format,
+            None if self.fields is None else parse(self.fields), ReadingProgress(f"replay {path}", then),
+        )  # fmt: skip
+        found = observe(server, setup, source)
+        close_bars()
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanExportCommand(ServerFlags):
+    """Print a plan in the server's own form, to paste; with -o, write it to a folder.
+
+    The folder holds environment (NAME=VALUE a line), arguments (a flag a line), the server's own file where it reads
+    one, kubernetes-env.yaml, and report.html: the numbers that justify it, with --traffic also of padding. A list that
+    leaves steps of that traffic to be compiled while serving, or refused, is an error that names them.
+
+    \b
+    Example:
+      llmc plan export plan.json --server vllm-gaudi -o configuration
+      llmc plan export tuned.json --server vllm --traffic requests.csv
+    """
+
+    source: str = argument("PLAN", "A plan of llmc's, of llmc plan tune, or any configuration.")
+    output: Path | None = flag(
+        None, "DIR", "Write environment, arguments, files and a report here.", names="--output -o"
+    )
+    as_json: bool = switch("--json", "Print JSON.")
+
+    def run(self) -> None:
+        from llmc.integrations import report
+        from llmc.integrations.configuration import as_text, write_folder
+        from llmc.integrations.evaluation import evaluate
+        from llmc.integrations.report import Findings, page
+
+        server = self.model()
+        loaded = self.load(server, self.source)
+        accepted = loaded.accepted(server)
+        if accepted.dropped:
+            raise InputError(
+                "; ".join([*report.accepted(self.source, accepted), "mend the list, or the limits it is for"])
+            )
+        given = server.export(loaded.setup, loaded.lists)
+        found: list[tuple[str, ServerEvaluation]] = []
+        demands: Demands = {}
+        if self.traffic is not None:
+            demands = self.observe(server, loaded.setup, "judge the plan").demands
+        for name, lists in ((report.OWN, server.default(loaded.setup)), ("exported", accepted.lists)):
+            found.append((name, evaluate(server, loaded.setup, lists, demands, self.cost(server))))
+        if uncovered := report.uncovered(found[-1][1]):
+            raise InputError(
+                f"{self.source} leaves steps of {self.traffic} without a graph: {uncovered}; plan for this traffic"
+            )
+        notes = report.accepted(self.source, accepted)
+        if self.output is not None:
+            names = write_folder(
+                self.output, given, server.name, page(Findings(server, loaded.setup, found, given, notes))
+            )
+            echo(f"wrote {', '.join(names)} to {self.output}", err=True)
+        if self.as_json:
+            echo(json.dumps({"environment": dict(given.environment), "arguments": list(given.arguments),
+                                   "files": dict(given.files), "notes": notes,
+                                   "configurations": {name: one.to_dict() for name, one in found}}))  # fmt: skip
+            return
+        for note in notes:
+            echo(note, err=True)
+        if self.output is None:
+            echo(as_text(given), nl=False)
+        echo(report.comparison(found), nl=False, err=self.output is None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanImportCommand(ServerFlags):
+    """Read a server's configuration, or the list that its log printed at start, as a plan in JSON.
+
+    \b
+    Example:
+      llmc plan import server.log --server vllm-gaudi --max-model-len 8192 -o running.json
+      llmc plan import command.sh --server vllm
+    """
+
+    source: str = argument("SOURCE", "The server's own file, command line, variables, folder or log.")
+    output: Path | None = flag(None, "FILE", "Write the plan here in place of printing it.", names="--output -o")
+
+    def run(self) -> None:
+        from llmc.integrations import report
+        from llmc.integrations.plan import ServerPlan
+
+        server = self.model()
+        loaded = self.load(server, self.source)
+        accepted = loaded.accepted(server)
+        for note in report.accepted(self.source, accepted):
+            echo(note, err=True)
+        plan = ServerPlan(server.name, loaded.setup, accepted.lists, f"read from {Path(self.source).name}")
+        if self.output is None:
+            echo(plan.to_json(), nl=False)
+            return
+        plan.save(self.output)
+        echo(f"wrote {self.output}", err=True)
+
+
+TUNED = "tuned"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanTuneCommand(ServerFlags):
+    """Choose the graphs that pad recorded requests least, under the server's own rules, and write its configuration.
+
+    Without a bound, it prepares as many graphs as the server would by itself.
+
+    \b
+    Example:
+      llmc plan tune --server vllm --traffic requests.csv --max-model-len 8192 --max-num-seqs 128 -o configuration
+      llmc plan tune --server vllm-gaudi --traffic requests.csv --max-model-len 8192 --max-num-seqs 32 --max-warmup 20m
+    """
+
+    max_graphs: int | None = flag(None, "N", "Graphs at start. Default: as many as the server's own.", min=1)
+    max_warmup: str | None = flag(None, "T", "Warm-up time at most, e.g. 10m.")
+    max_graph_memory: str | None = flag(None, "SIZE", "Memory of all graphs at most, e.g. 8GiB.")
+    judge: str | None = flag(None, "FILE", "Other recorded requests, to judge both configurations on too.")
+    output: Path | None = flag(None, "DIR", "Write the configuration here: see llmc plan export.", names="--output -o")
+    save: Path | None = flag(None, "FILE", "Write the plan here, as JSON.")
+    as_json: bool = switch("--json", "Print JSON in place of the report.")
+
+    def run(self) -> None:
+        from llmc.integrations import report
+        from llmc.integrations.configuration import as_text, write_folder
+        from llmc.integrations.evaluation import evaluate
+        from llmc.integrations.report import Findings, page
+        from llmc.integrations.tune import ServerBudget, ends
+        from llmc.integrations.tune import tune as choose
+
+        server = self.model()
+        setup, cost = self.setup(server), self.cost(server)
+        budget = ServerBudget(
+            self.max_graphs,
+            duration("--max-warmup", self.max_warmup),
+            size("--max-graph-memory", self.max_graph_memory),
+        )
+        observed = self.observe(server, setup, "choose graphs")
+        tuned = choose(server, setup, observed.demands, budget, cost, facts=observed.facts)
+        plan = tuned.plan
+        found = [(report.OWN, tuned.default), (TUNED, tuned.chosen)]
+        notes = [
+            *observed.notes,
+            *report.ranges(found, ends(server, setup, {report.OWN: tuned.default_lists, TUNED: plan.lists}, observed)),
+        ]
+        if self.judge is not None:
+            other = self.observe(server, setup, "judge", self.judge)
+            for name, lists in ((report.OWN, tuned.default_lists), (TUNED, plan.lists)):
+                found.append(
+                    (f"{name}, on {Path(self.judge).name}", evaluate(server, setup, lists, other.demands, cost))
+                )
+        given = server.export(setup, plan.lists)
+        if self.save is not None:
+            plan.save(self.save)
+            echo(f"wrote {self.save}", err=True)
+        if self.output is not None:
+            names = write_folder(self.output, given, server.name, page(Findings(server, setup, found, given, notes)))
+            echo(f"wrote {', '.join(names)} to {self.output}", err=True)
+        if self.as_json:
+            echo(json.dumps({"plan": plan.to_dict(), "configurations": {name: one.to_dict() for name, one in found},
+                                   "environment": dict(given.environment), "arguments": list(given.arguments),
+                                   "files": dict(given.files), "notes": notes}))  # fmt: skip
+            return
+        for note in notes:
+            echo(note, err=True)
+        echo(report.comparison(found), nl=False)
+        if self.output is None:
+            echo("\n" + as_text(given), nl=False)
+
+
+DRIFTED = 4
+"""Exit code where the traffic wastes or misses more than stated."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanCheckCommand(ServerFlags):
+    """Judge what a server runs with on today's traffic, and tell what a new plan of as many graphs would gain; where so
+    few cannot do, one of as many as the server's own.
+
+    For a cron job or CI: exit code 4 where a list's padding is more than --fail-above of its real work, or where more
+    than that share of steps has no graph and would have one.
+
+    \b
+    Example:
+      llmc plan check configuration --server vllm-gaudi --traffic yesterday.csv --fail-above 15%
+    """
+
+    source: str = argument("CONFIG", "What the server runs with: a folder, file, command line, plan or log.")
+    fail_above: str = flag("15%", "F", "Exit with 4 above this padding, or share of steps without a graph.")
+    as_json: bool = switch("--json", "Print JSON in place of the report.")
+
+    def run(self) -> None:
+        from llmc.buckets.render.text import percent
+        from llmc.integrations import report
+        from llmc.integrations.evaluation import evaluate
+        from llmc.integrations.tune import ServerBudget, ends, tune
+
+        server, limit = self.model(), fraction("--fail-above", self.fail_above) or 0.0
+        loaded = self.load(server, self.source)
+        accepted = loaded.accepted(server)
+        observed = self.observe(server, loaded.setup, "judge the configuration")
+        demands = observed.demands
+        cost = self.cost(server)
+        now = evaluate(server, loaded.setup, accepted.lists, demands, cost)
+        try:
+            new = tune(server, loaded.setup, demands, ServerBudget(graphs=max(now.graphs, 1)), cost).chosen
+        except InputError:  # so few graphs do not cover what the server's limits admit
+            new = tune(server, loaded.setup, demands, ServerBudget(), cost).chosen
+        drifted = now.worst > limit or now.missing - new.missing > limit
+        notes = [*observed.notes, *report.accepted(self.source, accepted)]
+        notes += report.ranges(
+            [(self.source, now)], ends(server, loaded.setup, {self.source: accepted.lists}, observed)
+        )
+        if self.as_json:
+            echo(json.dumps({"drifted": drifted, "limit": limit, "now": now.to_dict(), "planned_anew": new.to_dict(),
+                                   "notes": notes}))  # fmt: skip
+        else:
+            for note in notes:
+                echo(note, err=True)
+            echo(report.comparison([(self.source, now), ("planned anew", new)]), nl=False)
+            said = f"padding {percent(now.worst)}, steps without a graph {percent(now.missing)}"
+            gain = f"planned anew: {percent(new.worst)} and {percent(new.missing)}"
+            echo(f"{'above the limit' if drifted else 'within the limit'}: {said}, limit {percent(limit)}; {gain}")
+        if drifted:
+            raise typer.Exit(DRIFTED)

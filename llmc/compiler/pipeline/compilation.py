@@ -1,0 +1,213 @@
+"""A compile that is asked for: its key, its programs, what it would do, and the bundle that it makes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llmc.artifacts.digest import digest_bytes
+from llmc.artifacts.key import Key, canonical_json
+from llmc.artifacts.local.opening import open_store
+from llmc.artifacts.local.precompiled import place_for, replacing
+from llmc.buckets.encoding import EncodePlan
+from llmc.buckets.plan import Plan
+from llmc.compiler.checkpoint import open_checkpoint
+from llmc.compiler.code import package_digest
+from llmc.compiler.pipeline.compile import lowered
+from llmc.compiler.pipeline.dry_run import dry_run, ignore
+from llmc.compiler.pipeline.encoding import (
+    GENERATE,
+    compile_encoder,
+    dry_run_encoder,
+    encoder_plan_of,
+    programs_of_encoder,
+    settled_task,
+)
+from llmc.compiler.pipeline.finish import compile_and_finish, write_host_files
+from llmc.compiler.pipeline.journal import Journal
+from llmc.compiler.pipeline.planning import plan_for
+from llmc.compiler.pipeline.resolve import CompileJob
+from llmc.compiler.stages import Stages
+from llmc.compiler.targets import open_target
+from llmc.errors import InputError
+from llmc.files import read_text
+from llmc.platforms import EXTRAS
+from llmc.runtime.host import cpu_features
+
+if TYPE_CHECKING:
+    from llmc.artifacts.store.store import Store
+    from llmc.compiler.checkpoint.base import Checkpoint
+    from llmc.compiler.options import CompileOptions
+    from llmc.compiler.pipeline.compile import CompileResult, Reporter
+    from llmc.compiler.targets.base import Target
+    from llmc.settings import Settings
+
+PHASES = ("program", "lowered")
+PLACE = ("jobs", "executor", "address", "worker_memory")
+"""Options that say where and how fast something is compiled, and change none of it."""
+BASE = ("numpy", "onnxruntime", "tokenizers")
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """A checkpoint, its plan, the options and the store.
+
+    The target is opened once, and the `job` settled once, for all that is done with it. A model that embeds or scores
+    has an EncodePlan; its target is opened by each method.
+    """
+
+    checkpoint: Checkpoint
+    plan: Plan | EncodePlan
+    options: CompileOptions
+    store: Store
+    settings: Settings
+    target: Target | None = None
+    """The target of the device; None: opened when it is first needed."""
+
+    @classmethod
+    def of(
+        cls, model: str | Path | Checkpoint, options: CompileOptions, store: Store, settings: Settings, *,
+        task: str | None = None, plan: Plan | EncodePlan | Path | None = None, **planning: Any,
+    ) -> Compilation:  # fmt: skip
+        """Open the checkpoint and the target, and plan.
+
+        `task`: "generate", "embed" or "score"; None: what the checkpoint's own files say. `plan` may be a file. Without
+        one, `planning` are arguments of `plan_for`, or of `encoder_plan_of` for a model that embeds or scores. Raises
+        what these raise.
+        """
+        checkpoint = open_checkpoint(model)
+        encodes = settled_task(checkpoint, task)
+        if encodes is not None:
+            if isinstance(plan, Path):
+                plan = EncodePlan.from_json(read_text(plan, "plan"), str(plan))
+            return cls(checkpoint, encoder_plan_of(checkpoint, encodes, plan, planning), options, store, settings)
+        target = open_target(options.device, settings)
+        if plan is None:
+            asked = {"settings": settings, "device": options.device, "target": target, "options": options, **planning}
+            plan = plan_for(checkpoint, **asked)
+        elif isinstance(plan, Path):
+            plan = Plan.load(plan)
+        elif isinstance(plan, EncodePlan):
+            raise InputError(f"the plan is one to {plan.task}: make one to generate, with llmc plan MODEL")
+        return cls(checkpoint, plan, options, store, settings, target)
+
+    @classmethod
+    def resumed(cls, output: Path | None, cache_dir: Path | None, settings: Settings) -> tuple[Compilation, Path]:
+        """The interrupted compile whose journal lies beside the bundle `output`, and that bundle's folder.
+
+        Raises InputError where there is no journal, or it cannot be read, and what `of` raises.
+        """
+        journal = Journal.read(output)
+        store = open_store(cache_dir, settings, journal.options.device)
+        made = cls.of(journal.model, journal.options, store, settings, task=GENERATE, plan=journal.plan)
+        return made, journal.output
+
+    @property
+    def encodes(self) -> bool:
+        """Whether the model embeds or scores, and generates nothing."""
+        return isinstance(self.plan, EncodePlan)
+
+    @cached_property
+    def job(self) -> CompileJob:
+        """What is compiled, settled with the target; of a model that generates. Raises as `CompileJob.of`."""
+        assert isinstance(self.plan, Plan)
+        return CompileJob.of(self.checkpoint, self.plan, self.options, self.settings, self.target)
+
+    @property
+    def place(self) -> Path | None:
+        """Where bundles of this device have a place of their own (artifacts/local/precompiled.py)."""
+        if isinstance(self.plan, EncodePlan):
+            return None
+        return place_for(self.options.device, self.checkpoint.asked, self.settings.neuron_artifacts)
+
+    @property
+    def default_output(self) -> Path:
+        """The bundle folder where none is named: its place, or MODEL-DEVICE.llmc here."""
+        device = self.options.device
+        named = device.replace(":", "-") if isinstance(self.plan, EncodePlan) else device
+        return self.place or Path(f"{stem_of(self.checkpoint.asked)}-{named}.llmc")
+
+    def key(self) -> Key:
+        """One key of all that a compile makes, known before anything is made: for the name of a CI cache of the store.
+
+        Equal keys stand for compiles that make the same on hosts of the same processor: checkpoint, buckets, options,
+        all of llmc's code and the packages that it may compile with. What differs in any of these may still make the
+        same. Hashes the checkpoint, and makes nothing.
+        """
+        stages, asked = Stages(self.store, self.checkpoint, self.plan, ignore, self.settings), self.options.to_dict()
+        packages = {*BASE, *EXTRAS}
+        versions = {name: version for name in packages if (version := _version(name)) is not None}
+        buckets: list[Any] = [[b.phase, b.batch, b.query, b.context] for b in self.plan.buckets]
+        return Key(
+            "local-compile",  # of no entry: none may come from elsewhere either
+            {
+                "checkpoint": stages.checkpoint_digest(),
+                "buckets": digest_bytes(canonical_json(buckets)),
+                **{f"limit.{name}": value for name, value in self.plan.limits.to_dict().items()},
+                **{f"option.{name}": repr(value) for name, value in asked.items() if name not in PLACE},
+                **{f"toolchain.{name}": version for name, version in versions.items()},
+                "isa": " ".join(cpu_features()),
+                "code": package_digest(),
+            },
+        )
+
+    def programs(self, phase: str, report: Reporter) -> Iterator[tuple[str, str]]:
+        """Programs of `phase` with their names: traced, or in the form that the device's compiler takes.
+
+        Traced programs have symbolic sizes; a device that lowers bucket by bucket gives one of each shape of the plan.
+        What was made is in the store, for a compile. Raises as `compile`, and InputError for an unknown phase.
+        """
+        if phase not in PHASES:
+            raise InputError(f"--emit {phase!r}: there is {', '.join(PHASES)} and key")
+        if isinstance(self.plan, EncodePlan):
+            yield from programs_of_encoder(self.checkpoint, self.plan, self.options, self.store, phase, report)
+            return
+        job = self.job
+        stages = Stages(self.store, job.checkpoint, job.plan, report, job.target.settings)
+        if phase == "program":
+            for program in job.target.trace(stages, job.options):
+                yield program.name, program.text()
+            return
+        made, options, _ = lowered(stages, job.target, job.asked, job.options)
+        yield from job.target.show(made, job.target.shapes(job.plan.buckets, options), options)
+
+    def dry_run(self) -> dict[str, Any]:
+        """What a compile would do (`pipeline.dry_run`, `dry_run_encoder`). Builds nothing; raises as `compile`."""
+        if isinstance(self.plan, EncodePlan):
+            return dry_run_encoder(self.checkpoint, self.plan, self.options, self.store)
+        return dry_run(self.job, self.store)
+
+    def compile(self, output: Path, report: Reporter, *, resumable: bool = False) -> CompileResult:
+        """Compile into the bundle folder `output`, and finish what is portable on the device's own host.
+
+        With `resumable` a journal lies beside it until the bundle is published (`Compilation.resumed`). Raises
+        CheckpointError, CompileError, VerificationError, DeviceError, CapacityError or ArtifactError; then `output` is
+        as it was.
+        """
+        if isinstance(self.plan, EncodePlan):
+            return compile_encoder(self.checkpoint, output, self.plan, self.options, self.store, report)
+        journal = Journal(self.checkpoint.asked, self.plan, self.options, output)
+        with replacing(self.place if output == self.place else None), journal.running() if resumable else nullcontext():
+            return compile_and_finish(self.job, output, self.store, report)
+
+    def with_host_files(self, result: CompileResult) -> CompileResult:
+        """The result of `compile`, after `write_host_files`."""
+        return result if self.encodes else write_host_files(result, self.job.target)
+
+
+def stem_of(model: str) -> str:
+    """What a bundle of a model is named after: its file or folder; of a config.json its folder."""
+    path = Path(model)
+    return path.resolve().parent.name if path.name == "config.json" else path.stem
+
+
+def _version(module: str) -> str | None:
+    try:
+        return metadata.version(module.replace("_", "-"))
+    except metadata.PackageNotFoundError:
+        return None

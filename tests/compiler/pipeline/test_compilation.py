@@ -1,0 +1,83 @@
+"""`Compilation`: one target and one job for all that is done with it; resumed from its journal; files as plans."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import llmc as package
+from llmc.buckets.encoding import encode_plan
+from llmc.cli.main import main
+from llmc.compiler.options import CompileOptions
+from llmc.compiler.pipeline.compilation import Compilation
+from llmc.compiler.targets.fake import FakeTarget
+from llmc.errors import InputError
+from llmc.settings import Settings
+from tests.toy import Toy
+
+LIMITS = ("--max-model-len", "32")
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[FakeTarget]:
+    """The fake device's targets, as they are made."""
+    made: list[FakeTarget] = []
+    init = FakeTarget.__init__
+
+    def noted(self: FakeTarget, *arguments: Any, **more: Any) -> None:
+        made.append(self)
+        init(self, *arguments, **more)
+
+    monkeypatch.setattr(FakeTarget, "__init__", noted)
+    return made
+
+
+@pytest.mark.parametrize("device", ["fake", "fake:portable"])
+@pytest.mark.parametrize("more", [(), ("--dry-run",), ("--emit", "lowered"), ("--emit", "key")], ids=str)
+def test_a_command_line_opens_its_target_once(
+    toy: Toy, opened: list[FakeTarget], device: str, more: tuple[str, ...]
+) -> None:
+    asked = ("compile", str(toy.model), "--device", device, *LIMITS, "-o", str(toy.bundle), *more)
+    assert main([*asked, "--cache-dir", str(toy.store.root), "-q"]) == 0
+    assert len(opened) == 1
+
+
+def test_so_does_one_that_is_finished_here(toy: Toy, opened: list[FakeTarget], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fake_device, "here", fake_device.FakeCard("fake-1"))
+    result = package.compile(toy.model, toy.bundle, device="fake:portable", store=toy.store, max_model_len=32)
+    assert result.finished and len(opened) == 1
+
+
+def test_its_key_dry_run_programs_and_bundle_share_a_target(toy: Toy, opened: list[FakeTarget]) -> None:
+    asked = package.prepare(toy.model, device="fake", store=toy.store, plan=toy.plan)
+    assert asked.dry_run()["cached"] == 0 and list(asked.programs("program", lambda _: None))
+    key = asked.key()
+    assert asked.compile(toy.bundle, lambda _: None).built
+    assert asked.dry_run()["to_build"] == 0 and asked.key() == key
+    assert len(opened) == 1
+
+
+def test_what_was_interrupted_is_resumed(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = package.prepare(toy.model, device="fake", cache_dir=toy.store.root, plan=toy.plan)
+
+    def interrupted(event: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        asked.compile(toy.bundle, interrupted, resumable=True)
+    again, output = Compilation.resumed(toy.bundle, toy.store.root, Settings())
+    assert (again.plan, again.options, output) == (asked.plan, asked.options, toy.bundle)
+    again.compile(output, lambda _: None, resumable=True)
+    with pytest.raises(InputError, match="nothing to resume"):
+        Compilation.resumed(toy.bundle, toy.store.root, Settings())
+
+
+def test_a_plan_may_be_a_file_and_is_of_the_models_task(toy: Toy, tmp_path: Path) -> None:
+    toy.plan.save(tmp_path / "plan.json")
+    options = CompileOptions("fake")
+    asked = Compilation.of(toy.model, options, toy.store, Settings(), plan=tmp_path / "plan.json")
+    assert asked.plan == toy.plan
+    with pytest.raises(InputError, match="the plan is one to embed"):
+        Compilation.of(toy.model, options, toy.store, Settings(), plan=encode_plan("embed", 32))
