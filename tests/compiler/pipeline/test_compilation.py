@@ -14,6 +14,7 @@ from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.compilation import Compilation
 from llmc.compiler.targets.fake import FakeTarget
 from llmc.errors import InputError
+from llmc.runtime.executors.fake import device as fake_device
 from llmc.settings import Settings
 from tests.toy import Toy
 
