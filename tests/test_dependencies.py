@@ -33,6 +33,7 @@ VENDORS = {
 """Modules of software that no package index has, or that another environment holds."""
 
 NOT_IMPORTED = {
+    "httptools": "uvicorn parses with it; server/connections.py builds on that protocol",
     "jax-cuda13-plugin": "jax finds it: XLA's compiler for NVIDIA GPUs",
     "nvidia-cuda-nvcc": "its programs ptxas and nvlink are run",
     "s3fs": "fsspec imports it for s3:// addresses",

@@ -45,6 +45,7 @@ STOPS = {
     "llmc.settings": "settings that a result depends on are components by value",
     "llmc.compiler.architectures.shared.caches": "the shape of a cache is a component by value",
     "llmc.compiler.frontend.consumed": "refuses what nothing would read, and makes nothing",
+    "llmc.compiler.targets.costs": "times are estimated by it, and nothing is made of them",
     "llmc.compiler.stages": "makes keys and runs what other modules make",
 }
 """Modules and packages that change no result, each with the reason."""

@@ -163,6 +163,7 @@ def test_what_is_left_out_is_met_and_leads_to_nothing_else() -> None:
         "llmc.runtime.cache_shape",  # what families say caches in: a component by value
         "llmc.compiler.frontend.consumed",  # consumed.py: refuses what contradicts itself
         "llmc.compiler.model_size",  # stages.py: what entries say of their size
+        "llmc.runtime.host",  # costs.py: how much memory this host has, for estimates
         *FAMILIES,  # model_size.py: their sizes alone; consumed.py: their names of keys and tensors
     }
 
