@@ -39,14 +39,14 @@ as many nominal bits or more count, which says nothing of a class. What is lost 
 def draw(path: Path, found: Sequence[Comparison], title: str = "llmc against other engines", more: str = "") -> None:
     """Write the comparisons to `path`; `more` is HTML that follows them on a page.
 
-    Raises as buckets.plots.check does, and InputError when the file cannot be written.
+    Raises as buckets.render.page.check does, and InputError when the file cannot be written.
     """
     check(path)
-    from llmc.buckets.render.page import page
+    from llmc.buckets.render import figure
 
     plots = [_plots(one) for one in found]
     if path.suffix.lower() == ".png":
-        content = page.png(title, [plot for some in plots for plot in some])
+        content = figure.png(title, [plot for some in plots for plot in some])
     else:
         content = PAGE.format(title=html.escape(title), body=_body(found, plots) + more).encode()
     write_bytes(path, content, "plots")

@@ -54,7 +54,7 @@ app = typer.Typer(
     \b
     Example:
       llmc bench bundle -o bench.json
-      llmc bench bge-bundle --texts lines.txt
+      llmc bench bge-bundle --texts lines.txt --json
       llmc bench cpu
     """,
 )

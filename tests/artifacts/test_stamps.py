@@ -97,9 +97,9 @@ def test_a_file_that_changed_just_now_is_not_stamped(tmp_path: Path, file: Path)
 
 def test_a_coarse_clock_needs_a_longer_rest() -> None:
     now = time.time_ns() // 1_000_000_000 * 1_000_000_000
-    assert not verified_files.settled(verified_files.Signature(1, 1, 1, now, now))
+    assert not verified_files.settled(verified_files.FileSignature(1, 1, 1, now, now))
     long_ago = now - 10_000_000_000
-    assert verified_files.settled(verified_files.Signature(1, 1, 1, long_ago, long_ago))
+    assert verified_files.settled(verified_files.FileSignature(1, 1, 1, long_ago, long_ago))
 
 
 def test_processes_keep_each_others_stamps(tmp_path: Path, file: Path) -> None:

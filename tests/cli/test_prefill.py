@@ -112,7 +112,7 @@ def test_a_process_of_its_own_is_started_again_and_ends_with_this_one(bundle: Pa
     asked = [{"prompt_token_ids": [place + 1, 2, 3]} for place in range(6)]
     wanted = greedy(toy, [[place + 1, 2, 3] for place in range(6)], 6)
     with BundleLLM(bundle, prefill=f"process:{bundle}") as llm:
-        child = llm.engine.prefiller
+        child = llm.core.prefiller
         assert isinstance(child, ChildPrefiller)
         first = child.process
         assert [o.outputs[0].token_ids for o in llm.generate(asked, GREEDY)] == wanted

@@ -46,7 +46,7 @@ class Engine(MEASURED):
 
     def serve(self, prompts: list[list[int]], tokens: list[int], concurrency: int) -> dict[str, Any]:
         """A closed loop of `concurrency` requests at a time; seconds since its start of each sending and token."""
-        generator, waiting = self.llm.generator, deque(range(len(prompts)))
+        engine, waiting = self.llm.engine, deque(range(len(prompts)))
         sent = [0.0] * len(prompts)
         times: list[list[float]] = [[] for _ in prompts]
         running, start = 0, time.perf_counter()
@@ -55,9 +55,9 @@ class Engine(MEASURED):
                 at = waiting.popleft()
                 params = SamplingParams(max_tokens=tokens[at], temperature=0, ignore_eos=True)
                 sent[at] = time.perf_counter() - start
-                generator.add(generator.prepare(Request(str(at), prompts[at], params)))
+                engine.add(engine.prepare(Request(str(at), prompts[at], params)))
                 running += 1
-            updates = generator.step()
+            updates = engine.step()
             now = time.perf_counter() - start
             for update in updates:
                 times[int(update.request_id)] += [now] * len(update.token_ids)
@@ -73,7 +73,7 @@ class Engine(MEASURED):
         executor, rows = self.llm.executor, []
         for text in texts:
             for at, token in enumerate(text):
-                bucket = None if executor.exact else self.llm.bundle.plan.lookup("decode", 1, 1, at)
+                bucket = None if executor.capabilities.exact else self.llm.bundle.plan.lookup("decode", 1, 1, at)
                 if bucket is not None:
                     step = pad(bucket, [0], [[token]], [at])
                 else:

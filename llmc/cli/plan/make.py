@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmc.buckets.encoding import EncodePlan
 from llmc.buckets.plan import Plan
 from llmc.cli import output as output_bars
 from llmc.cli.options import (
@@ -30,6 +29,7 @@ from llmc.json_fields import Fields
 from llmc.settings import Settings
 
 if TYPE_CHECKING:
+    from llmc.buckets.encoding import EncodePlan
     from llmc.buckets.planner.choice import FrontierPoint
     from llmc.buckets.traffic.source import Traffic
     from llmc.compiler.options import CompileOptions
@@ -181,6 +181,8 @@ class PlanShowCommand(Command):
             raise InputError("llmc plan show takes one PLAN file; to plan for a model in a folder show, name ./show")
         text = read_text(self.files[0], "plan")
         if "task" in Fields.parse(text, self.files[0]).names():
+            from llmc.buckets.encoding import EncodePlan
+
             _show_pooled(EncodePlan.from_json(text, self.files[0]), self.plot, self.output, self.as_json)
             return
         made = Plan.from_json(text, self.files[0])

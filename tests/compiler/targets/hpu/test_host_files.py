@@ -87,10 +87,12 @@ def test_they_lie_beside_a_portable_bundle_and_are_named(tmp_path: Path, monkeyp
 
     toy = Toy.make(tmp_path)
     result: CompileResult = toy.compile(device="fake:portable")
-    assert write_host_files(result, open_target("fake")).host_files == []
+    assert write_host_files(result, open_target("fake:portable")).host_files == []
     monkeypatch.setattr(FakeFinisher, "host_files", lambda self, *given: host_files(*given))
-    found = write_host_files(result, open_target("fake")).host_files
+    found = write_host_files(result, open_target("fake:portable")).host_files
     assert [Path(name).name for name in found][-2:] == NAMES[-2:]
     assert {Path(name).parent for name in found} == {tmp_path / "bundle.fake"}
     assert all(Path(name).read_text() for name in found)
-    assert json.loads(json.dumps(write_host_files(result, open_target("fake")).to_json()))["host_files"] == found
+    assert (
+        json.loads(json.dumps(write_host_files(result, open_target("fake:portable")).to_json()))["host_files"] == found
+    )
