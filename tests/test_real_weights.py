@@ -362,7 +362,6 @@ def test_a_truncated_copy_is_an_error_that_names_the_file(copy: Path, plan: Plan
 def test_it_is_warmed_up_and_certified(exact_bundle: Path) -> None:
     made = llmc.certify(exact_bundle, requests=12, threads=THREADS)
     assert made.compilations == 0
-    assert made.numbers.repeated == made.numbers.equal + made.numbers.ties > 0
     (sessions,) = (witness for witness in made.witnesses if witness.witness == "ONNX Runtime sessions")
     assert (sessions.before, sessions.after) == (1, 0)
 

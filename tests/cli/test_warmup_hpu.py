@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from llmc.runtime.executors.hpu.executor import HpuOnCard
+from llmc.runtime.executors.compilations import CompilationCounter
 from llmc.testing.executors import PLAN
 from tests.cli.helpers import Llmc
 from tests.fakes import gaudi
@@ -72,13 +72,13 @@ def test_a_certificate_rests_on_the_cards_own_counter(
     seen = {one["witness"]: one for one in told}["hpu.metrics graph_compilation"]
     assert (seen["before"]["count"] > 0, seen["after"]["count"]) == (True, 0)
 
-    ready = HpuOnCard.ready
+    ready = CompilationCounter.ready
 
-    def forgets(self: HpuOnCard) -> None:
+    def forgets(self: CompilationCounter) -> None:
         ready(self)
         card.card().recipes.clear()
 
-    monkeypatch.setattr(HpuOnCard, "ready", forgets)
+    monkeypatch.setattr(CompilationCounter, "ready", forgets)
     failed = llmc(*WARMUP, bundle, "--certify", "d.json", "--requests", "3")
     assert failed.code == 1
     assert "hpu.metrics graph_compilation" in failed.out + failed.err

@@ -121,7 +121,7 @@ def test_a_top_k_above_the_devices_and_none_are_the_devices(compiled: Compiled) 
     from llmc.runtime.llm import BundleLLM
 
     with closing(BundleLLM(compiled.path, threads=1)) as llm:
-        engine = llm.engine
+        engine = llm.core
         assert engine.executor.capabilities.most_top_k == 256
         for asked, found in ((-1, 256), (300, 256), (10, 10)):
             assert engine.sampler([1], SamplingParams(top_k=asked, temperature=0.8)).params.top_k == found
