@@ -111,7 +111,7 @@ def test_a_change_of_its_source_changes_its_keys(installed: Path, run: Run, tmp_
     text = module.read_text()
     try:
         assert key() == before
-        module.write_text(text + "\n# another\n")
+        module.write_text(text + "\nANOTHER = 1\n")
         assert key() != before
     finally:
         module.write_text(text)

@@ -10,6 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from llmc.errors import InputError
+
 VARIABLE = "LLMC_TRUSTED_FOLDERS"
 MAX_LINKS = 40
 
@@ -110,6 +112,27 @@ class _Judge:
 def is_own(status: os.stat_result) -> bool:
     """Whether only this user may write a file or folder; true on systems without users."""
     return not hasattr(os, "geteuid") or (status.st_uid == os.geteuid() and not _has_other_writers(status))
+
+
+def may_hold_own(folder: Path) -> bool:
+    """Whether a folder is this user's alone, or not there yet."""
+    try:
+        return is_own(os.stat(folder))  # noqa: PTH116
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+
+
+def own_cache() -> Path:
+    """The folder for records that this user alone may write: llmc's cache, or the user's where others write to that."""
+    from llmc.settings import Settings
+
+    try:
+        settings = Settings.from_environment()
+    except InputError:  # code that reads the settings reports it
+        settings = Settings()
+    return settings.cache_dir if may_hold_own(settings.cache_dir) else settings.user_cache_dir
 
 
 def _has_other_writers(status: os.stat_result) -> bool:

@@ -25,8 +25,7 @@ from typing import NamedTuple
 
 from llmc.artifacts.atomic_write import write_atomic
 from llmc.artifacts.digest import is_digest, open_regular
-from llmc.artifacts.ownership import is_own
-from llmc.errors import InputError
+from llmc.artifacts.ownership import is_own, may_hold_own, own_cache
 
 SCHEMA = 1
 FILE_NAME = ".stamps.json"
@@ -120,17 +119,10 @@ class VerifiedFiles:
         return self._place
 
     def _choose(self) -> Path:
-        if self._inside and _may_hold_own(self._folder):
+        if self._inside and may_hold_own(self._folder):
             return self._folder / FILE_NAME
-        from llmc.settings import Settings
-
-        try:
-            settings = Settings.from_environment()
-        except InputError:  # code that reads the settings reports it
-            settings = Settings()
-        cache = settings.cache_dir if _may_hold_own(settings.cache_dir) else settings.user_cache_dir
         name = hashlib.sha256(os.fsencode(os.path.realpath(self._folder))).hexdigest()[:32]
-        return cache / FOLDER / f"{name}.json"
+        return own_cache() / FOLDER / f"{name}.json"
 
     def _name(self, path: str | Path) -> str:
         """The real path, the file's name in the table. Folders are cached; a wrong name only means no stamp."""
@@ -171,16 +163,6 @@ def _read(file: Path) -> dict[str, tuple[FileSignature, str]]:
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return {}
     return table
-
-
-def _may_hold_own(folder: Path) -> bool:
-    """Whether a folder is this user's alone, or not there yet."""
-    try:
-        return is_own(os.stat(folder))  # noqa: PTH116
-    except FileNotFoundError:
-        return True
-    except OSError:
-        return False
 
 
 def _forget_some(folder: Path) -> None:

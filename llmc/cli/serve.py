@@ -156,7 +156,6 @@ class ServeCommand(CaptureFlags):
         from llmc.artifacts.local.opening import open_store
 
         settings = Settings.from_environment()
-        serve = _server(_local_count(self.replicas) if self.executor == LOCAL else 1)
         config, run, options = self._config(settings), self._engine(), self._compile_options()
         scaling = {"--target-requests": self.target_requests, "--scale-up-after": self.scale_up_after}
         scaling["--scale-down-after"] = self.scale_down_after
@@ -166,6 +165,7 @@ class ServeCommand(CaptureFlags):
             "--access-log": self.access_log or None,
         }  # fmt: skip
         _require_executor(self.executor, {"--address": self.address, **scaling}, alone)
+        serve = _server(_local_count(self.replicas) if self.executor == LOCAL else 1)
         from llmc.server.warming import WarmUp, how_of
 
         store = open_store(None, settings, self.device)

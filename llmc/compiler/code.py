@@ -46,6 +46,7 @@ STOPS = {
     "llmc.compiler.architectures.shared.caches": "the shape of a cache is a component by value",
     "llmc.compiler.frontend.consumed": "refuses what nothing would read, and makes nothing",
     "llmc.compiler.targets.costs": "times are estimated by it, and nothing is made of them",
+    "llmc.runtime.accelerators": "finds the cards of this host for people, and makes nothing",
     "llmc.compiler.stages": "makes keys and runs what other modules make",
 }
 """Modules and packages that change no result, each with the reason."""

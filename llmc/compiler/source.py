@@ -7,7 +7,8 @@ it as it is, and any other edit changes it. A version number that people raise c
 It is the same under every version of Python that llmc supports. Fields that a later version added are empty in sources
 for an earlier one, and empty fields are left out, as are the empty pieces that Python 3.12 puts into f-strings.
 
-Parsing takes most of the time. A record in the user's cache folder has what was read, by the sha256 of the file:
+Parsing takes most of the time. A record in llmc's cache folder, or in the user's where others may write to that, has
+what was read, by the sha256 of the file:
 
     record = {"reader": sha256 of this module's source, "sources": {sha256 of a source: the fields of Facts}}
 
@@ -26,9 +27,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from llmc.artifacts.atomic_write import write_atomic
-from llmc.artifacts.ownership import is_own
-from llmc.errors import InputError
-from llmc.settings import Settings
+from llmc.artifacts.ownership import is_own, own_cache
 
 RECORD = "sources.json"
 MAX_SOURCES = 4096
@@ -76,7 +75,7 @@ def save() -> None:
     """Write the record if anything was parsed. A folder that cannot be written only costs the time to parse again."""
     if not _unsaved:
         return
-    known, file = _known(), _record()
+    known, file = _known(), own_cache() / RECORD
     kept = {name: known[name] for name in (known if len(known) <= MAX_SOURCES else _unsaved)}
     _unsaved.clear()
     data = json.dumps({"reader": _reader(), "sources": kept}, separators=(",", ":")).encode()
@@ -93,7 +92,7 @@ _unsaved: set[str] = set()
 @cache
 def _known() -> dict[str, Facts]:
     """The record that was saved; empty where there is none, or others could have written it."""
-    file = _record()
+    file = own_cache() / RECORD
     try:
         with file.open("rb") as stream:
             if not (is_own(os.fstat(stream.fileno())) and is_own(file.parent.stat())):
@@ -102,14 +101,6 @@ def _known() -> dict[str, Facts]:
         return {name: Facts(*said) for name, said in record["sources"].items()} if record["reader"] == _reader() else {}
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return {}
-
-
-def _record() -> Path:
-    try:
-        settings = Settings.from_environment()
-    except InputError:  # code that reads the settings reports it
-        settings = Settings()
-    return settings.user_cache_dir / RECORD
 
 
 @cache

@@ -15,7 +15,6 @@ from llmc.server.clients import Clients
 from llmc.server.errors import bad_request
 from llmc.server.replanning import Replanner
 from llmc.server.shared import SharedWork
-from llmc.server.telemetry.metrics import labelled
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -183,6 +182,8 @@ class ServerState:
 
     def metrics_as(self, replica: str) -> Sequence[Metric]:
         """This server's metrics as those of a replica of that name."""
+        from llmc.server.telemetry.metrics import labelled
+
         return labelled(self.metrics.families(ready=self.phase == "ready"), replica)
 
     def __post_init__(self) -> None:
