@@ -140,9 +140,9 @@ def test_a_file_that_is_no_python_counts_by_its_bytes() -> None:
 
 @pytest.fixture
 def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("LLMC_CACHE_DIR", str(tmp_path / "cache"))
     source._known.cache_clear()
-    yield tmp_path / "llmc" / "sources.json"
+    yield tmp_path / "cache" / "sources.json"
     source._known.cache_clear()
 
 
@@ -199,3 +199,16 @@ def test_an_environment_that_is_refused_elsewhere_is_not_refused_here(
     monkeypatch.setenv("LLMC_THREADS", "none")
     assert os.environ["LLMC_THREADS"]
     assert digest(BASE)
+
+
+def test_where_others_may_write_to_the_cache_the_record_is_in_the_users_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (shared := tmp_path / "shared").mkdir()
+    shared.chmod(0o777)
+    monkeypatch.setenv("LLMC_CACHE_DIR", str(shared))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    facts(b"shared = 1")
+    source.save()
+    assert not list(shared.iterdir())
+    assert (tmp_path / "llmc" / "sources.json").is_file()

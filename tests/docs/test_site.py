@@ -61,7 +61,8 @@ def test_the_reference_has_every_export_with_its_docstring(site: Path) -> None:
     page = (site / "api" / "index.html").read_text()
     for name in llmc.__all__:
         assert re.search(rf'id="llmc\.(\w+\.)*{name}"', page), name
-    assert "Ahead" in (site / "index.html").read_text() and "needs the extra <code>compile</code>" in page
+    assert "Ahead-of-time compilation of LLM graphs" in (site / "index.html").read_text()
+    assert "needs the extra <code>compile</code>" in page
 
 
 def test_every_variable_of_vllm_is_on_the_page_for_those_who_come_from_there() -> None:

@@ -24,7 +24,7 @@ from llmc.compiler.checkpoint.adapter_layout import ADAPTERS, AdapterLayout
 from llmc.compiler.program.ir import Dim, Graph, Node, Value
 from llmc.errors import CompileError
 from llmc.runtime.cache_shape import CacheShape
-from llmc.runtime.executors.encoders import LENGTHS, TOKEN_IDS, TYPE_IDS
+from llmc.runtime.executors.base import LENGTHS, TOKEN_IDS, TYPE_IDS
 
 _IDENTITY = {"detach", "alias", "clone", "contiguous", "dropout", "lift_fresh_copy"}
 _INT64_MAX = 2**63 - 1

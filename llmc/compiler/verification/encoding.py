@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmc.errors import VerificationError
-from llmc.runtime.executors.encoders import LENGTHS, TOKEN_IDS, TYPE_IDS
+from llmc.runtime.executors.base import LENGTHS, TOKEN_IDS, TYPE_IDS
 
 if TYPE_CHECKING:
     from llmc.buckets.encoding import EncodePlan

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from llmc.errors import ArtifactError, UnknownNameError
 from llmc.platforms import not_installed
 from llmc.registry import Registry
-from llmc.runtime.executors.base import Capabilities, ExecutorDescription
+from llmc.runtime.executors.base import LENGTHS, TOKEN_IDS, TYPE_IDS, Capabilities, ExecutorDescription
 from llmc.runtime.executors.compatibility import warn_in_place_of
 from llmc.runtime.executors.compilations import CompilationCounter
 
@@ -36,8 +36,6 @@ ENCODERS = Registry(
         "xla-encoder": "llmc.runtime.executors.xla.encoder:XlaEncoder",
     },
 )
-TOKEN_IDS, LENGTHS, TYPE_IDS = "token_ids", "lengths", "type_ids"
-"""Inputs of every executable: [B, T] int64, [B] int64 and, where the model has kinds of segments, [B, T] int64."""
 PHASE = "encode"
 """The phase of an encoder's executables in a manifest, where it has one a bucket; "any" where one runs every shape."""
 

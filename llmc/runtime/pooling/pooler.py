@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from llmc.buckets.encoding import Batch, batches
 from llmc.errors import InputError, OverloadedError
 from llmc.runtime.engine.observer import EngineStats
-from llmc.runtime.executors.encoders import LENGTHS, TOKEN_IDS, TYPE_IDS, open_encoder, require_outputs
+from llmc.runtime.executors.base import LENGTHS, TOKEN_IDS, TYPE_IDS
+from llmc.runtime.executors.encoders import open_encoder, require_outputs
 from llmc.runtime.pooling.modules import POOLING, WEIGHTS, Normalize, PoolingDescription, activated, embed, normalised
 from llmc.runtime.pooling.tokens import Encoded, Pair, PoolingTokenizer, of_ids
 

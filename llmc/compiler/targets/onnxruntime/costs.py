@@ -18,10 +18,10 @@ from llmc.compiler.targets.onnxruntime.options import (
     keeps,
     kept_in,
     ours,
-    prompt_chunk,
     prompts_in,
 )
 from llmc.runtime.cache_shape import SCALE_BYTES
+from llmc.runtime.host import KERNELS_PROMPT_CHUNK, PROMPT_CHUNK
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -41,6 +41,11 @@ rest is the block that ONNX Runtime's memory patterns take from the second run o
 SCRATCH = {INT8: 1.25, BF16: 2.0}
 """Bytes for each value that a product of llmc's kernels takes, by what prompts are computed in: its code and a share of
 its block's sums, or the rounded value. They are outputs of the operator, so all layers' are kept until a step ends."""
+
+
+def prompt_chunk(options: CompileOptions) -> int:
+    """Tokens of the chunks that long prompts run in, where any shape runs."""
+    return KERNELS_PROMPT_CHUNK if ours(options) else PROMPT_CHUNK
 
 
 class OnnxRuntimeCosts(Costs):

@@ -17,7 +17,6 @@ from llmc.artifacts.bundle.kernel_sets import KERNEL_SETS
 from llmc.compiler.architectures.shared.block_form import BlockForm
 from llmc.compiler.options import CompileOptions, Option, UnfitError
 from llmc.errors import InputError
-from llmc.runtime.host import KERNELS_PROMPT_CHUNK, PROMPT_CHUNK
 
 if TYPE_CHECKING:
     from llmc.compiler.architectures.shared.size import Weights
@@ -81,11 +80,6 @@ def kept_in(options: CompileOptions) -> str | None:
 def prompts_in(options: CompileOptions) -> str:
     """What products with the tokens of prompts are computed in; int8 stands for the other kernels' own way, too."""
     return BF16 if PROMPT_DTYPE.of(options) == BF16 else INT8
-
-
-def prompt_chunk(options: CompileOptions) -> int:
-    """Tokens of the chunks that long prompts run in, where any shape runs."""
-    return KERNELS_PROMPT_CHUNK if ours(options) else PROMPT_CHUNK
 
 
 def keeps(quantize: str, form: BlockForm, outer: bool) -> bool:

@@ -66,7 +66,6 @@ from llmc.compiler.targets.onnxruntime.options import (
     keeps,
     kept_in,
     ours,
-    prompt_chunk,
     prompts_in,
     with_dtypes,
 )
@@ -235,6 +234,8 @@ class OnnxRuntimeTarget(Target):
             )
         if not ours(options):
             return cache.in_rings(PROMPT_CHUNK, limits.max_model_len - ROLLING_ROOM)
+        from llmc.compiler.targets.onnxruntime.costs import prompt_chunk
+
         step = min(limits.max_num_batched_tokens, prompt_chunk(options), limits.max_model_len)
         return cache.in_rings(step, limits.max_model_len, KEYS)
 

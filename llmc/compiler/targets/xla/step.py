@@ -34,7 +34,7 @@ from llmc.compiler.targets.xla.attention.cache_view import CacheView
 from llmc.compiler.targets.xla.build import XlaJob
 from llmc.compiler.targets.xla.operators import Quantised, evaluate
 from llmc.compiler.weights.weightless import SCALE
-from llmc.runtime.executors.encoders import LENGTHS
+from llmc.runtime.executors.base import LENGTHS
 from llmc.runtime.executors.xla.envelope import Tensor
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmc.errors import ArtifactError
-from llmc.runtime.executors.base import EXECUTABLES, ExecutorDescription
-from llmc.runtime.executors.encoders import LENGTHS, TOKEN_IDS, Encoder
+from llmc.runtime.executors.base import EXECUTABLES, LENGTHS, TOKEN_IDS, ExecutorDescription
+from llmc.runtime.executors.encoders import Encoder
 from llmc.runtime.executors.fake.executor import FakeExecutor
 
 if TYPE_CHECKING:
