@@ -62,7 +62,7 @@ def test_the_reference_has_every_export_with_its_docstring(site: Path) -> None:
     for name in llmc.__all__:
         assert re.search(rf'id="llmc\.(\w+\.)*{name}"', page), name
     assert "Ahead-of-time compilation of LLM graphs" in (site / "index.html").read_text()
-    assert "needs the extra <code>compile</code>" in page
+    assert "Needs the extra <code>compile</code>" in page
 
 
 def test_every_variable_of_vllm_is_on_the_page_for_those_who_come_from_there() -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Content = Literal["data", "code", "by first bytes"]
 EXECUTABLES = "executables"
 TOKEN_IDS, LENGTHS, TYPE_IDS = "token_ids", "lengths", "type_ids"
-"""Inputs of an encoder's executables: [B, T] int64, [B] int64 and, where the model has kinds of segments, [B, T] int64."""
+"""Inputs of an encoder: [B, T] int64, [B] int64 and, where the model has kinds of segments, [B, T] int64."""
 
 
 @dataclass(frozen=True)
