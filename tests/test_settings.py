@@ -269,10 +269,10 @@ def test_the_xla_cache_is_the_store_of_a_tpu_with_a_topology_too():
 
 
 def test_artifacts_are_handed_the_settings() -> None:
-    """But for the table of verified files, which whoever opens a bundle keeps in the user's cache."""
+    """But for where records lie that this user alone may write: of verified files, and of parsed sources."""
     folder = Path(__file__).parents[1] / "llmc" / "artifacts"
     readers = {file.name for file in folder.rglob("*.py") if "from_environment" in file.read_text(encoding="utf-8")}
-    assert readers == {"verified_files.py"}
+    assert readers == {"ownership.py"}
 
 
 def test_lpus_and_the_device_that_they_stand_for():
