@@ -22,6 +22,7 @@ import hashlib
 import json
 import os
 import re
+import threading
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -61,23 +62,25 @@ class Facts(NamedTuple):
 def facts(data: bytes) -> Facts:
     """What a source says. A file that this Python cannot parse counts by its bytes."""
     name = hashlib.sha256(data).hexdigest()
-    known = _known()
-    if name not in known:
-        try:
-            known[name] = _Reader(ast.parse(data)).facts()
-        except (SyntaxError, ValueError, RecursionError):
-            return Facts(name, [], [], [], [], [], False, False)
-        _unsaved.add(name)
-    return known[name]
+    with _reading:
+        known = _known()
+        if name not in known:
+            try:
+                known[name] = _Reader(ast.parse(data)).facts()
+            except (SyntaxError, ValueError, RecursionError):
+                return Facts(name, [], [], [], [], [], False, False)
+            _unsaved.add(name)
+        return known[name]
 
 
 def save() -> None:
     """Write the record if anything was parsed. A folder that cannot be written only costs the time to parse again."""
-    if not _unsaved:
-        return
-    known, file = _known(), own_cache() / RECORD
-    kept = {name: known[name] for name in (known if len(known) <= MAX_SOURCES else _unsaved)}
-    _unsaved.clear()
+    with _reading:
+        if not _unsaved:
+            return
+        known, file = _known(), own_cache() / RECORD
+        kept = {name: known[name] for name in (known if len(known) <= MAX_SOURCES else _unsaved)}
+        _unsaved.clear()
     data = json.dumps({"reader": _reader(), "sources": kept}, separators=(",", ":")).encode()
     try:
         file.parent.mkdir(0o700, parents=True, exist_ok=True)
@@ -87,6 +90,9 @@ def save() -> None:
 
 
 _unsaved: set[str] = set()
+_reading = threading.Lock()
+"""Held while a source is parsed: `ast.parse` counts its depth for all threads together, and in two at once it can fail
+with "AST constructor recursion depth mismatch" (CPython issue 106905)."""
 
 
 @cache

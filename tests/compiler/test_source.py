@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -133,6 +136,27 @@ def test_what_a_source_names() -> None:
 
 def test_a_file_that_is_no_python_counts_by_its_bytes() -> None:
     assert len({digest("print 1"), digest("print 2"), digest("\0")}) == 3
+
+
+def test_sources_are_parsed_in_several_threads_at_once(record: Path) -> None:
+    """Python's own parser fails where another thread parses too and a garbage collection hands it the processor."""
+    lines = "\n".join(f"a{n} = [{n}, {{'b': ({n} + 1) * c(2, d=[1, 2, 3])}}]" for n in range(300))
+    sources = [f"{lines}\nlast = {n}\n".encode() for n in range(6)]
+    thresholds = gc.get_threshold()
+
+    def hand_over(phase: str, info: dict[str, int]) -> None:
+        time.sleep(1e-5)
+
+    gc.callbacks.append(hand_over)
+    gc.set_threshold(50)
+    try:
+        with ThreadPoolExecutor(2) as threads:
+            found = list(threads.map(facts, sources))
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.callbacks.remove(hand_over)
+    assert found == [facts(text) for text in sources]
+    assert len({each.digest for each in found}) == len(sources)
 
 
 # The record
