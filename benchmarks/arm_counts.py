@@ -71,13 +71,13 @@ def peer_part(libraries: Path) -> Callable[[str, int], str]:
 
 def bundle(work: Path, quantize: str) -> Path:
     """The demo compiled for this host, where it is verified, and for the CPU that qemu emulates."""
-    made = work / quantize
+    built = work / quantize
     command = [
         sys.executable, "-m", "llmc", "compile", DEMO, "--device", "onnxruntime", "--quantize", quantize,
-        "--cpu", "native,neoverse-n1", "--max-model-len", "1024", "--max-num-seqs", "1", "-o", made,
+        "--cpu", "native,neoverse-n1", "--max-model-len", "1024", "--max-num-seqs", "1", "-o", built,
     ]  # fmt: skip
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    return made
+    return built
 
 
 def measure(world: World, name: str, tokens: int, steps: int) -> tuple[str, Parts, Parts]:
@@ -101,7 +101,7 @@ def in_all(parts: Parts, begin: str = "") -> Counts:
     return sum((c for p, c in parts.items() if p.startswith(begin)), NONE)
 
 
-def told(name: str, kind: str, parts: Parts, top: int) -> str:
+def reported(name: str, kind: str, parts: Parts, top: int) -> str:
     whole = in_all(parts)
     lines = [f"{name}, {kind}: {millions(whole)}; kernels {millions(in_all(parts, 'kernels'))}"]
     largest = sorted(parts.items(), key=lambda p: -p[1].instructions)[:top]
@@ -125,18 +125,18 @@ def main() -> None:
     parser.add_argument("--top", type=int, default=8, help="parts that are told of each")
     parser.add_argument("--jobs", type=int, default=2, help="of the build of llama.cpp")
     parser.add_argument("--json", action="store_true")
-    asked = parser.parse_args()
-    if not (2 <= asked.tokens <= 400 and 1 <= asked.steps <= 50):
+    requested = parser.parse_args()
+    if not (2 <= requested.tokens <= 400 and 1 <= requested.steps <= 50):
         parser.error("--tokens is 2 to 400, and --steps 1 to 50: the tokens given are all in SmolLM2's vocabulary")
-    world = World(asked.work, asked.jobs)
+    world = World(requested.work, requested.jobs)
     found = {}
-    for name in asked.only or names:
-        best, prompt, step = measure(world, name, asked.tokens, asked.steps)
+    for name in requested.only or names:
+        best, prompt, step = measure(world, name, requested.tokens, requested.steps)
         found[name] = {"likeliest token": best, "a prompt's token": prompt, "a step": step}
-        if not asked.json:
-            kinds = [told(name, kind, found[name][kind], asked.top) for kind in ("a prompt's token", "a step")]
+        if not requested.json:
+            kinds = [reported(name, kind, found[name][kind], requested.top) for kind in ("a prompt's token", "a step")]
             print(f"{kinds[0]}\n{kinds[1]}\n  likeliest token in the end: {best}", flush=True)
-    if asked.json:
+    if requested.json:
         print(json.dumps(found, indent=1))
 
 

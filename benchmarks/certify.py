@@ -96,18 +96,18 @@ def run(*words: object) -> None:
 def report(work: Path, output: Path | None) -> None:
     found: dict[str, dict] = {}
     for file in sorted(work.glob("*-*-*.json")):
-        made = json.loads(file.read_text())["certificate"]
+        built = json.loads(file.read_text())["certificate"]
         name = file.stem.rpartition("-")[0]
         one = found.setdefault(name, {
             "warm_up_s": [], "requests": 0, "request_s": 0.0, "tokens": 0, "compilations": 0,
-            "executables": len(made["executables"]), "buckets": len(made["buckets"]), "toolchain": made["toolchain"],
+            "executables": len(built["executables"]), "buckets": len(built["buckets"]), "toolchain": built["toolchain"],
         })  # fmt: skip
-        one["warm_up_s"].append(made["seconds"]["warm up"])
-        one["requests"] += made["requests"]["count"]
-        one["request_s"] += made["seconds"]["requests"]
-        one["tokens"] += made["requests"]["answer_tokens"]
-        one["compilations"] += made["compilations"]
-        one["by_requests"] = max(one.get("by_requests", 0), sum(bool(b["steps"]) for b in made["buckets"]))
+        one["warm_up_s"].append(built["seconds"]["warm up"])
+        one["requests"] += built["requests"]["count"]
+        one["request_s"] += built["seconds"]["requests"]
+        one["tokens"] += built["requests"]["answer_tokens"]
+        one["compilations"] += built["compilations"]
+        one["by_requests"] = max(one.get("by_requests", 0), sum(bool(b["steps"]) for b in built["buckets"]))
     for name, one in found.items():
         print(
             f"{name}: {one['executables']} executables, warm up {min(one['warm_up_s']):.1f} s, compilations "

@@ -52,17 +52,17 @@ def scope_of(args: argparse.Namespace) -> Scope:
 def run(args: argparse.Namespace) -> int:
     """Measure, print the tables or the JSON document, and write what was asked for; the exit code."""
     settings = Settings.from_environment()
-    asked, scope, python = parse(args.peers), scope_of(args), interpreter(args.peer_python)
+    requested, scope, python = parse(args.peers), scope_of(args), interpreter(args.peer_python)
     if args.plot is not None:
         check(args.plot)
     opened = Bundle.open(args.bundle)
-    require(asked, python)
+    require(requested, python)
     checkpoint = checkpoint_of(opened, args.model, open_store(None, settings))
     folder = args.peer_models or default_folder(settings, checkpoint)
     hidden = args.json and not sys.stderr.isatty()
-    with StepProgress("make the peers' models", hidden) as made:
+    with StepProgress("make the peers' models", hidden) as built:
         ready = make_ready(
-            {"llmc": opened}, asked, checkpoint, folder, python, lambda form: made(form, 0, len(asked)),
+            {"llmc": opened}, requested, checkpoint, folder, python, lambda form: built(form, 0, len(requested)),
             "quality" in scope.kinds,
         )  # fmt: skip
     with StepProgress("measure", hidden) as progress, sigterm_interrupts():

@@ -58,26 +58,26 @@ def roads(device: str, name: str) -> dict[str, str]:
 class Bakeoff:
     """All measurements of one shape; `found` is filled as they are made."""
 
-    def __init__(self, shape: Shape, points: Points, asked: argparse.Namespace) -> None:
-        self.shape, self.points, self.asked = shape, points, asked
-        self.folder = asked.work / shape.name
+    def __init__(self, shape: Shape, points: Points, requested: argparse.Namespace) -> None:
+        self.shape, self.points, self.requested = shape, points, requested
+        self.folder = requested.work / shape.name
         self.logs = self.folder / "logs"
         self.logs.mkdir(parents=True, exist_ok=True)
         self.found: dict[str, Any] = {"series": {}, "ready": {}, "graphs": {}, "compile_s": {}, "missing": {}}
-        self.targets = roads(asked.device, asked.card)
+        self.targets = roads(requested.device, requested.card)
 
     def wanted(self, name: str) -> bool:
         """Whether a contender takes part; why an installed one does not is in `missing`."""
-        if self.asked.only and name not in self.asked.only:
+        if self.requested.only and name not in self.requested.only:
             return False
-        if why := card.lacking(name, self.asked.device):
+        if why := card.lacking(name, self.requested.device):
             self.found["missing"][name] = why
         return name not in self.found["missing"]
 
     def run(self, parts: Sequence[str], saved: Any) -> None:
         """Make what is measured, then measure it; `saved` is called after each part."""
-        self.model = self.shape.write(self.folder / "model", self.asked.device)
-        _release(self.asked.device)
+        self.model = self.shape.write(self.folder / "model", self.requested.device)
+        _release(self.requested.device)
         saved()
         if "decode" in parts:
             bundles = self.bundles("decode", self.points.decode_plan())
@@ -94,7 +94,7 @@ class Bakeoff:
 
     def bundles(self, part: str, plan: Plan) -> dict[str, Path]:
         """Each road's bundle, finished where its device is here; a road that cannot be compiled for is missing."""
-        made = {}
+        built = {}
         for name, device in self.targets.items():
             if not self.wanted(name):
                 continue
@@ -103,22 +103,22 @@ class Bakeoff:
             try:
                 if not path.exists():
                     llmc.compile(
-                        self.model, path, device=device, plan=plan, dtype=self.asked.dtype, verify="none",
+                        self.model, path, device=device, plan=plan, dtype=self.requested.dtype, verify="none",
                         store=Store(self.folder / "store"),
                     )  # fmt: skip
                     self.found["compile_s"].setdefault(name, {})[part] = time.perf_counter() - began
             except LlmcError as e:
                 self.found["missing"][name] = str(e)
             else:
-                made[name] = path
-        _release(self.asked.device)
-        return made
+                built[name] = path
+        _release(self.requested.device)
+        return built
 
     def contenders(
         self, bundles: Mapping[str, Path], batches: Sequence[int], length: int, roofline: bool = False
     ) -> list[Contender]:  # fmt: skip
         """Who takes part, for sequences of `length` tokens in batches of these sizes."""
-        device, at = self.asked.device, str(self.model)
+        device, at = self.requested.device, str(self.model)
         sizes = {"batches": list(batches), "length": length}
         torch_model = {"device": device, **sizes}
         most = self.shape.step_bytes(max(batches), length)
@@ -127,7 +127,7 @@ class Bakeoff:
             "transformers reduce-overhead": ("torch_model", {**torch_model, "compiled": True}),
         }
         if device != "cpu":
-            server = {**sizes, "share": self.asked.server_memory}
+            server = {**sizes, "share": self.requested.server_memory}
             others |= {name: ("generating", {**server, "server": name}) for name in ("vllm", "sglang")}
         if roofline:
             moved = {"weight_bytes": self.shape.step_bytes(0, 0), "kv_bytes": self.shape.kv_bytes, "most": most}
@@ -148,10 +148,10 @@ class Bakeoff:
         """Rounds in which all contenders take turns; what is there of them is kept when they are interrupted."""
         points = self.points
         scope = Scope(
-            (kind,), self.asked.rounds, points.batches, points.context, points.steps, points.prompts, tune=False
+            (kind,), self.requested.rounds, points.batches, points.context, points.steps, points.prompts, tune=False
         )
         measurer = Measurer(
-            contenders, scope, usable_cpus(), self.shape.config["vocab_size"], self.logs, self.asked.progress
+            contenders, scope, usable_cpus(), self.shape.config["vocab_size"], self.logs, self.requested.progress
         )
         try:
             measurer.steps()
@@ -166,7 +166,7 @@ class Bakeoff:
         """Seconds from starting a process to the end of its first decode step, warmed up as a server is."""
         seconds: dict[str, dict[str, list[float]]] = {"cold cache": {}, "warm cache": {}}
         self.found["ready"] = seconds
-        for turn in range(self.asked.rounds):
+        for turn in range(self.requested.rounds):
             for contender in contenders:
                 with tempfile.TemporaryDirectory(dir=self.folder) as folder:
                     for found in seconds.values():
@@ -178,7 +178,7 @@ class Bakeoff:
                             self.found["missing"][f"{contender.name}, exec to ready"] = str(e)
                             break
                         found.setdefault(contender.name, []).append(took)
-                self.asked.progress(f"exec to ready: {contender.name}", turn, self.asked.rounds)
+                self.requested.progress(f"exec to ready: {contender.name}", turn, self.requested.rounds)
             saved()
 
     def _start(self, contender: Contender, caches: str) -> float:
@@ -195,11 +195,15 @@ class Bakeoff:
             contender = self._contender(name, "graphs", str(path), {}, "llmc")
             try:
                 with Worker(contender, usable_cpus(), self.logs / f"graphs-{path.name}.log") as worker:
-                    told = worker.ask("graphs")
+                    reported = worker.ask("graphs")
             except LlmcError as e:
                 self.found["missing"][f"{name}, graphs"] = str(e)
             else:
-                self.found["graphs"][name] = {**told, "rows": told["graphs"], **report.of_graphs(told["graphs"])}
+                self.found["graphs"][name] = {
+                    **reported,
+                    "rows": reported["graphs"],
+                    **report.of_graphs(reported["graphs"]),
+                }
             saved()
 
 
@@ -217,22 +221,22 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--work", type=Path, default=Path(".bench/cuda"))
     parser.add_argument("--fresh", action="store_true", help="compile and draw weights again")
     parser.add_argument("-o", "--output", type=Path)
-    asked = parser.parse_args(arguments)
-    asked.progress = lambda words, done, total: print(f"\r{words}: {done}/{total}", end="\033[K", file=sys.stderr)
-    if asked.fresh:
-        shutil.rmtree(asked.work, ignore_errors=True)
-    require_card(asked.device)
-    found: dict[str, Any] = {"machine": card.machine(asked.device), "shapes": {}, "unfinished": []}
+    requested = parser.parse_args(arguments)
+    requested.progress = lambda words, done, total: print(f"\r{words}: {done}/{total}", end="\033[K", file=sys.stderr)
+    if requested.fresh:
+        shutil.rmtree(requested.work, ignore_errors=True)
+    require_card(requested.device)
+    found: dict[str, Any] = {"machine": card.machine(requested.device), "shapes": {}, "unfinished": []}
 
     def save() -> None:
-        if asked.output is not None:
-            asked.output.write_text(json.dumps(found, indent=1) + "\n")
+        if requested.output is not None:
+            requested.output.write_text(json.dumps(found, indent=1) + "\n")
 
-    for name in asked.shape or ("llama-1b", "llama-8b"):
-        one = Bakeoff(SHAPES[name], QUICK if asked.quick else Points(), asked)
+    for name in requested.shape or ("llama-1b", "llama-8b"):
+        one = Bakeoff(SHAPES[name], QUICK if requested.quick else Points(), requested)
         found["shapes"][name] = one.found
         try:
-            one.run(asked.parts.split(","), save)
+            one.run(requested.parts.split(","), save)
         except KeyboardInterrupt:
             found["unfinished"].append(f"the rest of {name}")
             break

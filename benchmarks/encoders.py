@@ -177,32 +177,32 @@ def main() -> None:
     given.add_argument("--sentences", type=int, default=1500)
     given.add_argument("--only", choices=("bf16", "f32"))
     given.add_argument("--json", action="store_true")
-    asked = given.parse_args()
+    requested = given.parse_args()
     threads = Settings.from_environment().threads
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        texts = sentences(asked.sentences)
+        texts = sentences(requested.sentences)
         (folder / "texts.json").write_text(json.dumps(texts))
         (folder / "model").mkdir()
         write_model(folder / "model", texts)
         asks = {"f32": {"dtype": "f32"}, "bf16": {"dtype": "bf16"}, "int8": {"quantize": "int8"}}
-        for how, options in asks.items() if asked.only is None else [(asked.only, asks[asked.only])]:
+        for how, options in asks.items() if requested.only is None else [(requested.only, asks[requested.only])]:
             llmc.compile(folder / "model", folder / f"llmc-{how}", device="cpu", cache_dir=folder / "store", **options)
         subprocess.run(
             [str(PEERS), str(Path(__file__).with_name("encoders_child.py")), "prepare", "", place], check=True
         )
-        names = [name for name in ENGINES if asked.only is None or asked.only in name]
+        names = [name for name in ENGINES if requested.only is None or requested.only in name]
         engines = {name: Engine(name, folder, folder / "texts.json", threads) for name in names}
         try:
-            rounds, whole = in_turns(engines, asked.rounds)
+            rounds, whole = in_turns(engines, requested.rounds)
         finally:
             for engine in engines.values():
                 engine.close()
         exact = np.load(next(e for n, e in engines.items() if n.startswith("sentence-transformers")).vectors)
         cosines = {n: float((np.load(e.vectors) * exact).sum(-1).min()) for n, e in engines.items()}
-    forms = ("bf16", "f32") if asked.only is None else (asked.only,)
+    forms = ("bf16", "f32") if requested.only is None else (requested.only,)
     result = {"threads": threads, **summary(rounds, len(texts), cosines, forms)}
-    show(result, forms, asked.json)
+    show(result, forms, requested.json)
     if not whole:
         raise SystemExit(130)
 

@@ -122,12 +122,12 @@ def main() -> None:
         bundle = Bundle.open(path)
         manifest, options = bundle.manifest, bundle.manifest.options
         own = {option.name: options.get(option.name) for option in open_target(manifest.device).description.options}
-        asked = CompileOptions.of(
+        requested = CompileOptions.of(
             manifest.device, quantize=str(options["quantize"]), dtype=str(options["dtype"]),
             specialise=bool(options.get("specialise")), **own,
         )  # fmt: skip
         footprint = Footprint.open(
-            args.model, bundle.plan.limits, manifest.device, Settings.from_environment(), options=asked
+            args.model, bundle.plan.limits, manifest.device, Settings.from_environment(), options=requested
         )
         predicted, total = footprint.graph_bytes(bundle.plan.buckets), real["kept"] + real["most"]
         ratios = next_ratios(real["own"], footprint.executable_bytes) if len(real["own"]) > 2 else []

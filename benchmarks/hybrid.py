@@ -40,7 +40,7 @@ from llmc.buckets.traffic.events import TrafficRequest
 from llmc.buckets.traffic.step_time import BenchStepTime, StepTime
 from llmc.compiler.checkpoint import DEMO
 from llmc.runtime.bundle import Bundle
-from llmc.runtime.engine.handover import HandOver
+from llmc.runtime.engine.kv_transfer import KVTransfer
 from llmc.runtime.engine.sampling.params import SamplingParams
 from llmc.runtime.executors import open_executor
 from llmc.runtime.llm import BundleLLM
@@ -82,10 +82,10 @@ def link(args: argparse.Namespace) -> None:
 
 
 def _handed(args: argparse.Namespace, prefill: str) -> dict[str, float]:
-    costs: list[HandOver] = []
+    costs: list[KVTransfer] = []
     with BundleLLM(args.work / DECODE, threads=2, prefill=prefill, enable_prefix_caching=False) as llm:
         for prompt in _prompts(SAMPLES + 1, HANDED, seed=1):
-            handed = llm.generate([prompt], _sampling(1), use_tqdm=False)[0].timings.handover
+            handed = llm.generate([prompt], _sampling(1), use_tqdm=False)[0].timings.kv_transfer
             assert handed is not None
             costs.append(handed)
     seconds = median(cost.moving_s for cost in costs[1:])
@@ -98,9 +98,9 @@ def _prefill_server(bundle: Path, listen: str) -> Iterator[str]:
     command = [sys.executable, "-m", "llmc", "prefill", str(bundle), "--listen", listen, "--threads", "2", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        told = json.loads(process.stdout.readline())
+        reported = json.loads(process.stdout.readline())
         try:
-            yield str(told["address"])
+            yield str(reported["address"])
         finally:
             process.terminate()
 

@@ -58,10 +58,10 @@ def write(out: Path, changes: dict[str, Any]) -> None:
         ones = {"model.norm.weight": torch.ones(hidden, dtype=torch.bfloat16)}
         yield {"model.embed_tokens.weight": normal((config["vocab_size"], hidden), EMBEDDING_DEVIATION)} | ones
         for layer in range(config["num_hidden_layers"]):
-            made = {f"{name}.weight": normal(shape, DEVIATION) for name, shape in shapes.items()}
+            built = {f"{name}.weight": normal(shape, DEVIATION) for name, shape in shapes.items()}
             norms = ("input_layernorm.weight", "post_attention_layernorm.weight")
-            made |= {name: torch.ones(hidden, dtype=torch.bfloat16) for name in norms}
-            yield {f"model.layers.{layer}.{name}": tensor for name, tensor in made.items()}
+            built |= {name: torch.ones(hidden, dtype=torch.bfloat16) for name in norms}
+            yield {f"model.layers.{layer}.{name}": tensor for name, tensor in built.items()}
 
     files: dict[str, str] = {}
     for number, tensors in enumerate(shards()):

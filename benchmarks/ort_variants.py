@@ -129,20 +129,20 @@ def log_softmax(x: Rows) -> Rows:
 
 def variants(stored: Mapping[str, BlockForm], fold: bool) -> dict[str, OnnxOptions]:
     """Name → options; `stored` are the checkpoint's own blocks."""
-    made = {"f32": OnnxOptions(0)}
-    made |= {f"int8 block {b}": OnnxOptions(b) for b in (16, 32, 64, 128, 256)}
+    built = {"f32": OnnxOptions(0)}
+    built |= {f"int8 block {b}": OnnxOptions(b) for b in (16, 32, 64, 128, 256)}
     heads = ("model.embed_tokens.weight", "lm_head.weight")
     four = {n: t for n, t in stored.items() if t.bits == 4}
     kept = four | {n: t for n, t in stored.items() if n in heads}
     own = {f"int4 block {b}, own": OnnxOptions(b, bits=4, fold=fold) for b in (16, 32, 64)}
-    made |= own | {"int4 block 32, own, head 4": replace(own["int4 block 32, own"], head_bits=4)}
+    built |= own | {"int4 block 32, own, head 4": replace(own["int4 block 32, own"], head_bits=4)}
     if stored:
-        made["keep"] = OnnxOptions(32, stored=stored, fold=fold)
-        made["keep, offsets apart"] = OnnxOptions(32, stored=stored)
+        built["keep"] = OnnxOptions(32, stored=stored, fold=fold)
+        built["keep, offsets apart"] = OnnxOptions(32, stored=stored)
     if four:
-        made["int4"] = OnnxOptions(32, bits=4, stored=kept, fold=fold)
-        made["int4, head 4"] = OnnxOptions(32, bits=4, head_bits=4, stored=four, fold=fold)
-    return made
+        built["int4"] = OnnxOptions(32, bits=4, stored=kept, fold=fold)
+        built["int4, head 4"] = OnnxOptions(32, bits=4, head_bits=4, stored=four, fold=fold)
+    return built
 
 
 def main() -> None:
@@ -177,12 +177,12 @@ def run(graph, checkpoint, found, texts, rounds, steps, output=None, edits=None)
     """Every figure of every variant; `edits` may change a variant's ONNX model before it is packed."""
     result: dict[str, dict] = {}
     with tempfile.TemporaryDirectory() as folder:
-        made = [
+        built = [
             Variant(n, graph, checkpoint, o, Path(folder) / str(i), **(edits or {}).get(n, {}))
             for i, (n, o) in enumerate(found.items())
         ]
         wanted = None
-        for v in made:
+        for v in built:
             got = log_softmax(np.concatenate([v.logits(t) for t in texts]))
             wanted = got if wanted is None else wanted
             kl = (np.exp(wanted) * (wanted - got)).sum(-1)
@@ -191,7 +191,7 @@ def run(graph, checkpoint, found, texts, rounds, steps, output=None, edits=None)
         works = {f"decode {b}": (lambda v, b=b: v.decode(b, steps)) for b in BATCHES}
         works["prefill 512"] = lambda v: v.prefill(512)
         for turn in range(rounds + 1):
-            for v in made[1:]:
+            for v in built[1:]:
                 for work, call in works.items():
                     took = call(v)
                     if turn:

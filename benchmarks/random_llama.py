@@ -39,11 +39,11 @@ def main() -> None:
     write(args.out, args.seed)
 
 
-def write(out: Path, seed: int, changes: dict[str, Any] | None = None, made: Make | None = None) -> None:
-    """The folder; of another family with `changes` of CONFIG (None takes a key out) and `made`, its tensors of a
+def write(out: Path, seed: int, changes: dict[str, Any] | None = None, built: Make | None = None) -> None:
+    """The folder; of another family with `changes` of CONFIG (None takes a key out) and `built`, its tensors of a
     configuration and seed."""
     config = describe(out, changes)
-    save_file((made or weights)(config, seed), out / "model.safetensors", {"format": "pt"})
+    save_file((built or weights)(config, seed), out / "model.safetensors", {"format": "pt"})
 
 
 def describe(out: Path, changes: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -64,8 +64,8 @@ def executables(model: str, store: Store, work: Path, plan: Plan, **options: obj
         elif isinstance(event, StageReport) and not each and event.seconds is not None:
             lowered = time.perf_counter()
 
-    asked = CompileOptions.of("xla", verify="none", **options)
-    compile_bundle(model, work / "bundle", plan, asked, store, report, Settings.from_environment({}))
+    requested = CompileOptions.of("xla", verify="none", **options)
+    compile_bundle(model, work / "bundle", plan, requested, store, report, Settings.from_environment({}))
     return {"seconds": last - lowered, "each": each}
 
 
@@ -77,24 +77,26 @@ def main() -> None:
     parser.add_argument("--model")
     parser.add_argument("--max-model-len", type=int)
     parser.add_argument("-o", "--output", type=Path)
-    asked = parser.parse_args()
-    flags = ["--max-model-len", str(asked.max_model_len), "--max-num-seqs", "2"] if asked.max_model_len else GUIDE
-    file = asked.work / "plan.json"
-    asked.work.mkdir(parents=True, exist_ok=True)
-    model = asked.model or str(asked.work / "tiny")
-    if asked.model is None:
+    requested = parser.parse_args()
+    flags = (
+        ["--max-model-len", str(requested.max_model_len), "--max-num-seqs", "2"] if requested.max_model_len else GUIDE
+    )
+    file = requested.work / "plan.json"
+    requested.work.mkdir(parents=True, exist_ok=True)
+    model = requested.model or str(requested.work / "tiny")
+    if requested.model is None:
         write(Path(model), 0, TINY)
     subprocess.run([LLMC, "plan", model, "--device", "xla", *flags, "-o", str(file), "-q"], check=True)
     plan = Plan.load(file)
-    store, found = Store(asked.work / "store"), []
-    for workers in map(int, asked.workers.split(",")):
+    store, found = Store(requested.work / "store"), []
+    for workers in map(int, requested.workers.split(",")):
         cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": workers, "include_dashboard": False})
         try:
             ray = {"executor": "ray", "address": cluster.address}
             runs: dict[str, list[dict]] = {"local": [], "ray": []}
-            for _ in range(asked.rounds):
-                runs["local"].append(executables(model, store, asked.work, plan, jobs=workers))
-                runs["ray"].append(executables(model, store, asked.work, plan, **ray))
+            for _ in range(requested.rounds):
+                runs["local"].append(executables(model, store, requested.work, plan, jobs=workers))
+                runs["ray"].append(executables(model, store, requested.work, plan, **ray))
         finally:
             cluster.shutdown()
         local, far = (statistics.median(run["seconds"] for run in runs[name]) for name in ("local", "ray"))
@@ -106,8 +108,8 @@ def main() -> None:
     one = sum(each)
     simulated = {w: one / makespan([s + extra for s in each], w) for w in SIMULATED}
     print("simulated: " + ", ".join(f"{w} workers {gain:.1f} ×" for w, gain in simulated.items()))
-    if asked.output:
-        asked.output.write_text(json.dumps({"measured": found, "simulated": simulated, "extra_s": extra}, indent=1))
+    if requested.output:
+        requested.output.write_text(json.dumps({"measured": found, "simulated": simulated, "extra_s": extra}, indent=1))
 
 
 if __name__ == "__main__":

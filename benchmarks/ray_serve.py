@@ -56,17 +56,17 @@ def over_ray(bundle: str, address: str, replicas: int, threads: int, log: Path, 
     return ServerProcess(f"ray x {replicas}", command, port, "/ready", log)
 
 
-def load(url: str, asked: argparse.Namespace, turn: int) -> float:
+def load(url: str, requested: argparse.Namespace, turn: int) -> float:
     """Tokens a second of a closed loop; `turn` 0 warms up."""
 
     def one(number: int) -> None:
-        for _ in completion(url, prompt_ids(random.Random(f"{turn} {number}"), asked.prompt), asked.output):
+        for _ in completion(url, prompt_ids(random.Random(f"{turn} {number}"), requested.prompt), requested.output):
             pass
 
     began = time.perf_counter()
-    with ThreadPoolExecutor(asked.concurrency) as pool:
-        list(pool.map(one, range(asked.requests if turn else 4)))
-    return asked.requests * asked.output / (time.perf_counter() - began)
+    with ThreadPoolExecutor(requested.concurrency) as pool:
+        list(pool.map(one, range(requested.requests if turn else 4)))
+    return requested.requests * requested.output / (time.perf_counter() - began)
 
 
 def main() -> None:
@@ -77,27 +77,27 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("-o", "--output-file", type=Path)
-    asked = parser.parse_args()
-    asked.work.mkdir(parents=True, exist_ok=True)
+    requested = parser.parse_args()
+    requested.work.mkdir(parents=True, exist_ok=True)
     os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - the plain server's, so that other work takes as much from both
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": asked.threads, "include_dashboard": False})
-    log, address = asked.work / "server.log", cluster.address
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": requested.threads, "include_dashboard": False})
+    log, address = requested.work / "server.log", cluster.address
     kinds = {
-        "plain": lambda: llmc_server(asked.bundle, asked.threads, log),
-        "ray x 1": lambda: over_ray(asked.bundle, address, 1, asked.threads, log),
-        "ray x 1, its own proxy": lambda: over_ray(asked.bundle, address, 1, asked.threads, log, own=True),
-        "ray x 2": lambda: over_ray(asked.bundle, address, 2, max(1, asked.threads // 2), log),
+        "plain": lambda: llmc_server(requested.bundle, requested.threads, log),
+        "ray x 1": lambda: over_ray(requested.bundle, address, 1, requested.threads, log),
+        "ray x 1, its own proxy": lambda: over_ray(requested.bundle, address, 1, requested.threads, log, own=True),
+        "ray x 2": lambda: over_ray(requested.bundle, address, 2, max(1, requested.threads // 2), log),
     }
     found: dict[str, list[dict]] = {name: [] for name in kinds}
     try:
-        for turn in range(1, asked.rounds + 1):
+        for turn in range(1, requested.rounds + 1):
             for name, start in kinds.items():
                 server = start()
                 try:
-                    load(server.url, asked, 0)
+                    load(server.url, requested, 0)
                     before = cpu_seconds()
-                    rate = load(server.url, asked, turn)
-                    cost = 1e3 * (cpu_seconds() - before) / (asked.requests * asked.output)
+                    rate = load(server.url, requested, turn)
+                    cost = 1e3 * (cpu_seconds() - before) / (requested.requests * requested.output)
                     found[name].append({"output_rate": rate, "cpu_ms_a_token": cost})
                     print(f"{name}: {rate:.1f} tokens/s, {cost:.1f} ms of CPU a token", flush=True)
                 finally:
@@ -113,8 +113,8 @@ def main() -> None:
             f"{name}: {rate:.1f} tokens/s ({rate / rates['plain'] - 1:+.1%}), {costs[name]:.1f} ms of CPU a token "
             f"({costs[name] / costs['plain'] - 1:+.1%})"
         )
-    if asked.output_file:
-        asked.output_file.write_text(json.dumps({"rates": rates, "costs": costs, "runs": found}, indent=1))
+    if requested.output_file:
+        requested.output_file.write_text(json.dumps({"rates": rates, "costs": costs, "runs": found}, indent=1))
 
 
 if __name__ == "__main__":

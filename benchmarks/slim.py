@@ -41,13 +41,13 @@ def install(bundle: Path, work: Path) -> tuple[Path, dict[str, str], float]:
     text = (image / "Dockerfile").read_text()
     extras = re.search(r'AS runtime\nARG EXTRAS="(.*)"', text)
     assert extras is not None
-    (made,) = (image / "wheels").glob("llmc_compiler-*.whl")
+    (built,) = (image / "wheels").glob("llmc_compiler-*.whl")
     begun = time.perf_counter()
     subprocess.run([sys.executable, "-m", "venv", home], check=True)
     plain = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # what is there, pip leaves out
     with_versions = plain | {"PIP_CONSTRAINT": str(image / "constraints.txt"), "PIP_NO_CACHE_DIR": "1"}
     pip = [home / "bin" / "pip", "-q"]
-    subprocess.run([*pip, "install", f"{made}[{extras[1]}]"], check=True, env=with_versions)
+    subprocess.run([*pip, "install", f"{built}[{extras[1]}]"], check=True, env=with_versions)
     subprocess.run([*pip, "uninstall", "--yes", "setuptools", "pip"], check=True)
     seconds = time.perf_counter() - begun
     said = dict(re.findall(r"(\w+)=(\S+)", re.search(r"^ENV PATH=.*$", text, re.MULTILINE)[0]))
@@ -90,8 +90,8 @@ def start(home: Path, variables: dict[str, str], bundle: Path, model: str) -> di
                     raise SystemExit(f"llmc serve {bundle} ended")
                 time.sleep(0.005)
             ready = time.perf_counter() - begun
-            asked = {"model": model, "prompt": "The moon is", "max_tokens": 8}
-            status = request(port, "POST", "/v1/completions", asked)
+            requested = {"model": model, "prompt": "The moon is", "max_tokens": 8}
+            status = request(port, "POST", "/v1/completions", requested)
             assert status == 200, status
             answered = time.perf_counter() - begun
             held = psutil.Process(child.pid).memory_full_info()
@@ -106,21 +106,22 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--json", action="store_true")
-    asked = parser.parse_args()
-    home, variables, seconds = install(asked.bundle, asked.work)
+    requested = parser.parse_args()
+    home, variables, seconds = install(requested.bundle, requested.work)
     packages = {
         path.name: size(path) for path in next(home.glob("lib/python*/site-packages")).iterdir() if path.is_dir()
     }
-    (wheel,) = (asked.work / "image" / "wheels").glob("llmc_compiler-*.whl")
-    model = json.loads((asked.bundle / "manifest.json").read_text())["model"]["name"]
-    rounds = [start(home, variables, asked.bundle, model) for _ in range(asked.rounds + 1)][1:]
+    (wheel,) = (requested.work / "image" / "wheels").glob("llmc_compiler-*.whl")
+    model = json.loads((requested.bundle / "manifest.json").read_text())["model"]["name"]
+    rounds = [start(home, variables, requested.bundle, model) for _ in range(requested.rounds + 1)][1:]
     found = {
-        "machine": describe(), "wheel": wheel.stat().st_size, "environment": size(home), "bundle": size(asked.bundle),
+        "machine": describe(), "wheel": wheel.stat().st_size, "environment": size(home),
+        "bundle": size(requested.bundle),
         "install_s": seconds,
         "largest": dict(sorted(packages.items(), key=lambda p: -p[1])[:6]),
         **{name: median(one[name] for one in rounds) for name in rounds[0]},
     }  # fmt: skip
-    if asked.json:
+    if requested.json:
         print(json.dumps(found, indent=1))
         return
     largest = ", ".join(f"{name} {held / 1e6:.0f}" for name, held in found["largest"].items())

@@ -53,11 +53,11 @@ class Clock:
 
     def __init__(self, stages: list[Stage]) -> None:
         self.stages, self.began, self.place = stages, time.monotonic(), 0
-        self.part, self._told = 0.0, 0.0
+        self.part, self._reported = 0.0, 0.0
 
     def tell(self, words: str) -> None:
         """A line at once."""
-        self._told = time.monotonic()
+        self._reported = time.monotonic()
         stage = self.stages[self.place]
         print(
             f"[{self.place + 1}/{len(self.stages)}] {stage.name}: {words}; {self._left()}", file=sys.stderr, flush=True
@@ -66,7 +66,7 @@ class Clock:
     def progress(self, words: str, done: int, total: int) -> None:
         """A line now and then; parts of a stage count as equally long."""
         self.part = done / max(1, total)
-        if time.monotonic() - self._told >= EVERY_S or done == total:
+        if time.monotonic() - self._reported >= EVERY_S or done == total:
             self.tell(f"{done} of {total}, {words}")
 
     def _left(self) -> str:

@@ -122,26 +122,30 @@ def main() -> None:
     parser.add_argument("--steady", type=float, default=30.0)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("-o", "--output", type=Path)
-    asked = parser.parse_args()
+    requested = parser.parse_args()
     os.environ["LLMC_ADMIN_TOKEN"] = TOKEN
-    turns = [None] if asked.to is None else [(asked.to, asked.bundle)[n % 2].resolve() for n in range(asked.rounds)]
+    turns = (
+        [None]
+        if requested.to is None
+        else [(requested.to, requested.bundle)[n % 2].resolve() for n in range(requested.rounds)]
+    )
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        server = llmc_server(str(asked.bundle), asked.threads, folder / "server.log")
-        load = Load(server.url, asked.clients, asked.tokens)
+        server = llmc_server(str(requested.bundle), requested.threads, folder / "server.log")
+        load = Load(server.url, requested.clients, requested.tokens)
         try:
-            rounds = [one_round(load, server.url, to, asked.steady, folder, n) for n, to in enumerate(turns, 1)]
+            rounds = [one_round(load, server.url, to, requested.steady, folder, n) for n, to in enumerate(turns, 1)]
         finally:
             load.end()
             server.close()
     found = {
-        "bundle": asked.bundle.name, "clients": asked.clients, "ok": load.ok, "failed": len(load.failed),
+        "bundle": requested.bundle.name, "clients": requested.clients, "ok": load.ok, "failed": len(load.failed),
         "errors": sorted(set(load.failed))[:5], "p99_ratio": statistics.median(r["p99_ratio"] for r in rounds),
         "rounds": rounds,
     }  # fmt: skip
     print(f"{load.ok} requests, {len(load.failed)} failed; p99 {found['p99_ratio']:.2f} x steady")
-    if asked.output:
-        asked.output.write_text(json.dumps(found, indent=1) + "\n")
+    if requested.output:
+        requested.output.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -54,29 +54,30 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=32)
     parser.add_argument("-o", "--output", type=Path)
-    asked = parser.parse_args()
+    requested = parser.parse_args()
     bundles = {}
     for name, flags in BUNDLES.items():
-        path = asked.work / f"f32-{name.split()[1]}"
+        path = requested.work / f"f32-{name.split()[1]}"
         if not path.exists():
             subprocess.run([LLMC, "compile", DEMO, *flags, *PLAN, "-o", str(path)], check=True)
         bundles[name] = Bundle.open(path)
     ready = make_ready(
-        bundles, parse("transformers"), open_checkpoint(DEMO), asked.work / "peers-demo", sys.executable, print
+        bundles, parse("transformers"), open_checkpoint(DEMO), requested.work / "peers-demo", sys.executable, print
     )  # fmt: skip
     scope = Scope(
-        kinds=("quality", "decode", "prefill"), rounds=asked.rounds, steps=asked.steps, batches=(1, 4),
+        kinds=("quality", "decode", "prefill"), rounds=requested.rounds, steps=requested.steps, batches=(1, 4),
         decode_prompt=100, prompts=(128, 512),
     )  # fmt: skip
     found = compare.run(
-        ready.contenders, scope, model=ready.model, threads=2, vocabulary=ready.vocabulary, logs=asked.work / "logs",
+        ready.contenders, scope, model=ready.model, threads=2, vocabulary=ready.vocabulary,
+        logs=requested.work / "logs",
         progress=lambda *_: None, reference=ready.reference, texts=ready.texts, weights=ready.weights,
     )  # fmt: skip
-    opened = opening(asked.work / "f32-xla", asked.rounds)
+    opened = opening(requested.work / "f32-xla", requested.rounds)
     print(text(found))
     print(f"opening: {opened}")
-    if asked.output:
-        asked.output.write_text(json.dumps({"opening": opened, "comparison": found.to_dict()}, indent=1))
+    if requested.output:
+        requested.output.write_text(json.dumps({"opening": opened, "comparison": found.to_dict()}, indent=1))
 
 
 def opening(bundle: Path, rounds: int) -> dict[str, float]:

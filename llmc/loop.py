@@ -213,7 +213,7 @@ class Round:
 
 
 def run_round(
-    asked: LoopOptions, store: Store, settings: Settings, report: Callable[[Event], None], now: float | None = None
+    requested: LoopOptions, store: Store, settings: Settings, report: Callable[[Event], None], now: float | None = None
 ) -> Round:
     """Do one round, and log it unless it is a dry run. The server is left as it was unless it took the new bundle.
 
@@ -222,23 +222,23 @@ def run_round(
     done = Round(time.time() if now is None else now)
     metrics: str | None = None
     try:
-        if asked.traffic is None:
-            metrics = _client(asked).metrics()
-        _do(asked, store, settings, report, done, metrics)
+        if requested.traffic is None:
+            metrics = _client(requested).metrics()
+        _do(requested, store, settings, report, done, metrics)
     except OverBudgetError as error:
         done.ended("stopped", str(error))
     except LlmcError as error:
         done.ended("refused" if done.stage == "swap" else "failed", str(error))
     except BaseException:
-        asked.folder.over(None, done.to_dict())
+        requested.folder.over(None, done.to_dict())
         raise
-    if not asked.dry_run:
-        asked.folder.over(None if done.outcome in ("failed", "stopped") else metrics, done.to_dict())
+    if not requested.dry_run:
+        requested.folder.over(None if done.outcome in ("failed", "stopped") else metrics, done.to_dict())
     return done
 
 
 def _do(
-    asked: LoopOptions,
+    requested: LoopOptions,
     store: Store,
     settings: Settings,
     report: Callable[[Event], None],
@@ -251,11 +251,11 @@ def _do(
     from llmc.compiler.pipeline.compilation import Compilation
     from llmc.runtime.bundle import Bundle
 
-    folder, client = asked.folder, asked.client
-    running = Bundle.open((client.bundle() if client else Path(asked.bundle or folder.current)).resolve(), settings)
-    if client and not asked.dry_run:
+    folder, client = requested.folder, requested.client
+    running = Bundle.open((client.bundle() if client else Path(requested.bundle or folder.current)).resolve(), settings)
+    if client and not requested.dry_run:
         folder.point(running.path)  # a kill between a swap and the link is made good
-    recorded = asked.traffic or folder.scraped(metrics or "")
+    recorded = requested.traffic or folder.scraped(metrics or "")
     if recorded is None:
         return done.ended("nothing", "no request since the last round")
     traffic = Traffic(recorded)
@@ -263,27 +263,28 @@ def _do(
     old = replay(running.plan, traffic)
     done.requests = old.prompt.requests
     done.stage = "plan"
-    checkpoint, options = _source(asked, running, store, settings)
-    plan = _planned(asked, running, checkpoint, options, traffic, settings)
+    checkpoint, options = _source(requested, running, store, settings)
+    plan = _planned(requested, running, checkpoint, options, traffic, settings)
     done.graphs, done.gain = len(plan.buckets), gains(old, replay(plan, traffic))
-    if not worth(done.gain, asked.min_gain):
-        return done.ended("nothing", f"the best plan saves less than {asked.min_gain:.1%}")
+    if not worth(done.gain, requested.min_gain):
+        return done.ended("nothing", f"the best plan saves less than {requested.min_gain:.1%}")
     done.stage = "compile"
-    asked_for = Compilation(checkpoint, plan, options, store, settings)
-    expected = asked_for.dry_run()
+    requested_for = Compilation(checkpoint, plan, options, store, settings)
+    expected = requested_for.dry_run()
     done.estimated_s, done.reused = float(expected["estimated_seconds"]), int(expected["cached"])
-    if asked.budget_s is not None and done.estimated_s > asked.budget_s:
+    if requested.budget_s is not None and done.estimated_s > requested.budget_s:
         return done.ended(
-            "nothing", f"compiling takes about {done.estimated_s:.0f} s, and a round may take {asked.budget_s:.0f} s"
+            "nothing",
+            f"compiling takes about {done.estimated_s:.0f} s, and a round may take {requested.budget_s:.0f} s",
         )
-    if asked.dry_run:
+    if requested.dry_run:
         return done.ended("planned")
     output, began = folder.bundle(plan.digest()), time.monotonic()
-    result = asked_for.compile(output, _within(asked.budget_s, began, report))
+    result = requested_for.compile(output, _within(requested.budget_s, began, report))
     done.compile_s = time.monotonic() - began
     done.built, done.reused = result.built, result.reused
-    made = Bundle.open(output, settings)
-    done.bundle, done.digest = str(output), made.manifest.digest
+    created = Bundle.open(output, settings)
+    done.bundle, done.digest = str(output), created.manifest.digest
     done.stage = "swap"
     if client:
         client.swap(output)
@@ -297,14 +298,14 @@ def worth(gain: dict[str, float], least: float) -> bool:
     return max(gain.values()) >= max(least, 1e-9) and min(gain.values()) > -max(least, 1e-9)
 
 
-def _client(asked: LoopOptions) -> AdminClient:
-    if asked.client is None:
+def _client(requested: LoopOptions) -> AdminClient:
+    if requested.client is None:
         raise InputError("a loop without a server needs a recording of its traffic: --traffic FILE")
-    return asked.client
+    return requested.client
 
 
 def _source(
-    asked: LoopOptions, running: Bundle, store: Store, settings: Settings
+    requested: LoopOptions, running: Bundle, store: Store, settings: Settings
 ) -> tuple[Checkpoint, CompileOptions]:  # fmt: skip
     """The checkpoint and options that the running bundle was compiled with. Raises CheckpointError, InputError."""
     from llmc.compiler.checkpoint import open_checkpoint
@@ -314,13 +315,13 @@ def _source(
 
     manifest = running.manifest
     known = manifest.provenance
-    model = asked.model or find_model(store, str(known.get("checkpoint", "")), str(known.get("model", "")))
+    model = requested.model or find_model(store, str(known.get("checkpoint", "")), str(known.get("model", "")))
     options = recorded_options(manifest, BundleFacts.of(running).target)
     return open_checkpoint(model), replace(options, jobs=settings.threads)
 
 
 def _planned(
-    asked: LoopOptions,
+    requested: LoopOptions,
     running: Bundle,
     checkpoint: Checkpoint,
     options: CompileOptions,
@@ -333,7 +334,7 @@ def _planned(
     limits = running.plan.limits.to_dict()
     return plan_for(
         checkpoint, **{name: limits[name] for name in LIMITS if limits.get(name) is not None}, traffic=traffic,
-        max_graphs=asked.max_graphs or len(running.plan.buckets), device=options.device, options=options,
+        max_graphs=requested.max_graphs or len(running.plan.buckets), device=options.device, options=options,
         settings=settings,
     )  # fmt: skip
 

@@ -110,7 +110,7 @@ def install_line(*extras: str) -> str:
     from urllib.parse import urlsplit
     from urllib.request import url2pathname
 
-    origin, asked = _origin(), f"[{','.join(extras)}]" if extras else ""
+    origin, requested = _origin(), f"[{','.join(extras)}]" if extras else ""
     url = str(origin.get("url", ""))
     if url.startswith("file:"):
         path = url2pathname(urlsplit(url).path)
@@ -118,10 +118,10 @@ def install_line(*extras: str) -> str:
             url = ""
         else:
             editable = "-e " if origin.get("dir_info", {}).get("editable") else ""
-            return f"pip install {editable}{shlex.quote(path + asked)}"
+            return f"pip install {editable}{shlex.quote(path + requested)}"
     elif vcs := origin.get("vcs_info"):
         url = f"{vcs['vcs']}+{url}@{vcs['commit_id']}"
-    return f"pip install {shlex.quote(f'{DISTRIBUTION}{asked} @ {url}' if url else DISTRIBUTION + asked)}"
+    return f"pip install {shlex.quote(f'{DISTRIBUTION}{requested} @ {url}' if url else DISTRIBUTION + requested)}"
 
 
 @cache
@@ -153,8 +153,8 @@ def _supported(package: str) -> str:
     """What llmc's own metadata says of a package: "uvicorn>=0.48"."""
     from importlib import metadata
 
-    asked = (line.partition(";")[0].strip() for line in metadata.requires(DISTRIBUTION) or ())
-    return next(line for line in asked if line.startswith(package) and not line[len(package)].isalnum())
+    requested = (line.partition(";")[0].strip() for line in metadata.requires(DISTRIBUTION) or ())
+    return next(line for line in requested if line.startswith(package) and not line[len(package)].isalnum())
 
 
 def _described(system: str, machine: str) -> str:

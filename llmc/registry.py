@@ -70,7 +70,7 @@ class Registry:
         """All of them, sorted."""
         return sorted({*self._own, *self._others})
 
-    def told(self) -> list[str]:
+    def reported(self) -> list[str]:
         """Those of `names` that people are told of."""
         return [name for name in self.names() if name not in self._untold]
 
@@ -80,7 +80,7 @@ class Registry:
             return self._own[name]
         if name in self._others:
             return self._others[name][0]
-        raise UnknownNameError(self._what, name, self.told())
+        raise UnknownNameError(self._what, name, self.reported())
 
     def module(self, name: str) -> str:
         """The module of a name; raises UnknownNameError listing the known ones."""

@@ -36,9 +36,9 @@ HEADER = "# Written by `make lock`; see scripts/lock.py. Constraints for pip: na
 def lower_bounds(project: dict[str, Any]) -> dict[str, str]:
     """The version that each package's range in pyproject.toml begins with, by the package's name."""
     table = project["project"]
-    asked = [*table["dependencies"], *(line for lines in table["optional-dependencies"].values() for line in lines)]
+    requested = [*table["dependencies"], *(line for lines in table["optional-dependencies"].values() for line in lines)]
     found: dict[str, str] = {}
-    for line in asked:
+    for line in requested:
         if match := re.match(r"([\w.-]+)(?:\[\w+\])?(?:>=|==)([\d.]+)", line):
             found.setdefault(match[1].replace(".", "-"), match[2])
     return found

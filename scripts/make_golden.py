@@ -44,7 +44,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.toy import Toy, greedy, toy_plan
 
-MADE = 1_750_000_000.0
+BUILT = 1_750_000_000.0
 """The time of everything, in seconds since 1970."""
 
 KEPT = ("weights", "tokenizer", "executable", "bundle")
@@ -59,7 +59,7 @@ def main() -> None:
     folder: Path = parser.parse_args().folder
     if folder.exists():
         parser.error(f"{folder} exists: a golden store is made once")
-    with tempfile.TemporaryDirectory() as name, patch.object(time, "time", lambda: MADE):
+    with tempfile.TemporaryDirectory() as name, patch.object(time, "time", lambda: BUILT):
         toy = Toy.make(Path(name))
         with patch.object(time, "perf_counter", lambda: 0.0):
             toy.compile(toy_plan([(1, 15, 0)], [(1, 15)], Limits(16, 1, 16, 8)))
@@ -88,8 +88,8 @@ def write(toy: Toy, folder: Path) -> None:
 def expected(toy: Toy, entries: list[Any]) -> dict[str, Any]:
     """What readers must find; the answers are checked against the reference model here."""
     with BundleLLM(toy.bundle) as model:
-        made = model.generate(list(PROMPTS), SamplingParams(max_tokens=ANSWER, temperature=0, ignore_eos=True))
-    answers = [output.outputs[0].token_ids for output in made]
+        built = model.generate(list(PROMPTS), SamplingParams(max_tokens=ANSWER, temperature=0, ignore_eos=True))
+    answers = [output.outputs[0].token_ids for output in built]
     if answers != greedy(toy.model, PROMPTS, ANSWER):
         raise SystemExit("the bundle does not answer as the reference model does")
     return {

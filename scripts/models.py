@@ -81,14 +81,14 @@ def row(name: str, devices: Sequence[str]) -> list[str]:
 def computed(name: str) -> list[str]:
     """What of its line needs no compile: notes, configuration, parameters and memory."""
     found = family({"model_type": name})
-    made = getattr(transformers, found.model_class).config_class
+    built = getattr(transformers, found.model_class).config_class
     try:
-        size = size_of(published(made().to_dict() | {"model_type": name}), name)
+        size = size_of(published(built().to_dict() | {"model_type": name}), name)
     except (CheckpointError, TypeError, ValueError):
-        return [found.summary, f"`{made.__name__}`", "not known", "not known"]
+        return [found.summary, f"`{built.__name__}`", "not known", "not known"]
     needed = BYTES * (size.parameters + TOKENS * size.cache_values)
     fits = next((f"{memory:,} GiB" for memory in MEMORIES if needed <= memory << 30), f"over {MEMORIES[-1]:,} GiB")
-    return [found.summary, f"`{made.__name__}`", count(size.parameters), fits]
+    return [found.summary, f"`{built.__name__}`", count(size.parameters), fits]
 
 
 def published(config: Mapping[str, object]) -> Mapping[str, object]:

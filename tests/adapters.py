@@ -45,11 +45,11 @@ def with_choices(model: str | Path, adapters: Mapping[str, Path]) -> str:
 def toy_with_adapters(folder: Path, **options: Any) -> Toy:
     """A toy bundle with the adapters NAMES, of ranks 1, 2 and 3; its `model` is the name that opens all of it."""
     toy = Toy.make(folder)
-    made = {
+    built = {
         name: write_lora(folder / name, toy.model, TOY_MODULES, seed=number, r=number)
         for number, name in enumerate(NAMES, 1)
     }
-    toy.model = with_choices(toy.model, made)  # type: ignore[assignment]
+    toy.model = with_choices(toy.model, built)  # type: ignore[assignment]
     toy.compile(**options)
     return toy
 

@@ -60,14 +60,14 @@ def negated(program: FakeProgram, *given: Any) -> tuple[Any, Any]:
 def watching(seen: Callable[[Any], object], *methods: str) -> type[FakeExecutor]:
     """A device that tells the step of each call of `methods`, "run" by default, before it takes it."""
 
-    def told(name: str) -> Any:
+    def reported(name: str) -> Any:
         def method(self: FakeExecutor, step: Any) -> Any:
             seen(step)
             return getattr(FakeExecutor, name)(self, step)
 
         return method
 
-    return type("Watching", (FakeExecutor,), {name: told(name) for name in methods or ("run",)})
+    return type("Watching", (FakeExecutor,), {name: reported(name) for name in methods or ("run",)})
 
 
 def wrong_for(phase: str, batch: int, query: int, context: int) -> Compiling:

@@ -96,9 +96,9 @@ class Farm:
 
     def add(self, labels: dict[str, str] | None = None, first: Path | None = None, **options: Any) -> Any:
         """A node of one CPU; FARMED_… are its environment's, and its modules are looked up in `first` first."""
-        told = {name: options.pop(name) for name in list(options) if name.startswith("FARMED")}
+        reported = {name: options.pop(name) for name in list(options) if name.startswith("FARMED")}
         path = os.pathsep.join(map(str, filter(None, [first, self.farmed, *sys.path])))
-        environment = {"FARMED": str(self.farmed), "PYTHONPATH": path, **self._ports, **told}
+        environment = {"FARMED": str(self.farmed), "PYTHONPATH": path, **self._ports, **reported}
         return self._cluster.add_node(
             num_cpus=1, object_store_memory=MEMORY, env_vars=environment, labels=labels or {}, **options
         )

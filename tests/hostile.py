@@ -31,12 +31,12 @@ def places(document: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]
 @st.composite
 def changed(draw: st.DrawFn, document: Any) -> Any:
     """The document with up to three values replaced, removed, repeated or added."""
-    made = copy.deepcopy(document)
+    built = copy.deepcopy(document)
     for _ in range(draw(st.integers(1, 3))):
-        at = draw(st.sampled_from(list(places(made))))
+        at = draw(st.sampled_from(list(places(built))))
         how = draw(st.sampled_from(["replace", "replace", "replace", "remove", "repeat", "add"]))
-        made = _change(made, at, how, copy.deepcopy(draw(VALUES)))
-    return made
+        built = _change(built, at, how, copy.deepcopy(draw(VALUES)))
+    return built
 
 
 def _change(document: Any, at: tuple[Any, ...], how: str, value: Any) -> Any:
@@ -66,19 +66,19 @@ def damaged(data: bytes) -> st.SearchStrategy[bytes]:
 
     @st.composite
     def one(draw: st.DrawFn) -> bytes:
-        made = bytearray(data)
+        built = bytearray(data)
         for _ in range(draw(st.integers(1, 4))):
-            at = draw(st.integers(0, max(len(made) - 1, 0)))
+            at = draw(st.integers(0, max(len(built) - 1, 0)))
             how = draw(st.sampled_from(["set", "set", "number", "cut", "add"]))
-            if how == "set" and made:
-                made[at] = draw(st.sampled_from([0, 1, 0x7F, 0x80, 0xFF, draw(st.integers(0, 255))]))
+            if how == "set" and built:
+                built[at] = draw(st.sampled_from([0, 1, 0x7F, 0x80, 0xFF, draw(st.integers(0, 255))]))
             elif how == "number":
                 size = draw(st.sampled_from([4, 8]))
-                made[at : at + size] = draw(st.integers(0, 256**size - 1)).to_bytes(size, "little")
+                built[at : at + size] = draw(st.integers(0, 256**size - 1)).to_bytes(size, "little")
             elif how == "cut":
-                del made[at:]
+                del built[at:]
             else:
-                made[at:at] = draw(st.binary(max_size=9))
-        return bytes(made)
+                built[at:at] = draw(st.binary(max_size=9))
+        return bytes(built)
 
     return one()

@@ -79,8 +79,8 @@ def _modules(code: ast.AST) -> Iterator[str]:
 def declared(*, extras: set[str]) -> dict[str, Requirement]:
     """The requirements of llmc with these extras, by canonical name."""
     lines = [*PROJECT["dependencies"], *(line for e in extras for line in PROJECT["optional-dependencies"][e])]
-    asked = [Requirement(line) for line in lines if not line.startswith("llmc-compiler[")]
-    return {canonicalize_name(one.name): one for one in asked}
+    requested = [Requirement(line) for line in lines if not line.startswith("llmc-compiler[")]
+    return {canonicalize_name(one.name): one for one in requested}
 
 
 def everyone() -> set[str]:
@@ -132,13 +132,15 @@ def test_the_hint_for_a_missing_module_names_an_extra_that_declares_it(providers
 def test_private_modules_are_imported_only_of_distributions_with_an_exact_version(
     providers: Mapping[str, Sequence[str]],
 ) -> None:
-    asked = declared(extras=everyone())
+    requested = declared(extras=everyone())
     private = {module for module in imports(ROOT / "llmc") if re.search(r"\._[a-z]", module)}
     tops = {module.partition(".")[0] for module in private} - set(VENDORS)
     assert {"jax", "torch", "ray"} <= tops
     for top in tops:
-        (name,) = set(providers[top]) & set(asked)
-        assert [one.operator for one in asked[name].specifier] == ["=="], f"{top} has private parts that llmc imports"
+        (name,) = set(providers[top]) & set(requested)
+        assert [one.operator for one in requested[name].specifier] == ["=="], (
+            f"{top} has private parts that llmc imports"
+        )
 
 
 class Upstream:
@@ -155,10 +157,10 @@ def test_a_package_with_all_names_that_llmc_relies_on_is_taken() -> None:
 
 
 def test_a_package_without_a_name_that_llmc_relies_on_is_refused() -> None:
-    asked, version = declared(extras={"serve"})["uvicorn"], metadata.version("uvicorn")
+    requested, version = declared(extras={"serve"})["uvicorn"], metadata.version("uvicorn")
     with pytest.raises(DeviceError) as refused:
         require_names("uvicorn", Upstream, "on_headers_complete", "send_400_response", "pipeline")
     assert str(refused.value) == (
         f"uvicorn {version} has no Upstream.send_400_response, Upstream.pipeline, which llmc needs; "
-        f"install a version of {asked.name}{asked.specifier} that has it"
+        f"install a version of {requested.name}{requested.specifier} that has it"
     )

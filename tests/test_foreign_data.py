@@ -144,9 +144,9 @@ def test_a_manifest_that_could_not_be_read_is_not_written(tmp_path: Path, monkey
 
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
-    made = Toy.make(tmp_path_factory.mktemp("toy"))
-    made.compile()
-    return made
+    built = Toy.make(tmp_path_factory.mktemp("toy"))
+    built.compile()
+    return built
 
 
 @pytest.fixture(scope="module")

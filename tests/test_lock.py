@@ -34,12 +34,12 @@ def entries(path: Path) -> dict[str, tuple[str, Marker | None]]:
     found: dict[str, tuple[str, Marker | None]] = {}
     for line in path.read_text().splitlines():
         if line and not line.startswith("#"):
-            asked = Requirement(line)
-            ((operator, version),) = [(s.operator, s.version) for s in asked.specifier]
+            requested = Requirement(line)
+            ((operator, version),) = [(s.operator, s.version) for s in requested.specifier]
             assert operator == "==" and "*" not in version, line
-            name = canonicalize_name(asked.name)
+            name = canonicalize_name(requested.name)
             assert name not in found, f"{name} twice"
-            found[name] = version, asked.marker
+            found[name] = version, requested.marker
     return found
 
 
@@ -55,9 +55,9 @@ def needed() -> Iterator[str]:
     """Canonical names of what `pip install -e '.[dev]'` puts into this environment."""
     todo, seen = [Requirement("llmc-compiler[dev]")], set()
     while todo:
-        asked = todo.pop()
-        name = canonicalize_name(asked.name)
-        for extra in asked.extras or {""}:
+        requested = todo.pop()
+        name = canonicalize_name(requested.name)
+        for extra in requested.extras or {""}:
             if (name, extra) in seen:
                 continue
             seen.add((name, extra))
@@ -98,28 +98,30 @@ def test_every_package_of_this_environment_stands_in_the_lock_with_its_version()
 def test_what_is_asked_for_is_locked_at_a_version_that_is_admitted() -> None:
     locked = entries(LOCK)
     names = set()
-    for asked in declared():
-        version, _ = locked[canonicalize_name(asked.name)]
-        assert asked.specifier.contains(version), f"{asked} does not admit {version}"
-        names.add(canonicalize_name(asked.name))
+    for requested in declared():
+        version, _ = locked[canonicalize_name(requested.name)]
+        assert requested.specifier.contains(version), f"{requested} does not admit {version}"
+        names.add(canonicalize_name(requested.name))
     assert names >= LOW | {"setuptools", "torch"}
 
 
 @pytest.mark.parametrize("name", sorted(LOW))
 def test_the_lock_is_the_lower_end_of_a_range_whose_upper_end_is_closed(name: str) -> None:
     version, _ = entries(LOCK)[name]
-    (asked,) = {str(r.specifier): r for r in declared() if canonicalize_name(r.name) == name}.values()
-    low = [Version(s.version) for s in asked.specifier if s.operator in (">=", "==")]
+    (requested,) = {str(r.specifier): r for r in declared() if canonicalize_name(r.name) == name}.values()
+    low = [Version(s.version) for s in requested.specifier if s.operator in (">=", "==")]
     assert len(low) == 1 and Version(version).release[: len(low[0].release)] == low[0].release
-    assert any(s.operator in ("<", "==") for s in asked.specifier), "a version that no test has seen is not admitted"
+    assert any(s.operator in ("<", "==") for s in requested.specifier), (
+        "a version that no test has seen is not admitted"
+    )
 
 
 def test_each_requirement_has_a_lower_bound_that_the_oldest_environment_is_held_to() -> None:
     build = {canonicalize_name(Requirement(line).name) for line in PROJECT["build-system"]["requires"]}
-    assert set(lower_bounds(PROJECT)) == {canonicalize_name(asked.name) for asked in declared()} - build
-    for asked in declared():
-        if (bound := lower_bounds(PROJECT).get(canonicalize_name(asked.name))) is not None:
-            assert asked.specifier.contains(bound), f"{asked} does not begin at {bound}"
+    assert set(lower_bounds(PROJECT)) == {canonicalize_name(requested.name) for requested in declared()} - build
+    for requested in declared():
+        if (bound := lower_bounds(PROJECT).get(canonicalize_name(requested.name))) is not None:
+            assert requested.specifier.contains(bound), f"{requested} does not begin at {bound}"
 
 
 def test_peers_have_what_they_share_at_the_same_version() -> None:
@@ -128,8 +130,8 @@ def test_peers_have_what_they_share_at_the_same_version() -> None:
     for path, lock in ((PEERS.with_suffix(".txt"), peers), (TORCH_XLA.with_suffix(".txt"), entries(TORCH_XLA))):
         for line in path.read_text().splitlines():
             if line and not line.startswith("#"):
-                asked = Requirement(line)
-                assert asked.specifier.contains(lock[canonicalize_name(asked.name)][0]), line
+                requested = Requirement(line)
+                assert requested.specifier.contains(lock[canonicalize_name(requested.name)][0]), line
 
 
 def test_make_installs_every_environment_from_its_lock_and_again_when_that_changes() -> None:

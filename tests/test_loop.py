@@ -29,9 +29,9 @@ TOKEN = "the-token"
 
 @pytest.fixture
 def toy(tmp_path: Path) -> Toy:
-    made = Toy.make(tmp_path)
-    made.compile()
-    return made
+    built = Toy.make(tmp_path)
+    built.compile()
+    return built
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def recording(tmp_path: Path) -> Path:
     return path
 
 
-def asked(toy: Toy, recording: Path | None, **more: Any) -> LoopOptions:
+def requested(toy: Toy, recording: Path | None, **more: Any) -> LoopOptions:
     folder = LoopFolder(toy.bundle.with_name("loop"))
     folder.bundle("").mkdir(parents=True, exist_ok=True)
     given = {"bundle": str(toy.bundle), "traffic": None if recording is None else str(recording), **more}
@@ -65,7 +65,7 @@ def live(toy: Toy) -> Iterator[Live]:
 
 
 def served_by(live: Live, toy: Toy, recording: Path | None, **more: Any) -> LoopOptions:
-    return asked(toy, recording, bundle=None, client=AdminClient(f"http://127.0.0.1:{live.port}", TOKEN), **more)
+    return requested(toy, recording, bundle=None, client=AdminClient(f"http://127.0.0.1:{live.port}", TOKEN), **more)
 
 
 # What a round does
@@ -97,9 +97,9 @@ def test_the_servers_own_histograms_tell_the_traffic_of_a_round(live: Live, toy:
 
 
 def test_only_what_changed_is_compiled(toy: Toy, recording: Path) -> None:
-    first = ran(toy, asked(toy, recording))
+    first = ran(toy, requested(toy, recording))
     assert first.outcome == "ready" and first.built > 0
-    other = asked(toy, recording, bundle=str(toy.bundle), max_graphs=first.graphs)
+    other = requested(toy, recording, bundle=str(toy.bundle), max_graphs=first.graphs)
     os.rename(Path(str(first.bundle)), Path(str(first.bundle)).with_name("gone"))  # noqa: PTH104
     second = ran(toy, other)
     assert (second.outcome, second.built, second.reused) == ("ready", 0, first.built + first.reused)
@@ -135,7 +135,7 @@ def test_a_compile_that_is_expected_to_take_longer_does_not_begin(
     monkeypatch.setattr(
         "llmc.compiler.pipeline.compilation.Compilation.dry_run", lambda *_: {"estimated_seconds": 90.0, "cached": 1}
     )
-    done = ran(toy, asked(toy, recording, budget_s=60.0))
+    done = ran(toy, requested(toy, recording, budget_s=60.0))
     assert (done.outcome, done.why) == ("nothing", "compiling takes about 90 s, and a round may take 60 s")
 
 
@@ -145,9 +145,9 @@ def test_a_compile_that_takes_longer_ends_and_the_next_round_goes_on(
     monkeypatch.setattr(
         "llmc.compiler.pipeline.compilation.Compilation.dry_run", lambda *_: {"estimated_seconds": 0.0, "cached": 1}
     )
-    done = ran(toy, asked(toy, recording, budget_s=0.0))
+    done = ran(toy, requested(toy, recording, budget_s=0.0))
     assert (done.outcome, done.bundle) == ("stopped", None)
-    assert ran(toy, asked(toy, recording)).outcome == "ready"
+    assert ran(toy, requested(toy, recording)).outcome == "ready"
 
 
 # What goes wrong
@@ -176,14 +176,14 @@ def test_a_refused_bundle_leaves_server_and_link_as_they_were(
     ({"bundle": "nowhere"}, "not a bundle"),
 ])  # fmt: skip
 def test_what_cannot_be_reached_fails_the_round(toy: Toy, recording: Path, change: dict[str, Any], said: str) -> None:
-    what = replace(asked(toy, recording), **change)
+    what = replace(requested(toy, recording), **change)
     done = ran(toy, what)
     assert done.outcome == "failed" and said in done.why
     assert log(what)[0]["outcome"] == "failed"
 
 
 def test_a_wrong_token_says_what_to_do(live: Live, toy: Toy, recording: Path) -> None:
-    what = asked(toy, recording, client=AdminClient(f"http://127.0.0.1:{live.port}", "wrong"), bundle=None)
+    what = requested(toy, recording, client=AdminClient(f"http://127.0.0.1:{live.port}", "wrong"), bundle=None)
     assert "with the same LLMC_ADMIN_TOKEN" in ran(toy, what).why
 
 
@@ -195,12 +195,12 @@ def test_two_loops_do_not_share_a_folder(toy: Toy) -> None:
 
 def test_the_newest_bundles_stay_and_those_in_use(tmp_path: Path) -> None:
     folder = LoopFolder(tmp_path)
-    made = [folder.bundle(f"{number:064x}") for number in (1 << 220, 2 << 220, 3 << 220, 4 << 220)]
-    for at, one in enumerate(made):
+    built = [folder.bundle(f"{number:064x}") for number in (1 << 220, 2 << 220, 3 << 220, 4 << 220)]
+    for at, one in enumerate(built):
         one.mkdir(parents=True)
         os.utime(one, (at, at))
-    folder.trim(made[0])
-    assert [one.exists() for one in made] == [True, False, True, True]
+    folder.trim(built[0])
+    assert [one.exists() for one in built] == [True, False, True, True]
 
 
 # Interrupts
@@ -209,7 +209,7 @@ def test_the_newest_bundles_stay_and_those_in_use(tmp_path: Path) -> None:
 @default_cases(2)
 @pytest.mark.parametrize("stage", ["evaluate", "plan", "compile", "swap"])
 def test_a_kill_leaves_all_whole_and_the_next_round_does_it(toy: Toy, recording: Path, stage: str) -> None:
-    what = asked(toy, recording)
+    what = requested(toy, recording)
 
     class Killed(Round):
         def __setattr__(self, name: str, value: Any) -> None:
@@ -241,7 +241,7 @@ def test_a_kill_between_swap_and_link_is_made_good(live: Live, toy: Toy, recordi
 
 
 def test_an_interrupt_is_logged(toy: Toy, recording: Path) -> None:
-    what = asked(toy, recording)
+    what = requested(toy, recording)
 
     def interrupt(event: object) -> None:
         raise KeyboardInterrupt

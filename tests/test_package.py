@@ -71,9 +71,9 @@ def slim() -> list[str]:
     todo = [Requirement(line.strip(' ",')) for line in lines.splitlines() if line.strip()]
     names: list[str] = []
     while todo:
-        asked = todo.pop()
-        name = canonicalize_name(asked.name)
-        if name not in names and (asked.marker is None or asked.marker.evaluate({"extra": ""})):
+        requested = todo.pop()
+        name = canonicalize_name(requested.name)
+        if name not in names and (requested.marker is None or requested.marker.evaluate({"extra": ""})):
             names.append(name)
             todo += map(Requirement, metadata.requires(name) or [])
     return names

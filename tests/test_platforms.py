@@ -70,7 +70,7 @@ def environment(name: str) -> dict[str, str]:
     return found | {"sys_platform": system, "platform_system": called, "platform_machine": machine, "extra": ""}
 
 
-def asked(name: str, line: str) -> Iterator[str]:
+def requested(name: str, line: str) -> Iterator[str]:
     """Names of the packages that a requirement of ours means on a platform; libtpu is an extra of jax."""
     requirement = Requirement(line)
     if requirement.marker is None or requirement.marker.evaluate(environment(name)):
@@ -83,7 +83,7 @@ def asked(name: str, line: str) -> Iterator[str]:
 
 
 def extra_of(name: str, extra: str) -> set[str]:
-    return {package for line in PROJECT["optional-dependencies"][extra] for package in asked(name, line)}
+    return {package for line in PROJECT["optional-dependencies"][extra] for package in requested(name, line)}
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ def test_every_extra_asks_for_what_is_built_there_and_for_all_of_that(name: str)
 
 @pytest.mark.parametrize("name", PLATFORMS)
 def test_what_the_core_asks_for_is_built_everywhere(name: str) -> None:
-    assert len({package for line in PROJECT["dependencies"] for package in asked(name, line)}) == 9
+    assert len({package for line in PROJECT["dependencies"] for package in requested(name, line)}) == 9
 
 
 @default_cases(2)

@@ -77,10 +77,10 @@ def test_the_whole_way_from_a_model_to_an_answer_is_quiet(world: Path) -> None:
         url = next(line for line in server.stdout if "listening on" in line).split()[-1]
         while "ready" not in server.stdout.readline():
             pass
-        asked = urllib.request.Request(
+        requested = urllib.request.Request(
             f"{url}/v1/completions", b'{"prompt": "a", "max_tokens": 2}', {"Content-Type": "application/json"}
         )
-        with urllib.request.urlopen(asked, timeout=30) as answer:
+        with urllib.request.urlopen(requested, timeout=30) as answer:
             assert answer.status == 200
         time.sleep(1.0)  # for what is sent behind the requests
         children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
@@ -106,11 +106,11 @@ def test_the_check_sees_what_it_is_there_for(world: Path) -> None:
 
 def test_openvino_s_converter_has_no_telemetry(world: Path) -> None:
     pytest.importorskip("openvino")
-    told = run(world, "-c", (
+    reported = run(world, "-c", (
         "import llmc.runtime.executors.openvino.importing, sys, openvino.tools.ovc.convert_impl as c; "
         "print(c.tm.__name__, sys.modules['openvino_telemetry'])"
     ))  # fmt: skip
-    assert told.split() == ["openvino.tools.ovc.telemetry_stub", "None"]
+    assert reported.split() == ["openvino.tools.ovc.telemetry_stub", "None"]
 
 
 @pytest.mark.parametrize("name", TELEMETRY_OFF)

@@ -239,7 +239,7 @@ def test_requests_that_come_and_go_are_answered_as_each_alone(exact_bundle: Path
     with BundleLLM(exact_bundle, prefill_budget=32) as llm:
         engine = llm.engine
         queue = [int(i) for _ in range(2) for i in random.permutation(len(PROMPTS))]
-        made: dict[str, list[int]] = {}
+        built: dict[str, list[int]] = {}
         ids: dict[str, list[int]] = {}
         cancelled: set[str] = set()
         reused = 0
@@ -247,20 +247,20 @@ def test_requests_that_come_and_go_are_answered_as_each_alone(exact_bundle: Path
             for _ in range(min(len(queue), int(random.integers(0, 3)))):
                 name, prompt = f"{len(queue)}", llm.encode(PROMPTS[queue.pop()])
                 params = replace(GREEDY, max_tokens=int(random.integers(4, SHORT)))
-                ids[name], made[name] = prompt, []
+                ids[name], built[name] = prompt, []
                 engine.add(engine.prepare(Request(name, prompt, params, priority=int(random.integers(0, 2)))))
             if random.random() < 0.05:
-                name = str(random.choice(list(made)))
+                name = str(random.choice(list(built)))
                 cancelled |= {update.request_id for update in engine.cancel(name)}
             for update in engine.step():
-                made[update.request_id] += update.token_ids
+                built[update.request_id] += update.token_ids
                 if update.finish_reason:
                     reused += update.cached_tokens
-        for name, tokens in made.items():
+        for name, tokens in built.items():
             assert name in cancelled or len(tokens) >= 4
             if tokens:
                 transformers.require_greedy(ids[name], tokens, f"request {name}")
-        assert len(made) == 40 and cancelled and reused > 100
+        assert len(built) == 40 and cancelled and reused > 100
         stats = engine.stats
         assert (stats.running, stats.waiting, stats.kv_cache_usage, stats.compilations) == (0, 0, 0.0, 0)
 
@@ -330,15 +330,17 @@ def test_a_flipped_bit_is_an_error_or_another_checkpoint_and_never_a_cache_hit(
     int8_bundle: Path, cache: Path, plan: Plan, copy: Path, part: float
 ) -> None:
     store = Store(cache / "cache")
-    asked = CompileOptions("onnxruntime", "int8", verify="none")
-    assert dry_run(CompileJob.of(str(copy), plan, asked), store)["cached"] == 1, "what the bit is flipped in was known"
+    requested = CompileOptions("onnxruntime", "int8", verify="none")
+    assert dry_run(CompileJob.of(str(copy), plan, requested), store)["cached"] == 1, (
+        "what the bit is flipped in was known"
+    )
     before = copy.stat()
     flip(copy, int(part if isinstance(part, int) else part * before.st_size))
     os.utime(copy, ns=(before.st_atime_ns, before.st_mtime_ns))
     try:
         damaged = open_checkpoint(copy)
         digest = Stages(store, damaged, plan, lambda _: None).checkpoint_digest()
-        found = dry_run(CompileJob.of(str(copy), plan, asked), store)
+        found = dry_run(CompileJob.of(str(copy), plan, requested), store)
     except CheckpointError as error:
         assert str(copy) in str(error)
     else:
@@ -360,9 +362,9 @@ def test_a_truncated_copy_is_an_error_that_names_the_file(copy: Path, plan: Plan
 
 @full
 def test_it_is_warmed_up_and_certified(exact_bundle: Path) -> None:
-    made = llmc.certify(exact_bundle, requests=12, threads=THREADS)
-    assert made.compilations == 0
-    (sessions,) = (witness for witness in made.witnesses if witness.witness == "ONNX Runtime sessions")
+    built = llmc.certify(exact_bundle, requests=12, threads=THREADS)
+    assert built.compilations == 0
+    (sessions,) = (monitor for monitor in built.monitors if monitor.monitor == "ONNX Runtime sessions")
     assert (sessions.before, sessions.after) == (1, 0)
 
 
@@ -376,14 +378,14 @@ def test_a_swap_loses_no_request_and_changes_no_text(exact_bundle: Path, tmp_pat
     (other / "manifest.json").write_bytes(Manifest(changed).to_bytes())
     with Live(exact_bundle, reopen=lambda named, _: other, options=EngineOptions(THREADS)) as live:
         until(lambda: any(isinstance(event, Ready) for event in live.events), 60)
-        asked: dict[str, Any] = {"prompt": PROMPTS[0], "max_tokens": 12}
-        before = live.complete(**asked).json["choices"][0]["text"]
-        across = live.call(stream=True, **asked)
+        requested: dict[str, Any] = {"prompt": PROMPTS[0], "max_tokens": 12}
+        before = live.complete(**requested).json["choices"][0]["text"]
+        across = live.call(stream=True, **requested)
         until(lambda: live.stats.running == 1)
         live.server.reload()
         until(lambda: any(isinstance(event, Retired) for event in live.events), 60)
         assert "".join(chunk["choices"][0]["text"] for chunk in across.answer.chunks) == before
-        assert live.complete(**asked).json["choices"][0]["text"] == before
+        assert live.complete(**requested).json["choices"][0]["text"] == before
         assert [event for event in live.events if isinstance(event, SwapRefused)] == []
 
 

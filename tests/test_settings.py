@@ -60,8 +60,8 @@ def test_what_gaudi_users_set():
 
 
 def test_what_chooses_other_kernels_is_kept_by_its_name():
-    asked = {"LLMC_CPU_ISA": "avx2", "ATEN_CPU_CAPABILITY": "avx2"}
-    assert read(**asked, ONEDNN_MAX_CPU_ISA="").kernel_limits == asked
+    requested = {"LLMC_CPU_ISA": "avx2", "ATEN_CPU_CAPABILITY": "avx2"}
+    assert read(**requested, ONEDNN_MAX_CPU_ISA="").kernel_limits == requested
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "two", "1.5"])
@@ -276,12 +276,12 @@ def test_artifacts_are_handed_the_settings() -> None:
 
 
 def test_lpus_and_the_device_that_they_stand_for():
-    asked = read(
+    requested = read(
         NUM_LPU_DEVICES="2", NUM_GPU_DEVICES="1", LLMC_HYPERDEX_PYTHON="hdex/python", LLMC_HYPERDEX_SECONDS="9"
     )
-    assert (asked.num_lpu_devices, asked.num_gpu_devices) == (2, 1)
-    assert (asked.hyperdex_python, asked.hyperdex_seconds) == ("hdex/python", 9.0)
-    assert (asked.device, read().device, read(NUM_GPU_DEVICES="2").device) == ("lpu", "cpu", "cpu")
+    assert (requested.num_lpu_devices, requested.num_gpu_devices) == (2, 1)
+    assert (requested.hyperdex_python, requested.hyperdex_seconds) == ("hdex/python", 9.0)
+    assert (requested.device, read().device, read(NUM_GPU_DEVICES="2").device) == ("lpu", "cpu", "cpu")
     for environ in ({"NUM_LPU_DEVICES": "0"}, {"NUM_GPU_DEVICES": "-1"}, {"LLMC_HYPERDEX_SECONDS": "0"}):
         (name,) = environ
         with pytest.raises(InputError, match=name):

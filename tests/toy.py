@@ -53,9 +53,9 @@ class Toy:
                 report(event)
 
         usual: dict[str, Any] = {"device": "fake"} if self.verifies else {"device": "fake", "verify": "none"}
-        asked = CompileOptions.of(**{**usual, **options})
+        requested = CompileOptions.of(**{**usual, **options})
         return compile_bundle(
-            str(model or self.model), bundle or self.bundle, plan or self.plan, asked, store or self.store, keep
+            str(model or self.model), bundle or self.bundle, plan or self.plan, requested, store or self.store, keep
         )
 
     @property

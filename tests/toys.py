@@ -15,11 +15,11 @@ POOL = 72
 def toys(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Toy]:
     static = Toy.make(tmp_path_factory.mktemp("toy"))
     static.compile()
-    made = {"static": static}
+    built = {"static": static}
     for kind, device in (("exact", "fake"), ("ragged", "fake:ragged"), ("paged", f"fake:paged={POOL}")):
-        made[kind] = Toy(static.model, static.store, static.bundle.with_name(kind), static.plan)
-        made[kind].compile(device=device, specialise=False)
-    return made
+        built[kind] = Toy(static.model, static.store, static.bundle.with_name(kind), static.plan)
+        built[kind].compile(device=device, specialise=False)
+    return built
 
 
 @pytest.fixture(scope="session", params=["static", "exact", "ragged", "paged"])

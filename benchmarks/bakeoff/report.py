@@ -35,12 +35,12 @@ def speed(series: Series, name: str) -> tuple[str, float] | None:
 
 def of_series(series: Series) -> dict[str, Any]:
     """For JSON: every round's figures, and what is made of them."""
-    made = {}
+    built = {}
     for name in series.rounds:
-        made[name] = {"median": series.median(name), "rounds": series.rounds[name], "of_roofline": share(series, name)}
+        built[name] = {"median": series.median(name), "rounds": series.rounds[name], "of_roofline": share(series, name)}
         if (found := speed(series, name)) is not None:
-            made[name] |= {"over": found[0], "speed": found[1]}
-    return {"unit": series.unit, "orders": series.orders, "missing": series.missing, "contenders": made}
+            built[name] |= {"over": found[0], "speed": found[1]}
+    return {"unit": series.unit, "orders": series.orders, "missing": series.missing, "contenders": built}
 
 
 def of_graphs(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -76,19 +76,21 @@ def text(found: Mapping[str, Any]) -> str:
 
 def _measured(name: str, series: Mapping[str, Any]) -> list[str]:
     rows = [(f"{name}, {series['unit']}", "median", "of the roofline", "speed over the best of transformers")]
-    for contender, made in series["contenders"].items():
-        of = "–" if made["of_roofline"] is None else f"{made['of_roofline']:.0%}"
-        over = f"{made['speed']:.2f} × {made['over']}" if "speed" in made else "–"
-        rows.append((contender, f"{made['median']:.3f}", of, over))
+    for contender, built in series["contenders"].items():
+        of = "–" if built["of_roofline"] is None else f"{built['of_roofline']:.0%}"
+        over = f"{built['speed']:.2f} × {built['over']}" if "speed" in built else "–"
+        rows.append((contender, f"{built['median']:.3f}", of, over))
     return [*table(rows, (1, 2)), *(f"not run: {who}: {why}" for who, why in series["missing"].items())]
 
 
-def _graphs(name: str, made: Mapping[str, Any]) -> str:
-    line = f"{name}: {made['graphs']} decode graphs ({made['how']})"
-    if made["seconds"] is not None:
-        line += f", {made['seconds']:.3f} s each, {made['seconds_of_all']:.1f} s in all"
-    if made["bytes"] is not None:
-        line += f", {made['bytes'] / 2**20:.2f} MiB each, {made['bytes_of_all'] / 2**20:.1f} MiB in all"
-    if made["predicted_over_measured"] is not None:
-        line += f"; predicted over measured {made['predicted_over_measured']:.2f}, {made['within_15%']:.0%} within 15%"
+def _graphs(name: str, built: Mapping[str, Any]) -> str:
+    line = f"{name}: {built['graphs']} decode graphs ({built['how']})"
+    if built["seconds"] is not None:
+        line += f", {built['seconds']:.3f} s each, {built['seconds_of_all']:.1f} s in all"
+    if built["bytes"] is not None:
+        line += f", {built['bytes'] / 2**20:.2f} MiB each, {built['bytes_of_all'] / 2**20:.1f} MiB in all"
+    if built["predicted_over_measured"] is not None:
+        line += (
+            f"; predicted over measured {built['predicted_over_measured']:.2f}, {built['within_15%']:.0%} within 15%"
+        )
     return line

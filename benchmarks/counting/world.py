@@ -43,11 +43,11 @@ FTYPES = {"Q4_0": 2, "Q8_0": 7}
 """llama.cpp's numbers of kinds of files."""
 
 
-def plugin(made: Path) -> tuple[str, ...]:
-    """What the C compiler is told to make plugin.c into `made`."""
+def plugin(built: Path) -> tuple[str, ...]:
+    """What the C compiler is told to make plugin.c into `built`."""
     return (
         "cc", "-O2", "-shared", "-fPIC", "-nostdlib", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror",
-        str(HERE / "plugin.c"), "-o", str(made),
+        str(HERE / "plugin.c"), "-o", str(built),
     )  # fmt: skip
 
 
@@ -86,11 +86,11 @@ class World:
 
     def quantised(self, source: Path, kind: str) -> Path:
         """A GGUF file of this kind, made by llama.cpp from another."""
-        made = self.work / f"{kind}.gguf"
-        if not made.is_file():
-            self.run(self.peer("quantise", str(source), f"{made}.part", str(FTYPES[kind])))
-            Path(f"{made}.part").replace(made)
-        return made
+        built = self.work / f"{kind}.gguf"
+        if not built.is_file():
+            self.run(self.peer("quantise", str(source), f"{built}.part", str(FTYPES[kind])))
+            Path(f"{built}.part").replace(built)
+        return built
 
     def _do(self, *command: str, env: dict[str, str] | None = None, cwd: Path | None = None) -> str:
         cache = {"ZIG_GLOBAL_CACHE_DIR": str(self.work / "zig"), "ZIG_LOCAL_CACHE_DIR": str(self.work / "zig")}

@@ -55,7 +55,7 @@ class Peer:
 
 
 @dataclass(frozen=True)
-class Asked:
+class Requested:
     """A peer in one of its variants."""
 
     peer: Peer
@@ -136,9 +136,9 @@ PEERS = {
 """Name → peer."""
 
 
-def parse(text: str) -> list[Asked]:
+def parse(text: str) -> list[Requested]:
     """Peers from a comma-separated list; raises InputError for a name that is not known or comes twice."""
-    found: list[Asked] = []
+    found: list[Requested] = []
     for part in (p.strip() for p in text.split(",")):
         name, _, variant = part.partition(":")
         peer = PEERS.get(name)
@@ -146,10 +146,10 @@ def parse(text: str) -> list[Asked]:
             raise UnknownNameError("peer", name, PEERS)
         if variant and variant not in peer.variants:
             raise UnknownNameError(f"variant of {name}", variant, peer.variants)
-        asked = Asked(peer, variant or next(iter(peer.variants)))
-        if asked in found:
+        requested = Requested(peer, variant or next(iter(peer.variants)))
+        if requested in found:
             raise InputError(f"{part!r} is named twice in {text!r}")
-        found.append(asked)
+        found.append(requested)
     return found
 
 

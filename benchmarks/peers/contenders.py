@@ -16,7 +16,7 @@ from llmc.compiler.checkpoint.base import Checkpoint, stored_forms
 from llmc.compiler.pipeline.provenance import find_model
 from llmc.errors import CheckpointError, InputError
 from llmc.runtime.bundle import Bundle
-from peers.catalogue import Asked
+from peers.catalogue import Requested
 from peers.environment import installed, require
 from peers.peer_models import PeerModels, Report, weights_read
 from peers.worker import Contender
@@ -69,7 +69,7 @@ def default_folder(settings: Settings, checkpoint: Checkpoint) -> Path:
 
 
 def make_ready(
-    bundles: Mapping[str, Bundle], asked: Sequence[Asked], checkpoint: Checkpoint, folder: Path, python: str,
+    bundles: Mapping[str, Bundle], requested: Sequence[Requested], checkpoint: Checkpoint, folder: Path, python: str,
     report: Report, quality: bool = True,
 ) -> Ready:  # fmt: skip
     """Make the peers' forms of the checkpoint, and describe all contenders.
@@ -77,10 +77,10 @@ def make_ready(
     Raises DeviceError for a peer that is not installed in `python`, before anything is made. Without `quality` no
     reference is looked for.
     """
-    versions = require(asked, python)
+    versions = require(requested, python)
     models = PeerModels(checkpoint, folder, python, report)
     contenders = [_ours(name, bundle, checkpoint) for name, bundle in bundles.items()]
-    for one in asked:
+    for one in requested:
         options = dict(one.variant.options)
         if one.peer.name == "openvino-genai":
             options["cache"] = str(folder / "openvino-cache")

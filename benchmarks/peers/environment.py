@@ -10,7 +10,7 @@ from pathlib import Path
 
 from llmc.errors import DeviceError, InputError
 from llmc.paths import expanded
-from peers.catalogue import Asked, requirement
+from peers.catalogue import Requested, requirement
 
 _SCRIPT = """
 import json, sys
@@ -52,9 +52,9 @@ def installed(python: str, distributions: Iterable[str]) -> dict[str, str]:
         raise DeviceError(f"{python}: cannot be run to see what it has installed ({error})") from error
 
 
-def require(asked: Iterable[Asked], python: str) -> dict[str, str]:
+def require(requested: Iterable[Requested], python: str) -> dict[str, str]:
     """Versions of all that the peers need; raises DeviceError with the pip line for what is missing."""
-    wanted = list(dict.fromkeys(name for one in asked for name in one.distributions))
+    wanted = list(dict.fromkeys(name for one in requested for name in one.distributions))
     found = installed(python, wanted)
     missing = [name for name in wanted if name not in found]
     if missing:

@@ -71,7 +71,7 @@ class PeerModels:
 
         if is_plain_folder(self.checkpoint):
             return self.checkpoint.path
-        return self._made("huggingface", lambda out: write_folder(self.checkpoint, out))
+        return self._built("huggingface", lambda out: write_folder(self.checkpoint, out))
 
     def _gguf(self, kind: str) -> Path:
         source = self.checkpoint.path
@@ -86,11 +86,11 @@ class PeerModels:
         if kind == "F16":
             from llmc.compiler.checkpoint.export.gguf import write_gguf
 
-            return self._made("gguf-f16.gguf", lambda out: write_gguf(self.checkpoint, out))
+            return self._built("gguf-f16.gguf", lambda out: write_gguf(self.checkpoint, out))
         if self.checkpoint.format != "gguf":
             source = self._gguf("F16")
         script = str(SCRIPTS / "quantise_gguf.py")
-        return self._made(
+        return self._built(
             f"gguf-{kind.lower()}.gguf", lambda out: self._tool([script, str(source), str(out), kind], out.name)
         )
 
@@ -114,13 +114,13 @@ class PeerModels:
             finally:
                 shutil.rmtree(cache, ignore_errors=True)
 
-        return self._made(form, build)
+        return self._built(form, build)
 
     def _openvino(self, form: str, precision: str) -> Path:
         source = self._gguf("F16" if precision.startswith("int8") else precision.upper())
         weights = precision if precision.startswith("int8") else "as-is"
         script = str(SCRIPTS / "openvino_ir.py")
-        return self._made(form, lambda out: self._tool([script, str(source), str(out), weights], form))
+        return self._built(form, lambda out: self._tool([script, str(source), str(out), weights], form))
 
     def _optimum(self, form: str, precision: str) -> Path:
         source = self._hugging_face()
@@ -128,17 +128,17 @@ class PeerModels:
             str(Path(self.python).with_name("optimum-cli")), "export", "openvino", "--model", str(source), "--task",
             "text-generation-with-past", "--weight-format", precision,
         ]  # fmt: skip
-        return self._made(form, lambda out: self._tool([*command, str(out)], form))
+        return self._built(form, lambda out: self._tool([*command, str(out)], form))
 
-    def _made(self, name: str, make: Callable[[Path], None]) -> Path:
+    def _built(self, name: str, make: Callable[[Path], None]) -> Path:
         target = self.folder / name
         if target.exists():
             return target
         self._report(name)
         with tempfile.TemporaryDirectory(dir=self.folder, prefix=".making-") as beside:
-            made = Path(beside) / name
-            make(made)
-            made.rename(target)
+            built = Path(beside) / name
+            make(built)
+            built.rename(target)
         return target
 
     def _tool(self, arguments: list[str], what: str) -> None:

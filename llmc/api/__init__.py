@@ -161,8 +161,8 @@ def _bundle_of(
 
     from llmc.artifacts.store.layout import Layout
 
-    asked = (str(path.absolute()), device, sorted(options.items()))
-    name = hashlib.sha256(repr(asked).encode()).hexdigest()[:16]
+    requested = (str(path.absolute()), device, sorted(options.items()))
+    name = hashlib.sha256(repr(requested).encode()).hexdigest()[:16]
     output = Layout(settings.cache_dir_for(device)).bundles / name
     compile(model, output, device=device, **making)
     return output
@@ -186,12 +186,12 @@ def _matching(path: Path, device: str | None, options: dict[str, Any], model: st
     if device is None and not options:
         return path
     from llmc.artifacts.bundle.manifest import read_manifest
-    from llmc.artifacts.local.precompiled import differences, tell_differences
+    from llmc.artifacts.local.precompiled import describe_differences, differences
     from llmc.artifacts.log import logger
-    from llmc.compiler.pipeline.asked import asked_members
+    from llmc.compiler.pipeline.requested import requested_members
 
     manifest = read_manifest(path)
-    found = differences(manifest, asked_members(manifest, device, options, model))
+    found = differences(manifest, requested_members(manifest, device, options, model))
     if found:
-        logger().warning("%s is loaded as it was compiled, asked for otherwise: %s", path, tell_differences(found))
+        logger().warning("%s is loaded as it was compiled, asked for otherwise: %s", path, describe_differences(found))
     return path

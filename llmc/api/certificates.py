@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from llmc.runtime.certificate.certifying import Tell
+    from llmc.runtime.certificate.certifying import Report
     from llmc.runtime.certificate.document import Certificate
 
 
@@ -19,7 +19,7 @@ def certify(
     sign: str | Path | None = None,
     threads: int | None = None,
     weights: str | Path | None = None,
-    report: Tell | None = None,
+    report: Report | None = None,
 ) -> Certificate:
     """Warm a bundle up, run random requests of every kind, and certify that nothing was compiled meanwhile.
 
@@ -42,7 +42,7 @@ def certify(
     signer = None if sign is None else Signer.load(sign, Settings.from_environment().signing_passphrase)
     opened = Bundle.open(bundle_of(str(bundle), weights=None if weights is None else str(weights)))
     run = Certifying(opened, EngineOptions(threads), CertifyOptions(requests, seed), report or (lambda *_: None))
-    made = run.run()
+    built = run.run()
     if output is not None:
-        write_file(Path(output), made, signer)
-    return made
+        write_file(Path(output), built, signer)
+    return built

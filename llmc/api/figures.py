@@ -33,13 +33,13 @@ def evaluate(
     from llmc.buckets.traffic.source import Traffic
     from llmc.errors import InputError
 
-    made = plan if isinstance(plan, Plan) else Plan.load(plan)
+    built = plan if isinstance(plan, Plan) else Plan.load(plan)
     if isinstance(traffic, Traffic):
         if bench is not None or clip or arrival_rate is not None:
             raise InputError("bench, clip and arrival_rate are the Traffic's own: give them to it")
-        return replay(made, traffic)
+        return replay(built, traffic)
     measured = bench if bench is None or isinstance(bench, Bench) else Bench.load(bench)
-    return replay(made, Traffic(traffic, arrival_rate, clip=clip, bench=measured))
+    return replay(built, Traffic(traffic, arrival_rate, clip=clip, bench=measured))
 
 
 def measure(

@@ -29,11 +29,11 @@ class ServedModel:
 
     def open(self, tell: Callable[[Progress], None], shown: Reporter = lambda _: None) -> Path:
         """The bundle folder; a compile reports its progress to `tell`, and each event to `shown`."""
-        told = _told_by(tell)
+        reported = _reported_by(tell)
 
         def report(event: Any) -> None:
             shown(event)
-            told(event)
+            reported(event)
 
         return bundle_of(self.model, self.device, dict(self.options), report, self.store, self.weights)
 
@@ -45,7 +45,7 @@ class ServedModel:
 
         folder = resolve(named or self.model, Settings.from_environment(), self.store)
         read_manifest(folder)
-        return bundle_of(str(folder), self.device, dict(self.options), _told_by(tell), self.store, self.weights)
+        return bundle_of(str(folder), self.device, dict(self.options), _reported_by(tell), self.store, self.weights)
 
     def require_there(self, settings: Settings) -> None:
         """Raise what opening would of a bundle or checkpoint that is not there; nothing is compiled."""
@@ -60,7 +60,7 @@ class ServedModel:
             read_config(self.model)
 
 
-def _told_by(tell: Callable[[Progress], None]) -> Callable[[Any], None]:
+def _reported_by(tell: Callable[[Progress], None]) -> Callable[[Any], None]:
     """A reporter of a compile that tells its stages, with the seconds left of one from the time of its parts so far."""
     from llmc.compiler.pipeline.compile import BeginReport, ExecutableReport, VerifyReport
     from llmc.server.state import Progress

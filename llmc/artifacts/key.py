@@ -137,9 +137,9 @@ def differences(mine: Mapping[str, Value], theirs: Mapping[str, Value]) -> Itera
 def tell(found: Sequence[Difference], most: int = SHOWN) -> str:
     """Differences in one short line, `theirs → mine`: what people can read before digests, then how many more."""
     order = sorted(found, key=lambda item: (is_digest(item.mine) or is_digest(item.theirs), item.name))
-    told = [f"{name}: {_tell_change(name, mine, theirs)}" for name, mine, theirs in order[:most]]
+    reported = [f"{name}: {_describe_change(name, mine, theirs)}" for name, mine, theirs in order[:most]]
     more = [f"and {len(order) - most} more"] if len(order) > most else []
-    return ", ".join(told + more)
+    return ", ".join(reported + more)
 
 
 def changed_code(difference: Difference) -> list[str]:
@@ -152,7 +152,7 @@ def changed_code(difference: Difference) -> list[str]:
     return sorted({word.partition("=")[0] for word in changed})
 
 
-def _tell_change(name: str, mine: Value | Absent, theirs: Value | Absent) -> str:
+def _describe_change(name: str, mine: Value | Absent, theirs: Value | Absent) -> str:
     if modules := changed_code(Difference(name, mine, theirs)):
         return _shorten(", ".join(modules))
     if isinstance(mine, str) and isinstance(theirs, str) and " " in mine and " " in theirs:
@@ -161,10 +161,10 @@ def _tell_change(name: str, mine: Value | Absent, theirs: Value | Absent) -> str
         changed += [f"+{word}" for word in here if word not in there]
         if changed:
             return _shorten(" ".join(changed))
-    return f"{_tell_value(theirs)} → {_tell_value(mine)}"
+    return f"{_describe_value(theirs)} → {_describe_value(mine)}"
 
 
-def _tell_value(value: Value | Absent) -> str:
+def _describe_value(value: Value | Absent) -> str:
     if isinstance(value, str):
         return parse(value)[:12] if is_digest(value) else _shorten(value)
     return repr(value) if isinstance(value, Absent) else json.dumps(value)

@@ -202,11 +202,11 @@ class _Turns:
 
 def record(found: Figures, checkpoint: Checkpoint, engines: tuple[str, ...]) -> dict[str, Any]:
     """Whole figures as `--device cpu` chooses by them: a record of cpu/measurements.py."""
-    made: dict[str, dict[str, Any]] = {engine: {} for engine in engines}
+    built: dict[str, dict[str, Any]] = {engine: {} for engine in engines}
     for engine, kind in cases(checkpoint, engines):
         options = configured(engine, CompileOptions(engine, kind))
         one = {what: found.median(what, f"{engine} {kind}") or 0.0 for what in found.rounds}
-        made[engine][kind] = {
+        built[engine][kind] = {
             "options": {name: value for name, value in options.items() if name in OPTIONS},
             "decode_ms": {str(batch): round(one[decode(batch)], 3) for batch in BATCHES},
             "prefill_ms": {str(PREFILL): round(one[PROMPT], 2)},
@@ -221,5 +221,5 @@ def record(found: Figures, checkpoint: Checkpoint, engines: tuple[str, ...]) -> 
         "model_type": str(checkpoint.config.get("model_type")),
         "parameters": sum(weights.count for weights in weights_of(checkpoint)),
         "versions": versions(engines),
-        "engines": made,
+        "engines": built,
     }

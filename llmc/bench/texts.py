@@ -44,7 +44,7 @@ class TextRound:
 
 @dataclass(frozen=True)
 class TextBench:
-    """What was measured: `rounds` of `asked`, of which an interrupt may have left the only one in part (`partial`).
+    """What was measured: `rounds` of `requested`, of which an interrupt may have left the only one in part (`partial`).
 
     `buckets` counts the batches of a round by batch × tokens, where executables have fixed shapes.
     """
@@ -53,7 +53,7 @@ class TextBench:
     device: str
     task: str
     threads: int
-    asked: int
+    requested: int
     rounds: tuple[TextRound, ...]
     partial: bool
     buckets: Mapping[tuple[int, int], int]
@@ -72,8 +72,8 @@ class TextBench:
     @property
     def unmeasured(self) -> list[str]:
         """What an interrupt left out, in words; empty where nothing is."""
-        left = self.asked - len(self.rounds) + self.partial
-        return [f"{left} of {self.asked} rounds"] if left else []
+        left = self.requested - len(self.rounds) + self.partial
+        return [f"{left} of {self.requested} rounds"] if left else []
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON holds it: rates are of texts and tokens a second."""

@@ -169,11 +169,11 @@ def traffic_plan(
     )  # fmt: skip
     numbers = range(1, max(1, min(len(places), most)) + 1)
     chosen = ([places[at] for at in found.tolist()] for found in line.solve(list(numbers)))
-    made = [encode_plan(task, max_length, max_num_seqs, max_num_batched_tokens, lengths) for lengths in chosen]
-    fitting = [plan for plan in made if len(plan.buckets) <= most]
+    built = [encode_plan(task, max_length, max_num_seqs, max_num_batched_tokens, lengths) for lengths in chosen]
+    fitting = [plan for plan in built if len(plan.buckets) <= most]
     if not fitting:
         raise InputError(
-            f"--max-graphs {most}: one length alone takes {len(made[0].buckets)}, a bucket for each power of "
+            f"--max-graphs {most}: one length alone takes {len(built[0].buckets)}, a bucket for each power of "
             "two of texts; raise it, or lower --max-num-seqs"
         )
     best = fitting[-1]

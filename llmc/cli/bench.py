@@ -247,12 +247,12 @@ def cpu(
         echo(f"wrote {work / INTERRUPTED}", err=True)
         echo(json.dumps(found.to_dict()) if as_json else "\n".join(_engine_table(found)))
         end_incomplete(found.unfinished)
-    made = record(found, checkpoint, engines)
+    built = record(found, checkpoint, engines)
     file = output or settings.cache_dir / OWN
     file.parent.mkdir(parents=True, exist_ok=True)
-    write_text(file, json.dumps(added(file, made), indent=1) + "\n", "the measurements")
+    write_text(file, json.dumps(added(file, built), indent=1) + "\n", "the measurements")
     echo(f"wrote {file}", err=True)
-    echo(json.dumps(made) if as_json else "\n".join([*_engine_table(found), *_choices(Measured.of(made))]))
+    echo(json.dumps(built) if as_json else "\n".join([*_engine_table(found), *_choices(Measured.of(built))]))
 
 
 def _measure(
@@ -266,11 +266,11 @@ def _measure(
 
     folder = work / "bundles"
     bundles: dict[str, Bundle] = {}
-    asked = cases(checkpoint, engines)
+    requested = cases(checkpoint, engines)
     with StepProgress("compile", hidden) as progress:
-        for engine, kind in asked:
+        for engine, kind in requested:
             name = f"{engine} {kind}"
-            progress(name, len(bundles), len(asked))
+            progress(name, len(bundles), len(requested))
             bundles[name] = compiled(checkpoint, engine, kind, folder / f"{engine}-{kind}", settings)
     with StepProgress("measure", hidden) as progress, sigterm_interrupts():
         return measure(bundles, Amount.of(quick, rounds), threads, folder / "logs", progress)

@@ -39,18 +39,18 @@ def certify_bundle(
     signer = _signer(key)
     try:
         with sigterm_interrupts(), _Bars(hidden) as bars:
-            made = Certifying(bundle, options, wanted, bars).run()
+            built = Certifying(bundle, options, wanted, bars).run()
     except KeyboardInterrupt:
         echo(f"llmc: not certified: {name}; nothing was written to {file}", err=True)
         raise typer.Exit(EXIT) from None
     except LlmcError as error:
         raise type(error)(f"{name}: {error}") from error
-    write_file(file, made, signer)
+    write_file(file, built, signer)
     if as_json:
-        echo(json.dumps({"bundle": name, "file": str(file), "signed": signer is not None, **made.to_dict()}))
+        echo(json.dumps({"bundle": name, "file": str(file), "signed": signer is not None, **built.to_dict()}))
     else:
-        echo(f"{name} on {made.device}")
-        for line in certificate_lines(made):
+        echo(f"{name} on {built.device}")
+        for line in certificate_lines(built):
             echo(line)
         by = "not signed" if signer is None else f"signed by key {signer.public.short}"
         echo(f"{file}: {by}")
@@ -62,31 +62,31 @@ def _signer(key: Path | None) -> Signer | None:
     return None if key is None and Settings.from_environment().signing_key is None else signer_of(key)
 
 
-def certificate_lines(made: Certificate) -> list[str]:
+def certificate_lines(built: Certificate) -> list[str]:
     """What a certificate says, in words."""
-    seconds, requests = made.seconds, made.requests
-    ran = sum(bool(b.replays + b.steps) for b in made.buckets)
-    by_requests = sum(bool(b.steps) for b in made.buckets)
+    seconds, requests = built.seconds, built.requests
+    ran = sum(bool(b.replays + b.steps) for b in built.buckets)
+    by_requests = sum(bool(b.steps) for b in built.buckets)
     shapes = (
-        f"any shape runs as it is: {sum(bool(e.replays + e.steps) for e in made.executables)} of "
-        f"{len(made.executables)} executables ran"
-        if made.any_shape
-        else f"{ran} of {len(made.buckets)} buckets replayed, {by_requests} of them by requests"
+        f"any shape runs as it is: {sum(bool(e.replays + e.steps) for e in built.executables)} of "
+        f"{len(built.executables)} executables ran"
+        if built.any_shape
+        else f"{ran} of {len(built.buckets)} buckets replayed, {by_requests} of them by requests"
     )
-    if made.graphs is not None:
-        shapes += f", {made.graphs} from captured graphs"
+    if built.graphs is not None:
+        shapes += f", {built.graphs} from captured graphs"
     lines = [
         f"warm up {seconds.get('warm up', 0.0):.1f} s, then {requests.count} random requests in "
         f"{seconds.get('requests', 0.0):.1f} s: {requests.answer_tokens} tokens, prompts of up to "
         f"{requests.longest_prompt}, {len(requests.kinds)} kinds of sampling",
         shapes,
-        f"compilations: {made.compilations} once it was ready",
+        f"compilations: {built.compilations} once it was ready",
     ]
-    for witness in made.witnesses:
-        after = "unknown" if witness.after is None else str(witness.after)
-        blind = f" (blind: {witness.blind})" if witness.blind else ""
-        before = "unknown" if witness.before is None else str(witness.before)
-        lines.append(f"  {witness.witness}: {before} before, {after} after{blind}")
+    for monitor in built.monitors:
+        after = "unknown" if monitor.after is None else str(monitor.after)
+        blind = f" (blind: {monitor.blind})" if monitor.blind else ""
+        before = "unknown" if monitor.before is None else str(monitor.before)
+        lines.append(f"  {monitor.monitor}: {before} before, {after} after{blind}")
     return lines
 
 
@@ -130,6 +130,6 @@ def check_certificate(name: str, bundle: Bundle, file: Path, allow_unsigned: boo
         echo(json.dumps({"file": str(file), **found.to_dict()}))
         return
     by = "not signed" if found.signer is None else f"signed by {found.signer[0]} ({found.signer[1][:16]})"
-    echo(f"{file}: valid for {name}, {by}, made {found.certificate.made}")
+    echo(f"{file}: valid for {name}, {by}, created {found.certificate.created}")
     for line in certificate_lines(found.certificate):
         echo(line)

@@ -160,27 +160,27 @@ class CompileCommand(DeviceOptions, PlanningFlags):
         if self.resume and not (model or self.config):
             if not (self.dry_run or self.emit) and finish_instead(self.output, self.cache_dir, options, self.as_json):
                 return
-            asked, output = Compilation.resumed(self.output, self.cache_dir, settings)
+            requested, output = Compilation.resumed(self.output, self.cache_dir, settings)
         else:
             store = open_store(self.cache_dir, settings, options.device)
-            asked = self._asked(model, options, store, settings)
-            output = self.output or asked.default_output
+            requested = self._requested(model, options, store, settings)
+            output = self.output or requested.default_output
         close_bars()
         if self.emit is not None:
-            self._show(asked)
+            self._show(requested)
             return
         if self.dry_run:
-            print_estimate(asked.dry_run(), self.as_json)
+            print_estimate(requested.dry_run(), self.as_json)
             return
-        again = "run it again to go on" if asked.encodes else f"go on with `llmc compile --resume -o {output}`"
+        again = "run it again to go on" if requested.encodes else f"go on with `llmc compile --resume -o {output}`"
         console.going_on = f"; what is done is kept: {again}"
         with CompileProgress(self.as_json and not sys.stderr.isatty()) as progress:
-            done = asked.compile(output, progress, resumable=True)
-        print_result(asked.with_host_files(done), self.as_json, self.result)
-        if max_size is not None and not asked.encodes:
-            _trim(asked.store, max_size)
+            done = requested.compile(output, progress, resumable=True)
+        print_result(requested.with_host_files(done), self.as_json, self.result)
+        if max_size is not None and not requested.encodes:
+            _trim(requested.store, max_size)
 
-    def _asked(self, model: str | None, options: CompileOptions, store: Store, settings: Settings) -> Compilation:
+    def _requested(self, model: str | None, options: CompileOptions, store: Store, settings: Settings) -> Compilation:
         """What is compiled, MODEL or the file of --config, and its plan."""
         from llmc.compiler.checkpoint import open_checkpoint
         from llmc.compiler.pipeline.compilation import Compilation
@@ -205,13 +205,13 @@ class CompileCommand(DeviceOptions, PlanningFlags):
             raise InputError(f"--plan has the buckets already; leave out {', '.join(self.given())}")
         return Compilation.of(checkpoint, options, store, settings, task=task or GENERATE, plan=self.plan, **planning)
 
-    def _show(self, asked: Compilation) -> None:
+    def _show(self, requested: Compilation) -> None:
         """Print the key of what would be compiled, or its programs."""
         if self.emit == "key":
-            print_key(asked.key(), self.as_json)
+            print_key(requested.key(), self.as_json)
             return
         with CompileProgress(hidden=False) as progress:
-            programs = list(asked.programs(str(self.emit), progress))
+            programs = list(requested.programs(str(self.emit), progress))
         print_programs(programs, self.output, self.as_json)
 
     def _hybrid(self, model: str | None, options: CompileOptions, settings: Settings) -> None:
@@ -229,11 +229,11 @@ class CompileCommand(DeviceOptions, PlanningFlags):
                 "--resume nor --dry-run, --emit or --result (what is done of an interrupted one is kept: run it again)"
             )
         store = open_store(self.cache_dir, settings, decode)
-        asked = self._asked(model, replace(options, device=decode), store, settings)
+        requested = self._requested(model, replace(options, device=decode), store, settings)
         close_bars()
-        output = self.output or Path(f"{stem_of(asked.checkpoint.asked)}-{prefill}-{decode}.llmc")
+        output = self.output or Path(f"{stem_of(requested.checkpoint.requested)}-{prefill}-{decode}.llmc")
         with CompileProgress(self.as_json and not sys.stderr.isatty()) as progress:
-            result = compile_hybrid(asked, output, prefill, progress)
+            result = compile_hybrid(requested, output, prefill, progress)
         print_hybrid(result, self.as_json)
 
     def _with_adapters(self) -> str | None:

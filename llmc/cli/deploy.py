@@ -94,8 +94,8 @@ class DeployCommand(Command):
         if self.output is not None:
             write(self.output, files, force=self.force)
         if self.as_json:
-            told = [_told(self.output, path, text) for path, text in files.items()]
-            echo(json.dumps({"kind": self.kind, "files": told}))
+            reported = [_reported(self.output, path, text) for path, text in files.items()]
+            echo(json.dumps({"kind": self.kind, "files": reported}))
         elif self.show:
             echo("\n".join(f"# {path}\n{text}" for path, text in files.items()), nl=False)
         else:
@@ -115,7 +115,7 @@ def _bundle(bundle: str | None, cache_dir: Path | None) -> Mapping[str, Any]:
     return {"bundle": BundleFacts.of(Bundle.open(folder, settings)), "bundle_path": bundle}
 
 
-def _told(output: Path | None, path: str, text: str) -> dict[str, str]:
+def _reported(output: Path | None, path: str, text: str) -> dict[str, str]:
     from llmc.artifacts.digest import digest_bytes
 
     shown = path if output is None else str(output / path)

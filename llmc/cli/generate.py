@@ -32,7 +32,7 @@ from llmc.errors import ArtifactError, CheckpointError, InputError, Verification
 from llmc.paths import exists, expanded
 
 if TYPE_CHECKING:
-    from llmc.runtime.engine.handover import HandOver
+    from llmc.runtime.engine.kv_transfer import KVTransfer
     from llmc.runtime.engine.observer import FinishReason, StepRecord
     from llmc.runtime.engine.requests import RequestOutput
     from llmc.runtime.engine.sampling.params import SamplingParams
@@ -96,8 +96,8 @@ class GenerateCommand(OnDemandFlags):
         if self.threads is not None and self.threads < 1:
             raise InputError(f"--threads {self.threads} must be at least 1")
         config = speculation(self.speculate, self.prompt_lookup_max, self.prompt_lookup_min)
-        asked_for = _prompts(self.prompt, self.prompts, self.source, self.chat, sampling)
-        given, params = [one for one, _ in asked_for], [how for _, how in asked_for]
+        requested_for = _prompts(self.prompt, self.prompts, self.source, self.chat, sampling)
+        given, params = [one for one, _ in requested_for], [how for _, how in requested_for]
         keeps = self.show_buckets or self.as_json or config is not None
         place = _bundle(self.bundle, self, len(given), self.weights)
         options = {"speculative_config": config, **self.values("prefill", "enforce_eager")}
@@ -143,7 +143,7 @@ def _bundle(named: str, flags: OnDemandFlags, prompts: int, weights: str | None)
 
 def _prompts(
     texts: list[str] | None, file: Path | None, source: str | None, chat: bool, sampling: dict[str, Any]
-) -> list[Asked]:
+) -> list[Requested]:
     from llmc.runtime.engine.sampling.params import SamplingParams
 
     given = [bool(texts), file is not None, source is not None]
@@ -155,7 +155,7 @@ def _prompts(
         )
     if texts:
         common = SamplingParams(**sampling)
-        found: list[Asked] = [(text, common) for text in texts]
+        found: list[Requested] = [(text, common) for text in texts]
     elif file is not None:
         try:
             found = parse(file.read_text(encoding="utf-8"), str(file), sampling)
@@ -171,12 +171,12 @@ def _prompts(
 
 
 def _stream(
-    llm: BundleLLM, asked: list[Any], params: list[SamplingParams], lora: str | None
+    llm: BundleLLM, requested: list[Any], params: list[SamplingParams], lora: str | None
 ) -> tuple[list[StepRecord], list[FinishReason | None]]:  # fmt: skip
     """Print texts as they come, one prompt after the other; returns the steps of all, and why each ended."""
     records: list[StepRecord] = []
     reasons: list[FinishReason | None] = []
-    for one, how in zip(asked, params, strict=True):
+    for one, how in zip(requested, params, strict=True):
         reason = None
         for _, update, _ in llm.stream([one], how, lora=lora):
             say(update.text)
@@ -187,13 +187,13 @@ def _stream(
     return records, reasons
 
 
-def _print(asked: Any, output: RequestOutput, as_json: bool, several: bool) -> None:
+def _print(requested: Any, output: RequestOutput, as_json: bool, several: bool) -> None:
     completion = output.outputs[0]
     if as_json:
         echo(
             json.dumps(
                 {
-                    "prompt": asked["messages"] if isinstance(asked, dict) else asked,
+                    "prompt": requested["messages"] if isinstance(requested, dict) else requested,
                     "prompt_token_ids": output.prompt_token_ids,
                     "token_ids": completion.token_ids,
                     "text": completion.text,
@@ -202,19 +202,19 @@ def _print(asked: Any, output: RequestOutput, as_json: bool, several: bool) -> N
                     "timings": {
                         "first_token_s": output.timings.first_token_s,
                         "total_s": output.timings.total_s,
-                        **_handed_json(output.timings.handover),
+                        **_handed_json(output.timings.kv_transfer),
                     },
                 }
             )
         )
         return
     if several:
-        shown = asked["messages"][-1]["content"] if isinstance(asked, dict) else asked
+        shown = requested["messages"][-1]["content"] if isinstance(requested, dict) else requested
         echo(f"> {shown}")
     say(f"{completion.text}\n")
 
 
-def _handed_json(cost: HandOver | None) -> dict[str, Any]:
+def _handed_json(cost: KVTransfer | None) -> dict[str, Any]:
     return {} if cost is None else {"handover": {**asdict(cost), "gb_per_s": cost.gb_per_s}}
 
 
@@ -262,11 +262,11 @@ def _print_steps(records: list[StepRecord]) -> None:
 
 _NOT_SHOWN = ("n", "best_of", "logprobs", "prompt_logprobs", "output_kind", "structured_outputs", "detokenize")
 
-Asked = tuple[Any, "SamplingParams"]
+Requested = tuple[Any, "SamplingParams"]
 """A prompt, as BundleLLM takes it, and how to sample it."""
 
 
-def parse(text: str, source: str, flags: Mapping[str, Any]) -> list[Asked]:
+def parse(text: str, source: str, flags: Mapping[str, Any]) -> list[Requested]:
     """JSON lines when the first line is a JSON object, else each line is a prompt; `flags` are sampling parameters.
 
         line     = {"prompt": text | [token id, …]} | {"messages": [message, …]}, with members that SamplingParams has
@@ -281,16 +281,16 @@ def parse(text: str, source: str, flags: Mapping[str, Any]) -> list[Asked]:
     if not lines or not lines[0][1].lstrip().startswith("{"):
         common = SamplingParams(**flags)
         return [(line, common) for _, line in lines]
-    found: list[Asked] = []
+    found: list[Requested] = []
     for number, line in lines:
         try:
-            found.append(_asked(line, flags))
+            found.append(_requested(line, flags))
         except InputError as e:
             raise InputError(f"{source}, line {number}: {e}") from None
     return found
 
 
-def _asked(line: str, flags: Mapping[str, Any]) -> Asked:
+def _requested(line: str, flags: Mapping[str, Any]) -> Requested:
     from dataclasses import fields
 
     from llmc.runtime.engine.sampling.params import SamplingParams

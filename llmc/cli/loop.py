@@ -76,18 +76,18 @@ class LoopCommand(Command):
         if period <= 0:
             raise InputError(f"--every {self.every} must be above 0; --once runs one round")
         client = None if self.server is None else AdminClient(self.server, settings.admin_token or "")
-        asked = LoopOptions(
+        requested = LoopOptions(
             LoopFolder(self.output), client, self.bundle, self.traffic, duration("--budget", self.budget),
             fraction("--min-gain", self.min_gain) or 0, self.max_graphs, self.model, self.dry_run,
         )  # fmt: skip
         store = open_store(self.cache_dir, settings)
         code = 0
-        with sigterm_interrupts(), asked.folder.held():
+        with sigterm_interrupts(), requested.folder.held():
             while True:
                 began = time.monotonic()
                 with CompileProgress(self.as_json and not sys.stderr.isatty()) as progress:
-                    done = run_round(asked, store, settings, progress)
-                asked = replace(asked, bundle=None) if done.outcome == "ready" else asked
+                    done = run_round(requested, store, settings, progress)
+                requested = replace(requested, bundle=None) if done.outcome == "ready" else requested
                 echo(json.dumps(done.to_dict()) if self.as_json else said(done))
                 code = 1 if done.outcome in ("failed", "refused") else 0
                 if self.once or self.dry_run:

@@ -60,10 +60,10 @@ def _run(arguments: list[str], verbosity: int) -> int:
     except ModuleNotFoundError as e:
         from llmc.platforms import not_installed
 
-        if (told := not_installed(e)) is None:
+        if (reported := not_installed(e)) is None:
             return _unexpected(e, verbosity)
-        _fail(str(told), verbosity)
-        return told.exit_code
+        _fail(str(reported), verbosity)
+        return reported.exit_code
     except Exception as e:  # noqa: BLE001 - the last line of defence: one line, the traceback with -v
         return _unexpected(e, verbosity)
     code = result if isinstance(result, int) else 0
@@ -93,13 +93,13 @@ def _verbosity(arguments: list[str]) -> tuple[list[str], int]:
 
 def _spread(arguments: list[str]) -> list[str]:
     """With --lora-modules before each NAME=ADAPTER that stands behind one, as vLLM's command line takes several."""
-    made: list[str] = []
+    built: list[str] = []
     for argument in arguments:
-        behind = len(made) > 1 and made[-2] == _SEVERAL and "=" in made[-1]
+        behind = len(built) > 1 and built[-2] == _SEVERAL and "=" in built[-1]
         if behind and "=" in argument and not argument.startswith("-"):
-            made.append(_SEVERAL)
-        made.append(argument)
-    return made
+            built.append(_SEVERAL)
+        built.append(argument)
+    return built
 
 
 def _logging(verbosity: int) -> None:

@@ -87,15 +87,15 @@ def add(app: typer.Typer, name: str, command: type[Command], **more: Any) -> Non
     if command.brief:
         shown = switch(ALL, "Explain every option.", is_eager=True, callback=show_all)
         last.append(("help_all", bool, shown))
-    made = make_dataclass(
+    built = make_dataclass(
         command.__name__, last, bases=(command,), namespace={"__doc__": command.__doc__}, frozen=True, kw_only=True
     )
-    hints = get_type_hints(made)
+    hints = get_type_hints(built)
     own = sorted(
-        fields(made), key=lambda one: (one.name not in command.__annotations__, one.name in made.__annotations__)
+        fields(built), key=lambda one: (one.name not in command.__annotations__, one.name in built.__annotations__)
     )
-    made.__signature__ = Signature([_parameter(one, hints[one.name]) for one in own])  # type: ignore[attr-defined]
-    app.command(name, cls=CommandOfOptions, **more)(made)
+    built.__signature__ = Signature([_parameter(one, hints[one.name]) for one in own])  # type: ignore[attr-defined]
+    app.command(name, cls=CommandOfOptions, **more)(built)
 
 
 def _parameter(one: Field[Any], kind: Any) -> Parameter:

@@ -21,7 +21,7 @@ verbose = False
 going_on = ""
 """How to continue after an interrupt: main prints this for a command that can be resumed."""
 
-TOLD_FROM_S = 10.0
+REPORTED_FROM_S = 10.0
 """Seconds that a compile is expected to take where it is told that it does."""
 SILENT_S = 5.0
 
@@ -102,7 +102,7 @@ class CompileProgress:
                 self._line(f"{self._stage} …" + (f" about {left:.0f} s left in all" if left > 0 else ""))
 
     def _begin(self, expected: float) -> None:
-        if expected < TOLD_FROM_S:
+        if expected < REPORTED_FROM_S:
             return
         self._ends_at = time.monotonic() + expected
         if self._progress:

@@ -70,7 +70,7 @@ class PrefillCommand(Command):
             try:
                 server = serve_prefill(opened, options, listener.socket, self.max_waiting)
                 try:
-                    _tell(server, listener, time.perf_counter() - began, self.as_json)
+                    _report(server, listener, time.perf_counter() - began, self.as_json)
                     if self.end_with_input:
                         threading.Thread(target=_watch_input, args=(stop,), daemon=True).start()
                     stop.wait()
@@ -96,21 +96,21 @@ def _listener(text: str, key: str | None) -> Listener:
 
     address = PeerAddress.parse(text if text.startswith("unix:") else f"tcp://{text.removeprefix('tcp://')}")
     assert address is not None
-    made = listen_unix(Path(address.path)) if address.path else listen(address.host, address.port)
-    if not made.local and key is None:
-        made.close()
+    built = listen_unix(Path(address.path)) if address.path else listen(address.host, address.port)
+    if not built.local and key is None:
+        built.close()
         raise InputError(
             f"--listen {text} lets other hosts in, and no key is asked for: set LLMC_PREFILL_KEY here and where "
             "prompts come from, or listen on 127.0.0.1"
         )
-    return made
+    return built
 
 
-def _tell(server: PrefillServer, listener: Listener, seconds: float, as_json: bool) -> None:
+def _report(server: PrefillServer, listener: Listener, seconds: float, as_json: bool) -> None:
     where = f"unix:{listener.path}" if listener.path is not None else listener.url.replace("http://", "tcp://")
     if as_json:
         facts = asdict(server.worker.facts)
-        told = {"event": "listening", "address": where, "seconds": seconds, "facts": facts}
-        echo(json.dumps(told))
+        reported = {"event": "listening", "address": where, "seconds": seconds, "facts": facts}
+        echo(json.dumps(reported))
     elif not messages.quiet:
         echo(f"llmc: ready in {seconds:.1f} s; prompts come in at {where}", err=True)

@@ -65,7 +65,7 @@ def _lines(bundle: Bundle, compiled: Path | None, traffic: Path | None, certific
         ("size", f"{manifest.size / 1e6:,.1f} MB, of which weights {weights / 1e6:,.1f} MB"),
     ]
     if compiled is not None:
-        rows.insert(2, ("made", _made(compiled)))
+        rows.insert(2, ("made", _built(compiled)))
     if traffic is not None:
         rows.append(("waste", _waste(bundle, traffic)))
     if verification.get("mode", "none") == "none":
@@ -95,7 +95,7 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str
         yield f"| {' | '.join(row)} |"
 
 
-def _made(file: Path) -> str:
+def _built(file: Path) -> str:
     """What an outcome of a compile says. Raises InputError for what is none."""
     from llmc.files import read_text
     from llmc.json_fields import Fields
@@ -111,18 +111,18 @@ def _waste(bundle: Bundle, file: Path) -> str:
 
     found = replay(bundle.plan, Traffic(str(file)))
     phases = {"prompt": found.prompt, "decode": found.decode}
-    told = [f"{name} {percent(one.waste)}" for name, one in phases.items()]
+    reported = [f"{name} {percent(one.waste)}" for name, one in phases.items()]
     uncovered = found.prompt.uncovered + found.decode.uncovered
-    return f"{', '.join(told)} on {found.prompt.requests:,} recorded requests; {uncovered} uncovered"
+    return f"{', '.join(reported)} on {found.prompt.requests:,} recorded requests; {uncovered} uncovered"
 
 
 def _certified(bundle: Bundle, file: Path) -> str:
     """What a certificate says. Raises ArtifactError for one of another bundle; who vouches for it is not asked here."""
     from llmc.runtime.certificate.document import read_file
 
-    made, _, signature = read_file(file)
-    if made.bundle != bundle.manifest.digest:
-        raise ArtifactError(f"{file}: it is of bundle {made.bundle}, not of {bundle.path}; certify this one again")
+    built, _, signature = read_file(file)
+    if built.bundle != bundle.manifest.digest:
+        raise ArtifactError(f"{file}: it is of bundle {built.bundle}, not of {bundle.path}; certify this one again")
     signed = "not signed" if signature is None else "signed"
-    told = [line for line in certificate_lines(made) if not line.startswith(" ")]
-    return f"{'; '.join(told)}; {signed}, made {made.made}"
+    reported = [line for line in certificate_lines(built) if not line.startswith(" ")]
+    return f"{'; '.join(reported)}; {signed}, created {built.created}"

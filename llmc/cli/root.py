@@ -65,7 +65,7 @@ class _Commands(TyperGroup):
 def app() -> typer.Typer:
     """The command line; it completes one where the environment asks for that, as `llmc completion` has shells do."""
     completion_init()
-    made = typer.Typer(
+    built = typer.Typer(
         cls=_Commands,
         name="llmc",
         add_completion=False,
@@ -75,10 +75,10 @@ def app() -> typer.Typer:
         pretty_exceptions_enable=False,
         epilog="Every command: --help with an example, --json where it reports, -v for more and -q for less on stderr.",
     )
-    made.callback()(_root)
+    built.callback()(_root)
     for name, (_, summary) in COMMANDS.items():
-        made.command(name, help=summary)(_listed)
-    return made
+        built.command(name, help=summary)(_listed)
+    return built
 
 
 def _version(value: bool) -> None:

@@ -45,8 +45,8 @@ class OnDemandFlags(Command):
         """
         from llmc.api import bundle_of, names_bundle
 
-        asked = {"quantize": self.quantize, "max_model_len": self.max_model_len}
-        options = {name: value for name, value in asked.items() if value is not None}
+        requested = {"quantize": self.quantize, "max_model_len": self.max_model_len}
+        options = {name: value for name, value in requested.items() if value is not None}
         if not names_bundle(model):
             options = {"max_num_seqs": max_num_seqs, "max_model_len": _context(model), **options}
         with CompileProgress(hidden=False) as progress:
@@ -113,22 +113,24 @@ class RunCommand(TryFlags):
     raw: bool = switch("--raw", "Continue the prompt as it is, without a chat template.")
 
     def run(self) -> None:
-        asked = " ".join(self.prompt) if self.prompt else _from_input()
+        requested = " ".join(self.prompt) if self.prompt else _from_input()
         if self.raw and self.system is not None:
             raise InputError("--system is a message of a chat template, which --raw leaves out; leave out one of them")
         with self.opened(self.model) as llm:
             plain = self.raw or (self.system is None and llm.bundle.chat_template is None)
-            given: Prompt = asked if plain else {"messages": self.conversation([{"role": "user", "content": asked}])}
+            given: Prompt = (
+                requested if plain else {"messages": self.conversation([{"role": "user", "content": requested}])}
+            )
             self.answer(llm, given)
 
 
 def _from_input() -> str:
     if sys.stdin.isatty():
         raise InputError('no prompt: llmc run MODEL "prompt", or a prompt on standard input (to talk: llmc chat MODEL)')
-    asked = sys.stdin.read().strip()
-    if not asked:
+    requested = sys.stdin.read().strip()
+    if not requested:
         raise InputError("standard input is empty: there is no prompt")
-    return asked
+    return requested
 
 
 RESET, LEAVE = "/reset", "/exit"
@@ -163,12 +165,12 @@ class ChatCommand(TryFlags):
                 turns = self._fitting(llm, turns)
                 prompt = {"messages": self.conversation(turns)}
                 try:
-                    made = self.answer(llm, prompt)
+                    built = self.answer(llm, prompt)
                 except KeyboardInterrupt:
                     echo()
                     turns.pop()
                     continue
-                turns.append({"role": "assistant", "content": made})
+                turns.append({"role": "assistant", "content": built})
 
     def _fitting(self, llm: BundleLLM, turns: list[dict[str, str]]) -> list[dict[str, str]]:
         """The last of the turns for which there is room, that of an answer included (LEAST); from a user's on."""

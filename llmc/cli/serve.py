@@ -177,7 +177,7 @@ class ServeCommand(CaptureFlags):
             with messages.CompileProgress(self.as_json) as shown:
                 return served.open(tell, shown)
 
-        with nullcontext(_print_event) if self.as_json else _Told() as report:
+        with nullcontext(_print_event) if self.as_json else _Reported() as report:
             if self.executor != LOCAL:
                 from llmc.server.ray_serve import serve as serve_over_ray
 
@@ -257,7 +257,7 @@ def _print_event(event: Event) -> None:
         echo(json.dumps({"event": type(event).__name__.lower(), **asdict(event)}))
 
 
-class _Told:
+class _Reported:
     """Lines for a person on standard error, with a bar while loading; nothing when quiet."""
 
     EVERY_S = 5.0
@@ -266,7 +266,7 @@ class _Told:
         self._bars: dict[str, messages.StepProgress] = {}
         self._said_at = time.monotonic()
 
-    def __enter__(self) -> _Told:
+    def __enter__(self) -> _Reported:
         return self
 
     def __exit__(self, *error: object) -> None:

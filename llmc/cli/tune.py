@@ -56,8 +56,8 @@ class TuneCommand(Command):
         if self.device is not None and self.device != opened.manifest.device:
             raise InputError(f"{self.bundle} is a bundle of device {opened.manifest.device}, not {self.device}")
         hidden = self.as_json and not sys.stderr.isatty()
-        with sigterm_interrupts(), messages.StepProgress("tune", hidden) as told:
-            result = tune_bundle(opened, store, self.output, told)
+        with sigterm_interrupts(), messages.StepProgress("tune", hidden) as reported:
+            result = tune_bundle(opened, store, self.output, reported)
         echo(json.dumps(result.to_json()) if self.as_json else _text(result))
         if result.interrupted:
             done = f"{result.tuned} of {result.executables} executables were tuned"

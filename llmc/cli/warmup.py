@@ -63,7 +63,7 @@ class WarmupCommand(CaptureFlags):
 
     Of a bundle that embeds or scores every bucket runs with one text; where any shape runs, a text of each length.
 
-    With --certify, random requests of every kind run through the engine then, and witnesses say what was compiled
+    With --certify, random requests of every kind run through the engine then, and monitors say what was compiled
     meanwhile: docs/certificates.md. Where anything was, it is named, and no certificate is written.
 
     Exits 1 and names the buckets where some did not run (the others are run all the same), where no graph fits, and
@@ -100,9 +100,9 @@ class WarmupCommand(CaptureFlags):
         from llmc.runtime.bundle import Bundle
         from llmc.runtime.startup.opening import EngineOptions
 
-        asked = list(self.values("requests", "seed", "sign"))
-        if asked and self.certify is None:
-            raise InputError(f"--{asked[0]} is of a certificate: name its file with --certify OUT.json")
+        requested = list(self.values("requests", "seed", "sign"))
+        if requested and self.certify is None:
+            raise InputError(f"--{requested[0]} is of a certificate: name its file with --certify OUT.json")
         settings = Settings.from_environment()
         store = open_store(self.cache_dir, settings)
         folder = resolve(self.bundle, settings, store)

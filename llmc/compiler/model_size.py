@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from llmc.compiler.architectures.shared.experts import EXPERTS
 from llmc.compiler.architectures.shared.families import size_of
-from llmc.compiler.architectures.shared.names import OUTER
+from llmc.compiler.architectures.shared.names import EMBED_LM_HEAD
 from llmc.compiler.architectures.shared.size import Weights
 from llmc.errors import CheckpointError
 
@@ -22,7 +22,7 @@ def weights_of(checkpoint: Checkpoint) -> list[Weights]:
     found: Counter[tuple[BlockForm | None, bool, bool]] = Counter()
     for name in checkpoint.tensor_names():
         form = checkpoint.stored_form(name) or checkpoint.reordered_form(name)
-        found[form, name in OUTER, EXPERTS in name] += prod(checkpoint.shape(name))
+        found[form, name in EMBED_LM_HEAD, EXPERTS in name] += prod(checkpoint.shape(name))
     return [Weights(count, *kind) for kind, count in found.items()]
 
 

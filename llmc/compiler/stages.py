@@ -152,13 +152,13 @@ def filled_folder(store: Store, name: str, fill: Callable[[Path], T]) -> Iterato
             return fill(Path(stack.enter_context(tempfile.TemporaryDirectory(dir=where, prefix=f"{name}-"))))
 
         try:
-            made = make(temporaries if temporaries.is_dir() else None)
+            built = make(temporaries if temporaries.is_dir() else None)
         except (OSError, CapacityError, UnwritableError) as error:
             elsewhere = Path(tempfile.gettempdir())
             logger().warning("%s are put into %s: %s", name, elsewhere, error)
             with writing(elsewhere, 0, "set TMPDIR to a folder that has room"):
-                made = make(None)
-        yield made
+                built = make(None)
+        yield built
 
 
 def toolchain(*packages: str, python: bool = False) -> dict[str, Value]:

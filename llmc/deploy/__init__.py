@@ -32,5 +32,5 @@ KINDS = Registry(
 
 def create(name: str) -> DeploymentKind:
     """The kind of a name. Raises UnknownNameError, listing the known ones."""
-    made: DeploymentKind = KINDS.get(name)()
-    return made
+    built: DeploymentKind = KINDS.get(name)()
+    return built

@@ -35,15 +35,15 @@ def render(template: str, values: Mapping[str, Any]) -> str:
 
 @cache
 def _environment() -> Environment:
-    made = Environment(
+    built = Environment(
         loader=ChoiceLoader([PackageLoader("llmc.deploy"), PackageLoader("llmc", "integrations")]),
         undefined=StrictUndefined, keep_trailing_newline=True, trim_blocks=True,
         autoescape=False,  # noqa: S701 - _finished is to these languages what it is to HTML
         lstrip_blocks=True, finalize=_finished, block_start_string="[%", block_end_string="%]",
         variable_start_string="[[", variable_end_string="]]", comment_start_string="[#", comment_end_string="#]",
     )  # fmt: skip
-    made.filters.update(FILTERS)
-    return made
+    built.filters.update(FILTERS)
+    return built
 
 
 def _finished(value: object) -> object:

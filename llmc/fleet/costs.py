@@ -58,32 +58,32 @@ class Cost:
         return "in part" if len(known) == 2 else "measured" if known == {True} else "estimated"
 
 
-def cost_of(asked: FleetEntry, settings: Settings) -> Cost:
+def cost_of(requested: FleetEntry, settings: Settings) -> Cost:
     """The costs of an entry. Nothing is compiled.
 
     Raises LlmcError as `llmc plan` and `llmc deploy` do, the entry named: an unknown device, a bundle or plan that is
     missing, a model whose plan fails.
     """
     try:
-        return _of_bundle(asked, settings) if asked.bundle is not None else _of_model(asked, settings)
+        return _of_bundle(requested, settings) if requested.bundle is not None else _of_model(requested, settings)
     except LlmcError as error:
-        error.args = (f"{asked.name}: {error}",)
+        error.args = (f"{requested.name}: {error}",)
         raise
 
 
-def _of_bundle(asked: FleetEntry, settings: Settings) -> Cost:
+def _of_bundle(requested: FleetEntry, settings: Settings) -> Cost:
     from llmc.artifacts.local.references import resolve
     from llmc.artifacts.oci.layers import split
     from llmc.deploy.facts import BundleFacts
     from llmc.runtime.bundle import Bundle
 
-    bundle = Bundle.open(resolve(str(asked.bundle), settings), settings)
+    bundle = Bundle.open(resolve(str(requested.bundle), settings), settings)
     if bundle.task != "generate":
         raise InputError(f"a bundle to {bundle.task}; a fleet is planned of models that generate")
     facts = BundleFacts.of(bundle)
     manifest, server = facts.manifest, facts.server
     return Cost(
-        asked.name, manifest.device, asked.replicas, True, **_compile(_footprint(facts), bundle.plan.buckets),
+        requested.name, manifest.device, requested.replicas, True, **_compile(_footprint(facts), bundle.plan.buckets),
         executables=len(manifest.executables), blobs=manifest.blobs,
         layers=[*(layer.size for layer in split(manifest.blobs)), len(manifest.to_bytes())],
         start_s=server.start_seconds, host_bytes=server.host_bytes, device_bytes=server.device_bytes,
@@ -112,28 +112,30 @@ def _footprint(facts: BundleFacts) -> Footprint:
     return Footprint(None, facts.target, options, plan.limits, store, None, facts.bundle.files, weights)
 
 
-def _of_model(asked: FleetEntry, settings: Settings) -> Cost:
+def _of_model(requested: FleetEntry, settings: Settings) -> Cost:
     from llmc.buckets.plan import Plan
     from llmc.compiler.estimates.footprint import Footprint
     from llmc.compiler.options import CompileOptions
     from llmc.compiler.pipeline.planning import plan_for
 
-    options = CompileOptions.of(asked.device, **asked.options)
-    if asked.plan is not None:
-        plan = Plan.load(asked.plan)
+    options = CompileOptions.of(requested.device, **requested.options)
+    if requested.plan is not None:
+        plan = Plan.load(requested.plan)
     else:
-        plan = plan_for(asked.model, device=asked.device, options=options, settings=settings, **asked.planning)
+        plan = plan_for(
+            requested.model, device=requested.device, options=options, settings=settings, **requested.planning
+        )
     footprint = Footprint.open(
-        str(asked.model), plan.limits, asked.device, settings, options=options, facts=plan.provenance.facts
+        str(requested.model), plan.limits, requested.device, settings, options=options, facts=plan.provenance.facts
     )
     server = footprint.server(plan.buckets)
-    alike = f"{asked.model} {asked.device} {sorted(asked.options.items())}"
+    alike = f"{requested.model} {requested.device} {sorted(requested.options.items())}"
     blobs = {
         f"weights {alike}": server.weight_bytes,
         f"executables {alike} {plan.digest()}": server.size - server.weight_bytes,
     }
     return Cost(
-        asked.name, asked.device, asked.replicas, False, **_compile(footprint, plan.buckets),
+        requested.name, requested.device, requested.replicas, False, **_compile(footprint, plan.buckets),
         executables=server.executables, blobs=blobs, layers=list(blobs.values()),
         start_s=server.start_seconds, host_bytes=server.host_bytes, device_bytes=server.device_bytes,
     )  # fmt: skip

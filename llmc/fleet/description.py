@@ -59,11 +59,11 @@ def read(path: str) -> Description:
         Registry(**document.get("registry", {})), Nodes(**document.get("nodes", {})),
         BackOff(**document.get("back_off", {})), Peers(**document.get("peers", {})), document.get("seed", 0),
     )  # fmt: skip
-    models = [one for at, entry in enumerate(document["models"]) for one in _asked(entry, path, at)]
+    models = [one for at, entry in enumerate(document["models"]) for one in _requested(entry, path, at)]
     return Description(tuple(models), network, document.get("max_cold_start_s"))
 
 
-def _asked(entry: Mapping[str, Any], path: str, at: int) -> list[FleetEntry]:
+def _requested(entry: Mapping[str, Any], path: str, at: int) -> list[FleetEntry]:
     """An entry, one for each of its devices."""
     place, given = f"{path}: models[{at}]", dict(entry)
     if ("bundle" in given) == ("model" in given):

@@ -221,13 +221,13 @@ class _Run:
                     one.holds.append(one.clock + min(one.pull.unit, one.pull.size))
         self._rates()
 
-    def _room(self, asked: _Bundle) -> bool:
+    def _room(self, requested: _Bundle) -> bool:
         """Whether one more pull of a bundle finds a peer, or the registry has room for it."""
-        after = asked.at_registry(1)
-        if after <= asked.at_registry():
+        after = requested.at_registry(1)
+        if after <= requested.at_registry():
             return True
-        held = sum(one.at_registry() * one.connections for one in self._bundles) + asked.connections
-        return held <= self._network.registry.connections and after <= (asked.pull.sources or math.inf)
+        held = sum(one.at_registry() * one.connections for one in self._bundles) + requested.connections
+        return held <= self._network.registry.connections and after <= (requested.pull.sources or math.inf)
 
     def _rates(self) -> None:
         streams = [one.at_registry() for one in self._bundles]

@@ -77,8 +77,8 @@ def histograms() -> dict[str, str]:
 
 def bucket_rules(name: str) -> BucketRules:
     """The bucket rules of the server `name`. Raises UnknownNameError, listing the known ones."""
-    made: BucketRules = BUCKETS.get(name)()
-    return made
+    built: BucketRules = BUCKETS.get(name)()
+    return built
 
 
 def released(text: str) -> tuple[str, dict[str, Value]]:
@@ -97,5 +97,5 @@ def released(text: str) -> tuple[str, dict[str, Value]]:
 
 def compile_cache(name: str) -> ThirdPartyCache:
     """The compile cache `name`. Raises UnknownNameError, listing the known ones."""
-    made: ThirdPartyCache = CACHES.get(name)()
-    return made
+    built: ThirdPartyCache = CACHES.get(name)()
+    return built

@@ -135,12 +135,12 @@ def _of_plan(
     server: BucketRules, source: str, text: str, servers: bool, limits: Mapping[str, int], own: Mapping[str, Value]
 ) -> Configuration:
     if servers:
-        made = ServerPlan.from_json(text, source)
-        if made.server != server.name:
-            raise InputError(f"{source} is a plan for {made.server}, not for {server.name}; export a plan for each")
-        _agreed(source, made.setup.limits.to_dict(), limits)
-        _agreed(source, made.setup.own, own)
-        return Configuration(source, made.setup, made.lists)
+        built = ServerPlan.from_json(text, source)
+        if built.server != server.name:
+            raise InputError(f"{source} is a plan for {built.server}, not for {server.name}; export a plan for each")
+        _agreed(source, built.setup.limits.to_dict(), limits)
+        _agreed(source, built.setup.own, own)
+        return Configuration(source, built.setup, built.lists)
     plan = Plan.from_json(text, source)
     setup = setup_for(server, _agreed(source, plan.limits.to_dict(), limits), own)
     return Configuration(source, setup, server.from_plan(setup, plan))

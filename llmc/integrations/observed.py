@@ -10,7 +10,7 @@ from llmc.buckets.bucket import PHASES
 from llmc.buckets.plan import Fact
 from llmc.buckets.traffic.formats import create, recognise
 from llmc.buckets.traffic.formats.base import Fields, StepFormat
-from llmc.buckets.traffic.length_histogram import OUTER
+from llmc.buckets.traffic.length_histogram import EMBED_LM_HEAD
 from llmc.buckets.traffic.source import Traffic
 from llmc.buckets.traffic.step_histogram import StepHistogram
 from llmc.buckets.traffic.trace_file import TraceFile
@@ -56,18 +56,18 @@ def observe(server: BucketRules, setup: Setup, source: TrafficSource) -> Observe
 
     Raises InputError where the file cannot be read, or counts steps by what the server's graphs are not of.
     """
-    file, told = TraceFile(source.path), source.progress
+    file, reported = TraceFile(source.path), source.progress
     format_ = None
     if source.format is not None:
         format_ = create(source.format)
     elif not source.fields:
         format_ = recognise(file)
     if isinstance(format_, StepFormat):
-        lines = file.lines(None if told is None else lambda done: told(done, file.size))
+        lines = file.lines(None if reported is None else lambda done: reported(done, file.size))
         return _of_steps(server, setup, source.path, format_.steps(source.path, lines))
     read = partial(
         Traffic, source.path, source.arrival_rate, clip=source.clip, format=source.format, fields=source.fields,
-        progress=told,
+        progress=reported,
     )  # fmt: skip
 
     def demands(traffic: Traffic) -> Demands:
@@ -75,7 +75,7 @@ def observe(server: BucketRules, setup: Setup, source: TrafficSource) -> Observe
 
     traffic = read(end="middle")
     found = demands(traffic)
-    ends = tuple(demands(read(end=end)) for end in OUTER) if traffic.uncertain else ()
+    ends = tuple(demands(read(end=end)) for end in EMBED_LM_HEAD) if traffic.uncertain else ()
     return ObservedSteps(found, ends, traffic.facts(), traffic.counts(), tuple(traffic.notes()))
 
 

@@ -113,19 +113,19 @@ def _within(
                 raise
             least = _least(server, setup, counts)
             continue
-        made = server.graphs(setup, lists)
-        if made <= most:
-            if most - made <= most * NEAR or (made == used and too_much == math.inf):
+        built = server.graphs(setup, lists)
+        if built <= most:
+            if most - built <= most * NEAR or (built == used and too_much == math.inf):
                 return lists
             enough = share
-            if made > used:
-                best, used = lists, made
+            if built > used:
+                best, used = lists, built
         else:
             too_much = share
         if too_much == math.inf:
-            share *= max(1.05, most / made)
+            share *= max(1.05, most / built)
         elif best is None:
-            share *= min(0.95, most / made)
+            share *= min(0.95, most / built)
         else:
             share = (enough + too_much) / 2
     if best is None:

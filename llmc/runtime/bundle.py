@@ -161,16 +161,16 @@ class Bundle:
         from llmc.buckets.render.page import Grid, Table, columns, fragment
         from llmc.buckets.render.text import size_text
 
-        made = self.manifest
-        states = Counter(executable.state for executable in made.executables)
+        built = self.manifest
+        states = Counter(executable.state for executable in built.executables)
         listed = {
-            "model": made.model.get("name", "unknown"),
-            "device": made.device,
+            "model": built.model.get("name", "unknown"),
+            "device": built.device,
             "executables": ", ".join(f"{number:,} {state}" for state, number in sorted(states.items())),
-            "size": size_text(made.size),
-            **{name: value for name, value in made.options.items() if isinstance(value, str | int) and value != ""},
-            **{name: made.verification[name] for name in ("mean_kl", "top1", "leak") if name in made.verification},
-            **made.toolchain,
+            "size": size_text(built.size),
+            **{name: value for name, value in built.options.items() if isinstance(value, str | int) and value != ""},
+            **{name: built.verification[name] for name in ("mean_kl", "top1", "leak") if name in built.verification},
+            **built.toolchain,
         }
         rows = [(name, f"{value:.3g}" if isinstance(value, float) else str(value)) for name, value in listed.items()]
         parts: list[Table | Grid] = [Table("", columns(("", ""), 2), rows)]

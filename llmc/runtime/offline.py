@@ -52,8 +52,8 @@ class Offline:
         """See BundleLLM.stream."""
         started = time.perf_counter()
         each, ranks = _per_prompt(params, len(prompts)), _per_priority(priority, len(prompts))
-        asked = zip(prompts, each, ranks, self._adapters(lora, len(prompts)), strict=True)
-        prepared = [self.engine.prepare(self._request(*one)) for one in asked]
+        requested = zip(prompts, each, ranks, self._adapters(lora, len(prompts)), strict=True)
+        prepared = [self.engine.prepare(self._request(*one)) for one in requested]
         self.records.clear()
         builders: dict[str, tuple[int, OutputBuilder]] = {}
         owners: dict[int, RequestOutput] = {}

@@ -253,21 +253,21 @@ class PortableProgram:
         if inputs[: len(FIXED_INPUTS)] != FIXED_INPUTS or len(inputs) < len(FIXED_INPUTS) + len(weights):
             raise ValueError(f"the program takes {inputs[:4]} …, not the inputs of a step")
         graph = fx.Graph()
-        made: dict[str, fx.Node] = {}
+        built: dict[str, fx.Node] = {}
         operators = 0
         for i, name in enumerate(inputs):
-            made[name] = graph.placeholder(f"input_{i}")
+            built[name] = graph.placeholder(f"input_{i}")
         for node in source["nodes"]:
             target = operator(node["target"])
             operators += not target.is_view
-            args, kwargs = arguments(node, target._schema, made.__getitem__, device)
+            args, kwargs = arguments(node, target._schema, built.__getitem__, device)
             call = graph.call_function(target, tuple(args), kwargs)
             names, several = output_names(node)
             for i, name in enumerate(names):
-                if name in made:
+                if name in built:
                     raise ValueError(f"{name!r:.80} is made twice")
-                made[name] = graph.call_function(builtin.getitem, (call, i)) if several else call
-        graph.output(tuple(made[o["as_tensor"]["name"]] for o in source["outputs"]))
+                built[name] = graph.call_function(builtin.getitem, (call, i)) if several else call
+        graph.output(tuple(built[o["as_tensor"]["name"]] for o in source["outputs"]))
         batch, query = (size["as_int"] for size in source["tensor_values"]["token_ids"]["sizes"])
         # only the function, which uses no attribute of its module: a tenth of the graph's memory
         forward = type(fx.GraphModule({}, graph)).forward

@@ -52,12 +52,12 @@ class _Http(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
-        self._told = asyncio.Event()
+        self._reported = asyncio.Event()
 
     def end(self) -> None:
         """Accept nothing more, and let `serve` return."""
         self.should_exit = True
-        self._told.set()
+        self._reported.set()
 
     async def main_loop(self) -> None:
         """uvicorn's, whose ticks are a tenth of a second apart, without the wait for the last one."""
@@ -65,12 +65,12 @@ class _Http(uvicorn.Server):
         while not await self.on_tick(ticks):
             ticks = (ticks + 1) % 864_000
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._told.wait(), _TICK_S)
+                await asyncio.wait_for(self._reported.wait(), _TICK_S)
 
     async def take(self, connection: socket.socket, ended: Callable[[], None]) -> None:
         """Serve a connection that was accepted elsewhere; `ended` is called when it is over."""
-        made: Any = self.config.http_protocol_class
-        protocol = made(config=self.config, server_state=self.server_state, app_state={})
+        built: Any = self.config.http_protocol_class
+        protocol = built(config=self.config, server_state=self.server_state, app_state={})
         protocol.ended = ended
         try:
             await asyncio.get_running_loop().connect_accepted_socket(lambda: protocol, connection)
@@ -176,11 +176,11 @@ class Server:
 
     async def _serve(self, http: asyncio.Task[None]) -> None:
         """Until a signal came, loading failed or the HTTP server ended; tells when the engine dies."""
-        told = None
+        reported = None
         while not (self._signals or self.state.load_error or http.done()):
             engine = None if self.state.served is None else self.state.served.engine
-            if engine is not None and engine.error is not None and engine is not told:
-                told = engine
+            if engine is not None and engine.error is not None and engine is not reported:
+                reported = engine
                 self._report(Dead(f"{type(engine.error).__name__}: {engine.error}"))
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._news.wait(), _LOOK_S)

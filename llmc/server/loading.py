@@ -20,7 +20,7 @@ from llmc.server.state import Progress, Served, ServerConfig
 from llmc.server.warming import STAGE, Warm, warm
 
 if TYPE_CHECKING:
-    from llmc.server.warming import Tell, WarmUp
+    from llmc.server.warming import Report, WarmUp
 
 OpenBundle = Callable[[Callable[[Progress], None]], Path | Bundle]
 """Finds or makes the bundle to serve, telling its progress; raises LlmcError."""
@@ -59,7 +59,9 @@ def read_grammars(served: Served, config: ServerConfig) -> None:
             served.generating.engine.constraints(at_once=False)
 
 
-def load(open_bundle: OpenBundle, config: ServerConfig, options: EngineOptions, warm_up: WarmUp, tell: Tell) -> Loaded:
+def load(
+    open_bundle: OpenBundle, config: ServerConfig, options: EngineOptions, warm_up: WarmUp, tell: Report
+) -> Loaded:
     """Open a bundle, run its graphs once, as `warm_up` says, and start the engine, which nothing observes yet.
 
     `tell` hears of all progress; it may raise StoppedLoadingError to give up. Raises LlmcError where the bundle cannot
@@ -102,7 +104,7 @@ def load(open_bundle: OpenBundle, config: ServerConfig, options: EngineOptions, 
     return Loaded.of(Served(bundle, running, tokenizer, encoder, template, name), warmed, executor.compilations.count)
 
 
-def _load_pooler(bundle: Bundle, name: str, config: ServerConfig, options: EngineOptions, tell: Tell) -> Loaded:
+def _load_pooler(bundle: Bundle, name: str, config: ServerConfig, options: EngineOptions, tell: Report) -> Loaded:
     """Open a bundle without a cache, and run every bucket, or one text of each length where any shape runs."""
     from llmc.runtime.pooling.pooler import AsyncPooler, Pooler
     from llmc.runtime.startup.pool_warming import PoolWarming

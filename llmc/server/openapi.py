@@ -39,20 +39,20 @@ def document(app: FastAPI, bodies: Iterable[type[Body]], keyed: bool, open_paths
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
-            made = plain()
+            built = plain()
             _, found = models_json_schema([(body, "validation") for body in bodies], ref_template=_REF)
-            components = made.setdefault("components", {})
+            components = built.setdefault("components", {})
             components["schemas"] = {**components.get("schemas", {}), **found.get("$defs", {})}
             if keyed:
                 components["securitySchemes"] = {
                     "bearer": {"type": "http", "scheme": "bearer"},
                     "basic": {"type": "http", "scheme": "basic", "description": "The key as password; any user name."},
                 }
-                made["security"] = [{"bearer": []}, {"basic": []}]
+                built["security"] = [{"bearer": []}, {"basic": []}]
                 for path in open_paths:
-                    for operation in made["paths"].get(path, {}).values():
+                    for operation in built["paths"].get(path, {}).values():
                         operation["security"] = []
-            app.openapi_schema = made
+            app.openapi_schema = built
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]

@@ -319,8 +319,8 @@ class RayReplica:
     async def _all_metrics(self) -> Sequence[Metric]:
         """Of all replicas; where one takes longer than SCRAPE_S, of this one alone."""
         try:
-            told = self._replicas.broadcast("metrics")
-            answers = await told.results_async(timeout_s=SCRAPE_S, return_exceptions=True)
+            reported = self._replicas.broadcast("metrics")
+            answers = await reported.results_async(timeout_s=SCRAPE_S, return_exceptions=True)
         except TimeoutError:
             return self.metrics()
         return together(answer for answer in answers if not isinstance(answer, BaseException))

@@ -35,7 +35,7 @@ async def _run(plan: Plan, metrics: str) -> dict[str, Any]:
     )  # fmt: skip
     try:
         async with asyncio.timeout(TIMEOUT_S):
-            told, _ = await child.communicate(json.dumps({"plan": plan.to_dict(), "metrics": metrics}).encode())
+            reported, _ = await child.communicate(json.dumps({"plan": plan.to_dict(), "metrics": metrics}).encode())
     except TimeoutError:
         return {"error": f"planning took more than {TIMEOUT_S:.0f} s; use llmc plan --traffic"}
     finally:
@@ -44,5 +44,5 @@ async def _run(plan: Plan, metrics: str) -> dict[str, Any]:
             await child.wait()
     if child.returncode:
         return {"error": f"planning ended with {child.returncode}"}
-    found: dict[str, Any] = json.loads(told)
+    found: dict[str, Any] = json.loads(reported)
     return found

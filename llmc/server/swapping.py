@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from llmc.server.state import Progress, Served, ServerState
 
 T = TypeVar("T")
-Tell = Callable[["Progress"], None]
-Reopen = Callable[[str | None, Tell], Path | Bundle]
+Notify = Callable[["Progress"], None]
+Reopen = Callable[[str | None, Notify], Path | Bundle]
 """Finds the bundle of that name, or (None) of the name that the server was started with; raises LlmcError."""
 
 PROBE = "1 2 3 4 5 6 7 8"
@@ -52,7 +52,7 @@ class Swapper:
     """
 
     def __init__(
-        self, state: ServerState, reopen: Reopen, load: Callable[[Bundle, Tell], Loaded],
+        self, state: ServerState, reopen: Reopen, load: Callable[[Bundle, Notify], Loaded],
         begin: Callable[[Loaded], None], report: Report, settle: Callable[[], None],
     ) -> None:  # fmt: skip
         self._state, self._reopen, self._load, self._begin = state, reopen, load, begin

@@ -24,7 +24,7 @@ How = Literal["all", "open", "aside"]
 """all: run every bucket, and capture graphs; open: run the smallest bucket of each phase, open the other executables
 unrun, and capture nothing; aside: run these two, the others between requests, and then capture so too."""
 
-Tell = Callable[[Progress], None]
+Report = Callable[[Progress], None]
 
 STAGE, GRAPHS = "warm up", "capture graphs"
 _log = logging.getLogger("llmc")
@@ -51,8 +51,8 @@ def how_of(name: str) -> How:
 class Countdown:
     """Progress through parts of a stage; what is left is told by their `costs`, in any unit, and the time so far."""
 
-    def __init__(self, stage: str, costs: Sequence[float], tell: Tell) -> None:
-        self._stage, self._tell = stage, tell
+    def __init__(self, stage: str, costs: Sequence[float], tell: Report) -> None:
+        self._stage, self._report = stage, tell
         self._costs = [0.0, *accumulate(costs)]
         self._began = time.monotonic()
         tell(Progress(stage, 0, len(costs)))
@@ -61,7 +61,7 @@ class Countdown:
         """`done` parts are done, at least one."""
         each = (time.monotonic() - self._began) / self._costs[done]
         left = each * (self._costs[-1] - self._costs[done])
-        self._tell(Progress(self._stage, done, len(self._costs) - 1, left))
+        self._report(Progress(self._stage, done, len(self._costs) - 1, left))
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Warm:
     aside: Aside | None = None
 
 
-def warm(executor: Executor, plan: Plan, warm_up: WarmUp, tell: Tell) -> Warm:
+def warm(executor: Executor, plan: Plan, warm_up: WarmUp, tell: Report) -> Warm:
     """Run what `warm_up` asks for before requests come, in the memory that is divided first.
 
     Opens whatever executable the bundle has besides, unless buckets are left to run aside. Raises what the executor
@@ -114,7 +114,7 @@ def warm(executor: Executor, plan: Plan, warm_up: WarmUp, tell: Tell) -> Warm:
     return Warm(len(warming.steps))
 
 
-def _captured(capturing: Capturing, buckets: Sequence[Bucket], tell: Tell) -> Iterator[Bucket]:
+def _captured(capturing: Capturing, buckets: Sequence[Bucket], tell: Report) -> Iterator[Bucket]:
     """Captures a graph for each item that is asked for, and tells how far it has come; not all may fit."""
     progress = Countdown(GRAPHS, [bucket.tokens + OPENING for bucket in buckets], tell)
     for done, bucket in enumerate(capturing.run(buckets), 1):
@@ -122,7 +122,7 @@ def _captured(capturing: Capturing, buckets: Sequence[Bucket], tell: Tell) -> It
         yield bucket
 
 
-def aside(executor: Executor, left: Aside, tell: Tell, over: Callable[[WarmAside], None]) -> Iterator[None]:
+def aside(executor: Executor, left: Aside, tell: Report, over: Callable[[WarmAside], None]) -> Iterator[None]:
     """Runs or captures a bucket for each item that is asked for, between requests; `over` hears of the end.
 
     A bucket that fails is named in the log, and the others are run: what serves goes on serving.
@@ -151,7 +151,7 @@ def aside(executor: Executor, left: Aside, tell: Tell, over: Callable[[WarmAside
     over(WarmAside(len(warming.steps) - len(failed), tuple(failed), seconds, executor.compilations.count))
 
 
-def _aside_captured(capturing: Capturing, buckets: Sequence[Bucket], tell: Tell) -> Iterator[None]:
+def _aside_captured(capturing: Capturing, buckets: Sequence[Bucket], tell: Report) -> Iterator[None]:
     """Captures between requests; a device that fails at it is named in the log."""
     try:
         for _ in _captured(capturing, buckets, tell):

@@ -72,7 +72,7 @@ def opener(bundle: Path, request: pytest.FixtureRequest) -> Open:
         executor = open_executor(Bundle.open(bundle), slots=slots, threads=1)
         request.addfinalizer(executor.close)
         for slot in range(slots):
-            executor.poison(slot, 0, float("nan"))
+            executor.nan_fill(slot, 0, float("nan"))
         return executor
 
     return open_

@@ -60,8 +60,8 @@ class TargetContract(ExecutorContract):
 
     @classmethod
     def _compile(cls, model: Path, bundle: Path, store: Store, **more: Any) -> CompileResult:
-        asked = CompileOptions.of(cls.device, **{"verify": "all", "sample_top_k": TOP, **cls.options, **more})
-        return compile_bundle(str(model), bundle, PLAN, asked, store, lambda _: None)
+        requested = CompileOptions.of(cls.device, **{"verify": "all", "sample_top_k": TOP, **cls.options, **more})
+        return compile_bundle(str(model), bundle, PLAN, requested, store, lambda _: None)
 
     @pytest.fixture
     def opened(self, compiled: Compiled, request: pytest.FixtureRequest) -> Open:
@@ -122,9 +122,9 @@ class TargetContract(ExecutorContract):
 
     def test_options_come_back_from_the_manifest(self, compiled: Compiled) -> None:
         target, manifest = open_target(self.device), read_manifest(compiled.bundle)
-        asked = CompileOptions.of(self.device, **{"sample_top_k": TOP, **self.options})
+        requested = CompileOptions.of(self.device, **{"sample_top_k": TOP, **self.options})
         found = recorded_options(manifest, target)
-        assert dataclasses.replace(found, verify=asked.verify) == target.configure(asked)
+        assert dataclasses.replace(found, verify=requested.verify) == target.configure(requested)
 
     def test_the_bundle_answers_without_compiling(self, compiled: Compiled) -> None:
         engine = BundleLLM(compiled.bundle, threads=1)

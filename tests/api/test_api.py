@@ -200,10 +200,10 @@ def test_graphs_that_return_the_largest_logits_give_the_same_tokens(toy: Path) -
         llmc.SamplingParams(max_tokens=6, temperature=0.9, top_p=0.8, seed=2, ignore_eos=True, logprobs=2),
         llmc.SamplingParams(max_tokens=6, temperature=0.9, repetition_penalty=1.4, seed=3, ignore_eos=True),
     ]
-    made = []
+    built = []
     for top_k in (0, 8):
         with llmc.LLM(toy, **SMALL, sample_top_k=top_k) as llm:
             assert llm.executor.bundle.sample_top_k == top_k
             prompts = ["a", "bc", "def", "ghij"]
-            made.append([o.outputs[0].token_ids for o in llm.generate(prompts, params)])
-    assert made[0] == made[1]
+            built.append([o.outputs[0].token_ids for o in llm.generate(prompts, params)])
+    assert built[0] == built[1]

@@ -70,9 +70,9 @@ def golden(request: pytest.FixtureRequest, tmp_path: Path) -> Golden:
 def answers(bundle: Path, golden: Golden) -> list[list[int]]:
     prompts = [item["prompt"] for item in golden.expected["answers"]]
     with BundleLLM(bundle) as model:
-        made = model.generate(prompts, SamplingParams(max_tokens=6, temperature=0, ignore_eos=True))
+        built = model.generate(prompts, SamplingParams(max_tokens=6, temperature=0, ignore_eos=True))
         assert model.compilations == 0
-    return [output.outputs[0].token_ids for output in made]
+    return [output.outputs[0].token_ids for output in built]
 
 
 # Every released schema
@@ -195,7 +195,7 @@ def test_a_store_of_another_schema_beside_it_is_left_alone(folder: str, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("schema", "told"),
+    ("schema", "reported"),
     [
         (2, "bundle schema 2 is newer than schema 1, which this llmc reads; upgrade llmc, or compile the bundle again"),
         (0, "bundle schema 0 is older than schema 1, which this llmc reads; compile the bundle again"),
@@ -203,14 +203,14 @@ def test_a_store_of_another_schema_beside_it_is_left_alone(folder: str, tmp_path
     ],
 )
 def test_a_bundle_of_another_schema_is_refused_and_the_error_says_what_to_do(
-    schema: object, told: str, tmp_path: Path
+    schema: object, reported: str, tmp_path: Path
 ) -> None:
     golden = Golden("v1", tmp_path / "golden")
     file = golden.bundle / "manifest.json"
     file.write_text(json.dumps({**json.loads(file.read_bytes()), "schema": schema}))
     with pytest.raises(ArtifactError) as caught:
         BundleFiles.open(golden.bundle)
-    assert str(caught.value).startswith(f"{file}: ") and told in str(caught.value)
+    assert str(caught.value).startswith(f"{file}: ") and reported in str(caught.value)
     assert caught.value.exit_code == 5
 
 
@@ -295,11 +295,11 @@ def test_an_entry_is_encoded_as_it_was() -> None:
 
 
 def test_a_manifest_is_encoded_as_it_was() -> None:
-    made = Manifest.create(llmc="0.1.0", device="cpu", target="t", executor="e", files={}, summary={"ü": 1})
+    built = Manifest.create(llmc="0.1.0", device="cpu", target="t", executor="e", files={}, summary={"ü": 1})
     text = (
         '{\n "blobs": {},\n "device": "cpu",\n "executables": [],\n "executor": "e",\n "files": {},\n'
         ' "kind": "llmc-bundle",\n "llmc": "0.1.0",\n "schema": 1,\n "summary": {\n  "\\u00fc": 1\n },\n'
         ' "target": "t"\n}\n'
     )
-    assert made.to_bytes() == text.encode()
-    assert bundle_key(made).components == {"manifest": digest_bytes(text.encode())}
+    assert built.to_bytes() == text.encode()
+    assert bundle_key(built).components == {"manifest": digest_bytes(text.encode())}

@@ -111,14 +111,14 @@ def test_a_key_survives_pickling_between_workers() -> None:
 @given(COMPONENTS, COMPONENTS)
 def test_differences_are_told_in_one_line_however_many_there_are(a: dict[str, str], b: dict[str, str]) -> None:
     found = Key("k", a).explain(Key("k", b))
-    told = tell(found)
-    assert "\n" not in told
-    assert told.endswith(f"and {len(found) - SHOWN} more") == (len(found) > SHOWN)
-    assert (told == "") == (not found)
+    reported = tell(found)
+    assert "\n" not in reported
+    assert reported.endswith(f"and {len(found) - SHOWN} more") == (len(found) > SHOWN)
+    assert (reported == "") == (not found)
 
 
 @pytest.mark.parametrize(
-    ("mine", "theirs", "told"),
+    ("mine", "theirs", "reported"),
     [
         ("1.31.1", "1.30.0", "x: 1.30.0 → 1.31.1"),
         (16, None, "x: null → 16"),
@@ -129,14 +129,14 @@ def test_differences_are_told_in_one_line_however_many_there_are(a: dict[str, st
         ("a" * 50, "b", f"x: b → {'a' * 39}…"),
     ],
 )
-def test_a_difference_is_told_from_theirs_to_mine(mine: str, theirs: str, told: str) -> None:
-    assert tell([Difference("x", mine, theirs)]) == told
+def test_a_difference_is_told_from_theirs_to_mine(mine: str, theirs: str, reported: str) -> None:
+    assert tell([Difference("x", mine, theirs)]) == reported
 
 
 def test_what_people_can_read_is_told_before_digests() -> None:
     mine = {f"a{i}": digest_bytes(b"%d" % i) for i in range(5)} | {"toolchain.torch": "2", "option.dtype": "f32"}
     theirs = {name: digest_bytes(value.encode()) for name, value in mine.items()} | {"toolchain.torch": "1"}
     theirs["option.dtype"] = "bf16"
-    told = tell(Key("k", mine).explain(Key("k", theirs)))
-    assert told.startswith("option.dtype: bf16 → f32, toolchain.torch: 1 → 2, a0: ")
-    assert told.endswith(", and 3 more")
+    reported = tell(Key("k", mine).explain(Key("k", theirs)))
+    assert reported.startswith("option.dtype: bf16 → f32, toolchain.torch: 1 → 2, a0: ")
+    assert reported.endswith(", and 3 more")

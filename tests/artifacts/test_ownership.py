@@ -24,20 +24,20 @@ def give(monkeypatch: pytest.MonkeyPatch) -> Give:
     changed: dict[str, dict[int, int]] = {}
 
     def of(real: Callable[..., os.stat_result]) -> Callable[..., os.stat_result]:
-        def told(path: Any, **more: Any) -> os.stat_result:
+        def reported(path: Any, **more: Any) -> os.stat_result:
             seen = list(real(path, **more))
             for field, value in changed.get(os.fspath(path) if isinstance(path, (str, Path)) else "", {}).items():
                 seen[field] = value
             return os.stat_result(seen)
 
-        return told
+        return reported
 
     monkeypatch.setattr(os, "stat", of(os.stat))
     monkeypatch.setattr(os, "lstat", of(os.lstat))
 
     def give(path: Path, uid: int | None = STRANGER, gid: int | None = None) -> None:
-        asked = {stat.ST_UID: uid, stat.ST_GID: gid}
-        changed[str(path)] = {field: value for field, value in asked.items() if value is not None}
+        requested = {stat.ST_UID: uid, stat.ST_GID: gid}
+        changed[str(path)] = {field: value for field, value in requested.items() if value is not None}
 
     return give
 

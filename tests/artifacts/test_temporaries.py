@@ -131,17 +131,17 @@ def test_where_locks_mean_nothing_everything_stays(place: Path, monkeypatch: pyt
 
 
 def test_one_that_is_swept_before_it_is_locked_is_made_again(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, made = tempfile.mkdtemp, []
+    real, built = tempfile.mkdtemp, []
 
     def swept_at_once(*names: str) -> str:
-        made.append(real(*names))
-        if len(made) == 1:
+        built.append(real(*names))
+        if len(built) == 1:
             sweep()
-        return made[-1]
+        return built[-1]
 
     monkeypatch.setattr(tempfile, "mkdtemp", swept_at_once)
     with temporary_folder("mine") as folder:
-        assert (len(made), str(folder), list(place.iterdir())) == (2, made[1], [folder])
+        assert (len(built), str(folder), list(place.iterdir())) == (2, built[1], [folder])
 
 
 def test_results_without_room_are_there_as_long_as_they_are_used(place: Path) -> None:

@@ -25,8 +25,8 @@ class Engine:
 
     def _interrupt(self, rows: int) -> None:
         """Send its owner the signal that the options name, when asked for so many rows, and be busy for long."""
-        if (asked := self.options.get("interrupts")) and rows >= asked["rows"]:
-            os.kill(os.getppid(), asked["signal"])
+        if (requested := self.options.get("interrupts")) and rows >= requested["rows"]:
+            os.kill(os.getppid(), requested["signal"])
             time.sleep(600)
 
     def about(self) -> dict[str, Any]:

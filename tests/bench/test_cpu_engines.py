@@ -28,20 +28,20 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(folder: Path, *models: str) -> tuple[Figures, list[tuple[str, int, int]]]:
-    manifest, told = SimpleNamespace(model={"vocab_size": 5}), []
+    manifest, reported = SimpleNamespace(model={"vocab_size": 5}), []
     bundles: Any = {name: SimpleNamespace(path=Path(name), manifest=manifest) for name in models}
-    found = measure(bundles, AMOUNT, 1, folder / "logs", lambda *said: told.append(said))
-    return found, told
+    found = measure(bundles, AMOUNT, 1, folder / "logs", lambda *said: reported.append(said))
+    return found, reported
 
 
 def test_every_measurement_is_made_of_every_bundle_and_reported(tmp_path: Path) -> None:
-    found, told = run(tmp_path, "a", "b")
+    found, reported = run(tmp_path, "a", "b")
     assert {title: len(figures["b"]) for title, figures in found.rounds.items()} == AMOUNT.wanted()
     assert found.median(decode(4), "a") == pytest.approx(8.0)
     assert found.median(PROMPT, "a") == pytest.approx(512.0)
     assert 0.005 < (found.median(START, "a") or 0) < 10 and (found.median(MEMORY, "b") or 0) > 1e6
-    assert [done for _, done, _ in told] == list(range(1, len(told) + 1)) and told[-1][2] == len(told)
-    assert [what for what, *_ in told[:4]] == [f"decode step, batch 1: {name}" for name in "abba"]
+    assert [done for _, done, _ in reported] == list(range(1, len(reported) + 1)) and reported[-1][2] == len(reported)
+    assert [what for what, *_ in reported[:4]] == [f"decode step, batch 1: {name}" for name in "abba"]
 
 
 def test_an_engine_that_fails_ends_it(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_a_record_is_what_the_choice_reads(tmp_path: Path) -> None:
     checkpoint = open_checkpoint(str(write_toy(tmp_path / "toy", max_position_embeddings=128)))
     names = [f"onnxruntime {kind}" for _, kind in cpu_engines.cases(checkpoint, ("onnxruntime",))]
     found, _ = run(tmp_path, *names)
-    made = Measured.of(record(found, checkpoint, ("onnxruntime",)))
-    assert made.threads == 1 and made.parameters > 0
-    assert made.engines["onnxruntime"][PLAIN]["decode_ms"] == {1: 2.0, 4: 8.0, 8: 16.0, 16: 32.0}
-    assert made.engines["onnxruntime"][PLAIN]["prefill_ms"] == {512: 512.0}
+    built = Measured.of(record(found, checkpoint, ("onnxruntime",)))
+    assert built.threads == 1 and built.parameters > 0
+    assert built.engines["onnxruntime"][PLAIN]["decode_ms"] == {1: 2.0, 4: 8.0, 8: 16.0, 16: 32.0}
+    assert built.engines["onnxruntime"][PLAIN]["prefill_ms"] == {512: 512.0}

@@ -19,11 +19,11 @@ TEXTS = ["a" * 10, "b" * 16, "c" * 40, "d", "e" * 64]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("texts")
+    built = tmp_path_factory.mktemp("texts")
     for task in ("embed", "score"):
-        model = write_toy_encoder(made / task, task)
-        llmc.compile(model, made / f"{task}.llmc", device="fake", max_num_seqs=2, cache_dir=made / "store")
-    return made
+        model = write_toy_encoder(built / task, task)
+        llmc.compile(model, built / f"{task}.llmc", device="fake", max_num_seqs=2, cache_dir=built / "store")
+    return built
 
 
 def bundle(folder: Path, task: str = "embed") -> Bundle:
@@ -44,16 +44,16 @@ def interrupting(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
 
 
 def test_each_round_passes_all_texts_and_counts_what_is_padding(folder: Path) -> None:
-    told: list[tuple[int, int]] = []
+    reported: list[tuple[int, int]] = []
     found = measure(
-        bundle(folder), TEXTS, rounds=3, threads=1, report=lambda _, done, total: told.append((done, total))
+        bundle(folder), TEXTS, rounds=3, threads=1, report=lambda _, done, total: reported.append((done, total))
     )
     assert [(one.texts, one.tokens, one.padded, one.batches) for one in found.rounds] == [(5, 131, 176, 3)] * 3
     assert found.buckets == {(2, 64): 1, (2, 16): 1, (1, 16): 1}
     assert found.rounds[0].padding == pytest.approx(1 - 131 / found.rounds[0].padded)
     assert (found.unmeasured, found.partial, found.compilations) == ([], False, 0)
     assert found.best >= found.rate > 0
-    assert told == [(at, 9) for at in range(1, 10)], "6 buckets and 3 rounds"
+    assert reported == [(at, 9) for at in range(1, 10)], "6 buckets and 3 rounds"
 
 
 def test_texts_of_a_reranker_are_scored_for_a_query(folder: Path) -> None:

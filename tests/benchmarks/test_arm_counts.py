@@ -37,11 +37,11 @@ void _start(void) {
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("program")
     (folder / "known.c").write_text(PROGRAM)
-    made = folder / "known"
+    built = folder / "known"
     flags = ("-target", "aarch64-linux-musl", "-O1", "-nostdlib", "-static", "-ffreestanding")
-    done = build.zig(("cc", *flags, str(folder / "known.c"), "-o", str(made)), folder)
+    done = build.zig(("cc", *flags, str(folder / "known.c"), "-o", str(built)), folder)
     assert done.returncode == 0, done.stderr
-    return made
+    return built
 
 
 @pytest.mark.full
@@ -82,8 +82,12 @@ def test_counts_of_a_part_are_added_up_for_each_token(of: Any, tmp_path: Path) -
     assert (found["low"] + found["/a folder/lib.so"]).per(2) == (15.5, 4, 3)
 
 
-@pytest.mark.parametrize("asked", [("--tokens", "401"), ("--tokens", "1"), ("--steps", "0"), ("--only", "llmc int4")])
-def test_what_cannot_be_counted_is_refused(of: Any, asked: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["arm_counts.py", *asked])
+@pytest.mark.parametrize(
+    "requested", [("--tokens", "401"), ("--tokens", "1"), ("--steps", "0"), ("--only", "llmc int4")]
+)
+def test_what_cannot_be_counted_is_refused(
+    of: Any, requested: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["arm_counts.py", *requested])
     with pytest.raises(SystemExit, match="2"):
         of("arm_counts").main()

@@ -26,11 +26,11 @@ EAGER, COMPILED, COPY = "transformers eager", "transformers reduce-overhead", "m
 
 @pytest.fixture(scope="module")
 def model(of: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made: Path = of("bakeoff.shapes").SHAPES["tiny"].write(tmp_path_factory.mktemp("tiny") / "model", "cpu")
-    return made
+    built: Path = of("bakeoff.shapes").SHAPES["tiny"].write(tmp_path_factory.mktemp("tiny") / "model", "cpu")
+    return built
 
 
-def asked(folder: Path, **more: Any) -> Namespace:
+def requested(folder: Path, **more: Any) -> Namespace:
     return Namespace(**{
         "device": "cpu", "card": "h100", "work": folder, "only": None, "dtype": "bf16", "server_memory": 0.3,
         "rounds": 2, "progress": lambda *_: None, **more,
@@ -182,7 +182,7 @@ def test_an_interrupt_keeps_the_rounds_that_were_there(of: Any, tmp_path: Path) 
             raise KeyboardInterrupt
 
     shapes = of("bakeoff.shapes")
-    one = bench.Bakeoff(shapes.SHAPES["tiny"], bench.QUICK, asked(tmp_path, progress=progress))
+    one = bench.Bakeoff(shapes.SHAPES["tiny"], bench.QUICK, requested(tmp_path, progress=progress))
     saved: list[str] = []
     with pytest.raises(KeyboardInterrupt):
         one.timed("prefill", [contender(EAGER, slower=3), contender("llmc xla")], lambda: saved.append("once"))

@@ -111,6 +111,6 @@ def test_every_admissible_request_has_a_path_whatever_the_strategy_and_budget(st
         bucket = plan.lookup("decode", batch, 1, cached)
         assert bucket is not None
         assert bucket.covers(batch, 1, cached)
-        asked = (batch, data.draw(st.integers(1, limits.max_model_len)), cached)
-        found = plan.lookup("prompt", *asked)
-        assert found is None or found.covers(*asked)
+        requested = (batch, data.draw(st.integers(1, limits.max_model_len)), cached)
+        found = plan.lookup("prompt", *requested)
+        assert found is None or found.covers(*requested)

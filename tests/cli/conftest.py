@@ -71,7 +71,7 @@ def toy(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a toy, a bundle of it and the store `cache` of its compile, which nobody changes."""
     folder = tmp_path_factory.mktemp("made")
     toy = write_toy(folder / "toy")
@@ -82,10 +82,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def bundle(made: Path, llmc: Llmc, tmp_path: Path, here: Path) -> Path:
-    """A copy of the bundle in `made`, beside one of its store."""
-    shutil.copytree(made / "cache", tmp_path / "cache")
-    return shutil.copytree(made / "bundle", here / "bundle")
+def bundle(built: Path, llmc: Llmc, tmp_path: Path, here: Path) -> Path:
+    """A copy of the bundle in `built`, beside one of its store."""
+    shutil.copytree(built / "cache", tmp_path / "cache")
+    return shutil.copytree(built / "bundle", here / "bundle")
 
 
 @pytest.fixture

@@ -31,24 +31,24 @@ SOME = examples(60, database=None, derandomize=True)
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A llama with blocks of 4 and 8 bits, a toy and a bundle of it; also the folder that commands run in."""
-    made = tmp_path_factory.mktemp("flags")
-    write_gguf(made / "model.gguf", types={"embed_tokens": "Q8_0", "_proj": "Q4_1"})
-    write_toy(made / "toy")
+    built = tmp_path_factory.mktemp("flags")
+    write_gguf(built / "model.gguf", types={"embed_tokens": "Q8_0", "_proj": "Q4_1"})
+    write_toy(built / "toy")
     config = {
         "model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 96, "vocab_size": 99,
         "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128, "torch_dtype": "bfloat16",
     }  # fmt: skip
-    (made / "config.json").write_text(json.dumps(config))
-    (made / "requests.csv").write_text("time,prompt_tokens,output_tokens\n0,20,10\n1,8,20\n")
-    (made / "prompts.jsonl").write_text('{"prompt": "a b"}\n')
+    (built / "config.json").write_text(json.dumps(config))
+    (built / "requests.csv").write_text("time,prompt_tokens,output_tokens\n0,20,10\n1,8,20\n")
+    (built / "prompts.jsonl").write_text('{"prompt": "a b"}\n')
     with pytest.MonkeyPatch.context() as patch:
         for variable in [name for name in os.environ if name.startswith(("VLLM_", "LLMC_"))]:
             patch.delenv(variable)
-        patch.setenv("LLMC_CACHE_DIR", str(made / "cache"))
-        patch.chdir(made)
+        patch.setenv("LLMC_CACHE_DIR", str(built / "cache"))
+        patch.chdir(built)
         ran = llmc("compile", "toy", "--device", "fake", "--max-model-len", 32, "--max-num-seqs", 2, "-o", "bundle")
         assert ran.code == 0, ran
-        yield made
+        yield built
 
 
 def llmc(*arguments: object) -> Ran:
@@ -144,8 +144,8 @@ def test_a_dry_run_takes_or_refuses_any_flags(
     folder: Path, model: str, device: str, flags: list[object], planning: list[object]
 ) -> None:
     limits = LIMITS if "--max-model-len" not in planning and "--max-num-seqs" not in planning else ()
-    asked = (model, "--device", device, *flags, *planning, *limits)
-    require_expected(llmc("compile", *asked, "--dry-run"), asked)
+    requested = (model, "--device", device, *flags, *planning, *limits)
+    require_expected(llmc("compile", *requested, "--dry-run"), requested)
 
 
 @SOME

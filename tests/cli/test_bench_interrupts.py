@@ -28,11 +28,11 @@ def interrupted(ran: Ran, missing: str) -> None:
 
 @SIGNALS
 def test_buckets(llmc: Llmc, bundle: Path, here: Path, monkeypatch: pytest.MonkeyPatch, signum: int) -> None:
-    times, asked = bucket_times._times, []
+    times, requested = bucket_times._times, []
 
     def signal_at_the_third(*args: Any) -> Any:
-        asked.append(args)
-        if len(asked) == 3:
+        requested.append(args)
+        if len(requested) == 3:
             signal.raise_signal(signum)
         return times(*args)
 

@@ -56,16 +56,16 @@ def test_code_that_differs_is_named_by_module(
     """Compile, change a module, compile again: the whole commands, over a copy of the sources."""
     sources = shutil.copytree(code.ROOT, toy.parent / "llmc", ignore=shutil.ignore_patterns("*.pyc"))
     monkeypatch.setattr(code, "ROOT", sources)
-    asked = ("compile", toy, "--device", "fake", "--max-model-len", 32, "--max-num-seqs", 1, "-o", "made", "-q")
+    requested = ("compile", toy, "--device", "fake", "--max-model-len", 32, "--max-num-seqs", 1, "-o", "made", "-q")
     try:
         for name in ("runtime/executors/fake/program.py", "cli/compile.py"):
             code.forget()
-            assert llmc(*asked).code == 0
+            assert llmc(*requested).code == 0
             before = {entry.key.digest for entry in store.entries()}
             (sources / name).write_text((sources / name).read_text() + "EDITED = 1\n")
             code.forget()
-            said = llmc(*asked, "--dry-run").out
-            assert llmc(*asked).code == 0
+            said = llmc(*requested, "--dry-run").out
+            assert llmc(*requested).code == 0
             new = [entry.key for entry in store.entries() if not (entry.key.is_local or entry.key.digest in before)]
             if name.startswith("cli/"):
                 assert {key.kind for key in new} <= {"bundle"}, "provenance names all sources"
@@ -124,12 +124,12 @@ def test_a_dry_run_gives_one_reason_for_all(
     llmc: Llmc, toy: Path, bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fake, "FAKE_VERSION", "1.1")
-    asked = ("compile", toy, "--device", "fake", "--max-model-len", 32, "--max-num-seqs", 4, "--dry-run")
-    *shapes, why, _, total = llmc(*asked).out.splitlines()
+    requested = ("compile", toy, "--device", "fake", "--max-model-len", 32, "--max-num-seqs", 4, "--dry-run")
+    *shapes, why, _, total = llmc(*requested).out.splitlines()
     assert why == "why: toolchain.fake: 1.0 → 1.1"
     assert all(line.endswith(": to build") for line in shapes)
     assert total.startswith("6 executables to build, 0 cached")
-    assert {e["why"] for e in llmc(*asked, "--json").json["executables"]} == {"toolchain.fake: 1.0 → 1.1"}
+    assert {e["why"] for e in llmc(*requested, "--json").json["executables"]} == {"toolchain.fake: 1.0 → 1.1"}
 
 
 def test_a_dry_run_gives_each_its_own_reason_where_they_differ(llmc: Llmc, toy: Path, bundle: Path) -> None:

@@ -39,16 +39,16 @@ def browser() -> Iterator[Browser]:
 def page(browser: Browser) -> Iterator[Page]:
     """A page that is allowed nothing but its own file; at the end nothing was wrong on it."""
     wrong: list[str] = []
-    asked: list[str] = []
+    requested: list[str] = []
     opened = browser.new_page(viewport={"width": 1280, "height": 900})
     opened.set_default_timeout(10_000)
     opened.on("console", lambda message: wrong.append(message.text))
     opened.on("pageerror", lambda error: wrong.append(str(error)))
-    opened.on("request", lambda request: asked.append(request.url))
+    opened.on("request", lambda request: requested.append(request.url))
     yield opened
     opened.close()
     assert wrong == []
-    assert len(asked) == 1
+    assert len(requested) == 1
 
 
 def column(page: Page, heading: str, number: int) -> list[str]:

@@ -72,11 +72,11 @@ def xla_bundle(file: bytes, tmp_path: Path) -> Path:
          "key": digest}
         for phase, batch, blob in (("decode", 1, other), ("decode", 4, digest), ("prompt", 4, other))
     ]  # fmt: skip
-    made = manifest(
+    built = manifest(
         target="xla", executables=executables, files={"slot_copy": other},
         blobs={blob: path.stat().st_size for blob, path in blobs.items()},
     )  # fmt: skip
-    return write_bundle(tmp_path / "xla-bundle", made, blobs)
+    return write_bundle(tmp_path / "xla-bundle", built, blobs)
 
 
 def signature(text: str) -> str:
@@ -161,8 +161,8 @@ def test_the_hlo_proto_computes_the_same(llmc: Llmc, key: str, here: Path) -> No
     x = np.random.default_rng(0).standard_normal((4, 8)).astype(np.float32)
     given = [jax.device_put(value, device) for value in (x, np.zeros(16, np.float32))]
     found = [part[0] for part in program.execute_sharded(given).disassemble_into_single_device_arrays()]
-    for expected, made in zip(jax.jit(step)(x, np.zeros(16, np.float32)), found, strict=True):
-        np.testing.assert_allclose(made, expected, rtol=1e-6)
+    for expected, built in zip(jax.jit(step)(x, np.zeros(16, np.float32)), found, strict=True):
+        np.testing.assert_allclose(built, expected, rtol=1e-6)
 
 
 def test_hlo_is_binary_and_wants_a_file(llmc: Llmc, key: str) -> None:

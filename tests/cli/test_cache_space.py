@@ -175,9 +175,9 @@ def test_compile_trims_the_store_to_its_limit(
         "bundle",
         "--json",
     )
-    made = llmc(*arguments)
-    assert made.json["built"] == 6
-    (line,) = [line for line in made.err.splitlines() if line.startswith("LLMC_CACHE_MAX_SIZE: removed 3 entries")]
+    built = llmc(*arguments)
+    assert built.json["built"] == 6
+    (line,) = [line for line in built.err.splitlines() if line.startswith("LLMC_CACHE_MAX_SIZE: removed 3 entries")]
     assert "in use" in line
     again = llmc(*arguments)
     assert again.json["reused"] == 6, "what the compile used was in use"
@@ -185,9 +185,9 @@ def test_compile_trims_the_store_to_its_limit(
 
 def test_compile_within_the_limit_says_nothing(llmc: Llmc, toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLMC_CACHE_MAX_SIZE", "1GiB")
-    made = llmc("compile", toy, "--device", "fake", "--max-model-len", 16, "--max-num-seqs", 1, "-o", "bundle")
-    assert made.code == 0
-    assert "LLMC_CACHE_MAX_SIZE" not in made.err
+    built = llmc("compile", toy, "--device", "fake", "--max-model-len", 16, "--max-num-seqs", 1, "-o", "bundle")
+    assert built.code == 0
+    assert "LLMC_CACHE_MAX_SIZE" not in built.err
 
 
 def test_a_compile_does_not_fail_because_of_trimming(llmc: Llmc, toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,9 +198,9 @@ def test_a_compile_does_not_fail_because_of_trimming(llmc: Llmc, toy: Path, monk
 
     monkeypatch.setenv("LLMC_CACHE_MAX_SIZE", "1k")
     monkeypatch.setattr("llmc.artifacts.gc.collect.collect", fail)
-    made = llmc("compile", toy, "--device", "fake", "--max-model-len", 16, "--max-num-seqs", 1, "-o", "bundle")
-    assert made.code == 0
-    assert "LLMC_CACHE_MAX_SIZE: the store was not trimmed: no room for the clock" in made.err
+    built = llmc("compile", toy, "--device", "fake", "--max-model-len", 16, "--max-num-seqs", 1, "-o", "bundle")
+    assert built.code == 0
+    assert "LLMC_CACHE_MAX_SIZE: the store was not trimmed: no room for the clock" in built.err
 
 
 def test_a_limit_that_cannot_be_read_fails_before_the_compile(

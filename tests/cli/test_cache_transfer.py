@@ -220,8 +220,8 @@ def test_a_compile_takes_what_the_remote_has(
     monkeypatch.setenv("LLMC_ALLOW_UNSIGNED", "1")
     monkeypatch.setenv("LLMC_CACHE_DIR", str(tmp_path / "fresh"))
     flags = ("--device", "fake", "--max-model-len", 32, "--max-num-seqs", 4)
-    made = llmc("compile", toy, *flags, "-o", "again", "--json").json
-    assert made["built"] == 0 and made["reused"] > 0
+    built = llmc("compile", toy, *flags, "-o", "again", "--json").json
+    assert built["built"] == 0 and built["reused"] > 0
     assert BundleFiles.open("again").manifest.blobs == BundleFiles.open(bundle).manifest.blobs
 
 
@@ -229,10 +229,10 @@ def test_a_compile_offline_works_from_local(
     llmc: Llmc, toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("LLMC_REMOTE_CACHE", str(tmp_path / "not" / "mounted"))
-    made = llmc(
+    built = llmc(
         "compile", toy, "--device", "fake", "--max-model-len", 32, "--max-num-seqs", 4, "-o", "b", "--json"
     ).json
-    assert made["built"] > 0
+    assert built["built"] > 0
     warnings = [record.message for record in caplog.records if "going on without the remote" in record.message]
     assert len(warnings) == 1
 
@@ -241,13 +241,13 @@ def test_a_compile_of_what_the_remote_has_builds_and_verifies_nothing(
     llmc: Llmc, toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flags = ("--device", "fake", "--max-model-len", 32, "--max-num-seqs", 4, "--json")
-    made = llmc("compile", toy, *flags, "-o", tmp_path / "b").json
+    built = llmc("compile", toy, *flags, "-o", tmp_path / "b").json
     llmc("cache", "push", tmp_path / "far")
     monkeypatch.setenv("LLMC_REMOTE_CACHE", str(tmp_path / "far"))
     monkeypatch.setenv("LLMC_ALLOW_UNSIGNED", "1")
     monkeypatch.setattr("llmc.compiler.pipeline.verification._run", lambda *arguments: pytest.fail("verified again"))
     again = llmc("compile", toy, *flags, "-o", tmp_path / "c", "--cache-dir", tmp_path / "empty").json
-    assert (again["built"], again["reused"]) == (0, made["built"])
+    assert (again["built"], again["reused"]) == (0, built["built"])
     mine, theirs = (read_manifest(tmp_path / name).to_dict() for name in ("c", "b"))
     taken = mine["verification"].pop("elsewhere")
     assert taken["unsigned"] == taken["outcomes"] > 0

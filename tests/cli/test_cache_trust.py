@@ -62,18 +62,18 @@ def test_a_passphrase_comes_from_the_environment_or_a_terminal(
     assert "battery" not in llmc("cache", "sign", bundle, "--key", "release").failed(2)
     monkeypatch.delenv("LLMC_SIGNING_PASSPHRASE")
     assert "LLMC_SIGNING_PASSPHRASE" in llmc("cache", "sign", bundle, "--key", "release").failed(2)
-    asked: list[str] = []
+    requested: list[str] = []
 
     def answer(text: str, **how: object) -> str:
         assert how["hide_input"] and how["err"]
-        asked.append(text)
+        requested.append(text)
         return "correct horse"
 
     monkeypatch.setattr("typer.prompt", answer)
     monkeypatch.setattr("llmc.cli.cache.signing.is_terminal", lambda: True)
     assert llmc("cache", "sign", bundle, "--key", "release").code == 0
     assert llmc("cache", "keygen", "second", "--passphrase").code == 0
-    assert asked == ["Passphrase of release", "Passphrase"]
+    assert requested == ["Passphrase of release", "Passphrase"]
 
 
 # Signing

@@ -50,8 +50,8 @@ def test_a_signed_certificate_is_made_and_checked(llmc: Llmc, static: Path, here
 
 
 def test_an_unsigned_one_is_said_to_be_one(llmc: Llmc, static: Path, here: Path) -> None:
-    made = llmc("warmup", static, *CERTIFY, "--seed", 5, "--json").json
-    assert (made["signed"], made["compilations"], made["requests"]["seed"]) == (False, 0, 5)
+    built = llmc("warmup", static, *CERTIFY, "--seed", 5, "--json").json
+    assert (built["signed"], built["compilations"], built["requests"]["seed"]) == (False, 0, 5)
     assert json.loads((here / "c.json").read_text())["signature"] is None
     assert "is not signed" in llmc("verify", static, "--certificate", "c.json").failed(5)
     ran = llmc("verify", static, "--certificate", "c.json", "--allow-unsigned")
@@ -70,9 +70,9 @@ def test_an_edited_count_is_refused(llmc: Llmc, static: Path, here: Path) -> Non
     document["certificate"]["compilations"] = 7
     (here / "c.json").write_text(json.dumps(document))
     said = llmc("verify", static, "--certificate", "c.json", "--allow-unsigned").failed(5)
-    assert "it says 7 compilations, its witnesses 0" in said
+    assert "it says 7 compilations, its monitors 0" in said
     document["certificate"]["compilations"] = 1
-    document["certificate"]["witnesses"][0]["after"] = {"count": 1, "names": ["ptxas"]}
+    document["certificate"]["monitors"][0]["after"] = {"count": 1, "names": ["ptxas"]}
     (here / "c.json").write_text(json.dumps(document))
     said = llmc("verify", static, "--certificate", "c.json", "--allow-unsigned").failed(4)
     assert "files in compile caches saw 1 (ptxas): it certifies nothing" in said
@@ -121,8 +121,8 @@ def test_python_does_the_same(llmc: Llmc, static: Path, here: Path) -> None:
 
     assert llmc("cache", "trust", "release.pub").code == 0
     stages: set[str] = set()
-    made = certify(static, "python.json", requests=20, sign="release", report=lambda stage, *_: stages.add(stage))
-    assert (made.compilations, made.requests.count, stages) == (0, 20, {"warm up", "requests"})
+    built = certify(static, "python.json", requests=20, sign="release", report=lambda stage, *_: stages.add(stage))
+    assert (built.compilations, built.requests.count, stages) == (0, 20, {"warm up", "requests"})
     assert llmc("verify", static, "--certificate", "python.json").code == 0
 
 

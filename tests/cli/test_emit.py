@@ -46,11 +46,11 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_each_device_shows_what_it_traced_and_what_it_lowered(
     device: str, names: list[str], program: str, lowered: str, model: Path, store: Path, llmc: Llmc
 ) -> None:
-    asked = ("compile", str(model), "--device", device, *LIMITS, "--cache-dir", str(store), "--json")
-    traced = llmc(*asked, "--emit", "program").json
+    requested = ("compile", str(model), "--device", device, *LIMITS, "--cache-dir", str(store), "--json")
+    traced = llmc(*requested, "--emit", "program").json
     assert [p["name"] for p in traced] == names
     assert all(program in p["text"] for p in traced)
-    forms = llmc(*asked, "--emit", "lowered").json
+    forms = llmc(*requested, "--emit", "lowered").json
     assert forms
     assert all(lowered in p["text"] for p in forms)
     assert not Store(store).entries("executable"), "nothing is compiled"
@@ -69,11 +69,11 @@ def test_models_that_embed_are_shown_too(
 ) -> None:
     model = write_encoder(tmp_path / "bert", "bert")
     limits = ("--max-model-len", "20", "--max-num-seqs", "1")
-    asked = ("compile", str(model), "--device", device, *limits, "--cache-dir", str(store), "--json", "--emit")
-    (traced,) = llmc(*asked, "program").json
+    requested = ("compile", str(model), "--device", device, *limits, "--cache-dir", str(store), "--json", "--emit")
+    (traced,) = llmc(*requested, "program").json
     assert traced["name"] == "encode"
     assert program in traced["text"]
-    forms = llmc(*asked, "lowered").json
+    forms = llmc(*requested, "lowered").json
     assert [one["name"] for one in forms] == names
     assert all(lowered in one["text"] for one in forms)
     assert not Store(store).entries("executable"), "nothing is compiled"
@@ -93,5 +93,5 @@ def test_programs_go_to_a_file_and_a_compile_finds_them_in_the_store(tmp_path: P
 
 def test_an_unknown_phase_names_the_known_ones(tmp_path: Path, toy: Path) -> None:
     with pytest.raises(InputError, match="'hlo': there is program, lowered and key"):
-        asked = Compilation.of(toy, CompileOptions(device="fake"), Store(tmp_path), Settings(), plan=toy_plan())
-        list(asked.programs("hlo", print))
+        requested = Compilation.of(toy, CompileOptions(device="fake"), Store(tmp_path), Settings(), plan=toy_plan())
+        list(requested.programs("hlo", print))

@@ -1,7 +1,7 @@
 """Every command runs to its end on the demo model: plan, compile, verify, answer, serve, share, deploy.
 
 A case is a command and the lines that run it, in a folder of its own; the last line prints what the case names. Words
-in capitals are files that `made` writes.
+in capitals are files that `built` writes.
 """
 
 from __future__ import annotations
@@ -106,8 +106,8 @@ ELSEWHERE = {
     "serve": "test_the_server",
     "prefill": "tests/cli/test_prefill.py",
     "tune": "tests/cli/test_tune.py: it needs a GPU",
-    "cache pack": "tests/cli/test_cache_foreign.py",
-    "cache unpack": "tests/cli/test_cache_foreign.py",
+    "cache pack": "tests/cli/test_cache_third_party.py",
+    "cache unpack": "tests/cli/test_cache_third_party.py",
 }
 """Commands that other tests run."""
 
@@ -124,7 +124,7 @@ def commands() -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a bundle of the demo model, the store of its compile, traffic, a fleet, and two encoders."""
     folder = tmp_path_factory.mktemp("demo")
     with pytest.MonkeyPatch.context() as patch:
@@ -144,14 +144,14 @@ def test_every_command_is_run() -> None:
 
 
 @pytest.mark.parametrize("command", RUNS)
-def test_it_runs_to_its_end(command: str, made: Path, llmc: Llmc, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LLMC_CACHE_DIR", str(made / "cache"))
+def test_it_runs_to_its_end(command: str, built: Path, llmc: Llmc, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLMC_CACHE_DIR", str(built / "cache"))
     monkeypatch.setenv("LLMC_TRUSTED_KEYS", "trusted")
     monkeypatch.setattr("sys.stdin", io.StringIO("Hello\n"))
     lines, printed = RUNS[command]
     paths = {
-        "BUNDLE": made / "bundle", "ENCODER": made / "encoders", "FLEET": made / "fleet.yaml",
-        "SHORT": made / "short.csv", "TRAFFIC": TRAFFIC,
+        "BUNDLE": built / "bundle", "ENCODER": built / "encoders", "FLEET": built / "fleet.yaml",
+        "SHORT": built / "short.csv", "TRAFFIC": TRAFFIC,
     }  # fmt: skip
     for line in lines:
         ran = llmc(*(re.sub("|".join(paths), lambda name: str(paths[name[0]]), word) for word in shlex.split(line)))
@@ -159,8 +159,8 @@ def test_it_runs_to_its_end(command: str, made: Path, llmc: Llmc, monkeypatch: p
     assert printed in ran.out + ran.err, ran
 
 
-def test_the_server(made: Path) -> None:
-    with Process(made / "cache", made / "bundle", "--port", 0) as server:
+def test_the_server(built: Path) -> None:
+    with Process(built / "cache", built / "bundle", "--port", 0) as server:
         server.ready()
         status, answer = server.complete(prompt="The capital of France is", max_tokens=4, temperature=0)
         assert status == 200 and "Paris" in answer["choices"][0]["text"]

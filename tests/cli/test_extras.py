@@ -52,7 +52,7 @@ def without(packages: str, *arguments: object) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
-def told(said: tuple[int, str], extra: str, code: int = 3) -> None:
+def reported(said: tuple[int, str], extra: str, code: int = 3) -> None:
     assert said[0] == code, said
     assert "Traceback" not in said[1], said
     error = said[1].splitlines()[-1]
@@ -97,7 +97,7 @@ def test_a_compile_says_what_its_device_lacks(llmc: Llmc, toy: Path, packages: s
     config = {"model_type": "llama", "vocab_size": VOCAB, **dict.fromkeys(sizes, 64), **dict.fromkeys(counts, 1)}
     (toy / "config.json").write_text(json.dumps(config))
     said = without(packages, "compile", toy, "--device", device, "--max-model-len", 32, "--max-num-seqs", 2, "-q")
-    told(said, extra)
+    reported(said, extra)
 
 
 @default_cases(2)
@@ -116,7 +116,7 @@ def test_what_opens_a_bundle_says_what_it_runs_on(
 ) -> None:
     edit_manifest(bundle, lambda manifest: manifest.update(executor=executor))
     more = ["--prompt", "hi"] if command == "generate" else []
-    told(without(packages, command, bundle, *more), extra)
+    reported(without(packages, command, bundle, *more), extra)
 
 
 @default_cases(3)
@@ -126,7 +126,7 @@ def test_other_commands_say_what_they_lack(
 ) -> None:
     (here / "toy").symlink_to(toy)
     (here / "fleet.yaml").write_text("models: []\n")
-    told(without(packages, *arguments), extra, code)
+    reported(without(packages, *arguments), extra, code)
 
 
 def test_every_extra_is_missed_by_a_command_of_these_tests() -> None:
@@ -143,7 +143,7 @@ def test_a_bundle_is_verified_without_the_extra_for_signatures_up_to_a_trusted_o
     assert llmc("cache", "keygen", "key").code == llmc("cache", "sign", bundle, "--key", "key").code == 0
     assert unsigned[0] == without("cryptography", "cache", "verify", bundle)[0] == 0
     assert llmc("cache", "trust", "key.pub").code == 0
-    told(without("cryptography", "cache", "verify", bundle), "sign")
+    reported(without("cryptography", "cache", "verify", bundle), "sign")
 
 
 ELSEWHERE = {"habana_frameworks", "hyperdex", "nrtpy", "torch_xla", "pytest", "compression"}

@@ -29,8 +29,8 @@ TOKENIZER = Tokenizer(tokenizer_json().encode())
 
 
 @pytest.fixture
-def toy(made: Path) -> Path:
-    return made / "toy"
+def toy(built: Path) -> Path:
+    return built / "toy"
 
 
 @pytest.fixture
@@ -145,12 +145,12 @@ REPEATS = ("--prompt", "ab" * 12, "--max-tokens", 24, "--ignore-eos", "--repetit
 def test_speculation_takes_fewer_steps_to_the_same_text(llmc: Llmc, ragged: Path) -> None:
     plain, fast = llmc("generate", ragged, *REPEATS), llmc("generate", ragged, *REPEATS, "--speculate", 4)
     assert (fast.code, fast.out) == (0, plain.out)
-    told = re.fullmatch(
+    reported = re.fullmatch(
         r"compilations while serving: 0\nspeculation: (\d+) tokens drafted, (\d+) accepted \(\d+%\), (\d+) steps\n",
         fast.err,
     )
-    assert told is not None, fast.err
-    drafted, accepted, steps = map(int, told.groups())
+    assert reported is not None, fast.err
+    drafted, accepted, steps = map(int, reported.groups())
     assert drafted >= accepted > 0 and steps == 24 - accepted
     assert "speculation" not in plain.err
 
@@ -396,15 +396,15 @@ def test_what_is_no_bundle(llmc: Llmc, toy: Path, tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_is_compiled_once_as_by_llmc_run(llmc: Llmc, toy: Path) -> None:
-    asked = ("--max-tokens", 4, "--device", "fake")
-    first = llmc("generate", toy, "--prompt", "ab", *asked)
+    requested = ("--max-tokens", 4, "--device", "fake")
+    first = llmc("generate", toy, "--prompt", "ab", *requested)
     assert first.code == 0 and "from the store" not in first.err
-    assert llmc("run", toy, "--raw", "ab", *asked).out == first.out
-    again = llmc("generate", toy, "--prompt", "ab", *asked)
-    *told, served = again.err.splitlines()
+    assert llmc("run", toy, "--raw", "ab", *requested).out == first.out
+    again = llmc("generate", toy, "--prompt", "ab", *requested)
+    *reported, served = again.err.splitlines()
     assert again.out == first.out and "compilations while serving: 0" in served
-    assert told and all(line.endswith(("cached", "from the store")) for line in told)
-    several = llmc("generate", toy, "--prompt", "ab", "--prompt", "ba", *asked, "--show-buckets")
+    assert reported and all(line.endswith(("cached", "from the store")) for line in reported)
+    several = llmc("generate", toy, "--prompt", "ab", "--prompt", "ba", *requested, "--show-buckets")
     assert "decode  2 x 1 + " in several.out and first.out in several.out
 
 

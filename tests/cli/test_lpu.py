@@ -27,8 +27,8 @@ def test_compile_and_generate(
     monkeypatch.setenv("NUM_LPU_DEVICES", "2")
     bundle = str(tmp_path / "bundle")
     assert main(["compile", str(lpu.model), "--max-model-len", "48", "--verify", "none", "-o", bundle, "--json"]) == 0
-    made = json.loads(capsys.readouterr().out)
-    assert (made["device"], made["native"], made["portable"]) == ("lpu", 1, 0)
+    built = json.loads(capsys.readouterr().out)
+    assert (built["device"], built["native"], built["portable"]) == ("lpu", 1, 0)
     assert main(["generate", bundle, "--prompt", "Hello", "--max-tokens", "5", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["token_ids"] == tiny.greedy(CASE, answer["prompt_token_ids"], 5)

@@ -56,10 +56,10 @@ def test_the_version(llmc: Llmc) -> None:
 
 
 def test_python_m_llmc_is_the_same_command() -> None:
-    made = subprocess.run(
+    built = subprocess.run(
         [sys.executable, "-m", "llmc", "--version"], cwd=REPO, capture_output=True, text=True, check=False
     )
-    assert (made.returncode, made.stdout, made.stderr) == (0, f"{package.__version__}\n", "")
+    assert (built.returncode, built.stdout, built.stderr) == (0, f"{package.__version__}\n", "")
 
 
 def test_the_console_script_exits_with_the_code(llmc: Llmc, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,8 +44,8 @@ CASES = [
 
 
 @pytest.fixture
-def toy(made: Path) -> Path:
-    return made / "toy"
+def toy(built: Path) -> Path:
+    return built / "toy"
 
 
 @default_cases(15)

@@ -62,7 +62,7 @@ class Machine:
         found: dict[str, Any] = read_manifest(bundle).verification.get("elsewhere", {})
         return found
 
-    def told(self, bundle: object, **environment: str) -> str:
+    def reported(self, bundle: object, **environment: str) -> str:
         """The one line of generate -v."""
         ran = self("generate", bundle, "--prompt", "a", "--max-tokens", 1, "-v", **environment)
         assert ran.code == 0, ran
@@ -83,7 +83,7 @@ class Machine:
 
     def origin(self, bundle: str, **environment: str) -> tuple[str, tuple[str, ...]]:
         """What all of them say, which has to be one thing; asking changes nothing but by `llmc verify`, the last."""
-        words, label = self.told(bundle, **environment), self.metric(bundle, **environment)
+        words, label = self.reported(bundle, **environment), self.metric(bundle, **environment)
         assert f"\nverification: {words}" in self("cache", "show", bundle, **environment).out
         found = self("verify", bundle, *MODEL, "--json", **environment).json["recorded"]
         assert found["origin"] == label
@@ -182,7 +182,7 @@ def test_a_bundle_from_elsewhere_is_not_made_here(
     if signed == "by a trusted key":
         assert mine.origin(came) == ("signed", (key_id(),))
         assert mine("cache", "trust", "--remove", "release").code == 0
-        assert mine.told(came) == "made here", "it was verified again meanwhile"
+        assert mine.reported(came) == "made here", "it was verified again meanwhile"
     else:
         assert mine.origin(came) == ("unsigned", ())
     assert theirs.origin(str(bundle)) == ("here", ())
@@ -198,34 +198,34 @@ def test_verify_says_so_in_words_and_clears_it(mine: Machine, bundle: Path, monk
     with monkeypatch.context() as patch:
         use(patch, replay=negated)
         assert mine("verify", bundle, *MODEL, "-q").code == 4
-    assert mine.told(bundle) == UNKNOWN, "what failed vouches for nothing"
+    assert mine.reported(bundle) == UNKNOWN, "what failed vouches for nothing"
     assert "does it again here" in mine("generate", bundle, "--prompt", "a", "-v").err
     assert mine("verify", bundle, *MODEL).out.splitlines()[2:] == [
         f"the outcome it records: {UNKNOWN}; verified again here"
     ]
-    assert (mine.told(bundle), mine.metric(bundle)) == ("made here", "here")
+    assert (mine.reported(bundle), mine.metric(bundle)) == ("made here", "here")
     assert len(mine("verify", bundle, *MODEL).out.splitlines()) == 2
     shutil.copytree(bundle, "copy")
-    assert mine.told("copy") == "made here", "by content, wherever it is"
+    assert mine.reported("copy") == "made here", "by content, wherever it is"
 
 
 def test_trust_that_ended_vouches_for_nothing(mine: Machine, theirs: Machine, bundle: Path) -> None:
     theirs("cache", "sign", bundle, "--key", "release")
     mine("cache", "trust", "release.pub")
-    assert mine.told(bundle) == f"signed by {key_id()[:16]}, which is trusted"
+    assert mine.reported(bundle) == f"signed by {key_id()[:16]}, which is trusted"
     mine("cache", "trust", "--remove", "release")
-    assert mine.told(bundle) == UNKNOWN
+    assert mine.reported(bundle) == UNKNOWN
     (bundle / "signature.json").write_text("{}")
-    assert (mine.told(bundle), mine.metric(bundle)) == (UNKNOWN, "unsigned")
+    assert (mine.reported(bundle), mine.metric(bundle)) == (UNKNOWN, "unsigned")
     overwrite(bundle / "signature.json", bytes(2 << 20))
-    assert (mine.told(bundle), mine.metric(bundle)) == (UNKNOWN, "unsigned")
+    assert (mine.reported(bundle), mine.metric(bundle)) == (UNKNOWN, "unsigned")
 
 
 def test_without_v_nothing_is_said_and_without_an_outcome_neither(mine: Machine, toy: Path, bundle: Path) -> None:
     assert "verification" not in mine("generate", bundle, "--prompt", "a").err
     assert mine("compile", toy, *FLAGS, "--verify", "none", "-o", "plain").code == 0
     assert mine.origin("plain") == ("none", ())
-    assert mine.told("plain") == "made here", "verified since"
+    assert mine.reported("plain") == "made here", "verified since"
 
 
 # Outcomes, by every way in
@@ -267,11 +267,11 @@ def test_outcomes_from_elsewhere_are_in_the_manifest(
     signers = [key_id()] if signed else []
     assert taken == {"outcomes": OUTCOMES, "unsigned": 0 if signed else OUTCOMES, "signers": signers}
     if signed:
-        assert mine.told("made") == f"signed by {key_id()[:16]}, which is trusted"
+        assert mine.reported("made") == f"signed by {key_id()[:16]}, which is trusted"
         mine("cache", "trust", "--remove", "release")
         assert mine.origin("made") == ("unsigned", ())
     else:
-        assert mine.told("made") == f"{OUTCOMES} of {OUTCOMES} outcomes came from elsewhere, unsigned"
+        assert mine.reported("made") == f"{OUTCOMES} of {OUTCOMES} outcomes came from elsewhere, unsigned"
         assert mine.origin("made") == ("unsigned", ())
 
 
@@ -288,7 +288,7 @@ def test_what_is_run_here_counts_as_made_here(
     some = [entry.key.digest for entry in theirs.store.entries("verify")[:3]]
     assert mine("cache", "pull", tmp_path / "far", *some).code == 0
     assert mine.compile(toy) == {"outcomes": OUTCOMES, "unsigned": 3, "signers": []}
-    assert mine.told("made") == f"3 of {OUTCOMES} outcomes came from elsewhere, unsigned"
+    assert mine.reported("made") == f"3 of {OUTCOMES} outcomes came from elsewhere, unsigned"
     assert mine.compile(toy) == {"outcomes": OUTCOMES, "unsigned": 3, "signers": []}, "not by being used"
 
 
@@ -302,7 +302,7 @@ def test_predictions_from_elsewhere_prove_nothing_here(
     assert mine.store.entries("local-reference") == []
     assert mine("verify", "made", "--json").json["recorded"]["origin"] == "unsigned"
     assert len(mine.store.entries("local-reference")) == 1, "llmc verify asks a reference of its own"
-    assert mine.told("made") == "made here"
+    assert mine.reported("made") == "made here"
     assert mine.compile(toy) == {}, "the outcomes were of runs here, and the predictions are now"
 
 
@@ -327,7 +327,7 @@ def test_the_fact_stays_with_a_bundle_that_is_signed_and_pushed_on(
     third = Machine(llmc, monkeypatch, tmp_path / "third")
     third("cache", "trust", "release.pub")
     assert third("cache", "pull", tmp_path / "farther", "-o", "came").code == 0
-    assert third.told("came") == f"{OUTCOMES} of {OUTCOMES} outcomes came from elsewhere, unsigned"
+    assert third.reported("came") == f"{OUTCOMES} of {OUTCOMES} outcomes came from elsewhere, unsigned"
     assert third.origin("came") == ("unsigned", ())
 
 
@@ -364,7 +364,7 @@ def test_notes_do_not_come_in(mine: Machine, theirs: Machine, bundle: Path, toy:
     assert mine("cache", "pull", far).code == 0
     assert mine.compile(toy, **how)["unsigned"] == OUTCOMES
     assert not any(entry.key in {note.key for note in notes} for entry in mine.store.entries())
-    assert mine.told(bundle) == UNKNOWN
+    assert mine.reported(bundle) == UNKNOWN
 
 
 @default_cases(1)
@@ -374,7 +374,7 @@ def test_a_note_that_is_lost_or_torn_counts_as_none_and_a_compile_makes_it_again
 ) -> None:
     key = own_key(bundle_key(read_manifest(bundle)))
     harm(theirs.store.layout.entry(key.kind, key.hex))
-    assert (theirs.told(bundle), theirs.metric(bundle)) == (UNKNOWN, "unsigned")
+    assert (theirs.reported(bundle), theirs.metric(bundle)) == (UNKNOWN, "unsigned")
     assert theirs.compile(toy, "bundle") == {}
     assert theirs.origin(str(bundle)) == ("here", ())
 
@@ -389,16 +389,16 @@ def test_outcomes_whose_notes_are_lost_count_as_unsigned(theirs: Machine, bundle
 def test_collecting_everything_forgets_and_says_so(theirs: Machine, bundle: Path, toy: Path) -> None:
     assert theirs("cache", "gc", "--max-age", "0s").code == 0
     assert theirs.store.entries("local-bundle") == []
-    assert theirs.told(bundle) == UNKNOWN
+    assert theirs.reported(bundle) == UNKNOWN
     assert theirs.compile(toy, "bundle") == {}, "nothing is left that could have come from elsewhere"
-    assert theirs.told(bundle) == "made here"
+    assert theirs.reported(bundle) == "made here"
 
 
 def test_where_no_store_can_be_written_nothing_is_claimed(mine: Machine, toy: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     nowhere = {"LLMC_CACHE_DIR": str(tmp_path / "file" / "cache")}
     assert mine.compile(toy, **nowhere) == {}, "it was all made here"
-    assert mine.told("made", **nowhere) == UNKNOWN
+    assert mine.reported("made", **nowhere) == UNKNOWN
     assert mine("verify", "made", *MODEL, **nowhere).code == 0
 
 

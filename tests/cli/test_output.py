@@ -37,10 +37,10 @@ def test_a_silent_stage_and_a_long_compile_are_told(
         assert capsys.readouterr().err == "", "what is refused before the first stage takes no time"
         progress(StageReport("weights", False, None))
         assert capsys.readouterr().err == "this takes about 40 s\n"
-        told: list[str] = []
-        until(lambda: told.extend(capsys.readouterr().err.splitlines()) or told)
+        reported: list[str] = []
+        until(lambda: reported.extend(capsys.readouterr().err.splitlines()) or reported)
         progress(StageReport("weights", False, 1.2))
-    assert re.fullmatch(r"weights … about 3\d s left in all", told[0])
+    assert re.fullmatch(r"weights … about 3\d s left in all", reported[0])
     with output.CompileProgress(hidden=False) as progress:
         progress(BeginReport(lambda: 4.0))
         progress(StageReport("trace", True, 0.0))
@@ -50,8 +50,8 @@ def test_a_silent_stage_and_a_long_compile_are_told(
 def test_the_reading_of_a_large_checkpoint_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stages_module, "LARGE", 1)
     monkeypatch.setattr(stages_module, "MB", 1)
-    path, told = tmp_path / "weights", list[StageReport]()
+    path, reported = tmp_path / "weights", list[StageReport]()
     path.write_bytes(b"abc")
-    stages = stages_module.Stages(None, None, None, told.append, None)  # type: ignore[arg-type]
+    stages = stages_module.Stages(None, None, None, reported.append, None)  # type: ignore[arg-type]
     assert stages._digest(path, 3) == digest_file(path)
-    assert told == [StageReport("read", False, None, 3, 3)]
+    assert reported == [StageReport("read", False, None, 3, 3)]

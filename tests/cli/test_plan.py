@@ -76,9 +76,9 @@ def test_json_is_the_plan_and_nothing_else(llmc, config, monkeypatch):
 
 def test_a_written_plan_can_be_shown(llmc, config, tmp_path):
     path = str(tmp_path / "plan.json")
-    made = llmc("--config", config, "-o", path)
-    assert f"wrote {path}" in made.stderr
-    assert llmc("show", path).stdout == made.stdout
+    built = llmc("--config", config, "-o", path)
+    assert f"wrote {path}" in built.stderr
+    assert llmc("show", path).stdout == built.stdout
     assert llmc("show", path, "--json").stdout == Plan.load(path).to_json()
 
 

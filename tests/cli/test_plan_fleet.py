@@ -17,7 +17,7 @@ from llmc.fleet.simulate import GBIT
 from llmc.testing.toy import write_toy
 from tests.cli.conftest import BUNDLE, surround
 from tests.cli.helpers import Llmc
-from tests.cli.test_extras import told, without
+from tests.cli.test_extras import reported, without
 from tests.tiers import default_cases
 
 SMALL = {
@@ -189,7 +189,7 @@ def test_bad_flags_are_one_line(llmc: Llmc, fleet: Any, flags: tuple[str, str]) 
 
 
 def test_without_jsonschema_the_extra_is_named(llmc: Llmc, fleet: Any) -> None:
-    told(without("jsonschema", "plan", "--fleet", fleet()), "fleet")
+    reported(without("jsonschema", "plan", "--fleet", fleet()), "fleet")
 
 
 def test_the_schema_is_one_and_the_documented_file_keeps_it() -> None:

@@ -63,13 +63,13 @@ def test_a_plan_goes_out_and_comes_back(llmc: Llmc) -> None:
 
 
 def test_a_plan_that_is_made_is_printed_in_a_servers_form(llmc: Llmc) -> None:
-    made = ("plan", "--max-model-len", 2048, "--max-num-seqs", 8, "--block-size", 128, "--server", "vllm-gaudi")
-    ran = llmc(*made, "--max-num-batched-tokens", 2048)
+    built = ("plan", "--max-model-len", 2048, "--max-num-seqs", 8, "--block-size", 128, "--server", "vllm-gaudi")
+    ran = llmc(*built, "--max-num-batched-tokens", 2048)
     assert ran.code == 0 and "# arguments\n--max-model-len 2048\n--max-num-seqs 8\n" in ran.out
     assert "# buckets.txt\n" in ran.out
-    found = llmc(*made, "--max-num-batched-tokens", 2048, "--json").json
+    found = llmc(*built, "--max-num-batched-tokens", 2048, "--json").json
     assert found["plan"]["limits"]["max_num_seqs"] == 8 and "buckets.txt" in found["files"]
-    assert "unknown server 'x'; known: " in llmc(*made[:-1], "x").failed(2)
+    assert "unknown server 'x'; known: " in llmc(*built[:-1], "x").failed(2)
 
 
 def test_a_list_that_leaves_steps_to_be_compiled_in_traffic_is_refused_with_them(llmc: Llmc) -> None:

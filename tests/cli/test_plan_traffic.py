@@ -113,18 +113,18 @@ def test_contexts_may_be_counted_in_blocks(llmc: Llmc) -> None:
 
 def test_buckets_from_a_file(llmc: Llmc, here: Path) -> None:
     (here / "buckets.txt").write_text("(1, [128, 511], 0)\n([1, 8], 1, 512)\n")
-    made = llmc("plan", "--max-model-len", 512, "--from-file", "buckets.txt", "--json").json
-    assert made["prompt"] == [[1, 128, 0], [1, 511, 0]]
-    assert made["decode"] == [[1, 1, 512], [8, 1, 512]]
-    assert made["provenance"]["strategy"] == "file"
+    built = llmc("plan", "--max-model-len", 512, "--from-file", "buckets.txt", "--json").json
+    assert built["prompt"] == [[1, 128, 0], [1, 511, 0]]
+    assert built["decode"] == [[1, 1, 512], [8, 1, 512]]
+    assert built["provenance"]["strategy"] == "file"
 
 
 def test_a_vendors_bucket_file_is_not_taken_for_tokens(llmc: Llmc, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same file says the same by the flag and by its variable, or the command asks."""
     (here / "buckets.txt").write_text("(1, [256, 512], [0, 4, 8])\n(32, 1, [512, 2048])\n(1, 1, 64)\n")
     limits = ("plan", "--max-model-len", 8192, "--max-num-seqs", 32)
-    asked = llmc(*limits, "--from-file", "buckets.txt").failed(2)
-    assert "(32, 1, 2048) is 2048 or 8192 tokens a sequence" in asked and "--context-unit blocks" in asked
+    requested = llmc(*limits, "--from-file", "buckets.txt").failed(2)
+    assert "(32, 1, 2048) is 2048 or 8192 tokens a sequence" in requested and "--context-unit blocks" in requested
     flag = llmc(*limits, "--from-file", "buckets.txt", "--context-unit", "blocks", "--json").json
     monkeypatch.setenv("VLLM_BUCKETING_FROM_FILE", "buckets.txt")
     variable = llmc(*limits, "--json").json
@@ -135,9 +135,9 @@ def test_a_vendors_bucket_file_is_not_taken_for_tokens(llmc: Llmc, here: Path, m
 def test_the_environments_file_counts_blocks(llmc: Llmc, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (here / "buckets.txt").write_text("(1, 511, 0)\n(8, 1, 32)\n")
     monkeypatch.setenv("VLLM_BUCKETING_FROM_FILE", "buckets.txt")
-    made = llmc("plan", "--max-model-len", 512, "--json").json
-    assert made["decode"] == [[8, 1, 512]]
-    assert made["provenance"]["origins"]["strategy"] == "environment VLLM_BUCKETING_FROM_FILE"
+    built = llmc("plan", "--max-model-len", 512, "--json").json
+    assert built["decode"] == [[8, 1, 512]]
+    assert built["provenance"]["origins"]["strategy"] == "environment VLLM_BUCKETING_FROM_FILE"
 
 
 def test_rules_take_their_own_numbers(llmc: Llmc) -> None:
@@ -167,11 +167,11 @@ def test_a_bundle_is_measured_and_planned_by(llmc: Llmc, bundle: Path, toy: Path
     (here / "t.csv").write_text(
         "time,prompt_tokens,output_tokens\n" + "".join(f"{i},{3 + i % 9},5\n" for i in range(50))
     )
-    made = llmc(
+    built = llmc(
         "plan", toy, "--max-model-len", 32, "--max-num-seqs", 4, "--traffic", "t.csv", "--bench", "bench.json",
         "--max-graphs", 4, "-o", "plan.json",
     )  # fmt: skip
-    assert "cost in seconds" in made.out
+    assert "cost in seconds" in built.out
     found = llmc("plan", "evaluate", "plan.json", "--traffic", "t.csv", "--bench", "bench.json", "--json").json
     assert found["prompt"]["seconds"] > 0
     table = llmc("bench", bundle, "--seconds", 0)

@@ -20,13 +20,13 @@ from tests.cli.helpers import Llmc
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Bundles `embed.llmc` and `score.llmc` and their checkpoints; commands write nothing there."""
-    made = tmp_path_factory.mktemp("pooling")
+    built = tmp_path_factory.mktemp("pooling")
     with pytest.MonkeyPatch.context() as patch:
-        surround(patch, made, made / "cache")
+        surround(patch, built, built / "cache")
         for task in ("embed", "score"):
             words = ("--device", "fake", "--max-num-seqs", "2", "-q", "-o", f"{task}.llmc")
-            assert main(["compile", str(write_toy_encoder(made / task, task)), *words]) == 0
-    return made
+            assert main(["compile", str(write_toy_encoder(built / task, task)), *words]) == 0
+    return built
 
 
 def test_vectors_are_printed_a_line_a_text_with_json_whole(llmc: Llmc, folder: Path) -> None:
@@ -243,22 +243,22 @@ def test_an_interrupt_shows_what_was_warm(llmc: Llmc, folder: Path, monkeypatch:
 
 
 def test_programs_are_shown_traced_and_lowered(llmc: Llmc, folder: Path, here: Path) -> None:
-    asked = ("compile", folder / "score", "--device", "fake", "--emit")
-    assert json.loads(llmc(*asked, "program", "--json").json[0]["text"]) == {"labels": 1, "positions": 64}
-    assert llmc(*asked, "lowered", "-o", "lowered.txt").out == ""
+    requested = ("compile", folder / "score", "--device", "fake", "--emit")
+    assert json.loads(llmc(*requested, "program", "--json").json[0]["text"]) == {"labels": 1, "positions": 64}
+    assert llmc(*requested, "lowered", "-o", "lowered.txt").out == ""
     name, text = (here / "lowered.txt").read_text().splitlines()
     assert (name, sorted(json.loads(text))) == ("// placements", ["embedding", "head"])
 
 
 def test_texts_a_second_are_measured_and_written(llmc: Llmc, folder: Path, here: Path) -> None:
     (here / "lines.txt").write_text("a\n\nbbb\n" + "c" * 20 + "\n")
-    asked = ("bench", folder / "embed.llmc", "--texts", "lines.txt", "--rounds", 2)
-    found = llmc(*asked, "--json", "-o", "bench.json").json
+    requested = ("bench", folder / "embed.llmc", "--texts", "lines.txt", "--rounds", 2)
+    found = llmc(*requested, "--json", "-o", "bench.json").json
     assert found == json.loads((here / "bench.json").read_text())
     assert (found["texts"], found["tokens"], len(found["rounds"])) == (3, 24, 2)
     assert found["padding"] == pytest.approx(1 - 24 / found["padded_tokens"])
     assert found["texts_per_s"] > 0 and "unmeasured" not in found
-    ran = llmc(*asked)
+    ran = llmc(*requested)
     assert "3 texts, 24 tokens" in ran.out and "in the median of 2 rounds" in ran.out
     assert "[8/8] round: " in ran.err
     scored = llmc("bench", folder / "score.llmc", "--texts", "lines.txt", "--query", "xy", "--rounds", 1, "--json").json
@@ -272,11 +272,11 @@ def test_an_interrupted_bench_shows_what_it_measured(
 ) -> None:
     from llmc.runtime.pooling.pooler import Pooler
 
-    embed, asked = Pooler.embed, []
+    embed, requested = Pooler.embed, []
 
     def signal_at_the_third(self: Pooler, *args: Any, **how: Any) -> Any:
-        asked.append(args)
-        if len(asked) == 3:
+        requested.append(args)
+        if len(requested) == 3:
             signal.raise_signal(signal.SIGTERM)
         return embed(self, *args, **how)
 

@@ -31,9 +31,9 @@ def start(bundle: Path, where: str) -> tuple[subprocess.Popen[str], str]:
         stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert process.stdout is not None
-    told = json.loads(process.stdout.readline())
-    assert told["event"] == "listening" and told["facts"]["device"] == "fake"
-    return process, told["address"]
+    reported = json.loads(process.stdout.readline())
+    assert reported["event"] == "listening" and reported["facts"]["device"] == "fake"
+    return process, reported["address"]
 
 
 @pytest.fixture
@@ -64,9 +64,9 @@ def test_a_server_that_is_killed_in_mid_request_loses_no_request(
     """Some prompts have come, some are on their way, some wait: all are answered, before and after it is back."""
     process, address = prefill
     prompts = [[place + 1, 2, 3, 4, 5] for place in range(12)]
-    asked = [{"prompt_token_ids": prompt} for prompt in prompts]
+    requested = [{"prompt_token_ids": prompt} for prompt in prompts]
     with BundleLLM(bundle, prefill=address) as llm:
-        updates = llm.stream(asked, GREEDY)
+        updates = llm.stream(requested, GREEDY)
         next(updates)
         process.kill()
         process.wait()
@@ -74,7 +74,7 @@ def test_a_server_that_is_killed_in_mid_request_loses_no_request(
         assert [outputs[i].outputs[0].token_ids for i in range(12)] == greedy(toy, prompts, 6)
         again, _ = start(bundle, address.removeprefix("tcp://"))
         try:
-            after = llm.generate(asked[:2], GREEDY)
+            after = llm.generate(requested[:2], GREEDY)
         finally:
             again.kill()
             again.communicate()
@@ -109,17 +109,17 @@ def test_it_says_where_it_listens(bundle: Path, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no Unix sockets: Windows")
 def test_a_process_of_its_own_is_started_again_and_ends_with_this_one(bundle: Path, toy: Path) -> None:
-    asked = [{"prompt_token_ids": [place + 1, 2, 3]} for place in range(6)]
+    requested = [{"prompt_token_ids": [place + 1, 2, 3]} for place in range(6)]
     wanted = greedy(toy, [[place + 1, 2, 3] for place in range(6)], 6)
     with BundleLLM(bundle, prefill=f"process:{bundle}") as llm:
         child = llm.core.prefiller
         assert isinstance(child, ChildPrefiller)
         first = child.process
-        assert [o.outputs[0].token_ids for o in llm.generate(asked, GREEDY)] == wanted
+        assert [o.outputs[0].token_ids for o in llm.generate(requested, GREEDY)] == wanted
         os.kill(first, signal.SIGKILL)
-        assert [o.outputs[0].token_ids for o in llm.generate(asked, GREEDY)] == wanted
+        assert [o.outputs[0].token_ids for o in llm.generate(requested, GREEDY)] == wanted
         until(lambda: child.connections == 2)
-        assert [o.outputs[0].token_ids for o in llm.generate(asked, GREEDY)] == wanted
+        assert [o.outputs[0].token_ids for o in llm.generate(requested, GREEDY)] == wanted
         second = child.process
         assert second != first
     with pytest.raises(ProcessLookupError):

@@ -19,8 +19,8 @@ def test_graphs_built_and_reused_sizes_waste_numbers_and_the_certificate(llmc: L
         done = json.loads((here / "done.json").read_text())
         ran = llmc("report", "bundle", "--compiled", "done.json", "--traffic", "traffic.csv")
         graphs = len(json.loads((here / "bundle" / "manifest.json").read_text())["executables"])
-        made = f"{graphs} built, 0 reused" if built else f"0 built, {graphs} reused"
-        assert made in ran.out and (done["built"], done["reused"])[built] == 0
+        created = f"{graphs} built, 0 reused" if built else f"0 built, {graphs} reused"
+        assert created in ran.out and (done["built"], done["reused"])[built] == 0
     assert "on 2 recorded requests; 0 uncovered" in ran.out and "verified against" in ran.out
     assert "| certificate | none |" in ran.out
     assert llmc("warmup", "bundle", "--certify", "c.json", "--requests", 10, "-q").code == 0

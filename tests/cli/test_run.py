@@ -17,7 +17,7 @@ ON = ("--device", "fake")
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[Prompt]:
+def requested(monkeypatch: pytest.MonkeyPatch) -> list[Prompt]:
     """The prompts that models are given."""
     seen: list[Prompt] = []
     stream = BundleLLM.stream
@@ -38,25 +38,27 @@ def user(*texts: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": text} for text in texts]
 
 
-def test_a_checkpoint_is_compiled_once_and_answers(llmc: Llmc, toy: Path, asked: list[Prompt]) -> None:
+def test_a_checkpoint_is_compiled_once_and_answers(llmc: Llmc, toy: Path, requested: list[Prompt]) -> None:
     first = llmc("run", toy, "a", "b", *ON, "--max-tokens", 4)
     assert first.code == 0 and first.out.endswith("\n") and "from the store" not in first.err
     again = llmc("run", toy, "a b", *ON, "--max-tokens", 4)
     assert again.out == first.out
     assert all(line.endswith(("cached", "from the store")) for line in again.err.splitlines())
-    assert asked == [{"messages": user("a b")}] * 2
+    assert requested == [{"messages": user("a b")}] * 2
 
 
-def test_a_bundle_answers_as_llmc_generate_does(llmc: Llmc, bundle: Path, asked: list[Prompt]) -> None:
-    made = llmc("run", bundle, "--raw", "ab", "--max-tokens", 4)
-    assert made.out == llmc("generate", bundle, "--prompt", "ab", "--max-tokens", 4).out and asked[0] == "ab"
+def test_a_bundle_answers_as_llmc_generate_does(llmc: Llmc, bundle: Path, requested: list[Prompt]) -> None:
+    built = llmc("run", bundle, "--raw", "ab", "--max-tokens", 4)
+    assert built.out == llmc("generate", bundle, "--prompt", "ab", "--max-tokens", 4).out and requested[0] == "ab"
     assert llmc("run", bundle, "ab", "--system", "s", "--max-tokens", 4).code == 0
-    assert asked[-1] == {"messages": [{"role": "system", "content": "s"}, *user("ab")]}
+    assert requested[-1] == {"messages": [{"role": "system", "content": "s"}, *user("ab")]}
 
 
-def test_a_prompt_may_be_piped(llmc: Llmc, bundle: Path, monkeypatch: pytest.MonkeyPatch, asked: list[Prompt]) -> None:
+def test_a_prompt_may_be_piped(
+    llmc: Llmc, bundle: Path, monkeypatch: pytest.MonkeyPatch, requested: list[Prompt]
+) -> None:
     typed(monkeypatch, " ab\n")
-    assert llmc("run", bundle, "--max-tokens", 2).code == 0 and asked == [{"messages": user("ab")}]
+    assert llmc("run", bundle, "--max-tokens", 2).code == 0 and requested == [{"messages": user("ab")}]
     typed(monkeypatch, "\n")
     assert llmc("run", bundle).failed(2) == "standard input is empty: there is no prompt"
 
@@ -72,25 +74,25 @@ def test_what_cannot_be_asked_is_one_error(llmc: Llmc, bundle: Path, monkeypatch
 
 
 def test_a_conversation_has_its_turns(
-    llmc: Llmc, toy: Path, monkeypatch: pytest.MonkeyPatch, asked: list[Prompt]
+    llmc: Llmc, toy: Path, monkeypatch: pytest.MonkeyPatch, requested: list[Prompt]
 ) -> None:
     typed(monkeypatch, "a\n\nb\n/reset\nc\n/exit\nd\n")
-    made = llmc("chat", toy, *ON, "--max-tokens", 2)
-    assert made.code == 0
-    first, second, third = (prompt["messages"] for prompt in asked)
+    built = llmc("chat", toy, *ON, "--max-tokens", 2)
+    assert built.code == 0
+    first, second, third = (prompt["messages"] for prompt in requested)
     assert first == user("a") and third == user("c")
     assert [turn["role"] for turn in second] == ["user", "assistant", "user"] and second[0::2] == user("a", "b")
-    assert made.out.splitlines()[0] == second[1]["content"]
+    assert built.out.splitlines()[0] == second[1]["content"]
 
 
 def test_the_earliest_turns_are_forgotten_where_the_context_is_full(
-    llmc: Llmc, bundle: Path, monkeypatch: pytest.MonkeyPatch, asked: list[Prompt]
+    llmc: Llmc, bundle: Path, monkeypatch: pytest.MonkeyPatch, requested: list[Prompt]
 ) -> None:
     monkeypatch.setattr(run_module, "LEAST", 2)
     typed(monkeypatch, "a\n" * 8)
-    made = llmc("chat", bundle, "--max-tokens", 2)
-    assert made.code == 0 and "turns are forgotten: the context is full" in made.err
-    assert asked[-1]["messages"][0]["role"] == "user" and len(asked[-1]["messages"]) < 15
+    built = llmc("chat", bundle, "--max-tokens", 2)
+    assert built.code == 0 and "turns are forgotten: the context is full" in built.err
+    assert requested[-1]["messages"][0]["role"] == "user" and len(requested[-1]["messages"]) < 15
     typed(monkeypatch, "a" * 200 + "\n")
     assert "the message is longer than the" in llmc("chat", bundle).failed(2)
 

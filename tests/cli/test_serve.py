@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from llmc.cli import output
-from llmc.cli.serve import _Told
+from llmc.cli.serve import _Reported
 from llmc.platforms import install_line
 from llmc.runtime.engine.speculation import SpeculativeConfig
 from llmc.runtime.startup.opening import EngineOptions
@@ -18,7 +18,7 @@ from tests.artifacts.helpers import child
 from tests.cli.helpers import Llmc
 
 
-class Asked:
+class Requested:
     """In place of the server: keeps what it was asked for."""
 
     code = 0
@@ -29,20 +29,20 @@ class Asked:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
-    served = Asked()
+def requested(monkeypatch: pytest.MonkeyPatch) -> Requested:
+    served = Requested()
     monkeypatch.setattr("llmc.server.serve.serve", served)
     return served
 
 
-def test_without_flags_it_listens_here_only_and_asks_for_no_key(llmc: Llmc, asked: Asked) -> None:
+def test_without_flags_it_listens_here_only_and_asks_for_no_key(llmc: Llmc, requested: Requested) -> None:
     assert llmc("serve", "bundle").code == 0
-    assert asked.config == ServerConfig()
-    assert asked.more["options"] == EngineOptions()
-    assert (asked.more["uds"], asked.more["access_log"]) == (None, False)
+    assert requested.config == ServerConfig()
+    assert requested.more["options"] == EngineOptions()
+    assert (requested.more["uds"], requested.more["access_log"]) == (None, False)
 
 
-def test_every_flag_reaches_the_server(llmc: Llmc, asked: Asked) -> None:
+def test_every_flag_reaches_the_server(llmc: Llmc, requested: Requested) -> None:
     flags = (
         "--host", "0.0.0.0", "--port", 0, "--api-key", "a", "--api-key", "b", "--max-queued-requests", 7,
         "--shutdown-timeout", "2m", "--record-traffic", "t.jsonl", "--otlp-traces-endpoint", "http://otel:4318",
@@ -51,11 +51,11 @@ def test_every_flag_reaches_the_server(llmc: Llmc, asked: Asked) -> None:
         "--access-log", "--max-connections", 9, "--max-connections-per-client", 8, "--max-requests-per-client", 0,
     )  # fmt: skip
     assert llmc("serve", "bundle", *flags).code == 0
-    assert asked.config == ServerConfig(
+    assert requested.config == ServerConfig(
         "0.0.0.0", 0, ("a", "b"), 7, 120.0, 1 << 20, "m", Path("t.jsonl"), "http://otel:4318", 9, 8, 0
     )
-    assert asked.more["options"] == EngineOptions(threads=3, prefill_budget=64, prefix_slots=0)
-    assert (asked.more["uds"], asked.more["access_log"]) == (Path("s"), True)
+    assert requested.more["options"] == EngineOptions(threads=3, prefill_budget=64, prefix_slots=0)
+    assert (requested.more["uds"], requested.more["access_log"]) == (Path("s"), True)
 
 
 @pytest.mark.parametrize("flags", [
@@ -64,10 +64,10 @@ def test_every_flag_reaches_the_server(llmc: Llmc, asked: Asked) -> None:
      '{"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 3, "prompt_lookup_min": 1}'),
 ])  # fmt: skip
 def test_speculation_is_asked_for_by_flags_or_as_vllm_spells_it(
-    llmc: Llmc, asked: Asked, flags: tuple[Any, ...]
+    llmc: Llmc, requested: Requested, flags: tuple[Any, ...]
 ) -> None:
     assert llmc("serve", "bundle", *flags).code == 0
-    assert asked.more["options"] == EngineOptions(speculative_config=SpeculativeConfig(5, 3, 1))
+    assert requested.more["options"] == EngineOptions(speculative_config=SpeculativeConfig(5, 3, 1))
 
 
 @pytest.mark.parametrize(("flags", "said"), [
@@ -78,23 +78,23 @@ def test_speculation_is_asked_for_by_flags_or_as_vllm_spells_it(
     (("--speculative-config", "eagle"), "--speculative-config 'eagle' is not JSON"),
 ])  # fmt: skip
 def test_speculation_that_makes_no_sense_is_refused_before_anything_is_opened(
-    llmc: Llmc, asked: Asked, flags: tuple[Any, ...], said: str
+    llmc: Llmc, requested: Requested, flags: tuple[Any, ...], said: str
 ) -> None:
     assert said in llmc("serve", "bundle", *flags).failed(2)
-    assert not hasattr(asked, "config")
+    assert not hasattr(requested, "config")
 
 
-def test_the_exit_code_is_the_servers(llmc: Llmc, asked: Asked) -> None:
-    asked.code = 143
+def test_the_exit_code_is_the_servers(llmc: Llmc, requested: Requested) -> None:
+    requested.code = 143
     assert llmc("serve", "bundle").code == 143
 
 
 def test_warming_up_is_asked_for_by_flag_or_as_others_spell_it(
-    llmc: Llmc, asked: Asked, monkeypatch: pytest.MonkeyPatch
+    llmc: Llmc, requested: Requested, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def warm_up(*flags: str) -> str:
         assert llmc("serve", "bundle", *flags).code == 0
-        return str(asked.more["warm_up"].how)
+        return str(requested.more["warm_up"].how)
 
     assert (warm_up(), warm_up("--warm-up", "open")) == ("all", "open")
     monkeypatch.setenv("VLLM_SKIP_WARMUP", "true")
@@ -103,11 +103,11 @@ def test_warming_up_is_asked_for_by_flag_or_as_others_spell_it(
 
 
 def test_a_device_that_captures_graphs_is_told_how_to_divide_its_memory(
-    llmc: Llmc, asked: Asked, monkeypatch: pytest.MonkeyPatch
+    llmc: Llmc, requested: Requested, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VLLM_GRAPH_RESERVED_MEM", "0.4")
     assert llmc("serve", "bundle", "--graph-prompt-ratio", "50%").code == 0
-    choice = asked.more["warm_up"].capture
+    choice = requested.more["warm_up"].capture
     assert choice.flags == ("--graph-prompt-ratio",)
     assert (choice.options.graph_reserved_mem, choice.options.graph_prompt_ratio) == (0.4, 0.5)
 
@@ -116,57 +116,59 @@ def test_a_device_that_captures_graphs_is_told_how_to_divide_its_memory(
 
 
 def test_the_key_comes_from_the_environment_unless_flags_give_keys(
-    llmc: Llmc, asked: Asked, monkeypatch: pytest.MonkeyPatch
+    llmc: Llmc, requested: Requested, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LLMC_API_KEY", "from the environment")
     llmc("serve", "bundle")
-    assert asked.config.api_keys == ("from the environment",)
+    assert requested.config.api_keys == ("from the environment",)
     llmc("serve", "bundle", "--api-key", "flag")
-    assert asked.config.api_keys == ("flag",)
+    assert requested.config.api_keys == ("flag",)
 
 
 @pytest.mark.parametrize("key", ["", "  "])
-def test_an_empty_key_is_refused_rather_than_no_key_asked_for(llmc: Llmc, asked: Asked, key: str) -> None:
+def test_an_empty_key_is_refused_rather_than_no_key_asked_for(llmc: Llmc, requested: Requested, key: str) -> None:
     message = llmc("serve", "bundle", "--api-key", key).failed(2)
     assert message.startswith("--api-key is empty; leave it out to ask for none")
-    assert not hasattr(asked, "config")
+    assert not hasattr(requested, "config")
 
 
 # What is served
 
 
-def test_a_bundle_is_opened_as_it_is(llmc: Llmc, asked: Asked, bundle: Path) -> None:
+def test_a_bundle_is_opened_as_it_is(llmc: Llmc, requested: Requested, bundle: Path) -> None:
     llmc("serve", bundle)
-    assert asked.open_bundle(lambda _: None) == bundle
+    assert requested.open_bundle(lambda _: None) == bundle
 
 
-def test_a_checkpoint_is_compiled_with_the_flags_and_tells_how_far_it_is(llmc: Llmc, asked: Asked, toy: Path) -> None:
+def test_a_checkpoint_is_compiled_with_the_flags_and_tells_how_far_it_is(
+    llmc: Llmc, requested: Requested, toy: Path
+) -> None:
     from llmc.runtime.bundle import Bundle
 
     limits = ("--max-model-len", 32, "--max-num-seqs", 2)
     assert llmc("serve", toy, "--device", "fake", *limits, "--quantize", "none", "--dtype", "f32").code == 0
-    told: list[Progress] = []
-    made = Bundle.open(asked.open_bundle(told.append))
-    assert (made.plan.limits.max_model_len, made.plan.limits.max_num_seqs) == (32, 2)
-    assert made.manifest.device == "fake"
-    stages = [p.stage for p in told]
+    reported: list[Progress] = []
+    built = Bundle.open(requested.open_bundle(reported.append))
+    assert (built.plan.limits.max_model_len, built.plan.limits.max_num_seqs) == (32, 2)
+    assert built.manifest.device == "fake"
+    stages = [p.stage for p in reported]
     assert stages[-1] == "verify" and {"weights", "compile", "verify"} <= set(stages)
-    parts = [p for p in told if p.stage == "compile"]
+    parts = [p for p in reported if p.stage == "compile"]
     assert parts[0].eta_s is None and all(p.eta_s is not None and p.eta_s >= 0 for p in parts[1:])
     assert parts[-1].eta_s in (None, 0)
-    assert asked.more["cache_counters"]()["misses"] > 0, "the compile's own look-ups"
-    last = [p for p in told if p.stage == "compile"][-1]
+    assert requested.more["cache_counters"]()["misses"] > 0, "the compile's own look-ups"
+    last = [p for p in reported if p.stage == "compile"][-1]
     assert last.done == last.total > 0
 
 
-def test_a_plan_has_the_limits_already(llmc: Llmc, asked: Asked, toy: Path, here: Path) -> None:
+def test_a_plan_has_the_limits_already(llmc: Llmc, requested: Requested, toy: Path, here: Path) -> None:
     from llmc.runtime.bundle import Bundle
 
     assert llmc("plan", toy, "--max-model-len", 16, "--max-num-seqs", 2, "-o", "plan.json").code == 0
     message = llmc("serve", toy, "--plan", "plan.json", "--max-num-seqs", 4).failed(2)
     assert message == "--plan has the limits already; leave out --max-num-seqs"
     assert llmc("serve", toy, "--device", "fake", "--plan", "plan.json").code == 0
-    assert Bundle.open(asked.open_bundle(lambda _: None)).plan.limits.max_model_len == 16
+    assert Bundle.open(requested.open_bundle(lambda _: None)).plan.limits.max_model_len == 16
 
 
 @pytest.mark.parametrize(
@@ -177,7 +179,9 @@ def test_a_plan_has_the_limits_already(llmc: Llmc, asked: Asked, toy: Path, here
         (("--plan", "nowhere.json"), "nowhere.json"),
     ],
 )
-def test_values_that_cannot_be_used_are_named(llmc: Llmc, asked: Asked, flags: tuple[str, ...], words: str) -> None:
+def test_values_that_cannot_be_used_are_named(
+    llmc: Llmc, requested: Requested, flags: tuple[str, ...], words: str
+) -> None:
     assert words in llmc("serve", "bundle", *flags).failed(2)
 
 
@@ -198,12 +202,12 @@ def test_without_the_extra_it_says_what_to_install() -> None:
 
 
 def test_it_tells_what_happens_in_lines(capfd: pytest.CaptureFixture[str]) -> None:
-    told = _Told()
+    reported = _Reported()
     for event in (
         Listening("http://0.0.0.0:8000", True), Progress("warm up", 1, 2, 3.0), Ready("toy", "fake", 1.25, 11, 0),
         Draining("SIGTERM", 2, 1, 30.0), Dead("RuntimeError: lost"), Stopped(1, 30.0),
     ):  # fmt: skip
-        told(event)
+        reported(event)
     out, err = capfd.readouterr()
     assert out == ""
     assert err.splitlines() == [
@@ -217,14 +221,14 @@ def test_it_tells_what_happens_in_lines(capfd: pytest.CaptureFixture[str]) -> No
 
 
 def test_long_loading_is_told_now_and_then(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_Told, "EVERY_S", 0.0)
-    told = _Told()
-    told(Progress("open"))
-    told(Progress("warm up", 3, 72, 12.4))
+    monkeypatch.setattr(_Reported, "EVERY_S", 0.0)
+    reported = _Reported()
+    reported(Progress("open"))
+    reported(Progress("warm up", 3, 72, 12.4))
     assert capfd.readouterr().err == "llmc: warm up: 3 of 72, about 12 s left\n"
 
 
 def test_quiet_is_quiet(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output, "quiet", True)
-    _Told()(Listening("http://127.0.0.1:1"))
+    _Reported()(Listening("http://127.0.0.1:1"))
     assert capfd.readouterr() == ("", "")

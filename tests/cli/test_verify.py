@@ -35,9 +35,9 @@ def test_a_bundle_is_held_to_what_its_compile_was_held_to(llmc: Llmc, tmp_path: 
     if kernels == "llmc":  # of this model's few rows half are near ties, which bfloat16 turns
         options += ["--kv-cache-dtype", "f16"]
     own_set()
-    made = llmc("compile", model, *options, "--max-model-len", 32, "--max-num-seqs", 2, "-o", "real", "--json").json
+    built = llmc("compile", model, *options, "--max-model-len", 32, "--max-num-seqs", 2, "-o", "real", "--json").json
     again = llmc("verify", "real", "--json").json
-    recorded = made["verification"]
+    recorded = built["verification"]
     assert again["limits"] == recorded["limits"]
     assert again["accuracy"] == recorded["accuracy"] and again["mean_kl"] == recorded["mean_kl"]
 

@@ -68,8 +68,8 @@ def test_a_certificate_rests_on_the_cards_own_counter(
     llmc: Llmc, bundle: Path, card: Any, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert llmc(*WARMUP, bundle, "--certify", "c.json", "--requests", "3").code == 0
-    told = json.loads((here / "c.json").read_text())["certificate"]["witnesses"]
-    seen = {one["witness"]: one for one in told}["hpu.metrics graph_compilation"]
+    reported = json.loads((here / "c.json").read_text())["certificate"]["monitors"]
+    seen = {one["monitor"]: one for one in reported}["hpu.metrics graph_compilation"]
     assert (seen["before"]["count"] > 0, seen["after"]["count"]) == (True, 0)
 
     ready = CompilationCounter.ready

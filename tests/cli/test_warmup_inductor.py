@@ -59,5 +59,5 @@ def test_a_certificate_sees_no_compilation_once_graphs_are_captured(
     llmc: Llmc, bundle: Path, card: Gpu, here: Path
 ) -> None:
     assert llmc(*WARMUP, bundle, "--certify", "c.json", "--requests", "3").code == 0
-    told = json.loads((here / "c.json").read_text())["certificate"]["witnesses"]
-    assert all(one["after"]["count"] == 0 for one in told if "after" in one and "torch" in one["witness"])
+    reported = json.loads((here / "c.json").read_text())["certificate"]["monitors"]
+    assert all(one["after"]["count"] == 0 for one in reported if "after" in one and "torch" in one["monitor"])

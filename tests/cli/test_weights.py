@@ -21,9 +21,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny llama, and the store and bundles of this module."""
     from tests.compiler import tiny
 
-    made = tmp_path_factory.mktemp("weights")
-    tiny.write_model(made / "llama", "llama")
-    return made
+    built = tmp_path_factory.mktemp("weights")
+    tiny.write_model(built / "llama", "llama")
+    return built
 
 
 @pytest.fixture
@@ -112,10 +112,10 @@ def test_serve_opens_the_bundle_with_the_weights(
     run: Llmc, folder: Path, bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[Path] = []
-    told: list[Any] = []
+    reported: list[Any] = []
 
     def serve(config: Any, open_bundle: Any, **more: Any) -> int:
-        opened.append(open_bundle(told.append))
+        opened.append(open_bundle(reported.append))
         return 0
 
     monkeypatch.setattr("llmc.server.serve.serve", serve)

@@ -25,13 +25,13 @@ def of_one_layer(folder: Path, device: str, case: str) -> Path:
 
 @dataclass
 class Compiled:
-    """`asked`: what every compile asks for (`CompileOptions.of`), unless it says otherwise."""
+    """`requested`: what every compile asks for (`CompileOptions.of`), unless it says otherwise."""
 
     model: Path
     store: Store
     path: Path
     plan: Plan
-    asked: Mapping[str, object]
+    requested: Mapping[str, object]
     result: CompileResult = field(init=False)
     """Of `first`."""
     built: set[str] = field(init=False, default_factory=set)
@@ -39,22 +39,26 @@ class Compiled:
 
     @classmethod
     def first(
-        cls, folder: Path, case: str, plan: Plan, asked: Mapping[str, object], store: Store | None = None,
+        cls, folder: Path, case: str, plan: Plan, requested: Mapping[str, object], store: Store | None = None,
         **options: object,
     ) -> Compiled:  # fmt: skip
         """The model `case` of tiny.py, written to `folder` and compiled there; in a store of its own, if none is
         named."""
-        made = cls(
-            tiny.write_model(folder / "model", case), store or Store(folder / "store"), folder / "bundle", plan, asked
+        created = cls(
+            tiny.write_model(folder / "model", case),
+            store or Store(folder / "store"),
+            folder / "bundle",
+            plan,
+            requested,
         )
-        made.result = made.compile(made.path, **options)
-        return made
+        created.result = created.compile(created.path, **options)
+        return created
 
     def compile(self, path: Path, plan: Plan | None = None, **options: object) -> CompileResult:
         """Compile again, into another bundle."""
         self.built = set()
-        asked = CompileOptions.of(**{**self.asked, **options})  # type: ignore[arg-type]
-        return compile_bundle(str(self.model), path, plan or self.plan, asked, self.store, self._keep)
+        requested = CompileOptions.of(**{**self.requested, **options})  # type: ignore[arg-type]
+        return compile_bundle(str(self.model), path, plan or self.plan, requested, self.store, self._keep)
 
     def blobs(self) -> list[bytes]:
         """All executables' own."""

@@ -17,10 +17,10 @@ SMALL = toy_plan([(1, 16, 0)], [(1, 15)], Limits(16, 1, 16, 8))
 @pytest.fixture(scope="session")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compiled:
     """A compile of a tiny model for each device, made when it is first asked for, and its keys."""
-    made: dict[str, tuple[Keyed, Keys]] = {}
+    built: dict[str, tuple[Keyed, Keys]] = {}
 
     def get(device: str) -> tuple[Keyed, Keys]:
-        if device not in made:
+        if device not in built:
             folder = tmp_path_factory.mktemp(device)
             if device == "fake":
                 model, options = write_toy(folder / "model"), {}
@@ -31,8 +31,8 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compiled:
             named = {"cpu": "onnxruntime"}.get(device, device)
             keyed = Keyed(model, Store(folder / "store"), SMALL, {"device": named, "specialise": True, **options})
             keyed.build()
-            made[device] = keyed, keyed.ask()
-        return made[device]
+            built[device] = keyed, keyed.ask()
+        return built[device]
 
     return get
 

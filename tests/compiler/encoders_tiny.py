@@ -33,8 +33,8 @@ def write_encoder(
     torch.manual_seed(0)
     kind = fields.pop("model_type")
     config = AutoConfig.for_model(kind, **fields, **({"num_labels": labels} if task == "score" else {}))
-    made: Any = AutoModel if task == "embed" else AutoModelForSequenceClassification
-    model = made.from_config(config)
+    built: Any = AutoModel if task == "embed" else AutoModelForSequenceClassification
+    model = built.from_config(config)
     for parameter in model.parameters():  # biases and norms of a fresh model are 0 and 1, and would hide a mistake
         parameter.data += torch.randn_like(parameter) * 0.1
     model.save_pretrained(folder)

@@ -34,7 +34,7 @@ class EchoStore(Store):
         super().__init__(root)
         self.known = known
         self.other = other
-        self.asked: Keys = []
+        self.requested: Keys = []
 
     def get_or_build(self, key: Key, build: Build) -> tuple[Entry, bool]:
         return (super().get_or_build(key, build)) if key.is_local else (self._echo(key), True)
@@ -46,13 +46,13 @@ class EchoStore(Store):
         return None if found is None else self._replaced(found)
 
     def _echo(self, key: Key) -> Entry:
-        self.asked.append(key)
+        self.requested.append(key)
         return self._replaced(min(self.known[key.kind], key=lambda entry: len(key.explain(entry.key))))
 
     def _replaced(self, found: Entry) -> Entry:
         """An entry, shared or the store's own copy of it, with other outputs."""
-        made = found.key.kind.removeprefix(LOCAL)
-        replaced = {name: blob for (kind, name), blob in self.other.items() if kind == made and name in found.outputs}
+        built = found.key.kind.removeprefix(LOCAL)
+        replaced = {name: blob for (kind, name), blob in self.other.items() if kind == built and name in found.outputs}
         return found._replace(outputs={**found.outputs, **replaced})
 
 
@@ -68,7 +68,7 @@ class Keyed:
 
     def build(self) -> None:
         """Compile for real, and remember the entries."""
-        compile_bundle(*self._asked(self.store, self.model, self.plan, {}), lambda _: None)
+        compile_bundle(*self._requested(self.store, self.model, self.plan, {}), lambda _: None)
         for entry in self.store.entries():
             self.known.setdefault(entry.key.kind, []).append(entry)
 
@@ -81,14 +81,14 @@ class Keyed:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(pipeline, "write_bundle", lambda *_: None)
             patch.setattr(verification, "readable", lambda *_: True)  # the nearest outcome is another part's
-            compile_bundle(*self._asked(echo, model or self.model, plan or self.plan, options), lambda _: None)
-        return [key for key in echo.asked if key.kind != "bundle"]
+            compile_bundle(*self._requested(echo, model or self.model, plan or self.plan, options), lambda _: None)
+        return [key for key in echo.requested if key.kind != "bundle"]
 
-    def _asked(
+    def _requested(
         self, store: Store, model: Path, plan: Plan, options: dict[str, Any]
     ) -> tuple[str, Path, Plan, CompileOptions, Store]:
-        asked = CompileOptions.of(**{"verify": "all", "jobs": 1, **self.options, **options})
-        return str(model), self.store.root.parent / "bundle", plan, asked, store
+        requested = CompileOptions.of(**{"verify": "all", "jobs": 1, **self.options, **options})
+        return str(model), self.store.root.parent / "bundle", plan, requested, store
 
 
 Compiled = Callable[[str], tuple[Keyed, Keys]]

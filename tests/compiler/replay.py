@@ -95,11 +95,11 @@ class Replay:
         if not self.in_place:
             given_all = zip(self.shape, kept, strict=True)
             kept = [t[:, :, : s.places(context)] if s.kind == "kv" else t for s, t in given_all] if context else []
-        logits, *made = self.run(token_ids, past, new, kept)
+        logits, *built = self.run(token_ids, past, new, kept)
         errors = []
         for row in live:
             start, end = self.past[row], self.past[row] + counts[row]
-            for shape, mine, tensor in zip(self.shape, self.kept, made, strict=True):
+            for shape, mine, tensor in zip(self.shape, self.kept, built, strict=True):
                 if shape.kind == "state":
                     mine[row] = tensor[row]
                     continue

@@ -209,7 +209,7 @@ def test_no_code_runs_in_a_build_that_its_key_does_not_name(
 
         for name in ("trace", "trace_weightless"):
             monkeypatch.setattr(trace, name, unwatched(getattr(trace, name)))
-    keyed._asked(keyed.store, keyed.model, keyed.plan, {})
+    keyed._requested(keyed.store, keyed.model, keyed.plan, {})
     Toy(keyed.model, Store(tmp_path / "store"), tmp_path / "bundle", keyed.plan).compile(
         **{"verify": "all", "jobs": 1, **keyed.options}
     )

@@ -100,8 +100,8 @@ def test_a_bundle_of_the_other_version_says_which_it_wants_and_what_to_do(
 ) -> None:
     maker, opener = ends if newer else ends[::-1]
     bundle = f"{kind} {maker.version}"
-    asked = ("--prompt", "ab") if command == "generate" else ("--all",)
-    ran = opener.llmc(shop, command, bundle, *asked)
+    requested = ("--prompt", "ab") if command == "generate" else ("--all",)
+    ran = opener.llmc(shop, command, bundle, *requested)
     assert ran.returncode == 5, ran.stdout + ran.stderr
     assert f"{bundle}: compiled with onnxruntime {maker.version}, this host has {opener.version}" in ran.stderr
     assert f"install onnxruntime=={maker.version}, or compile again: llmc compile" in ran.stderr

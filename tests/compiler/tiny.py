@@ -35,14 +35,14 @@ _TRACE_LOG.propagate = True
 
 def remembered(traced: Callable[..., Any]) -> Callable[..., Any]:
     """`traced`, which makes the same program of the same configuration and arguments, called once for each."""
-    made: dict[str, Any] = {}
+    built: dict[str, Any] = {}
 
     @wraps(traced)
     def look_up(config: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         key = json.dumps([config, args, sorted(kwargs.items())], sort_keys=True, default=str)
-        if key not in made:
-            made[key] = traced(config, *args, **kwargs)
-        return made[key]
+        if key not in built:
+            built[key] = traced(config, *args, **kwargs)
+        return built[key]
 
     return look_up
 
@@ -115,22 +115,24 @@ def config(name: str) -> dict[str, Any]:
 @cache
 def model(name: str) -> nn.Module:
     """The transformers model of a case; every tensor of its checkpoint is random, biases and norms too."""
-    made: nn.Module = AutoModelForCausalLM.from_config(model_config(config(name)), dtype=torch.float32)
+    built: nn.Module = AutoModelForCausalLM.from_config(model_config(config(name)), dtype=torch.float32)
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():
-        buffers = [(name, b) for name, b in made.named_buffers() if name in made.state_dict() and b.is_floating_point()]
-        for tensor_name, t in [*made.named_parameters(), *buffers]:
+        buffers = [
+            (name, b) for name, b in built.named_buffers() if name in built.state_dict() and b.is_floating_point()
+        ]
+        for tensor_name, t in [*built.named_parameters(), *buffers]:
             t.normal_(0, 0.15, generator=generator)
             if "norm" in tensor_name or "scalar" in tensor_name:
                 t.add_(1)
-    return made.eval().requires_grad_(False)
+    return built.eval().requires_grad_(False)
 
 
 @cache
 def tensors(name: str) -> dict[str, torch.Tensor]:
     """What programs of a case take as weights: all that its model has, and tables that only what is traced has."""
-    traced, made = build_traceable(config(name), attention_name("two_part")), model(name)
-    return dict(traced.named_buffers()) | dict(made.named_parameters()) | dict(made.named_buffers())
+    traced, built = build_traceable(config(name), attention_name("two_part")), model(name)
+    return dict(traced.named_buffers()) | dict(built.named_parameters()) | dict(built.named_buffers())
 
 
 @torch.no_grad()

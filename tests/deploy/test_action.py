@@ -34,8 +34,8 @@ class Job:
         self.values["runner.temp"] = str(self.temp)
         self.steps: list[dict[str, Any]] = action["runs"]["steps"]
         programs = folder / "bin"
-        for made in (self.temp, programs):
-            made.mkdir(parents=True, exist_ok=True)
+        for built in (self.temp, programs):
+            built.mkdir(parents=True, exist_ok=True)
         program = programs / "llmc"
         program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m llmc "$@"\n')
         program.chmod(program.stat().st_mode | stat.S_IXUSR)
@@ -85,9 +85,9 @@ def test_a_job_plans_compiles_certifies_and_reports(tmp_path: Path) -> None:
     assert f"{graphs} built, 0 reused" in job.summary and "on 2 recorded requests; 0 uncovered" in job.summary
     assert "compilations: 0 once it was ready; not signed" in job.summary
     assert job.summary == Path(job.output("report", "report")).read_text()
-    made = (job.temp / "certificate.json").read_bytes()
+    built = (job.temp / "certificate.json").read_bytes()
     job.run("Certify")
-    assert (job.temp / "certificate.json").read_bytes() == made, "one of the same bundle is not made again"
+    assert (job.temp / "certificate.json").read_bytes() == built, "one of the same bundle is not made again"
 
 
 def test_a_job_whose_compile_failed_says_so(tmp_path: Path) -> None:

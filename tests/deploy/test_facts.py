@@ -90,10 +90,10 @@ def test_the_autoscaler_asks_for_metrics_that_the_server_has(tmp_path: Path) -> 
 
     names = {family.name for family in Metrics().collect()}
     found = files("kubernetes", facts(tmp_path / "bundle"))
-    asked = {one["pods"]["metric"]["name"] for one in yaml.safe_load(found["autoscaler.yaml"])["spec"]["metrics"]}
-    assert asked == {"llmc_num_requests_waiting", "llmc_num_requests_running"}
+    requested = {one["pods"]["metric"]["name"] for one in yaml.safe_load(found["autoscaler.yaml"])["spec"]["metrics"]}
+    assert requested == {"llmc_num_requests_waiting", "llmc_num_requests_running"}
     rules = yaml.safe_load(found["prometheus-adapter-values.yaml"])["rules"]["custom"]
-    assert {rule["name"]["as"] for rule in rules} == asked
+    assert {rule["name"]["as"] for rule in rules} == requested
     assert {rule["seriesQuery"].split('"')[1] for rule in rules} <= names
 
 

@@ -89,7 +89,7 @@ class Rehearsal:
         if not self.port and any(map(SERVER.search, arguments)):
             self._bring(["bundle"])
             running.enter_context(self._stays(["serve", "bundle"]))
-            running.enter_context(asked(self.port))
+            running.enter_context(requested(self.port))
         words = [self._here(word) for word in self._whole(arguments)]
         for part, makers in self._scene.anew.items():
             if part in line:
@@ -105,8 +105,8 @@ class Rehearsal:
             patch.setattr(sys, "stdin", io.StringIO("Hello.\n"))
             stays = words[0] in STAYS and "--once" not in words and _error("\n".join(one.said)) is None
             code, said = running.enter_context(self._stays(words)) if stays else self._ends(words)
-        for shown_, made in zip(DIGEST.findall("\n".join(one.said)), DIGEST.findall(said), strict=False):
-            self.digests[shown_] = made
+        for shown_, built in zip(DIGEST.findall("\n".join(one.said)), DIGEST.findall(said), strict=False):
+            self.digests[shown_] = built
         error = _error("\n".join(one.said))
         as_said = code == 0 if error is None else code != 0 and missing((error,), _error(said) or "") is None
         return None if as_said else f"{code}\n{said}"
@@ -168,7 +168,7 @@ class Rehearsal:
 
 
 @contextmanager
-def asked(port: int) -> Iterator[None]:
+def requested(port: int) -> Iterator[None]:
     """A server that none of a document's commands starts is asked, from here on, again and again."""
     over = Event()
     body = json.dumps({"prompt": "a " * 20, "max_tokens": 4, "ignore_eos": True}).encode()

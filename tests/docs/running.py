@@ -117,15 +117,15 @@ def missing(said: tuple[str, ...], printed: str) -> str | None:
 
 
 def _pattern(line: str) -> str:
-    made, at = "", 0
+    built, at = "", 0
     for piece in _PIECE.finditer(line):
-        made += re.escape(line[at : piece.start()])
+        built += re.escape(line[at : piece.start()])
         at = piece.end()
         if piece["number"]:
-            made += r"\d[\d.,:e+-]*" + (r" ?\w+" if piece["unit"] else "")
+            built += r"\d[\d.,:e+-]*" + (r" ?\w+" if piece["unit"] else "")
         else:
-            made += ".*" if piece["rest"] else r"\s+"
-    return made + re.escape(line[at:])
+            built += ".*" if piece["rest"] else r"\s+"
+    return built + re.escape(line[at:])
 
 
 if __name__ == "__main__":

@@ -101,8 +101,8 @@ def both(*steps: Prepare) -> Prepare:
 
 def neuron_cache(kit: Kit, here: Path, _: pytest.MonkeyPatch) -> Words:
     """What a job on another host packed."""
-    made = pack(Store(kit.folder / "cache"), compile_cache("vllm-neuron"), foreign.make_neuron(here / "of-the-job"))
-    return {"KEY": made.entry.key.digest}
+    built = pack(Store(kit.folder / "cache"), compile_cache("vllm-neuron"), foreign.make_neuron(here / "of-the-job"))
+    return {"KEY": built.entry.key.digest}
 
 
 def unsigned_images(kit: Kit, here: Path, _: pytest.MonkeyPatch) -> None:
@@ -179,9 +179,9 @@ def of_device(device: str) -> Maker:
     """A bundle of two layers of llama with fixed buckets."""
 
     def make(kit: Kit, path: Path) -> None:
-        made = kit.kept(f"for-{device}", lambda into: gaudi.write_bundle(into, device)) / "bundle"
+        built = kit.kept(f"for-{device}", lambda into: gaudi.write_bundle(into, device)) / "bundle"
         shutil.rmtree(path, ignore_errors=True)
-        shutil.copytree(made, path)
+        shutil.copytree(built, path)
 
     return make
 

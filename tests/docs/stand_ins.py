@@ -197,10 +197,10 @@ INFO Prepared token paddings: [16, 64, 8192]
 INFO Prepared attn request paddings: [8, 64]
 """
 """What each server says of its lists at its start, all in one log."""
-ASKED = [
+REQUESTED = [
     line for at in range(4) for line in (logs.received(f"r{at}", 20 + at, at), logs.generated(f"r{at}", 4, at + 1))
 ]
-REQUESTS_LOG = "\n".join(ASKED) + "\n"
+REQUESTS_LOG = "\n".join(REQUESTED) + "\n"
 ACCESS_LOG = "".join(
     json.dumps({"time_iso8601": f"2026-11-22T12:00:{at:02}Z", "upstream": {"in": 9 + at, "out": 4}}) + "\n"
     for at in range(9)

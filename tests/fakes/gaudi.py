@@ -23,8 +23,8 @@ _modules: dict[str, Any] = {}
 def write_bundle(folder: Path, device: str = "hpu") -> Path:
     """Two layers of llama, compiled for hpu, or another device of portable programs, on a host without one."""
     model = tiny.write_model(folder / "llama", "llama")
-    asked = CompileOptions(device, "none", verify="none", sample_top_k=TOP)
-    compile_bundle(str(model), folder / "bundle", PLAN, asked, Store(folder / "store"), lambda _: None)
+    requested = CompileOptions(device, "none", verify="none", sample_top_k=TOP)
+    compile_bundle(str(model), folder / "bundle", PLAN, requested, Store(folder / "store"), lambda _: None)
     return folder / "bundle"
 
 

@@ -47,8 +47,8 @@ class FakeCudaHost(CudaHost):
         for file in {*SLOT_PROGRAMS, *(e.blob for e in bundle.manifest.executables)}:
             envelope = ExecutableFile.parse(bundle.files.read(file), file, FORM)
             header = StepHeader.parse(envelope.header, file)
-            made = compile_exported(envelope.section("export"), header, devices, file).runtime_executable()
-            self._known[sha256(envelope.section("native")).digest()] = capability, made
+            built = compile_exported(envelope.section("export"), header, devices, file).runtime_executable()
+            self._known[sha256(envelope.section("native")).digest()] = capability, built
 
     def open(self, devices: int, threads: int) -> list[Any]:
         if self.refuses:
@@ -62,7 +62,7 @@ class FakeCudaHost(CudaHost):
                 "INVALID_ARGUMENT: Serialized executable is from an incompatible PjRt client type. PjRt client type "
                 "expected by the serialized executable: se_gpu"
             )
-        wanted, made = found
+        wanted, built = found
         here = gpus()[0].compute_capability
         if here != wanted:
             raise jax.errors.JaxRuntimeError(
@@ -70,7 +70,7 @@ class FakeCudaHost(CudaHost):
                 f"capability. (serialized: {wanted[0]}.{wanted[1]}, target: {here[0]}.{here[1]})"
             )
         self.loaded += 1
-        return made
+        return built
 
 
 def install(patch: pytest.MonkeyPatch, host: FakeCudaHost) -> None:

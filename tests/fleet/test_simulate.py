@@ -46,8 +46,8 @@ def test_connections_are_held_by_layers_up_to_the_downloads_of_a_node() -> None:
 
 def test_refused_nodes_wait_at_least_as_long_as_in_a_queue_and_at_most_a_pause_more() -> None:
     pause = 8.0
-    asked = network(connections=2, first_s=pause, longest_s=pause, jitter=0.5)
-    (queued,), (refused,) = (simulate([Pull(20, SIZE, queued=queued)], asked) for queued in (True, False))
+    requested = network(connections=2, first_s=pause, longest_s=pause, jitter=0.5)
+    (queued,), (refused,) = (simulate([Pull(20, SIZE, queued=queued)], requested) for queued in (True, False))
     assert refused.max() >= queued.max() - 1e-6
     assert refused.max() <= queued.max() + 10 * pause
 
@@ -80,10 +80,10 @@ def streams(arrivals: list[tuple[float, float]], registry: float, link: float) -
 
 def test_bundles_of_two_sizes_that_begin_one_after_another_share_exactly() -> None:
     pulls = [Pull(9, SIZE), Pull(14, SIZE // 3)]
-    asked = network(registry=20, node=6, spread_s=3.0)
-    found = simulate(pulls, asked)
+    requested = network(registry=20, node=6, spread_s=3.0)
+    found = simulate(pulls, requested)
     order = [(at, node) for at, pull in enumerate(pulls) for node in range(pull.nodes)]
-    Random(asked.seed).shuffle(order)
+    Random(requested.seed).shuffle(order)
     begins = [(place * 3.0 / len(order), float(pulls[at].size)) for place, (at, _) in enumerate(order)]
     exact = streams(begins, 20 * GBIT, 6 * GBIT)
     assert [found[at][node] for at, node in order] == pytest.approx(exact, rel=1e-6)

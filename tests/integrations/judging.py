@@ -27,44 +27,44 @@ def counted(family: str, counts: Mapping[int, int]) -> dict[Shape, Demand]:
     return {(value,): Demand(family, (value,), steps, value * steps) for value, steps in counts.items()}
 
 
-def steps(server: BucketRules, made: Setup, *requests: tuple[float, int, int]) -> list[tuple[str, int, int, int]]:
+def steps(server: BucketRules, built: Setup, *requests: tuple[float, int, int]) -> list[tuple[str, int, int, int]]:
     """(family, number, steps, real) of the steps for requests of (arrival, prompt, output)."""
     traffic = [TrafficRequest(*request) for request in requests]
     return [
         (family, number, count, real)
-        for family, (number,), count, real in server.demands(made, traffic, AssumedStepTime())
+        for family, (number,), count, real in server.demands(built, traffic, AssumedStepTime())
     ]
 
 
-def padded(server: BucketRules, made: Setup, demands: Mapping[Shape, Demand], chosen: Sequence[Shape]) -> int:
+def padded(server: BucketRules, built: Setup, demands: Mapping[Shape, Demand], chosen: Sequence[Shape]) -> int:
     """Work of `demands` in the graphs `chosen`; every step must find one."""
     total = 0
     for shape, demand in demands.items():
-        finder = server.finder(made, demand.family, chosen)
+        finder = server.finder(built, demand.family, chosen)
         found = finder.find(shape)
         assert found.miss is None, (shape, chosen)
-        total += server.work(made, demand.family, found.shape) * demand.steps
+        total += server.work(built, demand.family, found.shape) * demand.steps
     return total
 
 
 def best(
-    server: BucketRules, made: Setup, demands: Mapping[Shape, Demand], candidates: Sequence[int], most: int
+    server: BucketRules, built: Setup, demands: Mapping[Shape, Demand], candidates: Sequence[int], most: int
 ) -> int:
     """The least work of at most `most` of `candidates`, the last one always among them, by trying all."""
     *others, top = candidates
     return min(
-        padded(server, made, demands, shapes(*chosen, top))
+        padded(server, built, demands, shapes(*chosen, top))
         for count in range(min(most, len(candidates)))
         for chosen in combinations(others, count)
     )
 
 
-def written_is_read(server: BucketRules, made: Setup, lists: Lists) -> Export:
+def written_is_read(server: BucketRules, built: Setup, lists: Lists) -> Export:
     """The export of `lists`, from which they were read again, and from each of its files alone; a second export is
     the same."""
-    written = server.export(made, lists)
-    assert server.read(written, made) == lists
+    written = server.export(built, lists)
+    assert server.read(written, built) == lists
     for name, text in written.files.items():
-        assert server.read(Export(written.environment, (), {name: text}), made) == lists
-    assert server.export(made, server.read(written, made)) == written
+        assert server.read(Export(written.environment, (), {name: text}), built) == lists
+    assert server.export(built, server.read(written, built)) == written
     return written

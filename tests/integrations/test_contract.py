@@ -21,7 +21,7 @@ def server(request: pytest.FixtureRequest) -> BucketRules:
 
 
 @pytest.fixture
-def made(server: BucketRules) -> Setup:
+def built(server: BucketRules) -> Setup:
     return Setup(server.limits({"max_model_len": 2048}), complete(server.settings, {}))
 
 
@@ -37,66 +37,66 @@ def test_it_says_what_it_is_and_where_its_rules_are_from(server: BucketRules) ->
     assert all(setting.help.endswith(".") for setting in server.settings)
 
 
-def test_its_own_lists_are_in_order_and_are_what_it_accepts(server: BucketRules, made: Setup) -> None:
-    own = server.default(made)
+def test_its_own_lists_are_in_order_and_are_what_it_accepts(server: BucketRules, built: Setup) -> None:
+    own = server.default(built)
     assert set(own) == {family.name for family in server.families}
     for family in server.families:
         assert list(own[family.name]) == sorted(set(own[family.name]))
         assert all(len(shape) == len(family.axes) for shape in own[family.name])
-    assert server.accept(made, own).lists == own
-    assert server.graphs(made, own) >= 1
+    assert server.accept(built, own).lists == own
+    assert server.graphs(built, own) >= 1
 
 
-def test_its_own_lists_are_written_and_read(server: BucketRules, made: Setup) -> None:
-    own = server.default(made)
-    assert server.read(server.export(made, own), made) == own
-    assert server.read(Export(), made) == own
+def test_its_own_lists_are_written_and_read(server: BucketRules, built: Setup) -> None:
+    own = server.default(built)
+    assert server.read(server.export(built, own), built) == own
+    assert server.read(Export(), built) == own
 
 
-def test_a_graph_of_the_list_serves_the_step_of_its_shape(server: BucketRules, made: Setup) -> None:
-    own = server.default(made)
+def test_a_graph_of_the_list_serves_the_step_of_its_shape(server: BucketRules, built: Setup) -> None:
+    own = server.default(built)
     for family in server.families:
-        finder = server.finder(made, family.name, own[family.name])
+        finder = server.finder(built, family.name, own[family.name])
         for shape in own[family.name]:
             found = finder.find(shape)
             assert found.miss is None and found.shape in own[family.name]
-            assert server.work(made, family.name, found.shape) <= server.work(made, family.name, shape)
+            assert server.work(built, family.name, found.shape) <= server.work(built, family.name, shape)
 
 
-def test_what_it_proposes_is_accepted_and_no_longer_than_asked(server: BucketRules, made: Setup) -> None:
-    demands = collect(server.demands(made, REQUESTS, AssumedStepTime()))
+def test_what_it_proposes_is_accepted_and_no_longer_than_asked(server: BucketRules, built: Setup) -> None:
+    demands = collect(server.demands(built, REQUESTS, AssumedStepTime()))
     assert demands and set(demands) <= {family.name for family in server.families}
-    own = server.default(made)
+    own = server.default(built)
     most = {name: max(3, len(shapes)) for name, shapes in own.items()}
-    proposed = server.propose(made, demands, most)
+    proposed = server.propose(built, demands, most)
     assert all(len(proposed[name]) <= most[name] for name in proposed)
-    assert server.accept(made, proposed).lists == proposed
+    assert server.accept(built, proposed).lists == proposed
     for name, shapes in demands.items():
-        finder = server.finder(made, name, proposed[name])
-        own_finder = server.finder(made, name, own[name])
+        finder = server.finder(built, name, proposed[name])
+        own_finder = server.finder(built, name, own[name])
         for shape in shapes:
             if own_finder.find(shape).miss is None:
                 assert finder.find(shape).miss is None, (name, shape)
 
 
-def test_steps_have_work_and_no_more_real_work_than_their_graphs(server: BucketRules, made: Setup) -> None:
-    for family, shape, steps, real in server.demands(made, REQUESTS, AssumedStepTime()):
-        finder = server.finder(made, family, server.default(made)[family])
+def test_steps_have_work_and_no_more_real_work_than_their_graphs(server: BucketRules, built: Setup) -> None:
+    for family, shape, steps, real in server.demands(built, REQUESTS, AssumedStepTime()):
+        finder = server.finder(built, family, server.default(built)[family])
         found = finder.find(shape)
         assert steps > 0 and real > 0
-        assert found.miss or real <= steps * server.work(made, family, found.shape)
+        assert found.miss or real <= steps * server.work(built, family, found.shape)
 
 
 def test_a_log_without_a_list_is_none(server: BucketRules) -> None:
     assert server.read_log(["INFO started", "", "{'a': [1, 2]}"]) is None
 
 
-def test_text_that_is_no_configuration_is_an_error_or_its_own_list(server: BucketRules, made: Setup) -> None:
+def test_text_that_is_no_configuration_is_an_error_or_its_own_list(server: BucketRules, built: Setup) -> None:
     for given in (Export(arguments=("", "--", "-", "model")), Export(environment={"A": "B"})):
-        assert server.read(given, made) == server.default(made)
+        assert server.read(given, built) == server.default(built)
     for text in ("[", "\0", "\ufeff{}"):
         try:
-            server.read(Export(files={"config.json": text}), made)
+            server.read(Export(files={"config.json": text}), built)
         except InputError as error:
             assert "\n" not in str(error)
 

@@ -74,8 +74,8 @@ def test_every_bucket_is_verified_and_greedy_tokens_are_transformers_own(statefu
     assert result.verification["leak"] < 1e-4
     assert result.verification["greedy_equal"] == result.verification["greedy_sequences"] > 0
     with BundleLLM(path, threads=1) as llm:
-        made = llm.generate(list(PROMPTS), GREEDY)
-    assert [output.outputs[0].token_ids for output in made] == continued(stateful)
+        built = llm.generate(list(PROMPTS), GREEDY)
+    assert [output.outputs[0].token_ids for output in built] == continued(stateful)
 
 
 @full
@@ -91,8 +91,8 @@ def test_a_model_that_keeps_states_alone_runs_by_a_plan_without_contexts(tmp_pat
     assert result.verification["max_abs"] < 1e-3
     assert result.verification["longest"] > 32, "beyond the largest query"
     with BundleLLM(path, threads=1) as llm:
-        made = llm.generate(list(PROMPTS), GREEDY)
-    assert [output.outputs[0].token_ids for output in made] == continued("mamba2")
+        built = llm.generate(list(PROMPTS), GREEDY)
+    assert [output.outputs[0].token_ids for output in built] == continued("mamba2")
 
 
 # cards
@@ -113,7 +113,7 @@ def prepare(executor: Executor) -> None:
         for bucket in executor.bundle.plan.buckets:
             graphs.capture(bucket)
     for slot in range(executor.slots):
-        executor.poison(slot, 0, float("nan"))
+        executor.nan_fill(slot, 0, float("nan"))
 
 
 @full
@@ -128,9 +128,9 @@ def test_graphs_captured_on_a_card_give_the_same_tokens(
         executor = llm.executor
         assert isinstance(executor, CardExecutor)
         prepare(executor)
-        made = llm.generate(list(PROMPTS), GREEDY)
+        built = llm.generate(list(PROMPTS), GREEDY)
         assert [str(array) for array in executor._cache.arrays] == ARRAYS[case]
-    assert [output.outputs[0].token_ids for output in made] == continued(case)
+    assert [output.outputs[0].token_ids for output in built] == continued(case)
 
 
 @full
@@ -140,9 +140,9 @@ def test_neurons_modules_give_the_same_tokens(case: str, bundles: Bundles, monke
     monkeypatch.setattr(xla, "CAPACITY_MULTIPLE", 8)
     with unoptimised(), BundleLLM(bundles.of(case, "neuron", plan=tiny.kinds_plan()), threads=1) as llm:
         prepare(llm.executor)
-        made = llm.generate(list(PROMPTS), GREEDY)
+        built = llm.generate(list(PROMPTS), GREEDY)
         assert bool(llm.bundle.cache_shape.rewind.rings) == (case != STATES)
-    assert [output.outputs[0].token_ids for output in made] == continued(case)
+    assert [output.outputs[0].token_ids for output in built] == continued(case)
 
 
 @pytest.fixture(params=["hpu", "inductor"])

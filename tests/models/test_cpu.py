@@ -23,5 +23,5 @@ def test_logits_of_ragged_poisoned_batches_and_greedy_tokens_are_transformers_ow
     assert result.verification["top1"] == 1.0
     assert result.verification["greedy_equal"] == result.verification["greedy_sequences"] > 0
     with BundleLLM(path, threads=1) as llm:
-        made = llm.generate(list(PROMPTS), SamplingParams(max_tokens=NEW, temperature=0, ignore_eos=True))
-    assert [output.outputs[0].token_ids for output in made] == continued(family)
+        built = llm.generate(list(PROMPTS), SamplingParams(max_tokens=NEW, temperature=0, ignore_eos=True))
+    assert [output.outputs[0].token_ids for output in built] == continued(family)

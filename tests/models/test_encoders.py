@@ -21,13 +21,13 @@ from tests.tiers import default_cases, full
 def test_states_are_those_of_transformers(encoder: str, tmp_path: Path) -> None:
     model = write_encoder(tmp_path / "model", encoder)
     for device in ("openvino", "onnxruntime"):
-        made = llmc.compile(
+        built = llmc.compile(
             model, tmp_path / device, device=device, dtype="f32", task="embed", max_num_seqs=3, max_model_len=40,
             cache_dir=tmp_path / "store",
         )  # fmt: skip
-        assert made.verification["cosine"] > 0.99999
-        assert made.verification["leak"] <= 1e-5
-        assert made.verification["rows"] >= 6
+        assert built.verification["cosine"] > 0.99999
+        assert built.verification["leak"] <= 1e-5
+        assert built.verification["rows"] >= 6
 
 
 def judge(folder: Path, tokenizer: str) -> Path:

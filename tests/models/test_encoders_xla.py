@@ -28,13 +28,13 @@ def plan(task: str) -> EncodePlan:
 )
 def test_numbers_are_those_of_transformers(encoder: str, task: str, tmp_path: Path) -> None:
     model = write_encoder(tmp_path / "model", encoder, task, labels=3)
-    made = llmc.compile(
+    built = llmc.compile(
         model, tmp_path / "bundle", device="xla", task=task, plan=plan(task), jobs=1, cache_dir=tmp_path / "store"
     )
-    assert (made.built, made.native, made.portable) == (1, 1, 0)
-    assert made.verification["cosine"] > 0.99999
-    assert made.verification["leak"] <= 1e-5
-    assert made.verification["rows"] == 2
+    assert (built.built, built.native, built.portable) == (1, 1, 0)
+    assert built.verification["cosine"] > 0.99999
+    assert built.verification["leak"] <= 1e-5
+    assert built.verification["rows"] == 2
 
 
 def test_a_decoder_scores_by_yes_against_no(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,9 +44,9 @@ def test_a_folder_in_shards_becomes_the_text_of_a_chat(folder: Path, tmp_path: P
     template = json.loads((folder / "tokenizer_config.json").read_text())["chat_template"]
     text = jinja2.Template(template).render(messages=MESSAGES, add_generation_prompt=True)
     assert output.prompt_token_ids == tokenizer.encode(text, add_special_tokens=False)
-    made = output.outputs[0]
-    assert made.token_ids == tiny.greedy(FAMILY, output.prompt_token_ids, 8)
-    assert made.text == tokenizer.decode(made.token_ids, skip_special_tokens=True)
+    built = output.outputs[0]
+    assert built.token_ids == tiny.greedy(FAMILY, output.prompt_token_ids, 8)
+    assert built.text == tokenizer.decode(built.token_ids, skip_special_tokens=True)
 
 
 def test_a_shard_that_is_missing_is_named(folder: Path, tmp_path: Path) -> None:

@@ -31,14 +31,14 @@ def graph_of(family: str) -> Graph:
 
 def choosing(graph: Graph) -> set[str]:
     """The weights of the products that a choice of the largest, one or some, rests on: by the graph alone."""
-    made, found = graph.producers(), set()
+    built, found = graph.producers(), set()
     left = [node for node in graph.nodes if node.op in ("topk", "max") and len(node.outputs) == 2]
     while left:
         node = left.pop()
         if node.op == "linear":
             found.add(graph.weights[node.inputs[1]])  # type: ignore[index]
         else:
-            left += [made[value] for value in node.inputs if value in made]
+            left += [built[value] for value in node.inputs if value in built]
     return found
 
 
@@ -61,8 +61,8 @@ def test_a_quantised_model_multiplies_routers_in_float32_unless_they_are_stored_
 @pytest.mark.parametrize("quantize", ["int8", "int4", "keep"])
 def test_openvino_holds_them_in_float32(quantize: str) -> None:
     for stored in ({}, {ROUTER: STORED}):
-        made = format_for(quantize, stored=stored)(constants := Constants())
-        made.matrix([ROUTER], [(8, 64)])
+        built = format_for(quantize, stored=stored)(constants := Constants())
+        built.matrix([ROUTER], [(8, 64)])
         exact = quantize == "int8" or not stored
         assert ({recipe.transform for recipe in constants.recipes} == {"dense"}) is exact
 

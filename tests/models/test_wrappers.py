@@ -124,8 +124,8 @@ def test_a_folder_compiles_to_the_whole_models_text_and_the_summary_names_what_i
     assert "multi_modal_projector (2 tensors)" in said
     with llmc.LLM(str(tmp_path / "bundle")) as llm:
         sampling = llmc.SamplingParams(max_tokens=NEW, temperature=0, ignore_eos=True)
-        made = llm.generate(list(PROMPTS), sampling)
-    assert [output.outputs[0].token_ids for output in made] == [greedy(whole, prompt) for prompt in PROMPTS]
+        built = llm.generate(list(PROMPTS), sampling)
+    assert [output.outputs[0].token_ids for output in built] == [greedy(whole, prompt) for prompt in PROMPTS]
 
 
 def test_tensors_of_a_module_that_is_not_known_are_refused(tmp_path: Path) -> None:

@@ -24,8 +24,8 @@ def extract(tree: ast.Module, name: str, known: Mapping[str, Any]) -> Callable[.
     """
     space = dict(known)
     exec(_code(tree, name), space)
-    made: Callable[..., Any] = space[name]
-    return made
+    built: Callable[..., Any] = space[name]
+    return built
 
 
 def parameters(tree: ast.Module, name: str) -> list[str]:

@@ -22,9 +22,9 @@ CASES = 500
 HOOKS = "sglang/srt/arg_groups/"
 
 
-def lists_of_sglang(root: Path, made: Setup, given: list[int] | None) -> tuple[list[int], list[int]]:
+def lists_of_sglang(root: Path, built: Setup, given: list[int] | None) -> tuple[list[int], list[int]]:
     """What SGLang captures for decode steps and for prompts: memory_hook.py, then base_cuda_graph_runner.py."""
-    own, limits = made.own, made.limits
+    own, limits = built.own, built.limits
     phases = SimpleNamespace(
         decode=SimpleNamespace(backend="full", max_bs=own["cuda_graph_max_bs_decode"], bs=given),
         prefill=SimpleNamespace(backend="breakable", max_bs=own["cuda_graph_max_bs_prefill"], bs=None),
@@ -42,7 +42,7 @@ def lists_of_sglang(root: Path, made: Setup, given: list[int] | None) -> tuple[l
         known[name] = extract(hook, f"generate_{name}_cuda_graph_batch_sizes", known)
     memory = {
         "copy": copy, "resolving_view": lambda given: given, "use_mla_backend": lambda given: False,
-        "get_device_memory_capacity": lambda device: made.number("gpu_memory_gib") * 1024,
+        "get_device_memory_capacity": lambda device: built.number("gpu_memory_gib") * 1024,
         "generate_decode_cuda_graph_batch_sizes": known["decode"],
         "generate_prefill_cuda_graph_batch_sizes": known["prefill"],
         "expand_multimodal_decode_graph_to_running_limit": lambda *given: None,
@@ -82,13 +82,13 @@ def test_its_own_lists_and_lists_that_it_is_given(root: Path) -> None:
             "speculative_num_draft_tokens": random_.choice([0, 0, 3]),
             "disable_cuda_graph_padding": random_.random() < 0.2, "enable_two_batch_overlap": random_.random() < 0.2,
         }  # fmt: skip
-        made = Setup(SGLANG.limits(limits), complete(SGLANG.settings, own))
-        decode, prefill = lists_of_sglang(root, made, None)
-        lists = SGLANG.default(made)
-        assert [size for (size,) in lists["decode"]] == decode, made
-        assert [size for (size,) in lists["prefill"]] == prefill, made
+        built = Setup(SGLANG.limits(limits), complete(SGLANG.settings, own))
+        decode, prefill = lists_of_sglang(root, built, None)
+        lists = SGLANG.default(built)
+        assert [size for (size,) in lists["decode"]] == decode, built
+        assert [size for (size,) in lists["prefill"]] == prefill, built
         given = sorted(random_.sample(range(1, 600), random_.randint(1, 30)))
         if any(size % 2 == 0 and size <= limits["max_num_seqs"] for size in given):
-            decode, _ = lists_of_sglang(root, made, given)
+            decode, _ = lists_of_sglang(root, built, given)
             named = {"decode": tuple((size,) for size in given), "prefill": lists["prefill"] or ((4,),)}
-            assert [size for (size,) in SGLANG.accept(made, named).lists["decode"]] == decode, (made, given)
+            assert [size for (size,) in SGLANG.accept(built, named).lists["decode"]] == decode, (built, given)

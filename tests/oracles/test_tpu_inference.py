@@ -44,11 +44,11 @@ def functions(root: Path, bucketized: bool, custom: list[int]) -> dict[str, Any]
     return known
 
 
-def tokens_of(known: dict[str, Any], made: Setup, least: int, gap: int, sizes: list[int]) -> list[int]:
+def tokens_of(known: dict[str, Any], built: Setup, least: int, gap: int, sizes: list[int]) -> list[int]:
     """num_tokens_paddings, as the runner's _init_inputs makes them."""
-    ranks = 1 if made.own["multiprocess_dp"] else made.number("data_parallel_size")
-    floor = 1 << (ranks * PACKING[str(made.own["kv_cache_dtype"])] - 1).bit_length()
-    least, most = max(least, floor), made.limits.max_num_batched_tokens * ranks
+    ranks = 1 if built.own["multiprocess_dp"] else built.number("data_parallel_size")
+    floor = 1 << (ranks * PACKING[str(built.own["kv_cache_dtype"])] - 1).bit_length()
+    least, most = max(least, floor), built.limits.max_num_batched_tokens * ranks
     if "build_token_paddings" in known:
         return list(known["build_token_paddings"](least, most, gap, sizes))
     return sorted(known["get_token_paddings"](least, most, gap) + sizes)
@@ -73,17 +73,17 @@ def test_its_own_lists(root: Path) -> None:
     release = root.name.rpartition("-")[2]
     random_ = random.Random(release)
     for _ in range(CASES):
-        made = draw(random_, release)
-        known = functions(root, bool(made.own["bucketized_requests"]), [])
-        theirs = tokens_of(known, made, made.number("min_token_bucket"), made.number("padding_gap"), [])
-        requests = known["get_attn_req_paddings"](8, made.limits.max_num_seqs)
+        built = draw(random_, release)
+        known = functions(root, bool(built.own["bucketized_requests"]), [])
+        theirs = tokens_of(known, built, built.number("min_token_bucket"), built.number("padding_gap"), [])
+        requests = known["get_attn_req_paddings"](8, built.limits.max_num_seqs)
         try:
-            lists = TPU.default(made)
+            lists = TPU.default(built)
         except InputError:
-            assert not theirs, made
+            assert not theirs, built
             continue
-        assert [size for (size,) in lists["tokens"]] == theirs, made
-        assert [count for (count,) in lists["requests"]] == requests, made
+        assert [size for (size,) in lists["tokens"]] == theirs, built
+        assert [count for (count,) in lists["requests"]] == requests, built
 
 
 @pytest.mark.parametrize("root", releases("tpu-inference"), ids=lambda path: path.name)
@@ -91,15 +91,15 @@ def test_what_is_written_is_what_the_server_makes_of_it(root: Path) -> None:
     release = root.name.rpartition("-")[2]
     random_ = random.Random(release)
     for _ in range(CASES):
-        made = draw(random_, release)
-        ranks = made.number("data_parallel_size")
-        most = made.limits.max_num_batched_tokens
+        built = draw(random_, release)
+        ranks = built.number("data_parallel_size")
+        most = built.limits.max_num_batched_tokens
         chosen = {
             "tokens": tuple((n * ranks,) for n in sorted(random_.sample(range(1, most + 1), min(most, 12)))),
-            "requests": tuple((n,) for n in sorted(random_.sample(range(1, made.limits.max_num_seqs + 1), 3))),
+            "requests": tuple((n,) for n in sorted(random_.sample(range(1, built.limits.max_num_seqs + 1), 3))),
         }
-        lists = TPU.accept(made, chosen).lists
-        written = TPU.export(made, lists)
+        lists = TPU.accept(built, chosen).lists
+        written = TPU.export(built, lists)
         environment = written.environment
         (config,) = [json.loads(one.partition(" ")[2]) for one in written.arguments if one.startswith("--additional")]
         known = functions(
@@ -107,11 +107,11 @@ def test_what_is_written_is_what_the_server_makes_of_it(root: Path) -> None:
             [int(n) for n in environment.get("ATTN_CUSTOM_NUM_REQS_BUCKETS", "").split(",") if n],
         )  # fmt: skip
         theirs = tokens_of(
-            known, made, int(environment["MIN_TOKEN_BUCKET"]), int(environment["VLLM_TPU_BUCKET_PADDING_GAP"]),
+            known, built, int(environment["MIN_TOKEN_BUCKET"]), int(environment["VLLM_TPU_BUCKET_PADDING_GAP"]),
             config["compilation_sizes"],
         )  # fmt: skip
-        assert [size for (size,) in lists["tokens"]] == theirs, (made, written)
-        assert [n for (n,) in lists["requests"]] == known["get_attn_req_paddings"](8, made.limits.max_num_seqs), made
+        assert [size for (size,) in lists["tokens"]] == theirs, (built, written)
+        assert [n for (n,) in lists["requests"]] == known["get_attn_req_paddings"](8, built.limits.max_num_seqs), built
         for step in random_.sample(range(1, theirs[-1] + 1), min(10, theirs[-1])):
-            found = TPU.finder(made, "tokens", lists["tokens"]).find((step,))
+            found = TPU.finder(built, "tokens", lists["tokens"]).find((step,))
             assert found.shape[0] == known["get_padded_token_len"](theirs, step)

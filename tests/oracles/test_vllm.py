@@ -130,12 +130,12 @@ def setup(case: Case, release: str, v2: bool) -> Setup:
     return Setup(VLLM.limits(limits), complete(VLLM.settings, own))
 
 
-def of_llmc(case: Case, made: Setup) -> list[int] | None:
+def of_llmc(case: Case, built: Setup) -> list[int] | None:
     try:
         if case.given is None:
-            return [size for (size,) in VLLM.default(made)["tokens"]] or None
+            return [size for (size,) in VLLM.default(built)["tokens"]] or None
         lists = {"tokens": tuple((size,) for size in sorted(case.given))}
-        return [size for (size,) in VLLM.accept(made, lists).lists["tokens"]]
+        return [size for (size,) in VLLM.accept(built, lists).lists["tokens"]]
     except InputError:
         return None
 
@@ -196,5 +196,5 @@ def test_graphs_of_model_runner_v2(root: Path) -> None:
         sizes = of_vllm(root, case, True)
         if sizes:
             graphs = sum(map(len, graphs_of_vllm(root, case, sizes).values()))
-            made = setup(case, release, True)
-            assert VLLM.graphs(made, {"tokens": tuple((size,) for size in sizes)}) == graphs, (case, sizes)
+            built = setup(case, release, True)
+            assert VLLM.graphs(built, {"tokens": tuple((size,) for size in sizes)}) == graphs, (case, sizes)

@@ -77,13 +77,13 @@ def draw(random_: random.Random) -> Setup:
     return Setup(GAUDI.limits(limits), complete(GAUDI.settings, own))
 
 
-def said(made: Setup) -> str:
+def said(built: Setup) -> str:
     """What was drawn."""
-    return f"{made.limits} { {name: value for name, value in made.own.items() if value is not None} }"
+    return f"{built.limits} { {name: value for name, value in built.own.items() if value is not None} }"
 
 
-def manager_of(kind: Any, config: Config, made: Setup) -> Any:
-    limits, own = made.limits, made.own
+def manager_of(kind: Any, config: Config, built: Setup) -> Any:
+    limits, own = built.limits, built.own
     vars(config).clear()
     vars(config).update(
         use_contiguous_pa=own["contiguous_pa"],
@@ -108,35 +108,35 @@ def test_generated_buckets_and_look_ups(managers: tuple[Any, Config]) -> None:
     random_, compared = random.Random(1), 0
     differ: list[tuple[str, Any, Any]] = []
     for _ in range(CASES):
-        made = draw(random_)
+        built = draw(random_)
         try:
-            manager = manager_of(*managers, made)
+            manager = manager_of(*managers, built)
         except (RuntimeError, ValueError, AssertionError):
             continue  # the server ends at start
         compared += 1
         try:
-            lists = GAUDI.default(made)
+            lists = GAUDI.default(built)
         except InputError as error:
-            differ.append((said(made), str(error), ""))
+            differ.append((said(built), str(error), ""))
             continue
         for family, theirs in (("prompt", manager.prompt_buckets), ("decode", manager.decode_buckets)):
             if list(lists[family]) != sorted(set(theirs)):
                 extra, missing = set(lists[family]) - set(theirs), set(theirs) - set(lists[family])
-                differ.append((said(made), sorted(extra)[:4], sorted(missing)[:4]))
-        finders = {family: GAUDI.finder(made, family, lists[family]) for family in ("prompt", "decode")}
+                differ.append((said(built), sorted(extra)[:4], sorted(missing)[:4]))
+        finders = {family: GAUDI.finder(built, family, lists[family]) for family in ("prompt", "decode")}
         for _ in range(LOOKUPS):
             rows, query = (
-                random_.randint(1, made.limits.max_num_seqs),
-                random_.randint(1, made.limits.max_num_batched_tokens),
+                random_.randint(1, built.limits.max_num_seqs),
+                random_.randint(1, built.limits.max_num_batched_tokens),
             )
-            context = random_.randint(0, -(-(made.limits.max_model_len - 1) // made.limits.block_size))
+            context = random_.randint(0, -(-(built.limits.max_model_len - 1) // built.limits.block_size))
             theirs = manager.find_prompt_bucket(1, query, context)
             ours = finders["prompt"].find((1, query, context)).shape
             if theirs != ours:
-                differ.append((said(made), (1, query, context), (ours, theirs)))
-            blocks = random_.randint(rows, made.number("num_hpu_blocks"))
+                differ.append((said(built), (1, query, context), (ours, theirs)))
+            blocks = random_.randint(rows, built.number("num_hpu_blocks"))
             theirs, ours = manager.find_decode_bucket(rows, blocks), finders["decode"].find((rows, 1, blocks)).shape
             if theirs != ours:
-                differ.append((said(made), (rows, 1, blocks), (ours, theirs)))
+                differ.append((said(built), (rows, 1, blocks), (ours, theirs)))
     assert compared >= CASES * 0.7
     assert not differ, f"{len(differ)}; " + "\n".join(map(str, differ[:3]))

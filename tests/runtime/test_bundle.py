@@ -74,8 +74,8 @@ def test_opening_reads_the_manifest_alone(copy: Path) -> None:
 def test_a_bundle_moves_and_is_copied_freely(toy: Toy, tmp_path: Path) -> None:
     moved = shutil.copytree(toy.bundle, tmp_path / "far" / "away")
     with BundleLLM(moved) as llm:
-        made = llm.generate([[1, 2, 3]], GREEDY)[0].outputs[0].token_ids
-    assert [made] == greedy(toy.model, [[1, 2, 3]], 4)
+        built = llm.generate([[1, 2, 3]], GREEDY)[0].outputs[0].token_ids
+    assert [built] == greedy(toy.model, [[1, 2, 3]], 4)
 
 
 def test_executors_take_their_sizes_from_the_plan(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,22 +58,22 @@ def test_a_terminal_shows_a_bar_unless_it_is_not_wanted(
 
 @pytest.mark.parametrize("seed", range(4))
 def test_streamed_text_joined_is_the_text(llm: BundleLLM, seed: int) -> None:
-    asked = ["Grüße aus", "日本語 😀", "plain", "a", "x y z"]
+    requested = ["Grüße aus", "日本語 😀", "plain", "a", "x y z"]
     params = SamplingParams(max_tokens=12, temperature=3.0, seed=seed)
-    streamed = [""] * len(asked)
+    streamed = [""] * len(requested)
     finished: dict[int, Any] = {}
-    for index, update, output in llm.stream(asked, params):
+    for index, update, output in llm.stream(requested, params):
         assert index not in finished
         streamed[index] += update.text
         if output.finished:
             finished[index] = output
-    whole = llm.generate(asked, params)
+    whole = llm.generate(requested, params)
     for i, output in enumerate(whole):
         completion = output.outputs[0]
         assert streamed[i] == completion.text == finished[i].outputs[0].text
         assert completion.text == llm.bundle.tokenizer.decode(completion.token_ids)
         assert completion.token_ids == finished[i].outputs[0].token_ids
-        assert output.prompt == asked[i]
+        assert output.prompt == requested[i]
         assert 0 < output.timings.first_token_s <= output.timings.total_s
 
 
@@ -234,11 +234,11 @@ def test_truncated_prompts_keep_their_end(llm: BundleLLM) -> None:
 
 def test_a_seed_of_the_llm_makes_unseeded_requests_repeatable(toy: Toy) -> None:
     params = SamplingParams(max_tokens=6, temperature=1.5)
-    made = []
+    built = []
     for _ in range(2):
         with BundleLLM(toy.bundle, seed=11) as llm:
-            made.append([o.outputs[0].token_ids for o in llm.generate(["a", "b"], params)])
-    assert made[0] == made[1] and made[0][0] != made[0][1]
+            built.append([o.outputs[0].token_ids for o in llm.generate(["a", "b"], params)])
+    assert built[0] == built[1] and built[0][0] != built[0][1]
 
 
 def test_a_stream_left_early_leaves_nothing_behind(llm: BundleLLM) -> None:

@@ -142,7 +142,7 @@ def test_prefill_and_decode_are_the_references(toy: Toy, name: str, request: pyt
     executor = request.getfixturevalue(name)
     trusted = reference(toy.model)
     for slot in range(executor.slots):
-        executor.poison(slot, 0, float("nan"))
+        executor.nan_fill(slot, 0, float("nan"))
     got = prefilled(executor)
     for row, prompt in zip(got, PROMPTS, strict=True):
         np.testing.assert_allclose(row, trusted.logits(prompt, [len(prompt) - 1])[0], atol=1e-5)
@@ -157,7 +157,7 @@ def test_what_no_live_token_owns_changes_nothing(executor: FakeExecutor, value: 
     clean = decoded(executor, [7, 8, 9], [3, 2, 5])
     prefilled(executor)
     for slot, length in enumerate([3, 2, 5, 0]):
-        executor.poison(slot, length, value)
+        executor.nan_fill(slot, length, value)
     np.testing.assert_array_equal(decoded(executor, [7, 8, 9], [3, 2, 5]), clean)
 
 

@@ -19,9 +19,9 @@ __all__ = ["cluster"]
 @pytest.fixture(scope="session")
 def toy(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     """4 sequences of 32 tokens; a byte is a token."""
-    made = Toy.make(tmp_path_factory.mktemp("api"))
-    made.compile()
-    return Bundle.open(made.bundle)
+    built = Toy.make(tmp_path_factory.mktemp("api"))
+    built.compile()
+    return Bundle.open(built.bundle)
 
 
 @pytest.fixture(scope="session")

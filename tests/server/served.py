@@ -49,8 +49,8 @@ class Served(Asks):
     @contextmanager
     def stream(self, **body: Any) -> Iterator[httpx.Response]:
         """The answer to a completion, of which the first event has been read."""
-        asked = completion(stream=True, **body)
-        with self._client.stream("POST", "/v1/completions", json=asked) as answer:
+        requested = completion(stream=True, **body)
+        with self._client.stream("POST", "/v1/completions", json=requested) as answer:
             assert answer.status_code == 200
             assert next(answer.iter_lines()).startswith("data: {")
             yield answer

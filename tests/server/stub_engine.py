@@ -131,12 +131,12 @@ class Api(Asks):
         return build_app(self.state)
 
     def ask(self, method: str, path: str, **options: Any) -> httpx.Response:
-        async def asked() -> httpx.Response:
+        async def requested() -> httpx.Response:
             transport = httpx.ASGITransport(self.app)
             async with httpx.AsyncClient(transport=transport, base_url="http://llmc") as client:
                 return await client.request(method, path, **options)
 
-        return asyncio.run(asked())
+        return asyncio.run(requested())
 
 
 def joined(lists: Iterable[list[Any]]) -> list[Any]:

@@ -20,13 +20,13 @@ from tests.toy import Toy
 
 
 @pytest.fixture
-def made(ways: Ways) -> Toy:
+def built(ways: Ways) -> Toy:
     return ways.toy
 
 
 @pytest.fixture
-def api(made: Toy) -> Api:
-    return Api(Bundle.open(made.bundle))
+def api(built: Toy) -> Api:
+    return Api(Bundle.open(built.bundle))
 
 
 def test_the_model_and_its_adapters_are_listed(served: Served) -> None:
@@ -56,17 +56,17 @@ def test_another_name_is_not_found(served: Served) -> None:
     assert served.post("/tokenize", {"prompt": "x", "model": "loud"}).status_code == 200, "its tokens are the model's"
 
 
-def test_a_server_answers_with_each(served: Served, made: Toy) -> None:
+def test_a_server_answers_with_each(served: Served, built: Toy) -> None:
     """Over a real engine, all at once."""
     prompt = [3, 5, 9, 20]
-    asked = completion(prompt=prompt, return_token_ids=True)
+    requested = completion(prompt=prompt, return_token_ids=True)
     with ThreadPoolExecutor() as pool:
-        answers = pool.map(lambda name: served.complete(**asked, model=name), (None, *NAMES))
+        answers = pool.map(lambda name: served.complete(**requested, model=name), (None, *NAMES))
         made_by = [answer.json()["choices"][0]["token_ids"] for answer in answers]
-    assert made_by == [wanted.greedy(prompt, 4) for wanted in references(made.model)]
+    assert made_by == [wanted.greedy(prompt, 4) for wanted in references(built.model)]
 
 
-def test_the_model_is_not_called_as_an_adapter_is(made: Toy) -> None:
+def test_the_model_is_not_called_as_an_adapter_is(built: Toy) -> None:
     config = ServerConfig(served_model_name="loud")
     with pytest.raises(InputError, match="--served-model-name loud: an adapter of the bundle is called that"):
-        load(lambda _: Path(made.bundle), config, EngineOptions(), None, lambda _: None)  # type: ignore[arg-type]
+        load(lambda _: Path(built.bundle), config, EngineOptions(), None, lambda _: None)  # type: ignore[arg-type]

@@ -269,7 +269,7 @@ def test_the_model_may_be_left_out_and_is_otherwise_the_one_served(api):
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "requested",
     [
         {"guided_json": {"type": "object"}}, {"guided_regex": "a+"}, {"guided_choice": ["a", "b"]},
         {"guided_grammar": 'start: "a"'}, {"structured_outputs": {"json": {"type": "object"}}},
@@ -279,10 +279,10 @@ def test_the_model_may_be_left_out_and_is_otherwise_the_one_served(api):
         {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}},
     ],
 )  # fmt: skip
-def test_what_the_text_must_be_can_be_said_in_several_ways(api, asked):
-    assert api.complete(**asked).status_code == 200
-    made = api.engine.params.structured_outputs
-    ((name, value),) = asked.items()
+def test_what_the_text_must_be_can_be_said_in_several_ways(api, requested):
+    assert api.complete(**requested).status_code == 200
+    built = api.engine.params.structured_outputs
+    ((name, value),) = requested.items()
     if name.startswith("guided"):
         kind = name.removeprefix("guided_")
     elif name == "structured_outputs":
@@ -290,15 +290,15 @@ def test_what_the_text_must_be_can_be_said_in_several_ways(api, asked):
     else:
         kind = {"json_object": "json_object", "json_schema": "json"}[value["type"]]
         value = True if kind == "json_object" else value["json_schema"]["schema"]
-    assert made.kind == kind
+    assert built.kind == kind
     if kind == "json":
-        assert made.json == '{"type": "object"}'
+        assert built.json == '{"type": "object"}'
     else:
-        assert getattr(made, kind) == (tuple(value) if isinstance(value, list) else value)
+        assert getattr(built, kind) == (tuple(value) if isinstance(value, list) else value)
 
 
 @pytest.mark.parametrize(
-    ("asked", "param"),
+    ("requested", "param"),
     [
         ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_regex"),
         ({"structured_outputs": {}}, "structured_outputs"),
@@ -311,5 +311,5 @@ def test_what_the_text_must_be_can_be_said_in_several_ways(api, asked):
         ({"response_format": "json"}, "response_format"),
     ],
 )
-def test_a_form_that_cannot_be_is_refused_by_name(api, asked, param):
-    assert refusal(api.complete(**asked))["param"] == param
+def test_a_form_that_cannot_be_is_refused_by_name(api, requested, param):
+    assert refusal(api.complete(**requested))["param"] == param

@@ -237,8 +237,8 @@ def test_what_cannot_be_read_is_told_as_every_error_is(live: Live) -> None:
 
 def test_a_connection_is_not_turned_into_a_websocket(own: Served) -> None:
     upgrade = b"upgrade: websocket\r\nsec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
-    asked = b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: upgrade, close\r\n" + upgrade + b"\r\n"
-    assert own.say(asked).startswith(b"HTTP/1.1 200 OK\r\n")
+    requested = b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: upgrade, close\r\n" + upgrade + b"\r\n"
+    assert own.say(requested).startswith(b"HTTP/1.1 200 OK\r\n")
 
 
 @pytest.mark.parametrize(

@@ -34,8 +34,8 @@ def test_a_crash_ends_what_runs_and_turns_health_red(
                 assert "secret" not in answer.text and "Traceback" not in answer.text
             assert live.wait(Dead).message == "RuntimeError: /secret/path: device lost"
         assert "secret" not in stream.answer.text
-        told = stream.answer.json if stream.answer.status != 200 else stream.answer.chunks[-1]
-        assert told["error"]["type"] == "server_error"
+        reported = stream.answer.json if stream.answer.status != 200 else stream.answer.chunks[-1]
+        assert reported["error"]["type"] == "server_error"
 
         for path in ("/health", "/ready"):
             answer = live.get(path)

@@ -28,20 +28,20 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def made() -> MadeUp:
+def built() -> MadeUp:
     return MadeUp()
 
 
 @pytest.fixture
-def site(made: MadeUp) -> Iterator[Site]:
-    with Site(made.app()) as running:
+def site(built: MadeUp) -> Iterator[Site]:
+    with Site(built.app()) as running:
         yield running
 
 
 @pytest.fixture
 def open_page(browser: Browser, site: Site) -> Iterator[Callable[..., Page]]:
     """Opens the dashboard; at the end nothing was wrong on any page, and nothing was asked of anybody else."""
-    contexts, wrong, asked = [], [], []
+    contexts, wrong, requested = [], [], []
 
     def opened(**options: object) -> Page:
         context = browser.new_context(**options)  # type: ignore[arg-type]
@@ -51,7 +51,7 @@ def open_page(browser: Browser, site: Site) -> Iterator[Callable[..., Page]]:
         page.add_init_script(SOONER)
         page.on("console", lambda message: wrong.append(message.text) if message.type in ("error", "warning") else None)
         page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.on("request", lambda request: asked.append(request.url))
+        page.on("request", lambda request: requested.append(request.url))
         page.goto(f"{site.url}/dashboard")
         return page
 
@@ -59,17 +59,17 @@ def open_page(browser: Browser, site: Site) -> Iterator[Callable[..., Page]]:
     for context in contexts:
         context.close()
     assert wrong == []
-    assert {url.removeprefix(site.url) for url in asked} <= {
+    assert {url.removeprefix(site.url) for url in requested} <= {
         "/dashboard", "/dashboard/data", "/dashboard/replan", "data:,"
     }  # fmt: skip
 
 
-def test_the_grid_shows_what_ran(made: MadeUp, open_page: Callable[..., Page]) -> None:
-    made.serve("toy")
-    made.load(5)
+def test_the_grid_shows_what_ran(built: MadeUp, open_page: Callable[..., Page]) -> None:
+    built.serve("toy")
+    built.load(5)
     for name in ("runs", "waits", "waits, too"):
-        made.state.snapshot.arrived(name, 3)
-    made.state.snapshot.admitted("runs", 0.0, 0)
+        built.state.snapshot.arrived(name, 3)
+    built.state.snapshot.admitted("runs", 0.0, 0)
     page = open_page()
     expect(page.locator("#phase")).to_have_text("ready")
     expect(page.locator("#model")).to_have_text("toy")
@@ -91,21 +91,21 @@ def test_the_grid_shows_what_ran(made: MadeUp, open_page: Callable[..., Page]) -
     assert page.locator("#plots polyline.s0").first.get_attribute("points").count(",") == 5  # type: ignore[union-attr]
 
 
-def test_what_runs_later_shows_without_a_reload(made: MadeUp, open_page: Callable[..., Page]) -> None:
-    made.serve("toy")
+def test_what_runs_later_shows_without_a_reload(built: MadeUp, open_page: Callable[..., Page]) -> None:
+    built.serve("toy")
     page = open_page()
     expect(page.locator("#detail-decode")).to_have_text("0 of 5 buckets used")
-    made.load(2)
+    built.load(2)
     expect(page.locator("td[aria-label^='decode 4×1+16:']")).to_have_text("25%")
-    made.clock.now += 120
+    built.clock.now += 120
     expect(page.locator("#detail-decode")).to_have_text("0 of 5 buckets used")
     page.get_by_role("radio", name="since the start").check()
     expect(page.locator("#detail-decode")).to_have_text("1 of 5 buckets used")
     expect(page.locator("#totals")).to_contain_text(re.compile(r"requests over\s*2"))
 
 
-def test_loading_shows_how_far_it_is(made: MadeUp, open_page: Callable[..., Page]) -> None:
-    made.loading(Progress("warm", 3, 8, 12.4))
+def test_loading_shows_how_far_it_is(built: MadeUp, open_page: Callable[..., Page]) -> None:
+    built.loading(Progress("warm", 3, 8, 12.4))
     page = open_page()
     expect(page.locator("#phase")).to_have_text("loading")
     bar = page.get_by_role("progressbar", name="Loading")
@@ -113,32 +113,32 @@ def test_loading_shows_how_far_it_is(made: MadeUp, open_page: Callable[..., Page
     assert bar.evaluate("bar => bar.value / bar.max") == 3 / 8
     expect(page.locator("#progress-text")).to_have_text("warm: 3 of 8, about 12 s left")
     expect(page.locator("#buckets")).to_be_hidden()
-    made.loading(Progress("tokenizer"))
+    built.loading(Progress("tokenizer"))
     expect(page.locator("#progress-text")).to_have_text("tokenizer")
     assert not bar.evaluate("bar => bar.hasAttribute('value')")
-    made.serve("toy")
+    built.serve("toy")
     expect(page.locator("#phase")).to_have_text("ready")
     expect(bar).to_be_hidden()
     expect(page.locator("#buckets")).to_be_visible()
 
 
-def test_a_server_that_drains_or_died_says_so(made: MadeUp, open_page: Callable[..., Page]) -> None:
-    made.serve("toy")
-    made.state.draining = True
+def test_a_server_that_drains_or_died_says_so(built: MadeUp, open_page: Callable[..., Page]) -> None:
+    built.serve("toy")
+    built.state.draining = True
     page = open_page()
     expect(page.locator("#phase")).to_have_text("draining")
-    made.engine.error = RuntimeError("boom")
+    built.engine.error = RuntimeError("boom")
     expect(page.locator("#phase")).to_have_text("dead")
     expect(page.locator("#loading")).to_contain_text("stopped on an error")
 
 
-def test_a_compilation_while_serving_is_red(made: MadeUp, open_page: Callable[..., Page]) -> None:
-    made.serve("toy")
+def test_a_compilation_while_serving_is_red(built: MadeUp, open_page: Callable[..., Page]) -> None:
+    built.serve("toy")
     page = open_page()
     compilations = page.locator("#tiles > div", has_text="Compilations").locator("dd").first
     expect(compilations).to_have_text("0")
     expect(compilations).not_to_have_class("bad")
-    made.compiled(2)
+    built.compiled(2)
     expect(compilations).to_have_text("2")
     expect(compilations).to_have_class("bad")
 
@@ -146,10 +146,10 @@ def test_a_compilation_while_serving_is_red(made: MadeUp, open_page: Callable[..
 HOSTILE = "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 2'>\"'&amp;"
 
 
-def test_a_name_is_text_whatever_it_holds(made: MadeUp, open_page: Callable[..., Page]) -> None:
-    made.serve(HOSTILE)
-    made.loading(Progress(HOSTILE))
-    made.load(2)
+def test_a_name_is_text_whatever_it_holds(built: MadeUp, open_page: Callable[..., Page]) -> None:
+    built.serve(HOSTILE)
+    built.loading(Progress(HOSTILE))
+    built.load(2)
     page = open_page()
     expect(page.locator("#model")).to_have_text(HOSTILE)
     assert page.locator("img").count() == 0
@@ -161,10 +161,10 @@ def test_a_name_is_text_whatever_it_holds(made: MadeUp, open_page: Callable[...,
 @pytest.mark.parametrize("width", [400, 1600])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_it_fits_narrow_and_wide_light_and_dark(
-    made: MadeUp, open_page: Callable[..., Page], width: int, scheme: str
+    built: MadeUp, open_page: Callable[..., Page], width: int, scheme: str
 ) -> None:
-    made.serve("a-model-with-a-long-name-" + "x" * 60)
-    made.load(3)
+    built.serve("a-model-with-a-long-name-" + "x" * 60)
+    built.load(3)
     page = open_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
     expect(page.locator("td[aria-label^='decode 4×1+16:']")).to_have_text("25%")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
@@ -174,12 +174,12 @@ def test_it_fits_narrow_and_wide_light_and_dark(
         assert _contrast(text, ground) >= 4.5, (of, text, ground)
 
 
-def test_what_another_plan_would_save(made: MadeUp, open_page: Callable[..., Page]) -> None:
+def test_what_another_plan_would_save(built: MadeUp, open_page: Callable[..., Page]) -> None:
     """Prompts of 9 tokens in buckets of 16."""
-    made.serve("toy")
+    built.serve("toy")
     page = open_page()
     expect(page.locator("#replan")).to_be_hidden()
-    made.load(20)
+    built.load(20)
     page.get_by_role("button", name="Compute").click()
     expect(page.locator("#replan-text")).to_contain_text("Of 20 requests", timeout=30_000)
     cells = page.locator("#replan-table tbody tr").first.locator("td").all_text_contents()
@@ -188,10 +188,10 @@ def test_what_another_plan_would_save(made: MadeUp, open_page: Callable[..., Pag
 
 
 def test_a_plan_that_cannot_be_made_says_why(
-    made: MadeUp, open_page: Callable[..., Page], monkeypatch: pytest.MonkeyPatch
+    built: MadeUp, open_page: Callable[..., Page], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made.serve("toy")
-    made.load(2)
+    built.serve("toy")
+    built.load(2)
     page = open_page()
     monkeypatch.setattr(replanning, "TIMEOUT_S", 0.0)
     page.get_by_role("button", name="Compute").click()
@@ -202,9 +202,9 @@ def test_a_plan_that_cannot_be_made_says_why(
     expect(page.locator("#replan-text")).to_contain_text("planning ended with 1", timeout=30_000)
 
 
-def test_cells_are_reached_by_keyboard(made: MadeUp, open_page: Callable[..., Page]) -> None:
-    made.serve("toy")
-    made.load(1)
+def test_cells_are_reached_by_keyboard(built: MadeUp, open_page: Callable[..., Page]) -> None:
+    built.serve("toy")
+    built.load(1)
     page = open_page()
     grid = page.get_by_role("grid", name="Decode")
     expect(grid).to_be_visible()
@@ -218,8 +218,8 @@ def test_cells_are_reached_by_keyboard(made: MadeUp, open_page: Callable[..., Pa
     assert grid.locator("td[tabindex='0']").count() == 1
 
 
-def test_a_server_that_is_gone_is_noticed(made: MadeUp, site: Site, browser: Browser) -> None:
-    made.serve("toy")
+def test_a_server_that_is_gone_is_noticed(built: MadeUp, site: Site, browser: Browser) -> None:
+    built.serve("toy")
     page = browser.new_page()
     page.goto(f"{site.url}/dashboard")
     expect(page.locator("#phase")).to_have_text("ready")
@@ -228,10 +228,10 @@ def test_a_server_that_is_gone_is_noticed(made: MadeUp, site: Site, browser: Bro
     page.close()
 
 
-def test_the_key_is_asked_for(made: MadeUp, browser: Browser) -> None:
-    made.serve("toy")
+def test_the_key_is_asked_for(built: MadeUp, browser: Browser) -> None:
+    built.serve("toy")
     keys = ["first"]
-    with Site(made.app(lambda: tuple(keys))) as site:
+    with Site(built.app(lambda: tuple(keys))) as site:
         without = browser.new_page()
         try:
             refused = without.goto(f"{site.url}/dashboard")

@@ -64,9 +64,9 @@ def test_a_client_that_leaves_the_queue_gives_its_place_away(bundle: Path, monke
         queued = live.begin()
         until(lambda: engine.in_flight == 5)
         assert live.complete().status == 503
-        asked = len(engine._commands)
+        requested = len(engine._commands)
         leave(queued)
-        until(lambda: len(engine._commands) > asked)
+        until(lambda: len(engine._commands) > requested)
         gate.let(1)
         until(lambda: engine.in_flight == 4)
         last = live.call()

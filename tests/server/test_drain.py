@@ -69,9 +69,9 @@ def test_what_does_not_end_in_time_is_cut_and_says_so(bundle: Path, monkeypatch:
         engine = live.server.state.served.engine
         until(lambda: engine.in_flight == 2)
         gate.wait(begun + 1)
-        asked = len(engine._commands)
+        requested = len(engine._commands)
         live.server.stop()
-        until(lambda: len(engine._commands) == asked + 2)  # the time is up: both are to be cancelled
+        until(lambda: len(engine._commands) == requested + 2)  # the time is up: both are to be cancelled
         gate.let()
         live.join()
         assert live.wait(Stopped).cancelled == 2

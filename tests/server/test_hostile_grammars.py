@@ -43,7 +43,7 @@ class Health:
     """Asks /health every few milliseconds; `worst` is how long the slowest answer took."""
 
     def __init__(self, server: Live) -> None:
-        self._server, self._over, self.worst, self.asked = server, False, 0.0, 0
+        self._server, self._over, self.worst, self.requested = server, False, 0.0, 0
         self._thread = threading.Thread(target=self._ask)
 
     def __enter__(self) -> Health:
@@ -59,7 +59,7 @@ class Health:
             began = time.monotonic()
             assert self._server.get("/health").status == 200
             self.worst = max(self.worst, time.monotonic() - began)
-            self.asked += 1
+            self.requested += 1
             time.sleep(0.005)  # without it the asking itself, in the server's process, is what slows all else
 
 
@@ -94,7 +94,7 @@ def test_a_hostile_grammar_is_a_400_and_all_else_goes_on(server: Live):
             assert re.search(f"cannot be followed: it .*({message})", error["message"]), error
             good = server.complete(guided_json=GOOD, max_tokens=28, ignore_eos=False)
             assert good.status == 200, name
-    assert health.asked > len(HOSTILE) and health.worst < HEALTHY_S
+    assert health.requested > len(HOSTILE) and health.worst < HEALTHY_S
     assert server.stats.running == server.stats.waiting == 0
 
 
@@ -139,10 +139,10 @@ def holding(factory: Any, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Compiles begin once the event is set."""
     let = threading.Event()
 
-    async def acompile(structured: Any, made: Any = factory.acompile) -> Any:
+    async def acompile(structured: Any, built: Any = factory.acompile) -> Any:
         while not let.is_set():
             await asyncio.sleep(0.005)
-        return await made(structured)
+        return await built(structured)
 
     monkeypatch.setattr(factory, "acompile", acompile)
     return let
@@ -169,12 +169,12 @@ def test_compiles_count_in_the_queue(bundle: Path, monkeypatch: pytest.MonkeyPat
 
 @full
 def test_the_memory_is_back_after_a_hostile_grammar(server: Live):
-    def asked(number: int) -> int:
+    def requested(number: int) -> int:
         assert server.complete(guided_regex=f"(a{{1000}}){{{900 + number}}}").status == 400
         return int(psutil.Process().memory_info().rss)
 
-    before = max(asked(i) for i in range(2))
-    assert asked(3) - before < 32 << 20
+    before = max(requested(i) for i in range(2))
+    assert requested(3) - before < 32 << 20
     assert psutil.Process(nursery(server).pid).memory_info().rss < 200 << 20
 
 
@@ -183,7 +183,7 @@ def test_a_grammar_is_compiled_once_for_all_choices(server: Live, monkeypatch: p
     assert served is not None
     factory, compiled = served.engine.engine.constraints(), []
     monkeypatch.setattr(
-        factory, "acompile", lambda structured, made=factory.acompile: compiled.append(structured) or made(structured)
+        factory, "acompile", lambda structured, built=factory.acompile: compiled.append(structured) or built(structured)
     )
     answer = server.complete(guided_choice=["ab", "cd"], n=16, temperature=1, ignore_eos=False)
     assert {choice["text"] for choice in answer.json["choices"]} <= {"ab", "cd"} and len(answer.json["choices"]) == 16

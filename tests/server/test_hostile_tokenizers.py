@@ -99,11 +99,11 @@ def hostile_when_read() -> bytes:
     ids=["grows", "grows when it is read", "no tokenizer", "truncated"],
 )
 def test_a_checkpoint_whose_tokenizer_cannot_be_used_is_not_compiled(data: bytes, said: str, tmp_path: Path) -> None:
-    made = Toy.make(tmp_path)
-    (made.model / "tokenizer.json").write_bytes(data)
+    built = Toy.make(tmp_path)
+    (built.model / "tokenizer.json").write_bytes(data)
     with pytest.raises(CheckpointError, match=said):
-        made.compile()
-    assert not made.bundle.exists()
-    (made.model / "tokenizer.json").unlink()
-    made.compile()
-    assert not Bundle.open(made.bundle).has_tokenizer, "of a checkpoint without one"
+        built.compile()
+    assert not built.bundle.exists()
+    (built.model / "tokenizer.json").unlink()
+    built.compile()
+    assert not Bundle.open(built.bundle).has_tokenizer, "of a checkpoint without one"

@@ -73,18 +73,18 @@ def test_a_decoding_server_that_is_killed_in_mid_request_holds_up_no_other(
     ):
         doomed.ready()
         other.ready()
-        asked = [threading.Thread(target=_asked, args=(doomed,)) for _ in range(8)]
-        for one in asked:
+        requested = [threading.Thread(target=_requested, args=(doomed,)) for _ in range(8)]
+        for one in requested:
             one.start()
         os.kill(doomed.child.pid, signal.SIGKILL)
-        for one in asked:
+        for one in requested:
             one.join()
         assert tokens(other, PROMPT) == greedy(bundle.parent / "toy", [PROMPT], 6)[0]
         assert handed_over(other) >= 1
         assert process.poll() is None
 
 
-def _asked(server: Process) -> None:
+def _requested(server: Process) -> None:
     try:
         server.complete(prompt=PROMPT, max_tokens=24)
     except (OSError, ValueError, HTTPException):

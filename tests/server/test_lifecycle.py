@@ -179,15 +179,15 @@ def test_an_unknown_warm_up_lists_the_known() -> None:
 def test_what_is_left_is_told_from_the_time_so_far_and_what_the_parts_cost(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    told: list[Progress] = []
-    countdown = Countdown("warm up", [1, 1, 3, 5], told.append)
+    reported: list[Progress] = []
+    countdown = Countdown("warm up", [1, 1, 3, 5], reported.append)
     now[0] = 102.0
     countdown(1)
     now[0] = 103.0
     countdown(2)
     now[0] = 120.0
     countdown(4)
-    assert told == [
+    assert reported == [
         Progress("warm up", 0, 4), Progress("warm up", 1, 4, 18.0), Progress("warm up", 2, 4, 12.0),
         Progress("warm up", 4, 4, 0.0),
     ]  # fmt: skip

@@ -24,17 +24,17 @@ def server(lpu: LpuHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
         yield live.ready()
 
 
-def asked(**more: Any) -> dict[str, Any]:
+def requested(**more: Any) -> dict[str, Any]:
     return {"prompt": [5, 6, 7], "max_tokens": 6, "return_token_ids": True, **GREEDY, **more}
 
 
 def test_requests_queue_stream_and_are_refused_by_name(server: Live) -> None:
     with ThreadPoolExecutor(4) as callers:
-        answers = list(callers.map(lambda n: server.ask("POST", "/v1/completions", asked(prompt=[5, n])), range(4)))
+        answers = list(callers.map(lambda n: server.ask("POST", "/v1/completions", requested(prompt=[5, n])), range(4)))
     assert [a.status for a in answers] == [200] * 4
     for number, answer in enumerate(answers):
         assert answer.json["choices"][0]["token_ids"] == tiny.greedy(CASE, [5, number], 6)
-    streamed = server.ask("POST", "/v1/completions", asked(stream=True))
+    streamed = server.ask("POST", "/v1/completions", requested(stream=True))
     assert [t for c in streamed.chunks for t in c["choices"][0]["token_ids"]] == tiny.greedy(CASE, [5, 6, 7], 6)
     chat = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3}
     assert server.ask("POST", "/v1/chat/completions", chat).json["usage"]["completion_tokens"] == 3
@@ -43,14 +43,14 @@ def test_requests_queue_stream_and_are_refused_by_name(server: Live) -> None:
         "logit_bias": {"1": 1}, "allowed_token_ids": [1], "bad_words": ["a"],
     }  # fmt: skip
     for name, value in refused.items():
-        given = {**asked(), "temperature": 1.0, name: value}
+        given = {**requested(), "temperature": 1.0, name: value}
         error = server.ask("POST", "/v1/completions", given)
         assert (error.status, error.json["error"]["param"]) == (400, name), name
         assert f"{name} is not offered on this device" in error.json["error"]["message"]
-    form = asked(structured_outputs={"regex": "a"})
+    form = requested(structured_outputs={"regex": "a"})
     error = server.ask("POST", "/v1/completions", form)
     assert (error.status, error.json["error"]["param"]) == (400, "structured_outputs")
-    longest = server.ask("POST", "/v1/completions", asked(prompt=[1] * 48))
+    longest = server.ask("POST", "/v1/completions", requested(prompt=[1] * 48))
     assert longest.status == 400 and "48 tokens; this model takes at most 47" in longest.json["error"]["message"]
     metrics = server.ask("GET", "/metrics").text
     assert 'bucket="1x1+48"' in metrics
@@ -64,13 +64,13 @@ def test_a_device_that_dies_fails_one_request_and_is_opened_again(
         server.ready()
         executor = server.server.state.served.engine.engine.core.executor  # type: ignore[union-attr]
         executor._hyperdex.kill()  # type: ignore[attr-defined]
-        answer = server.ask("POST", "/v1/completions", asked())
+        answer = server.ask("POST", "/v1/completions", requested())
         assert (answer.status, answer.json["choices"][0]["finish_reason"]) == (200, "error")
-        again = server.ask("POST", "/v1/completions", asked())
+        again = server.ask("POST", "/v1/completions", requested())
         assert again.json["choices"][0]["token_ids"] == tiny.greedy(CASE, [5, 6, 7], 6)
         executor._hyperdex.kill()  # type: ignore[attr-defined]
         monkeypatch.setenv("FAKE_HYPERDEX", "kill:import")
-        assert server.ask("POST", "/v1/completions", asked()).json["choices"][0]["finish_reason"] == "error"
-        answer = server.ask("POST", "/v1/completions", asked())
+        assert server.ask("POST", "/v1/completions", requested()).json["choices"][0]["finish_reason"] == "error"
+        answer = server.ask("POST", "/v1/completions", requested())
         assert (answer.status, answer.json["error"]["code"]) == (503, "engine_dead")
         assert server.ask("GET", "/health").status == 503

@@ -16,12 +16,12 @@ from tests.server.pages import MadeUp
 from tests.server.served import Served
 
 
-def ask(made: MadeUp, path: str, **headers: str) -> httpx.Response:
-    async def asked() -> httpx.Response:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(made.app()), base_url="http://llmc") as client:
+def ask(built: MadeUp, path: str, **headers: str) -> httpx.Response:
+    async def requested() -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(built.app()), base_url="http://llmc") as client:
             return await client.get(path, headers=headers)
 
-    return asyncio.run(asked())
+    return asyncio.run(requested())
 
 
 def value(answer: httpx.Response, name: str, **labels: str) -> float:
@@ -35,9 +35,9 @@ def value(answer: httpx.Response, name: str, **labels: str) -> float:
 
 
 def test_metrics_are_there_while_loading() -> None:
-    made = MadeUp()
-    made.loading(Progress("warm", 1, 2, 3.0))
-    answer = ask(made, "/metrics")
+    built = MadeUp()
+    built.loading(Progress("warm", 1, 2, 3.0))
+    answer = ask(built, "/metrics")
     assert answer.status_code == 200
     assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
     assert value(answer, "llmc:ready") == 0
@@ -45,17 +45,17 @@ def test_metrics_are_there_while_loading() -> None:
 
 
 def test_metrics_of_a_server_that_serves() -> None:
-    made = MadeUp()
-    made.serve("toy")
-    made.load(3)
-    answer = ask(made, "/metrics")
+    built = MadeUp()
+    built.serve("toy")
+    built.load(3)
+    answer = ask(built, "/metrics")
     assert value(answer, "llmc:ready", model_name="toy") == 1
     assert value(answer, "llmc:num_requests_running") == 2
     assert value(answer, "llmc:generation_tokens_total") == 21
     assert value(answer, "llmc:bucket_requests_total", phase="decode", bucket="4x1+16") == 18
     assert value(answer, "llmc:padding_tokens_total", phase="prompt") == 21
-    made.state.draining = True
-    assert value(ask(made, "/metrics"), "llmc:ready") == 0
+    built.state.draining = True
+    assert value(ask(built, "/metrics"), "llmc:ready") == 0
 
 
 @pytest.mark.parametrize("accept", ["application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.2"])
@@ -66,14 +66,14 @@ def test_openmetrics_where_it_is_asked_for(accept: str) -> None:
 
 
 def test_data_of_the_dashboard() -> None:
-    made = MadeUp()
-    made.loading(Progress("warm", 3, 8, 12.5))
-    loading = ask(made, "/dashboard/data").json()
+    built = MadeUp()
+    built.loading(Progress("warm", 3, 8, 12.5))
+    loading = ask(built, "/dashboard/data").json()
     assert (loading["phase"], loading["model"], loading["plan"], loading["stats"]) == ("loading", None, None, None)
     assert loading["progress"] == {"stage": "warm", "done": 3, "total": 8, "eta_s": 12.5}
-    made.serve("toy")
-    made.load(2)
-    answer = ask(made, "/dashboard/data")
+    built.serve("toy")
+    built.load(2)
+    answer = ask(built, "/dashboard/data")
     assert answer.headers["cache-control"] == "no-store"
     found = answer.json()
     assert (found["phase"], found["model"], found["device"]) == ("ready", "toy", "fake")
@@ -85,17 +85,17 @@ def test_data_of_the_dashboard() -> None:
 
 
 def test_an_engine_that_died_is_not_hidden_and_not_explained() -> None:
-    made = MadeUp()
-    made.serve("toy")
-    made.engine.error = RuntimeError("/secret/path")
-    answer = ask(made, "/dashboard/data")
+    built = MadeUp()
+    built.serve("toy")
+    built.engine.error = RuntimeError("/secret/path")
+    answer = ask(built, "/dashboard/data")
     assert answer.json()["phase"] == "dead"
     assert "secret" not in answer.text
 
 
 def test_the_page_may_only_run_its_own_script() -> None:
-    made = MadeUp()
-    first, second = ask(made, "/dashboard"), ask(made, "/dashboard")
+    built = MadeUp()
+    first, second = ask(built, "/dashboard"), ask(built, "/dashboard")
     policy = first.headers["content-security-policy"]
     assert policy.startswith("default-src 'none'; script-src 'nonce-")
     assert "unsafe" not in policy and "http" not in policy
@@ -108,17 +108,17 @@ def test_the_page_may_only_run_its_own_script() -> None:
 
 
 def test_of_several_replicas_each_family_is_told_once_with_every_replica() -> None:
-    made, other = MadeUp(), MadeUp()
-    for replica, tokens in ((made, 3), (other, 1)):
+    built, other = MadeUp(), MadeUp()
+    for replica, tokens in ((built, 3), (other, 1)):
         replica.serve("toy")
         replica.load(tokens)
 
     async def of_all() -> Sequence[Metric]:
-        told = {"one": made, "two": other}
-        return together(labelled(one.state.metrics.families(ready=True), name) for name, one in told.items())
+        reported = {"one": built, "two": other}
+        return together(labelled(one.state.metrics.families(ready=True), name) for name, one in reported.items())
 
-    made.state.all_metrics = of_all
-    answer = ask(made, "/metrics")
+    built.state.all_metrics = of_all
+    answer = ask(built, "/metrics")
     assert value(answer, "llmc:generation_tokens_total", replica="one") == 21
     assert value(answer, "llmc:generation_tokens_total", replica="two") == 7
     types = [line for line in answer.text.splitlines() if line.startswith("# TYPE")]

@@ -74,9 +74,9 @@ def test_a_stream_is_refused_before_it_begins(bundle: Path, monkeypatch: pytest.
 
 def test_whoever_refuses_says_when_to_come_back_and_health_waits_for_nobody(served: Served) -> None:
     """More than the slots and the queues of two servers take: 4 answers each keep a fast host busy, too."""
-    asked = completion(prompt="a", max_tokens=20, n=4, temperature=1.0)
+    requested = completion(prompt="a", max_tokens=20, n=4, temperature=1.0)
     with ThreadPoolExecutor(200) as pool:
-        calls = [pool.submit(served.complete, **asked) for _ in range(200)]
+        calls = [pool.submit(served.complete, **requested) for _ in range(200)]
         until(lambda: any(call.done() for call in calls))
         assert served.get("/health").json()["phase"] == "ready"
         answers = [call.result() for call in calls]

@@ -21,9 +21,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def bundle(folder: Path, task: str) -> Path:
-    made = folder / f"{task}.llmc"
-    llmc.compile(write_toy_encoder(folder / task, task), made, device="fake", max_num_seqs=2, cache_dir=folder / "s")
-    return made
+    built = folder / f"{task}.llmc"
+    llmc.compile(write_toy_encoder(folder / task, task), built, device="fake", max_num_seqs=2, cache_dir=folder / "s")
+    return built
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ def test_base64_holds_the_same_numbers_and_ids_stand_for_texts(embedding: Live) 
 
 
 @pytest.mark.parametrize(
-    ("body", "param", "told"),
+    ("body", "param", "reported"),
     [
         ({"input": "a", "dimensions": 9}, "dimensions", "must be in 1 … 8"),
         ({"input": "a", "encoding_format": "int8"}, "encoding_format", "'float' or 'base64'"),
@@ -84,11 +84,11 @@ def test_base64_holds_the_same_numbers_and_ids_stand_for_texts(embedding: Live) 
     ],
 )
 def test_what_cannot_be_embedded_is_refused_by_field(
-    embedding: Live, body: dict[str, object], param: str | None, told: str
+    embedding: Live, body: dict[str, object], param: str | None, reported: str
 ) -> None:
     answer = embedding.ask("POST", "/v1/embeddings", body)
     assert answer.status == 400
-    assert told in answer.json["error"]["message"]
+    assert reported in answer.json["error"]["message"]
     assert answer.json["error"]["param"] == param
 
 
@@ -121,7 +121,7 @@ def test_documents_are_ranked_by_their_scores(scoring: Live) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "param", "told"),
+    ("path", "body", "param", "reported"),
     [
         ("rerank", {"query": "a", "documents": []}, "documents", "at least 1 item"),
         ("rerank", {"query": "a", "documents": ["b"] * 1025}, "documents", "at most 1024"),
@@ -137,11 +137,11 @@ def test_documents_are_ranked_by_their_scores(scoring: Live) -> None:
     ],
 )
 def test_what_cannot_be_scored_is_refused_by_field(
-    scoring: Live, path: str, body: dict[str, object], param: str | None, told: str
+    scoring: Live, path: str, body: dict[str, object], param: str | None, reported: str
 ) -> None:
     answer = scoring.ask("POST", f"/v1/{path}", body)
     assert answer.status == 400, answer.text
-    assert told in answer.json["error"]["message"]
+    assert reported in answer.json["error"]["message"]
     assert param is None or str(answer.json["error"]["param"]).startswith(param)
 
 

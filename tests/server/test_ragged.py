@@ -28,13 +28,13 @@ def counted(server: Live) -> dict[str, float]:
 
 
 def test_answers_are_the_same_with_drafts_and_metrics_count_them(paged: Path) -> None:
-    asked = {"model": "toy", "prompt": [7, 8], "max_tokens": 20, "temperature": 0, "logit_bias": {"7": 40, "8": 40}}
+    requested = {"model": "toy", "prompt": [7, 8], "max_tokens": 20, "temperature": 0, "logit_bias": {"7": 40, "8": 40}}
     with Live(paged) as server:
         server.ready()
-        plain = server.ask("POST", "/v1/completions", asked).json
+        plain = server.ask("POST", "/v1/completions", requested).json
     with Live(paged, options=DRAFTS) as server:
         server.ready()
-        fast = server.ask("POST", "/v1/completions", asked).json
+        fast = server.ask("POST", "/v1/completions", requested).json
         found = counted(server)
     assert fast["choices"] == plain["choices"] and fast["usage"] == plain["usage"]
     assert fast["usage"]["completion_tokens"] == 20 == found["llmc:generation_tokens_total"]

@@ -147,7 +147,7 @@ def listening(port: int) -> set[str]:
     return {socket.inet_ntoa(bytes.fromhex(host)[::-1]) for host, at in places if int(at, 16) == port}
 
 
-def told(server: OverRay, text: str) -> None:
+def reported(server: OverRay, text: str) -> None:
     """Wait until standard error says it, for PATIENCE_S at most: what says nothing is killed, and so ends its lines."""
     assert server.child.stderr is not None
     seen = ""
@@ -189,7 +189,7 @@ class TestTwoReplicas:
         self, farm: Farm, two: OverRay, toy: Bundle, tmp_path: Path
     ) -> None:
         with OverRay(farm.address, tmp_path, toy.path) as other:
-            told(other, f"Serve runs in this cluster already, and listens at 127.0.0.1:{two.port}, not at")
+            reported(other, f"Serve runs in this cluster already, and listens at 127.0.0.1:{two.port}, not at")
             assert other.child.wait(60) == 2
         assert complete(two) == 200
 
@@ -216,10 +216,10 @@ def test_a_bundle_is_swapped_under_load_and_a_broken_one_refused(farm: Farm, toy
             manifest = (served / "manifest.json").read_bytes()
             (served / "manifest.json").write_bytes(b"{}")
             server.signal(signal.SIGHUP)
-            told(server, "the bundle is not swapped, and the old one serves on")
+            reported(server, "the bundle is not swapped, and the old one serves on")
             (served / "manifest.json").write_bytes(manifest)
             server.signal(signal.SIGHUP)
-            told(server, "the bundle is swapped: generation 1")
+            reported(server, "the bundle is swapped: generation 1")
         assert statuses and set(statuses) == {200}, Counter(statuses)
         stopped(server)
 
@@ -250,16 +250,16 @@ class Swaps:
         self.states = {"RUNNING": 2}
         deployed = SimpleNamespace(deployments={"llmc": SimpleNamespace(replica_states=self.states)})
         status = SimpleNamespace(applications={"llmc": deployed})
-        self._made = made = object.__new__(ray_serve._Deployment)
-        made._cpus, made._generation, made._bundle, made._replaced, made._any_model = 2, 0, bundle, set(), False
-        made._serve = SimpleNamespace(status=lambda: status)
+        self._built = built = object.__new__(ray_serve._Deployment)
+        built._cpus, built._generation, built._bundle, built._replaced, built._any_model = 2, 0, bundle, set(), False
+        built._serve = SimpleNamespace(status=lambda: status)
 
     def __call__(self, bundle: Path) -> str:
         """What is said; "" where it is taken."""
-        self._made._open_bundle, before = lambda _: bundle, self._made._generation
+        self._built._open_bundle, before = lambda _: bundle, self._built._generation
         self._log.clear()
-        self._made.swap()
-        assert self._made._generation - before == (not self._log)
+        self._built.swap()
+        assert self._built._generation - before == (not self._log)
         return "".join(self._log)
 
 

@@ -99,8 +99,8 @@ def test_the_access_log_holds_neither_queries_nor_keys(bundle: Path, tmp_path: P
         code, said = server.ended()
     assert code == 0
     assert "secret" not in said
-    asked = [line.partition('"')[2] for line in said.splitlines()]
-    assert asked == ['GET /health HTTP/1.1" 200', 'GET /v1/models/*** HTTP/1.1" 401', 'GET /*** HTTP/1.1" 401']
+    requested = [line.partition('"')[2] for line in said.splitlines()]
+    assert requested == ['GET /health HTTP/1.1" 200', 'GET /v1/models/*** HTTP/1.1" 401', 'GET /*** HTTP/1.1" 401']
 
 
 def test_a_kill_leaves_nothing_locked(bundle: Path, tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def smaller_plan() -> Plan:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Toy:
+def built(tmp_path_factory: pytest.TempPathFactory) -> Toy:
     toy = Toy.make(tmp_path_factory.mktemp("swap"))
     toy.compile()
     toy.compile(smaller_plan(), bundle=toy.bundle.with_name("two"))
@@ -46,13 +46,13 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Toy:
 
 
 @pytest.fixture
-def one(made: Toy) -> Path:
-    return made.bundle
+def one(built: Toy) -> Path:
+    return built.bundle
 
 
 @pytest.fixture
-def two(made: Toy) -> Path:
-    return made.bundle.with_name("two")
+def two(built: Toy) -> Path:
+    return built.bundle.with_name("two")
 
 
 @contextmanager

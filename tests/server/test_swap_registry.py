@@ -54,7 +54,7 @@ class Shop:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Toy:
+def built(tmp_path_factory: pytest.TempPathFactory) -> Toy:
     toy = Toy.make(tmp_path_factory.mktemp("registry"))
     toy.compile()
     toy.compile(replace(toy_plan(), buckets=toy_plan().buckets[:-1]), bundle=toy.bundle.with_name("two"))
@@ -62,11 +62,11 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Toy:
 
 
 @pytest.fixture
-def shop(made: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
+def shop(built: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
     monkeypatch.setattr(RegistryImages.__init__, "__defaults__", (QUICK,))
     monkeypatch.setenv("LLMC_ALLOW_UNSIGNED", "1")
     monkeypatch.setenv("HOME", str(tmp_path))
-    shop = Shop(tmp_path / "images", made)
+    shop = Shop(tmp_path / "images", built)
     with shop.live as live:
         live.ready()
         yield shop
@@ -74,12 +74,12 @@ def shop(made: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
     shop.registry.server_close()
 
 
-def test_a_tag_that_moved_is_swapped_in(shop: Shop, made: Toy) -> None:
-    two = made.bundle.with_name("two")
+def test_a_tag_that_moved_is_swapped_in(shop: Shop, built: Toy) -> None:
+    two = built.bundle.with_name("two")
     shop.push(two)
     shop.live.server.reload()
     assert shop.live.wait(Swapped).digest == read_manifest(two).digest
-    assert shop.live.wait(Retired).digest == read_manifest(made.bundle).digest
+    assert shop.live.wait(Retired).digest == read_manifest(built.bundle).digest
     assert shop.live.complete().status == 200
 
 
@@ -91,10 +91,10 @@ def test_a_tag_that_moved_is_swapped_in(shop: Shop, made: Toy) -> None:
     (no, "GET /v2/x/blobs", "access denied"),
 ])  # fmt: skip
 def test_a_registry_that_fails_midway_changes_nothing(
-    shop: Shop, made: Toy, answer: Answer, part: str, said: str
+    shop: Shop, built: Toy, answer: Answer, part: str, said: str
 ) -> None:
     """And what is there again is taken at the next signal."""
-    live, two = shop.live, made.bundle.with_name("two")
+    live, two = shop.live, built.bundle.with_name("two")
     shop.push(two)
     shop.registry.answers = [times(ALWAYS, answer, part)]
     live.server.reload()
@@ -102,7 +102,7 @@ def test_a_registry_that_fails_midway_changes_nothing(
     assert refused.code == "unreachable_bundle" and said in refused.message, refused
     assert live.complete().status == 200
     assert live.server.state.served is not None
-    assert live.server.state.served.bundle.manifest.digest == read_manifest(made.bundle).digest
+    assert live.server.state.served.bundle.manifest.digest == read_manifest(built.bundle).digest
     shop.registry.answers = []
     live.server.reload()
     assert live.wait(Swapped).digest == read_manifest(two).digest

@@ -175,9 +175,9 @@ def test_calls_in_an_answer_are_taken_out_of_its_text(hermes):
     assert shown(hermes) == "fgHi"
     assert choice["finish_reason"] == "tool_calls"
     assert choice["message"]["content"] == "Well."
-    (made,) = choice["message"]["tool_calls"]
-    assert made.pop("id").startswith("call_")
-    assert made == {"type": "function", "function": {"name": "f", "arguments": '{"city": "Ulm"}'}}
+    (built,) = choice["message"]["tool_calls"]
+    assert built.pop("id").startswith("call_")
+    assert built == {"type": "function", "function": {"name": "f", "arguments": '{"city": "Ulm"}'}}
 
 
 def test_an_answer_of_calls_alone_has_no_content(hermes):
@@ -209,10 +209,10 @@ def test_a_stream_has_each_call_whole(hermes, extra):
     choices = [c["choices"][0] for c in events(hermes.chat(tools=TOOLS, stream=True, **extra))[:-1]]
     deltas = [c["delta"] for c in choices]
     assert "".join(d.get("content", "") for d in deltas) == "Well."
-    made = [c for d in deltas for c in d.get("tool_calls", [])]
-    assert [c["index"] for c in made] == [0, 1]
-    assert [c["function"]["name"] for c in made] == ["f", "g"]
-    assert json.loads(made[0]["function"]["arguments"]) == {"city": "Ulm"}
+    built = [c for d in deltas for c in d.get("tool_calls", [])]
+    assert [c["index"] for c in built] == [0, 1]
+    assert [c["function"]["name"] for c in built] == ["f", "g"]
+    assert json.loads(built[0]["function"]["arguments"]) == {"city": "Ulm"}
     assert [c["finish_reason"] for c in choices if c["finish_reason"]] == ["tool_calls"]
 
 

@@ -73,10 +73,10 @@ class Engine:
 
     def _seconds(self, prompts: list[list[int]], tokens: int) -> float:
         began = time.perf_counter()
-        made = self._generate(prompts, tokens)
+        built = self._generate(prompts, tokens)
         took = time.perf_counter() - began
-        if made != [tokens] * len(prompts):
-            raise ValueError(f"{self._server} made {made} tokens where {tokens} each were asked for")
+        if built != [tokens] * len(prompts):
+            raise ValueError(f"{self._server} made {built} tokens where {tokens} each were asked for")
         return took
 
     def decode(self, prompts: list[list[int]], steps: int) -> dict[str, Any]:

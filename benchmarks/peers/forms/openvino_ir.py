@@ -51,8 +51,8 @@ def compress(model: Any, symmetric: bool) -> int:
             continue
         if np.prod(node.shape) < SMALLEST:
             continue
-        codes, scale, zero = quantised(node.data.astype(np.float32), symmetric)
-        value = op.convert(op.constant(codes), "f16")
+        quantized, scale, zero = quantised(node.data.astype(np.float32), symmetric)
+        value = op.convert(op.constant(quantized), "f16")
         if zero is not None:
             value = op.subtract(value, op.convert(op.constant(zero), "f16"))
         value = op.multiply(value, op.constant(scale))
@@ -72,8 +72,8 @@ def quantised(matrix: Any, symmetric: bool) -> tuple[Any, Any, Any]:
     scale = (high - low) / 255
     scale[scale == 0] = 1
     zero = np.clip(np.round(-low / scale), 0, 255)
-    codes = np.clip(np.round(matrix / scale) + zero, 0, 255)
-    return codes.astype(np.uint8), scale.astype(np.float16), zero.astype(np.uint8)
+    quantized = np.clip(np.round(matrix / scale) + zero, 0, 255)
+    return quantized.astype(np.uint8), scale.astype(np.float16), zero.astype(np.uint8)
 
 
 if __name__ == "__main__":

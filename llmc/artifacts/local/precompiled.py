@@ -73,10 +73,10 @@ def differences(manifest: Manifest, wanted: Mapping[str, Any]) -> list[Differenc
     `wanted` has members of a manifest, as deep as anything was asked for: {"options": {"dtype": "bf16"}}; what it does
     not mention may be anything. In a difference `mine` is the bundle's, `theirs` what was asked for.
     """
-    asked = flat_components(wanted)
+    requested = flat_components(wanted)
     there = manifest_components(manifest)
-    found = {name: there[name] for name in asked if name in there}
-    return [Difference(name, found.get(name, ABSENT), value) for name, _, value in compare(found, asked)]
+    found = {name: there[name] for name in requested if name in there}
+    return [Difference(name, found.get(name, ABSENT), value) for name, _, value in compare(found, requested)]
 
 
 @contextmanager
@@ -92,6 +92,6 @@ def replacing(place: Path | None) -> Iterator[None]:
             logger().warning("%s: replaced; %s", place, tell(causes or found))
 
 
-def tell_differences(found: list[Difference]) -> str:
+def describe_differences(found: list[Difference]) -> str:
     """All of the differences in one line, what was asked for → what the bundle is."""
     return tell(found, len(found))

@@ -50,8 +50,8 @@ def build(store: Store, entry: Entry, signer: Signs | None, mover: Mover) -> Bui
     subject = subject_of(store, entry, signer)
     facts = ImagePart(describe(LAYER_TYPE, subject.facts), lambda: [subject.facts], digest_bytes(subject.facts))
     described = [mover.run(_describe, store, layer) for layer in subject.layers]
-    made = list(map(mover.result, described))
-    layers = [facts, *made] if subject.facts_first else [*made, facts]
+    built = list(map(mover.result, described))
+    layers = [facts, *built] if subject.facts_first else [*built, facts]
     config = write_config(subject.architecture, subject.labels, [layer.diff_id for layer in layers])
     last = ImagePart(describe(CONFIG_TYPE, config), lambda: [config], "")
     manifest = write_image(subject.kind, subject.annotations, last.blob, [layer.blob for layer in layers])
@@ -109,7 +109,7 @@ def _describe(store: Store, layer: Layer) -> ImagePart:
     def content() -> Iterator[bytes]:
         return wrap(archive()) if layer.zipped else archive()
 
-    inner, outer, size = hashlib.sha256(), hashlib.sha256(), 0
+    inner, embed_lm_head, size = hashlib.sha256(), hashlib.sha256(), 0
 
     def read() -> Iterator[bytes]:
         for piece in archive():
@@ -117,10 +117,12 @@ def _describe(store: Store, layer: Layer) -> ImagePart:
             yield piece
 
     for piece in wrap(read()) if layer.zipped else read():
-        outer.update(piece)
+        embed_lm_head.update(piece)
         size += len(piece)
     media_type = GZIP_TYPE if layer.zipped else LAYER_TYPE
-    return ImagePart(Descriptor(media_type, PREFIX + outer.hexdigest(), size), content, PREFIX + inner.hexdigest())
+    return ImagePart(
+        Descriptor(media_type, PREFIX + embed_lm_head.hexdigest(), size), content, PREFIX + inner.hexdigest()
+    )
 
 
 def _read(store: Store, blob: Blob) -> Iterable[bytes]:

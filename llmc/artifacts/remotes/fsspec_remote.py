@@ -169,22 +169,22 @@ class FsspecRemote:
             return
         from fsspec.callbacks import Callback
 
-        class Told(Callback):  # type: ignore[misc]
+        class Reported(Callback):  # type: ignore[misc]
             """Passes on what has been sent; takes it back when the sending fails."""
 
-            told = 0
+            reported = 0
 
             def call(self, hook_name: str | None = None, **_: Any) -> None:
-                step, self.told = self.value - self.told, self.value
+                step, self.reported = self.value - self.reported, self.value
                 progress(step)
 
-        told = Told()
+        reported = Reported()
         try:
             size = source.stat().st_size
-            self._fs.put_file(str(source), path, callback=told, **self._put_options(size))
-            told.absolute_update(size)
+            self._fs.put_file(str(source), path, callback=reported, **self._put_options(size))
+            reported.absolute_update(size)
         except BaseException:
-            told.absolute_update(0)
+            reported.absolute_update(0)
             raise
 
     def _put_aside(self, source: Path | bytes, path: str, progress: Progress) -> None:

@@ -33,7 +33,7 @@ SCHEMA = 1
 MAX_BYTES = 16 << 20
 NEAREST_CANDIDATES = 256
 NEAREST_SCANNED = 4096
-_ASKED = ("shape.", "bucket")
+_REQUESTED = ("shape.", "bucket")
 _ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EACCES})
 
 
@@ -124,7 +124,7 @@ class Entries:
         """
         found = [(entry, key.explain(entry.key)) for entry in self._candidates(key.kind) if entry.key != key]
         return min(
-            found, key=lambda pair: (len(pair[1]), sum(d.name.startswith(_ASKED) for d in pair[1])), default=None
+            found, key=lambda pair: (len(pair[1]), sum(d.name.startswith(_REQUESTED) for d in pair[1])), default=None
         )
 
     def _candidates(self, kind: str) -> list[Entry]:

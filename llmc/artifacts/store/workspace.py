@@ -67,14 +67,14 @@ class Spill:
         """The folder, because of what happened in the store. Raises CapacityError where none can be made."""
         with self._making:
             if self._area is None:
-                made = ExitStack()
+                built = ExitStack()
                 try:
-                    folder = made.enter_context(temporary_folder("uncached"))
+                    folder = built.enter_context(temporary_folder("uncached"))
                 except OSError as error:
                     raise CapacityError(
                         f"no room for results: {reason}; nor for a temporary folder: {error}"
                     ) from error
-                weakref.finalize(self, made.close)
+                weakref.finalize(self, built.close)
                 self._area = Area(folder)
                 logger().warning("results are not cached but kept in %s for now: %s", folder, str(reason))
             return self._area
@@ -121,7 +121,7 @@ def workspace(area: Area, spill: Callable[[Exception], Area]) -> Iterator[Worksp
     temporaries = area.layout.temporaries
     with writing(temporaries, 0, REMEDY):
         make_folder(temporaries)
-        folder, fd = locked_folder(partial(_made_in, temporaries))
+        folder, fd = locked_folder(partial(_built_in, temporaries))
     try:
         yield Workspace(area, folder, spill)
     finally:
@@ -131,7 +131,7 @@ def workspace(area: Area, spill: Callable[[Exception], Area]) -> Iterator[Worksp
         os.close(fd)
 
 
-def _made_in(temporaries: Path) -> Path:
+def _built_in(temporaries: Path) -> Path:
     folder = temporary_name(temporaries)
     os.mkdir(folder)  # noqa: PTH102
     return folder

@@ -54,11 +54,11 @@ def pack(
     whole = scan_tree(root, cache.leaves_out)
     left_out = cache.incomplete(whole)
     if left_out and not leave_out_incomplete:
-        raise ArtifactError(f"{root}: {_told(left_out)}; wait for the server, or add --leave-out-incomplete")
+        raise ArtifactError(f"{root}: {_reported(left_out)}; wait for the server, or add --leave-out-incomplete")
     tree = whole.without(left_out, cache.unit)
     entries = sorted(cache.entries(tree))
     if not entries:
-        why = f" ({_told(left_out)})" if left_out else ""
+        why = f" ({_reported(left_out)})" if left_out else ""
         raise InputError(f"{root}: no cache of {cache.name} in it{why}: {cache.looks_like}")
     known = _facts(cache, tree, folder, facts or {})
     form = cache.image(tree, known, entries)
@@ -109,7 +109,7 @@ def _publish(store: Store, contents: Contents) -> tuple[Entry, bool]:
     return store.publish(key, outputs, meta, created=0.0), True  # so that its image, archive and signature never change
 
 
-def _told(units: Mapping[str, str]) -> str:
-    told = [f"{unit!r:.200} {why}" for unit, why in sorted(units.items())[:SHOWN]]
+def _reported(units: Mapping[str, str]) -> str:
+    reported = [f"{unit!r:.200} {why}" for unit, why in sorted(units.items())[:SHOWN]]
     more = [f"and {len(units) - SHOWN} more"] if len(units) > SHOWN else []
-    return ", ".join([*told, *more])
+    return ", ".join([*reported, *more])

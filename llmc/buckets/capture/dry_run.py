@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from llmc.buckets.bucket import PHASES, Bucket
-from llmc.buckets.capture.graphs import Outcome, Tell, capture
+from llmc.buckets.capture.graphs import Outcome, Report, capture
 from llmc.buckets.capture.log import hold_none
 from llmc.buckets.capture.memory import Memory
 from llmc.buckets.capture.predict import SizeOf
@@ -32,7 +32,7 @@ class EstimatedDevice:
         return size
 
 
-def dry_run(buckets: Sequence[Bucket], memory: Memory, size_of: SizeOf, tell: Tell = lambda _: None) -> Outcome:
+def dry_run(buckets: Sequence[Bucket], memory: Memory, size_of: SizeOf, tell: Report = lambda _: None) -> Outcome:
     """What would be captured of `buckets` in `memory` if graphs take what `size_of` says.
 
     Raises InputError for a budget that holds not even one graph; reserving nothing for graphs is no such budget.

@@ -106,12 +106,12 @@ class Attempt:
     free: int
 
 
-Tell = Callable[[Attempt], None]
+Report = Callable[[Attempt], None]
 
 
 def capture(
     device: CaptureDevice, buckets: Sequence[Bucket], margin: int, options: CaptureOptions,
-    expected: Mapping[Phase, SizeOf] | None = None, tell: Tell = lambda _: None,
+    expected: Mapping[Phase, SizeOf] | None = None, tell: Report = lambda _: None,
 ) -> Outcome:  # fmt: skip
     """Capture graphs until no more fit, see Capture; `tell` is called before each."""
     whole = Capture(device, buckets, margin, options, expected, tell)
@@ -134,9 +134,9 @@ class Capture:
 
     def __init__(
         self, device: CaptureDevice, buckets: Sequence[Bucket], margin: int, options: CaptureOptions,
-        expected: Mapping[Phase, SizeOf] | None = None, tell: Tell = lambda _: None,
+        expected: Mapping[Phase, SizeOf] | None = None, tell: Report = lambda _: None,
     ) -> None:  # fmt: skip
-        self._device, self._tell = device, tell
+        self._device, self._report = device, tell
         sizes = expected or {}
         self._queues = {phase: _Queue(phase, buckets, options, sizes.get(phase)) for phase in PHASES}
         self._free = self._begin = checked(device.free_memory())
@@ -179,8 +179,8 @@ class Capture:
                 continue
             predicted = queue.predict(bucket)
             if not 0 < room >= predicted:
-                told = f"about {size_text(predicted)}" if predicted else "an unknown size"
-                queue.why[bucket] = f"does not fit: {told}, {size_text(max(0, room))} left"
+                reported = f"about {size_text(predicted)}" if predicted else "an unknown size"
+                queue.why[bucket] = f"does not fit: {reported}, {size_text(max(0, room))} left"
                 continue
             size = self._one(queue, bucket, number)
             if size is not None:
@@ -191,7 +191,7 @@ class Capture:
     def _one(self, queue: _Queue, bucket: Bucket, number: int) -> int | None:
         """Capture one graph: the bytes to charge, or None where the device could not."""
         before = self._free
-        self._tell(Attempt(bucket, number, len(queue.order), before))
+        self._report(Attempt(bucket, number, len(queue.order), before))
         try:
             said = self._device.capture(bucket)
         except OutOfDeviceMemoryError:

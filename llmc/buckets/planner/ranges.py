@@ -76,9 +76,11 @@ def resolve(
 
 def _leave_contexts(found: Ranges, dimension: Dimension, settings: Settings, flag: Range | None) -> None:
     """Context 0 alone, whatever was asked for: the graphs read no cached tokens."""
-    asked = [] if flag is None else [flag.source]
-    asked += [number.variable for (known, _), number in settings.bucket_numbers.items() if known == dimension]
-    found.warnings += [f"{source} has no effect: the model keeps states alone, so contexts are 0" for source in asked]
+    requested = [] if flag is None else [flag.source]
+    requested += [number.variable for (known, _), number in settings.bucket_numbers.items() if known == dimension]
+    found.warnings += [
+        f"{source} has no effect: the model keeps states alone, so contexts are 0" for source in requested
+    ]
     found.values[dimension] = Range(0, 1, 0)
     found.origins |= {f"{dimension}.{number}": "model config" for number in BOUNDS}
 

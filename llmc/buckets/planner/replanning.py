@@ -83,13 +83,13 @@ def _waste(found: Evaluation) -> dict[str, float | None]:
 
 def main() -> None:
     """See the module's docstring; what is wrong stands in "error"."""
-    asked = json.load(sys.stdin)
+    requested = json.load(sys.stdin)
     try:
-        found = offer(Plan.from_json(json.dumps(asked["plan"])), asked["metrics"])
-        told: dict[str, Any] = {"offer": None if found is None else found.to_dict()}
+        found = offer(Plan.from_json(json.dumps(requested["plan"])), requested["metrics"])
+        reported: dict[str, Any] = {"offer": None if found is None else found.to_dict()}
     except LlmcError as error:
-        told = {"error": str(error)}
-    json.dump(told, sys.stdout)
+        reported = {"error": str(error)}
+    json.dump(reported, sys.stdout)
 
 
 if __name__ == "__main__":

@@ -98,9 +98,9 @@ def contexts(view: PlanView, phase: Phase) -> list[int]:
     if phase == "decode":
         return [0]
     found = sorted({bucket.context for bucket in view.plan.prompt})
-    asked = view.asked.get(phase, {})
-    if asked:
-        return sorted(sorted(asked, key=lambda context: -int(asked[context].sum()))[:MAX_PANELS])
+    requested = view.requested.get(phase, {})
+    if requested:
+        return sorted(sorted(requested, key=lambda context: -int(requested[context].sum()))[:MAX_PANELS])
     return spread(found, MAX_PANELS)
 
 
@@ -161,8 +161,10 @@ def _draw_phase(figure: FigureBase, view: PlanView, phase: Phase, darkest: float
             percents(bar.ax.yaxis)
     if len(shown) > 1 or left_out:
         for axis, context in zip(axes, shown, strict=True):
-            asked = "" if result is None else f": {counted(int(view.steps(phase, context).sum()), 'step')}"
-            axis.set_title(f"context {'up to ' if context else ''}{context:,}{asked}{more if len(shown) == 1 else ''}")
+            requested = "" if result is None else f": {counted(int(view.steps(phase, context).sum()), 'step')}"
+            axis.set_title(
+                f"context {'up to ' if context else ''}{context:,}{requested}{more if len(shown) == 1 else ''}"
+            )
         for axis in axes[1:]:
             axis.set_ylabel("")
 

@@ -52,7 +52,7 @@ def edges(most: int, per_octave: int) -> Ints:
     return np.array(found[: bisect_left(found, most) + 1], np.int64)
 
 
-class Asked:
+class Requested:
     """Counts of the steps in a stream of events.
 
     `batches` and `lengths` are the upper edges of the bins; lengths are queries of prompt steps and contexts of decode
@@ -130,14 +130,14 @@ LEAST_RAGGED = 0.0005
 class PlanView:
     """A plan, and with traffic what that does on it; `name` is what its user calls it, printable.
 
-    `asked` has for each phase: context of the serving bucket → steps [batches, lengths], see `Asked.counts`;
+    `requested` has for each phase: context of the serving bucket → steps [batches, lengths], see `Requested.counts`;
     `batches` and `lengths` are the upper edges of those bins. `notes` are the plan's, then those on the traffic.
     """
 
     name: str
     plan: Plan
     evaluation: Evaluation | None
-    asked: Mapping[Phase, Mapping[int, Ints]]
+    requested: Mapping[Phase, Mapping[int, Ints]]
     batches: Ints
     lengths: Ints
     notes: tuple[str, ...]
@@ -153,7 +153,7 @@ class PlanView:
     def steps(self, phase: Phase, context: int) -> Ints:
         """The steps [batches, lengths] that buckets of that context serve (decode: 0 for all); 0 without traffic."""
         none = np.zeros((len(self.batches), len(self.lengths)), np.int64)
-        return self.asked.get(phase, {}).get(context, none)
+        return self.requested.get(phase, {}).get(context, none)
 
 
 @dataclass(frozen=True)
@@ -177,14 +177,14 @@ def gather(plans: Sequence[tuple[str, Plan]], traffic: Traffic | None) -> list[P
 
 
 def _view(name: str, plan: Plan, traffic: Traffic | None) -> PlanView:
-    asked = Asked(plan)
+    requested = Requested(plan)
     notes = [str(note) for note in plan.provenance.notes]
     if traffic is None:
-        return PlanView(name, plan, None, {}, asked.batches, asked.lengths, tuple(map(printable, notes)))
-    evaluation = replay(plan, traffic, asked.passing)
+        return PlanView(name, plan, None, {}, requested.batches, requested.lengths, tuple(map(printable, notes)))
+    evaluation = replay(plan, traffic, requested.passing)
     notes += [f"traffic: {note}" for note in traffic.notes()]
-    counts = {phase: asked.counts(phase) for phase in PHASES}
-    return PlanView(name, plan, evaluation, counts, asked.batches, asked.lengths, tuple(map(printable, notes)))
+    counts = {phase: requested.counts(phase) for phase in PHASES}
+    return PlanView(name, plan, evaluation, counts, requested.batches, requested.lengths, tuple(map(printable, notes)))
 
 
 def cells(plan: Plan, phase: Phase, context: int) -> Cells:

@@ -45,7 +45,7 @@ def names() -> list[str]:
 def create(name: str) -> Strategy:
     """A new strategy by name, other than `FILE`. Raises UnknownNameError, listing the known names."""
     try:
-        made: Strategy = STRATEGIES.get(name)()
+        built: Strategy = STRATEGIES.get(name)()
     except UnknownNameError:
         raise UnknownNameError("bucketing strategy", name, names()) from None
-    return made
+    return built

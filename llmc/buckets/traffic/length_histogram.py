@@ -23,7 +23,7 @@ End = Literal["low", "middle", "high"]
 
 ENDS: tuple[End, ...] = ("low", "middle", "high")
 
-OUTER: tuple[End, End] = ("low", "high")
+EMBED_LM_HEAD: tuple[End, End] = ("low", "high")
 """The two whose wastes say how uncertain that of the middle is."""
 
 MAX_DRAWN = 100_000

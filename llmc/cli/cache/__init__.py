@@ -5,10 +5,10 @@ from __future__ import annotations
 import typer
 
 from llmc.cli.cache.explain import CacheExplainCommand
-from llmc.cli.cache.foreign import CachePackCommand, CacheUnpackCommand
 from llmc.cli.cache.look import CacheListCommand, CacheShowCommand, CacheVerifyCommand
 from llmc.cli.cache.signing import CacheKeygenCommand, CacheSignCommand, CacheTrustCommand
 from llmc.cli.cache.space import CacheCollectCommand, CachePinCommand, CacheUnpinCommand
+from llmc.cli.cache.third_party import CachePackCommand, CacheUnpackCommand
 from llmc.cli.cache.transfer import CacheExportCommand, CacheImportCommand, CachePullCommand, CachePushCommand
 from llmc.cli.options import add
 

@@ -162,13 +162,13 @@ def _show_program(what: str, cache_dir: Path | None, executable: str | None, out
             envelope = programs.of_bundle(files, executable)
     else:
         envelope = programs.of_entry(store, store.find(what), executable)
-    made = programs.hlo_proto(envelope) if hlo else programs.stablehlo_text(envelope).encode()
+    built = programs.hlo_proto(envelope) if hlo else programs.stablehlo_text(envelope).encode()
     if output is None:
-        sys.stdout.buffer.write(made)
+        sys.stdout.buffer.write(built)
         sys.stdout.flush()
         return
     try:
-        write_atomic(output, made, output.parent, durable=False)
+        write_atomic(output, built, output.parent, durable=False)
     except OSError as error:
         raise InputError(f"{output} cannot be written ({error.strerror})") from error
 

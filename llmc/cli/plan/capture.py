@@ -57,7 +57,7 @@ class PlanCaptureCommand(CaptureFlags):
         from llmc.compiler.estimates.footprint import Footprint
         from llmc.compiler.options import CompileOptions
 
-        made, settings = Plan.load(self.file), Settings.from_environment()
+        built, settings = Plan.load(self.file), Settings.from_environment()
         options = self.choice(settings).options
         weights, token = (
             size("--weight-memory", self.weight_memory),
@@ -67,8 +67,10 @@ class PlanCaptureCommand(CaptureFlags):
         footprint = None
         if self.model is not None:
             priced = CompileOptions(self.device, dtype=self.dtype)
-            footprint = Footprint.open(self.model, made.limits, self.device, settings, bench=self.bench, options=priced)
-        limits = made.limits
+            footprint = Footprint.open(
+                self.model, built.limits, self.device, settings, bench=self.bench, options=priced
+            )
+        limits = built.limits
         block = None if token is None else token * limits.block_size
         if footprint is not None:
             weights = footprint.weight_bytes if weights is None else weights
@@ -80,7 +82,7 @@ class PlanCaptureCommand(CaptureFlags):
                 "--graph-bytes-per-token, all as a server logged them"
             )
         size_of = _sizes(graph, footprint)
-        lines = Lines.of(made.buckets, limits.block_size)
+        lines = Lines.of(built.buckets, limits.block_size)
         memory = Memory(
             size("--device-memory", self.device_memory) or 0, weights,
             size("--profile-memory", self.profile_memory) or 0, block, limits.block_size, limits.max_model_len, options,
@@ -90,8 +92,8 @@ class PlanCaptureCommand(CaptureFlags):
             if output.verbose:
                 echo(lines.captured(attempt), err=True)
 
-        outcome = dry_run(made.buckets, memory, size_of, tell)
-        steps = {} if self.traffic is None else _steps(made, self.traffic)
+        outcome = dry_run(built.buckets, memory, size_of, tell)
+        steps = {} if self.traffic is None else _steps(built, self.traffic)
         shares = {phase.phase: phase.steps_captured(steps) for phase in outcome.phases}
         if self.as_json:
             found = {"memory": memory.to_dict(), **to_dict(outcome)}
@@ -102,18 +104,18 @@ class PlanCaptureCommand(CaptureFlags):
         for phase in outcome.phases:
             echo(lines.summary(phase))
         if self.traffic is not None:
-            told = [f"{share:.1%} of {phase} steps" for phase, share in shares.items() if share is not None]
-            echo(f"{self.traffic}: {' and '.join(told)} replay a graph")
+            reported = [f"{share:.1%} of {phase} steps" for phase, share in shares.items() if share is not None]
+            echo(f"{self.traffic}: {' and '.join(reported)} replay a graph")
         for line in uncaptured_lines(outcome, lines, None if output.verbose else UNCAPTURED_SHOWN):
             echo(line)
 
 
-def _steps(made: Plan, traffic: str) -> dict[Bucket, int]:
+def _steps(built: Plan, traffic: str) -> dict[Bucket, int]:
     """How often recorded requests run each bucket."""
     from llmc.buckets.evaluation.replay import replay
 
     requests = traffic_of(traffic, "count the steps of each bucket")
-    found = replay(made, requests)
+    found = replay(built, requests)
     output.close_bars()
     for note in requests.notes():
         echo(note, err=True)

@@ -65,7 +65,7 @@ class PlanEvaluateCommand(ServerFlags):
         from llmc.buckets.report.text import comparison_text, evaluation_text, range_text
 
         plans = [(file, Plan.load(file)) for file in files]
-        found = [(name, *self._replay(made)) for name, made in plans]
+        found = [(name, *self._replay(built)) for name, built in plans]
         output_bars.close_bars()
         if self.plot is not None:
             draw_to(self.plot, plans, self._traffic("draw") if self.traffic is not None else None, [])
@@ -86,15 +86,15 @@ class PlanEvaluateCommand(ServerFlags):
             if wastes:
                 echo(range_text(name if len(found) > 1 else "", evaluation, wastes), nl=False)
 
-    def _replay(self, made: Plan) -> tuple[Evaluation, dict[str, int], list[str], dict[str, tuple[float, float]]]:
+    def _replay(self, built: Plan) -> tuple[Evaluation, dict[str, int], list[str], dict[str, tuple[float, float]]]:
         """What the plan does, counts and notes of the traffic, and for uncertain lengths the range of each waste."""
         from llmc.buckets.evaluation.replay import replay, waste_ranges
-        from llmc.buckets.traffic.length_histogram import OUTER
+        from llmc.buckets.traffic.length_histogram import EMBED_LM_HEAD
 
         traffic = self._traffic("judge the plan")
-        found = replay(made, traffic)
-        ends = [self._traffic("judge the plan", end) for end in OUTER] if traffic.uncertain else []
-        return found, traffic.counts(), traffic.notes(), waste_ranges(made, found, ends)
+        found = replay(built, traffic)
+        ends = [self._traffic("judge the plan", end) for end in EMBED_LM_HEAD] if traffic.uncertain else []
+        return found, traffic.counts(), traffic.notes(), waste_ranges(built, found, ends)
 
     def _traffic(self, then: str, end: End = "middle") -> Traffic:
         return traffic_of(

@@ -22,7 +22,7 @@ REQUESTS = 256
 """Requests of one length that are simulated without recorded ones."""
 MOST_REQUESTS = 20_000
 _VALUE_BYTES = 4
-"""Keys and values are handed over as float32 unless --kv-bytes-per-token says (runtime/engine/handover.py)."""
+"""Keys and values are handed over as float32 unless --kv-bytes-per-token says (runtime/engine/kv_transfer.py)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -95,8 +95,8 @@ class PlanMakeCommand(DeviceOptions, PlanningFlags):
         named = any(given is not None for given in priced.values())
         estimates = ""
         if len(arguments) > 1:
-            asked = f"llmc plan takes one MODEL, not {len(arguments)}: {' '.join(arguments)}"
-            raise InputError(asked + did_you_mean(arguments[0], VERBS))
+            requested = f"llmc plan takes one MODEL, not {len(arguments)}: {' '.join(arguments)}"
+            raise InputError(requested + did_you_mean(arguments[0], VERBS))
         model = arguments[0] if arguments else None
         for name, given in priced.items():
             if given is not None and model is None and self.config is None:
@@ -111,21 +111,21 @@ class PlanMakeCommand(DeviceOptions, PlanningFlags):
             return
         options = CompileOptions(self.device or "cpu", self.quantize, self.dtype or "auto", own=self.own)
         source = model if model is not None else self.config
-        made = plan_for(source, **self.arguments(), device=self.device, options=options)
+        built = plan_for(source, **self.arguments(), device=self.device, options=options)
         points = frontier_for(source, **self.arguments()) if self.frontier else []
         if named or not self.as_json:
-            estimates = self._estimates(made, source, options, named)
+            estimates = self._estimates(built, source, options, named)
         output_bars.close_bars()
         if self.output is not None:
-            made.save(self.output)
+            built.save(self.output)
             echo(f"wrote {self.output}", err=True)
         if self.plot is not None:
             drawn = None if self.traffic is None else self.open_traffic("draw")
-            draw_to(self.plot, [(self.output or "plan", made)], drawn, points)
+            draw_to(self.plot, [(self.output or "plan", built)], drawn, points)
         if self.server is not None:
-            print_for_server(made, self.server, as_json=self.as_json)
+            print_for_server(built, self.server, as_json=self.as_json)
             return
-        print_plan(made, points, as_json=self.as_json)
+        print_plan(built, points, as_json=self.as_json)
         if estimates and not self.as_json:
             echo("\n" + estimates, nl=False)
 
@@ -143,7 +143,7 @@ class PlanMakeCommand(DeviceOptions, PlanningFlags):
                 raise
             return None
 
-    def _estimates(self, made: Plan, model: str | None, options: CompileOptions, named: bool) -> str:
+    def _estimates(self, built: Plan, model: str | None, options: CompileOptions, named: bool) -> str:
         """The cost of compiling the plan, if the model's sizes are known; `named`: the user asked for it."""
         if model is None:
             return ""
@@ -152,13 +152,13 @@ class PlanMakeCommand(DeviceOptions, PlanningFlags):
         try:
             settings = Settings.from_environment()
             footprint = Footprint.open(
-                model, made.limits, options.device, settings, self.bench, self.bundle, options, made.provenance.facts
+                model, built.limits, options.device, settings, self.bench, self.bundle, options, built.provenance.facts
             )
         except CheckpointError:
             if not named:
                 return ""
             raise
-        return footprint.text(made.buckets)
+        return footprint.text(built.buckets)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,22 +185,22 @@ class PlanShowCommand(Command):
 
             _show_pooled(EncodePlan.from_json(text, self.files[0]), self.plot, self.output, self.as_json)
             return
-        made = Plan.from_json(text, self.files[0])
+        built = Plan.from_json(text, self.files[0])
         if self.output is not None:
-            made.save(self.output)
+            built.save(self.output)
             echo(f"wrote {self.output}", err=True)
         if self.plot is not None:
-            draw_to(self.plot, [(self.files[0], made)], None, [])
-        print_plan(made, [], as_json=self.as_json)
+            draw_to(self.plot, [(self.files[0], built)], None, [])
+        print_plan(built, [], as_json=self.as_json)
 
 
-def _show_pooled(made: EncodePlan, plot: Path | None, output: str | None, as_json: bool) -> None:
+def _show_pooled(built: EncodePlan, plot: Path | None, output: str | None, as_json: bool) -> None:
     if plot is not None:
-        raise InputError(f"--plot draws plans to generate text, not one to {made.task}; leave it out")
+        raise InputError(f"--plot draws plans to generate text, not one to {built.task}; leave it out")
     if output is not None:
-        made.save(output)
+        built.save(output)
         echo(f"wrote {output}", err=True)
-    echo(made.to_json() if as_json else made.text())
+    echo(built.to_json() if as_json else built.text())
 
 
 def draw_to(path: Path, plans: list[tuple[str, Plan]], traffic: Traffic | None, points: list[FrontierPoint]) -> None:
@@ -212,25 +212,25 @@ def draw_to(path: Path, plans: list[tuple[str, Plan]], traffic: Traffic | None, 
     echo(f"wrote {path}", err=True)
 
 
-def print_plan(made: Plan, points: list[FrontierPoint], *, as_json: bool) -> None:
+def print_plan(built: Plan, points: list[FrontierPoint], *, as_json: bool) -> None:
     """The report on a plan, or its JSON, with the frontier where there is one."""
     if not as_json:
         from llmc.buckets.report.text import frontier_text, plan_text
 
-        echo(plan_text(made), nl=False)
+        echo(plan_text(built), nl=False)
         if points:
             echo("\n" + frontier_text(points), nl=False)
         return
-    for note in made.provenance.notes:
+    for note in built.provenance.notes:
         if note.kind == "warning":
             echo(str(note), err=True)
     if points:
-        echo(json.dumps({"plan": made.to_dict(), "frontier": [point.to_dict() for point in points]}))
+        echo(json.dumps({"plan": built.to_dict(), "frontier": [point.to_dict() for point in points]}))
     else:
-        echo(made.to_json(), nl=False)
+        echo(built.to_json(), nl=False)
 
 
-def print_for_server(made: Plan, name: str, *, as_json: bool) -> None:
+def print_for_server(built: Plan, name: str, *, as_json: bool) -> None:
     """The plan in the form of the server `name`, to paste; what the server leaves out or adds goes to stderr.
 
     Raises UnknownNameError, listing the known servers, and InputError for limits or lists that the server refuses.
@@ -240,14 +240,14 @@ def print_for_server(made: Plan, name: str, *, as_json: bool) -> None:
     from llmc.integrations.configuration import Configuration, as_text, setup_for
 
     server = bucket_rules(name)
-    setup = setup_for(server, made.limits.to_dict(), {})
-    planned = Configuration("plan", setup, server.from_plan(setup, made))
+    setup = setup_for(server, built.limits.to_dict(), {})
+    planned = Configuration("plan", setup, server.from_plan(setup, built))
     accepted = planned.accepted(server)
     for note in reported.accepted(planned.name, accepted):
         echo(note, err=True)
     given = server.export(setup, accepted.lists)
     if as_json:
-        echo(json.dumps({"plan": made.to_dict(), "environment": dict(given.environment),
+        echo(json.dumps({"plan": built.to_dict(), "environment": dict(given.environment),
                                "arguments": list(given.arguments), "files": dict(given.files)}))  # fmt: skip
     else:
         echo(as_text(given), nl=False)

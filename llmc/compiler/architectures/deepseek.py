@@ -87,8 +87,8 @@ class LatentSize(ExpertsSize):
     @property
     def attention_weights(self) -> int:
         """Of one layer."""
-        made = self.heads * self.head_dim
-        queries = self.query_latent * (self.hidden + made) if self.query_latent else self.hidden * made
+        built = self.heads * self.head_dim
+        queries = self.query_latent * (self.hidden + built) if self.query_latent else self.hidden * built
         unrotated = self.head_dim - self.rotated + self.value_dim
         pairs = self.hidden * (self.latent + self.rotated) + self.latent * self.heads * unrotated
         return queries + pairs + self.heads * self.value_dim * self.hidden

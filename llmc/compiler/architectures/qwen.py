@@ -68,8 +68,8 @@ def delta_layer(config: Mapping[str, Any], index: int, projections: Sequence[str
     parts = biased_layer(config, qk_norms=True)
     if types(config)[index] == FULL:
         return parts
-    made = (*projections, "conv1d", "norm", "out_proj")
-    own = [*(f"linear_attn.{name}.weight" for name in made), "linear_attn.dt_bias", "linear_attn.A_log"]
+    built = (*projections, "conv1d", "norm", "out_proj")
+    own = [*(f"linear_attn.{name}.weight" for name in built), "linear_attn.dt_bias", "linear_attn.A_log"]
     return own + [part for part in parts if not part.startswith("self_attn.")]
 
 
@@ -115,7 +115,7 @@ class DeltaSize(ModelSize):
     @property
     def weights(self) -> list[Weights]:
         """As `ModelSize.weights`."""
-        return [Weights(self.mixing + self.layers * 3 * self.hidden * self.intermediate), self.outer]
+        return [Weights(self.mixing + self.layers * 3 * self.hidden * self.intermediate), self.embed_lm_head]
 
     @property
     def mixing(self) -> int:

@@ -130,7 +130,7 @@ def open_checkpoint(path: str | Path | Checkpoint) -> Checkpoint:
     opened = _merged(model, adapters) if adapters else _opened(model if choices else path)
     if choices:
         opened = _with_choices(opened, choices)
-    opened.asked = str(path)
+    opened.requested = str(path)
     return opened
 
 

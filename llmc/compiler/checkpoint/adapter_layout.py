@@ -66,11 +66,11 @@ class AdapterGroup:
         """The mask of each choice, [adapters + 1, R]; the first, of no adapter, is 0."""
         import numpy as np
 
-        made = np.zeros((len(self.ranks) + 1, self.columns), np.float32)
+        built = np.zeros((len(self.ranks) + 1, self.columns), np.float32)
         ends = np.cumsum((0, *self.ranks))
         for number in range(len(self.ranks)):
-            made[number + 1, ends[number] : ends[number + 1]] = 1
-        return made
+            built[number + 1, ends[number] : ends[number + 1]] = 1
+        return built
 
 
 @dataclass(frozen=True)

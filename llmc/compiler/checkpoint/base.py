@@ -135,12 +135,12 @@ class QuantisedBlocks:
         """The float32 matrix [N, K]."""
         import numpy as np
 
-        codes = self.q.astype(np.float32)
-        codes -= np.float32(self.zero_point) if isinstance(self.zero_point, int) else self.zero_point[..., None]
-        codes *= self.scale[..., None]
+        quantized = self.q.astype(np.float32)
+        quantized -= np.float32(self.zero_point) if isinstance(self.zero_point, int) else self.zero_point[..., None]
+        quantized *= self.scale[..., None]
         if self.minimum is not None:
-            codes += self.minimum[..., None]
-        return codes.reshape(self.q.shape[0], -1)
+            quantized += self.minimum[..., None]
+        return quantized.reshape(self.q.shape[0], -1)
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ class Checkpoint(ABC):
             raise CheckpointError(f"{name!a}: the checkpoint's name is not UTF-8; rename its folder") from None
         self.path = path
         self.name = name
-        self.asked = str(path)
+        self.requested = str(path)
         """What it was opened by: a path, the demo model's name or a hub name."""
         self.left_out: Mapping[str, int] = {}
         """Modules beside the text part, which is what is compiled → how many tensors they have (shared/wrappers.py)."""

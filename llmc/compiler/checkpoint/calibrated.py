@@ -70,20 +70,20 @@ class CalibratedCheckpoint(WrappedCheckpoint):
         offset, rows, columns = self._places[name]
         blocks = columns // BLOCK
         pairs = np.frombuffer(self._file.buffer, np.uint8, rows * columns // 2, offset).reshape(rows, blocks, -1)
-        codes = np.empty((rows, blocks, BLOCK), np.uint8)
-        codes[..., 0::2], codes[..., 1::2] = pairs & np.uint8(15), pairs >> np.uint8(4)
+        quantized = np.empty((rows, blocks, BLOCK), np.uint8)
+        quantized[..., 0::2], quantized[..., 1::2] = pairs & np.uint8(15), pairs >> np.uint8(4)
         numbers: FloatArray = np.frombuffer(self._file.buffer, "<f4", 2 * rows * blocks, offset + pairs.size)
         scale, minimum = numbers.reshape(2, rows, blocks)
-        return QuantisedBlocks(FORM.type, 4, 0, codes, scale, minimum)
+        return QuantisedBlocks(FORM.type, 4, 0, quantized, scale, minimum)
 
 
 def _bytes(rows: int, columns: int) -> int:
     return rows * columns // 2 + 2 * 4 * rows * (columns // BLOCK)
 
 
-def packed(codes: np.ndarray, scale: FloatArray, minimum: FloatArray) -> bytes:
+def packed(quantized: np.ndarray, scale: FloatArray, minimum: FloatArray) -> bytes:
     """A matrix as the file has it."""
     return b"".join((
-        np.ascontiguousarray(codes[..., 0::2] | codes[..., 1::2] << np.uint8(4)).tobytes(),
+        np.ascontiguousarray(quantized[..., 0::2] | quantized[..., 1::2] << np.uint8(4)).tobytes(),
         scale.astype("<f4").tobytes(), minimum.astype("<f4").tobytes(),
     ))  # fmt: skip

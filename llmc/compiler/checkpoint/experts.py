@@ -127,7 +127,7 @@ class ExpertsCheckpoint(HuggingFaceCheckpoint):
             return None
         experts = self._parts(name)
         blocks = [super(ExpertsCheckpoint, self).quantised_blocks(part) for parts in experts for part in parts]
-        return QuantisedBlocks.stacked([made for made in blocks if made is not None], len(experts))
+        return QuantisedBlocks.stacked([built for built in blocks if built is not None], len(experts))
 
     def reordered_form(self, name: str) -> BlockForm | None:
         """Of a merged one none: experts read one input."""

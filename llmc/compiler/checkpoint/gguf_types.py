@@ -117,9 +117,9 @@ def _q2_k(blocks: Bytes) -> Parts:
 
 
 def _q3_k(blocks: Bytes) -> Parts:
-    codes = planes(blocks[..., 32:96], 32, 2) | planes(blocks[..., :32], 32, 1) << np.uint8(2)
+    quantized = planes(blocks[..., 32:96], 32, 2) | planes(blocks[..., :32], 32, 1) << np.uint8(2)
     numbers = planes(blocks[..., 96:104], 8, 4) | planes(blocks[..., 104:108], 4, 2) << np.uint8(4)
-    return codes + (8 - 4), halves(blocks, 108) * _less_32(numbers), None
+    return quantized + (8 - 4), halves(blocks, 108) * _less_32(numbers), None
 
 
 def _q4_k(blocks: Bytes) -> Parts:
@@ -127,13 +127,13 @@ def _q4_k(blocks: Bytes) -> Parts:
 
 
 def _q5_k(blocks: Bytes) -> Parts:
-    codes = planes(blocks[..., 48:], 32, 4) | planes(blocks[..., 16:48], 32, 1) << np.uint8(4)
-    return codes + FIVE_ZERO, *_scales_and_minimums(blocks)
+    quantized = planes(blocks[..., 48:], 32, 4) | planes(blocks[..., 16:48], 32, 1) << np.uint8(4)
+    return quantized + FIVE_ZERO, *_scales_and_minimums(blocks)
 
 
 def _q6_k(blocks: Bytes) -> Parts:
-    codes = planes(blocks[..., :128], 64, 4) | planes(blocks[..., 128:192], 32, 2) << np.uint8(4)
-    return codes + (128 - 32), halves(blocks, 208) * blocks[..., 192:208].view(np.int8), None
+    quantized = planes(blocks[..., :128], 64, 4) | planes(blocks[..., 128:192], 32, 2) << np.uint8(4)
+    return quantized + (128 - 32), halves(blocks, 208) * blocks[..., 192:208].view(np.int8), None
 
 
 def _iq4_xs(blocks: Bytes) -> Parts:

@@ -105,43 +105,43 @@ class HuggingFaceCheckpoint(Checkpoint):
             raise unknown_tensor(name, self.path, self.tensor_names())
         return self._stored[name]
 
-    def _codes(self, name: str) -> QuantisedTensor | None:
+    def _quantized(self, name: str) -> QuantisedTensor | None:
         """The tensor, if it is stored in codes."""
         return self._quantised.get(self._where(name))
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape as stored; of what is stored in codes, that of its values."""
-        found, stored = self._codes(name), self._where(name)
+        found, stored = self._quantized(name), self._where(name)
         return self._owner[stored].tensors[stored].shape if found is None else found.shape
 
     def tensor(self, name: str) -> FloatArray:
         """F64, F32, F16 or BF16 as float32; F32 is a view of the file. What is stored in codes by its format's rule."""
-        found, stored = self._codes(name), self._where(name)
+        found, stored = self._quantized(name), self._where(name)
         return self._owner[stored].tensor(stored) if found is None else found.values()
 
     def stored_form(self, name: str) -> BlockForm | None:
         """As its format has it."""
-        found = self._codes(name)
+        found = self._quantized(name)
         return None if found is None else found.form()
 
     def unkept(self, name: str) -> str | None:
         """As its format says."""
-        found = self._codes(name)
+        found = self._quantized(name)
         return None if found is None else found.unkept()
 
     def quantised_blocks(self, name: str) -> QuantisedBlocks | None:
         """As its format has them."""
-        found = self._codes(name)
+        found = self._quantized(name)
         return None if found is None else found.blocks()
 
     def reordered_form(self, name: str) -> BlockForm | None:
         """As its format has it."""
-        found = self._codes(name)
+        found = self._quantized(name)
         return None if found is None else found.reordered_form()
 
     def reordered_blocks(self, name: str) -> QuantisedBlocks | None:
         """As its format has them."""
-        found = self._codes(name)
+        found = self._quantized(name)
         return None if found is None else found.reordered_blocks()
 
     def fill(self, name: str, out: FloatArray) -> None:
@@ -327,7 +327,7 @@ class ConfigCheckpoint(HuggingFaceCheckpoint):
         """Raises CheckpointError."""
         self._refuse()
 
-    def _codes(self, name: str) -> NoReturn:
+    def _quantized(self, name: str) -> NoReturn:
         self._refuse()
 
     def _refuse(self) -> NoReturn:

@@ -171,15 +171,15 @@ class PeftAdapter:
         low, high = _pair(parts)
         scale = np.float32(self._scale(module, low.shape[0]))
         if name.endswith(".bias"):
-            made: FloatArray = weight + scale * parts["bias"]
-            return made
+            built: FloatArray = weight + scale * parts["bias"]
+            return built
         product = scale * (high @ low)
         transposed = "embedding_A" in parts or self._is_transposed(weight.shape, product.shape)
-        made = weight + (product.T if transposed else product)
+        built = weight + (product.T if transposed else product)
         if self.config.get("use_dora"):
-            rows = made.T if transposed else made
+            rows = built.T if transposed else built
             rows *= (parts["magnitude"].ravel() / np.linalg.norm(rows, axis=1))[:, None]
-        return made
+        return built
 
     def _is_transposed(self, weight: tuple[int, ...], product: tuple[int, ...]) -> bool:
         """Of a square weight the configuration says it, of another its shape."""

@@ -92,7 +92,7 @@ class SafetensorsFile:
         """Let the file's pages go."""
         self._file.forget()
 
-    def codes(self, name: str) -> npt.NDArray[Any]:
+    def quantized(self, name: str) -> npt.NDArray[Any]:
         """A tensor of one of _CODES in its stored shape, a read-only view: integers, or the bytes of 8-bit floats.
 
         Raises CheckpointError for another type.

@@ -123,7 +123,7 @@ class SelectableCheckpoint(WrappedCheckpoint):
         """A and B stacked."""
         if name not in self._added:
             return self.inner.tensor(name)
-        made, module = np.zeros(self.shape(name), np.float32), self._added[name]
+        built, module = np.zeros(self.shape(name), np.float32), self._added[name]
         for number, member, first, last in self._columns[pattern_of(module)]:
             adapter, there = self._peft[number], beside(module, member)
             if first == last or there not in adapter.modules or (name.endswith(HIGH) and there != module):
@@ -133,10 +133,10 @@ class SelectableCheckpoint(WrappedCheckpoint):
             largest[largest == 0] = 1
             end = first + len(low)
             if name.endswith(LOW):
-                made[first:end] = low * largest[:, None]
+                built[first:end] = low * largest[:, None]
             else:
-                made[:, first:end] = high / largest
-        return require_finite(made, name, self.path)
+                built[:, first:end] = high / largest
+        return require_finite(built, name, self.path)
 
     def as_stored(self, name: str) -> str | None:
         """None for what adapters bring."""

@@ -92,10 +92,10 @@ def read_description(checkpoint: Checkpoint, task: Task, max_length: int | None 
             f"{folder}: config_sentence_transformers.json names the default prompt {default!r}, and has "
             f"{', '.join(sorted(prompts)) or 'none'}"
         )
-    made = PoolingDescription(
+    built = PoolingDescription(
         "embed", length, tuple(modules), prompts, default, lowercase=bool(bert.get("do_lower_case", False))
     )
-    return Read(made, arrays)
+    return Read(built, arrays)
 
 
 def _score(checkpoint: Checkpoint, length: int) -> PoolingDescription:

@@ -17,7 +17,7 @@ class WrappedCheckpoint(Checkpoint):
     def __init__(self, inner: Checkpoint, name: str, form: str) -> None:
         super().__init__(inner.path, name)
         self.format = form
-        self.asked = inner.asked
+        self.requested = inner.requested
         self.left_out = inner.left_out
         self.notices = inner.notices
         self.choices = inner.choices

@@ -104,11 +104,11 @@ class Footprint:
             raise InputError(f"{bundle} is for device {files.manifest.device}, not {device}; name that device")
 
         config = read_config(model)
-        size = size_of(config, model if isinstance(model, str) else model.asked)
+        size = size_of(config, model if isinstance(model, str) else model.requested)
         weights = _stored(model) or size.weights
-        asked = replace(options or CompileOptions(device), jobs=settings.threads)
+        requested = replace(options or CompileOptions(device), jobs=settings.threads)
         deployment = Deployment(limits, facts or {}, config, weights)
-        resolved = (target or open_target(asked.device, settings)).resolve(asked, deployment)
+        resolved = (target or open_target(requested.device, settings)).resolve(requested, deployment)
         found = cls(
             size,
             resolved.target,

@@ -82,11 +82,11 @@ def _texts(buckets: Sequence[Bucket], limits: Limits, target: Target, padded: bo
             read.append(end)
     lengths = sorted(read * len(TEXTS), reverse=True)
     prompts = [max(first, length - last + 1) if padded else length // 2 for length in lengths]
-    made = continuations(parameters)
+    built = continuations(parameters)
     steps = sum(length - prompt for length, prompt in zip(lengths[::together], prompts[::together], strict=True))
     prompts += [size // 3] * len(PROMPTS)
     tokens = sum(_prompt(buckets, prompt, padded) for prompt in prompts)
-    return VerifyWork(0, steps + max(made[-1], sum(made) // together) + len(prompts), tokens)
+    return VerifyWork(0, steps + max(built[-1], sum(built) // together) + len(prompts), tokens)
 
 
 def _prompt(buckets: Sequence[Bucket], length: int, padded: bool) -> int:

@@ -52,8 +52,8 @@ class AdapterMasks(nn.Module):
 
     def forward(self, adapters: Tensor) -> list[Tensor]:
         """Of `adapters` [B, Q] int64, 0 for none, [B, Q, R] each."""
-        made = {name: self.get_buffer(name)[adapters] for name in dict.fromkeys(self._names)}
-        return [made[name] for name in self._names]
+        built = {name: self.get_buffer(name)[adapters] for name in dict.fromkeys(self._names)}
+        return [built[name] for name in self._names]
 
 
 def adapt(model: nn.Module, layout: AdapterLayout) -> None:

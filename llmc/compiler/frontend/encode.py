@@ -182,7 +182,7 @@ def _load(checkpoint: Checkpoint, task: Task, generative: bool) -> nn.Module:
     folder = Path(checkpoint.path)
     if checkpoint.format.endswith(("+lora", "+adapters")):
         raise CheckpointError(
-            f"{checkpoint.asked}: LoRA adapters are for models that generate alone; merge this one with PEFT "
+            f"{checkpoint.requested}: LoRA adapters are for models that generate alone; merge this one with PEFT "
             "(`merge_and_unload`) and compile the result"
         )
     extra: dict[str, Any] = {"add_pooling_layer": False} if task == "embed" else {}

@@ -33,8 +33,8 @@ def load_real_model(checkpoint: Checkpoint) -> nn.Module:
         model.streamed = StreamedWeights(model, layers_of(model), fill, checkpoint.forget)
         return model
     for name, parameter in model.state_dict().items():
-        fill(name, made := torch.empty(parameter.shape))
-        put_parameter(model, name, made)
+        fill(name, built := torch.empty(parameter.shape))
+        put_parameter(model, name, built)
     model.tie_weights()
     return model
 

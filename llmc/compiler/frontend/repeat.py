@@ -275,17 +275,17 @@ class _Repeating:
             envs.append(own_and_shared)
         self.copies[self.marks[-1]] = hidden
         self._copy(self.after, self.copies)
-        made = [self.copies[n] for n in self.outputs[: self._head]]
-        made += [
+        built = [self.copies[n] for n in self.outputs[: self._head]]
+        built += [
             env[entry] for place, env in zip(self.plan.like, envs, strict=True) for entry in self._new_entries(place)
         ]
-        self.graph.output(tuple(made))
+        self.graph.output(tuple(built))
         signature = self.exported.graph_signature
-        out_specs = [OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(n.name), None) for n in made]
+        out_specs = [OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(n.name), None) for n in built]
         root = self.exported.module_call_graph[0]
         assert root.signature is not None
         whole = replace(
-            root.signature, in_spec=tree_structure((example, {})), out_spec=tree_structure((0,) * len(made))
+            root.signature, in_spec=tree_structure((example, {})), out_spec=tree_structure((0,) * len(built))
         )
         return ExportedProgram(
             self.exported.graph_module, self.graph,
@@ -311,26 +311,26 @@ class _Repeating:
                     if self.owners[node] != place:
                         continue
                     name = self._input_name(node.name, place, layer, first)
-                    made = self.inputs[layer][node] = self._placeholder(node, name)
+                    built = self.inputs[layer][node] = self._placeholder(node, name)
                     if self.plan.traced[place] == layer:
-                        self.copies[node] = made
+                        self.copies[node] = built
                     target = spec.target and self._renamed(spec.target, ".", place, layer)
-                    specs.append(replace(spec, arg=TensorArgument(made.name), target=target))
+                    specs.append(replace(spec, arg=TensorArgument(built.name), target=target))
                 first += len(self.entries[place])
         return specs
 
     def _placeholder(self, node: fx.Node, name: str) -> fx.Node:
-        made = self.graph.placeholder(name)
-        made.meta = {"val": node.meta["val"]}
-        return made
+        built = self.graph.placeholder(name)
+        built.meta = {"val": node.meta["val"]}
+        return built
 
     def _copy(self, nodes: Sequence[fx.Node], env: MutableMapping[fx.Node, fx.Node], named: bool = False) -> None:
         """Add copies that read what `env` says, and put them there; `named`: under the names that they have."""
         for node in nodes:
             args, kwargs = fx.map_arg((node.args, node.kwargs), env.__getitem__)
             name = node.name if named else _NUMBER.sub("", node.name)
-            made = env[node] = self.graph.create_node(node.op, node.target, args, kwargs, name, node.type)
-            made.meta = {key: node.meta[key] for key in ("val",) if key in node.meta}
+            built = env[node] = self.graph.create_node(node.op, node.target, args, kwargs, name, node.type)
+            built.meta = {key: node.meta[key] for key in ("val",) if key in node.meta}
 
     def _check(self) -> None:
         """Raise NotRepeatableError for what layers may not read, and for layers of a kind that differ."""
@@ -394,16 +394,16 @@ class _Repeating:
         def written(expression: Any) -> str:
             return str(sympy.expand(expression.xreplace(symbols)))
 
-        def made(value: Any) -> Any:
+        def built(value: Any) -> Any:
             if isinstance(value, Tensor):
-                return value.dtype, made(value.shape), made(value.stride())
+                return value.dtype, built(value.shape), built(value.stride())
             if isinstance(value, list | tuple):
-                return [made(v) for v in value]
+                return [built(v) for v in value]
             return written(value.node.expr) if isinstance(value, _SIZES) else value
 
         for node in self.layers[place]:
             given = fx.map_arg((node.args, node.kwargs), lambda n: _Named(names.get(n, n.name)))
-            yield f"{node.op} {node.target} {given} {made(node.meta.get('val'))}"
+            yield f"{node.op} {node.target} {given} {built(node.meta.get('val'))}"
         yield " ".join(names[n] for n in (self.marks[place + 1].args[0], *self._new_entries(place)))
 
     def _renamed(self, name: str, dot: str, place: int, layer: int) -> str:

@@ -86,8 +86,8 @@ class ReplayedModel:
             except _EndedError:
                 return None
 
-        made = self.model.streamed.side_by_side([partial(one, number) for number in range(len(sequences))])
-        return [logits for logits in made if logits is not None]
+        built = self.model.streamed.side_by_side([partial(one, number) for number in range(len(sequences))])
+        return [logits for logits in built if logits is not None]
 
     def through(self, layer: nn.Module, way: Way, weights: Mapping[nn.Module, Tensor] | None = None) -> None:
         """Lead `way` through the layer whose turn it is, some of its matrices replaced by `weights`."""
@@ -105,8 +105,8 @@ class ReplayedModel:
         else:
             arguments = (hidden, *arguments[1:])
         with replaced(weights or {}):
-            made = layer.forward(*arguments, **named)
-        way.hidden = made[0] if isinstance(made, tuple) else made
+            built = layer.forward(*arguments, **named)
+        way.hidden = built[0] if isinstance(built, tuple) else built
 
     def tail(self, tokens: Sequence[int], way: Way) -> Tensor:
         """Logits [n, V] of a way that went through all layers, once `run` has ended; `call` is the way's."""
@@ -129,8 +129,8 @@ class ReplayedModel:
     def _entered(self, layer: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         self._given[self.call] = _Given(arguments, {**named})
 
-    def _ended(self, layer: nn.Module, arguments: object, made: object) -> None:
-        self._in_tuple = isinstance(made, tuple)
+    def _ended(self, layer: nn.Module, arguments: object, built: object) -> None:
+        self._in_tuple = isinstance(built, tuple)
         if not self._call.whole:
             raise _EndedError
 

@@ -70,8 +70,8 @@ def _expanded(module: Any, latents: Tensor, rotated: Tensor) -> tuple[Tensor, Te
     """Keys [B, H, Q, D] and values of latents [B, 1, Q, L] and the rotated part of keys [B, 1, Q, R]."""
     batch, _, length, _ = latents.shape
     widths = [module.qk_nope_head_dim, module.v_head_dim]
-    made = module.kv_b_proj(latents).view(batch, length, -1, sum(widths)).transpose(1, 2)
-    keys, values = torch.split(made, widths, dim=-1)
+    built = module.kv_b_proj(latents).view(batch, length, -1, sum(widths)).transpose(1, 2)
+    keys, values = torch.split(built, widths, dim=-1)
     return torch.cat((keys, rotated.expand(-1, keys.shape[1], -1, -1)), dim=-1), values
 
 
@@ -195,10 +195,10 @@ def _masked_as(name: str) -> str:
 
 def _some_mask(name: str) -> Callable[..., Tensor]:
     """The dialect's mask; a tensor that nothing reads where it needs none, since some models convert what they get."""
-    made = ALL_MASK_ATTENTION_FUNCTIONS[name]
+    built = ALL_MASK_ATTENTION_FUNCTIONS[name]
 
     def mask(*args: Any, **kwargs: Any) -> Tensor:
-        found: Tensor | None = made(*args, **kwargs)
+        found: Tensor | None = built(*args, **kwargs)
         return torch.zeros(1, 1, 1, 1) if found is None else found
 
     return mask
@@ -240,8 +240,8 @@ def _falcon(model: Any, attend: Attention) -> None:
     if by_place:
         config = model.config
         positions, heads = config.max_position_embeddings, config.num_attention_heads
-        made = source.build_alibi_tensor(torch.ones(1, positions, dtype=torch.long), heads, torch.float32)
-        model.register_buffer("by_place", made[:, 0] / math.sqrt(config.hidden_size // heads), persistent=False)
+        built = source.build_alibi_tensor(torch.ones(1, positions, dtype=torch.long), heads, torch.float32)
+        model.register_buffer("by_place", built[:, 0] / math.sqrt(config.hidden_size // heads), persistent=False)
 
     def forward(
         module: Any, hidden: Tensor, attention_mask: Tensor | None, position_embeddings: tuple[Tensor, Tensor], **_: Any
@@ -257,8 +257,8 @@ def _falcon(model: Any, attend: Attention) -> None:
 
 
 def _bloom(module: Any, attend: Attention) -> None:
-    made = sys.modules[type(module).__module__]._get_alibi_slopes(module.num_heads, torch.device("cpu"))
-    slopes: list[float] = made.tolist()
+    built = sys.modules[type(module).__module__]._get_alibi_slopes(module.num_heads, torch.device("cpu"))
+    slopes: list[float] = built.tolist()
 
     def forward(hidden: Tensor, residual: Tensor, attention_mask: Tensor | None, **_: Any) -> tuple[Tensor, None]:
         parts = _by_group(module, hidden, module.num_heads)
@@ -270,8 +270,8 @@ def _bloom(module: Any, attend: Attention) -> None:
 
 def _mpt(module: Any, attend: Attention) -> None:
     """Its mask says True of what is not seen; its table of ALiBi ends at 0 for the last key."""
-    made = sys.modules[type(module).__module__].build_mpt_alibi_tensor(module.n_heads, 2, device=torch.device("cpu"))
-    slopes: list[float] = (-made[:, 0, 0]).tolist()
+    built = sys.modules[type(module).__module__].build_mpt_alibi_tensor(module.n_heads, 2, device=torch.device("cpu"))
+    slopes: list[float] = (-built[:, 0, 0]).tolist()
 
     def forward(hidden_states: Tensor, attention_mask: Tensor, **_: Any) -> tuple[Tensor, None]:
         packed = module.Wqkv(hidden_states)

@@ -122,8 +122,8 @@ def bind(
         described = _described(files)
         require_match(files, described, checkpoint)
         stages = Stages(store, checkpoint, _plan(bundle, manifest), report or (lambda _: None))
-        made = bound_weights(stages, store.put_bytes(files.read(TENSORS)), store.put_bytes(files.read(TABLES)))
-        added = {**text_files(stages), WEIGHTS: made["weights"].digest, PLACEMENTS: made["placements"].digest}
+        built = bound_weights(stages, store.put_bytes(files.read(TENSORS)), store.put_bytes(files.read(TABLES)))
+        added = {**text_files(stages), WEIGHTS: built["weights"].digest, PLACEMENTS: built["placements"].digest}
         added = {file: digest for file, digest in added.items() if file not in manifest.files}
         sources = {digest: files.path(digest) for digest in manifest.blobs}
         sources |= {digest: store.path(digest) for digest in added.values()}

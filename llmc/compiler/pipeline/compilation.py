@@ -88,8 +88,14 @@ class Compilation:
             return cls(checkpoint, encoder_plan_of(checkpoint, encodes, plan, planning), options, store, settings)
         target = open_target(options.device, settings)
         if plan is None:
-            asked = {"settings": settings, "device": options.device, "target": target, "options": options, **planning}
-            plan = plan_for(checkpoint, **asked)
+            requested = {
+                "settings": settings,
+                "device": options.device,
+                "target": target,
+                "options": options,
+                **planning,
+            }
+            plan = plan_for(checkpoint, **requested)
         elif isinstance(plan, Path):
             plan = Plan.load(plan)
         elif isinstance(plan, EncodePlan):
@@ -104,8 +110,8 @@ class Compilation:
         """
         journal = Journal.read(output)
         store = open_store(cache_dir, settings, journal.options.device)
-        made = cls.of(journal.model, journal.options, store, settings, task=GENERATE, plan=journal.plan)
-        return made, journal.output
+        built = cls.of(journal.model, journal.options, store, settings, task=GENERATE, plan=journal.plan)
+        return built, journal.output
 
     @property
     def encodes(self) -> bool:
@@ -123,14 +129,14 @@ class Compilation:
         """Where bundles of this device have a place of their own (artifacts/local/precompiled.py)."""
         if isinstance(self.plan, EncodePlan):
             return None
-        return place_for(self.options.device, self.checkpoint.asked, self.settings.neuron_artifacts)
+        return place_for(self.options.device, self.checkpoint.requested, self.settings.neuron_artifacts)
 
     @property
     def default_output(self) -> Path:
         """The bundle folder where none is named: its place, or MODEL-DEVICE.llmc here."""
         device = self.options.device
         named = device.replace(":", "-") if isinstance(self.plan, EncodePlan) else device
-        return self.place or Path(f"{stem_of(self.checkpoint.asked)}-{named}.llmc")
+        return self.place or Path(f"{stem_of(self.checkpoint.requested)}-{named}.llmc")
 
     def key(self) -> Key:
         """One key of all that a compile makes, known before anything is made: for the name of a CI cache of the store.
@@ -139,7 +145,10 @@ class Compilation:
         all of llmc's code and the packages that it may compile with. What differs in any of these may still make the
         same. Hashes the checkpoint, and makes nothing.
         """
-        stages, asked = Stages(self.store, self.checkpoint, self.plan, ignore, self.settings), self.options.to_dict()
+        stages, requested = (
+            Stages(self.store, self.checkpoint, self.plan, ignore, self.settings),
+            self.options.to_dict(),
+        )
         packages = {*BASE, *EXTRAS}
         versions = {name: version for name in packages if (version := _version(name)) is not None}
         buckets: list[Any] = [[b.phase, b.batch, b.query, b.context] for b in self.plan.buckets]
@@ -149,7 +158,7 @@ class Compilation:
                 "checkpoint": stages.checkpoint_digest(),
                 "buckets": digest_bytes(canonical_json(buckets)),
                 **{f"limit.{name}": value for name, value in self.plan.limits.to_dict().items()},
-                **{f"option.{name}": repr(value) for name, value in asked.items() if name not in PLACE},
+                **{f"option.{name}": repr(value) for name, value in requested.items() if name not in PLACE},
                 **{f"toolchain.{name}": version for name, version in versions.items()},
                 "isa": " ".join(cpu_features()),
                 "code": package_digest(),
@@ -173,8 +182,8 @@ class Compilation:
             for program in job.target.trace(stages, job.options):
                 yield program.name, program.text()
             return
-        made, options, _ = lowered(stages, job.target, job.asked, job.options)
-        yield from job.target.show(made, job.target.shapes(job.plan.buckets, options), options)
+        built, options, _ = lowered(stages, job.target, job.requested, job.options)
+        yield from job.target.show(built, job.target.shapes(job.plan.buckets, options), options)
 
     def dry_run(self) -> dict[str, Any]:
         """What a compile would do (`pipeline.dry_run`, `dry_run_encoder`). Builds nothing; raises as `compile`."""
@@ -191,7 +200,7 @@ class Compilation:
         """
         if isinstance(self.plan, EncodePlan):
             return compile_encoder(self.checkpoint, output, self.plan, self.options, self.store, report)
-        journal = Journal(self.checkpoint.asked, self.plan, self.options, output)
+        journal = Journal(self.checkpoint.requested, self.plan, self.options, output)
         with replacing(self.place if output == self.place else None), journal.running() if resumable else nullcontext():
             return compile_and_finish(self.job, output, self.store, report)
 

@@ -23,7 +23,7 @@ from llmc.artifacts.local.origins import remember_recorded
 from llmc.compiler.options import CompileOptions, UnfitError
 from llmc.compiler.pipeline.bind import why_unverified
 from llmc.compiler.pipeline.executors import open_executor
-from llmc.compiler.pipeline.executors.base import CompileWork, MadeExecutable
+from llmc.compiler.pipeline.executors.base import BuiltExecutable, CompileWork
 from llmc.compiler.pipeline.provenance import model_facts, provenance, remember_model
 from llmc.compiler.pipeline.resolve import CompileJob
 from llmc.compiler.pipeline.verification import verify_stage
@@ -145,15 +145,15 @@ def compile_job(job: CompileJob, destination: Path, store: Store, report: Report
         report(event)
 
     stages = Stages(store, checkpoint, job.plan, on_stage, target.settings)
-    made = _make(stages, target, job.asked, job.options, report, unverified, job.because, job.decided)
-    options, choice = made.options, made.choice
-    final, sources, entries = made.manifest, made.sources, list(made.entries)
+    created = _make(stages, target, job.requested, job.options, report, unverified, job.because, job.decided)
+    options, choice = created.options, created.choice
+    final, sources, entries = created.manifest, created.sources, list(created.entries)
     if job.starter is not None:
         quick = _make(stages, job.starter[0], None, job.starter[1], report, unverified)
         entries += quick.entries
-        final, sources = _with_starter(stages, made, quick)
+        final, sources = _with_starter(stages, created, quick)
     publish(stages, destination, final, sources)
-    built = sum(not made.cached for made in entries)
+    built = sum(not created.cached for created in entries)
     states = [e.state for e in final.executables]
     return CompileResult(
         bundle=str(destination), device=options.device, built=built, reused=len(entries) - built,
@@ -161,8 +161,8 @@ def compile_job(job: CompileJob, destination: Path, store: Store, report: Report
         seconds=round(time.perf_counter() - start, 3), bytes=final.size,
         weights_bytes=sum(final.blobs[d] for n, d in final.files.items() if n.startswith("weights")),
         specialised=bool(target.fixes(options).dims), sample_top_k=options.sample_top_k,
-        choice=choice, remaining=target.remaining(), analysis=made.analysis,
-        described=job.opened.describe(made.analysis) if made.analysis else [],
+        choice=choice, remaining=target.remaining(), analysis=created.analysis,
+        described=job.opened.describe(created.analysis) if created.analysis else [],
         stages=seconds, verification=dict(final.verification), left_out=dict(checkpoint.left_out),
         notices=list(checkpoint.notices),
     )  # fmt: skip
@@ -173,75 +173,75 @@ def publish(stages: Stages, destination: Path, manifest: Manifest, sources: Mapp
     remember_recorded(stages.store, manifest)
     write_bundle(destination, manifest, sources)
     remember_bundle(stages.store, manifest)
-    remember_model(stages.store, stages.checkpoint_digest(), stages.checkpoint.asked)
+    remember_model(stages.store, stages.checkpoint_digest(), stages.checkpoint.requested)
 
 
 @dataclass(frozen=True)
-class _Made:
+class _Built:
     """A verified manifest, the file of each blob it names, and the entries of its executables. `options` are those that
     they were made with, `choice` says why."""
 
     manifest: Manifest
     sources: Mapping[str, Path]
-    entries: Sequence[MadeExecutable]
+    entries: Sequence[BuiltExecutable]
     analysis: dict[str, Any]
     options: CompileOptions
     choice: str
 
 
 def lowered(
-    stages: Stages, target: Target, asked: CompileOptions | None, options: CompileOptions
+    stages: Stages, target: Target, requested: CompileOptions | None, options: CompileOptions
 ) -> tuple[Lowered, CompileOptions, str]:  # fmt: skip
     """The lowered programs, the options that fit the model, and the reason if these differ from `options`.
 
-    `asked` are those that were asked for, None for none.
+    `requested` are those that were asked for, None for none.
     """
     try:
         return target.lower(stages, target.trace(stages, options), options), options, ""
     except UnfitError as e:
-        if asked is not None and any(asked.get(name) not in (None, "auto") for name in e.instead):
+        if requested is not None and any(requested.get(name) not in (None, "auto") for name in e.instead):
             raise
         options = options.changed(**e.instead)
-        if asked is not None and asked.quantize is None:  # what the weights decided was for what does not fit
-            options = replace(options, quantize=target.configure(asked).quantize)
+        if requested is not None and requested.quantize is None:  # what the weights decided was for what does not fit
+            options = replace(options, quantize=target.configure(requested).quantize)
         return target.lower(stages, target.trace(stages, options), options), options, e.why
 
 
 def _make(
-    stages: Stages, target: Target, asked: CompileOptions | None, options: CompileOptions, report: Reporter,
+    stages: Stages, target: Target, requested: CompileOptions | None, options: CompileOptions, report: Reporter,
     unverified: str | None, because: str = "", decided: str = "",
-) -> _Made:  # fmt: skip
-    """Trace, lower, compile and verify for one target. `options` are what it makes of those that were `asked` for, None
-    for none, `because` says why it is this target, and `decided` why the model's defaults are these, if they fit."""
-    made, options, changed = lowered(stages, target, asked, options)
+) -> _Built:  # fmt: skip
+    """Trace, lower, compile and verify for one target. `options` are what it makes of those `requested`, None for none,
+    `because` says why it is this target, and `decided` why the model's defaults are these, if they fit."""
+    created, options, changed = lowered(stages, target, requested, options)
     choice = "; ".join(filter(None, (target.fixes(options).why, because, changed or decided)))
     shapes = target.shapes(stages.plan.buckets, options)
-    entries = _executables(stages, target, made, shapes, options, report)
-    files = [stages.store.path(made.entry.outputs["executable"]) for made in entries]
-    analysis = target.analyse(stages, made, files, options)
-    manifest, sources = _assemble(stages, target, made, shapes, entries, options, analysis, choice)
+    entries = _executables(stages, target, created, shapes, options, report)
+    files = [stages.store.path(created.entry.outputs["executable"]) for created in entries]
+    analysis = target.analyse(stages, created, files, options)
+    manifest, sources = _assemble(stages, target, created, shapes, entries, options, analysis, choice)
     if unverified is not None:
         verification: dict[str, Any] = {"mode": "none", "why": unverified}
     elif options.verify != "none":
-        draft = _with_files(stages, manifest, sources, made.stand_ins)
+        draft = _with_files(stages, manifest, sources, created.stand_ins)
         verification = verify_stage(stages, target, *draft, options, lambda d, t: report(VerifyReport(d, t)))
-        if made.stand_ins:
-            verification["stand_ins"] = sorted(made.stand_ins)
+        if created.stand_ins:
+            verification["stand_ins"] = sorted(created.stand_ins)
     else:
         verification = {"mode": "none"}
     final = manifest.changed(verification=verification)
-    return _Made(final, sources, entries, analysis, options, choice)
+    return _Built(final, sources, entries, analysis, options, choice)
 
 
-def _with_starter(stages: Stages, made: _Made, quick: _Made) -> tuple[Manifest, dict[str, Path]]:
+def _with_starter(stages: Stages, created: _Built, quick: _Built) -> tuple[Manifest, dict[str, Path]]:
     """The bundle with the quick one's manifest as a file, and the blobs of both."""
 
     def build(workspace: Workspace) -> Mapping[str, Blob]:
         return {"manifest": workspace.put_bytes(quick.manifest.to_bytes())}
 
     blob = stages.run("starter", {"manifest": quick.manifest.digest}, build).outputs["manifest"]
-    both = made.manifest.changed(blobs={**made.manifest.blobs, **quick.manifest.blobs})
-    return _with_files(stages, both, {**made.sources, **quick.sources}, {STARTER_NAME: blob.digest})
+    both = created.manifest.changed(blobs={**created.manifest.blobs, **quick.manifest.blobs})
+    return _with_files(stages, both, {**created.sources, **quick.sources}, {STARTER_NAME: blob.digest})
 
 
 def _with_files(
@@ -268,14 +268,14 @@ def require_native(target: Target, options: CompileOptions) -> None:
 def _executables(
     stages: Stages, target: Target, lowered: Lowered, shapes: Sequence[Shape], options: CompileOptions,
     report: Reporter,
-) -> list[MadeExecutable]:  # fmt: skip
+) -> list[BuiltExecutable]:  # fmt: skip
     """One a shape, in order; missing ones are made by the executor that the options name."""
     done = count(1)
 
-    def tell(shape: Shape, made: MadeExecutable) -> None:
-        entry, size = made.entry, made.entry.outputs["executable"].size
+    def tell(shape: Shape, created: BuiltExecutable) -> None:
+        entry, size = created.entry, created.entry.outputs["executable"].size
         at = next(done)
-        report(ExecutableReport(at, len(shapes), shape, made.cached, made.seconds, size, entry.meta["state"]))
+        report(ExecutableReport(at, len(shapes), shape, created.cached, created.seconds, size, entry.meta["state"]))
 
     work = CompileWork(stages.store, target, lowered, options, stages.settings)
     return open_executor(options).compile(work, shapes, tell)
@@ -283,7 +283,7 @@ def _executables(
 
 def _assemble(
     stages: Stages, target: Target, lowered: Lowered, shapes: Sequence[Shape],
-    entries: Sequence[MadeExecutable], options: CompileOptions, analysis: Mapping[str, Any], choice: str,
+    entries: Sequence[BuiltExecutable], options: CompileOptions, analysis: Mapping[str, Any], choice: str,
 ) -> tuple[Manifest, dict[str, Path]]:  # fmt: skip
     """The manifest without its verification, and the file of each blob it names."""
     store, checkpoint = stages.store, stages.checkpoint
@@ -298,10 +298,10 @@ def _assemble(
     executables = [
         {
             "phase": shape.phase, "batch": shape.batch, "query": shape.query, "context": shape.context,
-            "state": made.entry.meta["state"], "buckets": shape.buckets, "key": made.entry.key.digest,
-            "blob": add(*made.entry.outputs["executable"]),
+            "state": created.entry.meta["state"], "buckets": shape.buckets, "key": created.entry.key.digest,
+            "blob": add(*created.entry.outputs["executable"]),
         }
-        for shape, made in zip(shapes, entries, strict=True)
+        for shape, created in zip(shapes, entries, strict=True)
     ]  # fmt: skip
     files = {name: add(digest) for name, digest in lowered.files.items()}
     files |= {name: add(digest) for name, digest in text_files(stages).items()}
@@ -317,6 +317,6 @@ def _assemble(
         },
         plan=stages.plan.to_dict(), executables=executables, files=files, blobs=blobs,
         toolchain=tools, isa=list(recorded.features),
-        provenance=provenance(stages, target.description.name, recorded, tools, options, checkpoint.asked),
+        provenance=provenance(stages, target.description.name, recorded, tools, options, checkpoint.requested),
     )  # fmt: skip
     return manifest, sources

@@ -45,13 +45,13 @@ GENERATE = "generate"
 TASKS = (GENERATE, "embed", "score")
 
 
-def settled_task(checkpoint: Checkpoint, asked: str | None) -> Task | None:
+def settled_task(checkpoint: Checkpoint, requested: str | None) -> Task | None:
     """The task that was asked for, or the checkpoint's own; None: to generate. Raises UnknownNameError."""
-    if asked is not None and asked not in TASKS:
-        raise UnknownNameError("task", asked, TASKS)
-    if asked is None:
+    if requested is not None and requested not in TASKS:
+        raise UnknownNameError("task", requested, TASKS)
+    if requested is None:
         return task_of(checkpoint)
-    return None if asked == GENERATE else asked  # type: ignore[return-value] # one of TASKS
+    return None if requested == GENERATE else requested  # type: ignore[return-value] # one of TASKS
 
 
 def plan_encoder(checkpoint: Checkpoint, task: Task, **given: Any) -> EncodePlan:
@@ -60,17 +60,21 @@ def plan_encoder(checkpoint: Checkpoint, task: Task, **given: Any) -> EncodePlan
     `traffic`, a file or an open `Trace`, has recorded texts: buckets of the lengths that pad them least, `max_graphs`
     of them at most. Raises InputError for a length that the model's positions do not reach.
     """
-    asked = given.get("max_model_len")
+    requested = given.get("max_model_len")
     longest = read_description(checkpoint, task).description.max_length
-    if asked is not None and asked > longest:
-        raise InputError(f"--max-model-len {asked} is above the {longest} tokens of {checkpoint.asked}; lower it")
+    if requested is not None and requested > longest:
+        raise InputError(
+            f"--max-model-len {requested} is above the {longest} tokens of {checkpoint.requested}; lower it"
+        )
     chosen = {k: v for k, v in given.items() if v is not None and k not in ("max_model_len", "traffic")}
     traffic = given.get("traffic")
     if traffic is None:
-        return encode_plan(task, asked or longest, **chosen)
+        return encode_plan(task, requested or longest, **chosen)
     trace = traffic if isinstance(traffic, Trace) else Trace(os.fspath(traffic), generates=False)
     texts = Counter(request.prompt for request in trace)
-    return traffic_plan(task, texts, max_length=asked or longest, facts={"traffic_sha256": trace.digest()}, **chosen)
+    return traffic_plan(
+        task, texts, max_length=requested or longest, facts={"traffic_sha256": trace.digest()}, **chosen
+    )
 
 
 EXECUTABLE = "executable"
@@ -83,18 +87,18 @@ OF_TRAFFIC = ("traffic", "max_graphs")
 def encoder_plan_of(checkpoint: Checkpoint, task: Task, plan: object, given: Mapping[str, Any]) -> EncodePlan:
     """`plan`, or one by what is `given` (`plan_encoder`). Raises InputError for a plan of another task, and for further
     arguments."""
-    asked = {name: value for name, value in given.items() if value is not None}
+    requested = {name: value for name, value in given.items() if value is not None}
     if plan is not None:
         if not isinstance(plan, EncodePlan) or plan.task != task:
             raise InputError(f"the plan is not one to {task}: make it with llmc plan MODEL --task {task}")
         return plan
-    known = {*LIMITS, *(OF_TRAFFIC if "traffic" in asked else ())}
-    if other := sorted(asked.keys() - known):
+    known = {*LIMITS, *(OF_TRAFFIC if "traffic" in requested else ())}
+    if other := sorted(requested.keys() - known):
         raise InputError(
             f"{', '.join(other)}: a model to {task} is planned by {', '.join(LIMITS)}, and by traffic with max_graphs; "
             "leave out the rest"
         )
-    return plan_encoder(checkpoint, task, **asked)
+    return plan_encoder(checkpoint, task, **requested)
 
 
 def compile_encoder(
@@ -134,15 +138,15 @@ def compile_encoder(
     stages = Stages(store, checkpoint, plan, on_stage)
     read = read_description(checkpoint, task, plan.limits.max_model_len)  # type: ignore[arg-type]
     case = EncoderCase.of(checkpoint, task)  # type: ignore[arg-type]
-    made = target.make(stages, plan, case, options)
-    analysis = target.analyse(stages, made, options)
+    created = target.make(stages, plan, case, options)
+    analysis = target.analyse(stages, created, options)
     choice = "; ".join(filter(None, (target.choice(options), why)))
-    manifest, sources = _assemble(stages, target, made, read, plan, options, analysis, choice)
+    manifest, sources = _assemble(stages, target, created, read, plan, options, analysis, choice)
     verification = verification_of(stages, target, manifest, sources, plan, case, options, report)
     final = manifest.changed(verification=verification)
     publish(stages, destination, final, sources)
     states = [e.state for e in final.executables]
-    reused = sum(stored[kind] for kind in {entry.key.kind for _, entry in made.executables})
+    reused = sum(stored[kind] for kind in {entry.key.kind for _, entry in created.executables})
     return CompileResult(
         bundle=str(destination), device=options.device, built=len(states) - reused, reused=reused,
         portable=states.count("portable"), native=states.count("native"),
@@ -155,14 +159,14 @@ def compile_encoder(
 
 
 def _assemble(
-    stages: Stages, target: EncoderTarget, made: CompiledEncoder, read: Read, plan: EncodePlan, options: CompileOptions,
-    analysis: Mapping[str, Any], choice: str,
+    stages: Stages, target: EncoderTarget, created: CompiledEncoder, read: Read, plan: EncodePlan,
+    options: CompileOptions,    analysis: Mapping[str, Any], choice: str,
 ) -> tuple[Manifest, dict[str, Path]]:  # fmt: skip
     store, checkpoint, config = stages.store, stages.checkpoint, stages.checkpoint.config
-    files = {**made.files, **text_files(stages), **_pooling_files(stages, read)}
+    files = {**created.files, **text_files(stages), **_pooling_files(stages, read)}
     sources = {digest: store.path(digest) for digest in files.values()}
     executables = []
-    for shape, entry in made.executables:
+    for shape, entry in created.executables:
         blob = entry.outputs["executable"]
         sources[blob.digest] = store.path(blob)
         batch, tokens = shape or (None, None)
@@ -181,13 +185,13 @@ def _assemble(
         },
         options={
             "task": plan.task, "quantize": options.quantize, "dtype": options.dtype, "specialise": options.specialise,
-            "static_dims": ["batch", "query"] if options.specialise else [], "choice": choice, **made.facts,
+            "static_dims": ["batch", "query"] if options.specialise else [], "choice": choice, **created.facts,
             **({"analysis": analysis} if analysis else {}),
         },
         plan=plan.to_dict(), executables=executables, files=files,
         blobs={digest: path.stat().st_size for digest, path in sources.items()}, toolchain=tools,
         isa=list(recorded.features),
-        provenance=provenance(stages, target.name, recorded, tools, options, checkpoint.asked),
+        provenance=provenance(stages, target.name, recorded, tools, options, checkpoint.requested),
     )  # fmt: skip
     return manifest, sources
 

@@ -158,16 +158,16 @@ def finish_bundle(
     check_replaceable(Path(os.path.realpath(path)))
     pins = finisher.pins(half)
     if isinstance(finisher, EachExecutable):
-        made, reused = _each(finisher, half, pins, store, jobs, report)
+        created, reused = _each(finisher, half, pins, store, jobs, report)
         files: Mapping[str, Blob] = _programs(finisher, half, pins, store, jobs)
     elif isinstance(finisher, WholeBundle):
         entry, hit = _whole(finisher, half, pins, store, report)
-        made, files, reused = {}, entry.outputs, len(half.manifest.executables) * hit
+        created, files, reused = {}, entry.outputs, len(half.manifest.executables) * hit
     else:
         raise CompileError(
             f"device {target.description.name}: {type(finisher).__name__} is neither of the two ways to finish"
         )
-    manifest, sources = _assemble(half, finisher, pins, made, files, store)
+    manifest, sources = _assemble(half, finisher, pins, created, files, store)
     options = recorded_options(half.manifest, target).changed(verify=verify)
     outcome = agree(half, manifest, sources, finisher, target, options, store, report)
     final = manifest.changed(verification=dict(half.manifest.verification) | {"finished": outcome})
@@ -245,7 +245,7 @@ def _each(
         entry, hit = store.get_or_build(executable_key(finisher, half, executable, pins), make)
         return entry, hit, time.perf_counter() - began
 
-    made: dict[Executable, Entry] = {}
+    created: dict[Executable, Entry] = {}
     hits = 0
     with ThreadPoolExecutor(jobs, thread_name_prefix="llmc-finish") as threads:
         futures = {threads.submit(one, item): item for item in executables}
@@ -253,13 +253,13 @@ def _each(
             for future in as_completed(futures):
                 entry, hit, seconds = future.result()
                 item = futures[future]
-                made[item], hits = entry, hits + hit
+                created[item], hits = entry, hits + hit
                 size = entry.outputs["executable"].size
-                report(ExecutableReport(len(made), len(executables), _shape(item), hit, seconds, size, "native"))
+                report(ExecutableReport(len(created), len(executables), _shape(item), hit, seconds, size, "native"))
         except BaseException:
             threads.shutdown(wait=True, cancel_futures=True)
             raise
-    return made, hits
+    return created, hits
 
 
 def _programs(
@@ -301,7 +301,7 @@ def _whole(
     def make(workspace: Workspace) -> Mapping[str, Blob]:
         began, done = time.perf_counter(), 0
 
-        def told(item: Executable) -> None:
+        def reported(item: Executable) -> None:
             nonlocal began, done
             now, done = time.perf_counter(), done + 1
             report(ExecutableReport(done, len(executables), _shape(item), False, now - began, 0, "native"))
@@ -309,7 +309,7 @@ def _whole(
 
         folder = workspace.folder / "run"
         folder.mkdir()
-        found = finisher.finish(half, pins, folder, told)
+        found = finisher.finish(half, pins, folder, reported)
         workspace.meta |= {"state": "native"}
         return {name: workspace.put_file(path) for name, path in found.items()}
 
@@ -321,19 +321,19 @@ def _shape(item: Executable) -> Shape:
 
 
 def _assemble(
-    half: Bundle, finisher: Finisher, pins: Mapping[str, Value], made: Mapping[Executable, Entry],
+    half: Bundle, finisher: Finisher, pins: Mapping[str, Value], created: Mapping[Executable, Entry],
     files: Mapping[str, Blob], store: Store,
 ) -> tuple[Manifest, dict[str, Path]]:  # fmt: skip
     """The finished manifest, and the file of each blob it names."""
     old = half.manifest
     added = {name: blob for name, blob in files.items() if not is_digest(name)}
     added[PORTABLE_NAME] = store.put_bytes(old.to_bytes())
-    blobs = [*files.values(), added[PORTABLE_NAME], *(entry.outputs["executable"] for entry in made.values())]
+    blobs = [*files.values(), added[PORTABLE_NAME], *(entry.outputs["executable"] for entry in created.values())]
     executables: list[dict[str, Any]] = []
     for item in old.executables:
         changes: dict[str, Any] = {"state": "native"}
-        if item in made:
-            changes |= {"blob": made[item].outputs["executable"].digest, "key": made[item].key.digest}
+        if item in created:
+            changes |= {"blob": created[item].outputs["executable"].digest, "key": created[item].key.digest}
         executables.append({**item._asdict(), **changes})
     provenance = {**old.provenance, "finished": {"manifest": old.digest, "llmc": __version__}}
     manifest = old.changed(

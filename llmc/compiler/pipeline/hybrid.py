@@ -31,37 +31,37 @@ class HybridResult:
     variables: Mapping[str, str]
 
 
-def compile_hybrid(asked: Compilation, folder: Path, prefill: str, report: Reporter) -> HybridResult:
+def compile_hybrid(requested: Compilation, folder: Path, prefill: str, report: Reporter) -> HybridResult:
     """Compile what is asked for its device, which decodes, and for the device `prefill`, into `folder`.
 
     Each half has all buckets of its phase, and one that serves the other phase alone (buckets/hybrid/halves.py).
     Options that targets declare go to the halves whose device declares them. Raises what `Compilation.compile` raises,
     and InputError for an option that neither takes.
     """
-    checkpoint, plan, options = asked.checkpoint, asked.plan, asked.options
+    checkpoint, plan, options = requested.checkpoint, requested.plan, requested.options
     assert isinstance(plan, Plan)
     if checkpoint.choices:
         raise InputError(
             f"{checkpoint.name} has adapters that requests choose, and prompts with one are not handed from device to "
             "device: compile for one device, or merge an adapter (--lora)"
         )
-    target = asked.target or open_target(options.device, asked.settings)
+    target = requested.target or open_target(options.device, requested.settings)
     variables = target.prefills_on(prefill) if isinstance(target, VendorPrefill) else None
     if variables is not None:
-        return HybridResult(folder, {"decode": asked.compile(folder, report)}, variables)
+        return HybridResult(folder, {"decode": requested.compile(folder, report)}, variables)
     chosen = {"prefill": _for(prefill, options), "decode": _for(options.device, options)}
     for name in options.own:
         if not any(name in one.own for one in chosen.values()):
             raise InputError(f"{declared()[name].option.flag} is not offered for {prefill} and {options.device}")
     halves = Halves.of(folder)
-    made = {}
+    built = {}
     for role, place, phase in (("prefill", halves.prefill, "prompt"), ("decode", halves.decode, "decode")):
         part = half(plan, "prompt" if phase == "prompt" else "decode")
         opened = target if role == "decode" else None
-        each = Compilation(checkpoint, part, chosen[role], asked.store, asked.settings, opened)
-        made[role] = each.compile(place, report)
+        each = Compilation(checkpoint, part, chosen[role], requested.store, requested.settings, opened)
+        built[role] = each.compile(place, report)
     halves.write()
-    return HybridResult(folder, made, {})
+    return HybridResult(folder, built, {})
 
 
 def _for(device: str, options: CompileOptions) -> CompileOptions:

@@ -223,4 +223,4 @@ def _reads_tokens(source: str | Checkpoint | None) -> bool:
 
 
 def _named(source: str | Checkpoint) -> str:
-    return source if isinstance(source, str) else source.asked
+    return source if isinstance(source, str) else source.requested

@@ -140,17 +140,17 @@ def _package(name: str) -> dict[str, Any] | None:
         found = metadata.metadata(name)
     except metadata.PackageNotFoundError:
         return None
-    made = _dependency(name, found["Version"])
+    built = _dependency(name, found["Version"])
     expression = _first(found, "License-Expression")
     text = _first(found, "License")
     classifiers = [line.split(" :: ")[-1] for line in found.get_all("Classifier", []) if line.startswith("License ::")]
     if expression:
-        made["annotations"]["licenseExpression"] = expression
+        built["annotations"]["licenseExpression"] = expression
     elif text and "\n" not in text and len(text) <= LONGEST_LICENCE:
-        made["annotations"]["licenseName"] = text
+        built["annotations"]["licenseName"] = text
     elif classifiers:
-        made["annotations"]["licenseName"] = ", ".join(classifiers)
-    return made
+        built["annotations"]["licenseName"] = ", ".join(classifiers)
+    return built
 
 
 def _first(found: metadata.PackageMetadata, name: str) -> str:

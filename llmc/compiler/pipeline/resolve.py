@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 class CompileJob:
     """The inputs of a compile, determined once.
 
-    The open checkpoint; the `opened` target of the device, and the target that the device stands for; the options that
-    were `asked` for, and the same with the target's defaults (`options`); the reason for that target ("" if the device
+    The open checkpoint; the `opened` target of the device, and the target that the device stands for; the options
+    `requested`, and the same with the target's defaults (`options`); the reason for that target ("" for a device that
     stands for itself), the reason for defaults that the model `decided` ("" for none), and a target that serves until
     this one's executables are open.
     """
@@ -35,7 +35,7 @@ class CompileJob:
     plan: Plan
     opened: Target
     target: Target
-    asked: CompileOptions
+    requested: CompileOptions
     options: CompileOptions
     why: str
     decided: str
@@ -69,7 +69,8 @@ class CompileJob:
             )
         found.options.require_vocabulary(checkpoint.name, int(checkpoint.config["vocab_size"]))
         return cls(
-            checkpoint, plan, opened, found.target, found.asked, found.options, found.why, found.decided, found.starter
+            checkpoint, plan, opened, found.target, found.requested, found.options, found.why, found.decided,
+            found.starter,
         )  # fmt: skip
 
     @property

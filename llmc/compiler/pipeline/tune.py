@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from llmc.compiler.targets.tuning import Tuner
     from llmc.runtime.bundle import Bundle
 
-Told = Callable[[str, int, int], None]
+Reported = Callable[[str, int, int], None]
 """Hears of each executable that is done: how, its number, of how many."""
 
 
@@ -64,7 +64,7 @@ def tuner_of(bundle: Bundle) -> Tuner:
     return tuner
 
 
-def tune_bundle(bundle: Bundle, store: Store, file: Path | None, told: Told) -> TuneResult:
+def tune_bundle(bundle: Bundle, store: Store, file: Path | None, reported: Reported) -> TuneResult:
     """Tune all executables; a file that exists is added to, and what it knows is not timed again. An interrupt ends it
     with what was found.
 
@@ -81,7 +81,7 @@ def tune_bundle(bundle: Bundle, store: Store, file: Path | None, told: Told) -> 
             known = tuner.tune(bundle, executable, known)
             digest = None if known is None else _keep(known, store, file)
             tuned, has = number, len(known.found) if known else 0
-            told(f"{executable}: {has - had} new, {time.perf_counter() - start:.1f} s", number, len(executables))
+            reported(f"{executable}: {has - had} new, {time.perf_counter() - start:.1f} s", number, len(executables))
     except KeyboardInterrupt:
         pass  # the caller sees what is left
     found = known or Results({})

@@ -154,8 +154,8 @@ def verify_stage(
     stages.report(StageReport("verify", False, None))
     start = time.perf_counter()
     if missing:
-        made = _run(stages, manifest, sources, target, probes, [part for part, _ in missing], progress)
-        for (_, key), outcome in zip(missing, made, strict=True):
+        built = _run(stages, manifest, sources, target, probes, [part for part, _ in missing], progress)
+        for (_, key), outcome in zip(missing, built, strict=True):
             outcomes[key.digest] = outcome
     try:
         result = summarise([outcomes[key.digest] for _, key in keys], limits)

@@ -48,17 +48,17 @@ def fuse_attention(graph: Graph) -> None:
             if None not in halves:
                 tables, query, key = halves, rotary_q[0], rotary_k[0]
         heads, head_dim, kv_heads = query.shape[1], query.shape[3], key.shape[1]
-        made: list[Node] = []
-        flat = [_flat_heads(m, v, made, flattened) for v in (query, key, value)]
+        built: list[Node] = []
+        flat = [_flat_heads(m, v, built, flattened) for v in (query, key, value)]
         width = value.shape[3]
         out = Value(f"{node.out.name}_flat", (*node.out.shape[:2], int(heads) * int(width)), node.out.dtype)
         attrs = node.attrs | {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
         if width != head_dim:
             attrs["value_dim"] = width
         inputs = [*flat, past_k, past_v, past_lengths, *tables, *(more if any(more) else [])]
-        made.append(Node("gqa", inputs, [out, *node.outputs[1:]], attrs))
-        made.append(Node("reshape", [out], [node.out], {"shape": list(node.out.shape)}))
-        inserted[position] = made
+        built.append(Node("gqa", inputs, [out, *node.outputs[1:]], attrs))
+        built.append(Node("reshape", [out], [node.out], {"shape": list(node.out.shape)}))
+        inserted[position] = built
     graph.nodes = [n for i, old in enumerate(graph.nodes) for n in inserted.get(i, [old])]
     _drop_inverse_reshapes(graph)
 
@@ -147,7 +147,7 @@ def _half_table(graph: Graph, m: Matcher, value: Value) -> Value | None:
     return table
 
 
-def _flat_heads(m: Matcher, value: Value, made: list[Node], known: dict[str, Value]) -> Value:
+def _flat_heads(m: Matcher, value: Value, built: list[Node], known: dict[str, Value]) -> Value:
     """[B, H, Q, D] → the [B, Q, H·D] tensor it was made from, or a reshape of it; `known` are those that earlier
     attentions made, by name: some read the keys of another layer."""
     transposed = m.made_by(value, "transpose")
@@ -159,7 +159,7 @@ def _flat_heads(m: Matcher, value: Value, made: list[Node], known: dict[str, Val
         name = f"{value.name}_by_token"
         if name not in known:
             known[name] = Value(name, (batch, query, heads, head_dim), value.dtype)
-            made.append(Node("transpose", [value], [known[name]], {"dim0": 1, "dim1": 2}))
+            built.append(Node("transpose", [value], [known[name]], {"dim0": 1, "dim1": 2}))
         source = known[name]
     batch, query, heads, head_dim = source.shape
     flat_shape = (batch, query, int(heads) * int(head_dim))
@@ -169,7 +169,7 @@ def _flat_heads(m: Matcher, value: Value, made: list[Node], known: dict[str, Val
     name = f"{source.name}_flat"
     if name not in known:
         known[name] = Value(name, flat_shape, source.dtype)
-        made.append(Node("reshape", [source], [known[name]], {"shape": list(flat_shape)}))
+        built.append(Node("reshape", [source], [known[name]], {"shape": list(flat_shape)}))
     return known[name]
 
 
@@ -245,9 +245,9 @@ def _packed(m: Matcher, values: Sequence[Value | None], name: str) -> list[Node]
     sides = [[m.made_by(total.optional(at), "linear") if total else None for total in sums] for at in (0, 1)]
     if not all(_alike(side) and all(n and m.sole(n.out) for n in side) for side in sides):
         return []
-    made = [_concat_linears([n for n in side if n], f"{name}_{at}") for at, side in enumerate(sides)]
-    first = made[0].out
-    return [*made, Node("add", [n.out for n in made], [Value(name, first.shape, first.dtype)])]
+    built = [_concat_linears([n for n in side if n], f"{name}_{at}") for at, side in enumerate(sides)]
+    first = built[0].out
+    return [*built, Node("add", [n.out for n in built], [Value(name, first.shape, first.dtype)])]
 
 
 def _concat_linears(nodes: list[Node], name: str) -> Node:

@@ -236,9 +236,9 @@ class Importer:
             if isinstance(vals, tuple | list)
             else [self._value(node, node.name)]
         )
-        made = Node(name, inputs, outputs, attrs)
-        self.out.nodes.append(made)
-        self.tuples[node] = made
+        built = Node(name, inputs, outputs, attrs)
+        self.out.nodes.append(built)
+        self.tuples[node] = built
         self.values[node] = outputs[0]
 
     @staticmethod
@@ -300,8 +300,8 @@ def _inline_wrappers(module: fx.GraphModule) -> fx.Graph:
                 args, kwargs = fx.map_arg((node.args, node.kwargs), env.__getitem__)
                 # an operator's number says how many there are before it, whatever the tracer dropped on its way
                 name = _NUMBER.sub("", node.name) if node.op == "call_function" else node.name
-                made = env[node] = out.create_node(node.op, node.target, args, kwargs, name, node.type)
-                made.meta = dict(node.meta)
+                built = env[node] = out.create_node(node.op, node.target, args, kwargs, name, node.type)
+                built.meta = dict(node.meta)
         return None
 
     out.output(copy(module.graph, module, env))

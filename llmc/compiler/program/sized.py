@@ -154,8 +154,8 @@ class TracedProgram:
         lines += [f"weight %{name} = {stored}" for name, stored in self.weights.items()]
         for node in self.graph["nodes"]:
             given = ", ".join(f"{i['name']}={said(i['arg'])}" for i in node["inputs"] if "as_none" not in i["arg"])
-            made = ", ".join(said(o) for o in node["outputs"])
-            lines.append(f"{made} = {node['target'].removeprefix(ATEN)}({given})")
+            built = ", ".join(said(o) for o in node["outputs"])
+            lines.append(f"{built} = {node['target'].removeprefix(ATEN)}({given})")
         return "\n".join([*lines, *(f"output {said(o)}" for o in self.graph["outputs"])]) + "\n"
 
     def at(self, batch: int, query: int, context: int, cache: CacheShape | None = None) -> BoundProgram:

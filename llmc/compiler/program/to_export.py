@@ -125,10 +125,10 @@ def _node(node: fx.Node, named: Mapping[fx.Node, str]) -> Fields:
     given = [(a.name, value, False) for a, value in zip(schema, node.args, strict=False)]
     given += [(name, value, True) for name, value in node.kwargs.items() if name not in _DEFAULT]
     inputs = [(name, _argument(value, named), keyword) for name, value, keyword in given]
-    return _made(f"torch.ops.{node.target!s}", inputs, named[node])
+    return _built(f"torch.ops.{node.target!s}", inputs, named[node])
 
 
-def _made(target: str, inputs: Sequence[tuple[str, Fields, bool]], name: str) -> Fields:
+def _built(target: str, inputs: Sequence[tuple[str, Fields, bool]], name: str) -> Fields:
     return {
         "target": target, "name": name, "metadata": {}, "is_hop_single_tensor_return": None,
         "inputs": [{"name": key, "arg": arg, "kind": 2 if keyword else 1} for key, arg, keyword in inputs],
@@ -293,28 +293,28 @@ class _Walk:
         return self.values[self._final(inner)] if kind in ("as_name", "name") else inner
 
     def _operator(self, node: Fields) -> None:
-        made: Fields = {**node, "inputs": [{**i, "arg": self._argument(i["arg"])} for i in node["inputs"]]}
+        built: Fields = {**node, "inputs": [{**i, "arg": self._argument(i["arg"])} for i in node["inputs"]]}
         names, several = output_names(node)
-        identity = json.dumps([made["target"], made["inputs"]], sort_keys=True)
+        identity = json.dumps([built["target"], built["inputs"]], sort_keys=True)
         if identity in self.known:
             self.renamed.update(zip(names, self.known[identity], strict=True))
             return
-        if is_expanded(made["target"]):
-            args, _ = arguments(made, operator_of(made["target"])._schema, self.values.__getitem__)
-            for written in expanded(made, args):
+        if is_expanded(built["target"]):
+            args, _ = arguments(built, operator_of(built["target"])._schema, self.values.__getitem__)
+            for written in expanded(built, args):
                 self._operator(written)
             return
-        target = operator(made["target"])
-        args, kwargs = arguments(made, target._schema, self.values.__getitem__)
+        target = operator(built["target"])
+        args, kwargs = arguments(built, target._schema, self.values.__getitem__)
         result = target(*args, **kwargs)
-        if not several and isinstance(first := args[0] if args else None, Tensor) and _unchanged(made, first, result):
-            self.renamed[names[0]] = made["inputs"][0]["arg"]["as_tensor"]["name"]
+        if not several and isinstance(first := args[0] if args else None, Tensor) and _unchanged(built, first, result):
+            self.renamed[names[0]] = built["inputs"][0]["arg"]["as_tensor"]["name"]
             return
         self.known[identity] = names
         results = result if several else [result]
         self.values.update(zip(names, results, strict=True))
         self.described.update((name, described(tensor)) for name, tensor in zip(names, results, strict=True))
-        self.nodes.append(made)
+        self.nodes.append(built)
 
     def _argument(self, tagged: Mapping[str, Any]) -> Fields:
         """An argument with numbers for sizes, and the names of what is left."""

@@ -84,13 +84,13 @@ class Deployment:
 class Resolved:
     """The target that a device stands for, for one deployment.
 
-    `asked`: the options as requested, for that target; `options`: the same with its defaults. `why`: the reason for
+    `requested`: the options as requested, for that target; `options`: the same with its defaults. `why`: the reason for
     that target, `decided`: the reason for defaults that the model decides; "" for none. `starter`: a target with its
     options, whose executables serve until the others are open.
     """
 
     target: Target
-    asked: CompileOptions
+    requested: CompileOptions
     options: CompileOptions
     why: str = ""
     decided: str = ""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmc.artifacts.digest import digest_bytes
 from llmc.artifacts.key import Value, canonical_json
-from llmc.compiler.architectures.shared.names import OUTER
+from llmc.compiler.architectures.shared.names import EMBED_LM_HEAD
 from llmc.compiler.code import code_digest
 from llmc.compiler.options import Option
 from llmc.compiler.stages import StageReport, toolchain
@@ -73,8 +73,8 @@ def calibration_costs(options: CompileOptions) -> dict[str, Timing]:
     """For `Target.stage_costs`."""
     if options.quantize != "int4":
         return {}
-    asked = {"calibrate": (CALIBRATE, COST), "sense": (MAX_KL, SENSE_COST)}
-    return {kind: cost for kind, (option, cost) in asked.items() if option.of(options) is not None}
+    requested = {"calibrate": (CALIBRATE, COST), "sense": (MAX_KL, SENSE_COST)}
+    return {kind: cost for kind, (option, cost) in requested.items() if option.of(options) is not None}
 
 
 def require_calibratable(options: CompileOptions) -> None:
@@ -116,27 +116,27 @@ def _with_blocks(stages: Stages, given: str) -> Stages:
         from llmc.compiler.weights.calibration import calibrate
 
         with workspace.writer() as out:
-            places = calibrate(stages.checkpoint, sequences, out, _tell(stages, "calibrate"))
+            places = calibrate(stages.checkpoint, sequences, out, _report(stages, "calibrate"))
         assert out.blob is not None  # it is set once the block has ended well
         return {"blocks": out.blob, "places": workspace.put_bytes(canonical_json(places))}
 
     entry = stages.run("calibrate", _components(stages, _with_blocks, text=sequences), build)
     places = loads(stages.store.get_bytes(entry.outputs["places"].digest))
     digest = digest_bytes(canonical_json([blob.digest for _, blob in sorted(entry.outputs.items())]))
-    made = copy(stages)
-    made.checkpoint = CalibratedCheckpoint(stages.checkpoint, stages.path(entry.outputs["blocks"]), places, digest)
-    return made
+    built = copy(stages)
+    built.checkpoint = CalibratedCheckpoint(stages.checkpoint, stages.path(entry.outputs["blocks"]), places, digest)
+    return built
 
 
 def _mixed(stages: Stages, most: float, head: int | None) -> Mixed:
     """What stays in 8 bits so that the model diverges by no more than `most`; with `head` None embedding and head are
     one more group that may."""
     judged = judged_in(stages.checkpoint)
-    reached, sensed = _sensed(stages, judged, outer=head != 8)
-    costs = [cost for cost in sensed if OUTER.isdisjoint(cost.names)]
-    outer = [cost for cost in sensed if cost not in costs]
-    names, ends = (frozenset(name for cost in each for name in cost.names) for each in (costs, outer))
-    fixed = sum(cost.divergence for cost in outer) if head else 0.0
+    reached, sensed = _sensed(stages, judged, embed_lm_head=head != 8)
+    costs = [cost for cost in sensed if EMBED_LM_HEAD.isdisjoint(cost.names)]
+    embed_lm_head = [cost for cost in sensed if cost not in costs]
+    names, ends = (frozenset(name for cost in each for name in cost.names) for each in (costs, embed_lm_head))
+    fixed = sum(cost.divergence for cost in embed_lm_head) if head else 0.0
     chosen = costs if head else sensed
 
     def build(workspace: Workspace) -> Mapping[str, Blob]:
@@ -152,7 +152,7 @@ def _mixed(stages: Stages, most: float, head: int | None) -> Mixed:
                     f"and the bound leaves {max(most, 0):.2g} for them; give a higher one, or --quantize none"
                 )
             wide = widened(chosen, wide, kl, most, fixed)
-            kl, _ = divergence(stages.checkpoint, judged, wide, [], _tell(stages, "mix"), outer=head != 8)
+            kl, _ = divergence(stages.checkpoint, judged, wide, [], _report(stages, "mix"), embed_lm_head=head != 8)
         eights = sum(cost.weights for cost in costs if wide.issuperset(cost.names))
         bits = 4 + 4 * eights / sum(cost.weights for cost in costs)
         facts = {
@@ -169,8 +169,8 @@ def _mixed(stages: Stages, most: float, head: int | None) -> Mixed:
     return Mixed(frozenset(found["wide"]), facts["head_bits"], {"mixed": facts})
 
 
-def _sensed(stages: Stages, judged: Judged, *, outer: bool) -> tuple[float, list[GroupCost]]:
-    """The divergence with all in 4 bits, and what each group of matrices costs; `outer`: embedding and head, too."""
+def _sensed(stages: Stages, judged: Judged, *, embed_lm_head: bool) -> tuple[float, list[GroupCost]]:
+    """The divergence with all in 4 bits, and what each group of matrices costs, with `embed_lm_head` those too."""
     from llmc.compiler.weights.mixed import GroupCost
 
     probe = sequences_in(stages.checkpoint, OWN)[0]
@@ -178,10 +178,12 @@ def _sensed(stages: Stages, judged: Judged, *, outer: bool) -> tuple[float, list
     def build(workspace: Workspace) -> Mapping[str, Blob]:
         from llmc.compiler.weights.sensitivity import divergence
 
-        reached, costs = divergence(stages.checkpoint, judged, frozenset(), probe, _tell(stages, "sense"), outer=outer)
+        reached, costs = divergence(
+            stages.checkpoint, judged, frozenset(), probe, _report(stages, "sense"), embed_lm_head=embed_lm_head
+        )
         return {"costs": workspace.put_bytes(canonical_json([reached, [asdict(cost) for cost in costs]]))}
 
-    components = _components(stages, _sensed, judged=asdict(judged), probe=probe, outer=outer)
+    components = _components(stages, _sensed, judged=asdict(judged), probe=probe, embed_lm_head=embed_lm_head)
     reached, costs = loads(stages.store.get_bytes(stages.run("sense", components, build).outputs["costs"].digest))
     return reached, [GroupCost(**{**cost, "names": tuple(cost["names"])}) for cost in costs]
 
@@ -195,7 +197,7 @@ def _components(stages: Stages, stage: Callable[..., Any], **read: Any) -> dict[
     }
 
 
-def _tell(stages: Stages, kind: str) -> Callable[[int, int], None]:
+def _report(stages: Stages, kind: str) -> Callable[[int, int], None]:
     return lambda done, total: stages.report(StageReport(kind, False, None, done, total))
 
 

@@ -48,7 +48,7 @@ def devices() -> list[str]:
 
 def offered() -> list[str]:
     """Those of `devices` that people are told of."""
-    return TARGETS.told()
+    return TARGETS.reported()
 
 
 def require_device(device: str) -> None:

@@ -37,8 +37,8 @@ class ReferenceModel:
 
     def open(self, checkpoint: Checkpoint) -> LogitReference:
         """The model with the checkpoint's weights."""
-        made: LogitReference = _named(self.place)(checkpoint)
-        return made
+        built: LogitReference = _named(self.place)(checkpoint)
+        return built
 
     def require_readable(self, checkpoint: Checkpoint) -> None:
         """Raise CheckpointError for an architecture that is not supported, naming those that are, and for a tensor or

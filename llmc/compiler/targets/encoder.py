@@ -134,7 +134,7 @@ class EncoderTarget(ABC):
         """Of the executables that this host makes: "portable" where each host that opens them compiles them."""
         return "portable"
 
-    def analyse(self, stages: Stages, made: CompiledEncoder, options: CompileOptions) -> dict[str, Any]:
+    def analyse(self, stages: Stages, built: CompiledEncoder, options: CompileOptions) -> dict[str, Any]:
         """Facts about the finished executables, for the manifest and --json, which the device's target for models that
         generate describes; empty if there are none. Raises CompileError if they do not fit their device."""
         return {}
@@ -207,15 +207,15 @@ def open_encoder_target(device: str) -> tuple[EncoderTarget, str]:
 
 def encoder_target(name: str) -> EncoderTarget:
     """The target of that name, as manifests have it. Raises UnknownNameError."""
-    made: EncoderTarget = TARGETS.get(name)()
-    return made
+    built: EncoderTarget = TARGETS.get(name)()
+    return built
 
 
 def _named(name: str, device: str) -> type[EncoderTarget]:
     try:
         found: type[EncoderTarget] = TARGETS.get(name)
     except UnknownNameError:
-        offered = ", ".join([CPU, *TARGETS.told()])
+        offered = ", ".join([CPU, *TARGETS.reported()])
         raise InputError(
             f"--device {device} has no form for models that embed or score; take one of {offered}"
         ) from None

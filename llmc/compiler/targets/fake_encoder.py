@@ -89,8 +89,8 @@ class FakeEncoderTarget(EncoderTarget):
 
         def build(workspace: Workspace) -> Mapping[str, Blob]:
             tensors = json.loads(stages.path(places).read_bytes())
-            made = {**constants, "decay": DECAY, "tensors": tensors}
-            return {"executable": workspace.put_bytes(canonical_json(made))}
+            built = {**constants, "decay": DECAY, "tensors": tensors}
+            return {"executable": workspace.put_bytes(canonical_json(built))}
 
         return stages.run("executable", components, build)
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from llmc.buckets.plan import Plan
     from llmc.runtime.bundle import Bundle
 
-Told: TypeAlias = "Callable[[Executable], None]"
+Reported: TypeAlias = "Callable[[Executable], None]"
 """Hears of each executable that is done."""
 
 
@@ -81,7 +81,7 @@ class WholeBundle(Finisher):
     """All executables at once, by running them."""
 
     @abstractmethod
-    def finish(self, bundle: Bundle, pins: Mapping[str, Value], folder: Path, told: Told) -> Mapping[str, Path]:
+    def finish(self, bundle: Bundle, pins: Mapping[str, Value], folder: Path, reported: Reported) -> Mapping[str, Path]:
         """Run every executable of the portable `bundle` on the device, and return the files that it left, by their
         names in the finished bundle; one that another names by its digest has that digest as its name. `folder` is
         empty, and removed afterwards.

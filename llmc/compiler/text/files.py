@@ -80,7 +80,7 @@ def _written(skeleton: dict[str, Any], vocabulary: dict[str, int], merges: list[
     hashes = {_hash(name): index for index, name in names.items()}
     if len(hashes) < len(names):
         return None
-    made = sorted(
+    built = sorted(
         (vocabulary[left + right], rank, vocabulary[left], vocabulary[right])
         for rank, (left, right) in enumerate(merges)
     )
@@ -89,7 +89,7 @@ def _written(skeleton: dict[str, Any], vocabulary: dict[str, int], merges: list[
     head = json.dumps(
         {
             "skeleton": {**skeleton, "model": {**skeleton["model"], "vocab": {}, "merges": []}},
-            "tokens": len(hashes), "merges": len(made), "ids": len(pieces), "bytes": len(text),
+            "tokens": len(hashes), "merges": len(built), "ids": len(pieces), "bytes": len(text),
             "lengths": sorted({len(name) for name in names.values()}),
         },
         ensure_ascii=False, sort_keys=True,
@@ -100,7 +100,7 @@ def _written(skeleton: dict[str, Any], vocabulary: dict[str, int], merges: list[
         np.array(ordered, "<u8"),
         np.array([hashes[h] for h in ordered], "<u4"),
         np.cumsum([0, *map(len, pieces)]).astype("<u4"),
-        *np.array(made, "<u4").reshape(-1, 4).T,
+        *np.array(built, "<u4").reshape(-1, 4).T,
     ]
     return b"".join([start, b"\0" * (-len(start) % 8), *(array.tobytes() for array in arrays), text])
 
@@ -132,7 +132,7 @@ def text_files(stages: Stages) -> dict[str, str]:
     """
 
     def build(workspace: Workspace) -> Mapping[str, Blob]:
-        made = {}
+        built = {}
         try:
             tokenizer = stages.checkpoint.tokenizer_json()
         except NoTokenizerError as e:
@@ -142,14 +142,14 @@ def text_files(stages: Stages) -> dict[str, str]:
                 require_sound(tokenizer)
             except ArtifactError as error:
                 raise CheckpointError(f"{stages.checkpoint.path}: {error}") from error
-            made["tokenizer.json"] = workspace.put_bytes(tokenizer)
+            built["tokenizer.json"] = workspace.put_bytes(tokenizer)
             index = build_index(tokenizer)
             if index is not None:
-                made[VOCABULARY] = workspace.put_bytes(index)
+                built[VOCABULARY] = workspace.put_bytes(index)
         template = stages.checkpoint.chat_template()
         if template:
-            made["chat_template.jinja"] = workspace.put_bytes(template.encode())
-        return made
+            built["chat_template.jinja"] = workspace.put_bytes(template.encode())
+        return built
 
     components = {**stages.reading(tokenizer=True), "code": code_digest(text_files, type(stages.checkpoint))}
     return {name: blob.digest for name, blob in stages.run("tokenizer", components, build).outputs.items()}

@@ -55,8 +55,10 @@ def measure(plan: Plan, executor: Executor, windows: Sequence[TextWindow], last:
         rows, gaps = [row for row, _, _ in kept], np.stack([gaps for _, _, gaps in kept])
         divergence, same = compare(gaps, logits[rows])
         nexts = [windows[w].tokens[places[row][1] + 1 :][:1] for row, w, _ in kept]
-        told = [at for at, token in enumerate(nexts) if len(token)]
-        surprise.append(surprises(gaps[told], logits[rows][told], np.array([nexts[at][0] for at in told], np.int64)))
+        reported = [at for at, token in enumerate(nexts) if len(token)]
+        surprise.append(
+            surprises(gaps[reported], logits[rows][reported], np.array([nexts[at][0] for at in reported], np.int64))
+        )
         for (row, w, _), d in zip(kept, divergence.tolist(), strict=True):
             read[w].append(places[row][1])
             kl[w].append(d)

@@ -31,11 +31,11 @@ class Agreement(Verification):
         self._trusted = Verification(half, portable, probes, [], beyond, ())
         self._expected: dict[ReplayedRow, NDArray[np.float32]] = {}
 
-    def _replay(self, step: Step, live: list[ReplayedRow], prefixes: Prefixes, poison: float) -> NDArray[np.float32]:
-        if np.isnan(poison):
+    def _replay(self, step: Step, live: list[ReplayedRow], prefixes: Prefixes, nan_fill: float) -> NDArray[np.float32]:
+        if np.isnan(nan_fill):
             self._expected = dict(zip(live, self._trusted._replay(step, live, prefixes, NAN), strict=True))
             empty(self._trusted.executor)
-        return super()._replay(step, live, prefixes, poison)
+        return super()._replay(step, live, prefixes, nan_fill)
 
     def _wanted(self, row: ReplayedRow) -> NDArray[np.float32]:
         return self._expected[row]

@@ -108,8 +108,8 @@ def _traced(model: Any, shape: CacheShape, dialect: Dialect, texts: list[list[in
         new, past = torch.tensor([len(text) - 1 for text in texts]), torch.zeros(rows, dtype=torch.long)
         cache = [torch.full(t.size(rows, query + 1), _NAN) for t in shape]
         with _watched(model) as first:
-            _, *made = step(tokens, past, new, cache)
-        for place, (tensor, given) in enumerate(zip(shape, made, strict=True)):
+            _, *built = step(tokens, past, new, cache)
+        for place, (tensor, given) in enumerate(zip(shape, built, strict=True)):
             cache[place] = given if tensor.kind == "state" or dialect == "fused" else _kept(given, new)
         with _watched(model) as last:
             step(torch.tensor([text[-1:] for text in texts]), new, torch.ones(rows, dtype=torch.long), cache)
@@ -121,10 +121,10 @@ def _traced(model: Any, shape: CacheShape, dialect: Dialect, texts: list[list[in
     ]
 
 
-def _kept(made: Tensor, lengths: Tensor) -> Tensor:
+def _kept(built: Tensor, lengths: Tensor) -> Tensor:
     """A cache of new keys or values, [B, H, Q, D], NaN behind each row's live tokens."""
-    live = torch.arange(made.shape[2])[None] < lengths[:, None]
-    return made.masked_fill(~live[:, None, :, None], _NAN)
+    live = torch.arange(built.shape[2])[None] < lengths[:, None]
+    return built.masked_fill(~live[:, None, :, None], _NAN)
 
 
 def _errors(wanted: list[Hidden], found: list[Hidden]) -> list[float]:

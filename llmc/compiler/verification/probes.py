@@ -120,7 +120,9 @@ def make_probes(
         logits = reference.logits(long, positions)
         return Probe(np.array(long, np.int64), len(long), np.array(positions, np.int64), logits, adapter)
 
-    return reference.together([*(partial(continued, *asked) for asked in zip(short, counts, strict=True)), whole])
+    return reference.together(
+        [*(partial(continued, *requested) for requested in zip(short, counts, strict=True)), whole]
+    )
 
 
 def continuations(parameters: int) -> range:

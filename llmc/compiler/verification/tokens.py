@@ -45,10 +45,10 @@ def verify_tokens(engine: EngineCore, probes: Sequence[Probe], limits: Limits) -
         SamplingParams(max_tokens=len(p.continuation), temperature=0, top_p=1.0, top_k=0, repetition_penalty=1.0)
         for p in short
     ]
-    made = engine.complete(prompts, greedy)
+    built = engine.complete(prompts, greedy)
     rows = right = same = 0
     first_wrong = ""
-    for number, (probe, tokens) in enumerate(zip(short, made, strict=True), 1):
+    for number, (probe, tokens) in enumerate(zip(short, built, strict=True), 1):
         for at, (got, wanted) in enumerate(zip(tokens, probe.continuation, strict=False)):
             rows += 1
             good = got == wanted or tied(probe.logits[at], got)
@@ -70,5 +70,5 @@ def verify_tokens(engine: EngineCore, probes: Sequence[Probe], limits: Limits) -
             f"the device's tokens disagree with the reference model: {top1:.1%} of {rows} are equal (limit "
             f"{least:.0%}); {first_wrong}"
         )
-    longest = max(len(prompt) + len(tokens) for prompt, tokens in zip(prompts, made, strict=True))
+    longest = max(len(prompt) + len(tokens) for prompt, tokens in zip(prompts, built, strict=True))
     return TokenResult(rows, top1, len(short), same, longest)

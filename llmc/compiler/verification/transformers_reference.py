@@ -54,20 +54,20 @@ class TransformersReference(LogitReference):
         (Mamba-2's time_step_limit; transformers 5.23, modeling_mamba2.py, `mamba2_selective_state_update`).
         """
         if self._keeps_states:
-            return self._made_anew(prompt, count)
-        made: list[int] = []
+            return self._built_anew(prompt, count)
+        built: list[int] = []
         rows = np.empty((count, int(self._model.config.vocab_size)), np.float32)
         step, past = torch.tensor([list(prompt)]), None
         with torch.inference_mode(), _no_warnings():
-            while len(made) < count:
+            while len(built) < count:
                 out: Any = self._model(step, use_cache=True, logits_to_keep=1, past_key_values=past)
                 past = out.past_key_values
-                rows[len(made)] = out.logits[0, -1].float().numpy()
-                made.append(int(rows[len(made)].argmax()))
-                step = torch.tensor([[made[-1]]])
-        return made, rows
+                rows[len(built)] = out.logits[0, -1].float().numpy()
+                built.append(int(rows[len(built)].argmax()))
+                step = torch.tensor([[built[-1]]])
+        return built, rows
 
-    def _made_anew(self, prompt: Sequence[int], count: int) -> tuple[list[int], NDArray[np.float32]]:
+    def _built_anew(self, prompt: Sequence[int], count: int) -> tuple[list[int], NDArray[np.float32]]:
         tokens, rows = list(prompt), np.empty((count, int(self._model.config.vocab_size)), np.float32)
         for at in range(count):
             rows[at] = self.logits(tokens, [len(tokens) - 1])[0]

@@ -203,28 +203,28 @@ class Verification:
         self._prefixes: dict[tuple[int, int], list[NDArray[np.float32]]] = {}
         self._prefixes_beyond: dict[tuple[int, int], int] = {}
         self._top: TopLogits
-        self._poison(NAN)
+        self._nan_fill(NAN)
 
     def greedy(self) -> dict[str, Any]:
         """Generate all probes greedily in ragged batches; says which differ from the reference, and where."""
         empty(self.executor)
         short = [p for p in self.probes if p.continuation and p.prompt_length <= self.plan.limits.longest_prompt]
-        made = self.engine.complete(
+        built = self.engine.complete(
             [p.tokens[: p.prompt_length].tolist() for p in short],
             [SamplingParams(max_tokens=len(p.continuation), temperature=0, ignore_eos=True) for p in short],
             [p.adapter for p in short],
         )
         differing = []
         for i, probe in enumerate(short):
-            pairs = enumerate(zip(made[i], probe.continuation, strict=False))
+            pairs = enumerate(zip(built[i], probe.continuation, strict=False))
             at = next((k for k, (got, wanted) in pairs if got != wanted), None)
-            if at is None and len(made[i]) != len(probe.continuation):
+            if at is None and len(built[i]) != len(probe.continuation):
                 differing.append(
-                    f"probe prompt {i + 1} ended after {len(made[i])} of {len(probe.continuation)} greedy tokens"
+                    f"probe prompt {i + 1} ended after {len(built[i])} of {len(probe.continuation)} greedy tokens"
                 )
-            if at is not None and not tied(probe.logits[at], made[i][at]):
+            if at is not None and not tied(probe.logits[at], built[i][at]):
                 differing.append(
-                    f"greedy token {at + 1} of probe prompt {i + 1} is {made[i][at]}, the reference model's is "
+                    f"greedy token {at + 1} of probe prompt {i + 1} is {built[i][at]}, the reference model's is "
                     f"{probe.continuation[at]}"
                 )
         return {"sequences": len(short), "differing": differing}
@@ -232,7 +232,7 @@ class Verification:
     def accuracy(self) -> dict[str, Any]:
         """Divergence from the reference over the text, every slot poisoned before."""
         empty(self.executor)
-        self._poison(NAN)
+        self._nan_fill(NAN)
         last = accuracy.PORTABLE if self.portable else None
         return {"accuracy": accuracy.measure(self.plan, self.executor, self.windows, last)}
 
@@ -391,7 +391,7 @@ class Verification:
             for i in range(len(rows)):
                 yield exact("prompt", [i], [tokens[i]], [past[i]])
 
-    def _replay(self, step: Step, live: list[ReplayedRow], prefixes: Prefixes, poison: float) -> NDArray[np.float32]:
+    def _replay(self, step: Step, live: list[ReplayedRow], prefixes: Prefixes, nan_fill: float) -> NDArray[np.float32]:
         empty(self.executor)
         past = {slot: row.past for slot, row in zip(step.slots, live, strict=True)}
         adapters = [self.probes[row.probe].adapter for row in live]
@@ -403,7 +403,7 @@ class Verification:
             self._prefill(past[slot], adapter_of[slot])
             self.executor.copy_prefix(0, slot, past[slot])
         for slot in range(self.executor.slots):
-            self.executor.poison(slot, past.get(slot, 0), poison)
+            self.executor.nan_fill(slot, past.get(slot, 0), nan_fill)
         live_tokens = np.arange(step.query)[None] < step.new_lengths[:, None]
         live_tokens[len(live) :] = False
         pads = self.random.integers(0, self.vocab_size, step.token_ids.shape)
@@ -422,6 +422,6 @@ class Verification:
         same = (wanted.values == self._top.values[:count]) & (wanted.ids == self._top.ids[:count])
         return int((~same.all(-1) & np.isfinite(logits).all(-1)).sum())
 
-    def _poison(self, value: float) -> None:
+    def _nan_fill(self, value: float) -> None:
         for slot in range(self.executor.slots):
-            self.executor.poison(slot, 0, value)
+            self.executor.nan_fill(slot, 0, value)

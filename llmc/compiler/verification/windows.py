@@ -87,8 +87,8 @@ def shortened(checkpoint: Checkpoint) -> dict[str, dict[str, int]]:
     """For the manifest of a model that is too large for all tokens: those of "text" and of "greedy" texts, at most, and
     "of" how many; nothing for others."""
     parameters = parameters_of(checkpoint.config)
-    usual, made = sum(CONTINUATIONS[0]), sum(continuations(parameters))
-    found = {"text": (text_tokens(parameters), TOKENS), "greedy": (made, usual)}
+    usual, built = sum(CONTINUATIONS[0]), sum(continuations(parameters))
+    found = {"text": (text_tokens(parameters), TOKENS), "greedy": (built, usual)}
     return {name: {"tokens": tokens, "of": every} for name, (tokens, every) in found.items() if tokens < every}
 
 

@@ -77,7 +77,7 @@ def gptq4(weight: Array, inputs: Inputs, block: int) -> tuple[NDArray[np.uint8],
     order, follows = inputs.order, inputs.follows
     scales_of, minimums_of, inverse_of = (np.ascontiguousarray(x.T) for x in (scales, minimums, inverse))
     left = np.ascontiguousarray(weight.T[order])  # a column of the matrix is a row here
-    codes = np.empty((width, rows), np.uint8)
+    quantized = np.empty((width, rows), np.uint8)
     for start in range(0, width, _LAZY):
         own = left[start : start + _LAZY]
         errors = np.empty_like(own)
@@ -85,12 +85,12 @@ def gptq4(weight: Array, inputs: Inputs, block: int) -> tuple[NDArray[np.uint8],
             column = order[start + at]
             scale, minimum = scales_of[column // block], minimums_of[column // block]
             code = np.clip(np.rint((own[at] - minimum) * inverse_of[column // block]), 0, _TOP)
-            codes[column] = code
+            quantized[column] = code
             step = follows[start + at, start + at : start + len(own)]
             errors[at] = (own[at] - (scale * code + minimum)) / step[0]
             own[at + 1 :] -= step[1:, None] * errors[at]
         left[start + _LAZY :] -= follows[start : start + _LAZY, start + _LAZY :].T @ errors
-    return np.ascontiguousarray(codes.T).reshape(rows, -1, block), scales, minimums
+    return np.ascontiguousarray(quantized.T).reshape(rows, -1, block), scales, minimums
 
 
 def _half(values: Array) -> Array:
@@ -99,12 +99,12 @@ def _half(values: Array) -> Array:
 
 TOKENS, LENGTH = 8192, 256
 """Of the text: as many at most, in sequences that are so long."""
-Tell = Callable[[int, int], None]
+Report = Callable[[int, int], None]
 """Takes how many of how many layers are done."""
 
 
 def calibrate(
-    checkpoint: Checkpoint, sequences: Sequence[Sequence[int]], out: Sink, tell: Tell = lambda *_: None
+    checkpoint: Checkpoint, sequences: Sequence[Sequence[int]], out: Sink, tell: Report = lambda *_: None
 ) -> dict[str, tuple[int, int, int]]:  # fmt: skip
     """Write the blocks of every projection in a layer whose rows they divide, and that the checkpoint does not store in
     4 bits; returns where each matrix lies, as calibrated.py has it. Raises CheckpointError where there is none, and for
@@ -115,20 +115,20 @@ def calibrate(
 
     def leaving(layer: nn.Module) -> None:
         nonlocal end, done
-        made: dict[nn.Module, Tensor] = {}
+        built: dict[nn.Module, Tensor] = {}
         for group in groups.take():
-            weight, products = group.weight(), _products(replayed, layer, group, ways, made)
-            codes, scales, minimums = gptq4(weight, Inputs.of(products.numpy()), BLOCK)
-            made |= group.split((codes * scales[..., None] + minimums[..., None]).reshape(weight.shape))
+            weight, products = group.weight(), _products(replayed, layer, group, ways, built)
+            quantized, scales, minimums = gptq4(weight, Inputs.of(products.numpy()), BLOCK)
+            built |= group.split((quantized * scales[..., None] + minimums[..., None]).reshape(weight.shape))
             start = 0
             for module, name in group.modules.items():
                 rows = slice(start, start := start + module.out_features)
                 places[name] = (end, module.out_features, group.width)
-                data = packed(codes[rows], scales[rows], minimums[rows])
+                data = packed(quantized[rows], scales[rows], minimums[rows])
                 out.write(data)
                 end += len(data)
         for way in ways:
-            replayed.through(layer, way, made)
+            replayed.through(layer, way, built)
         groups.watch()
         done += 1
         tell(done, len(replayed.layers))
@@ -141,9 +141,13 @@ def calibrate(
 
 
 def _products(
-    replayed: ReplayedModel, layer: nn.Module, group: MatrixGroup, ways: Sequence[Way], made: Mapping[nn.Module, Tensor]
+    replayed: ReplayedModel,
+    layer: nn.Module,
+    group: MatrixGroup,
+    ways: Sequence[Way],
+    built: Mapping[nn.Module, Tensor],
 ) -> Tensor:
-    """The sum of x xᵀ over inputs x of a group, [K, K], where matrices before it in the layer are as `made`."""
+    """The sum of x xᵀ over inputs x of a group, [K, K], where matrices before it in the layer are as `built`."""
     products = torch.zeros(group.width, group.width)
 
     def seen(_: nn.Module, given: tuple[Tensor, ...]) -> None:
@@ -154,7 +158,7 @@ def _products(
     hook = next(iter(group.modules)).register_forward_pre_hook(seen)
     for way in ways:
         with suppress(_SeenError):
-            replayed.through(layer, way.branch(), made)
+            replayed.through(layer, way.branch(), built)
     hook.remove()
     return products
 

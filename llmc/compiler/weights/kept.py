@@ -21,7 +21,7 @@ _FLOATS = ("dense", "transposed", "table", "experts_in_turn")
 _KEEP_FOUR = frozenset({"q4", "pq4", "eachpq4", "turnedpq4", "u4"})
 
 
-def require_codes(checkpoint: Checkpoint) -> None:
+def require_quantized(checkpoint: Checkpoint) -> None:
     """Raise InputError where `keep` has nothing to keep: no matrix is stored in codes."""
     if not coded_names(checkpoint):
         raise InputError(

@@ -32,14 +32,14 @@ if TYPE_CHECKING:
     from llmc.compiler.checkpoint.base import QuantisedBlocks
 
 Array = NDArray[np.float32]
-Codes = NDArray[np.uint8]
+QuantizedArray = NDArray[np.uint8]
 _CHUNK_ROWS = 4096
 _TOP = 15
 _MARGIN = 0.05
 _REFITS = 2
 
 
-Blocks = tuple[Codes, Array, Array]
+Blocks = tuple[QuantizedArray, Array, Array]
 """Codes uint8 [N, K/block, block], one to a byte, with scales and offsets float32 [N, K/block]."""
 
 
@@ -50,18 +50,18 @@ def q4(names: Sequence[str], source: TensorSource, block: int) -> dict[str, NDAr
 
 def q4_blocks(names: Sequence[str], source: TensorSource, block: int) -> Blocks:
     """The matrix of family q4."""
-    made = []
+    built = []
     for name in names:
         stored = source.quantised_blocks(name)
         own = stored is None or stored.bits != 4 or stored.block % block
-        made.append(quantise_q4(source.tensor(name), block) if own or stored is None else _centred(stored.cut(block)))
-    return _stacked(made)
+        built.append(quantise_q4(source.tensor(name), block) if own or stored is None else _centred(stored.cut(block)))
+    return _stacked(built)
 
 
 def q4_values(names: Sequence[str], source: TensorSource, block: int) -> Array:
     """The floats [N, K] that the matrix of family q4 stands for, whose rows are whole blocks."""
-    codes, scales, offsets = q4_blocks(names, source, block)
-    values: Array = (codes.astype(np.float32) - 8) * scales[..., None] + offsets[..., None]
+    quantized, scales, offsets = q4_blocks(names, source, block)
+    values: Array = (quantized.astype(np.float32) - 8) * scales[..., None] + offsets[..., None]
     return values.reshape(len(values), -1)
 
 
@@ -72,18 +72,18 @@ def kept4(names: Sequence[str], source: TensorSource, block: int) -> dict[str, N
 
 def kept4_blocks(names: Sequence[str], source: TensorSource, block: int, *, low: bool = False) -> Blocks:
     """The matrix of family kept4. `low`: codes of blocks with minimums begin at 0, not in the middle of the range."""
-    made = []
+    built = []
     for name in names:
         stored = source.quantised_blocks(name)
         if stored is None or stored.bits != 4:
             raise changed(name, "4-bit blocks", block)
-        made.append(_centred(_cut(name, stored, block, low)))
-    return _stacked(made)
+        built.append(_centred(_cut(name, stored, block, low)))
+    return _stacked(built)
 
 
 def kept6_blocks(names: Sequence[str], source: TensorSource, block: int) -> Blocks:
     """The matrix of family kept6. Codes of blocks with minimums begin at 0."""
-    middle, made = 32, []
+    middle, built = 32, []
     for name in names:
         stored = source.quantised_blocks(name)
         if stored is None:
@@ -93,10 +93,10 @@ def kept6_blocks(names: Sequence[str], source: TensorSource, block: int) -> Bloc
         if moved.min() < 0 or moved.max() >= 2 * middle:
             raise changed(name, "6-bit blocks", block)
         none = np.zeros_like(cut.scale)
-        made.append(
+        built.append(
             (moved.astype(np.uint8), cut.scale, none if cut.minimum is None else cut.minimum + middle * cut.scale)
         )
-    return _stacked(made)
+    return _stacked(built)
 
 
 def kept8(names: Sequence[str], source: TensorSource, block: int) -> dict[str, NDArray[Any]]:
@@ -109,17 +109,17 @@ def kept8_blocks(
     low: bool = False,
 ) -> Blocks:  # fmt: skip
     """The matrix of family kept8; scales of our own making are what `held` makes of them. `low`: as of kept4_blocks."""
-    made = []
+    built = []
     for name in names:
         stored = source.quantised_blocks(name)
         if stored is None:
-            codes, scales = quantise_q8(source.tensor(name), block, held)
-            made.append((codes, scales, np.zeros_like(scales)))
+            quantized, scales = quantise_q8(source.tensor(name), block, held)
+            built.append((quantized, scales, np.zeros_like(scales)))
         else:
-            codes, scales, offsets = _centred(_cut(name, stored, block, low))
+            quantized, scales, offsets = _centred(_cut(name, stored, block, low))
             wider = np.uint8(1 << (8 - stored.bits))
-            made.append((codes * wider, scales / np.float32(wider), offsets))
-    return _stacked(made)
+            built.append((quantized * wider, scales / np.float32(wider), offsets))
+    return _stacked(built)
 
 
 def quantise_q4(weight: Array, block: int, importance: Array | None = None) -> Blocks:
@@ -138,18 +138,18 @@ def quantise_q4(weight: Array, block: int, importance: Array | None = None) -> B
     w = weight.reshape(rows, blocks, block)
     counts = np.ones((blocks, block), np.float32) if importance is None else importance.reshape(blocks, block)
     parts = [_quantise_rows(w[at : at + _CHUNK_ROWS], counts) for at in range(0, rows, _CHUNK_ROWS)]
-    codes, scales, offsets = (np.concatenate(p) for p in zip(*parts, strict=True))
-    return codes, scales, offsets
+    quantized, scales, offsets = (np.concatenate(p) for p in zip(*parts, strict=True))
+    return quantized, scales, offsets
 
 
-def _quantise_rows(w: Array, counts: Array) -> tuple[Codes, Array, Array]:
+def _quantise_rows(w: Array, counts: Array) -> tuple[QuantizedArray, Array, Array]:
     low, high = w.min(-1, keepdims=True), w.max(-1, keepdims=True)
     best = _fitted(w, low, (high - low) / np.float32(_TOP), counts)
     margin = (high - low) * np.float32(_MARGIN)
     other = _fitted(w, low + margin, (high - low - 2 * margin) / np.float32(_TOP), counts)
     better = other[0] < best[0]
-    _, codes, scale, start = (np.where(better, new, old) for new, old in zip(other, best, strict=True))
-    return codes.astype(np.uint8), scale[..., 0], (start + np.float32(8) * scale)[..., 0]
+    _, quantized, scale, start = (np.where(better, new, old) for new, old in zip(other, best, strict=True))
+    return quantized.astype(np.uint8), scale[..., 0], (start + np.float32(8) * scale)[..., 0]
 
 
 def _fitted(w: Array, start: Array, scale: Array, counts: Array) -> tuple[Array, Array, Array, Array]:
@@ -160,21 +160,21 @@ def _fitted(w: Array, start: Array, scale: Array, counts: Array) -> tuple[Array,
     total = weighted.sum(-1, keepdims=True)
     for refit in range(_REFITS + 1):
         scale = np.where(scale < np.finfo(np.float32).tiny, np.float32(0), scale)  # no reciprocal: all codes 0
-        codes = (w - start) * np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale != 0)
-        np.rint(codes, out=codes)
-        np.clip(codes, 0, _TOP, out=codes)
+        quantized = (w - start) * np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale != 0)
+        np.rint(quantized, out=quantized)
+        np.clip(quantized, 0, _TOP, out=quantized)
         if refit == _REFITS:
             break
-        counted = codes * counts
+        counted = quantized * counts
         sums = counted.sum(-1, keepdims=True)
-        spread = all_of * _dot(counted, codes) - sums * sums
-        slope = (all_of * _dot(codes, weighted) - sums * total) / np.where(spread > 0, spread, 1)
+        spread = all_of * _dot(counted, quantized) - sums * sums
+        slope = (all_of * _dot(quantized, weighted) - sums * total) / np.where(spread > 0, spread, 1)
         scale = np.where(spread > 0, slope, np.float32(0)).astype(np.float32)
         start = ((total - scale * sums) / all_of).astype(np.float32)
-    error = codes * scale
+    error = quantized * scale
     error += start
     error -= w
-    return _dot(error * counts, error), codes, scale, start
+    return _dot(error * counts, error), quantized, scale, start
 
 
 def _dot(a: Array, b: Array) -> Array:
@@ -202,12 +202,12 @@ def _centred(stored: QuantisedBlocks) -> Blocks:
     return stored.q, stored.scale, offsets if stored.minimum is None else offsets + stored.minimum
 
 
-def _stacked(made: Sequence[Blocks]) -> Blocks:
-    codes, scales, offsets = (np.concatenate(p) for p in zip(*made, strict=True))
-    return codes, scales, offsets
+def _stacked(built: Sequence[Blocks]) -> Blocks:
+    quantized, scales, offsets = (np.concatenate(p) for p in zip(*built, strict=True))
+    return quantized, scales, offsets
 
 
 def _parts(bits: int, blocks: Blocks) -> dict[str, NDArray[Any]]:
-    codes, scales, offsets = blocks
-    data = codes if bits == 8 else codes[..., 0::2] | codes[..., 1::2] << np.uint8(4)
+    quantized, scales, offsets = blocks
+    data = quantized if bits == 8 else quantized[..., 0::2] | quantized[..., 1::2] << np.uint8(4)
     return {"data": data, "rows": data, "scales": scales, "offsets": offsets, "columns": offsets.T}

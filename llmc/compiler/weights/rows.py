@@ -26,7 +26,7 @@ def scales(weight: Floats, name: str) -> Floats:
     return found
 
 
-def codes(weight: Floats, scale: Floats, name: str) -> NDArray[np.int8]:
+def quantized(weight: Floats, scale: Floats, name: str) -> NDArray[np.int8]:
     """The codes of rows with these scales: [.., K] → [.., K]; those of fp8 as their bits."""
     largest = LARGEST[name]
     held = np.clip(weight / scale[..., None], -largest, largest)
@@ -39,8 +39,8 @@ def codes(weight: Floats, scale: Floats, name: str) -> NDArray[np.int8]:
     return bits
 
 
-def _codes(name: str) -> Callable[[Floats], NDArray[np.int8]]:
-    return lambda weight: codes(weight, scales(weight, name), name)
+def _quantized(name: str) -> Callable[[Floats], NDArray[np.int8]]:
+    return lambda weight: quantized(weight, scales(weight, name), name)
 
 
 def _scales(name: str) -> Callable[[Floats], Floats]:
@@ -49,5 +49,5 @@ def _scales(name: str) -> Callable[[Floats], Floats]:
 
 SCALES: Mapping[str, Callable[[Floats], Floats]] = {f"{name}_scales": _scales(name) for name in LARGEST}
 """Transforms that make float32 [N] of a tensor [N, K]."""
-CODES: Mapping[str, Callable[[Floats], NDArray[np.int8]]] = {f"{name}_codes": _codes(name) for name in LARGEST}
+CODES: Mapping[str, Callable[[Floats], NDArray[np.int8]]] = {f"{name}_codes": _quantized(name) for name in LARGEST}
 """Transforms that make 8 bits [N, K] of a tensor [N, K]."""

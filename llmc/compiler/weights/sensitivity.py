@@ -16,15 +16,15 @@ from torch import Tensor, nn
 
 from llmc.compiler.checkpoint.calibrated import BLOCK
 from llmc.compiler.frontend.replay import ReplayedModel, Way
+from llmc.compiler.weights.embed_lm_head import EmbedLmHead
 from llmc.compiler.weights.groups import Groups, MatrixGroup
 from llmc.compiler.weights.mixed import GroupCost
 from llmc.compiler.weights.nbits import q4_values
-from llmc.compiler.weights.outer import Outer
 from llmc.compiler.weights.recipes import quantise_q8
 
 if TYPE_CHECKING:
     from llmc.compiler.checkpoint.base import Checkpoint
-    from llmc.compiler.weights.calibration import Tell
+    from llmc.compiler.weights.calibration import Report
     from llmc.compiler.weights.nbits import Array
 
 
@@ -37,10 +37,10 @@ class Judged:
 
 
 def divergence(
-    checkpoint: Checkpoint, judged: Judged, wide: frozenset[str], probe: Sequence[int], tell: Tell = lambda *_: None,
-    *, outer: bool = False,
+    checkpoint: Checkpoint, judged: Judged, wide: frozenset[str], probe: Sequence[int], tell: Report = lambda *_: None,
+    *, embed_lm_head: bool = False,
 ) -> tuple[float, list[GroupCost]]:  # fmt: skip
-    """Mean KL(float ‖ quantised) in nats of the model whose projections, and with `outer` embedding and head, are in
+    """Mean KL(float ‖ quantised) in nats of the model whose projections, and with `embed_lm_head` those too, are in
     4-bit blocks, the checkpoint's or the nearest ones; of `wide` projections are in 8 bits, embedding and head in
     floats. And what each group costs over the sequence `probe`, nothing where that is empty. Raises CheckpointError
     where there is none, and for weights that are no numbers."""
@@ -51,18 +51,18 @@ def divergence(
 
     def leaving(layer: nn.Module) -> None:
         nonlocal done
-        made: dict[nn.Module, Tensor] = {}
+        built: dict[nn.Module, Tensor] = {}
         for _, _, way in alone:
             replayed.through(layer, way)
         for group in groups.take():
             weight = group.weight()
             own = group.split(_values(checkpoint, group, weight, eight=wide.issuperset(group.names)))
-            made |= own
+            built |= own
             if probe:
                 replayed.through(layer, way := Way(count), own)
                 alone.append((group.names, weight.size, way))
         for way in ways:
-            replayed.through(layer, way, made)
+            replayed.through(layer, way, built)
         groups.watch()
         done += 1
         tell(done, len(replayed.layers))
@@ -76,8 +76,8 @@ def divergence(
     replayed = ReplayedModel(checkpoint, leaving)
     groups = Groups(checkpoint, replayed)
     first = 0
-    if outer:  # the same calls once more, with the embedding in 4 bits
-        rounded = Outer(checkpoint, replayed, len(calls))
+    if embed_lm_head:  # the same calls once more, with the embedding in 4 bits
+        rounded = EmbedLmHead(checkpoint, replayed, len(calls))
         first = 0 if wide.issuperset(rounded.names) else len(calls)
         if first and probe:
             alone.append((rounded.names, rounded.weights, Way(first + count)))
@@ -91,6 +91,6 @@ def divergence(
 def _values(checkpoint: Checkpoint, group: MatrixGroup, weight: Array, *, eight: bool) -> Array:
     if not eight:
         return q4_values(group.names, checkpoint, BLOCK)
-    codes, scales = quantise_q8(weight, BLOCK)
-    values: Array = (codes.astype(np.float32) - 128) * scales[..., None]
+    quantized, scales = quantise_q8(weight, BLOCK)
+    values: Array = (quantized.astype(np.float32) - 128) * scales[..., None]
     return values.reshape(weight.shape)

@@ -84,8 +84,8 @@ def shared_files(stages: Stages, traced: Program, stack: Stack | None = None) ->
     """
     tensors, tables = described_stage(stages, traced, stack), traced.outputs["tables"]
     if stages.checkpoint.tensor_names():
-        made = bound_weights(stages, tensors, tables)
-        files = {WEIGHTS: made["weights"].digest, PLACEMENTS: made["placements"].digest}
+        built = bound_weights(stages, tensors, tables)
+        files = {WEIGHTS: built["weights"].digest, PLACEMENTS: built["placements"].digest}
         return SharedFiles(files, tensors.digest)
     files = {TENSORS: tensors.digest, TABLES: tables.digest, CONFIG: _config_stage(stages).digest}
     return SharedFiles(files, tensors.digest)

@@ -98,13 +98,13 @@ class Qualcomm(BucketRules):
                 f"qualcomm: {NAMES[DECODE]} {length - 1} leaves no prefill length for a prompt of as many tokens, "
                 "since the lists share no number; remove it"
             )
-        made = _made(given, length, chunk)
-        if _made(made, length, chunk) != made:
+        built = _built(given, length, chunk)
+        if _built(built, length, chunk) != built:
             raise InputError(
                 f"qualcomm: {NAMES[PREFILL]} {given[PREFILL]} and {NAMES[DECODE]} {given[DECODE]} push prefill lengths "
                 f"below {LEAST}, the least; leave the shortest out of one of them"
             )
-        full = {family: line.shapes(values) for family, values in made.items()}
+        full = {family: line.shapes(values) for family, values in built.items()}
         reason = f"below {LEAST}, above what max_model_len {length} leaves, or in the other list: changed"
         changed = [(family, shape) for family in NAMES for shape in lists[family] if shape not in full[family]]
         return Accepted.of(lists, full, (Dropped(*one, reason) for one in changed))
@@ -187,15 +187,15 @@ class Qualcomm(BucketRules):
         return found if found.keys() == NAMES.keys() else None
 
 
-def _made(given: Mapping[str, Collection[int]], length: int, chunk: int) -> dict[str, set[int]]:
+def _built(given: Mapping[str, Collection[int]], length: int, chunk: int) -> dict[str, set[int]]:
     """What QEfficient compiles of lists that have no number above `length`, with prefill chunks of `chunk` tokens."""
-    made = {family: {min(max(value, LEAST), length) for value in values} for family, values in given.items()}
-    made[DECODE].add(length)
-    if max(made[PREFILL]) < length - 1:
-        made[PREFILL].add(length)
+    built = {family: {min(max(value, LEAST), length) for value in values} for family, values in given.items()}
+    built[DECODE].add(length)
+    if max(built[PREFILL]) < length - 1:
+        built[PREFILL].add(length)
     if chunk == 1:
-        return dict.fromkeys(NAMES, made[PREFILL] | made[DECODE])
-    return {PREFILL: _apart(made[PREFILL], made[DECODE]), DECODE: made[DECODE]}
+        return dict.fromkeys(NAMES, built[PREFILL] | built[DECODE])
+    return {PREFILL: _apart(built[PREFILL], built[DECODE]), DECODE: built[DECODE]}
 
 
 def _apart(prefill: Iterable[int], decode: set[int]) -> set[int]:

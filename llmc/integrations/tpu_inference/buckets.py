@@ -178,7 +178,7 @@ class TpuInference(BucketRules):
         seqs = setup.limits.max_num_seqs
         tokens, requests = line.values(lists[TOKENS]), line.values(lists[REQUESTS])
         cover = next(size for size in tokens if self._one(setup, size))
-        made = self._generated_with(setup, cover)
+        built = self._generated_with(setup, cover)
         least, gap = _power(cover), cover - _power(cover) // 2
         environment = {
             LEAST: str(least),
@@ -194,7 +194,7 @@ class TpuInference(BucketRules):
             words.append(f"--data-parallel-size {ranks}")
         if setup.own["kv_cache_dtype"] != "auto":
             words.append(f"--kv-cache-dtype {setup.own['kv_cache_dtype']}")
-        words.append(arguments.json_flag(CONFIG, {SIZES: [size for size in tokens if size not in made]}))
+        words.append(arguments.json_flag(CONFIG, {SIZES: [size for size in tokens if size not in built]}))
         return arguments.vllm_export([*words, *arguments.drafts_flag(setup)], environment)
 
     def read(self, given: Export, setup: Setup) -> Lists:
@@ -203,8 +203,8 @@ class TpuInference(BucketRules):
         arguments.agree(found, setup.limits)
         variables = [replace(one, variable=VARIABLES[one.name]) for one in self.settings if one.name in VARIABLES]
         own = {**setup.own, **from_flags(variables, {}, given.environment)}
-        made = Setup(setup.limits, own)
-        default = self.default(made)
+        built = Setup(setup.limits, own)
+        default = self.default(built)
         sizes = arguments.numbers(found, CONFIG, (SIZES,), least=0) or []
         lists = {TOKENS: line.shapes([*line.values(default[TOKENS]), *sizes]), REQUESTS: default[REQUESTS]}
         custom = given.environment.get(CUSTOM, "")
@@ -217,7 +217,7 @@ class TpuInference(BucketRules):
             if counts[0] < 1:
                 raise InputError(f"{CUSTOM} {counts[0]} must be at least 1")
             lists[REQUESTS] = line.shapes(counts)
-        return self.accept(made, lists).lists
+        return self.accept(built, lists).lists
 
     def read_log(self, lines: Iterable[str]) -> Lists | None:
         """The sizes that the log names while it compiles; without these lines, the ones it generated."""

@@ -232,20 +232,20 @@ class Lookup:
         cut = not self._prompt and 0 < self._most < context
         if cut:
             context = self._most
-        asked = (batch, query, context)
-        bucket = self._first(asked)
+        requested = (batch, query, context)
+        bucket = self._first(requested)
         if bucket is not None:
             return Pick(bucket, "compile" if cut else None)
-        bucket = self.fallback(asked)
+        bucket = self.fallback(requested)
         if bucket not in self._shapes:
             self._shapes.add(bucket)
             self._rows = _rows(self._shapes)
             self._known.clear()
         return Pick(bucket, "compile")
 
-    def _first(self, asked: Shape) -> Shape | None:
-        """The first bucket in sort order that covers `asked`."""
-        batch, query, context = asked
+    def _first(self, requested: Shape) -> Shape | None:
+        """The first bucket in sort order that covers `requested`."""
+        batch, query, context = requested
         for rows, queries in self._rows[bisect_left(self._rows, (batch,)) :]:
             for tokens, contexts in queries[bisect_left(queries, (query,)) :]:
                 place = bisect_left(contexts, context)

@@ -224,9 +224,9 @@ def _lines(shapes: Iterable[Shape]) -> list[str]:
     for (batch, query), blocks in contexts.items():
         queries.setdefault((batch, tuple(blocks)), []).append(query)
     batches: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = {}
-    for (batch, values), asked in queries.items():
-        batches.setdefault((tuple(asked), values), []).append(batch)
-    return [f"({_axis(rows)}, {_axis(asked)}, {_axis(values)})" for (asked, values), rows in batches.items()]
+    for (batch, values), requested in queries.items():
+        batches.setdefault((tuple(requested), values), []).append(batch)
+    return [f"({_axis(rows)}, {_axis(requested)}, {_axis(values)})" for (requested, values), rows in batches.items()]
 
 
 def _axis(values: Sequence[int]) -> str:

@@ -62,10 +62,10 @@ def prompt_ranges(view: GaudiView) -> PhaseValues:
 
 def decode_ranges(view: GaudiView) -> PhaseValues:
     """The generated values of decodes; with contiguous PA the cache's blocks are one of them."""
-    made = _decode_exponential(view) if view.strategy == "exp" else _decode_stepped(view)
-    if view.contiguous and made.contexts[-1] < view.pool:
-        made.contexts.append(view.pool)
-    return made
+    built = _decode_exponential(view) if view.strategy == "exp" else _decode_stepped(view)
+    if view.contiguous and built.contexts[-1] < view.pool:
+        built.contexts.append(view.pool)
+    return built
 
 
 def _log2_up(number: int) -> int:

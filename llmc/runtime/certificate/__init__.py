@@ -1,6 +1,6 @@
 """Certificates: that a bundle, once it was warmed up, served requests and nothing was compiled.
 
-witnesses.py   what the whole process compiles and writes, before it was ready and since; an executor has its own
+monitors.py   what the whole process compiles and writes, before it was ready and since; an executor has its own
 requests.py    random requests that a plan admits, through the engine
 certifying.py  all of it in order
 document.py    what a certificate holds, and the rules of its members

@@ -1,4 +1,4 @@
-"""Making a certificate: warm up, replay every bucket, run random requests, ask the witnesses."""
+"""Making a certificate: warm up, replay every bucket, run random requests, ask the monitors."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from llmc.artifacts.key import canonical_json
 from llmc.cpus import usable_cpus
 from llmc.errors import LlmcError
 from llmc.runtime.certificate.document import BucketUsed, Certificate, CertifiedHost, Requests, Used
+from llmc.runtime.certificate.monitors import Account, Watch, process_monitors
 from llmc.runtime.certificate.requests import Driven, RandomRequests, StepCounter, admitted_kinds, drive
-from llmc.runtime.certificate.witnesses import Account, Watch, process_witnesses
 from llmc.runtime.host import cpu_features, host_memory
 from llmc.runtime.startup.beside import BesideWarming
 from llmc.runtime.startup.capturing import CaptureChoice, Capturing
@@ -46,7 +46,7 @@ PACKAGES: Mapping[str, str] = {
 }  # fmt: skip
 """Distributions that decide what runs, and their modules."""
 
-Tell = Callable[[str, str, int, int], None]
+Report = Callable[[str, str, int, int], None]
 """Hears of a stage, what was done of it, how much is done, and of how much."""
 
 
@@ -72,18 +72,18 @@ class Certifying:
     bundle: Bundle
     options: EngineOptions = field(default_factory=EngineOptions)
     certify: CertifyOptions = field(default_factory=CertifyOptions)
-    tell: Tell = lambda *_: None
+    tell: Report = lambda *_: None
     outcome: WarmUpOutcome | None = None
 
     def run(self) -> Certificate:
         """The certificate.
 
-        Raises CompiledError where something was compiled, or a witness that saw went blind; LlmcError where a bucket
+        Raises CompiledError where something was compiled, or a monitor that saw went blind; LlmcError where a bucket
         does not run; VerificationError where a request ended with an error; KeyboardInterrupt where it is interrupted;
         and what opening the bundle raises.
         """
         self._seconds: dict[str, float] = {}
-        with Watch(process_witnesses(self.bundle.settings, self.bundle.manifest.device)) as watch:
+        with Watch(process_monitors(self.bundle.settings, self.bundle.manifest.device)) as watch:
             with self._timed("open"):
                 executor = open_executor(self.bundle, self.options)
             try:
@@ -92,7 +92,7 @@ class Certifying:
                 executor.close()
 
     def _with(self, executor: Executor, watch: Watch) -> Certificate:
-        watch.add(executor.compilations.witnesses)
+        watch.add(executor.compilations.monitors)
         counter = StepCounter()
         plan = self.bundle.plan
         with ExitStack() as stack:
@@ -147,7 +147,7 @@ class Certifying:
         captured = None if self.outcome.capturing is None else self.outcome.capturing.outcome
         return Certificate(
             llmc=__version__,
-            made=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            created=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
             bundle=manifest.digest,
             device=manifest.device,
             executor=manifest.executor,
@@ -164,7 +164,7 @@ class Certifying:
                 for b in plan.buckets
                 for shape in [(b.phase, b.batch, b.query, b.context)]
             ),
-            witnesses=tuple(accounts),
+            monitors=tuple(accounts),
             requests=Requests(
                 driven.requests, self.certify.seed, dict(driven.finished), dict(driven.kinds), refused,
                 driven.prompt_tokens, driven.longest_prompt, driven.tokens, driven.most_at_once, counter.prefixes,
@@ -215,12 +215,12 @@ def _require_none_compiled(accounts: list[Account], blinded: list[str]) -> None:
     seen = [account for account in accounts if account.after]
     if seen:
         words = [
-            f"{a.witness} saw {a.after} ({', '.join(a.names_after[:SHOWN])}"
+            f"{a.monitor} saw {a.after} ({', '.join(a.names_after[:SHOWN])}"
             f"{', …' if len(a.names_after) > SHOWN else ''})" for a in seen
         ]  # fmt: skip
         raise CompiledError(f"not certified: once it was ready, {'; '.join(words)}")
     if blinded:
-        raise CompiledError(f"not certified: a witness went blind once it was ready: {'; '.join(blinded)}")
+        raise CompiledError(f"not certified: a monitor went blind once it was ready: {'; '.join(blinded)}")
 
 
 def host(threads: int) -> CertifiedHost:

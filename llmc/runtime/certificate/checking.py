@@ -14,18 +14,18 @@ from llmc.artifacts.key import canonical_json
 from llmc.errors import ArtifactError, VerificationError
 from llmc.runtime.certificate.certifying import host, installed
 from llmc.runtime.certificate.document import Certificate, read_file
-from llmc.runtime.certificate.witnesses import CacheFileWitness, LateJaxWitness, TorchWitness
+from llmc.runtime.certificate.monitors import CacheFileMonitor, LateJaxMonitor, TorchMonitor
 from llmc.runtime.executors import executor_class
-from llmc.runtime.executors.compilations import CounterWitness
+from llmc.runtime.executors.compilations import CounterMonitor
 
 if TYPE_CHECKING:
     from llmc.artifacts.signing.keyring import Keyring
     from llmc.runtime.bundle import Bundle
 
 NEEDED = (
-    CounterWitness.name, CacheFileWitness.name, TorchWitness.name, LateJaxWitness.name,
+    CounterMonitor.name, CacheFileMonitor.name, TorchMonitor.name, LateJaxMonitor.name,
 )  # fmt: skip
-"""Witnesses that every certificate has; executors have further ones."""
+"""Monitors that every certificate has; executors have further ones."""
 SHOWN = 5
 
 
@@ -38,17 +38,17 @@ class Checked:
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON holds it."""
-        made = self.certificate
+        built = self.certificate
         return {
             "certificate": "valid",
-            "bundle": made.bundle,
-            "made": made.made,
+            "bundle": built.bundle,
+            "created": built.created,
             "signed_by": None if self.signer is None else {"name": self.signer[0], "key": self.signer[1]},
-            "compilations": made.compilations,
-            "requests": made.requests.count,
-            "buckets": len(made.buckets),
-            "executables": len(made.executables),
-            "blind": {w.witness: w.blind for w in made.witnesses if w.blind},
+            "compilations": built.compilations,
+            "requests": built.requests.count,
+            "buckets": len(built.buckets),
+            "executables": len(built.executables),
+            "blind": {w.monitor: w.blind for w in built.monitors if w.blind},
         }
 
 
@@ -60,13 +60,13 @@ def check(path: str | Path, bundle: Bundle, keyring: Keyring, allow_unsigned: bo
     device or toolchain; VerificationError where it says that something was compiled, is incomplete, or contradicts
     itself.
     """
-    made, content, signature = read_file(path)
+    built, content, signature = read_file(path)
     signer = _signer(str(path), content, signature, keyring, allow_unsigned)
-    _require_of(str(path), made, bundle)
-    if problems := list(_problems(made)):
+    _require_of(str(path), built, bundle)
+    if problems := list(_problems(built)):
         raise VerificationError(f"{path}: {'; '.join(problems[:SHOWN])}: it certifies nothing")
-    _require_here(str(path), made)
-    return Checked(made, signer)
+    _require_here(str(path), built)
+    return Checked(built, signer)
 
 
 def _signer(
@@ -87,50 +87,50 @@ def _signer(
     )
 
 
-def _require_of(path: str, made: Certificate, bundle: Bundle) -> None:
+def _require_of(path: str, built: Certificate, bundle: Bundle) -> None:
     """Raise ArtifactError unless the certificate is of this very bundle."""
     manifest = bundle.manifest
-    if made.bundle != manifest.digest:
+    if built.bundle != manifest.digest:
         raise ArtifactError(
-            f"{path}: of another bundle, {made.bundle:.100}; {bundle.path} is {manifest.digest}: certify it with "
+            f"{path}: of another bundle, {built.bundle:.100}; {bundle.path} is {manifest.digest}: certify it with "
             f"`llmc warmup {bundle.path} --certify FILE`"
         )
     verification = digest_bytes(canonical_json(manifest.verification)) if manifest.verification else None
-    listed = [(e.name, e.key, e.state, e.blob) for e in made.executables]
+    listed = [(e.name, e.key, e.state, e.blob) for e in built.executables]
     differ = [
         name
         for name, mine, theirs in (
-            ("plan", made.plan, manifest.plan),
+            ("plan", built.plan, manifest.plan),
             ("executables", listed, [(str(e), e.key, e.state, e.blob) for e in manifest.executables]),
-            ("device", made.device, manifest.device),
-            ("executor", made.executor, manifest.executor),
-            ("verification", made.verification, verification),
+            ("device", built.device, manifest.device),
+            ("executor", built.executor, manifest.executor),
+            ("verification", built.verification, verification),
         )
         if mine != theirs
     ]
     planned = [(b.phase, b.batch, b.query, b.context) for b in bundle.plan.buckets]
-    if [(b.phase, b.batch, b.query, b.context) for b in made.buckets] != planned:
+    if [(b.phase, b.batch, b.query, b.context) for b in built.buckets] != planned:
         differ.append("buckets")
     if differ:
         raise ArtifactError(f"{path}: names the bundle {bundle.path}, and states another {' and '.join(differ)}")
 
 
-def _require_here(path: str, made: Certificate) -> None:
+def _require_here(path: str, built: Certificate) -> None:
     """Raise ArtifactError, naming what differs, where the certificate is of another device or toolchain."""
-    here = host(made.host.threads)
+    here = host(built.host.threads)
     differ = [
         f"{name} {_words(theirs)}, here {_words(mine)}"
         for name, theirs, mine in (
-            ("system", made.host.system, here.system), ("machine", made.host.machine, here.machine),
-            ("instruction sets", made.host.features, here.features),
+            ("system", built.host.system, here.system), ("machine", built.host.machine, here.machine),
+            ("instruction sets", built.host.features, here.features),
         )
         if theirs != mine
     ]  # fmt: skip
-    card = executor_class(made.executor).description.host()
-    for name in sorted({*made.card, *card}):
-        if made.card.get(name) != card.get(name):
-            differ.append(f"{name} {made.card.get(name, 'none'):.80}, here {card.get(name, 'none'):.80}")
-    for package, version in made.toolchain.items():
+    card = executor_class(built.executor).description.host()
+    for name in sorted({*built.card, *card}):
+        if built.card.get(name) != card.get(name):
+            differ.append(f"{name} {built.card.get(name, 'none'):.80}, here {card.get(name, 'none'):.80}")
+    for package, version in built.toolchain.items():
         if package != "python" and (found := installed(package)) != version:
             differ.append(f"{package} {version:.80}, here {found or 'none'}")
     if differ:
@@ -141,19 +141,19 @@ def _words(found: object) -> str:
     return " ".join(map(str, found))[:200] if isinstance(found, tuple) else str(found)[:80]
 
 
-def _problems(made: Certificate) -> Iterator[str]:
+def _problems(built: Certificate) -> Iterator[str]:
     """What makes it certify nothing."""
-    yield from _witness_problems(made)
-    unused = [b for b in made.buckets if not made.any_shape and not b.replays + b.steps]
+    yield from _monitor_problems(built)
+    unused = [b for b in built.buckets if not built.any_shape and not b.replays + b.steps]
     if unused:
-        yield f"{len(unused)} of {len(made.buckets)} buckets never ran"
-    if not any(e.replays + e.steps for e in made.executables):
+        yield f"{len(unused)} of {len(built.buckets)} buckets never ran"
+    if not any(e.replays + e.steps for e in built.executables):
         yield "no executable ever ran"
-    if not made.any_shape and (idle := [e.name for e in made.executables if not e.replays + e.steps]):
-        yield f"{len(idle)} of {len(made.executables)} executables never ran"
-    if not made.any_shape and sum(b.steps for b in made.buckets) != sum(e.steps for e in made.executables):
+    if not built.any_shape and (idle := [e.name for e in built.executables if not e.replays + e.steps]):
+        yield f"{len(idle)} of {len(built.executables)} executables never ran"
+    if not built.any_shape and sum(b.steps for b in built.buckets) != sum(e.steps for e in built.executables):
         yield "its buckets and its executables count different steps"
-    requests = made.requests
+    requests = built.requests
     if not requests.count:
         yield "no request ran"
     if sum(requests.kinds.values()) != requests.count or sum(requests.finished.values()) < requests.count:
@@ -162,18 +162,18 @@ def _problems(made: Certificate) -> Iterator[str]:
         yield "some of its requests ended with an error"
 
 
-def _witness_problems(made: Certificate) -> Iterator[str]:
-    names = Counter(account.witness for account in made.witnesses)
+def _monitor_problems(built: Certificate) -> Iterator[str]:
+    names = Counter(account.monitor for account in built.monitors)
     if missing := [name for name in NEEDED if name not in names]:
         yield f"no word of {', '.join(missing)}"
     if twice := [name for name, count in names.items() if count > 1]:
         yield f"{', '.join(twice)} speaks twice"
-    for account in made.witnesses:
+    for account in built.monitors:
         if account.after or account.names_after:
             some = ", ".join(account.names_after[:SHOWN])
-            yield f"once it was ready, {account.witness} saw {account.after} ({some})"
+            yield f"once it was ready, {account.monitor} saw {account.after} ({some})"
         for count, seen in ((account.before, account.names_before), (account.after, account.names_after)):
             if len(seen) > (count or 0):
-                yield f"{account.witness} counts {count} and names {len(seen)}"
+                yield f"{account.monitor} counts {count} and names {len(seen)}"
             if count is None and not account.blind:
-                yield f"{account.witness} does not say what it saw, nor why"
+                yield f"{account.monitor} does not say what it saw, nor why"

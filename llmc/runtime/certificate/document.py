@@ -20,16 +20,16 @@ from llmc.artifacts.key import canonical_json
 from llmc.artifacts.signing.statement import CERTIFICATE as KIND
 from llmc.errors import ArtifactError, InputError
 from llmc.json_fields import Fields
-from llmc.runtime.certificate.witnesses import Account
+from llmc.runtime.certificate.monitors import Account
 from llmc.strict_json import loads_object
 
 if TYPE_CHECKING:
     from llmc.artifacts.signing.signer import Signer
 
-SCHEMA = 2
+SCHEMA = 3
 MAX_BYTES = 16 << 20
 MAX_NAMES = 100
-"""Names of what a witness saw that a certificate keeps; the count is of all."""
+"""Names of what a monitor saw that a certificate keeps; the count is of all."""
 MAX_COUNT = 1 << 50
 
 T = TypeVar("T")
@@ -90,13 +90,13 @@ class CertifiedHost:
 
 @dataclass(frozen=True)
 class Certificate:
-    """A certificate. `bundle` and `verification` are digests, of the manifest and of the outcome in it; `made` is a
+    """A certificate. `bundle` and `verification` are digests, of the manifest and of the outcome in it; `created` is a
     time, UTC; `any_shape`: the buckets of the plan are no shapes of its executables; `graphs`: how many buckets have a
     captured graph, None on a device that captures none; `card`: what ExecutorDescription.host says of the device, its
     driver and compiler, empty on a CPU; `seconds` by stage."""
 
     llmc: str
-    made: str
+    created: str
     bundle: str
     device: str
     executor: str
@@ -106,7 +106,7 @@ class Certificate:
     graphs: int | None
     executables: tuple[Used, ...]
     buckets: tuple[BucketUsed, ...]
-    witnesses: tuple[Account, ...]
+    monitors: tuple[Account, ...]
     requests: Requests
     host: CertifiedHost
     card: Mapping[str, str]
@@ -116,12 +116,12 @@ class Certificate:
     @property
     def compilations(self) -> int:
         """What was seen since it was ready."""
-        return sum(account.after or 0 for account in self.witnesses)
+        return sum(account.after or 0 for account in self.monitors)
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON holds it."""
         members = json.loads(json.dumps(asdict(self)))
-        members["witnesses"] = [_account(account) for account in self.witnesses]
+        members["monitors"] = [_account(account) for account in self.monitors]
         return {"kind": KIND, "schema": SCHEMA, "compilations": self.compilations, **members}
 
 
@@ -137,9 +137,9 @@ def to_file(members: Mapping[str, Any], signature: bytes | None) -> bytes:
     return text.encode() + b"\n"
 
 
-def write_file(file: Path, made: Certificate, signer: Signer | None) -> None:
+def write_file(file: Path, built: Certificate, signer: Signer | None) -> None:
     """Write a certificate, whole or not at all. Raises CapacityError or UnwritableError."""
-    members = made.to_dict()
+    members = built.to_dict()
     data = to_file(members, None if signer is None else signer.sign(content(members)))
     with writing(file, len(data), "name another file"):
         write_atomic(file, data, file.parent)
@@ -164,8 +164,8 @@ def read_file(path: str | Path) -> tuple[Certificate, bytes, bytes | None]:
     if signature is not None and not isinstance(signature, dict):
         _fail(path, "its signature is not an object")
     try:
-        made = _parsed(Fields(document["certificate"], str(path)))
-        return made, content(document["certificate"]), None if signature is None else canonical_json(signature)
+        built = _parsed(Fields(document["certificate"], str(path)))
+        return built, content(document["certificate"]), None if signature is None else canonical_json(signature)
     except (InputError, ValueError) as error:
         _fail(path, str(error).removeprefix(f"{path}: "), error)
 
@@ -180,9 +180,9 @@ def _parsed(given: Fields) -> Certificate:
     if (schema := given.integer("schema")) != SCHEMA:
         raise ValueError(f"schema {schema}, and this llmc reads schema {SCHEMA}")
     compilations = _count(given, "compilations")
-    made = Certificate(
+    built = Certificate(
         llmc=given.text("llmc"),
-        made=given.text("made"),
+        created=given.text("created"),
         bundle=given.text("bundle"),
         device=given.text("device"),
         executor=given.text("executor"),
@@ -192,7 +192,7 @@ def _parsed(given: Fields) -> Certificate:
         graphs=_READERS["int | None"](given, "graphs"),
         executables=tuple(_members(Used, one) for one in _objects(given, "executables")),
         buckets=tuple(_members(BucketUsed, one) for one in _objects(given, "buckets")),
-        witnesses=tuple(_account_of(one) for one in _objects(given, "witnesses")),
+        monitors=tuple(_account_of(one) for one in _objects(given, "monitors")),
         requests=_members(Requests, given.nested("requests")),
         host=_members(CertifiedHost, given.nested("host")),
         card=_map(given.nested("card"), Fields.text),
@@ -200,9 +200,9 @@ def _parsed(given: Fields) -> Certificate:
         seconds=_map(given.nested("seconds"), Fields.number),
     )
     given.finish()
-    if made.compilations != compilations:
-        raise ValueError(f"it says {compilations} compilations, its witnesses {made.compilations}")
-    return made
+    if built.compilations != compilations:
+        raise ValueError(f"it says {compilations} compilations, its monitors {built.compilations}")
+    return built
 
 
 def _members(cls: type[T], given: Fields) -> T:
@@ -258,7 +258,7 @@ _READERS: Mapping[str, Any] = {
 
 def _account(account: Account) -> dict[str, Any]:
     return {
-        "witness": account.witness,
+        "monitor": account.monitor,
         "before": {"count": account.before, "names": list(account.names_before[:MAX_NAMES])},
         "after": {"count": account.after, "names": list(account.names_after[:MAX_NAMES])},
         "blind": account.blind,
@@ -269,7 +269,7 @@ def _account_of(given: Fields) -> Account:
     before, after = given.nested("before"), given.nested("after")
     counts = [_optional(of, "count", lambda name, of=of: _count(of, name)) for of in (before, after)]
     names = [_texts(of, "names") for of in (before, after)]
-    made = Account(given.text("witness"), counts[0], counts[1], names[0], names[1], given.text("blind"))
+    built = Account(given.text("monitor"), counts[0], counts[1], names[0], names[1], given.text("blind"))
     for one in (before, after, given):
         one.finish()
-    return made
+    return built

@@ -81,14 +81,14 @@ class RandomRequests:
         """So many requests: the extremes of prompt and answer and each kind first, as far as `count` goes."""
         first = self._first()
         for number in range(count):
-            made = next(first, None) or self._any(self._kind())
-            yield replace(made, request=replace(made.request, request_id=f"certify-{number}"))
+            built = next(first, None) or self._any(self._kind())
+            yield replace(built, request=replace(built.request, request_id=f"certify-{number}"))
 
     def _first(self) -> Iterator[RandomRequest]:
-        yield self._made("greedy", self._tokens(self.longest), LONG_ANSWER)
-        yield self._made("greedy", self._tokens(1), 1)
-        yield self._made("greedy", self._tokens(self.longest), 1)
-        yield replace(self._made("greedy", self._tokens(self.longest), 2), cancel_after=0)
+        yield self._built("greedy", self._tokens(self.longest), LONG_ANSWER)
+        yield self._built("greedy", self._tokens(1), 1)
+        yield self._built("greedy", self._tokens(self.longest), 1)
+        yield replace(self._built("greedy", self._tokens(self.longest), 2), cancel_after=0)
         for kind in self._kinds:
             yield self._any(kind)
 
@@ -100,12 +100,12 @@ class RandomRequests:
 
     def _any(self, kind: str) -> RandomRequest:
         draw = self._random
-        made = self._made(kind, self._prompt(), min(draw.randint(1, SHORT_ANSWER), draw.randint(1, SHORT_ANSWER)))
+        built = self._built(kind, self._prompt(), min(draw.randint(1, SHORT_ANSWER), draw.randint(1, SHORT_ANSWER)))
         if draw.random() < _CANCELLED:
-            made = replace(made, cancel_after=draw.randrange(made.request.params.max_tokens or 1))
-        return made
+            built = replace(built, cancel_after=draw.randrange(built.request.params.max_tokens or 1))
+        return built
 
-    def _made(self, kind: str, prompt: tuple[int, ...], answer: int) -> RandomRequest:
+    def _built(self, kind: str, prompt: tuple[int, ...], answer: int) -> RandomRequest:
         """`kind`: one that is not there is any."""
         draw = self._random
         kind = kind if kind in self._kinds else next(iter(self._kinds))

@@ -34,8 +34,8 @@ def pack(value: Any) -> bytes:
     """The frame of a value."""
     parts: list[_Part] = []
     rest = _without(value, [], parts)
-    told = [rest, [(path, kind, len(data)) for path, kind, data in parts]]
-    text = json.dumps(told, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
+    reported = [rest, [(path, kind, len(data)) for path, kind, data in parts]]
+    text = json.dumps(reported, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
     size = HEAD + len(text) + sum(len(data) for _, _, data in parts)
     return b"".join([_number(size), _number(len(text)), text, *(data for _, _, data in parts)])
 

@@ -122,7 +122,7 @@ class _Nursery:
             try:
                 pid = os.fork()
             except OSError as error:
-                _tell(connection, {"failed": f"no process could be started: {error.strerror}"})
+                _report(connection, {"failed": f"no process could be started: {error.strerror}"})
                 connection.close()
                 continue
             if pid == 0:
@@ -145,7 +145,7 @@ class _Nursery:
                     with contextlib.suppress(KeyError):
                         self._poll.unregister(fd)
                     if os.WIFSIGNALED(status):
-                        _tell(child.connection, {"killed": os.WTERMSIG(status)})
+                        _report(child.connection, {"killed": os.WTERMSIG(status)})
                     child.connection.close()
 
     def _become_child(self, connection: socket.socket, lasts: bool) -> None:
@@ -199,12 +199,12 @@ def _serve(connection: socket.socket, work: Work, config: Mapping[str, Any], las
             now = memory.resident
         worn = now - began > WORN_BYTES or "limit" in answer
         answer["last"] = worn
-        _tell(connection, answer)
+        _report(connection, answer)
         if worn:
             return
 
 
-def _tell(connection: socket.socket, answer: Mapping[str, Any]) -> None:
+def _report(connection: socket.socket, answer: Mapping[str, Any]) -> None:
     with contextlib.suppress(OSError):
         connection.sendall(frames.pack(answer))
 

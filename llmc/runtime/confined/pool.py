@@ -144,7 +144,7 @@ class ChildPool:
 
     async def _done(self, request: bytes, exchange: _Exchange) -> ChildJob:
         answer = await self._attempt(request, exchange) or await self._attempt(request, exchange, fresh=True)
-        return self._told(answer)
+        return self._reported(answer)
 
     async def _attempt(self, request: bytes, exchange: _Exchange, fresh: bool = False) -> dict[str, Any] | None:
         """The answer; None if the nursery or an idle child ended meanwhile. This does not happen to a new child."""
@@ -159,7 +159,7 @@ class ChildPool:
             self._keep(child, answer)
         return answer
 
-    def _told(self, answer: dict[str, Any] | None) -> ChildJob:
+    def _reported(self, answer: dict[str, Any] | None) -> ChildJob:
         if answer is None:
             raise JobError("the child process ended without an answer; its parent has ended or could not start")
         if "done" in answer:

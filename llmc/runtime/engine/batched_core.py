@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from array import array
 
     from llmc.buckets.plan import Plan
-    from llmc.runtime.engine.handover import AwaitedPrompts, HandOver, Prefiller
+    from llmc.runtime.engine.kv_transfer import AwaitedPrompts, KVTransfer, Prefiller
     from llmc.runtime.engine.sampling.batch import Samplers, Take, TokenLogprobs
     from llmc.runtime.engine.sampling.filters import Logits
     from llmc.runtime.engine.scheduling.base import ScheduledRow
@@ -41,7 +41,7 @@ prompts in them (benchmarks/RESULTS.md: 1.02 of the throughput, 0.90 of the 95th
 OnCompilation = Literal["ignore", "warn", "refuse"]
 """The reaction to a step that compiled a graph missing from the bundle; "refuse" raises DeviceError."""
 
-_ASKED = "and VLLM_XLA_CHECK_RECOMPILATION asks for an error: compile the bundle for this host and its toolchain"
+_REQUESTED = "and VLLM_XLA_CHECK_RECOMPILATION asks for an error: compile the bundle for this host and its toolchain"
 _log = logging.getLogger("llmc")
 
 
@@ -115,7 +115,7 @@ class BatchedCore(EngineCore):
                 "computed with: leave the executor for prompts out"
             )
         if prefiller is not None:
-            from llmc.runtime.engine.handover import AwaitedPrompts
+            from llmc.runtime.engine.kv_transfer import AwaitedPrompts
 
             self._awaited = AwaitedPrompts(prefiller)
         self._sequences: dict[int, _Sequence] = {}
@@ -123,7 +123,7 @@ class BatchedCore(EngineCore):
         self._on_compilation = on_compilation
         if on_compilation == "refuse" and executor.compilations.count:
             what = ", ".join(executor.compilations.compiled)
-            raise DeviceError(f"{what}: compiled when the bundle was opened, {_ASKED}")
+            raise DeviceError(f"{what}: compiled when the bundle was opened, {_REQUESTED}")
 
     @property
     def max_num_seqs(self) -> int:
@@ -223,9 +223,9 @@ class BatchedCore(EngineCore):
                     handed=failure is None,
                 )  # fmt: skip
 
-    def _tell_compilation(self, step: Step, what: str) -> None:
+    def _report_compilation(self, step: Step, what: str) -> None:
         if self._on_compilation == "refuse":
-            raise DeviceError(f"{what} was compiled while serving, in step {self.steps} ({step.phase}), {_ASKED}")
+            raise DeviceError(f"{what} was compiled while serving, in step {self.steps} ({step.phase}), {_REQUESTED}")
         if self._on_compilation == "warn":
             _log.warning("unplanned compilation in step %d (%s): %s", self.steps, step.phase, what)
 
@@ -237,7 +237,7 @@ class BatchedCore(EngineCore):
         step = step_of(work, self.config.ragged or work.handed)
         prepared = time.perf_counter()
         samplers = [s.sampler if (s := self._sequences.get(row.sequence)) else None for row in work.rows]
-        handed: dict[int, HandOver] = {}
+        handed: dict[int, KVTransfer] = {}
         if work.handed and self._awaited is not None:
             logits, handed = self._awaited.put(self.executor, work)
             replayed = StepResult(logits)
@@ -246,9 +246,9 @@ class BatchedCore(EngineCore):
         executed = time.perf_counter()
         missed = self.executor.compilations.count > compiled
         if missed:
-            self._tell_compilation(step, ", ".join(self.executor.compilations.compiled[compiled:]))
+            self._report_compilation(step, ", ".join(self.executor.compilations.compiled[compiled:]))
         tokens: list[TokenEvent] = []
-        made: dict[int, list[int]] = {}
+        built: dict[int, list[int]] = {}
 
         def take(i: int, token: int | None, logprobs: TokenLogprobs | None) -> bool:
             sequence = work.rows[i].sequence
@@ -258,7 +258,7 @@ class BatchedCore(EngineCore):
                 tokens.append(TokenEvent(sequence, None, "error"))
             else:
                 tokens.append(self._token(sequence, token, logprobs))
-                made.setdefault(sequence, []).append(token)
+                built.setdefault(sequence, []).append(token)
             return tokens[-1].finish_reason is None
 
         drafts = choose(self.executor, replayed, work, samplers, take)
@@ -266,9 +266,9 @@ class BatchedCore(EngineCore):
             row = work.rows[one.row]
             drafter = self._sequences[row.sequence].drafter
             if drafter is not None:
-                drafter.verified(row.start + 1 + len(made.get(row.sequence, ())), row.drafted, one.held)
+                drafter.verified(row.start + 1 + len(built.get(row.sequence, ())), row.drafted, one.held)
         finished = {t.sequence for t in tokens if t.finish_reason}
-        self.scheduler.complete(work, made, finished)
+        self.scheduler.complete(work, built, finished)
         for sequence in finished:
             why = self._sequences.pop(sequence).sampler.failure
             if why is not None:

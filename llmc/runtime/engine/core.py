@@ -19,7 +19,7 @@ from llmc.runtime.engine.sampling.sampler import SequenceSampler
 if TYPE_CHECKING:
     from llmc.buckets.plan import Plan
     from llmc.errors import LlmcError
-    from llmc.runtime.engine.handover import HandOver, Prefiller
+    from llmc.runtime.engine.kv_transfer import KVTransfer, Prefiller
     from llmc.runtime.engine.sampling.batch import TokenLogprobs
     from llmc.runtime.engine.sampling.constraints import GrammarConstraint
     from llmc.runtime.executors.base import Executor
@@ -52,7 +52,7 @@ class StepOutput:
     record: StepRecord
     tokens: list[TokenEvent]
     admitted: tuple[tuple[int, int], ...] = ()
-    handed: Mapping[int, HandOver] = field(default_factory=dict)
+    handed: Mapping[int, KVTransfer] = field(default_factory=dict)
 
 
 class EngineCore(ABC):
@@ -168,22 +168,22 @@ class EngineCore(ABC):
     ) -> list[list[int]]:  # fmt: skip
         """Run prompts to their ends beside whatever else runs, each with its adapter; the tokens of each. Raises what a
         device fails with."""
-        made: dict[int, list[int]] = {-1 - i: [] for i in range(len(prompts))}
-        left = set(made)
+        built: dict[int, list[int]] = {-1 - i: [] for i in range(len(prompts))}
+        left = set(built)
         chosen = adapters or [0] * len(prompts)
-        for sequence, prompt, one, adapter in zip(made, prompts, params, chosen, strict=True):
+        for sequence, prompt, one, adapter in zip(built, prompts, params, chosen, strict=True):
             self.check(prompt)
             self.add(sequence, prompt, self.sampler(prompt, one), adapter=adapter)
         while left:
             outcome = self.step()
             for token in outcome.tokens if outcome else ():
-                if token.sequence in made and token.token_id is not None:
-                    made[token.sequence].append(token.token_id)
+                if token.sequence in built and token.token_id is not None:
+                    built[token.sequence].append(token.token_id)
                 if token.error is not None:
                     raise token.error
                 if token.finish_reason is not None:
                     left.discard(token.sequence)
-        return list(made.values())
+        return list(built.values())
 
     def _budget(self, prompt: Sequence[int], params: SamplingParams) -> int:
         """The tokens that a sequence may make."""

@@ -25,7 +25,7 @@ from llmc.runtime.engine.text_assembly import SequenceText, StopStrings
 
 if TYPE_CHECKING:
     from llmc.runtime.engine.core import EngineCore, StepOutput, TokenEvent
-    from llmc.runtime.engine.handover import HandOver
+    from llmc.runtime.engine.kv_transfer import KVTransfer
     from llmc.runtime.engine.observer import EngineStats
     from llmc.runtime.engine.sampling.constraints import ConstraintFactory, GrammarConstraint
     from llmc.runtime.engine.sampling.sampler import SequenceSampler
@@ -55,7 +55,7 @@ class _Running:
     admitted_s: float | None = None
     first_s: float | None = None
     cached: int = 0
-    handover: HandOver | None = None
+    kv_transfer: KVTransfer | None = None
     open: int = field(default=0)
     held: list[Update] = field(default_factory=list)
 
@@ -284,14 +284,14 @@ class LLMEngine:
                 running.admitted_s, running.cached = now, cached
                 self.observer.admitted(running.request.request_id, now - running.arrived_s, cached)
 
-    def _hand(self, handed: Mapping[int, HandOver]) -> None:
+    def _hand(self, handed: Mapping[int, KVTransfer]) -> None:
         """Prompts came from the prefill side: their requests left the queue when it began with them."""
         for sequence, cost in handed.items():
             if sequence not in self._choices:
                 continue
             running, _ = self._choices[sequence]
-            if running.handover is None:
-                running.handover, running.cached = cost, cost.cached_tokens
+            if running.kv_transfer is None:
+                running.kv_transfer, running.cached = cost, cost.cached_tokens
                 running.admitted_s = running.arrived_s + cost.queue_s
                 self.observer.admitted(running.request.request_id, cost.queue_s, cost.cached_tokens)
                 self.observer.handed_over(cost)
@@ -320,7 +320,7 @@ class LLMEngine:
             self._close(running, choice, reason)
         return Update(
             running.request.request_id, choice.index, text, (token_id,), logprobs, reason, stop_reason,
-            running.cached, running.handover if choice.tokens == 1 else None,
+            running.cached, running.kv_transfer if choice.tokens == 1 else None,
         )  # fmt: skip
 
     def _end(self, running: _Running, choice: _Choice, reason: FinishReason, text: str = "") -> Update:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from llmc.runtime.engine.handover import HandOver
+    from llmc.runtime.engine.kv_transfer import KVTransfer
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -111,7 +111,7 @@ class Observer:
     def admitted(self, request_id: str, queue_s: float, cached_tokens: int) -> None:
         """The request's first sequence left the queue; `cached_tokens` of its prompt came from a retained prefix."""
 
-    def handed_over(self, cost: HandOver) -> None:
+    def handed_over(self, cost: KVTransfer) -> None:
         """A prompt that another executor computed came into its slot."""
 
     def stepped(self, record: StepRecord) -> None:
@@ -141,7 +141,7 @@ class Observers(Observer):
         for o in self.observers:
             o.admitted(request_id, queue_s, cached_tokens)
 
-    def handed_over(self, cost: HandOver) -> None:
+    def handed_over(self, cost: KVTransfer) -> None:
         """Tell each."""
         for o in self.observers:
             o.handed_over(cost)

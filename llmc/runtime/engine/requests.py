@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from llmc.errors import LlmcError
-    from llmc.runtime.engine.handover import HandOver
+    from llmc.runtime.engine.kv_transfer import KVTransfer
     from llmc.runtime.engine.observer import FinishReason, StepRecord
     from llmc.runtime.engine.sampling.batch import TokenLogprobs
     from llmc.runtime.engine.sampling.params import SamplingParams
@@ -40,7 +40,7 @@ class Update:
     `text` is text that is certain now; `token_ids` and `logprobs` (empty unless asked for) may run ahead of it, since
     a token may hold part of a character or of a stop string. `finish_reason` is set on the last update of the choice;
     `stop_reason` then is the stop string or stop token id that was met, if one was. A request is over when each of its
-    n choices is. `handover` comes with the first update of a request whose prompt another executor computed.
+    n choices is. `kv_transfer` comes with the first update of a request whose prompt another executor computed.
     `error` is what the device failed with, where the reason is "error" and that is known.
     """
 
@@ -52,7 +52,7 @@ class Update:
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     cached_tokens: int = 0
-    handover: HandOver | None = None
+    kv_transfer: KVTransfer | None = None
     error: LlmcError | None = None
 
 
@@ -88,7 +88,7 @@ class Timings:
 
     first_token_s: float
     total_s: float
-    handover: HandOver | None = None
+    kv_transfer: KVTransfer | None = None
 
 
 @dataclass(slots=True)
@@ -126,7 +126,7 @@ class OutputBuilder:
         """One update."""
         output, elapsed = self.output, time.perf_counter() - self._started
         output.timings = Timings(
-            output.timings.first_token_s or elapsed, elapsed, update.handover or output.timings.handover
+            output.timings.first_token_s or elapsed, elapsed, update.kv_transfer or output.timings.kv_transfer
         )
         output.num_cached_tokens = update.cached_tokens
         choice = output.outputs[update.index]

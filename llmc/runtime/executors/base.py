@@ -170,7 +170,7 @@ class Executor(ABC):
         """Put tensors of `export_prefix`, of this or another executor of the model, at the start of slot `slot`."""
 
     @abstractmethod
-    def poison(self, slot: int, start: int, value: float) -> None:
+    def nan_fill(self, slot: int, start: int, value: float) -> None:
         """Fill slot `slot` from token `start` on with `value`, except where earlier tokens lie. Verification fills with
         NaN to prove that padding does not change results."""
 

@@ -5,8 +5,8 @@ bundle. The executor reports to it what its device's software reports: a portabl
 device, a program that JAX compiled, a model that OpenVINO compiled or imported, an ONNX Runtime session with the code
 that it loads. Every number that llmc shows comes from this counter.
 
-A witness sees compilations without the executor's help. `llmc warmup --certify` asks those of the executor
-(`CompilationCounter.witnesses`) and those of the whole process (runtime/certificate/witnesses/).
+A monitor sees compilations without the executor's help. `llmc warmup --certify` asks those of the executor
+(`CompilationCounter.monitors`) and those of the whole process (runtime/certificate/monitors/).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class CompilationCounter:
         self._compiled: list[str] = []
         self._opened: list[str] = []
         self.is_ready = False
-        self.witnesses: list[Witness] = [CounterWitness(self)]
+        self.monitors: list[Monitor] = [CounterMonitor(self)]
         """Watch what the executor and its device's software compile. An executor adds those of that software."""
         self._total: CompilationCounter | None = None
 
@@ -87,10 +87,10 @@ class CompilationCounter:
         return tuple(self._compiled)
 
 
-class Witness(ABC):
+class Monitor(ABC):
     """Sees compilations of one kind from `start` to `stop`. `name` is what certificates call it.
 
-    A witness that cannot see says why (`blind`). What it did not see is unknown then, never 0.
+    A monitor that cannot see says why (`blind`). What it did not see is unknown then, never 0.
     """
 
     name: str
@@ -110,11 +110,11 @@ class Witness(ABC):
         return ""
 
     def count(self) -> int | None:
-        """How many were seen; None: the witness is blind, and saw nothing of what may have been."""
+        """How many were seen; None: the monitor is blind, and saw nothing of what may have been."""
         return len(self.what()) or (None if self.blind() else 0)
 
 
-class CounterWitness(Witness):
+class CounterMonitor(Monitor):
     """What an executor tells its counter: all that its engine compiled, at open, too (executors/compilations.py)."""
 
     name = "executables"
@@ -127,7 +127,7 @@ class CounterWitness(Witness):
         return (*self._counter.at_open, *self._counter.compiled)
 
 
-class CallsWitness(Witness):
+class CallsMonitor(Monitor):
     """Sees calls of methods of a class, by anyone in the process, by wrapping the methods while it looks.
 
     `methods` gives the name of a call by its arguments, `self` left out.

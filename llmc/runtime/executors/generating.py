@@ -101,7 +101,7 @@ class GeneratingExecutor(Executor):
     def import_prefix(self, slot: int, prefix: list[NDArray[np.float32]]) -> None:
         raise self._no_logits()
 
-    def poison(self, slot: int, start: int, value: float) -> None:
+    def nan_fill(self, slot: int, start: int, value: float) -> None:
         raise self._no_logits()
 
     def _no_logits(self) -> InputError:

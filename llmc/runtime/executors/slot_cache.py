@@ -157,16 +157,16 @@ class Tensors:
         for part, array in zip(self.parts, self.arrays, strict=True):
             array[:, target, :, : part.like.places(length)] = array[:, source, :, : part.like.places(length)]
 
-    def poison(self, value: float) -> None:
+    def nan_fill(self, value: float) -> None:
         """Let the next `reserve` fill everything with `value`."""
         self._fill = value
 
 
 def _buffer(count: int, sparse: bool, dtype: type) -> Array:
-    made: Array = (
+    built: Array = (
         sparse_bytes(count * np.dtype(dtype).itemsize).view(dtype) if sparse and count else np.zeros(count, dtype)
     )
-    return made
+    return built
 
 
 class SlotCache:
@@ -247,8 +247,8 @@ class SlotCache:
 
     def keep_states(self, step: Step, new: Sequence[Array]) -> None:
         """Put a step's new states [B, *shape] in the place of its live rows' slots' own, and no dummy row's."""
-        for state, made in zip(self.states, new, strict=True):
-            state[list(step.slots)] = made[: len(step.slots)]
+        for state, built in zip(self.states, new, strict=True):
+            state[list(step.slots)] = built[: len(step.slots)]
 
     def begin_decode(self, step: Step) -> Tensors:
         """The decode cache laid out for a decode step over the first slots, its live rows loaded; dummy rows cover
@@ -278,7 +278,7 @@ class SlotCache:
             start = int(step.past_lengths[row])
             self._wrote_home(slot, start, start + int(step.new_lengths[row]))
 
-    def poison(self, slot: int, start: int, value: float) -> None:
+    def nan_fill(self, slot: int, start: int, value: float) -> None:
         """Overwrite slot `slot` from `start` on, and before the next decode step all that no token owns there; at 0
         its states too, which no token owns then."""
         kept, used = min(start, self.held.used[slot]), self.held.used[slot]
@@ -290,7 +290,7 @@ class SlotCache:
                 state[slot] = value
         self._wrote_home(slot, kept, kept)
         self._touched[slot] = self.home.length
-        self.decode.poison(value)
+        self.decode.nan_fill(value)
 
     def _copy_tokens(self, source: Tensors, slot: int, to: Tensors, row: int, start: int, end: int) -> None:
         """Tokens `start` … `end` − 1 of a slot go from one layout's row to another's, as far as both have them."""
@@ -358,7 +358,7 @@ class SlotCacheExecutor(Executor):
         self._cache.write(slot, 0, length, parts)
         self._cache.held.imported(slot, length)
 
-    def poison(self, slot: int, start: int, value: float) -> None:
+    def nan_fill(self, slot: int, start: int, value: float) -> None:
         """Overwrite what no live token owns, there and wherever live tokens are laid out."""
-        self._cache.poison(slot, start, value)
-        self._staging.poison(value)
+        self._cache.nan_fill(slot, start, value)
+        self._staging.nan_fill(value)

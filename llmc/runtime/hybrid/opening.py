@@ -24,7 +24,7 @@ from llmc.runtime.hybrid.worker import PrefillWorker
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from llmc.runtime.engine.handover import Prefiller
+    from llmc.runtime.engine.kv_transfer import Prefiller
     from llmc.runtime.executors.base import Executor
     from llmc.runtime.hybrid.facts import SideFacts
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from llmc.errors import DeviceError, LlmcError
-from llmc.runtime.engine.handover import HandOver, Prefilled, Prefiller, PrefillFailed
+from llmc.runtime.engine.kv_transfer import KVTransfer, Prefilled, Prefiller, PrefillFailed
 from llmc.runtime.hybrid.facts import require_fit
 from llmc.runtime.hybrid.wire import Frames, WireError, enter, narrower
 
@@ -36,13 +36,13 @@ _log = logging.getLogger("llmc")
 
 
 @dataclass(slots=True)
-class _Asked:
-    """A prompt that is not answered yet. `asked_s` is time.perf_counter() when it was submitted; it was sent `sent`
+class _Requested:
+    """A prompt that is not answered yet. `requested_s` is time.perf_counter() when it was submitted; it was sent `sent`
     times."""
 
     prompt: array[int]
     priority: int
-    asked_s: float
+    requested_s: float
     sent: int = 0
 
 
@@ -62,7 +62,7 @@ class RemotePrefiller(Prefiller):
         self._mine = facts
         self._key = key
         self._patience = patience_s
-        self._asked: dict[int, _Asked] = {}
+        self._requested: dict[int, _Requested] = {}
         self._lost_s: float | None = None
         """time.monotonic() when the connection was lost; None while there is one."""
         self.connections = 0
@@ -86,17 +86,17 @@ class RemotePrefiller(Prefiller):
         return self._bound
 
     def submit(self, number: int, prompt: Sequence[int], priority: int = 0) -> None:
-        asked = _Asked(array("q", prompt), priority, time.perf_counter())
+        requested = _Requested(array("q", prompt), priority, time.perf_counter())
         with self._lock:
-            self._asked[number] = asked
+            self._requested[number] = requested
             if self._lost_s is None:
-                self._send(number, asked)
+                self._send(number, requested)
             elif self._impatient:
                 self._fail(f"{self._address}: the prefill side is gone")
 
     def cancel(self, number: int) -> None:
         with self._lock:
-            if self._asked.pop(number, None) is None:
+            if self._requested.pop(number, None) is None:
                 self._forget(number)
             elif self._lost_s is None:
                 self._try(lambda: self._frames.send({"kind": "cancel", "number": number}))
@@ -104,7 +104,7 @@ class RemotePrefiller(Prefiller):
     def close(self) -> None:
         with self._lock:
             self._closed = True
-            self._asked.clear()
+            self._requested.clear()
             self._came.clear()
             self._changed.notify_all()
             if self._lost_s is None:
@@ -151,7 +151,7 @@ class RemotePrefiller(Prefiller):
                 self._lost_s = time.monotonic()
                 self._frames.close()
                 self._frames.release()
-                waiting = len(self._asked)
+                waiting = len(self._requested)
             if self._closed:
                 return
             _log.warning("%s: connection lost (%s); %d prompts wait for another", self._address, reason, waiting)
@@ -169,7 +169,7 @@ class RemotePrefiller(Prefiller):
                 frames = self._connect()
             except (OSError, EOFError, LlmcError) as e:
                 with self._lock:
-                    if self._impatient and self._asked:
+                    if self._impatient and self._requested:
                         self._fail(f"{self._address}: the prefill side is gone ({e or type(e).__name__})")
                 self.notify()
                 pause = min(2 * pause, _LONGEST_PAUSE_S)
@@ -177,26 +177,26 @@ class RemotePrefiller(Prefiller):
             with self._lock:
                 self._frames, self._lost_s = frames, None
                 self._fail(f"{self._address}: the connection is lost whenever it is asked for", TRIES)
-                for number, asked in self._asked.items():
-                    self._send(number, asked)
+                for number, requested in self._requested.items():
+                    self._send(number, requested)
             self.notify()
             _log.warning("%s: connected again", self._address)
             return True
 
     def _fail(self, reason: str, sent: int = 0) -> None:
         """What was asked for, and sent so many times, will not come."""
-        failed = [number for number, asked in self._asked.items() if asked.sent >= sent]
+        failed = [number for number, requested in self._requested.items() if requested.sent >= sent]
         for number in failed:
-            del self._asked[number]
+            del self._requested[number]
             self._came.append(PrefillFailed(number, reason, passing=False))
         self._changed.notify_all()
 
-    def _send(self, number: int, asked: _Asked) -> None:
+    def _send(self, number: int, requested: _Requested) -> None:
         header = {
-            "kind": "prompt", "number": number, "priority": asked.priority, "cache_dtype": self._mine.cache_dtype
+            "kind": "prompt", "number": number, "priority": requested.priority, "cache_dtype": self._mine.cache_dtype
         }  # fmt: skip
-        asked.sent += 1
-        payload = np.asarray(asked.prompt, "<i8").tobytes()
+        requested.sent += 1
+        payload = np.asarray(requested.prompt, "<i8").tobytes()
         self._try(lambda: self._frames.send(header, payload))
 
     def _try(self, send: Callable[[], None]) -> None:
@@ -216,8 +216,8 @@ class RemotePrefiller(Prefiller):
             return False
         number = header.get("number")
         with self._lock:
-            asked = self._asked.get(number) if type(number) is int else None
-        if asked is None or type(number) is not int:
+            requested = self._requested.get(number) if type(number) is int else None
+        if requested is None or type(number) is not int:
             most = 4 * (self._mine.vocab_size + self.longest_prompt * sum(h * w for h, w in self._mine.shapes))
             self._frames.skip(most)  # it was cancelled while this was on its way
             return True
@@ -226,15 +226,15 @@ class RemotePrefiller(Prefiller):
                 number, f"{self._address}: {header.get('reason')!s:.1000}", header.get("passing") is True
             )
         else:
-            came = self._prefilled(number, asked, header)
+            came = self._prefilled(number, requested, header)
         with self._lock:
-            if self._asked.pop(number, None) is not None:
+            if self._requested.pop(number, None) is not None:
                 self._came.append(came)
                 self._changed.notify_all()
         return True
 
-    def _prefilled(self, number: int, asked: _Asked, header: dict[str, Any]) -> Prefilled:
-        length = len(asked.prompt)
+    def _prefilled(self, number: int, requested: _Requested, header: dict[str, Any]) -> Prefilled:
+        length = len(requested.prompt)
         if header.get("kind") != "prefix" or (header.get("dtype"), header.get("length")) != (self._dtype, length):
             raise WireError(f"a frame that does not answer prompt {number}")
         cached = header.get("cached")
@@ -245,8 +245,8 @@ class RemotePrefiller(Prefiller):
         shapes = [(heads, length, width) for heads, width in self._mine.shapes]
         logits, prefix = self._frames.take_prefix(self._mine.vocab_size, shapes, self._dtype)
         now = time.perf_counter()
-        waited = max(0.0, began - asked.asked_s - queue - prefill - export)
-        cost = HandOver(length, cached, size, queue, prefill, export, now - began, waited)
+        waited = max(0.0, began - requested.requested_s - queue - prefill - export)
+        cost = KVTransfer(length, cached, size, queue, prefill, export, now - began, waited)
         return Prefilled(number, prefix, logits, cost, now)
 
 

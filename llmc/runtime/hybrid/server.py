@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from llmc.runtime.engine.handover import Prefilled
+from llmc.runtime.engine.kv_transfer import Prefilled
 from llmc.runtime.hybrid.wire import Dtype, Frames, WireError, narrower, welcome
 
 if TYPE_CHECKING:

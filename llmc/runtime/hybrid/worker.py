@@ -22,7 +22,7 @@ import numpy as np
 
 from llmc.errors import DeviceError
 from llmc.runtime.engine.batched_core import step_of
-from llmc.runtime.engine.handover import HandOver, Prefilled, Prefiller, PrefillFailed
+from llmc.runtime.engine.kv_transfer import KVTransfer, Prefilled, Prefiller, PrefillFailed
 from llmc.runtime.engine.scheduling import open_scheduler
 from llmc.runtime.engine.scheduling.base import SchedulerConfig
 from llmc.runtime.hybrid.facts import SideFacts
@@ -153,7 +153,7 @@ class WorkerClient(Prefiller):
         self._waiting.clear()
         self._changed.notify_all()
 
-    def _made_room(self) -> None:
+    def _freed_room(self) -> None:
         self._worker.wake.notify()
 
 
@@ -367,7 +367,7 @@ def _exported(
     prefix = executor.export_prefix(slot, len(job.prompt))
     now = time.perf_counter()
     started = ended if job.began_s is None else job.began_s
-    cost = HandOver(
+    cost = KVTransfer(
         len(job.prompt), job.cached, sum(tensor.nbytes for tensor in prefix) + logits.nbytes,
         started - job.arrived_s, ended - started, now - began, 0.0,
     )  # fmt: skip

@@ -102,18 +102,18 @@ class PoolingDescription:
             fields = json.loads(data)
             if fields["format"] != FORMAT:
                 raise ValueError(f"format {fields['format']!r}, this llmc reads {FORMAT}")
-            made = cls(
+            built = cls(
                 fields["task"], int(fields["max_length"]), tuple(_read(m) for m in fields["modules"]),
                 {str(name): str(text) for name, text in fields["prompts"].items()}, fields["default_prompt"],
                 bool(fields["lowercase"]), bool(fields["strip"]), fields["activation"],
                 None if fields["template"] is None else tuple(fields["template"]), str(fields["instruction"]),
             )  # fmt: skip
-            made._check()
+            built._check()
         except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise ArtifactError(
                 f"{source}: {POOLING} is not what llmc writes ({error}); compile the bundle again"
             ) from error
-        return made
+        return built
 
     def _check(self) -> None:
         if self.task not in ("embed", "score") or self.max_length < 1 or self.activation not in ACTIVATIONS:

@@ -156,8 +156,8 @@ class Pooler:
         found: list[Pooled | None] = [None] * len(encoded)
 
         def one(batch: Batch) -> None:
-            made = self._batch(batch, [encoded[row] for row in batch.rows], pool)
-            for row, pooled in zip(batch.rows, made, strict=True):
+            built = self._batch(batch, [encoded[row] for row in batch.rows], pool)
+            for row, pooled in zip(batch.rows, built, strict=True):
                 found[row] = pooled
 
         if len(work) == 1:

@@ -89,12 +89,12 @@ class PoolingTokenizer:
         else:
             self._backend.enable_truncation(most_tokens(cut, longest), strategy="longest_first")
         try:
-            made = self._backend.encode_batch([text for _, text in texts])
+            built = self._backend.encode_batch([text for _, text in texts])
         except (TypeError, UnicodeEncodeError) as error:
             raise InputError(f"a text is not Unicode, or no text: {error}") from error
         finally:
             self._backend.no_truncation()
-        found = {at: Encoded(e.ids, e.type_ids) for (at, _), e in zip(texts, made, strict=True)}
+        found = {at: Encoded(e.ids, e.type_ids) for (at, _), e in zip(texts, built, strict=True)}
         for at, one in enumerate(given):
             if isinstance(one, list):
                 found[at] = of_ids(one, at, cut, longest)
@@ -122,9 +122,9 @@ class PoolingTokenizer:
         """
         if not prompt:
             return 0
-        made = self._backend.encode(prompt)
-        ends = bool(made.special_tokens_mask) and made.special_tokens_mask[-1] == 1
-        return len(made.ids) - ends
+        built = self._backend.encode(prompt)
+        ends = bool(built.special_tokens_mask) and built.special_tokens_mask[-1] == 1
+        return len(built.ids) - ends
 
     def _text(self, given: str | Pair, prompt: str) -> str | Pair:
         if isinstance(given, tuple):

@@ -87,11 +87,11 @@ class Capturing:
         outcome = self.outcome
         lines = self.memory.text(0 if outcome is None else outcome.used).splitlines()
         if outcome is not None:
-            lines += ["", budget_line(outcome, self.options, self.device.graphs), *self._told(outcome, shown)]
+            lines += ["", budget_line(outcome, self.options, self.device.graphs), *self._reported(outcome, shown)]
             lines += outcome.notes
         return lines
 
-    def _told(self, outcome: Outcome, shown: int | None = None) -> list[str]:
+    def _reported(self, outcome: Outcome, shown: int | None = None) -> list[str]:
         return [*map(self.lines.summary, outcome.phases), *uncaptured_lines(outcome, self.lines, shown)]
 
     def divide(self) -> Memory:
@@ -122,16 +122,16 @@ class Capturing:
         """
         assert self.memory is not None
         expected = dict.fromkeys(PHASES, self.device.expected)
-        self._capture = Capture(self.device, buckets, self.memory.margin, self.options, expected, self._tell)
+        self._capture = Capture(self.device, buckets, self.memory.margin, self.options, expected, self._report)
         _log.info("%s", budget_line(self._capture.outcome, self.options, self.device.graphs))
         yield from self._capture.run()
         self._log_outcome(self._capture.outcome)
 
-    def _tell(self, attempt: Attempt) -> None:
+    def _report(self, attempt: Attempt) -> None:
         _log.info("%s", self.lines.captured(attempt))
 
     def _log_outcome(self, outcome: Outcome) -> None:
-        for line in self._told(outcome):
+        for line in self._reported(outcome):
             _log.info("%s", line)
         for note in outcome.notes or filter(None, (self.failure,)):
             _log.warning("%s", note)

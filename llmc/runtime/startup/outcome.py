@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from llmc.runtime.startup.capturing import Capturing
     from llmc.runtime.startup.warming import Warmed
 
-Tell = Callable[["Warmed | Bucket | RanBeside", int, int], None]
+Report = Callable[["Warmed | Bucket | RanBeside", int, int], None]
 """Hears of each run, and of each bucket that was captured; how many are done, and how many there are."""
 
 
@@ -97,7 +97,7 @@ class WarmUpOutcome:
         self._graphs = 0
         self._most_graphs = 0 if capturing is None else len(warming.buckets)
 
-    def run(self, tell: Tell = lambda *_: None) -> None:
+    def run(self, tell: Report = lambda *_: None) -> None:
         """Divide the device's memory and make the KV cache; run every bucket; capture; run every bucket again.
 
         Before that second pass all else that the bundle has is opened, and what is warmed beside runs: what the engine
@@ -119,19 +119,19 @@ class WarmUpOutcome:
             self.interrupted = True
         self.memory = before, self.warming.free_memory()
 
-    def _pass(self, runs: Iterator[Warmed], into: dict[Bucket, Warmed], tell: Tell) -> None:
+    def _pass(self, runs: Iterator[Warmed], into: dict[Bucket, Warmed], tell: Report) -> None:
         for warmed in runs:
             into[warmed.bucket] = warmed
             tell(warmed, self._done, self._total)
 
-    def _capture(self, tell: Tell) -> None:
+    def _capture(self, tell: Report) -> None:
         if self.capturing is not None:
             for bucket in self.capturing.run([bucket for bucket in self.first if bucket not in self.failed]):
                 self._graphs += 1
                 tell(bucket, self._done, self._total)
             self._most_graphs = self._graphs
 
-    def _run_beside(self, tell: Tell) -> None:
+    def _run_beside(self, tell: Report) -> None:
         if self._open_beside is not None:
             beside = self._open_beside()
             self._most_beside = len(beside)

@@ -310,7 +310,7 @@ class _ByteText:
 
 
 class _WindowText:
-    """`_ids` is the window: tokens told already (their text is `_told`), as left context, then those held.
+    """`_ids` is the window: tokens told already (their text is `_reported`), as left context, then those held.
 
     `before` is what stands before the first token.
     """
@@ -319,7 +319,7 @@ class _WindowText:
         self._tokenizer = tokenizer
         self._ids = list(before)
         self._context = len(self._ids)
-        self._told: str | None = None
+        self._reported: str | None = None
         """The text of the first `_context` ids; None until it is asked for."""
 
     def feed(self, token_id: int) -> str:
@@ -333,18 +333,18 @@ class _WindowText:
         held = len(self._ids) - self._context
         if text.endswith(_REPLACEMENT) and _REPLACEMENT not in token and held < _MAX_HELD:
             return ""
-        return self._tell(text)
+        return self._report(text)
 
     def flush(self) -> str:
-        return self._tell(self._decode(self._ids)) if len(self._ids) > self._context else ""
+        return self._report(self._decode(self._ids)) if len(self._ids) > self._context else ""
 
-    def _tell(self, text: str) -> str:
-        if self._told is None:
-            self._told = self._decode(self._ids[: self._context])
-        new = text[len(self._told) :]
+    def _report(self, text: str) -> str:
+        if self._reported is None:
+            self._reported = self._decode(self._ids[: self._context])
+        new = text[len(self._reported) :]
         self._ids = self._ids[self._context :]
         self._context = len(self._ids)
-        self._told = self._decode(self._ids)
+        self._reported = self._decode(self._ids)
         return new
 
     def _decode(self, ids: list[int]) -> str:

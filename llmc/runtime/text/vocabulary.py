@@ -11,7 +11,7 @@ is found by hash, for all of them at once.
     arrays   = hash u64[N] ascending, id u32[N], start u32[I + 1], made u32[M] ascending, rank u32[M], left u32[M],
                right u32[M], text u8[B]
 
-Token i is text[start[i] : start[i + 1]], in UTF-8; `made` is the id of the token that a merge makes of `left` and
+Token i is text[start[i] : start[i + 1]], in UTF-8; `built` is the id of the token that a merge makes of `left` and
 `right`. The hash of bytes b is the sum of (b[k] + 1)·BASE^k modulo 2^64 (Karp and Rabin), so that those of all
 substrings come from one running sum. llmc/compiler/text/files.py writes it, and for which tokenizers it may.
 """
@@ -59,7 +59,7 @@ class Vocabulary:
             self._hashes: NDArray[Any] = np.frombuffer(data, "<u8", tokens, at)
             rest = np.frombuffer(data, "<u4", tokens + ids + 1 + 4 * merges, at + 8 * tokens)
             cuts = np.cumsum([tokens, ids + 1, merges, merges, merges])
-            self._ids, self._starts, self._made, self._ranks, self._left, self._right = np.split(rest, cuts)
+            self._ids, self._starts, self._built, self._ranks, self._left, self._right = np.split(rest, cuts)
             self._text = data[len(data) - header["bytes"] :]
             lengths_are_sizes = isinstance(self._lengths, list) and all(type(n) is int and n > 0 for n in self._lengths)
             if not isinstance(self.skeleton, dict) or not lengths_are_sizes:
@@ -101,7 +101,7 @@ class Vocabulary:
             return None
         found = {self.token(index): index for index in self._found(data)}
         ids = np.fromiter(found.values(), np.int64, len(found))
-        chosen = np.flatnonzero(np.isin(self._made, ids))
+        chosen = np.flatnonzero(np.isin(self._built, ids))
         chosen = chosen[np.argsort(self._ranks[chosen], kind="stable")]
         sides = zip(self._left[chosen].tolist(), self._right[chosen].tolist(), strict=True)
         pairs = [(self.token(left), self.token(right)) for left, right in sides]

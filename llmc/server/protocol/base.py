@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from llmc.server.errors import ApiError, bad_request
-from llmc.server.protocol.bounds import told
+from llmc.server.protocol.bounds import reported
 
 _log = logging.getLogger("llmc")
 _MAX_NAMES = 256
@@ -40,19 +40,19 @@ class Body(BodyPart):
             if data[name] is not None and not harmless(data[name]):
                 raise bad_request(f"{name} is not supported: {why}", name, "unsupported_parameter")
         try:
-            made = cls.model_validate(data)
+            built = cls.model_validate(data)
         except ValidationError as e:
             raise _explained(e, data) from None
         for name in data.keys() - cls._names():
-            _tell_unknown(name)
-        return made
+            _report_unknown(name)
+        return built
 
     @classmethod
     def _names(cls) -> set[str]:
         return {field.alias or name for name, field in cls.model_fields.items()} | cls.refused.keys()
 
 
-def _tell_unknown(name: str) -> None:
+def _report_unknown(name: str) -> None:
     if name not in _unknown and len(_unknown) < _MAX_NAMES:
         _unknown.add(name)
         _log.debug("requests carry the field %.80r, which is not known and ignored", name)
@@ -70,7 +70,7 @@ def _explained(error: ValidationError, data: Any) -> ApiError:
     for e in errors:
         if e["type"] in ("bound", "string_too_long"):
             path = _path(e["loc"], data)
-            what = e["msg"] if e["type"] == "bound" else told(e["input"], e["ctx"]["max_length"])
+            what = e["msg"] if e["type"] == "bound" else reported(e["input"], e["ctx"]["max_length"])
             return bad_request(f"{path} {what}", path)
     found = [(_path(e["loc"], data), e["msg"], e["type"]) for e in errors]
     path, _, kind = found[0]

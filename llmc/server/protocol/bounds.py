@@ -47,7 +47,7 @@ MAX_CHOICES = MAX_CHOICE
 _UNITS = {str: "characters", list: "items", dict: "members"}
 
 
-def told(value: Any, bound: int) -> str:
+def reported(value: Any, bound: int) -> str:
     """The message for a text, list or object beyond its bound."""
     unit = next(unit for kind, unit in _UNITS.items() if isinstance(value, kind))
     return f"has {len(value)} {unit}; at most {bound} are taken"
@@ -78,7 +78,7 @@ class AtMost:
 
     def _counted(self, value: Any) -> Any:
         if isinstance(value, list | dict) and len(value) > self.most:
-            raise PydanticCustomError("bound", "{told}", {"told": told(value, self.most)})
+            raise PydanticCustomError("bound", "{told}", {"told": reported(value, self.most)})
         return value
 
 

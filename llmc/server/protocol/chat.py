@@ -107,5 +107,5 @@ class ChatRequest(Conversation, Sampled):
         self.check_stream()
         if self.top_logprobs is not None and not self.logprobs:
             raise bad_request("top_logprobs needs logprobs to be true", "top_logprobs")
-        asked = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
-        return self.sampling(asked, (self.top_logprobs or 0) if self.logprobs else None, **more)
+        requested = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        return self.sampling(requested, (self.top_logprobs or 0) if self.logprobs else None, **more)

@@ -11,7 +11,7 @@ from llmc.runtime.engine.sampling.params import SamplingParams
 from llmc.server.errors import bad_request
 from llmc.server.protocol import bounds
 from llmc.server.protocol.base import Refused
-from llmc.server.protocol.bounds import AtMost, Text, told
+from llmc.server.protocol.bounds import AtMost, Text, reported
 from llmc.server.protocol.sampling import Int64, Sampled
 
 DEFAULT_MAX_TOKENS = 16
@@ -30,7 +30,7 @@ def _prompts(value: Any) -> list[str] | list[list[int]]:
         if _is_ids(value):
             return [value]
         if len(value) > bounds.MAX_PROMPTS:
-            raise PydanticCustomError("bound", "{told}", {"told": told(value, bounds.MAX_PROMPTS)})
+            raise PydanticCustomError("bound", "{told}", {"told": reported(value, bounds.MAX_PROMPTS)})
         if all(isinstance(item, str) for item in value) or all(_is_ids(item) for item in value):
             return value
     raise ValueError(_FORMS)
@@ -69,6 +69,6 @@ class CompletionRequest(Sampled):
             raise bad_request("best_of above n cannot be streamed: the best is known at the end only", "best_of")
         if self.echo and self.logprobs is not None:
             raise bad_request("echo with logprobs would need the prompt's, which compiled graphs do not give", "echo")
-        asked = self.max_completion_tokens if self.max_tokens is None else self.max_tokens
+        requested = self.max_completion_tokens if self.max_tokens is None else self.max_tokens
         more = {} if best_of is None else {"best_of": best_of}
-        return self.sampling(DEFAULT_MAX_TOKENS if asked is None else asked, self.logprobs, **more)
+        return self.sampling(DEFAULT_MAX_TOKENS if requested is None else requested, self.logprobs, **more)

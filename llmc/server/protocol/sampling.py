@@ -138,13 +138,13 @@ class Sampled(Body):
 
     def structured(self) -> StructuredOutputsParams | None:
         """What the text must be, in whichever spelling; raises ApiError for more than one."""
-        asked: dict[str, dict[str, Any]] = {}
+        requested: dict[str, dict[str, Any]] = {}
         for name, spelling in _GUIDED.items():
             if getattr(self, name) is not None:
-                asked[name] = {spelling: getattr(self, name)}
+                requested[name] = {spelling: getattr(self, name)}
         if self.structured_outputs is not None:
             given = self.structured_outputs
-            asked["structured_outputs"] = {
+            requested["structured_outputs"] = {
                 name: value
                 for name, value in (
                     ("json", given.json_schema), ("regex", given.regex), ("choice", given.choice),
@@ -152,13 +152,13 @@ class Sampled(Body):
                 ) if value is not None
             }  # fmt: skip
         if self.response_format is not None and self.response_format.type != "text":
-            asked["response_format"] = _formatted(self.response_format)
-        if not asked:
+            requested["response_format"] = _formatted(self.response_format)
+        if not requested:
             return None
-        if len(asked) > 1:
-            names = " and ".join(asked)
-            raise bad_request(f"{names} exclude one another: say once what the text must be", next(iter(asked)))
-        name, options = next(iter(asked.items()))
+        if len(requested) > 1:
+            names = " and ".join(requested)
+            raise bad_request(f"{names} exclude one another: say once what the text must be", next(iter(requested)))
+        name, options = next(iter(requested.items()))
         try:
             return StructuredOutputsParams(**options)
         except InputError as e:
@@ -173,9 +173,9 @@ _PASSED = (
 _GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}
 
 
-def _formatted(asked: ResponseFormat) -> dict[str, Any]:
-    if asked.type == "json_object":
+def _formatted(requested: ResponseFormat) -> dict[str, Any]:
+    if requested.type == "json_object":
         return {"json_object": True}
-    if asked.json_schema is None or asked.json_schema.schema_ is None:
+    if requested.json_schema is None or requested.json_schema.schema_ is None:
         raise bad_request("response_format of type json_schema needs json_schema.schema", "response_format")
-    return {"json": asked.json_schema.schema_}
+    return {"json": requested.json_schema.schema_}

@@ -60,9 +60,9 @@ class Handed(Listener):
     def close(self) -> None:
         """Nothing: the supervisor hears of how the process ends."""
 
-    def tell(self, told: Event | ReplicaFailure) -> None:
+    def tell(self, reported: Event | ReplicaFailure) -> None:
         """Tell the supervisor; from any thread."""
-        self._send(line_of(told))
+        self._send(line_of(reported))
 
     def _send(self, line: bytes) -> None:
         with self._sending, suppress(OSError):  # it is gone: `_receive` ends this process
@@ -72,7 +72,7 @@ class Handed(Listener):
         """Give connections to `take` from now on, until the supervisor ends: that stops the server."""
         state.awaits, state.all_metrics = self._awaits, self._all_metrics
 
-        async def tell_metrics(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async def report_metrics(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             del reader
             text, _ = await asyncio.to_thread(lambda: text_of(state.metrics_as(str(self.number))))
             with suppress(OSError):
@@ -82,7 +82,7 @@ class Handed(Listener):
 
         path = self.folder / str(self.number)
         path.unlink(missing_ok=True)  # of the one before, which was killed
-        self._kept.add(await asyncio.start_unix_server(tell_metrics, path))
+        self._kept.add(await asyncio.start_unix_server(report_metrics, path))
         asyncio.get_running_loop().add_reader(self.socket, self._receive, take)
 
     def _receive(self, take: Take) -> None:
@@ -109,8 +109,8 @@ class Handed(Listener):
 
     async def _all_metrics(self) -> Sequence[Metric]:
         """Of all replicas that answer within SCRAPE_S."""
-        asked = (self._metrics_of(number) for number in range(len(self.started)))
-        answers = await asyncio.gather(*asked, return_exceptions=True)
+        requested = (self._metrics_of(number) for number in range(len(self.started)))
+        answers = await asyncio.gather(*requested, return_exceptions=True)
         return together(answer for answer in answers if not isinstance(answer, BaseException))
 
     async def _metrics_of(self, number: int) -> Sequence[Metric]:

@@ -57,7 +57,7 @@ class ReplicaFailure:
         return raised
 
 
-Told: TypeAlias = Event | ReplicaFailure | None
+Reported: TypeAlias = Event | ReplicaFailure | None
 
 
 @dataclass(eq=False)
@@ -93,26 +93,26 @@ class ReplicaProcess:
         self.given += 1
         return True
 
-    def news(self) -> Iterator[Told]:
+    def news(self) -> Iterator[Reported]:
         """What it told since the last call."""
         with suppress(OSError):
             while data := self.end.recv(1 << 16):
                 self._rest += data
         *lines, self._rest = self._rest.split(b"\n")
-        for told in map(told_by, lines):
-            self._note(told)
-            yield told
+        for reported in map(reported_by, lines):
+            self._note(reported)
+            yield reported
 
-    def _note(self, told: Told) -> None:
-        match told:
+    def _note(self, reported: Reported) -> None:
+        match reported:
             case None:
                 self.connections -= 1
             case Ready():
-                self.ready = told
+                self.ready = reported
             case Draining():
-                self.draining = told
+                self.draining = reported
             case ReplicaFailure():
-                self.failure = told
+                self.failure = reported
             case Dead():
                 self.condemned = True
                 self.signal(signal.SIGTERM)
@@ -172,15 +172,15 @@ def failure_of(error: Exception) -> ReplicaFailure:
     return ReplicaFailure(f"unexpected {type(error).__name__}: {error}", UNEXPECTED)
 
 
-def line_of(told: Event | ReplicaFailure) -> bytes:
+def line_of(reported: Event | ReplicaFailure) -> bytes:
     """The line; empty for events that the supervisor has no use for."""
-    if isinstance(told, ReplicaFailure):
-        return json.dumps({"error": told.message, "code": told.code}).encode() + b"\n"
-    name = type(told).__name__
-    return json.dumps({"event": name, **asdict(told)}).encode() + b"\n" if name in _EVENTS else b""
+    if isinstance(reported, ReplicaFailure):
+        return json.dumps({"error": reported.message, "code": reported.code}).encode() + b"\n"
+    name = type(reported).__name__
+    return json.dumps({"event": name, **asdict(reported)}).encode() + b"\n" if name in _EVENTS else b""
 
 
-def told_by(line: bytes) -> Told:
+def reported_by(line: bytes) -> Reported:
     """What a line says; None: a connection has ended."""
     if line + b"\n" == ENDED:
         return None

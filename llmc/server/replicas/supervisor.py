@@ -54,7 +54,7 @@ class Supervisor:
         self._stopped_at = 0.0
         self._cancelled = 0
         self._error: LlmcError | None = None
-        self._draining_told = False
+        self._draining_reported = False
         self._accepting = False
 
     def run(self) -> int:
@@ -84,7 +84,7 @@ class Supervisor:
             self._reap()
             if time.monotonic() >= self._kill_at:
                 self._signal(signal.SIGKILL, self._replicas)
-            self._tell_draining()
+            self._report_draining()
 
     @property
     def _next_s(self) -> float:
@@ -126,18 +126,18 @@ class Supervisor:
                 any(one.give(connection) for one in sorted(self._replicas, key=lambda one: one.burden))
 
     def _hear(self, one: ReplicaProcess) -> None:
-        for told in one.news():
-            match told:
+        for reported in one.news():
+            match reported:
                 case Ready():
-                    self._ready(one, told)
+                    self._ready(one, reported)
                 case Stopped():
-                    self._cancelled += told.cancelled
+                    self._cancelled += reported.cancelled
                 case None | ReplicaFailure() | Draining():
                     pass
                 case _:
-                    self._report(told)
+                    self._report(reported)
 
-    def _ready(self, one: ReplicaProcess, told: Ready) -> None:
+    def _ready(self, one: ReplicaProcess, reported: Ready) -> None:
         all_were = self._all_started
         self._started[one.number] = 1
         if all_were:
@@ -145,7 +145,7 @@ class Supervisor:
         elif self._all_started:
             each = [other.ready for other in self._replicas if other.ready is not None]
             counted = {name: sum(getattr(ready, name) for ready in each) for name in ("warmed", "compilations")}
-            self._report(replace(told, seconds=time.monotonic() - self._began, **counted))
+            self._report(replace(reported, seconds=time.monotonic() - self._began, **counted))
 
     @property
     def _all_started(self) -> bool:
@@ -199,12 +199,12 @@ class Supervisor:
         self._due[one.number] = time.monotonic() + again_s
         self._report(ReplicaLost(one.number, one.why, again_s))
 
-    def _tell_draining(self) -> None:
+    def _report_draining(self) -> None:
         """Once, when each has said what it still does, or has ended."""
-        told: list[Any] = [one.draining for one in self._replicas]
-        if not self._signals or self._draining_told or None in told:
+        reported: list[Any] = [one.draining for one in self._replicas]
+        if not self._signals or self._draining_reported or None in reported:
             return
-        self._draining_told = True
-        if told:
-            running, waiting = (sum(getattr(each, name) for each in told) for name in ("running", "waiting"))
+        self._draining_reported = True
+        if reported:
+            running, waiting = (sum(getattr(each, name) for each in reported) for name in ("running", "waiting"))
             self._report(Draining(signal.Signals(self._signals[0]).name, running, waiting, self._timeout_s))

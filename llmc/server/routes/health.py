@@ -55,12 +55,12 @@ async def ready(request: Request) -> Response:
     if phase == "ready" and progress is None:
         body: dict[str, Any] = {"status": "ready", "phase": phase}
         if state.aside is not None:
-            body["warming"] = _told(state.aside)
+            body["warming"] = _reported(state.aside)
         return JSONResponse(body)
     if progress is None or phase not in ("loading", "ready"):
         message = _dead(state) if phase == "dead" else "the server is shutting down"
         return JSONResponse({"status": "unavailable", "phase": phase, "message": message}, 503)
-    body = {"status": "loading", "phase": "loading", **_told(progress)}
+    body = {"status": "loading", "phase": "loading", **_reported(progress)}
     return JSONResponse(body, 503, {"Retry-After": str(retry_after_s(progress.eta_s))})
 
 
@@ -83,7 +83,7 @@ def retry_after_s(eta_s: float | None) -> int:
     return min(LONGEST_RETRY_S, max(1, math.ceil(eta_s or 0)))
 
 
-def _told(at: Progress) -> dict[str, Any]:
+def _reported(at: Progress) -> dict[str, Any]:
     left = None if at.eta_s is None else round(at.eta_s, 1)
     return {"stage": at.stage, "done": at.done, "total": at.total, "eta_s": left}
 

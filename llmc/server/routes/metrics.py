@@ -28,9 +28,9 @@ async def metrics(request: Request) -> Response:
     return Response(text, media_type=content_type, headers={"Cache-Control": "no-store"})
 
 
-async def metrics_text(state: ServerState, asked: str = "") -> tuple[bytes, str]:
+async def metrics_text(state: ServerState, requested: str = "") -> tuple[bytes, str]:
     """The text and its content type, for an Accept header."""
-    accept = OPENMETRICS if OPENMETRICS in asked else ""
+    accept = OPENMETRICS if OPENMETRICS in requested else ""
     if state.all_metrics is not None:
         return text_of(await state.all_metrics(), accept)
     return await state.rendered[bool(accept)].get(lambda: state.metrics.render(accept, ready=state.phase == "ready"))

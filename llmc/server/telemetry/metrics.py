@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
     from llmc.buckets.plan import Plan
-    from llmc.runtime.engine.handover import HandOver
+    from llmc.runtime.engine.kv_transfer import KVTransfer
     from llmc.runtime.pooling.pooler import Statistics
 
 FIRST_TOKEN_S = (
@@ -111,10 +111,10 @@ def labelled(families: Sequence[Metric], replica: str) -> Sequence[Metric]:
     return families
 
 
-def together(told: Iterable[Sequence[Metric]]) -> Sequence[Metric]:
+def together(reported: Iterable[Sequence[Metric]]) -> Sequence[Metric]:
     """A family that several tell of is there once, as the format asks for."""
     found: dict[str, Metric] = {}
-    for families in told:
+    for families in reported:
         for family in families:
             if family.name in found:
                 found[family.name].samples += family.samples
@@ -295,7 +295,7 @@ class Metrics(Observer, Collector):
                 counts["spec_decode_num_draft_tokens"] += record.drafted
                 counts["spec_decode_num_accepted_tokens"] += record.accepted
 
-    def handed_over(self, cost: HandOver) -> None:
+    def handed_over(self, cost: KVTransfer) -> None:
         """Count the prompt, its bytes, and what moving it took."""
         with self._lock:
             self._counts["kv_transfer_prompts"] += 1

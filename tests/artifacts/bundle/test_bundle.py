@@ -54,18 +54,18 @@ def _umask() -> int:
 def test_blobs_of_a_store_are_linked_not_copied(tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
     blobs = {digest: store.path(store.put_bytes(CONTENT[name])) for name, digest in DIGESTS.items()}
-    made = write_bundle(tmp_path / "bundle", manifest(), blobs)
+    built = write_bundle(tmp_path / "bundle", manifest(), blobs)
     for digest, path in blobs.items():
-        assert blob_path(made, digest).stat().st_ino == path.stat().st_ino
-    shutil.rmtree(made)
+        assert blob_path(built, digest).stat().st_ino == path.stat().st_ino
+    shutil.rmtree(built)
     assert store.verify().bad == []
 
 
 def test_files_that_can_be_written_are_copied(tmp_path: Path) -> None:
     found = sources(tmp_path / "model", mode=0o644)
-    made = write_bundle(tmp_path / "bundle", manifest(), found)
+    built = write_bundle(tmp_path / "bundle", manifest(), found)
     found[DIGESTS["weights"]].write_bytes(b"v" * 5000)
-    assert BundleFiles.open(made).read("weights.bin") == CONTENT["weights"]
+    assert BundleFiles.open(built).read("weights.bin") == CONTENT["weights"]
     assert stat.S_IMODE(found[DIGESTS["weights"]].stat().st_mode) == 0o644
 
 
@@ -74,8 +74,8 @@ def test_links_are_not_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         raise OSError(18, "Invalid cross-device link")
 
     monkeypatch.setattr(os, "link", no_link)
-    made = write_bundle(tmp_path / "bundle", manifest(), sources(tmp_path / "store"))
-    assert BundleFiles.open(made).verify() == []
+    built = write_bundle(tmp_path / "bundle", manifest(), sources(tmp_path / "store"))
+    assert BundleFiles.open(built).verify() == []
 
 
 def test_a_bundle_replaces_a_bundle(tmp_path: Path, bundle: Path) -> None:
@@ -94,11 +94,11 @@ def test_the_same_bundle_is_left_alone(tmp_path: Path, bundle: Path) -> None:
 @pytest.mark.parametrize("damage", [flip, truncate, Path.unlink])
 def test_writing_a_damaged_bundle_again_heals_it(tmp_path: Path, damage) -> None:  # type: ignore[no-untyped-def]
     found = sources(tmp_path / "model", mode=0o644)
-    made = write_bundle(tmp_path / "bundle", manifest(), found)
-    for path in (blob_path(made, DIGESTS["weights"]), made / "manifest.json"):
+    built = write_bundle(tmp_path / "bundle", manifest(), found)
+    for path in (blob_path(built, DIGESTS["weights"]), built / "manifest.json"):
         damage(path)
-        write_bundle(made, manifest(), found)
-        assert BundleFiles.open(made).verify() == []
+        write_bundle(built, manifest(), found)
+        assert BundleFiles.open(built).verify() == []
 
 
 def test_an_empty_folder_may_become_a_bundle(tmp_path: Path) -> None:

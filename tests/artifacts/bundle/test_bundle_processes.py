@@ -126,8 +126,8 @@ def finish_or_die(script: str, *arguments: object) -> bool:
 
 
 def test_a_bundle_lost_between_two_renames_is_put_back(tmp_path: Path) -> None:
-    made = write_bundle(tmp_path / "bundle", manifest(), sources(tmp_path / "model"))
-    made.rename(tmp_path / ".bundle.0123456789abcdef.old")
+    built = write_bundle(tmp_path / "bundle", manifest(), sources(tmp_path / "model"))
+    built.rename(tmp_path / ".bundle.0123456789abcdef.old")
     assert BundleFiles.open(tmp_path / "bundle").verify() == []
     assert not recover(tmp_path / "bundle"), "nothing to do any more"
 

@@ -24,36 +24,36 @@ def written(folder: Path, data: bytes) -> Path:
 
 
 def test_a_manifest_is_read_as_it_was_written(tmp_path: Path) -> None:
-    made = manifest()
-    read = read_manifest(written(tmp_path, made.to_bytes()))
-    assert read == made
-    assert read.to_bytes() == made.to_bytes()
-    assert (read.digest, hash(read)) == (made.digest, hash(made))
-    assert read_manifest(tmp_path / "manifest.json") == made
+    built = manifest()
+    read = read_manifest(written(tmp_path, built.to_bytes()))
+    assert read == built
+    assert read.to_bytes() == built.to_bytes()
+    assert (read.digest, hash(read)) == (built.digest, hash(built))
+    assert read_manifest(tmp_path / "manifest.json") == built
     assert read.source == str(tmp_path / "manifest.json")
 
 
 def test_its_members_are_attributes() -> None:
-    made = manifest()
-    assert (made.llmc, made.device, made.target, made.executor) == (
+    built = manifest()
+    assert (built.llmc, built.device, built.target, built.executor) == (
         "0.1.0",
         "cpu",
         "onnxruntime",
         "onnxruntime",
     )
-    assert made.model == {"name": "tiny", "layers": 2}
-    assert made.options == {"threads": 2, "ratio": 0.5}
-    assert made.toolchain == {"onnxruntime": "1.31.1"}
-    assert made.isa == ("avx2",)
-    assert made.summary == {"executables": 2}
-    assert made.verification == made.provenance == {}
-    assert made.plan["schema"] == 1
-    assert made.size == sum(map(len, CONTENT.values()))
-    assert [str(item) for item in made.executables] == [
+    assert built.model == {"name": "tiny", "layers": 2}
+    assert built.options == {"threads": 2, "ratio": 0.5}
+    assert built.toolchain == {"onnxruntime": "1.31.1"}
+    assert built.isa == ("avx2",)
+    assert built.summary == {"executables": 2}
+    assert built.verification == built.provenance == {}
+    assert built.plan["schema"] == 1
+    assert built.size == sum(map(len, CONTENT.values()))
+    assert [str(item) for item in built.executables] == [
         "prefill batch=4 context=2048",
         "decode batch=4 context=2048",
     ]
-    assert made.executables[1].blob == DIGESTS["decode"]
+    assert built.executables[1].blob == DIGESTS["decode"]
 
 
 def test_the_order_of_members_does_not_matter() -> None:
@@ -63,15 +63,15 @@ def test_the_order_of_members_does_not_matter() -> None:
 
 
 def test_members_of_later_versions_are_kept() -> None:
-    made = manifest(notes={"signed": True})
-    assert Manifest.from_bytes(made.to_bytes()).to_dict()["notes"] == {"signed": True}
+    built = manifest(notes={"signed": True})
+    assert Manifest.from_bytes(built.to_bytes()).to_dict()["notes"] == {"signed": True}
 
 
 def test_a_manifest_does_not_change_with_what_it_was_made_from() -> None:
     model = {"name": "tiny"}
-    made = manifest(model=model)
+    built = manifest(model=model)
     model["name"] = "other"
-    assert made.model == {"name": "tiny"}
+    assert built.model == {"name": "tiny"}
 
 
 def test_a_blob_has_its_uses_in_words() -> None:

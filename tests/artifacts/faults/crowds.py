@@ -83,9 +83,9 @@ def main(root: Path, count: int, many: bool, faults: list[str]) -> None:
             os._exit(int(hit))
         children.append(child)
     os.close(open_gate)
-    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
-    if set(codes) - {0, 1}:
-        raise SystemExit(f"a process failed: {codes}")
+    quantized = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    if set(quantized) - {0, 1}:
+        raise SystemExit(f"a process failed: {quantized}")
     os.close(builds)
     ran = len(os.read(builds_out, 1 << 16))
-    print(json.dumps({"built": codes.count(0), "hits": codes.count(1), "builds": ran}))
+    print(json.dumps({"built": quantized.count(0), "hits": quantized.count(1), "builds": ran}))

@@ -23,7 +23,7 @@ NOTHING = ""
 ONE, TWO = key(batch=1), key(batch=2)
 
 
-class Witness:
+class Monitor:
     """What may be found of each thing; NOTHING is one of the answers until it was said to be published."""
 
     def __init__(self) -> None:
@@ -53,12 +53,12 @@ def found_in(store: Store, which: Key) -> str:
 
 @full
 def test_an_entry_is_there_once_it_was_said_to_be_and_is_never_half_there(root: Path) -> None:
-    witness = Witness()
+    monitor = Monitor()
 
     def cut(states: Mapping[str, Path]) -> None:
         for state, folder in states.items():
             store = Store(folder / "cache" / "store")
-            for which, allowed in witness.allowed.items():
+            for which, allowed in monitor.allowed.items():
                 assert isinstance(which, Key)
                 assert found_in(store, which) in allowed, f"cut {disk.cuts}, {state}"
             shutil.rmtree(folder)
@@ -78,19 +78,19 @@ def test_an_entry_is_there_once_it_was_said_to_be_and_is_never_half_there(root: 
     with disk.watching():
         store = Store(root / "cache" / "store")
         for which in (ONE, TWO):
-            witness.may_become(which, which.short)
+            monitor.may_become(which, which.short)
             builds(which.short)
-            witness.is_now(which, which.short)
-        witness.may_become(ONE, "new")
+            monitor.is_now(which, which.short)
+        monitor.may_become(ONE, "new")
         store.publish(ONE, {"a": store.put_bytes(b"new content")})
-        witness.is_now(ONE, "new")
+        monitor.is_now(ONE, "new")
         cut_after_all = store.put_bytes(b"one more")
     assert store.has(cut_after_all)
     assert disk.cuts > 40
 
 
 def test_a_bundle_is_old_or_new_and_whole(root: Path) -> None:
-    witness = Witness()
+    monitor = Monitor()
 
     def cut(states: Mapping[str, Path]) -> None:
         for state, folder in states.items():
@@ -101,21 +101,21 @@ def test_a_bundle_is_old_or_new_and_whole(root: Path) -> None:
             else:
                 found, signed = files.manifest.device, (files.signature or b"").decode()
                 assert files.verify() == [], f"cut {disk.cuts}, {state}"
-            assert found in witness.allowed["bundle"], f"cut {disk.cuts}, {state}"
-            assert signed in witness.allowed["signature"], f"cut {disk.cuts}, {state}"
+            assert found in monitor.allowed["bundle"], f"cut {disk.cuts}, {state}"
+            assert signed in monitor.allowed["signature"], f"cut {disk.cuts}, {state}"
             shutil.rmtree(folder)
 
     disk = Disk(root, cut)
-    witness.allowed = {"bundle": {NOTHING}, "signature": {NOTHING}}
+    monitor.allowed = {"bundle": {NOTHING}, "signature": {NOTHING}}
     with disk.watching():
         store = Store(root / "store")
         paths = {DIGESTS[name]: store.path(store.put_bytes(data)) for name, data in CONTENT.items()}
         for device in ("old", "new"):
-            witness.may_become("bundle", device)
+            monitor.may_become("bundle", device)
             write_bundle(root / "out" / "bundle", manifest(device=device), paths)
-            witness.is_now("bundle", device)
-        witness.may_become("signature", "signed")
+            monitor.is_now("bundle", device)
+        monitor.may_become("signature", "signed")
         write_signature(root / "out" / "bundle", b"signed")
-        witness.is_now("signature", "signed")
+        monitor.is_now("signature", "signed")
         store.put_bytes(b"one more")
     assert disk.cuts > 40

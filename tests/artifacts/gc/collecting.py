@@ -68,12 +68,12 @@ def add(layout: Layout, tmp_path: Path) -> Path:
     store = Store(layout.root)
     folder = shutil.copytree(bundle(tmp_path), tmp_path / "copy", dirs_exist_ok=True)
     entry = add_bundle(store, BundleFiles.open(folder))
-    made = checkout(store, entry)
+    built = checkout(store, entry)
     for name in ("bundle", "copy", "model"):
         shutil.rmtree(tmp_path / name)
-    for path in (made, layout.entry("bundle", entry.key.hex)):
+    for path in (built, layout.entry("bundle", entry.key.hex)):
         os.utime(path, (time.time() - DAY,) * 2)
-    return made
+    return built
 
 
 def bundle(tmp_path: Path) -> Path:

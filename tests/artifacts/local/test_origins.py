@@ -52,12 +52,12 @@ def origins(store: Store, us: Signer, tmp_path: Path) -> Origins:
     return Origins(store, keyring(tmp_path / "trusted", us))
 
 
-def made(**changes: Any) -> Manifest:
+def built(**changes: Any) -> Manifest:
     return manifest(**{"verification": VERIFIED, **changes})
 
 
 def taken(**elsewhere: Any) -> Manifest:
-    return made(verification={**VERIFIED, "elsewhere": elsewhere})
+    return built(verification={**VERIFIED, "elsewhere": elsewhere})
 
 
 def signed(us: Signer) -> Origin:
@@ -68,42 +68,42 @@ def signed(us: Signer) -> Origin:
 
 
 def test_a_bundle_is_from_here_where_that_was_noted(store: Store, origins: Origins) -> None:
-    assert origins.of_bundle(made(), None) == UNSIGNED
-    remember(store, made(), HERE)
-    assert origins.of_bundle(made(), None) == HERE
-    assert origins.of_bundle(made(device="hpu"), None) == UNSIGNED, "every word of it counts"
+    assert origins.of_bundle(built(), None) == UNSIGNED
+    remember(store, built(), HERE)
+    assert origins.of_bundle(built(), None) == HERE
+    assert origins.of_bundle(built(device="hpu"), None) == UNSIGNED, "every word of it counts"
 
 
 def test_that_the_store_has_a_bundle_says_nothing(store: Store, origins: Origins) -> None:
     for data in CONTENT.values():
         store.put_bytes(data)
-    publish_bundle(store, made())
-    assert origins.of_bundle(made(), None) == UNSIGNED
+    publish_bundle(store, built())
+    assert origins.of_bundle(built(), None) == UNSIGNED
 
 
 def test_a_signature_of_a_trusted_key_vouches(origins: Origins, us: Signer, tmp_path: Path) -> None:
-    signature = us.sign(made().to_bytes())
-    assert origins.of_bundle(made(), signature) == signed(us)
-    assert origins.of_bundle(made(device="hpu"), signature) == UNSIGNED
-    assert origins.of_bundle(made(), signer(tmp_path, 2).sign(made().to_bytes())) == UNSIGNED
+    signature = us.sign(built().to_bytes())
+    assert origins.of_bundle(built(), signature) == signed(us)
+    assert origins.of_bundle(built(device="hpu"), signature) == UNSIGNED
+    assert origins.of_bundle(built(), signer(tmp_path, 2).sign(built().to_bytes())) == UNSIGNED
     for wrong in (b"", b"{}", edited(signature, payload="e30=")):
-        assert origins.of_bundle(made(), wrong) == UNSIGNED
+        assert origins.of_bundle(built(), wrong) == UNSIGNED
 
 
 def test_a_signature_that_cannot_be_checked_vouches_for_nothing(
     origins: Origins, us: Signer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    signature = us.sign(made().to_bytes())
+    signature = us.sign(built().to_bytes())
     monkeypatch.setitem(__import__("sys").modules, "cryptography.hazmat.primitives.asymmetric.ed25519", None)
-    assert origins.of_bundle(made(), signature) == UNSIGNED
+    assert origins.of_bundle(built(), signature) == UNSIGNED
 
 
 def test_no_outcome_is_none_unless_it_was_verified_here(store: Store, origins: Origins) -> None:
     for verification in ({}, {"mode": "none"}, {"mode": "none", "why": "no weights"}):
-        assert origins.of_bundle(made(verification=verification), None) == NONE
-    assert origins.of_bundle(made(verification={"mean_kl": 0.0}), None) == UNSIGNED
-    remember(store, made(verification={}), HERE)
-    assert origins.of_bundle(made(verification={}), None) == HERE
+        assert origins.of_bundle(built(verification=verification), None) == NONE
+    assert origins.of_bundle(built(verification={"mean_kl": 0.0}), None) == UNSIGNED
+    remember(store, built(verification={}), HERE)
+    assert origins.of_bundle(built(verification={}), None) == HERE
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -118,7 +118,7 @@ def test_what_was_taken_unsigned_makes_a_signed_bundle_worse(origins: Origins, u
                                   {"outcomes": 1, "unsigned": -1}, {"outcomes": 1, "unsigned": 0.0},
                                   {"outcomes": True, "unsigned": False}])  # fmt: skip
 def test_what_cannot_be_understood_vouches_for_nothing(origins: Origins, us: Signer, said: Any) -> None:
-    strange = made(verification={**VERIFIED, "elsewhere": said})
+    strange = built(verification={**VERIFIED, "elsewhere": said})
     assert unsigned_of(strange.verification) is None
     assert origins.of_bundle(strange, us.sign(strange.to_bytes())) == UNSIGNED
     assert "from elsewhere, unsigned" in origin_words(UNSIGNED, strange.verification)
@@ -141,21 +141,21 @@ def test_a_bundle_compiled_with_signed_outcomes_is_as_good_as_its_signers(
 
 def test_nothing_is_noted_of_what_was_taken_unsigned_or_not_verified(store: Store) -> None:
     remember_recorded(store, taken(outcomes=3, unsigned=1, signers=[]))
-    remember_recorded(store, made(verification={"mode": "none"}))
+    remember_recorded(store, built(verification={"mode": "none"}))
     assert store.entries() == []
 
 
 @pytest.mark.parametrize("meta", [{}, {"signers": None}, {"signers": "x"}, {"signers": [1]}, {"signers": ["x"]}])
 def test_a_note_that_makes_no_sense_counts_as_none(store: Store, origins: Origins, meta: dict[str, Any]) -> None:
-    store.publish(own_key(bundle_key(made())), {}, meta)
-    assert origins.of_bundle(made(), None) == UNSIGNED
+    store.publish(own_key(bundle_key(built())), {}, meta)
+    assert origins.of_bundle(built(), None) == UNSIGNED
 
 
 def test_a_torn_note_counts_as_none(store: Store, origins: Origins) -> None:
-    remember(store, made(), HERE)
-    note = own_key(bundle_key(made()))
+    remember(store, built(), HERE)
+    note = own_key(bundle_key(built()))
     flip(store.layout.entry(note.kind, note.hex))
-    assert origins.of_bundle(made(), None) == UNSIGNED
+    assert origins.of_bundle(built(), None) == UNSIGNED
 
 
 def test_a_store_that_cannot_be_written_does_without(
@@ -164,14 +164,14 @@ def test_a_store_that_cannot_be_written_does_without(
     (tmp_path / "file").write_text("")
     nowhere = Store(tmp_path / "file" / "store")
     with caplog.at_level(logging.WARNING):
-        remember(nowhere, made(), HERE)
+        remember(nowhere, built(), HERE)
     assert "is not remembered" in caplog.text
-    assert Origins(nowhere, keyring(tmp_path / "trusted", us)).of_bundle(made(), None) == UNSIGNED
+    assert Origins(nowhere, keyring(tmp_path / "trusted", us)).of_bundle(built(), None) == UNSIGNED
 
 
 def test_notes_never_leave_nor_come_in(store: Store, origins: Origins, us: Signer, tmp_path: Path) -> None:
     theirs = Store(tmp_path / "theirs")
-    remember(theirs, made(), HERE)
+    remember(theirs, built(), HERE)
     remote = FolderRemote(str(tmp_path / "far"))
     assert push(theirs, theirs.entries(), remote).entries == 0
     for note in theirs.entries():
@@ -179,19 +179,19 @@ def test_notes_never_leave_nor_come_in(store: Store, origins: Origins, us: Signe
     assert pull(store, remote, trust=keyring(tmp_path / "trusted", us, allow_unsigned=True)).entries == 0
     beside = Store(tmp_path / "empty", shared=[tmp_path / "theirs", tmp_path / "far"])
     for own in (store, beside):
-        assert Origins(own, keyring(tmp_path / "trusted", us)).of_bundle(made(), None) == UNSIGNED
+        assert Origins(own, keyring(tmp_path / "trusted", us)).of_bundle(built(), None) == UNSIGNED
 
 
 def test_of_a_folder(store: Store, us: Signer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLMC_CACHE_DIR", str(store.root))
     keyring(tmp_path / "trusted", us)
     monkeypatch.setenv("LLMC_TRUSTED_KEYS", str(tmp_path / "trusted"))
-    bundle = write_bundle(tmp_path / "bundle", made(), sources(tmp_path / "files"), us.sign(made().to_bytes()))
+    bundle = write_bundle(tmp_path / "bundle", built(), sources(tmp_path / "files"), us.sign(built().to_bytes()))
     with BundleFiles.open(bundle) as files:
         assert verification_origin(files, None, Settings.from_environment()) == signed(us)
         (bundle / "signature.json").write_bytes(bytes(2 << 20))
         assert verification_origin(files, None, Settings.from_environment()) == UNSIGNED
-        remember(store, made(), HERE)
+        remember(store, built(), HERE)
         assert verification_origin(files, None, Settings.from_environment()) == HERE
         assert verification_origin(files, Store(tmp_path / "other"), Settings.from_environment()) == UNSIGNED
 

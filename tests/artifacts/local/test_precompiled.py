@@ -19,7 +19,7 @@ from llmc.artifacts.bundle.stored import add_bundle
 from llmc.artifacts.key import ABSENT, Difference
 from llmc.artifacts.local import precompiled
 from llmc.artifacts.local.opening import open_store
-from llmc.artifacts.local.precompiled import PLACES, differences, load, place_for, replacing, tell_differences
+from llmc.artifacts.local.precompiled import PLACES, describe_differences, differences, load, place_for, replacing
 from llmc.artifacts.oci.archive import export_images
 from llmc.artifacts.store.store import Store
 from llmc.cli.main import main
@@ -28,7 +28,7 @@ from llmc.settings import Settings
 from llmc.testing.toy import write_toy
 from tests.artifacts.helpers import CONTENT, DIGESTS, bundle, child, finish, flip, manifest, truncate
 
-ASKED: dict[str, Any] = {"device": "fake", "max_model_len": 32, "max_num_seqs": 4}
+REQUESTED: dict[str, Any] = {"device": "fake", "max_model_len": 32, "max_num_seqs": 4}
 NAME = PLACES["neuron"]
 GREEDY = llmc.SamplingParams(max_tokens=3, temperature=0, ignore_eos=True)
 
@@ -52,7 +52,7 @@ def compiles(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def generated(toy: Path, **options: Any) -> list[int]:
-    with llmc.LLM(toy, **{**ASKED, **options}) as llm:
+    with llmc.LLM(toy, **{**REQUESTED, **options}) as llm:
         return llm.generate([[1, 2, 3]], GREEDY)[0].outputs[0].token_ids
 
 
@@ -114,14 +114,14 @@ def test_each_component_that_differs_is_named() -> None:
         Difference("model.layers", 2, 3),
         Difference("options.dtype", ABSENT, "bf16"),
     ]
-    assert tell_differences(found) == "device: hpu → cpu, model.layers: 3 → 2, options.dtype: bf16 → (absent)"
+    assert describe_differences(found) == "device: hpu → cpu, model.layers: 3 → 2, options.dtype: bf16 → (absent)"
 
 
 def test_buckets_of_a_plan_are_one_component() -> None:
     wanted = {"plan": {"decode": [[4, 1, 256]]}}
     (found,) = differences(manifest(), wanted)
     assert found.name == "plan.decode"
-    assert tell_differences([found]).startswith("plan.decode: [[4,1,256]] → ")
+    assert describe_differences([found]).startswith("plan.decode: [[4,1,256]] → ")
 
 
 def test_what_a_compile_replaced_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

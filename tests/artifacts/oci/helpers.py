@@ -32,23 +32,23 @@ def make_bundle(store: Store, *, signature: bytes | None = None, state: str = "p
         }
         for name in ("prefill", "decode")
     ]  # fmt: skip
-    made = any_manifest(
+    built = any_manifest(
         executables=executables,
         files={f"{name}.bin": digest for name, digest in digests.items()},
         blobs={digests[name]: len(data) for name, data in contents.items()},
         isa=["x86_64", "avx2"],
     )
-    return publish_bundle(store, made, signature)
+    return publish_bundle(store, built, signature)
 
 
 class Anyone:
     """Trusts everything, and keeps what it was asked about."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[bytes, bytes | None, bool, str]] = []
+        self.requested: list[tuple[bytes, bytes | None, bool, str]] = []
 
     def require(self, content: bytes, signature: bytes | None, *, native: bool, origin: str) -> str | None:
-        self.asked.append((content, signature, native, origin))
+        self.requested.append((content, signature, native, origin))
         return None
 
 
@@ -97,16 +97,16 @@ def read_layout(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def forge(
     folder: Path, archives: Sequence[bytes], *, media_type: str = image.LAYER_TYPE, files: Sequence[bytes] = (),
-    told: Mapping[str, Any] | None = None, **changes: Any,
+    reported: Mapping[str, Any] | None = None, **changes: Any,
 ) -> str:  # fmt: skip
-    """An image made by hand; its reference. `files` are served as layers, `told` is the config, `changes` are lies."""
+    """The reference of an image. `files` are served as layers, `reported` is its config, `changes` are false."""
     served = list(files) or list(archives)
     stated = [put(folder, media_type, data) for data in served]
     diff_ids = [digest_bytes(data) for data in archives]
-    rootfs = {"rootfs": {"type": "layers", "diff_ids": diff_ids}} if told is None else told
-    made = put(folder, image.CONFIG_TYPE, json.dumps(rootfs).encode())
+    rootfs = {"rootfs": {"type": "layers", "diff_ids": diff_ids}} if reported is None else reported
+    built = put(folder, image.CONFIG_TYPE, json.dumps(rootfs).encode())
     document = {
-        "schemaVersion": 2, "mediaType": image.MANIFEST_TYPE, "artifactType": image.ARTIFACT_TYPE, "config": made,
+        "schemaVersion": 2, "mediaType": image.MANIFEST_TYPE, "artifactType": image.ARTIFACT_TYPE, "config": built,
         "layers": stated, **changes,
     }  # fmt: skip
     entry = put(folder, image.MANIFEST_TYPE, json.dumps(document).encode())
@@ -119,8 +119,8 @@ def true_archives(store: Store, entry: Entry) -> list[bytes]:
     """The layers of a bundle's image, as they should be."""
     facts = store.get_bytes(entry.outputs["manifest.json"].digest)
     blobs = {name: blob.size for name, blob in entry.outputs.items() if name.startswith(PREFIX)}
-    made = [b"".join(layer.write(lambda blob: [store.get_bytes(blob.digest)])) for layer in layers.split(blobs)]
-    return [*made, layers.write_facts(facts, None)]
+    built = [b"".join(layer.write(lambda blob: [store.get_bytes(blob.digest)])) for layer in layers.split(blobs)]
+    return [*built, layers.write_facts(facts, None)]
 
 
 KILLED = """

@@ -300,8 +300,8 @@ def test_no_flipped_bit_brings_anything_else_in(
     except ArtifactError as error:
         assert store.entries() == [] and "\n" not in str(error)
     else:
-        made = Store(store.root.with_name("made"))
-        assert read_bundle(store, entry) == read_bundle(made, small(made))
+        built = Store(store.root.with_name("made"))
+        assert read_bundle(store, entry) == read_bundle(built, small(built))
 
 
 @given(data=st.binary(max_size=3000))
@@ -361,20 +361,20 @@ def test_what_is_not_trusted_is_not_taken(store: Store, other: Store, tmp_path: 
     trust = Anyone()
     imported(other, data, trust=trust)
     content = read_bundle(store, small(store))[0].to_bytes()
-    assert [item[:3] for item in trust.asked] == [(content, None, False)]
+    assert [item[:3] for item in trust.requested] == [(content, None, False)]
 
 
 def test_native_code_is_announced_to_trust(store: Store, other: Store) -> None:
     trust = Anyone()
     imported(other, exported(store, small(store, state="native")), trust=trust)
-    assert [native for _, _, native, _ in trust.asked] == [True]
+    assert [native for _, _, native, _ in trust.requested] == [True]
 
 
 def test_a_portable_bundle_that_holds_a_library_is_announced_as_code(store: Store, other: Store) -> None:
     trust = Anyone()
     imported(other, exported(store, small(store, decode=b"\x7fELF" + bytes(100))), trust=trust)
-    assert [native for _, _, native, _ in trust.asked] == [False, True]
-    assert "holds a shared library (ELF)" in trust.asked[-1][3]
+    assert [native for _, _, native, _ in trust.requested] == [False, True]
+    assert "holds a shared library (ELF)" in trust.requested[-1][3]
 
 
 # Faults

@@ -153,10 +153,10 @@ def test_an_image_that_is_not_what_its_entry_says_is_refused(
     else:
         name, text = ("other.json", b"{}") if lie == "no entry" else ("llmc-entry.json", b"{}")
         buffer = io.BytesIO()
-        with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as made:
+        with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as built:
             info = tarfile.TarInfo(name)
             info.size = len(text)
-            made.addfile(info, io.BytesIO(text))
+            built.addfile(info, io.BytesIO(text))
         changes = _layers(layout, config, [_put(layout, buffer.getvalue(), zipped=False), last], {0: buffer.getvalue()})
     other = Store(tmp_path / "other")
     with pytest.raises(ArtifactError):
@@ -175,15 +175,15 @@ def _layers(
     ids = [*config["rootfs"]["diff_ids"], *config["rootfs"]["diff_ids"][-1:]][: len(layers)]
     for at, data in changed.items():
         ids[at] = digest_bytes(data)
-    told = {**config, "rootfs": {"type": "layers", "diff_ids": ids}}
-    made = put(layout, "application/vnd.oci.image.config.v1+json", json.dumps(told).encode())
-    return {"layers": layers, "config": made}
+    reported = {**config, "rootfs": {"type": "layers", "diff_ids": ids}}
+    built = put(layout, "application/vnd.oci.image.config.v1+json", json.dumps(reported).encode())
+    return {"layers": layers, "config": built}
 
 
 def _forged(layout: Path, **changes: Any) -> str:
     """The layout's image with other members; None takes one away."""
     manifest, _ = read_layout(layout)
-    told = {name: value for name, value in {**manifest, **changes}.items() if value is not None}
-    entry = put(layout, manifest["mediaType"], json.dumps(told).encode())
+    reported = {name: value for name, value in {**manifest, **changes}.items() if value is not None}
+    entry = put(layout, manifest["mediaType"], json.dumps(reported).encode())
     (layout / "index.json").write_text(json.dumps({"schemaVersion": 2, "manifests": [entry]}))
     return f"oci-layout:{layout}"

@@ -184,7 +184,7 @@ def test_an_image_manifest_that_says_nonsense_is_refused(
     ],
 )
 def test_a_config_that_lies_is_refused(tmp_path: Path, archives: list[bytes], config: dict[str, Any]) -> None:
-    refused(tmp_path, forge(tmp_path / "images", archives, told=config), "config")
+    refused(tmp_path, forge(tmp_path / "images", archives, reported=config), "config")
 
 
 def test_a_compressed_layer_that_is_not_what_the_config_says_is_refused(tmp_path: Path, archives: list[bytes]) -> None:
@@ -195,10 +195,10 @@ def test_a_compressed_layer_that_is_not_what_the_config_says_is_refused(tmp_path
         ([zipped(wrong)[0][:-9], *zipped(archives)[1:]], "ends early|not sha256"),
         ([zipped(archives)[0] + b"more", *zipped(archives)[1:]], "more follows"),
     ):
-        stored = forge(tmp_path / "images", archives, files=files, media_type=image.GZIP_TYPE, told=config)
+        stored = forge(tmp_path / "images", archives, files=files, media_type=image.GZIP_TYPE, reported=config)
         refused(tmp_path, stored, match)
     config["rootfs"]["diff_ids"][0] = "sha256:" + "0" * 64
-    stored = forge(tmp_path / "images", archives, files=zipped(archives), media_type=image.GZIP_TYPE, told=config)
+    stored = forge(tmp_path / "images", archives, files=zipped(archives), media_type=image.GZIP_TYPE, reported=config)
     refused(tmp_path, stored, "which the config names")
 
 

@@ -36,14 +36,14 @@ def test_what_is_pushed_is_what_is_pulled(store: Store, layout: Path, tmp_path: 
     assert (found.key, dict(found.outputs), dict(found.meta)) == (entry.key, dict(entry.outputs), dict(entry.meta))
     assert report.bytes > len(WEIGHTS)
     content = store.get_bytes(entry.outputs["manifest.json"].digest)
-    assert trust.asked == [(content, b'{"by": "me"}', False, f"oci-layout:{layout}:v1")]
+    assert trust.requested == [(content, b'{"by": "me"}', False, f"oci-layout:{layout}:v1")]
 
 
 def test_native_code_is_announced_to_trust(store: Store, layout: Path, tmp_path: Path) -> None:
     push_image(store, make_bundle(store, state="native"), f"oci-layout:{layout}")
     trust = Anyone()
     pull_bundle(Store(tmp_path / "other"), f"oci-layout:{layout}", trust=trust)
-    assert [native for _, _, native, _ in trust.asked] == [True]
+    assert [native for _, _, native, _ in trust.requested] == [True]
 
 
 def test_a_signer_signs_what_is_pushed_and_not_what_is_stored(store: Store, layout: Path, tmp_path: Path) -> None:

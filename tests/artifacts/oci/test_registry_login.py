@@ -18,22 +18,22 @@ from tests.artifacts.oci.server import Handler, Server, pull_it, push_it, times
 
 def asks_for_token(server: Server, valid: int = 99) -> list[str]:
     """Make a server hand out tokens, each good for `valid` requests; returns what was told to the token service."""
-    told: list[str] = []
+    reported: list[str] = []
     left = {"token": 0}
 
     def guard(handler: Handler) -> bool:
         if handler.path.startswith("/token"):
-            told.append(handler.headers.get("Authorization", ""))
+            reported.append(handler.headers.get("Authorization", ""))
             left["token"] = valid
-            return handler.reply(200, json.dumps({"token": f"t{len(told)}"}).encode())
-        if handler.headers.get("Authorization") == f"Bearer t{len(told)}" and left["token"] > 0:
+            return handler.reply(200, json.dumps({"token": f"t{len(reported)}"}).encode())
+        if handler.headers.get("Authorization") == f"Bearer t{len(reported)}" and left["token"] > 0:
             left["token"] -= 1
             return False
         realm = f"http://127.0.0.1:{server.server_port}/token"
         return handler.reply(401, WWW_Authenticate=f'Bearer realm="{realm}",service="here",scope="repository:x:pull"')
 
     server.answers.append(guard)
-    return told
+    return reported
 
 
 def log_in(server: Server, home: Path) -> str:
@@ -46,19 +46,19 @@ def log_in(server: Server, home: Path) -> str:
 
 
 def test_an_anonymous_token_is_asked_for_once(server: Server, tmp_path: Path) -> None:
-    told = asks_for_token(server)
+    reported = asks_for_token(server)
     assert pull_it(server, tmp_path).entries()
-    assert told == [""]
+    assert reported == [""]
 
 
 def test_a_token_is_asked_for_with_the_account_and_again_when_it_expires(
     server: Server, store: Store, home: Path
 ) -> None:
     secret = log_in(server, home)
-    told = asks_for_token(server, valid=3)
+    reported = asks_for_token(server, valid=3)
     server.answers.append(times(99, lambda handler: handler.reply(404), "HEAD"))
     push_it(server, store)
-    assert set(told) == {f"Basic {secret}"} and len(told) > 1
+    assert set(reported) == {f"Basic {secret}"} and len(reported) > 1
 
 
 def test_a_registry_that_takes_no_token_is_refused_at_last(server: Server, tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_no_account_is_told_to_a_token_service_without_https(server: Server, tmp
 
 
 @pytest.mark.parametrize(
-    ("realm", "hosts", "told"),
+    ("realm", "hosts", "reported"),
     [
         ("https://attacker.invalid/token", "", False),
         ("https://127.0.0.1.attacker.invalid/token", "", False),
@@ -86,7 +86,7 @@ def test_no_account_is_told_to_a_token_service_without_https(server: Server, tmp
     ],
 )
 def test_an_account_goes_to_the_registry_s_own_token_service_or_one_that_is_named(
-    server: Server, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch, realm: str, hosts: str, told: bool
+    server: Server, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch, realm: str, hosts: str, reported: bool
 ) -> None:
     """A registry could name anybody's: it would have the password of the account there."""
     log_in(server, home)
@@ -96,7 +96,7 @@ def test_an_account_goes_to_the_registry_s_own_token_service_or_one_that_is_name
     with pytest.raises(RemoteError) as raised:
         pull_it(server, tmp_path)
     refused = "names a token service on another host" in str(raised.value)
-    assert refused is not told, "a service that is asked is not there: these names do not resolve"
+    assert refused is not reported, "a service that is asked is not there: these names do not resolve"
     if refused:
         assert f"LLMC_TOKEN_HOSTS={urlsplit(realm).hostname}" in str(raised.value)
 

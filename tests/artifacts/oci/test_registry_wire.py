@@ -143,11 +143,11 @@ def test_a_blob_is_named_only_after_all_of_it_was_sent(server: Server, store: St
 
 
 def test_an_image_manifest_is_asked_for_uncompressed(server: Server, tmp_path: Path) -> None:
-    asked: list[tuple[str | None, str | None]] = []
+    requested: list[tuple[str | None, str | None]] = []
     names = ("Accept", "Accept-Encoding")
-    server.answers.append(lambda handler: bool(asked.append(tuple(map(handler.headers.get, names)))))
+    server.answers.append(lambda handler: bool(requested.append(tuple(map(handler.headers.get, names)))))
     pull_it(server, tmp_path)
-    assert asked[0] == (image.MANIFEST_TYPE, "identity")
+    assert requested[0] == (image.MANIFEST_TYPE, "identity")
 
 
 def test_a_proxy_is_not_asked_for_this_machine(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,9 +14,9 @@ SIZES = st.sampled_from([0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK])
 @given(SIZES, st.integers(1, 70_000))
 def test_any_tool_reads_it_however_the_bytes_came(size: int, cut: int) -> None:
     data = bytes(at % 251 for at in range(size))
-    made = b"".join(wrap(data[at : at + cut] for at in range(0, size, cut)))
-    assert gzip.decompress(made) == data
-    assert made == b"".join(wrap([data]))
+    built = b"".join(wrap(data[at : at + cut] for at in range(0, size, cut)))
+    assert gzip.decompress(built) == data
+    assert built == b"".join(wrap([data]))
 
 
 def test_the_bytes_never_change() -> None:

@@ -38,11 +38,11 @@ def keyring(tmp_path: Path) -> Keyring:
 
 def add(layout: Layout, signature: bytes | None = None, **changes: object) -> Manifest:
     """A bundle over CONTENT in the store, put there by a process that has ended."""
-    store, made = Store(layout.root), manifest(**changes)
+    store, built = Store(layout.root), manifest(**changes)
     for content in CONTENT.values():
         store.put_bytes(content)
-    publish_bundle(store, made, signature)
-    return made
+    publish_bundle(store, built, signature)
+    return built
 
 
 def survey(layout: Layout) -> Survey:
@@ -105,7 +105,7 @@ def test_bytes_are_as_old_as_the_last_use_of_any_entry_that_names_them(layout: L
 
 def test_a_bundle_says_what_it_is_and_what_it_shares(layout: Layout, keyring: Keyring) -> None:
     plan = "5b0fcc335ec793914139"
-    made = add(layout, provenance={"plan": plan})
+    built = add(layout, provenance={"plan": plan})
     one = held(layout, keyring)
     assert (one.model, one.device, one.graphs, one.plan, one.signed, one.problem) == (
         "tiny", "cpu", "2", plan[:12], "no", "",
@@ -113,7 +113,7 @@ def test_a_bundle_says_what_it_is_and_what_it_shares(layout: Layout, keyring: Ke
     assert one.between.shared == 0
     add(layout, device="hpu")
     other = next(one for one in bundles(survey(layout), keyring) if one.device == "cpu")
-    assert (other.between.own, other.between.shared) == (len(made.to_bytes()), made.size)
+    assert (other.between.own, other.between.shared) == (len(built.to_bytes()), built.size)
 
 
 def test_a_bundle_says_who_signed_it(layout: Layout, keyring: Keyring, tmp_path: Path) -> None:
@@ -128,8 +128,8 @@ def test_a_bundle_says_who_signed_it(layout: Layout, keyring: Keyring, tmp_path:
 
 
 def test_what_is_wrong_with_a_bundle_is_told_and_nothing_is_moved(layout: Layout, keyring: Keyring) -> None:
-    made = add(layout)
-    content = layout.blob(digest_bytes(made.to_bytes()))
+    built = add(layout)
+    content = layout.blob(digest_bytes(built.to_bytes()))
     flip(content)
     assert "missing or damaged; `llmc cache verify` tells more" in held(layout, keyring).problem
     truncate(content)
@@ -166,18 +166,18 @@ def test_the_limits_tell_what_a_collection_would_do(layout: Layout, shared: byte
     fill(layout, *range(8), shared=shared)
     use(layout, 0, time.time() - 40 * DAY)
     pin(layout, key(1))
-    told = by_limit(survey(layout))
-    assert [one.limit for one in told] == [
+    reported = by_limit(survey(layout))
+    assert [one.limit for one in reported] == [
         "", "--max-age 90d", "--max-age 30d", "--max-age 7d", "--max-age 1d",
         "--max-size 64KiB", "--max-size 32KiB", "--max-size 16KiB", "--max-size 8KiB",
     ]  # fmt: skip
-    for one in told:
+    for one in reported:
         flag, _, value = one.limit.partition(" ")
         limit = size(flag, value) if flag == "--max-size" else None
         age = duration(flag, value) if flag == "--max-age" else None
         done = collect(layout, max_size=limit, max_age=age, dry_run=True)
         assert (one.items, one.freed, one.left) == (done.entries, done.freed, done.after), one
-    assert told[-1].kept == "1 pinned" and told[2].items == 1
+    assert reported[-1].kept == "1 pinned" and reported[2].items == 1
 
 
 def test_what_goes_first_is_what_a_collection_takes_first(layout: Layout) -> None:
@@ -218,11 +218,11 @@ def test_a_pin_without_an_entry_and_a_folder_without_one_are_listed(layout: Layo
     fill(layout, 1)
     pin(layout, key(1))
     layout.entry("k", key(1).hex).unlink()
-    made = add(layout)
+    built = add(layout)
     store = Store(layout.root)
     folder = checkout(store, store.entries("bundle")[0])
     del store
-    layout.entry("bundle", bundle_key(made).hex).unlink()
+    layout.entry("bundle", bundle_key(built).hex).unlink()
     os.utime(folder, (time.time() - DAY,) * 2)
     found = survey(layout)
     assert rows(found, keyring, "Kept")[0][1:3] == (key(1).short, "not in the store now")
@@ -231,8 +231,8 @@ def test_a_pin_without_an_entry_and_a_folder_without_one_are_listed(layout: Layo
 
 def test_a_name_of_any_kind_is_a_short_cell_that_can_be_shown(layout: Layout, keyring: Keyring) -> None:
     store = Store(layout.root)
-    made = manifest(model={"name": "\x1b[31m\x00" + "x" * 5000})
-    store.publish(bundle_key(manifest()), {}, bundle_meta(made))
+    built = manifest(model={"name": "\x1b[31m\x00" + "x" * 5000})
+    store.publish(bundle_key(manifest()), {}, bundle_meta(built))
     (row,) = rows(take(store), keyring, "In the store")
     assert row[0].startswith("?[31m?x") and len(row[0]) == tables.LONGEST and row[0].isprintable()
 

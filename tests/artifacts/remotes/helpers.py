@@ -70,10 +70,10 @@ class FakeTrust:
     def __init__(self, *names: str, allow: bool = False) -> None:
         self.names = names
         self.allow = allow
-        self.asked: list[str] = []
+        self.requested: list[str] = []
 
     def require(self, content: bytes, signature: bytes | None, *, native: bool, origin: str) -> str | None:
-        self.asked.append(origin)
+        self.requested.append(origin)
         if signature is not None:
             envelope = json.loads(signature)
             if envelope["of"] != digest_bytes(content):

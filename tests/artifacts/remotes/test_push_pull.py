@@ -70,10 +70,10 @@ def test_progress_ends_at_the_total(store: Store, other: Store, folder: FolderRe
         lambda meter: push(store, fill(store), folder, progress=meter),
         lambda meter: pull(other, folder, trust=TRUST, progress=meter),
     ):
-        told: list[tuple[int, int]] = []
-        move(lambda done, total, told=told: told.append((done, total)))  # type: ignore[misc]
-        assert told[-1] == (3300, 3300)
-        assert told == sorted(told)
+        reported: list[tuple[int, int]] = []
+        move(lambda done, total, reported=reported: reported.append((done, total)))  # type: ignore[misc]
+        assert reported[-1] == (3300, 3300)
+        assert reported == sorted(reported)
 
 
 def test_entries_appear_after_their_blobs(store: Store, far: Path) -> None:
@@ -126,14 +126,14 @@ def test_keys_and_kinds_choose(store: Store, other: Store, folder: FolderRemote)
 
 
 @pytest.mark.parametrize(
-    ("asked", "error"), [("abc", InputError), ("0000000000", ArtifactError), ("../../etc", ArtifactError)]
+    ("requested", "error"), [("abc", InputError), ("0000000000", ArtifactError), ("../../etc", ArtifactError)]
 )
 def test_a_key_that_is_not_there(
-    store: Store, other: Store, folder: FolderRemote, asked: str, error: type[Exception]
+    store: Store, other: Store, folder: FolderRemote, requested: str, error: type[Exception]
 ) -> None:
     push(store, fill(store), folder)
     with pytest.raises(error):
-        pull(other, folder, trust=TRUST, keys=[asked])
+        pull(other, folder, trust=TRUST, keys=[requested])
 
 
 def test_a_key_that_could_be_several(store: Store, folder: FolderRemote, far: Path) -> None:

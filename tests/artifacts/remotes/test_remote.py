@@ -44,12 +44,12 @@ def test_names_are_the_layout_of_a_store(tmp_path: Path) -> None:
 
 
 def test_what_is_uploaded_is_there(remote: Remote, tmp_path: Path) -> None:
-    told: list[int] = []
-    remote.upload(NAME, b"content", told.append)
+    reported: list[int] = []
+    remote.upload(NAME, b"content", reported.append)
     file = tmp_path / "file"
     file.write_bytes(b"f" * 100_000)
-    remote.upload("v1/entries/k/x.json", file, told.append)
-    assert sum(told) == 7 + 100_000
+    remote.upload("v1/entries/k/x.json", file, reported.append)
+    assert sum(reported) == 7 + 100_000
     assert remote.size(NAME) == 7
     assert remote.read(NAME, 7) == b"content"
     assert b"".join(remote.download(NAME, 3, 7)) == b"tent"

@@ -51,9 +51,9 @@ class ClientPayloadError(Exception):
     """As aiohttp's, for an answer that broke off."""
 
 
-def caused(outer: BaseException, cause: BaseException) -> BaseException:
-    outer.__cause__ = cause
-    return outer
+def caused(embed_lm_head: BaseException, cause: BaseException) -> BaseException:
+    embed_lm_head.__cause__ = cause
+    return embed_lm_head
 
 
 @pytest.mark.parametrize("kind", [ClientError, HTTPError, ClientResponseError])

@@ -106,8 +106,8 @@ def test_a_bundle_is_pushed_pulled_and_opened(store: Store, other: Store, folder
     assert pull(other, folder, trust=TRUST, kind="bundle").entries == 1
     from llmc.artifacts.bundle.reader import BundleFiles
 
-    made = checkout(other, other.find(bundle.key.hex), tmp_path / "bundle")
-    with BundleFiles.open(made) as files:
+    built = checkout(other, other.find(bundle.key.hex), tmp_path / "bundle")
+    with BundleFiles.open(built) as files:
         assert files.verify() == []
         assert files.signature == FakeSigner().sign(manifest().to_bytes())
 
@@ -119,7 +119,7 @@ def test_a_bundle_is_judged_before_its_blobs_are_moved(store: Store, other: Stor
     report = pull(other, remote, trust=trust)
     assert "not signed" in report.refused[0].reason
     assert remote.names("download") == []
-    assert len(trust.asked) == 1
+    assert len(trust.requested) == 1
     assert files_below(other.root) == []
 
 

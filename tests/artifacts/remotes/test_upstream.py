@@ -37,9 +37,9 @@ TRUST = FakeTrust("alice")
 @pytest.fixture
 def entries(store: Store, far: Path) -> list[Entry]:
     """What the remote has."""
-    made = fill(store)
-    push(store, made, FolderRemote(str(far)))
-    return made
+    built = fill(store)
+    push(store, built, FolderRemote(str(far)))
+    return built
 
 
 def reading(root: Path, remote: Remote | Callable[[], Remote], trust: Trust = TRUST) -> Store:
@@ -149,18 +149,18 @@ def test_damage_in_the_remote_is_a_miss_with_a_warning(
 def test_native_code_without_a_trusted_signature_is_built_here(
     far: Path, store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    made = [store.publish(native_key(n=n), {"code": store.put_bytes(b"%d" % n)}) for n in range(3)]
-    push(store, made[:2], FolderRemote(str(far)))
-    push(store, made[2:], FolderRemote(str(far)), signer=FakeSigner())
+    built = [store.publish(native_key(n=n), {"code": store.put_bytes(b"%d" % n)}) for n in range(3)]
+    push(store, built[:2], FolderRemote(str(far)))
+    push(store, built[2:], FolderRemote(str(far)), signer=FakeSigner())
     remote = Watched(far)
     target = reading(tmp_path / "target", remote)
     with caplog.at_level(logging.INFO, "llmc.artifacts"):
-        assert [target.get_or_build(entry.key, own)[1] for entry in made] == [False, False, True]
+        assert [target.get_or_build(entry.key, own)[1] for entry in built] == [False, False, True]
     refusals = [record for record in caplog.records if "--allow-unsigned" in record.message]
     assert [record.levelno for record in refusals] == [logging.WARNING, logging.INFO]
     assert len(remote.names("download")) == 1
     allowing = reading(tmp_path / "allowing", Watched(far), FakeTrust(allow=True))
-    assert allowing.get_or_build(made[0].key, never)[1]
+    assert allowing.get_or_build(built[0].key, never)[1]
 
 
 def test_a_bundle_comes_with_its_signature(far: Path, store: Store, tmp_path: Path) -> None:

@@ -28,14 +28,14 @@ GOLDEN = Path(__file__).with_name("golden_envelope.json")
 
 
 def test_the_golden_envelope_is_still_what_is_made_and_read(tmp_path: Path) -> None:
-    made = signer(tmp_path, 1).sign(GOLDEN_CONTENT)
-    assert made == GOLDEN.read_bytes(), "the format of signature files drifted: signatures out there would not count"
+    built = signer(tmp_path, 1).sign(GOLDEN_CONTENT)
+    assert built == GOLDEN.read_bytes(), "the format of signature files drifted: signatures out there would not count"
     require_about(decode(GOLDEN.read_bytes()).payload, GOLDEN_CONTENT)
 
 
 def test_an_envelope_is_read_as_it_was_written() -> None:
-    made = Envelope(b"payload \xff", (Signature("a" * 64, bytes(64)), Signature("", bytes(range(64)))))
-    assert decode(encode(made)) == made
+    built = Envelope(b"payload \xff", (Signature("a" * 64, bytes(64)), Signature("", bytes(range(64)))))
+    assert decode(encode(built)) == built
 
 
 def test_what_is_signed_is_the_pre_authentication_encoding_of_the_specification() -> None:
@@ -79,11 +79,11 @@ def test_nothing_but_manifests_and_entries_is_stated(content: bytes) -> None:
 
 
 def test_base64_of_the_other_alphabet_and_unknown_members_are_read_as_the_specification_wants(tmp_path: Path) -> None:
-    made = signer(tmp_path, 1).sign(CONTENT)
-    document = json.loads(made)
+    built = signer(tmp_path, 1).sign(CONTENT)
+    document = json.loads(built)
     (one,) = document["signatures"]
     one["sig"] = one["sig"].replace("+", "-").replace("/", "_")
-    assert decode(canonical_json(document | {"later": [1], "signatures": [one | {"cert": "x"}]})) == decode(made)
+    assert decode(canonical_json(document | {"later": [1], "signatures": [one | {"cert": "x"}]})) == decode(built)
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
@@ -124,10 +124,10 @@ def test_a_file_that_is_no_strict_json_object(data: bytes) -> None:
 
 
 def test_every_truncation_is_refused(tmp_path: Path) -> None:
-    made = signer(tmp_path, 1).sign(CONTENT).rstrip()
-    for end in range(len(made)):
+    built = signer(tmp_path, 1).sign(CONTENT).rstrip()
+    for end in range(len(built)):
         with pytest.raises(ValueError):
-            decode(made[:end])
+            decode(built[:end])
 
 
 def test_what_cannot_be_read_is_not_written() -> None:

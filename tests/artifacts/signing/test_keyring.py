@@ -230,7 +230,7 @@ def test_any_signature_file_is_refused_by_one_error_only(signature: bytes) -> No
     refused(ring, CONTENT, signature)
 
 
-_made: list[tuple[Keyring, bytes]] = []
+_built: list[tuple[Keyring, bytes]] = []
 
 
 def _fixed() -> tuple[Keyring, bytes]:
@@ -238,12 +238,12 @@ def _fixed() -> tuple[Keyring, bytes]:
     import atexit
     import tempfile
 
-    if not _made:
+    if not _built:
         folder = tempfile.TemporaryDirectory()
         atexit.register(folder.cleanup)
         one = signer(Path(folder.name), 1)
-        _made.append((keyring(Path(folder.name) / "trusted", one), one.sign(CONTENT)))
-    return _made[0]
+        _built.append((keyring(Path(folder.name) / "trusted", one), one.sign(CONTENT)))
+    return _built[0]
 
 
 # What it costs

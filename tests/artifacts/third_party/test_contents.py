@@ -31,20 +31,20 @@ def contents(*paths: str, folders: tuple[str, ...] = (), **changes: Any) -> Cont
     return Contents(files=files, folders=folders, **(members | changes))  # type: ignore[arg-type]
 
 
-def entry(made: Contents) -> Entry:
-    return Entry(made.key(), made.outputs(), made.meta(), 0.0, 0.0)
+def entry(built: Contents) -> Entry:
+    return Entry(built.key(), built.outputs(), built.meta(), 0.0, 0.0)
 
 
 def test_a_sound_one_reads_back() -> None:
-    made = contents("a/b", "c", folders=("d",), image_files={"io.x/manifest.json": BLOB})
-    assert read_contents(entry(made), "x") == made
+    built = contents("a/b", "c", folders=("d",), image_files={"io.x/manifest.json": BLOB})
+    assert read_contents(entry(built), "x") == built
 
 
 @pytest.mark.parametrize("path", ["../../etc/cron.d/x", "/etc/passwd", "a/../b", "", "a\nb", "a//b", "x" * 300])
 def test_a_path_that_leaves_the_folder_is_refused(path: str) -> None:
-    for made in (contents(path), contents("a", folders=(path,)), contents("a", image_files={path: BLOB})):
+    for built in (contents(path), contents("a", folders=(path,)), contents("a", image_files={path: BLOB})):
         with pytest.raises(ArtifactError, match="a path cannot be made"):
-            read_contents(entry(made), "x")
+            read_contents(entry(built), "x")
     with pytest.raises(ArtifactError, match="cannot be made"):
         read_contents(entry(contents("a", image_folder=path)), "x")
 
@@ -99,7 +99,7 @@ def test_the_digest_covers_names_content_and_modes(tmp_path: Path) -> None:
         base._replace(files={"a": PackedFile(other, executable=False)}),
         base._replace(files={"a": PackedFile(BLOB, executable=True)}),
     ]  # fmt: skip
-    assert len({made.key() for made in [base, *changed]}) == 6
+    assert len({built.key() for built in [base, *changed]}) == 6
     assert base._replace(facts={"a": "c"}).key() != base.key()
 
 

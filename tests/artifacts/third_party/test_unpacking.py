@@ -137,8 +137,8 @@ TREES = st.dictionaries(
 @examples(12, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.filter_too_much])
 @given(TREES, st.sampled_from(["absent", "empty"]))
 def test_any_tree_comes_back_as_it_was(store: Store, files: dict[str, tuple[bytes, bool]], there: str) -> None:
-    with tempfile.TemporaryDirectory() as made:
-        source, place = Path(made, "source"), Path(made, "place")
+    with tempfile.TemporaryDirectory() as built:
+        source, place = Path(built, "source"), Path(built, "place")
         write(source / "123_ab_syn1.recipe", "r")
         write(source / "123_ab_syn1.metadata", "m")
         for path, (data, executable) in files.items():

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from peers import catalogue
-from peers.catalogue import APART, PEERS, PINS, Asked, parse, requirement
+from peers.catalogue import APART, PEERS, PINS, Requested, parse, requirement
 from peers.environment import installed, interpreter, require
 from peers.worker import ENGINES
 
@@ -42,7 +42,7 @@ def test_every_peer_has_its_engine_and_pins() -> None:
     for peer in PEERS.values():
         assert (ENGINES / f"{peer.engine}.py").is_file()
         for name in peer.variants:
-            assert set(Asked(peer, name).distributions) <= {*PINS, *APART}
+            assert set(Requested(peer, name).distributions) <= {*PINS, *APART}
 
 
 def test_the_requirements_of_the_benchmarks_have_the_same_pins() -> None:
@@ -63,7 +63,7 @@ def test_a_missing_peer_is_said_with_the_line_that_installs_it(monkeypatch: pyte
     peer = catalogue.Peer("none", "genai", ("no-such-engine", "numpy"), {"int8": catalogue.Variant("huggingface", 8)})
     monkeypatch.setitem(catalogue.PINS, "numpy", "2")
     with pytest.raises(DeviceError) as caught:
-        require([Asked(peer, "int8")], sys.executable)
+        require([Requested(peer, "int8")], sys.executable)
     assert str(caught.value) == (
         f"no-such-engine not installed in {sys.executable}; install with: {sys.executable} -m pip install "
         "'no-such-engine==1.2', or name the Python of an environment that has it: --peer-python"

@@ -34,21 +34,21 @@ def quick_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(contenders: list[Contender], scope: Scope, folder: Path, **more: object) -> tuple[Comparison, list[str]]:
-    told: list[str] = []
+    reported: list[str] = []
 
     def progress(words: str, done: int, total: int) -> None:
-        told.append(f"{done}/{total} {words}")
+        reported.append(f"{done}/{total} {words}")
 
     found = compare.run(
         contenders, scope, model="m", threads=1, vocabulary=5, logs=folder / "logs", progress=progress,
         reference=more.get("reference"), texts=more.get("texts", [[1] * 12, [2] * 9]), weights=1000,  # type: ignore[arg-type]
     )  # fmt: skip
-    return found, told
+    return found, reported
 
 
 def test_every_measurement_is_made_of_every_contender(contender: Make, tmp_path: Path) -> None:
     ours, peer = contender("llmc", "llmc"), contender("peer", step_ms=4.0)
-    found, told = run([ours, peer], SMALL, tmp_path, reference=contender("f32"))
+    found, reported = run([ours, peer], SMALL, tmp_path, reference=contender("f32"))
     assert [s.name for s in found.series] == [
         "decode step, batch 1", "decode step, batch 8", "prefill of 512 tokens", "prefill of 2,048 tokens",
         "process start to first token", "memory (PSS), 8 streams of 256 + 4 tokens", "1 stream of 64 + 4 tokens",
@@ -63,7 +63,7 @@ def test_every_measurement_is_made_of_every_contender(contender: Make, tmp_path:
     assert decode.rounds == {"llmc": [2.0, 2.0], "peer": [4.0, 4.0]}
     assert found.ratios(decode)[0].median == 0.5
     assert found.contenders[0].versions == {"fake": "1"}
-    assert told[-1].split()[0] == f"{len(told)}/{len(told)}"
+    assert reported[-1].split()[0] == f"{len(reported)}/{len(reported)}"
 
 
 def test_quality_is_measured_against_the_reference(contender: Make, tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_the_order_of_engines_turns_each_round_and_is_recorded(contender: Make, 
 
 def test_the_best_setting_of_a_peer_is_searched_first_and_measured_with(contender: Make, tmp_path: Path) -> None:
     ours, peer = contender("llmc", "llmc"), contender("peer", searched={"slower": (4, 0.5, 2), "prefetch": ("no",)})
-    found, told = run([ours, peer], SMALL.only("prefill,streams,memory"), tmp_path)
+    found, reported = run([ours, peer], SMALL.only("prefill,streams,memory"), tmp_path)
     assert [(t.use, t.options["slower"], t.seconds, t.chosen) for t in found.tuning] == [
         ("latency", 4, pytest.approx(8.192), False), ("latency", 0.5, pytest.approx(1.024), True),
         ("latency", 2, pytest.approx(4.096), False), ("throughput", 4, 4.0, False), ("throughput", 0.5, 0.5, True),
@@ -157,7 +157,7 @@ def test_the_best_setting_of_a_peer_is_searched_first_and_measured_with(contende
     ]  # fmt: skip
     assert found.series[0].rounds["peer"] == pytest.approx([256, 256]), "half of the 512 ms of its default"
     assert found.series[-1].rounds["peer"] == pytest.approx([64, 64]), "twice its default's 32 tokens a second"
-    assert told[-1].split()[0] == f"{len(told)}/{len(told)}"
+    assert reported[-1].split()[0] == f"{len(reported)}/{len(reported)}"
     assert run([ours, peer], SMALL.only("memory"), tmp_path)[0].tuning == [], "memory is of the defaults"
     assert run([ours, peer], SMALL.only("prefill").quick(), tmp_path)[0].tuning == []
 
@@ -207,8 +207,8 @@ def test_quick_measures_the_same_with_fewer_rounds() -> None:
 
 
 def test_engines_with_fixed_caches_are_told_their_sizes(contender: Make) -> None:
-    made = contender("one")
-    llama, openvino = replace(made, engine="llama"), replace(made, engine="openvino_pipeline")
+    built = contender("one")
+    llama, openvino = replace(built, engine="llama"), replace(built, engine="openvino_pipeline")
     assert settings(llama, sequences=4, length=64 + ROOM) == {"sequences": 4, "length": 64 + ROOM}
     assert settings(openvino, sequences=4, length=64, batched_tokens=99) == {"batched_tokens": 99}
-    assert settings(openvino, sequences=4, length=64) == {} == settings(made, sequences=4, length=64)
+    assert settings(openvino, sequences=4, length=64) == {} == settings(built, sequences=4, length=64)

@@ -39,20 +39,20 @@ def scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def models(tmp_path: Path) -> tuple[PeerModels, list[str]]:
-    made: list[str] = []
+    built: list[str] = []
     checkpoint = open_checkpoint(tiny.write_model(tmp_path / "model", "llama"))
-    return PeerModels(checkpoint, tmp_path / "peers", sys.executable, made.append), made
+    return PeerModels(checkpoint, tmp_path / "peers", sys.executable, built.append), built
 
 
 def test_a_form_is_made_once_and_what_it_is_made_of_too(
     models: tuple[PeerModels, list[str]], scripts: Path, tmp_path: Path
 ) -> None:
-    forms, made = models
+    forms, built = models
     first = forms.get("gguf-q8_0")
     assert first == tmp_path / "peers" / "gguf-q8_0.gguf"
     assert first.read_bytes().startswith(b"GGUF") and first.read_bytes().endswith(b" as Q8_0")
     assert forms.all(["gguf-q8_0", "gguf-q4_1"]) == {"gguf-q8_0": first, "gguf-q4_1": first.with_name("gguf-q4_1.gguf")}
-    assert made == ["gguf-q8_0.gguf", "gguf-f16.gguf", "gguf-q4_1.gguf"] or made == [
+    assert built == ["gguf-q8_0.gguf", "gguf-f16.gguf", "gguf-q4_1.gguf"] or built == [
         "gguf-f16.gguf", "gguf-q8_0.gguf", "gguf-q4_1.gguf",
     ]  # fmt: skip
 
@@ -70,7 +70,7 @@ def test_the_documented_tool_of_openvino_makes_the_model_that_cross_checks_ours(
     models: tuple[PeerModels, list[str]], tmp_path: Path
 ) -> None:
     """optimum-cli beside the peers' Python; here a script that writes down what it was asked for."""
-    forms, made = models
+    forms, built = models
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "python").symlink_to(sys.executable)
     (tmp_path / "bin" / "optimum-cli").write_text(
@@ -78,23 +78,23 @@ def test_the_documented_tool_of_openvino_makes_the_model_that_cross_checks_ours(
         "(out / 'asked').write_text(str(sys.argv[1:-1]))\n"
     )
     forms.python = str(tmp_path / "bin" / "python")
-    asked = parse("openvino-genai:int8-optimum")[0]
-    folder = forms.get(asked.variant.form)
+    requested = parse("openvino-genai:int8-optimum")[0]
+    folder = forms.get(requested.variant.form)
     said = ast.literal_eval((folder / "asked").read_text())
     assert said[:2] == ["export", "openvino"] and said[-2:] == ["--weight-format", "int8"]
     assert said[said.index("--model") + 1] == str(tmp_path / "model")
-    assert asked.variant.options == parse("openvino-genai:int8")[0].variant.options and made == ["optimum-int8"]
+    assert requested.variant.options == parse("openvino-genai:int8")[0].variant.options and built == ["optimum-int8"]
 
 
 def test_a_folder_for_transformers_is_its_own_form(models: tuple[PeerModels, list[str]], tmp_path: Path) -> None:
-    forms, made = models
+    forms, built = models
     assert forms.get("huggingface") == tmp_path / "model"
-    assert made == []
+    assert built == []
 
 
 def test_a_folder_that_stores_codes_is_written_in_floats(tmp_path: Path) -> None:
     values = packers.write(tmp_path / "model", *packers.CASES["awq groups of 32"])
-    forms = PeerModels(open_checkpoint(tmp_path / "model"), tmp_path / "peers", sys.executable, lambda made: None)
+    forms = PeerModels(open_checkpoint(tmp_path / "model"), tmp_path / "peers", sys.executable, lambda built: None)
     folder = forms.get("huggingface")
     assert folder != tmp_path / "model"
     written = open_checkpoint(folder)
@@ -158,8 +158,8 @@ def test_bits_follow_how_a_bundle_was_quantised(tmp_path: Path) -> None:
 def test_a_channel_of_openvinos_int8_is_within_half_a_step(symmetric: bool) -> None:
     matrix = np.random.default_rng(0).normal(size=(5, 64)).astype(np.float32)
     matrix[3] = 0
-    codes, scale, zero = quantised(matrix, symmetric)
-    assert codes.dtype == (np.int8 if symmetric else np.uint8)
-    value = (codes.astype(np.float32) - (0 if zero is None else zero)) * scale.astype(np.float32)
+    quantized, scale, zero = quantised(matrix, symmetric)
+    assert quantized.dtype == (np.int8 if symmetric else np.uint8)
+    value = (quantized.astype(np.float32) - (0 if zero is None else zero)) * scale.astype(np.float32)
     assert np.abs(value - matrix).max() <= 0.55 * scale.astype(np.float32).max() + 128 * 5e-4 * scale.max()
     assert (value[3] == 0).all()

@@ -50,8 +50,8 @@ def against(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Captu
 
 @full
 def test_a_bundle_is_compared(against: Script, tmp_path: Path) -> None:
-    asked = ("--only", "first-token,memory", "--rounds", 1, "--quick")
-    found = against("fake", *asked, "--json", "-o", "out.json", "--plot", "out.html").json
+    requested = ("--only", "first-token,memory", "--rounds", 1, "--quick")
+    found = against("fake", *requested, "--json", "-o", "out.json", "--plot", "out.html").json
     assert [c["name"] for c in found["contenders"]] == ["llmc", "fake f32"]
     first, memory = found["series"]
     assert len(first["rounds"]["llmc"]) == len(first["rounds"]["fake f32"]) == 3

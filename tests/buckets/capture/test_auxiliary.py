@@ -44,8 +44,8 @@ def test_every_kind_is_one_that_the_engine_takes(kind):
     values = dict(SAMPLING[kind])
     if form := values.pop("structured_outputs", None):
         values["structured_outputs"] = StructuredOutputsParams(**form)
-    made = SamplingParams(**values)
-    assert all(getattr(made, name) == value for name, value in values.items())
+    built = SamplingParams(**values)
+    assert all(getattr(built, name) == value for name, value in values.items())
 
 
 def test_every_parameter_that_changes_what_is_computed_is_warmed():

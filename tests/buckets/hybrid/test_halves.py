@@ -23,9 +23,9 @@ def test_each_half_covers_every_request_with_one_bucket_of_the_other_phase(lengt
     prompts, decodes = half(plan, "prompt"), half(plan, "decode")
     assert prompts.prompt == plan.prompt and decodes.decode == plan.decode
     assert len(prompts.decode) == len(decodes.prompt) == 1
-    for made in (prompts, decodes):
-        assert not prove(made.limits, made.buckets)
-        assert Plan.from_json(made.to_json()) == made
+    for built in (prompts, decodes):
+        assert not prove(built.limits, built.buckets)
+        assert Plan.from_json(built.to_json()) == built
 
 
 def test_what_the_other_half_runs_is_told() -> None:

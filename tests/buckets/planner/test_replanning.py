@@ -16,10 +16,10 @@ from tests.server.pages import MadeUp
 
 def scrape(requests: int) -> str:
     """Of a server of toy_plan's buckets: prompts of 9 tokens in buckets of 16."""
-    made = MadeUp()
-    made.serve()
-    made.load(requests)
-    return made.state.metrics.render(ready=True)[0].decode()
+    built = MadeUp()
+    built.serve()
+    built.load(requests)
+    return built.state.metrics.render(ready=True)[0].decode()
 
 
 def test_a_better_plan_has_no_more_graphs_and_pads_less() -> None:
@@ -40,19 +40,19 @@ def test_before_the_first_request_there_is_none() -> None:
 
 
 def test_as_a_process() -> None:
-    def told(plan: object, metrics: str) -> dict[str, object]:
-        command, asked = (
+    def reported(plan: object, metrics: str) -> dict[str, object]:
+        command, requested = (
             [sys.executable, "-m", "llmc.buckets.planner.replanning"],
             json.dumps({"plan": plan, "metrics": metrics}),
         )
-        done = subprocess.run(command, input=asked, capture_output=True, text=True, check=True)
+        done = subprocess.run(command, input=requested, capture_output=True, text=True, check=True)
         found: dict[str, object] = json.loads(done.stdout)
         return found
 
     found = offer(toy_plan(), scrape(20))
     assert found is not None
-    assert told(toy_plan().to_dict(), scrape(20)) == {"offer": found.to_dict()}
-    assert "field 'schema'" in str(told(toy_plan().to_dict() | {"schema": 999}, "")["error"])
+    assert reported(toy_plan().to_dict(), scrape(20)) == {"offer": found.to_dict()}
+    assert "field 'schema'" in str(reported(toy_plan().to_dict() | {"schema": 999}, "")["error"])
 
 
 def test_a_broken_scrape_is_named() -> None:

@@ -18,7 +18,7 @@ from llmc.buckets.render.figure import short
 from llmc.buckets.render.text import printable, shortened
 from llmc.buckets.report.curve import curve
 from llmc.buckets.report.maps import borders, contexts, darkest, draw_cumulative, log_edges
-from llmc.buckets.report.plan_view import Asked, cells, edges, finding, gather, spread
+from llmc.buckets.report.plan_view import Requested, cells, edges, finding, gather, spread
 from llmc.buckets.traffic.events import DecodeRun, PromptGroup
 from llmc.buckets.traffic.source import Traffic
 from llmc.errors import InputError
@@ -55,8 +55,8 @@ def decode_runs(draw: st.DrawFn) -> DecodeRun:
 @PROPERTY
 @given(small_plans(), st.lists(prompt_groups() | decode_runs(), max_size=12))
 def test_the_steps_asked_are_those_of_every_event(plan, events):
-    asked = Asked(plan)
-    assert list(asked.passing(events)) == events
+    requested = Requested(plan)
+    assert list(requested.passing(events)) == events
     known: Counter[tuple[str, int, int, int]] = Counter()
     for event in events:
         if isinstance(event, DecodeRun):
@@ -70,9 +70,9 @@ def test_the_steps_asked_are_those_of_every_event(plan, events):
             longest = max(stop - start for start, stop in step.spans)
             known["prompt", step.bucket.context, len(step.rows), longest] += 1
     found = {
-        (phase, context, int(asked.batches[row]), int(asked.lengths[column])): int(counts[row, column])
+        (phase, context, int(requested.batches[row]), int(requested.lengths[column])): int(counts[row, column])
         for phase in ("prompt", "decode")
-        for context, counts in asked.counts(phase).items()
+        for context, counts in requested.counts(phase).items()
         for row, column in zip(*np.nonzero(counts), strict=True)
     }
     assert found == known
@@ -80,14 +80,14 @@ def test_the_steps_asked_are_those_of_every_event(plan, events):
 
 def test_long_decode_runs_are_binned_exactly():
     plan = plan_of(Limits(10_000, 40), [(1, 10_000, 0)], [(40, 10_000)])
-    asked = Asked(plan)
+    requested = Requested(plan)
     runs = [DecodeRun(batch, 1 + 37 * batch, 40 * batch * batch, 5000 + batch) for batch in (1, 33, 34, 40)]
-    assert list(asked.passing(runs)) == runs
-    counts = asked.counts("decode")[0]
+    assert list(requested.passing(runs)) == runs
+    counts = requested.counts("decode")[0]
     naive = np.zeros_like(counts)
     for run in runs:
-        places = np.searchsorted(asked.lengths, np.arange(run.longest, run.longest + run.steps))
-        np.add.at(naive, (np.searchsorted(asked.batches, run.batch), places), 1)
+        places = np.searchsorted(requested.lengths, np.arange(run.longest, run.longest + run.steps))
+        np.add.at(naive, (np.searchsorted(requested.batches, run.batch), places), 1)
     assert (counts == naive).all()
 
 

@@ -47,8 +47,8 @@ def test_a_plan_is_made_by_it(installed: Path) -> None:
     assert ran.returncode == 0, ran
     shown = [line for line in DOCUMENT.read_text().splitlines() if re.match("prompt query|buckets:", line)]
     assert len(shown) == 2 and set(shown) <= set(ran.stdout.splitlines()), ran.stdout
-    made = json.loads((installed / "plan.json").read_bytes())
-    assert {query for _, query, _ in made["prompt"]} == {64, 96, 128, 192, 256, 384, 512}
+    built = json.loads((installed / "plan.json").read_bytes())
+    assert {query for _, query, _ in built["prompt"]} == {64, 96, 128, 192, 256, 384, 512}
 
 
 def test_a_variable_that_its_rule_does_not_use_is_told(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:

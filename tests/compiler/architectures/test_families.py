@@ -77,7 +77,9 @@ def test_sizes_are_the_models(name: str) -> None:
     size = size_of(config, name)
     assert size.parameters == sum(matrices.values())
     names = of(name).names
-    assert [w.count for w in size.weights if w.outer] == [matrices[names.embedding] + matrices.get(names.head, 0)]
+    assert [w.count for w in size.weights if w.embed_lm_head] == [
+        matrices[names.embedding] + matrices.get(names.head, 0)
+    ]
     assert size.cache_values == cache_of(config).token_values
 
 
@@ -90,9 +92,9 @@ def test_the_embedding_and_the_head_are_known_to_be_tied_where_the_head_is_not_s
 @pytest.mark.parametrize("name", supported())
 def test_keys_in_common_terms_are_what_transformers_reads(name: str) -> None:
     own, config = of(name), tiny.config(name)
-    made = model_config(config)
+    built = model_config(config)
     for common, key in own.keys.items():
-        assert getattr(made, key) == config[common]
+        assert getattr(built, key) == config[common]
 
 
 def test_sizes_of_what_is_not_supported_are_a_plain_decoders() -> None:

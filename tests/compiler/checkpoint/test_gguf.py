@@ -396,8 +396,8 @@ def test_rows_of_the_demo_model_by_hand():
         for block in (data[at : at + size] for at in range(0, width, size)):
             if info.type == "Q4_1":
                 scale, least = struct.unpack("<ee", block[:4])
-                codes = [byte & 15 for byte in block[4:]] + [byte >> 4 for byte in block[4:]]
-                values += [scale * code + least for code in codes]
+                quantized = [byte & 15 for byte in block[4:]] + [byte >> 4 for byte in block[4:]]
+                values += [scale * code + least for code in quantized]
             else:
                 (scale,) = struct.unpack("<e", block[:2])
                 values += [scale * code for code in struct.unpack("<32b", block[2:])]

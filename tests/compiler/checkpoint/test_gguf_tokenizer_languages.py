@@ -50,9 +50,9 @@ SPLITS: Mapping[str, list[Any]] = {
 @pytest.fixture(scope="module")
 def demo() -> Any:
     """The demo model's, with the digits apart, as its tokenizer.json has them and transformers' conversion has not."""
-    made = transformers_own(open_checkpoint("smollm2-demo").path)
-    made.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(SPLITS["smollm"])
-    return made
+    built = transformers_own(open_checkpoint("smollm2-demo").path)
+    built.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(SPLITS["smollm"])
+    return built
 
 
 @full

@@ -123,10 +123,10 @@ def test_the_digest_covers_contents_and_not_places(tmp_path):
 
 
 def test_the_digest_takes_a_remembering_hash(tmp_path):
-    checkpoint, asked = open_checkpoint(write_folder(tmp_path / "a", shards=2)), []
-    checkpoint.digest(lambda path: asked.append(path) or "sha256:0")
-    assert [path.name for path in asked] == ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
-    assert {path.name for path in checkpoint.files()} == {"config.json", INDEX} | {path.name for path in asked}
+    checkpoint, requested = open_checkpoint(write_folder(tmp_path / "a", shards=2)), []
+    checkpoint.digest(lambda path: requested.append(path) or "sha256:0")
+    assert [path.name for path in requested] == ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    assert {path.name for path in checkpoint.files()} == {"config.json", INDEX} | {path.name for path in requested}
 
 
 def test_the_digest_of_a_config_is_of_its_value(tmp_path):

@@ -131,9 +131,9 @@ def test_merged_is_what_runs_beside(tmp_path: Path, case: str) -> None:
         base.lm_head.weight = nn.Parameter(base.get_input_embeddings().weight.detach().clone())
     wanted = beside(base, adapter)
     merged = open_checkpoint(with_adapters(str(model), [adapter]))
-    made = load_real_model(merged)(IDS).logits.detach()
-    torch.testing.assert_close(made, wanted, rtol=1e-4, atol=1e-4)
-    assert (made - plain).abs().max() > 0.1
+    built = load_real_model(merged)(IDS).logits.detach()
+    torch.testing.assert_close(built, wanted, rtol=1e-4, atol=1e-4)
+    assert (built - plain).abs().max() > 0.1
     for name in merged.tensor_names():
         filled = np.empty(merged.shape(name), np.float32)
         merged.fill(name, filled)
@@ -153,8 +153,8 @@ def test_biases_of_products_and_tensors_in_place_of_the_models(tmp_path: Path) -
         tmp_path / "adapter", model, ATTENTION[:1], change, modules_to_save=["norm"], lora_bias=True
     )
     wanted = beside(load_real_model(open_checkpoint(model)), adapter)
-    made = load_real_model(open_checkpoint(with_adapters(str(model), [adapter])))(IDS).logits.detach()
-    torch.testing.assert_close(made, wanted, rtol=1e-4, atol=1e-4)
+    built = load_real_model(open_checkpoint(with_adapters(str(model), [adapter])))(IDS).logits.detach()
+    torch.testing.assert_close(built, wanted, rtol=1e-4, atol=1e-4)
 
 
 def test_two_adapters_add_up(tmp_path: Path) -> None:
@@ -313,6 +313,6 @@ def test_compile_bundle_takes_a_merged_checkpoint(tmp_path: Path) -> None:
     model = tiny.write_model(tmp_path / "model", "llama")
     merged = open_checkpoint(with_adapters(str(model), [write_adapter(tmp_path / "adapter", model)]))
     options = CompileOptions("onnxruntime", quantize="none", verify="all")
-    made = compile_bundle(merged, tmp_path / "b", tiny.tiny_plan(), options, Store(tmp_path / "s"), lambda _: None)
-    assert made.verification is not None
-    assert made.verification["mean_kl"] < 1e-6
+    built = compile_bundle(merged, tmp_path / "b", tiny.tiny_plan(), options, Store(tmp_path / "s"), lambda _: None)
+    assert built.verification is not None
+    assert built.verification["mean_kl"] < 1e-6

@@ -99,17 +99,17 @@ def test_a_hub_that_fails_in_any_way_is_a_checkpoint_error(monkeypatch, tmp_path
 def test_a_hub_name_downloads_safetensors_and_keeps_its_name(monkeypatch, tmp_path):
     import huggingface_hub
 
-    asked = {}
+    requested = {}
 
     def download(name, **options):
-        asked.update(options, name=name)
+        requested.update(options, name=name)
         return str(write_folder(tmp_path / "snapshot"))
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *a, **k: None)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     assert open_checkpoint("org/model").name == "org/model"
-    assert asked["name"] == "org/model" and "*.safetensors" in asked["allow_patterns"]
+    assert requested["name"] == "org/model" and "*.safetensors" in requested["allow_patterns"]
 
 
 def test_a_local_folder_wins_over_the_hub(tmp_path, monkeypatch):

@@ -90,9 +90,9 @@ def test_no_adapter_decides_how_another_is_rounded(chosen: SelectableCheckpoint)
 def test_what_it_is_called(chosen: SelectableCheckpoint, model: Path) -> None:
     assert chosen.name == open_checkpoint(model).name, "the base's"
     assert [(c.name, c.root, c.rank) for c in chosen.choices] == [("one", "one", 3), ("two", "two", 5)]
-    assert model_name(chosen.asked) == "model::adapter=one=one::adapter=two=two"
+    assert model_name(chosen.requested) == "model::adapter=one=one::adapter=two=two"
     assert each_place("m::lora=a::adapter=n=b", str.upper) == "M::lora=A::adapter=n=B"
-    assert read_config(chosen.asked) == chosen.config
+    assert read_config(chosen.requested) == chosen.config
     swapped = with_adapters(str(model), choices=[("two", model.parent / "one"), ("one", model.parent / "two")])
     assert open_checkpoint(swapped).config == chosen.config, "names are no part of what is traced"
     assert open_checkpoint(with_choices(model, {"one": model.parent / "one"})).digest() != chosen.digest()

@@ -98,16 +98,16 @@ def random_blocks(kind: str, rows: int, columns: int, seed: int = 0) -> np.ndarr
     bytes of a row]."""
     count, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
     random, numbers = np.random.default_rng(seed), _NUMBERS[kind]
-    made = random.integers(0, 256, (rows, columns // count, size), np.uint8)
-    scale = random.uniform(0.1, 0.2, made.shape[:2]) / numbers.largest
+    built = random.integers(0, 256, (rows, columns // count, size), np.uint8)
+    scale = random.uniform(0.1, 0.2, built.shape[:2]) / numbers.largest
 
     def put(at: int, values: np.ndarray) -> None:
-        made[..., at : at + 2] = values.astype(np.float16)[..., None].view(np.uint8)
+        built[..., at : at + 2] = values.astype(np.float16)[..., None].view(np.uint8)
 
     put(numbers.scale, scale)
     if numbers.minimum is not None:
         put(numbers.minimum, scale * numbers.middle)
-    return made.reshape(rows, -1)
+    return built.reshape(rows, -1)
 
 
 def gguf_values(kind: str, data: np.ndarray) -> np.ndarray:

@@ -98,10 +98,10 @@ def test_what_is_counted_is_what_is_run(tmp_path: Path, monkeypatch: pytest.Monk
     target = FakeTarget(state="portable" if kind == "portable" else "native")
     use(monkeypatch, executor=watching(steps.append, "run", "run_each"), state=target.state)
     toy = Toy.make(tmp_path)
-    made = toy.compile(plan, **options)
+    built = toy.compile(plan, **options)
     configured = target.configure(CompileOptions.of("fake", **options))
     work = count(plan.buckets, plan.limits, target, configured, 2 * 8 * 257)
-    assert work.executables == made.verification["executables"]
+    assert work.executables == built.verification["executables"]
     assert work.steps == pytest.approx(len(steps), rel=0.15)
     assert work.tokens == pytest.approx(sum(s.token_ids.size for s in steps if s.phase == "prompt"), rel=0.25)
 

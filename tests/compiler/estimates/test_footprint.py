@@ -185,7 +185,10 @@ def test_a_memory_budget_counts_this_footprint(tmp_path):
     assert footprint(limits=plan.limits).graph_bytes(whole.buckets) > budget
 
 
-DEMO = [Weights(106_168_320, BLOCK_TYPES["Q4_1"].form), Weights(28_311_552, BLOCK_TYPES["Q8_0"].form, outer=True)]
+DEMO = [
+    Weights(106_168_320, BLOCK_TYPES["Q4_1"].form),
+    Weights(28_311_552, BLOCK_TYPES["Q8_0"].form, embed_lm_head=True),
+]
 """SmolLM2-135M as the demo has it."""
 
 

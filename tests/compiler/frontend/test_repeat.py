@@ -73,18 +73,18 @@ def files(program: ExportedProgram) -> dict[str, bytes]:
 
 @cache
 def two_part(case: str, cached: bool, few: bool) -> Fields:
-    made = trace._trace_weightless(CASES[case], "two_part", cached, torch.float32, TOP if cached else 0, few)
-    return serialise(made.exported)
+    built = trace._trace_weightless(CASES[case], "two_part", cached, torch.float32, TOP if cached else 0, few)
+    return serialise(built.exported)
 
 
 @default_cases(1)
 @pytest.mark.parametrize("case", tiny.REPRESENTATIVES)
 def test_the_fused_graph_is_that_of_a_whole_trace_byte_for_byte(case: str, runs: list[int]) -> None:
-    made, known = fused(CASES[case], True), fused(CASES[case], False)
+    built, known = fused(CASES[case], True), fused(CASES[case], False)
     assert runs == [3, 4]
-    assert files(made) == files(known)
-    assert made.graph_signature.input_specs == known.graph_signature.input_specs
-    assert list(made.state_dict) == list(known.state_dict)
+    assert files(built) == files(known)
+    assert built.graph_signature.input_specs == known.graph_signature.input_specs
+    assert list(built.state_dict) == list(known.state_dict)
 
 
 @full
@@ -97,7 +97,7 @@ def test_the_weightless_program_is_that_of_a_whole_trace_but_for_names(case: str
 @pytest.mark.parametrize("sizes", BUCKETS, ids=str)
 def test_its_programs_of_a_bucket_compute_the_same_numbers(sizes: tuple[int, int, int]) -> None:
     case, (batch, query, context) = BUCKETS[sizes], sizes
-    made, known = (PortableProgram.of(specialise(two_part(case, context > 0, few), *sizes)) for few in (True, False))
+    built, known = (PortableProgram.of(specialise(two_part(case, context > 0, few), *sizes)) for few in (True, False))
     random = torch.Generator().manual_seed(3)
     config = CASES[case]
     model = build_traceable(config, attention_name("two_part"))
@@ -109,8 +109,8 @@ def test_its_programs_of_a_bucket_compute_the_same_numbers(sizes: tuple[int, int
     kept = [torch.randn(batch, 2, context, 16, generator=random) for _ in range(held)]
     tokens = torch.randint(config["vocab_size"], (batch, query), generator=random)
     lengths = torch.full((batch,), context // 2), torch.full((batch,), query)
-    assert made.weights == known.weights
-    results = [p.run(tokens, *lengths, *kept, *(weights[n] for n in p.weights)) for p in (made, known)]
+    assert built.weights == known.weights
+    results = [p.run(tokens, *lengths, *kept, *(weights[n] for n in p.weights)) for p in (built, known)]
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
@@ -122,9 +122,9 @@ def test_the_number_of_traced_layers_does_not_grow_with_the_model(layers: int, r
 
 
 def test_a_model_of_few_layers_is_traced_as_it_is(runs: list[int]) -> None:
-    made = trace._trace(tiny.config("llama-three-layers"), "fused", True)
+    built = trace._trace(tiny.config("llama-three-layers"), "fused", True)
     assert runs == [3]
-    assert {entry.fqn for entry in made.module_call_graph} >= {"model.model.layers.2.mlp"}
+    assert {entry.fqn for entry in built.module_call_graph} >= {"model.model.layers.2.mlp"}
 
 
 def deep(layers: int = 5, case: str = "llama", **changed: Any) -> Any:
@@ -215,9 +215,9 @@ def test_a_model_without_a_steady_state_is_traced_whole(
 
     monkeypatch.setattr(LlamaAttention, "forward", changed)
     config = tiny.config("llama") | {"num_hidden_layers": 5, "rms_norm_eps": 1.5e-5 if change is by_index else 2e-5}
-    made = trace.trace(config, "fused")
+    built = trace.trace(config, "fused")
     assert runs == [3, 5]
-    assert len(made.graph_signature.output_specs) == 1 + 2 * 5
+    assert len(built.graph_signature.output_specs) == 1 + 2 * 5
 
 
 def test_an_error_of_tracing_names_the_architecture(monkeypatch: pytest.MonkeyPatch, runs: list[int]) -> None:
@@ -235,8 +235,8 @@ def canonical(program: Fields) -> Fields:
     graph = program["graph_module"]["graph"]
     names = [i["as_tensor"]["name"] for i in graph["inputs"]]
     nodes = [n for n in graph["nodes"] if n["target"] not in {*SIZE_ARITHMETIC, SIZE, ASSERTION}]
-    made = [name for node in nodes if node["outputs"] for name in output_names(node)[0]]
-    place = {name: name for name in names} | {name: f"%{i}" for i, name in enumerate(made)}
+    built = [name for node in nodes if node["outputs"] for name in output_names(node)[0]]
+    place = {name: name for name in names} | {name: f"%{i}" for i, name in enumerate(built)}
     shapes = {name: graph["tensor_values"][name] for name in place}
     symbols = dict(zip("BQ", shapes["token_ids"]["sizes"], strict=True))
     for name in sorted(names):  # the caches of one window have as many places, those of others may have fewer

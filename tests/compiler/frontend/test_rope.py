@@ -52,8 +52,8 @@ def test_the_fused_program_has_tables_of_transformers_angles(kind: str) -> None:
     cos, sin = rotary(torch.zeros(1, count, 1), torch.arange(count)[None])
     tables = import_program(trace(tiny.config(case), "fused"), count).tables
     assert len(tables) == 2
-    for made, wanted in zip(tables.values(), (cos, sin), strict=True):
-        np.testing.assert_allclose(made, wanted[0].numpy(), atol=1e-6)
+    for built, wanted in zip(tables.values(), (cos, sin), strict=True):
+        np.testing.assert_allclose(built, wanted[0].numpy(), atol=1e-6)
 
 
 @default_cases(1)

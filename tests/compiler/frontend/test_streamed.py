@@ -38,8 +38,10 @@ def streaming(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def predicted(reference: TransformersReference) -> tuple[list[list[int]], list[np.ndarray]]:
-    made = reference.together([partial(reference.greedy, prompt, n) for prompt, n in zip(PROMPTS, COUNTS, strict=True)])
-    return made, reference.together([partial(reference.logits, p, range(len(p))) for p in PROMPTS])
+    built = reference.together(
+        [partial(reference.greedy, prompt, n) for prompt, n in zip(PROMPTS, COUNTS, strict=True)]
+    )
+    return built, reference.together([partial(reference.logits, p, range(len(p))) for p in PROMPTS])
 
 
 @default_cases(4)
@@ -173,14 +175,14 @@ def test_stored_types_fill_as_they_are_read(tmp_path: Path) -> None:
 
     from llmc.compiler.checkpoint.safetensors_file import SafetensorsFile
 
-    made = torch.randn(3, 5)
+    built = torch.randn(3, 5)
     types: Sequence[torch.dtype] = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-    save_file({str(t): made.to(t) for t in types}, tmp_path / "a.safetensors")
+    save_file({str(t): built.to(t) for t in types}, tmp_path / "a.safetensors")
     file = SafetensorsFile(tmp_path / "a.safetensors")
     for t in types:
         out = np.full((3, 5), np.nan, np.float32)
         file.fill(str(t), out)
-        np.testing.assert_array_equal(out, made.to(t).float().numpy())
+        np.testing.assert_array_equal(out, built.to(t).float().numpy())
         np.testing.assert_array_equal(out, file.tensor(str(t)))
     file.forget()
-    np.testing.assert_array_equal(file.tensor(str(torch.bfloat16)), made.to(torch.bfloat16).float().numpy())
+    np.testing.assert_array_equal(file.tensor(str(torch.bfloat16)), built.to(torch.bfloat16).float().numpy())

@@ -33,8 +33,8 @@ def routed(tokens: int) -> tuple[Tensor, Tensor, Tensor]:
 def test_results_are_transformers_own(family: str, dialect: str, tokens: int) -> None:
     module, given = experts(family), routed(tokens)
     wanted = ALL_EXPERTS_FUNCTIONS["batched_mm"](module, *given)
-    made = ALL_EXPERTS_FUNCTIONS[attention_name(dialect)](module, *given)
-    torch.testing.assert_close(made, wanted, atol=1e-4, rtol=1e-4)
+    built = ALL_EXPERTS_FUNCTIONS[attention_name(dialect)](module, *given)
+    torch.testing.assert_close(built, wanted, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("dialect", ["fused", "two_part"])

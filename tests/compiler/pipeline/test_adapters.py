@@ -56,14 +56,14 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
 @pytest.fixture(scope="module")
 def wanted(model: str) -> list[list[int]]:
     checkpoint, names = open_checkpoint(model), [None, "some", "other"]
-    made = []
+    built = []
     for prompt, name in zip(PROMPTS, CHOSEN, strict=True):
         reference: Any = load_real_model(checkpoint.of_adapter(names.index(name)))
         ids = torch.tensor([prompt])
-        made.append(
+        built.append(
             reference.generate(ids, max_new_tokens=6, do_sample=False, eos_token_id=None, pad_token_id=0)[0].tolist()
         )
-    return [tokens[len(prompt) :] for tokens, prompt in zip(made, PROMPTS, strict=True)]
+    return [tokens[len(prompt) :] for tokens, prompt in zip(built, PROMPTS, strict=True)]
 
 
 CASES: dict[str, dict[str, Any]] = {
@@ -80,11 +80,11 @@ CASES: dict[str, dict[str, Any]] = {
 def test_each_request_has_its_adapter(
     tmp_path: Path, model: str, store: Store, wanted: list[list[int]], case: str
 ) -> None:  # fmt: skip
-    asked = CompileOptions.of(**{"quantize": "none", "verify": "all", **CASES[case]})
-    made = compile_bundle(model, tmp_path / "bundle", PLAN, asked, store, lambda _: None)
-    assert made.verification["rows"] >= 3 * 3, "three buckets, each with both adapters and none"
-    assert made.verification["mean_kl"] < 1e-9
-    assert made.verification["greedy_equal"] == made.verification["greedy_sequences"] == 6 + 2
+    requested = CompileOptions.of(**{"quantize": "none", "verify": "all", **CASES[case]})
+    built = compile_bundle(model, tmp_path / "bundle", PLAN, requested, store, lambda _: None)
+    assert built.verification["rows"] >= 3 * 3, "three buckets, each with both adapters and none"
+    assert built.verification["mean_kl"] < 1e-9
+    assert built.verification["greedy_equal"] == built.verification["greedy_sequences"] == 6 + 2
     with BundleLLM(tmp_path / "bundle", threads=1) as llm:
         params = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
         outputs = llm.generate(PROMPTS, params, use_tqdm=False, lora=CHOSEN)
@@ -94,37 +94,37 @@ def test_each_request_has_its_adapter(
 def test_in_8_bits_by_llmcs_kernels(tmp_path: Path, model: str, store: Store) -> None:
     """Which read the chosen adapters' matrices alone."""
     own_set()
-    asked = CompileOptions.of("onnxruntime", quantize="int8", verify="all", kernels="llmc")
-    made = compile_bundle(model, tmp_path / "bundle", PLAN, asked, store, lambda _: None)
+    requested = CompileOptions.of("onnxruntime", quantize="int8", verify="all", kernels="llmc")
+    built = compile_bundle(model, tmp_path / "bundle", PLAN, requested, store, lambda _: None)
     bundle = Bundle.open(tmp_path / "bundle")
     (executable,) = bundle.manifest.executables
     nodes = onnx.load_from_string(bytes(bundle.files.read(executable.blob))).graph.node
     groups = "q, k and v; o; gate and up; down"
     assert [node.op_type for node in nodes].count("Adapted") == 2 * len(groups.split(";"))
-    assert made.verification["rows"] >= 3 * 3
-    assert made.verification["mean_kl"] < 0.005
+    assert built.verification["rows"] >= 3 * 3
+    assert built.verification["mean_kl"] < 0.005
 
 
 @default_cases(2)
 @pytest.mark.parametrize(
-    ("asked", "products"),
+    ("requested", "products"),
     [({"quantize": "none"}, 8), ({"quantize": "int8", "group_size": 32}, 8), ({"quantize": "int8"}, 9),
      ({"quantize": "int4", "verify": "none"}, 12)],
 )  # fmt: skip
 def test_openvino_multiplies_by_the_second_matrix_with_the_weights(
-    tmp_path: Path, model: str, store: Store, asked: dict[str, Any], products: int
+    tmp_path: Path, model: str, store: Store, requested: dict[str, Any], products: int
 ) -> None:
     """Of q, k and v, of o, of gate and up and of down; by itself where one form does not hold both: 4 bits, and groups
     of 64 of a width that these do not divide, which is down's."""
-    options = CompileOptions.of("openvino", **{"verify": "all", **asked})
-    made = compile_bundle(model, tmp_path / "bundle", PLAN, options, store, lambda _: None)
+    options = CompileOptions.of("openvino", **{"verify": "all", **requested})
+    built = compile_bundle(model, tmp_path / "bundle", PLAN, options, store, lambda _: None)
     bundle = Bundle.open(tmp_path / "bundle")
     xml = bytes(bundle.files.read(bundle.executable("any", None, None, None).blob)).decode()
     head = 1
     assert len(re.findall('type="FullyConnected(?:Compressed)?"', xml)) == head + 2 * products
     if options.verify == "all":
-        assert made.verification["rows"] >= 3 * 3
-        assert made.verification["mean_kl"] < (1e-9 if options.quantize == "none" else 0.005)
+        assert built.verification["rows"] >= 3 * 3
+        assert built.verification["mean_kl"] < (1e-9 if options.quantize == "none" else 0.005)
 
 
 def test_from_the_command_line(tmp_path: Path, model: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -139,9 +139,9 @@ def test_from_the_command_line(tmp_path: Path, model: str, capsys: pytest.Captur
     shown = capsys.readouterr().out
     assert '"name": "some"' in shown
     assert str(base.parent) not in (tmp_path / "bundle" / "manifest.json").read_text()
-    asked = ["generate", str(tmp_path / "bundle"), "-p", "Hi", "--max-tokens", "2", "--threads", "1"]
-    assert main([*asked, "--lora-name", "some"]) == 0
-    assert main([*asked, "--lora-name", "none"]) != 0
+    requested = ["generate", str(tmp_path / "bundle"), "-p", "Hi", "--max-tokens", "2", "--threads", "1"]
+    assert main([*requested, "--lora-name", "some"]) == 0
+    assert main([*requested, "--lora-name", "none"]) != 0
     assert "no adapter 'none'; it has some, other" in capsys.readouterr().err
     assert main(["compile", str(base), "--lora-modules", "some", *flags]) != 0
     assert "--lora-modules some: give each adapter as NAME=ADAPTER" in capsys.readouterr().err
@@ -155,20 +155,25 @@ def test_devices_whose_graphs_take_none(model: str) -> None:
 
 
 def test_no_hybrid(tmp_path: Path, model: str, store: Store) -> None:
-    asked, settings = CompileOptions.of("onnxruntime"), Settings.from_environment()
+    requested, settings = CompileOptions.of("onnxruntime"), Settings.from_environment()
     with pytest.raises(InputError, match="not handed from device to device"):
         compile_hybrid(
-            Compilation.of(model, asked, store, settings, plan=PLAN), tmp_path / "hybrid", "openvino", lambda _: None
+            Compilation.of(model, requested, store, settings, plan=PLAN),
+            tmp_path / "hybrid",
+            "openvino",
+            lambda _: None,
         )
 
 
 def test_modules_that_are_no_linear_ones(tmp_path: Path, store: Store) -> None:
     """The head, and weights that are kept transposed."""
-    asked = CompileOptions.of("onnxruntime", quantize="none", verify="none")
+    requested = CompileOptions.of("onnxruntime", quantize="none", verify="none")
     for family, module, words in (
         ("llama", "lm_head", "lm_head is a Linear"), ("gpt2", "transformer.h.0.attn.c_proj", "c_proj is a Conv1D"),
     ):  # fmt: skip
         base = tiny.write_model(tmp_path / family, family)
         adapter = write_lora(tmp_path / f"{family}-lora", base, [module])
         with pytest.raises(CheckpointError, match=words):
-            compile_bundle(with_choices(base, {"x": adapter}), tmp_path / "bundle", PLAN, asked, store, lambda _: None)
+            compile_bundle(
+                with_choices(base, {"x": adapter}), tmp_path / "bundle", PLAN, requested, store, lambda _: None
+            )

@@ -59,9 +59,9 @@ class Case:
 @pytest.fixture(scope="module")
 def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
     folder = tmp_path_factory.mktemp("bind")
-    made = Case(write_folder(folder / "llama"), folder / "unbound", Store(folder / "store"))
-    made.compile(made.model / "config.json", made.unbound)
-    return made
+    created = Case(write_folder(folder / "llama"), folder / "unbound", Store(folder / "store"))
+    created.compile(created.model / "config.json", created.unbound)
+    return created
 
 
 def tokens(bundle: Path) -> list[list[int]]:
@@ -74,11 +74,11 @@ def tokens(bundle: Path) -> list[list[int]]:
 
 @full
 def test_a_bound_bundle_generates_what_the_ordinary_bundle_does(case: Case, tmp_path: Path) -> None:
-    made = bind(case.unbound, open_checkpoint(case.model), tmp_path / "made", case.store)
-    assert made == tmp_path / "made"
+    created = bind(case.unbound, open_checkpoint(case.model), tmp_path / "made", case.store)
+    assert created == tmp_path / "made"
     ordinary = case.compile(case.model, tmp_path / "ordinary", "all")
-    assert tokens(made) == tokens(ordinary)
-    mine, other = read_manifest(made), read_manifest(ordinary)
+    assert tokens(created) == tokens(ordinary)
+    mine, other = read_manifest(created), read_manifest(ordinary)
     for name in ("weights", "weights.json"):
         assert mine.files[name] == other.files[name]
     assert mine.model == other.model
@@ -103,9 +103,9 @@ def test_the_manifest_is_the_old_one_with_the_weights_and_where_they_come_from(c
 
 def test_a_gguf_file_can_be_the_weights(case: Case, tmp_path: Path) -> None:
     file = write_gguf(tmp_path / "m.gguf")
-    made = bind(case.unbound, open_checkpoint(file), tmp_path / "made", case.store)
-    assert tokens(made) == tokens(bound(case.unbound, str(case.model), case.store))
-    manifest = read_manifest(made)
+    created = bind(case.unbound, open_checkpoint(file), tmp_path / "made", case.store)
+    assert tokens(created) == tokens(bound(case.unbound, str(case.model), case.store))
+    manifest = read_manifest(created)
     assert manifest.model["name"] == open_checkpoint(file).name
     assert "tokenizer.json" in manifest.files, "the bundle had none"
 
@@ -120,15 +120,15 @@ def test_the_tokenizer_of_the_bundle_stays_where_it_has_one(case: Case, tmp_path
     other = write_folder(tmp_path / "other")
     (other / "tokenizer.json").write_text(words.replace("{", "{ ", 1))
     (other / "chat_template.jinja").write_text(TEMPLATE)
-    made = read_manifest(bind(unbound, open_checkpoint(other), tmp_path / "made", case.store))
-    assert made.files["tokenizer.json"] == read_manifest(unbound).files["tokenizer.json"]
-    assert "chat_template.jinja" in made.files
+    created = read_manifest(bind(unbound, open_checkpoint(other), tmp_path / "made", case.store))
+    assert created.files["tokenizer.json"] == read_manifest(unbound).files["tokenizer.json"]
+    assert "chat_template.jinja" in created.files
 
 
 def test_a_checkpoint_with_more_tensors_is_fine(case: Case, tmp_path: Path) -> None:
     more = weights() | {"model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(8, np.float32)}
-    made = bind(case.unbound, open_checkpoint(write_folder(tmp_path / "more", more)), tmp_path / "made", case.store)
-    assert tokens(made) == tokens(bound(case.unbound, str(case.model), case.store))
+    created = bind(case.unbound, open_checkpoint(write_folder(tmp_path / "more", more)), tmp_path / "made", case.store)
+    assert tokens(created) == tokens(bound(case.unbound, str(case.model), case.store))
 
 
 def test_layers_that_are_stacked_come_from_one_tensor_each(case: Case, tmp_path: Path) -> None:
@@ -208,8 +208,11 @@ def test_weights_of_more_than_the_model_takes_are_refused(case: Case, tmp_path: 
 
 
 def test_a_bundle_with_weights_takes_no_others(case: Case, tmp_path: Path) -> None:
-    made = bind(case.unbound, open_checkpoint(case.model), tmp_path / "made", case.store)
-    for again in (lambda: bound(made, str(case.model), case.store), lambda: bind(made, None, made, case.store)):  # type: ignore[arg-type]
+    created = bind(case.unbound, open_checkpoint(case.model), tmp_path / "made", case.store)
+    for again in (
+        lambda: bound(created, str(case.model), case.store),
+        lambda: bind(created, None, created, case.store),
+    ):  # type: ignore[arg-type]
         with pytest.raises(InputError, match="made has its weights; leave them out"):
             again()
 
@@ -261,19 +264,19 @@ def test_another_folder_takes_the_weights_file_from_the_store(case: Case, tmp_pa
 
 def test_a_bound_bundle_that_was_damaged_is_made_again(case: Case, tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
-    made = bound(case.unbound, str(case.model), store)
-    blob = made / "blobs/sha256" / read_manifest(made).files["weights"][7:]
+    created = bound(case.unbound, str(case.model), store)
+    blob = created / "blobs/sha256" / read_manifest(created).files["weights"][7:]
     blob.chmod(0o644)
     flip(blob)
-    assert bound(case.unbound, str(case.model), store) == made
-    assert BundleFiles.open(made).verify() == []
+    assert bound(case.unbound, str(case.model), store) == created
+    assert BundleFiles.open(created).verify() == []
 
 
 def test_other_weights_make_another_bundle(case: Case, tmp_path: Path) -> None:
     other = write_folder(tmp_path / "llama", weights(1))
-    made = [bound(case.unbound, str(model), case.store) for model in (case.model, other)]
-    assert made[0] != made[1]
-    assert tokens(made[0]) != tokens(made[1])
+    created = [bound(case.unbound, str(model), case.store) for model in (case.model, other)]
+    assert created[0] != created[1]
+    assert tokens(created[0]) != tokens(created[1])
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), CapacityError("full")])

@@ -24,15 +24,15 @@ LIMITS = ("--max-model-len", "32")
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[FakeTarget]:
     """The fake device's targets, as they are made."""
-    made: list[FakeTarget] = []
+    built: list[FakeTarget] = []
     init = FakeTarget.__init__
 
     def noted(self: FakeTarget, *arguments: Any, **more: Any) -> None:
-        made.append(self)
+        built.append(self)
         init(self, *arguments, **more)
 
     monkeypatch.setattr(FakeTarget, "__init__", noted)
-    return made
+    return built
 
 
 @pytest.mark.parametrize("device", ["fake", "fake:portable"])
@@ -40,8 +40,8 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[FakeTarget]:
 def test_a_command_line_opens_its_target_once(
     toy: Toy, opened: list[FakeTarget], device: str, more: tuple[str, ...]
 ) -> None:
-    asked = ("compile", str(toy.model), "--device", device, *LIMITS, "-o", str(toy.bundle), *more)
-    assert main([*asked, "--cache-dir", str(toy.store.root), "-q"]) == 0
+    requested = ("compile", str(toy.model), "--device", device, *LIMITS, "-o", str(toy.bundle), *more)
+    assert main([*requested, "--cache-dir", str(toy.store.root), "-q"]) == 0
     assert len(opened) == 1
 
 
@@ -52,24 +52,24 @@ def test_so_does_one_that_is_finished_here(toy: Toy, opened: list[FakeTarget], m
 
 
 def test_its_key_dry_run_programs_and_bundle_share_a_target(toy: Toy, opened: list[FakeTarget]) -> None:
-    asked = package.prepare(toy.model, device="fake", store=toy.store, plan=toy.plan)
-    assert asked.dry_run()["cached"] == 0 and list(asked.programs("program", lambda _: None))
-    key = asked.key()
-    assert asked.compile(toy.bundle, lambda _: None).built
-    assert asked.dry_run()["to_build"] == 0 and asked.key() == key
+    requested = package.prepare(toy.model, device="fake", store=toy.store, plan=toy.plan)
+    assert requested.dry_run()["cached"] == 0 and list(requested.programs("program", lambda _: None))
+    key = requested.key()
+    assert requested.compile(toy.bundle, lambda _: None).built
+    assert requested.dry_run()["to_build"] == 0 and requested.key() == key
     assert len(opened) == 1
 
 
 def test_what_was_interrupted_is_resumed(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = package.prepare(toy.model, device="fake", cache_dir=toy.store.root, plan=toy.plan)
+    requested = package.prepare(toy.model, device="fake", cache_dir=toy.store.root, plan=toy.plan)
 
     def interrupted(event: object) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        asked.compile(toy.bundle, interrupted, resumable=True)
+        requested.compile(toy.bundle, interrupted, resumable=True)
     again, output = Compilation.resumed(toy.bundle, toy.store.root, Settings())
-    assert (again.plan, again.options, output) == (asked.plan, asked.options, toy.bundle)
+    assert (again.plan, again.options, output) == (requested.plan, requested.options, toy.bundle)
     again.compile(output, lambda _: None, resumable=True)
     with pytest.raises(InputError, match="nothing to resume"):
         Compilation.resumed(toy.bundle, toy.store.root, Settings())
@@ -78,7 +78,7 @@ def test_what_was_interrupted_is_resumed(toy: Toy, monkeypatch: pytest.MonkeyPat
 def test_a_plan_may_be_a_file_and_is_of_the_models_task(toy: Toy, tmp_path: Path) -> None:
     toy.plan.save(tmp_path / "plan.json")
     options = CompileOptions("fake")
-    asked = Compilation.of(toy.model, options, toy.store, Settings(), plan=tmp_path / "plan.json")
-    assert asked.plan == toy.plan
+    requested = Compilation.of(toy.model, options, toy.store, Settings(), plan=tmp_path / "plan.json")
+    assert requested.plan == toy.plan
     with pytest.raises(InputError, match="the plan is one to embed"):
         Compilation.of(toy.model, options, toy.store, Settings(), plan=encode_plan("embed", 32))

@@ -101,9 +101,9 @@ def test_a_file_that_is_no_configuration_is_refused(tmp_path: Path, content: str
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """For hpu, verified as it is by default."""
     folder = tmp_path_factory.mktemp("config")
-    asked = CompileOptions(device="hpu")
+    requested = CompileOptions(device="hpu")
     compile_bundle(
-        str(write_config(folder / "llama")), folder / "bundle", PLAN, asked, Store(folder / "store"), lambda _: None
+        str(write_config(folder / "llama")), folder / "bundle", PLAN, requested, Store(folder / "store"), lambda _: None
     )
     return folder / "bundle"
 

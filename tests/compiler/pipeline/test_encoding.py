@@ -118,18 +118,18 @@ def test_smaller_formats_stay_within_their_limits(
     folder: Path, embedding: llmc.LLM, device: str, dtype: str, quantize: str, quality: str
 ) -> None:
     bundle = folder / f"{device}.{quality}.llmc"
-    asked: dict[str, Any] = {
+    requested: dict[str, Any] = {
         "device": device, "dtype": dtype, "quantize": quantize, "max_num_seqs": 4, "cache_dir": folder / "store",
     }  # fmt: skip
     if not computes_in(dtype, cpu_features()):
         with pytest.raises(DeviceError, match=f"--dtype {dtype}: this CPU has none of"):
-            llmc.compile(folder / "bert", bundle, **asked)
+            llmc.compile(folder / "bert", bundle, **requested)
         return
-    made = llmc.compile(folder / "bert", bundle, **asked)
-    assert made.reused == (quantize == "none"), "OpenVINO chooses bf16 when it opens the same model"
-    assert made.verification["quality"] == quality
-    assert LEAST_COSINE[quality] <= made.verification["cosine"] < 0.9999999, "it ran in float32"
-    assert made.verification["leak"] <= MOST_LEAK
+    built = llmc.compile(folder / "bert", bundle, **requested)
+    assert built.reused == (quantize == "none"), "OpenVINO chooses bf16 when it opens the same model"
+    assert built.verification["quality"] == quality
+    assert LEAST_COSINE[quality] <= built.verification["cosine"] < 0.9999999, "it ran in float32"
+    assert built.verification["leak"] <= MOST_LEAK
     with llmc.LLM(bundle) as llm:
         found = [one.outputs.embedding for one in llm.embed(TEXTS)]
     wanted = [one.outputs.embedding for one in embedding.embed(TEXTS)]
@@ -138,12 +138,12 @@ def test_smaller_formats_stay_within_their_limits(
 
 
 def test_buckets_of_fixed_shapes_give_the_same_vectors(folder: Path, embedding: llmc.LLM) -> None:
-    made = llmc.compile(
+    built = llmc.compile(
         folder / "bert", folder / "fixed.llmc", device="onnxruntime", max_num_seqs=2, specialise=True,
         cache_dir=folder / "store",
     )  # fmt: skip
-    assert (made.built, made.reused) == (6, 0), "1 and 2 texts of 16, 32 and 64 tokens"
-    assert made.choice == "one executable per bucket of texts × tokens"
+    assert (built.built, built.reused) == (6, 0), "1 and 2 texts of 16, 32 and 64 tokens"
+    assert built.choice == "one executable per bucket of texts × tokens"
     with llmc.LLM(folder / "fixed.llmc") as llm:
         found = [one.outputs.embedding for one in llm.embed(TEXTS)]
         assert llm.pooler.statistics.buckets == {(2, 32): 1, (2, 16): 1}
@@ -174,16 +174,16 @@ def test_cpu_stands_for_the_first_engine_that_is_installed(monkeypatch: pytest.M
 
 def test_asyncio_programs_get_the_same_vectors(folder: Path, embedding: llmc.LLM) -> None:
     async def run() -> None:
-        async with llmc.AsyncLLM(folder / "bert.llmc") as made:
-            found = await asyncio.gather(*(made.embed(text) for text in TEXTS))
+        async with llmc.AsyncLLM(folder / "bert.llmc") as built:
+            found = await asyncio.gather(*(built.embed(text) for text in TEXTS))
             for text, (one,) in zip(TEXTS, found, strict=True):
                 wanted = embedding.embed(text)[0].outputs.embedding
                 assert np.allclose(one.outputs.embedding, wanted, atol=1e-6)
-            assert made.stats.running == 0
+            assert built.stats.running == 0
             with pytest.raises(InputError, match="a bundle to embed, not to score"):
-                await made.score("a", "b")
+                await built.score("a", "b")
             with pytest.raises(InputError, match="a bundle to embed, which generates nothing"):
-                await anext(made.generate("a"))
+                await anext(built.generate("a"))
 
     asyncio.run(run())
 
@@ -191,16 +191,16 @@ def test_asyncio_programs_get_the_same_vectors(folder: Path, embedding: llmc.LLM
 @full
 def test_scores_are_those_of_the_classifier(folder: Path) -> None:
     checkpoint = write_encoder(folder / "judge", "xlm_roberta", "score")
-    made = llmc.compile(
+    built = llmc.compile(
         checkpoint, folder / "judge.llmc", device="openvino", dtype="f32", max_num_seqs=2, cache_dir=folder / "store"
     )
-    assert made.verification["cosine"] > 0.99999
+    assert built.verification["cosine"] > 0.99999
     with llmc.LLM(folder / "judge.llmc") as llm:
         found = llm.score("abc", ["def", "a longer document"])
 
     async def beside() -> None:
-        async with llmc.AsyncLLM(folder / "judge.llmc") as made:
-            assert (await made.score("abc", "def"))[0].outputs.score == pytest.approx(found[0].outputs.score, abs=1e-6)
+        async with llmc.AsyncLLM(folder / "judge.llmc") as built:
+            assert (await built.score("abc", "def"))[0].outputs.score == pytest.approx(found[0].outputs.score, abs=1e-6)
 
     asyncio.run(beside())
     model = AutoModelForSequenceClassification.from_pretrained(checkpoint).eval()

@@ -30,17 +30,17 @@ from tests.toy import Toy
 @pytest.fixture
 def toy(tmp_path: Path) -> Toy:
     """A toy with a portable bundle."""
-    made = Toy.make(tmp_path)
-    made.compile(device="fake:portable")
-    return made
+    built = Toy.make(tmp_path)
+    built.compile(device="fake:portable")
+    return built
 
 
 @pytest.fixture
 def put_in(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Puts a card into this host, or takes it out."""
 
-    def put(name: str | None = "fake-1", **made: str) -> None:
-        monkeypatch.setattr(device, "here", None if name is None else FakeCard(name, **made))
+    def put(name: str | None = "fake-1", **built: str) -> None:
+        monkeypatch.setattr(device, "here", None if name is None else FakeCard(name, **built))
 
     return put
 

@@ -27,10 +27,10 @@ from tests.toy import Toy
 @pytest.fixture
 def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Toy:
     """A toy with a portable bundle, on a host with a card."""
-    made = Toy.make(tmp_path)
-    made.compile(device="fake:portable")
+    built = Toy.make(tmp_path)
+    built.compile(device="fake:portable")
     monkeypatch.setattr(device, "here", FakeCard())
-    return made
+    return built
 
 
 def finish(toy: Toy) -> Any:
@@ -59,17 +59,17 @@ def test_killed_the_bundle_is_as_before_and_a_rerun_goes_on(toy: Toy, after: int
 
 
 def test_of_two_at_once_one_builds_and_the_other_waits(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
-    sound, made = FakeFinisher.finish, Counter[str]()
+    sound, built = FakeFinisher.finish, Counter[str]()
 
     def counted(self: FakeFinisher, bundle: Bundle, executable: Any) -> bytes:
-        made[executable.blob] += 1
+        built[executable.blob] += 1
         return sound(self, bundle, executable)
 
     monkeypatch.setattr(FakeFinisher, "finish", counted)
     with ThreadPoolExecutor(2) as threads:
         first, second = threads.map(lambda _: finish(toy), range(2))
     count = len(Bundle.open(toy.bundle).manifest.executables)
-    assert set(made.values()) == {1} and first.built + second.built == count
+    assert set(built.values()) == {1} and first.built + second.built == count
     assert first.finished_for == second.finished_for and not BundleFiles.open(toy.bundle).verify()
 
 

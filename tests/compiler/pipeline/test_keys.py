@@ -70,7 +70,7 @@ def package(name: str) -> Change:
 
     def change(case: Case) -> Keys:
         real = stages.version_of
-        other = lambda asked, extra="compile": "99.9" if asked == name else real(asked, extra)  # noqa: E731
+        other = lambda requested, extra="compile": "99.9" if requested == name else real(requested, extra)  # noqa: E731
         for module in (stages, onnxruntime, programs):
             case.patch.setattr(module, "version_of", other)
         return case.keyed.ask()
@@ -365,6 +365,6 @@ def test_whatever_an_engine_is_opened_with_is_named_by_what_was_verified(
         ("remaining", set()), ("choice", set()),
     ):  # fmt: skip
         with monkeypatch.context() as patch:
-            told = {"recorded": lambda self, options, name=option: Recorded("fake", options={name: "other"})}
-            use(patch, target=type("Told", (fake.FakeTarget,), told))
+            reported = {"recorded": lambda self, options, name=option: Recorded("fake", options={name: "other"})}
+            use(patch, target=type("Told", (fake.FakeTarget,), reported))
             assert changed(base, keyed.ask()) == expected

@@ -34,8 +34,8 @@ def test_how_a_compile_is_run_changes_no_key(keyed: Keyed, jobs: int, monkeypatc
 
 def test_how_a_plan_came_to_be_changes_no_key(keyed: Keyed) -> None:
     plan = keyed.plan
-    told = Provenance("linear", {"prompt_batch": {"max": 8}}, {"prompt_batch.max": "environment VLLM_PROMPT_BS"})
-    assert keyed.ask(plan=Plan(plan.limits, plan.buckets, told)) == keyed.ask()
+    reported = Provenance("linear", {"prompt_batch": {"max": 8}}, {"prompt_batch.max": "environment VLLM_PROMPT_BS"})
+    assert keyed.ask(plan=Plan(plan.limits, plan.buckets, reported)) == keyed.ask()
 
 
 def test_where_and_when_a_checkpoint_was_written_changes_no_key(keyed: Keyed, tmp_path: Path) -> None:
@@ -97,13 +97,13 @@ for entry in Store("store").entries():
         found[entry.key.digest] = [entry.key.kind, {n: b.digest for n, b in entry.outputs.items()}]
 print(json.dumps(found))
 """
-MadeExecutable = dict[str, list[object]]
+BuiltExecutable = dict[str, list[object]]
 
 
 def compile_in(
     folder: Path, device: str, model: object, *, jobs: int = 1, verify: str = "all", late: str = "", umask: str = "022",
     before: tuple[str, ...] = (), **environment: str,
-) -> MadeExecutable:  # fmt: skip
+) -> BuiltExecutable:  # fmt: skip
     """What a process of its own makes in `folder`: outputs by key."""
     folder.mkdir(parents=True)
     command = [*before, sys.executable, "-c", COMPILE, folder, device, model, jobs, verify, late, umask]
@@ -113,8 +113,8 @@ def compile_in(
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
-    made: MadeExecutable = json.loads(ran.stdout.splitlines()[-1])
-    return made
+    built: BuiltExecutable = json.loads(ran.stdout.splitlines()[-1])
+    return built
 
 
 def other_host() -> tuple[str, ...]:
@@ -129,7 +129,7 @@ def other_host() -> tuple[str, ...]:
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, MadeExecutable]:
+def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, BuiltExecutable]:
     """A toy checkpoint, and what compiling it makes where nothing is unusual."""
     folder = tmp_path_factory.mktemp("plain")
     model = write_toy(folder / "model")
@@ -139,7 +139,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, MadeExecutabl
 @default_cases(2)
 @pytest.mark.parametrize("what", ["place", "process", "host", "time"])
 def test_a_compile_elsewhere_makes_the_same_keys_and_bytes(
-    what: str, plain: tuple[Path, MadeExecutable], tmp_path: Path
+    what: str, plain: tuple[Path, BuiltExecutable], tmp_path: Path
 ) -> None:
     model, expected = plain
     work = tmp_path / "some other place" / "\u00fcber"
@@ -149,18 +149,18 @@ def test_a_compile_elsewhere_makes_the_same_keys_and_bytes(
     moved = tmp_path / "moved"
     if what == "place":
         shutil.copytree(model, moved)
-        made = compile_in(work, "fake", os.path.relpath(moved, work), HOME=str(home), TMPDIR=str(temporary))
+        built = compile_in(work, "fake", os.path.relpath(moved, work), HOME=str(home), TMPDIR=str(temporary))
     elif what == "process":
         noise = {"LLMC_THREADS": "2", "OMP_NUM_THREADS": "7", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONOPTIMIZE": "0"}
-        made = compile_in(work, "fake", model, jobs=5, umask="077", PYTHONHASHSEED="77", **noise)
+        built = compile_in(work, "fake", model, jobs=5, umask="077", PYTHONHASHSEED="77", **noise)
     elif what == "host":
         user = {"USER": "nobody", "LOGNAME": "nobody", "HOSTNAME": "elsewhere", "POD_IP": "10.1.2.3"}
-        made = compile_in(work, "fake", model, before=other_host(), **user)
+        built = compile_in(work, "fake", model, before=other_host(), **user)
     else:
         shutil.copytree(model, moved)
         for path in moved.iterdir():
             os.utime(path, (10, 10))
-        made = compile_in(work, "fake", moved, late="yes", TZ="Asia/Tokyo", LC_ALL="tr_TR.UTF-8", LANG="tr_TR.UTF-8")
+        built = compile_in(work, "fake", moved, late="yes", TZ="Asia/Tokyo", LC_ALL="tr_TR.UTF-8", LANG="tr_TR.UTF-8")
     assert {kind for kind, _ in expected.values()} == {
         "trace",
         "weights",
@@ -169,7 +169,7 @@ def test_a_compile_elsewhere_makes_the_same_keys_and_bytes(
         "reference",
         "verify",
     }
-    assert made == expected
+    assert built == expected
 
 
 @full
@@ -182,5 +182,5 @@ def test_real_models_too_are_the_same_in_another_process(compiled: Compiled, tmp
     }  # fmt: skip
     moved = shutil.copytree(compiled("cpu")[0].model, tmp_path / "moved")
     surroundings = {"PYTHONHASHSEED": "77", "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
-    made = compile_in(tmp_path / "work", "cpu,hpu", moved, verify="none", umask="077", **surroundings)
-    assert made == expected
+    built = compile_in(tmp_path / "work", "cpu,hpu", moved, verify="none", umask="077", **surroundings)
+    assert built == expected

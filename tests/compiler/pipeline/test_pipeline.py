@@ -88,9 +88,9 @@ def prompts(count: int, longest: int = 31, seed: int = 0) -> list[list[int]]:
 
 def generate(bundle: Path, ids: list[list[int]], count: int = 8) -> list[list[int]]:
     with BundleLLM(bundle) as llm:
-        made = llm.generate(ids, SamplingParams(max_tokens=count, temperature=0, ignore_eos=True))
+        created = llm.generate(ids, SamplingParams(max_tokens=count, temperature=0, ignore_eos=True))
         assert llm.compilations == 0
-    return [output.outputs[0].token_ids for output in made]
+    return [output.outputs[0].token_ids for output in created]
 
 
 def content(bundle: Path) -> dict[str, bytes]:
@@ -107,8 +107,8 @@ def test_a_bundle_generates_what_the_reference_does(toy: Toy, specialise: bool) 
     result = toy.compile(specialise=specialise)
     ids = prompts(11)
     wanted = greedy(toy.model, ids, 8)
-    made = generate(toy.bundle, ids)
-    assert made == [tokens[: 32 - len(prompt)] for tokens, prompt in zip(wanted, ids, strict=True)]
+    created = generate(toy.bundle, ids)
+    assert created == [tokens[: 32 - len(prompt)] for tokens, prompt in zip(wanted, ids, strict=True)]
     assert result.specialised is specialise
     assert result.built == len(read_manifest(toy.bundle).executables) == (BUCKETS if specialise else 1)
 
@@ -294,8 +294,8 @@ def test_targets_that_need_processes_get_them(toy: Toy, monkeypatch: pytest.Monk
 def compile_and_name_the_process(
     device: str, lowered: Lowered, shape: Shape, options: CompileOptions
 ) -> CompiledExecutable:
-    made = open_target(device).compile(lowered, shape, options)
-    return CompiledExecutable(json.dumps({**json.loads(made.data), "pid": os.getpid()}).encode(), made.state)
+    created = open_target(device).compile(lowered, shape, options)
+    return CompiledExecutable(json.dumps({**json.loads(created.data), "pid": os.getpid()}).encode(), created.state)
 
 
 def test_a_worker_that_is_killed_is_a_compile_error(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -810,10 +810,10 @@ class Keyed:
         self, model: Path | None = None, shape: Shape | None = None, target: FakeTarget | None = None, **options: Any
     ) -> Key:
         target = target or FakeTarget()
-        asked = target.configure(CompileOptions(device="fake"))
+        requested = target.configure(CompileOptions(device="fake"))
         run = Stages(self.toy.store, open_checkpoint(model or self.toy.model), self.toy.plan, lambda _: None)
-        made = target.lower(run, target.trace(run, asked), asked)
-        return executable_key(target, made, shape or self.shape, replace(asked, **options))
+        created = target.lower(run, target.trace(run, requested), requested)
+        return executable_key(target, created, shape or self.shape, replace(requested, **options))
 
     def changed(self, before: Key, after: Key) -> set[str]:
         assert (before == after) == (before.digest == after.digest)

@@ -27,7 +27,7 @@ REPO = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Toy:
+def built(tmp_path_factory: pytest.TempPathFactory) -> Toy:
     toy = Toy.make(tmp_path_factory.mktemp("made"))
     toy.compile()
     return toy
@@ -37,32 +37,32 @@ def provenance(toy: Toy) -> dict[str, Any]:
     return dict(read_manifest(toy.bundle).provenance)
 
 
-def test_it_states_what_was_asked_for(made: Toy) -> None:
-    found = provenance(made)["buildDefinition"]
+def test_it_states_what_was_asked_for(built: Toy) -> None:
+    found = provenance(built)["buildDefinition"]
     assert found["buildType"] == "urn:llmc:compile:v1"
     assert found["externalParameters"] == {
         "model": "toy", "device": "fake", "quantize": "none", "dtype": "f32", "specialise": True,
-        "plan": made.plan.digest(),
+        "plan": built.plan.digest(),
     }  # fmt: skip
     assert found["internalParameters"] == {
         "target": "fake", "executor": "fake", "toolchain": {"fake": "1.0"}, "isa": [],
     }  # fmt: skip
 
 
-def test_it_states_every_file_of_the_checkpoint_by_its_content(made: Toy) -> None:
-    dependencies = provenance(made)["buildDefinition"]["resolvedDependencies"]
+def test_it_states_every_file_of_the_checkpoint_by_its_content(built: Toy) -> None:
+    dependencies = provenance(built)["buildDefinition"]["resolvedDependencies"]
     found = {item["name"]: item["digest"]["sha256"] for item in dependencies if item["name"].startswith("checkpoint/")}
     assert found == {
-        f"checkpoint/{file.name}": digest_file(file).removeprefix("sha256:") for file in made.model.iterdir()
+        f"checkpoint/{file.name}": digest_file(file).removeprefix("sha256:") for file in built.model.iterdir()
     }
 
 
-def test_it_states_llmc_and_the_packages_with_their_versions(made: Toy) -> None:
+def test_it_states_llmc_and_the_packages_with_their_versions(built: Toy) -> None:
     import numpy as np
 
     import llmc
 
-    found = provenance(made)
+    found = provenance(built)
     builder = found["runDetails"]["builder"]
     assert builder["version"]["llmc"] == llmc.__version__
     assert builder["version"]["numpy"] == np.__version__
@@ -92,10 +92,10 @@ def test_the_list_of_packages_is_the_one_of_the_project() -> None:
 # The same everywhere
 
 
-def test_two_machines_make_the_same_bytes(made: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_machines_make_the_same_bytes(built: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     elsewhere = tmp_path / "another" / "place"
     elsewhere.mkdir(parents=True)
-    shutil.copytree(made.model, elsewhere / "toy", copy_function=shutil.copy)
+    shutil.copytree(built.model, elsewhere / "toy", copy_function=shutil.copy)
     monkeypatch.chdir(elsewhere)
     monkeypatch.setenv("HOME", str(elsewhere))
     monkeypatch.setenv("USER", "somebody-else")
@@ -104,7 +104,7 @@ def test_two_machines_make_the_same_bytes(made: Toy, tmp_path: Path, monkeypatch
     monkeypatch.setattr(time, "time", lambda: later)
     other = Toy(Path("toy"), Store(elsewhere / "store"), Path("bundle"))
     other.compile(jobs=3)
-    assert content(elsewhere / "bundle") == content(made.bundle)
+    assert content(elsewhere / "bundle") == content(built.bundle)
 
 
 @pytest.mark.parametrize("verify", ["sample", "all", "none"])
@@ -142,16 +142,16 @@ def test_the_current_folder_has_a_name_too(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_where_a_checkpoint_is_stays_on_this_machine(
-    made: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    built: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    digest = str(provenance(made)["checkpoint"])
-    assert find_model(made.store, digest, "toy") == str(made.model)
-    (entry,) = made.store.entries("local-model")
+    digest = str(provenance(built)["checkpoint"])
+    assert find_model(built.store, digest, "toy") == str(built.model)
+    (entry,) = built.store.entries("local-model")
     assert entry.key.is_local
     assert find_model(Store(tmp_path / "another store"), digest, "toy") == "toy"
     store = Store(tmp_path / "store")
-    monkeypatch.chdir(made.model.parent)
-    for named, where in (("toy", str(made.model)), ("org/name", "org/name"), (str(made.model), str(made.model))):
+    monkeypatch.chdir(built.model.parent)
+    for named, where in (("toy", str(built.model)), ("org/name", "org/name"), (str(built.model), str(built.model))):
         remember_model(store, digest, named)
         assert find_model(store, digest, "") == where
 

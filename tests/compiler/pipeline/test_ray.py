@@ -61,9 +61,11 @@ class Compile:
     ) -> CompileResult:
         given = {"device": device, "verify": "none", "executor": "ray", "address": self.farm.address, **options}
         settings = Settings.from_environment({"LLMC_REMOTE_CACHE": str(remote)} if remote else {})
-        asked = CompileOptions.of(**{k: v for k, v in given.items() if v is not None})
+        requested = CompileOptions.of(**{k: v for k, v in given.items() if v is not None})
         store = Store(self.folder / f"{name}-store")
-        return compile_bundle(str(self.model), self.folder / name, toy_plan(), asked, store, lambda _: None, settings)
+        return compile_bundle(
+            str(self.model), self.folder / name, toy_plan(), requested, store, lambda _: None, settings
+        )
 
     def blobs(self, name: str) -> dict[str, bytes]:
         return {path.name: path.read_bytes() for path in (self.folder / name).rglob("*") if len(path.name) == 64}
@@ -178,8 +180,8 @@ def test_workers_publish_to_a_remote_that_is_trusted_here_or_not(compile_: Compi
     options = CompileOptions.of("farmed", verify="none", executor="ray", address=compile_.farm.address)
     store = open_store(tmp_path / "other", settings)
     plan = toy_plan()
-    made = compile_bundle(str(compile_.model), tmp_path / "b", plan, options, store, lambda _: None, settings)
-    assert made.built + made.reused == BUCKETS
+    built = compile_bundle(str(compile_.model), tmp_path / "b", plan, options, store, lambda _: None, settings)
+    assert built.built + built.reused == BUCKETS
 
 
 @pytest.mark.full
@@ -193,14 +195,14 @@ def test_an_interrupt_keeps_what_is_done_and_ends_what_runs(compile_: Compile, t
     environment = {**os.environ, "PYTHONPATH": path, "LLMC_CACHE_DIR": str(tmp_path / "store")}
     child = subprocess.Popen(list(map(str, command)), env=environment, stderr=subprocess.PIPE, text=True)
     assert child.stderr is not None
-    told = ""
-    while "[5/6]" not in told:
+    reported = ""
+    while "[5/6]" not in reported:
         line = child.stderr.readline()
-        assert line, told
-        told += line
+        assert line, reported
+        reported += line
     child.send_signal(signal.SIGINT)
-    told += child.communicate(timeout=PATIENCE_S)[1]
-    assert child.returncode == 130 and "Traceback" not in told, told
+    reported += child.communicate(timeout=PATIENCE_S)[1]
+    assert child.returncode == 130 and "Traceback" not in reported, reported
     assert len(Store(tmp_path / "store").entries("executable")) == 5
 
 
@@ -214,16 +216,16 @@ def test_an_interrupt_keeps_what_is_done_and_ends_what_runs(compile_: Compile, t
 def test_a_cluster_that_is_not_there_is_one_clear_error(
     tmp_path: Path, address: str, error: type[Exception], message: str
 ) -> None:
-    asked = CompileOptions.of("fake", executor="ray", address=address)
+    requested = CompileOptions.of("fake", executor="ray", address=address)
     model, store = write_toy(tmp_path / "toy"), Store(tmp_path / "store")
     with pytest.raises(error, match=message):
-        compile_bundle(str(model), tmp_path / "bundle", toy_plan(), asked, store, lambda _: None)
+        compile_bundle(str(model), tmp_path / "bundle", toy_plan(), requested, store, lambda _: None)
 
 
 def test_an_address_is_refused_where_nothing_is_sent(tmp_path: Path) -> None:
-    asked = CompileOptions.of("fake", address="127.0.0.1:1")
+    requested = CompileOptions.of("fake", address="127.0.0.1:1")
     model, store = write_toy(tmp_path / "toy"), Store(tmp_path / "store")
     with pytest.raises(InputError, match="about a cluster; leave them out for --executor local"):
-        compile_bundle(str(model), tmp_path / "bundle", toy_plan(), asked, store, lambda _: None)
+        compile_bundle(str(model), tmp_path / "bundle", toy_plan(), requested, store, lambda _: None)
     with pytest.raises(InputError, match="unknown executor 'cloud'"):
         CompileOptions.of(executor="cloud")

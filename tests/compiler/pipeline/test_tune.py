@@ -21,23 +21,23 @@ class OnCard(Tuner):
     """Finds one product an executable; `stop` is called before each."""
 
     def __init__(self, card: str = "fake-1", lack: str = "", stop: Callable[[int], None] = lambda done: None) -> None:
-        self.card, self.lack, self.stop, self.asked = card, lack, stop, 0
+        self.card, self.lack, self.stop, self.requested = card, lack, stop, 0
 
     def lacks(self) -> str:
         return self.lack
 
     def tune(self, bundle: Bundle, executable: Any, known: Results | None) -> Results:
-        self.stop(self.asked)
-        self.asked += 1
+        self.stop(self.requested)
+        self.requested += 1
         found = Results({"card": self.card}, {str(executable): b"fast"})
         return found if known is None else known.merged(found)
 
 
 @pytest.fixture
 def toy(tmp_path: Path) -> Toy:
-    made = Toy.make(tmp_path)
-    made.compile(specialise=True)
-    return made
+    built = Toy.make(tmp_path)
+    built.compile(specialise=True)
+    return built
 
 
 def put_in(monkeypatch: pytest.MonkeyPatch, tuner: Tuner) -> None:

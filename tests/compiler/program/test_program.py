@@ -29,6 +29,6 @@ def test_a_graph_comes_back_as_it_was_and_is_lowered_to_the_same_bytes(case: str
     again = read_graph(files[PROGRAM], files[TABLES])
     assert again.text() == graph.text()
     assert all(np.array_equal(a, b) for a, b in zip(again.tables.values(), graph.tables.values(), strict=True))
-    made, remade = (to_onnx(fuse(g), OnnxOptions(0)) for g in (graph, again))
-    assert remade.model.SerializeToString(deterministic=True) == made.model.SerializeToString(deterministic=True)
-    assert remade.recipes == made.recipes
+    built, remade = (to_onnx(fuse(g), OnnxOptions(0)) for g in (graph, again))
+    assert remade.model.SerializeToString(deterministic=True) == built.model.SerializeToString(deterministic=True)
+    assert remade.recipes == built.recipes

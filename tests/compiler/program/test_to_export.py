@@ -37,10 +37,10 @@ def test_a_written_out_operator_is_made_of_aten_s_and_computes_the_same(name: st
         fake = [mode.from_tensor(t) if isinstance(t, Tensor) else t for t in given]
         nodes = list(expanded(node, fake))
     values = {i["name"]: t for i, t in zip(node["inputs"], given, strict=True) if isinstance(t, Tensor)}
-    for made in nodes:
-        target = operator(made["target"])  # raises for an operator that is not ATen's
-        args, kwargs = arguments(made, target._schema, values.__getitem__)
-        ((output,), _) = output_names(made)
+    for built in nodes:
+        target = operator(built["target"])  # raises for an operator that is not ATen's
+        args, kwargs = arguments(built, target._schema, values.__getitem__)
+        ((output,), _) = output_names(built)
         assert output not in values
         values[output] = target(*args, **kwargs)
     out, state = (argument(o, values.__getitem__) for o in node["outputs"])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from llmc.artifacts.store.store import Store
-from llmc.compiler.architectures.shared.names import OUTER
+from llmc.compiler.architectures.shared.names import EMBED_LM_HEAD
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.checkpoint.calibrated import FORM
 from llmc.compiler.options import CompileOptions
@@ -24,11 +24,11 @@ from llmc.runtime.text.tokenizer import Tokenizer
 from tests.compiler import tiny
 
 
-def stages_in(folder: Path, told: list[StageReport] | None = None) -> Stages:
+def stages_in(folder: Path, reported: list[StageReport] | None = None) -> Stages:
     model = folder / "model"
     if not model.exists():
         tiny.write_model(model, "llama")
-    report = (lambda _: None) if told is None else told.append
+    report = (lambda _: None) if reported is None else reported.append
     return Stages(Store(folder / "store"), open_checkpoint(model), tiny.tiny_plan(), report)
 
 
@@ -37,8 +37,8 @@ def options(**given: Any) -> CompileOptions:
 
 
 def test_a_bound_leaves_the_dearest_in_8_bits_and_says_so(tmp_path: Path) -> None:
-    told: list[StageReport] = []
-    stages = stages_in(tmp_path, told)
+    reported: list[StageReport] = []
+    stages = stages_in(tmp_path, reported)
     _, loose = calibrated(stages, options(max_kl=10.0), 0.0)
     assert loose.wide == frozenset()
     reached = loose.facts["mixed"]["mean_kl"]
@@ -55,7 +55,7 @@ def test_a_bound_leaves_the_dearest_in_8_bits_and_says_so(tmp_path: Path) -> Non
     (line,) = mixed_lines(mixed.facts)
     assert f"of {facts['matrices']} matrices in layers {facts['in_8_bits']} in 8 bits" in line
     assert mixed_lines({}) == []
-    parts = [event for event in told if event.total > 1]
+    parts = [event for event in reported if event.total > 1]
     assert {event.name for event in parts} == {"sense", "mix"} and parts[-1].index == parts[-1].total
 
 
@@ -65,7 +65,7 @@ def test_embedding_and_head_have_the_bits_that_the_bound_allows_or_that_were_ask
     def found(bound: float, **given: Any) -> tuple[Mixed, dict[str, Any]]:
         _, mixed = calibrated(stages, options(max_kl=bound, **given), 0.0)
         assert mixed.head_bits == mixed.facts["mixed"]["head_bits"]
-        assert mixed.wide.isdisjoint(OUTER)
+        assert mixed.wide.isdisjoint(EMBED_LM_HEAD)
         return mixed, dict(mixed.facts["mixed"])
 
     (loose, every), (_, layers) = found(10.0), found(10.0, head_bits=8)
@@ -86,25 +86,25 @@ def test_embedding_and_head_have_the_bits_that_the_bound_allows_or_that_were_ask
 def test_a_bundle_has_the_head_that_was_chosen(device: str, more: dict[str, Any], tmp_path: Path) -> None:
     model, store, sizes = str(tiny.write_model(tmp_path / "model", "llama")), Store(tmp_path / "store"), {}
     for head in (8, None):
-        asked = CompileOptions.of(device, quantize="int4", max_kl=10.0, head_bits=head, verify="none", **more)
-        made = compile_bundle(model, tmp_path / f"bundle-{head}", tiny.kinds_plan(), asked, store, lambda _: None)
-        weights = Bundle.open(made.bundle).files.path("weights")
-        sizes[made.analysis["mixed"]["head_bits"]] = weights.stat().st_size
+        requested = CompileOptions.of(device, quantize="int4", max_kl=10.0, head_bits=head, verify="none", **more)
+        built = compile_bundle(model, tmp_path / f"bundle-{head}", tiny.kinds_plan(), requested, store, lambda _: None)
+        weights = Bundle.open(built.bundle).files.path("weights")
+        sizes[built.analysis["mixed"]["head_bits"]] = weights.stat().st_size
     assert sizes.keys() == {4, 8} and sizes[4] < sizes[8]
 
 
 def test_a_text_lowers_what_stays_in_8_bits_and_is_read_once_for_all_bounds(tmp_path: Path) -> None:
-    told: list[StageReport] = []
-    stages = stages_in(tmp_path, told)
+    reported: list[StageReport] = []
+    stages = stages_in(tmp_path, reported)
     (text := tmp_path / "text").write_text(
         "The keeper of the lighthouse wrote what he saw, and what he did not see. " * 20
     )
-    made, loose = calibrated(stages, options(max_kl=10.0, calibrate=str(text)), 0.0)
-    names = {name for name in made.checkpoint.tensor_names() if made.checkpoint.stored_form(name) == FORM}
+    built, loose = calibrated(stages, options(max_kl=10.0, calibrate=str(text)), 0.0)
+    names = {name for name in built.checkpoint.tensor_names() if built.checkpoint.stored_form(name) == FORM}
     assert len(names) == loose.facts["mixed"]["matrices"]
     _, mixed = calibrated(stages, options(max_kl=loose.facts["mixed"]["mean_kl"] / 2, calibrate=str(text)), 0.0)
     assert mixed.wide < names
-    ended = {event.name: event.cached for event in told if event.seconds is not None}
+    ended = {event.name: event.cached for event in reported if event.seconds is not None}
     assert ended == {"calibrate": True, "sense": True, "mix": False}
 
 

@@ -19,7 +19,7 @@ from llmc.compiler.targets.openvino import target as openvino
 from llmc.errors import InputError
 
 DEVICES = sorted({*devices(), "tpu:v5e-2x2", "cuda:h100", "openvino:GPU"} - {"tpu", "cuda"})
-ASKED: dict[str, dict[str, Any]] = {
+REQUESTED: dict[str, dict[str, Any]] = {
     "defaults": {}, "specialised": {"specialise": True}, "top": {"sample_top_k": 4}, "bf16": {"dtype": "bf16"},
     "u8 cache": {"kv_cache_dtype": "u8"}, "groups": {"group_size": 64}, "runtime's kernels": {"kernels": "onnxruntime"},
     "llmc's kernels": {"kernels": "llmc"}, "parallel": {"tensor_parallel": 2}, "slots": {"cache_slots": 8},
@@ -42,7 +42,7 @@ def test_options_come_back_from_the_manifest(
     for module in (onnxruntime, openvino):
         monkeypatch.setattr(module, "cpu_features", lambda: ("x86_64", "avx512_bf16", *KERNEL_SETS[0].features))
     target, tried = open_target(device), 0
-    for extra in ASKED.values():
+    for extra in REQUESTED.values():
         try:
             options = target.configure(CompileOptions.of(device=device, quantize=quantize, **extra))
         except InputError:  # not for this device

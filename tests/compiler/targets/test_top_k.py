@@ -19,9 +19,9 @@ from llmc.artifacts.store.store import Store
 from llmc.buckets.bucket import Bucket
 from llmc.buckets.limits import Limits
 from llmc.compiler.options import CompileOptions
-from llmc.compiler.pipeline.asked import asked_members
 from llmc.compiler.pipeline.compile import compile_bundle
 from llmc.compiler.pipeline.dry_run import dry_run
+from llmc.compiler.pipeline.requested import requested_members
 from llmc.compiler.pipeline.resolve import CompileJob
 from llmc.compiler.targets.onnxruntime.onnx_model import add_top, bind, load_model
 from llmc.errors import ArtifactError, InputError, VerificationError
@@ -58,8 +58,8 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], P
         if not model.exists():
             tiny.write_model(model, "qwen2")
         if not path.exists():
-            asked = CompileOptions.of(**TARGETS[target], verify="all", sample_top_k=k)
-            compile_bundle(str(model), path, SMALL, asked, Store(folder / "store"), lambda _: None)
+            requested = CompileOptions.of(**TARGETS[target], verify="all", sample_top_k=k)
+            compile_bundle(str(model), path, SMALL, requested, Store(folder / "store"), lambda _: None)
         return path
 
     return compile_
@@ -193,13 +193,15 @@ def test_a_miss_names_the_option_and_the_default_has_no_such_component(toy: Toy)
 
 
 @pytest.mark.parametrize(
-    ("has", "asked", "named"),
+    ("has", "requested", "named"),
     [(0, None, {}), (0, 0, {}), (64, None, {}), (64, 0, {"sample_top_k": 0}), (0, 64, {"sample_top_k": 64})],
 )
-def test_a_bundle_that_exists_is_compared_by_it(toy: Toy, has: int, asked: int | None, named: dict[str, int]) -> None:
+def test_a_bundle_that_exists_is_compared_by_it(
+    toy: Toy, has: int, requested: int | None, named: dict[str, int]
+) -> None:
     toy.compile(verify="none", sample_top_k=has)
-    arguments = {} if asked is None else {"sample_top_k": asked}
-    assert asked_members(read_manifest(toy.bundle), None, arguments, None)["options"] == named
+    arguments = {} if requested is None else {"sample_top_k": requested}
+    assert requested_members(read_manifest(toy.bundle), None, arguments, None)["options"] == named
 
 
 # What keeps it honest

@@ -13,19 +13,19 @@ from llmc.errors import CompileError
 
 
 def test_results_are_in_the_order_of_the_items_and_told_as_they_come() -> None:
-    later, told = threading.Event(), []
+    later, reported = threading.Event(), []
 
     def work(item: int) -> int:
         assert item or later.wait(30)
         return item * 2
 
     def tell(item: int, result: int) -> None:
-        told.append((item, result))
+        reported.append((item, result))
         later.set()
 
     with Jobs(2, None) as jobs:
         assert jobs.each(work, [0, 1], tell) == [0, 2]
-    assert told == [(1, 2), (0, 0)]
+    assert reported == [(1, 2), (0, 0)]
 
 
 def test_the_first_error_leaves_what_has_not_begun() -> None:

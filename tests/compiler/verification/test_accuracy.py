@@ -91,8 +91,8 @@ def divergence(wanted: np.ndarray, got: np.ndarray) -> np.ndarray:
 
 def test_no_token_is_endlessly_surprising() -> None:
     gaps = np.array([[0, 65535]], np.uint16)
-    made = surprises(gaps, np.array([[0, -np.inf]], np.float32), np.array([1]))
-    assert made.tolist() == [[pytest.approx(32, abs=1e-3)], [pytest.approx(32, abs=1e-3)]]
+    built = surprises(gaps, np.array([[0, -np.inf]], np.float32), np.array([1]))
+    assert built.tolist() == [[pytest.approx(32, abs=1e-3)], [pytest.approx(32, abs=1e-3)]]
 
 
 @default_cases(2)
@@ -115,8 +115,8 @@ def test_the_figures_are_what_each_position_gives_by_itself(
     for name, change in (("perplexity", rounded), ("reference_perplexity", np.asarray)):
         surprise = [
             -np.log(np.exp(row[token] - row.max()) / np.exp(row - row.max()).sum())
-            for made, told in zip(rows, nexts, strict=True)
-            for row, token in zip(map(change, made.astype(np.float64)), told, strict=False)
+            for built, reported in zip(rows, nexts, strict=True)
+            for row, token in zip(map(change, built.astype(np.float64)), reported, strict=False)
         ]
         assert found[name] == pytest.approx(np.exp(np.mean(surprise)), rel=2e-3)
     assert list(found["parts"]) == list(TEXTS)
@@ -141,9 +141,9 @@ def test_a_transformers_model_is_measured_as_one_would_by_hand(tmp_path: Path) -
     from tests.compiler import tiny
 
     model, plan = tiny.write_model(tmp_path / "model", "qwen2"), tiny.tiny_plan()
-    asked = CompileOptions("onnxruntime", quantize="int8").changed(prompt_dtype="int8")  # as decode steps are
+    requested = CompileOptions("onnxruntime", quantize="int8").changed(prompt_dtype="int8")  # as decode steps are
     store = Store(tmp_path / "store")
-    made = compile_bundle(str(model), tmp_path / "bundle", plan, asked, store, lambda _: None)
+    built = compile_bundle(str(model), tmp_path / "bundle", plan, requested, store, lambda _: None)
     bundle = Bundle.open(tmp_path / "bundle")
     executor = open_executor(bundle, threads=1)
     kl: list[float] = []
@@ -152,7 +152,7 @@ def test_a_transformers_model_is_measured_as_one_would_by_hand(tmp_path: Path) -
         got = [executor.run(step)[0].copy() for step in one_by_one(bundle, executor, tokens)][7:]
         kl += divergence(wanted, np.stack(got)).tolist()
     executor.close()
-    found = made.verification["accuracy"]
+    found = built.verification["accuracy"]
     assert found["tokens"] == len(kl) and found["mean_kl"] > 1e-6
     assert found["mean_kl"] == pytest.approx(np.mean(kl), rel=0.1)
 
@@ -174,10 +174,10 @@ def test_portable_executables_read_the_end_of_each_part(
     use(monkeypatch, target=Close, executor=Coarse, state="portable")
     toy.compile(plan, verify="none")
     bundle, stages = Bundle.open(toy.bundle), Stages(toy.store, open_checkpoint(toy.model), plan, lambda _: None)
-    made = stage.run_parts(
+    built = stage.run_parts(
         bundle, stages, stage.probes_stage(stages, open_target("fake")), ["accuracy"], lambda *_: None
     )
-    found = made[0]["accuracy"]
+    found = built[0]["accuracy"]
     trusted, tokenizer = reference(toy.model), Tokenizer(tokenizer_json().encode())
     cut = windows(longest, tokenizer)
     count, kept = len(cut) // len(TEXTS), 16 // (longest - 7) + 1
@@ -284,6 +284,6 @@ def test_a_text_is_measured_the_same_after_whatever_was_measured_before(toy: Toy
     stages = Stages(toy.store, open_checkpoint(toy.model), toy.plan, lambda _: None)
     entry = stage.probes_stage(stages, FakeTarget())
     first: list[stage.Part] = ["accuracy", "greedy", *toy.plan.buckets, "accuracy"]
-    made = stage.run_parts(Bundle.open(toy.bundle), stages, entry, first, lambda *_: None)
+    built = stage.run_parts(Bundle.open(toy.bundle), stages, entry, first, lambda *_: None)
     again = stage.run_parts(Bundle.open(toy.bundle), stages, entry, ["accuracy"], lambda *_: None)
-    assert made[0] == made[-1] == again[0]
+    assert built[0] == built[-1] == again[0]

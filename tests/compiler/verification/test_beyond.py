@@ -92,15 +92,15 @@ def test_a_tiny_model_whose_window_slides_beyond_the_longest_prompt(
     load = transformers_reference.load_real_model
 
     def loaded(checkpoint: Checkpoint) -> Any:
-        made = load(checkpoint)
-        made.config.sliding_window = window
-        return made
+        built = load(checkpoint)
+        built.config.sliding_window = window
+        return built
 
     monkeypatch.setattr(transformers_reference, "load_real_model", loaded)
     known = tiny.tiny_plan()
     plan = Plan(Limits(48, 3, 48, 8, 12), known.buckets, known.provenance)
-    asked, store = CompileOptions("onnxruntime", quantize="none"), Store(tmp_path / "store")
-    compiled = partial(compile_bundle, str(model), tmp_path / "bundle", plan, asked, store, lambda _: None)
+    requested, store = CompileOptions("onnxruntime", quantize="none"), Store(tmp_path / "store")
+    compiled = partial(compile_bundle, str(model), tmp_path / "bundle", plan, requested, store, lambda _: None)
     if window is None:
         with pytest.raises(VerificationError, match=r"in decode\[\dx1\+48\]: "):
             compiled()

@@ -94,8 +94,8 @@ def test_a_model_that_cannot_be_run_layer_by_layer_is_refused_all_the_same(
 
 def test_a_layer_that_lets_padding_in_is_found_by_its_poison(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def mixed(self: LlamaMLP, x: torch.Tensor) -> torch.Tensor:
-        made: torch.Tensor = self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
-        return made + x.mean(1, keepdim=True) * (x.shape[0] > 1)
+        built: torch.Tensor = self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+        return built + x.mean(1, keepdim=True) * (x.shape[0] > 1)
 
     monkeypatch.setattr(LlamaMLP, "forward", mixed)
     assert "after layer 0 of 0 … 1" in first_difference(open_checkpoint(folder), 24)

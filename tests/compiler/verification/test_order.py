@@ -42,8 +42,8 @@ def test_a_buckets_outcome_is_the_same_in_every_order(tmp_path: Path, monkeypatc
     outcomes: list[dict[str, Any]] = []
     for seed in range(4):
         random.Random(seed).shuffle(parts)
-        made = run_parts(Bundle.open(toy.bundle), stages, probes, parts, lambda *_: None)
-        outcomes.append({outcome["bucket"]: outcome for outcome in made})
+        built = run_parts(Bundle.open(toy.bundle), stages, probes, parts, lambda *_: None)
+        outcomes.append({outcome["bucket"]: outcome for outcome in built})
     assert any(outcome["leak"] for outcome in outcomes[0].values()), "pad tokens do show on this device"
     assert all(found == outcomes[0] for found in outcomes)
 

@@ -30,8 +30,8 @@ from tests.compiler import tiny
 from tests.tiers import full
 
 
-def values(codes: np.ndarray, scales: np.ndarray, minimums: np.ndarray) -> np.ndarray:
-    return (codes * scales[..., None] + minimums[..., None]).reshape(len(codes), -1)
+def values(quantized: np.ndarray, scales: np.ndarray, minimums: np.ndarray) -> np.ndarray:
+    return (quantized * scales[..., None] + minimums[..., None]).reshape(len(quantized), -1)
 
 
 def test_products_of_what_was_seen_change_less_than_by_rounding() -> None:
@@ -40,24 +40,24 @@ def test_products_of_what_was_seen_change_less_than_by_rounding() -> None:
     inputs = (random.normal(size=(2000, 128)) @ mixed).astype(np.float32)
     inputs[:, 5] = 0  # an input that never comes
     weight = random.normal(size=(48, 128)).astype(np.float32)
-    made = values(*gptq4(weight, Inputs.of(inputs.T @ inputs), BLOCK))
-    codes, scales, offsets = quantise_q4(weight, BLOCK)
-    rounded = values(codes, scales, offsets - 8 * scales)
-    error = [np.square(inputs @ (weight - other).T).sum() for other in (made, rounded)]
+    built = values(*gptq4(weight, Inputs.of(inputs.T @ inputs), BLOCK))
+    quantized, scales, offsets = quantise_q4(weight, BLOCK)
+    rounded = values(quantized, scales, offsets - 8 * scales)
+    error = [np.square(inputs @ (weight - other).T).sum() for other in (built, rounded)]
     assert error[0] < 0.5 * error[1]
-    assert np.isfinite(made).all()
-    assert np.square(weight - made).sum() > np.square(weight - rounded).sum(), "weights themselves are farther"
+    assert np.isfinite(built).all()
+    assert np.square(weight - built).sum() > np.square(weight - rounded).sum(), "weights themselves are farther"
 
 
 def test_codes_of_a_matrix_that_has_them_already_are_those() -> None:
     random = np.random.default_rng(1)
-    codes = random.integers(0, 16, (8, 2, BLOCK)).astype(np.uint8)
-    codes[..., :2] = 0, 15
+    quantized = random.integers(0, 16, (8, 2, BLOCK)).astype(np.uint8)
+    quantized[..., :2] = 0, 15
     scales = np.full((8, 2), 0.25, np.float32)
-    weight = values(codes, scales, np.full((8, 2), -2, np.float32)).astype(np.float32)
+    weight = values(quantized, scales, np.full((8, 2), -2, np.float32)).astype(np.float32)
     inputs = random.normal(size=(500, 2 * BLOCK)).astype(np.float32)
     found = gptq4(weight, Inputs.of(inputs.T @ inputs), BLOCK)
-    np.testing.assert_array_equal(found[0], codes)
+    np.testing.assert_array_equal(found[0], quantized)
     np.testing.assert_allclose(values(*found), weight, atol=1e-6)
 
 
@@ -66,14 +66,14 @@ def test_blocks_come_back_as_they_were_written(tmp_path: Path) -> None:
     name = "model.layers.0.self_attn.q_proj.weight"
     rows, columns = model.shape(name)
     random = np.random.default_rng(2)
-    codes = random.integers(0, 16, (rows, columns // BLOCK, BLOCK)).astype(np.uint8)
-    scale, minimum = (random.normal(size=codes.shape[:2]).astype(np.float32) for _ in range(2))
-    (tmp_path / "blocks").write_bytes(b"\0" * 64 + packed(codes, scale, minimum))
+    quantized = random.integers(0, 16, (rows, columns // BLOCK, BLOCK)).astype(np.uint8)
+    scale, minimum = (random.normal(size=quantized.shape[:2]).astype(np.float32) for _ in range(2))
+    (tmp_path / "blocks").write_bytes(b"\0" * 64 + packed(quantized, scale, minimum))
     found = CalibratedCheckpoint(model, tmp_path / "blocks", {name: (64, rows, columns)}, "a")
     blocks = found.quantised_blocks(name)
     assert blocks is not None
-    for made, wanted in ((blocks.q, codes), (blocks.scale, scale), (blocks.minimum, minimum)):
-        np.testing.assert_array_equal(made, wanted)
+    for built, wanted in ((blocks.q, quantized), (blocks.scale, scale), (blocks.minimum, minimum)):
+        np.testing.assert_array_equal(built, wanted)
     np.testing.assert_array_equal(found.tensor(name), model.tensor(name))
     assert (found.stored_form(name), stored_forms(found)) == (FORM, {name: FORM})
     assert found.quantised_blocks("model.norm.weight") is None
@@ -99,18 +99,18 @@ def test_every_projection_is_calibrated_by_its_inputs_in_the_quantised_model(tmp
     for before in (name for name in wanted if ".layers.0." in name):
         found = calibrated.quantised_blocks(before)
         assert found is not None and found.minimum is not None
-        made = torch.from_numpy(values(found.q, found.scale, found.minimum))
-        linear[before.removesuffix(".weight")].weight.data = made
+        built = torch.from_numpy(values(found.q, found.scale, found.minimum))
+        linear[before.removesuffix(".weight")].weight.data = built
     name = "model.layers.1.self_attn.k_proj.weight"
     seen: list[torch.Tensor] = []
     linear[name.removesuffix(".weight")].register_forward_pre_hook(lambda _, given: seen.append(given[0]))
     for tokens in sequences:
         whole(torch.tensor([tokens]), use_cache=False)
     inputs = torch.cat([x.reshape(-1, x.shape[-1]) for x in seen]).detach().numpy()
-    codes, _, _ = gptq4(model.tensor(name), Inputs.of(inputs.T @ inputs), BLOCK)
+    quantized, _, _ = gptq4(model.tensor(name), Inputs.of(inputs.T @ inputs), BLOCK)
     blocks = calibrated.quantised_blocks(name)
     assert blocks is not None
-    assert (blocks.q == codes).mean() > 0.99, "sums of products in another order"
+    assert (blocks.q == quantized).mean() > 0.99, "sums of products in another order"
 
 
 def test_a_text_of_few_tokens_still_makes_less_error_than_rounding_does_on_others() -> None:
@@ -118,9 +118,9 @@ def test_a_text_of_few_tokens_still_makes_less_error_than_rounding_does_on_other
     mixed = random.normal(size=(256, 256)) * np.exp(random.normal(size=256))
     seen, other = ((random.normal(size=(count, 256)) @ mixed).astype(np.float32) for count in (300, 2000))
     weight = random.normal(size=(48, 256)).astype(np.float32)
-    made = values(*gptq4(weight, Inputs.of(seen.T @ seen), BLOCK))
-    codes, scales, offsets = quantise_q4(weight, BLOCK)
-    error = [np.square(other @ (weight - w).T).sum() for w in (made, values(codes, scales, offsets - 8 * scales))]
+    built = values(*gptq4(weight, Inputs.of(seen.T @ seen), BLOCK))
+    quantized, scales, offsets = quantise_q4(weight, BLOCK)
+    error = [np.square(other @ (weight - w).T).sum() for w in (built, values(quantized, scales, offsets - 8 * scales))]
     assert error[0] < 0.9 * error[1]
 
 
@@ -134,9 +134,9 @@ def test_weights_that_are_no_numbers_are_one_error(tmp_path: Path) -> None:
                 out[3, 4] = np.nan
 
         def tensor(self, name: str) -> np.ndarray:
-            made = super().tensor(name).copy()
-            self.fill(name, made)
-            return made
+            built = super().tensor(name).copy()
+            self.fill(name, built)
+            return built
 
     with pytest.raises(CheckpointError, match=r"of model\.layers\.1\.mlp\.down_proj\.weight some values are no"):
         calibrate(Damaged(model, "damaged", "x"), [[1, 2, 3]], io.BytesIO())
@@ -177,8 +177,8 @@ def test_a_bundle_of_calibrated_codes(tmp_path: Path, device: str) -> None:
     wanted = load_real_model(open_checkpoint(model))(torch.tensor([prompt])).logits[0, -1].detach().numpy()
     for given in (None, "own", str(text)):
         options = CompileOptions.of(device, quantize="int4", calibrate=given, verify="none")
-        made = compile_bundle(model, tmp_path / "bundle", tiny.tiny_plan(), options, store, lambda _: None)
-        assert ("calibrate" in made.stages) == (given is not None)
+        built = compile_bundle(model, tmp_path / "bundle", tiny.tiny_plan(), options, store, lambda _: None)
+        assert ("calibrate" in built.stages) == (given is not None)
         bundle = Bundle.open(tmp_path / "bundle")
         assert bundle.manifest.options.get("calibrate") == given
         executor = open_executor(bundle, threads=1)

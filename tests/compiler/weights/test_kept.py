@@ -45,11 +45,11 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     return Store(tmp_path_factory.mktemp("kept") / "store")
 
 
-def compiled(folder: Path, store: Store, case: str, **asked: Any) -> tuple[CompileResult, packers.Values]:
+def compiled(folder: Path, store: Store, case: str, **requested: Any) -> tuple[CompileResult, packers.Values]:
     values = packers.write(folder / "model", *packers.CASES[case])
-    options = CompileOptions.of(**{"quantize": "keep", "verify": "all", **asked})
-    made = compile_bundle(str(folder / "model"), folder / "bundle", PLAN, options, store, lambda event: None)
-    return made, values
+    options = CompileOptions.of(**{"quantize": "keep", "verify": "all", **requested})
+    built = compile_bundle(str(folder / "model"), folder / "bundle", PLAN, options, store, lambda event: None)
+    return built, values
 
 
 def summary(result: CompileResult) -> str:
@@ -81,11 +81,11 @@ def test_blocks_for_onnxruntime_are_the_values_of_the_format(case: str, tmp_path
         held = options.format([name], values[name].shape[1])
         assert held.block <= 64 and held.block & (held.block - 1) == 0
         blocks = (nbits.kept4_blocks if held.family == "kept4" else nbits.kept8_blocks)([name], checkpoint, held.block)
-        codes, scales, offsets = blocks
+        quantized, scales, offsets = blocks
         assert bool(offsets.any()) == held.offsets
-        made = (codes.astype(np.float64) - (1 << (held.bits - 1))) * scales[..., None] + offsets[..., None]
+        built = (quantized.astype(np.float64) - (1 << (held.bits - 1))) * scales[..., None] + offsets[..., None]
         bound = 0 if "float32" not in case else 2.0**-22 * np.abs(values[name]).max()
-        np.testing.assert_allclose(made.reshape(values[name].shape), values[name], rtol=2.0**-24, atol=bound)
+        np.testing.assert_allclose(built.reshape(values[name].shape), values[name], rtol=2.0**-24, atol=bound)
 
 
 @default_cases(6)
@@ -100,8 +100,8 @@ def test_groups_for_openvino_are_the_values_of_the_format(case: str, tmp_path: P
     for name in stored:
         held = Kept(Constants(), stored).held([name], values[name].shape[1])
         parts = getattr(compression, held.family)([name], checkpoint, held.group)
-        made = {"u4kept": four_bits, "f4kept": float4}.get(held.family, given_back)(parts)
-        np.testing.assert_array_equal(made, values[name])
+        built = {"u4kept": four_bits, "f4kept": float4}.get(held.family, given_back)(parts)
+        np.testing.assert_array_equal(built, values[name])
 
 
 MIXED = {
@@ -139,9 +139,9 @@ def test_blocks_of_gguf_are_the_values_that_gguf_py_gives(kind: str, tmp_path: P
         assert onnx.block == stored[name].block and onnx.bits == stored[name].bits
         make = nbits.kept4_blocks if onnx.family == "kept4" else nbits.kept8_blocks
         for low in (False, True):
-            codes, scales, offsets = make([name], checkpoint, onnx.block, low=low)
-            made = (codes.astype(np.float64) - (1 << (onnx.bits - 1))) * scales[..., None] + offsets[..., None]
-            np.testing.assert_allclose(made.reshape(wanted.shape), wanted, rtol=2.0**-24, atol=bound)
+            quantized, scales, offsets = make([name], checkpoint, onnx.block, low=low)
+            built = (quantized.astype(np.float64) - (1 << (onnx.bits - 1))) * scales[..., None] + offsets[..., None]
+            np.testing.assert_allclose(built.reshape(wanted.shape), wanted, rtol=2.0**-24, atol=bound)
     held = Kept(Constants(), stored).held([name], 256)
     assert held.group == stored[name].block
     parts = getattr(compression, held.family)([name], checkpoint, held.group)
@@ -158,10 +158,10 @@ def test_codes_with_minimums_lie_about_the_zero_of_products(kind: str, tmp_path:
     form = checkpoint.stored_form(name)
     assert form is not None
     make = nbits.kept4_blocks if form.bits == 4 else nbits.kept8_blocks
-    codes, _, _ = make([name], checkpoint, form.block)
+    quantized, _, _ = make([name], checkpoint, form.block)
     half = {"Q2_K": 2}.get(kind, 16)
     middle = 1 << (form.bits - 1)
-    assert (codes.min(), codes.max()) == (middle - half, middle + half - 1)
+    assert (quantized.min(), quantized.max()) == (middle - half, middle + half - 1)
 
 
 FOUR, EIGHT = BlockForm("gptq", 4, 128, "zeros"), BlockForm("gptq", 8, 96, "")
@@ -265,8 +265,8 @@ def test_what_is_no_blocks_is_rounded_and_counted(
 def test_in_float32_greedy_tokens_are_those_of_the_values(
     case: str, runtime: str, store: Store, tmp_path: Path
 ) -> None:
-    asked = {**RUNTIMES[runtime], "kernels": None, "quantize": "none"}
-    result, values = compiled(tmp_path, store, case, **asked)
+    requested = {**RUNTIMES[runtime], "kernels": None, "quantize": "none"}
+    result, values = compiled(tmp_path, store, case, **requested)
     assert summary(result) == "0 kept exactly, 7 widened to float32"
     assert result.verification["mean_kl"] < 1e-6
     llm = LLM(model=str(tmp_path / "bundle"))
@@ -296,8 +296,8 @@ def test_a_checkpoint_in_floats_has_no_line(store: Store, tmp_path: Path) -> Non
         warnings.simplefilter("ignore")
         tiny.write_model(tmp_path / "model", tiny.WIDE)
     options = CompileOptions.of(**RUNTIMES["onnxruntime"], quantize="int8", verify="none")
-    made = compile_bundle(str(tmp_path / "model"), tmp_path / "bundle", PLAN, options, store, lambda event: None)
-    assert "kept" not in made.analysis and open_target("onnxruntime").describe(made.analysis) == []
+    built = compile_bundle(str(tmp_path / "model"), tmp_path / "bundle", PLAN, options, store, lambda event: None)
+    assert "kept" not in built.analysis and open_target("onnxruntime").describe(built.analysis) == []
 
 
 # Options of a runtime's products
@@ -313,8 +313,8 @@ def test_an_embedding_and_a_head_are_in_four_bits_where_that_is_asked_for(
         options = CompileOptions.of(**RUNTIMES[runtime], quantize="int4", head_bits=bits, verify="none")
         compile_bundle(str(tmp_path / "model"), tmp_path / f"{bits}", PLAN, options, store, lambda event: None)
         with LLM(tmp_path / f"{bits}") as llm:
-            (made,) = llm.generate([{"prompt_token_ids": [5, 80, 3]}], SamplingParams(max_tokens=1, logprobs=5))
-        firsts.append(made.outputs[0].logprobs[0])
+            (built,) = llm.generate([{"prompt_token_ids": [5, 80, 3]}], SamplingParams(max_tokens=1, logprobs=5))
+        firsts.append(built.outputs[0].logprobs[0])
     common = firsts[0].keys() & firsts[1].keys()
     assert len(common) >= 2 and firsts[0] != firsts[1]
     assert all(abs(firsts[0][t].logprob - firsts[1][t].logprob) < 0.5 for t in common)
@@ -323,13 +323,13 @@ def test_an_embedding_and_a_head_are_in_four_bits_where_that_is_asked_for(
 def test_activations_stay_float32_in_onnx_runtimes_own_products(tmp_path: Path, store: Store) -> None:
     write_blocks(tmp_path / "m.gguf", MIXED["Q4_K_M"][0])
     options = CompileOptions.of(**RUNTIMES["onnxruntime"], quantize="keep", activation_group_size=0, verify="all")
-    made = compile_bundle(str(tmp_path / "m.gguf"), tmp_path / "bundle", PLAN, options, store, lambda event: None)
-    assert "8 kept exactly" in summary(made)
-    assert made.verification["mean_kl"] < 1e-7
+    built = compile_bundle(str(tmp_path / "m.gguf"), tmp_path / "bundle", PLAN, options, store, lambda event: None)
+    assert "8 kept exactly" in summary(built)
+    assert built.verification["mean_kl"] < 1e-7
 
 
 @pytest.mark.parametrize(
-    ("asked", "why"),
+    ("requested", "why"),
     [
         ({"activation_group_size": 32}, "quantises activations in the groups of the weights, or with 0 not at all"),
         ({"activation_group_size": 0, "quantize": "none", "kernels": None}, "--quantize none leaves none"),
@@ -337,9 +337,9 @@ def test_activations_stay_float32_in_onnx_runtimes_own_products(tmp_path: Path, 
     ],
 )
 def test_activations_that_onnx_runtime_does_not_take_are_refused(
-    asked: dict[str, Any], why: str, monkeypatch: pytest.MonkeyPatch
+    requested: dict[str, Any], why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("llmc.compiler.targets.onnxruntime.target.cpu_features", lambda: KERNEL_SETS[0].isa)
-    given = {k: v for k, v in {"quantize": "int4", "kernels": "onnxruntime", **asked}.items() if v is not None}
+    given = {k: v for k, v in {"quantize": "int4", "kernels": "onnxruntime", **requested}.items() if v is not None}
     with pytest.raises(InputError, match=why):
         open_target("onnxruntime").configure(CompileOptions.of("onnxruntime", **given))

@@ -31,10 +31,10 @@ def test_experts_are_computed_with_the_values_that_are_stored(
         own_set()
     packers.write(tmp_path / "model", *FOUR, case="qwen3_moe")
     options = CompileOptions.of(device=device, quantize="keep", verify="all", kernels=kernels)
-    made = compile_bundle(
+    built = compile_bundle(
         str(tmp_path / "model"), tmp_path / "bundle", tiny.kinds_plan(), options, Store(tmp_path / "store"),
         lambda event: None,
     )  # fmt: skip
-    (line,) = open_target(made.device).describe(made.analysis)
+    (line,) = open_target(built.device).describe(built.analysis)
     assert line.removeprefix("matrices that the checkpoint stores in codes: ") == kept
-    assert made.verification["mean_kl"] < 2e-3 and np.isfinite(made.verification["max_abs"])
+    assert built.verification["mean_kl"] < 2e-3 and np.isfinite(built.verification["max_abs"])

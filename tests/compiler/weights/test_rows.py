@@ -14,7 +14,7 @@ from ml_dtypes import float8_e4m3fn
 from numpy.typing import NDArray
 
 from llmc.compiler.weights.recipes import Recipe, write_weights
-from llmc.compiler.weights.rows import LARGEST, codes, scales
+from llmc.compiler.weights.rows import LARGEST, quantized, scales
 
 Floats = NDArray[np.float32]
 MATRICES = arrays(np.float32, st.tuples(st.integers(1, 5), st.integers(1, 9)), elements=st.floats(-1e6, 1e6, width=32))
@@ -45,7 +45,7 @@ def numbers(held: NDArray[np.int8], name: str) -> Floats:
 @given(MATRICES, st.sampled_from(FORMATS))
 def test_a_code_is_the_nearest_one_and_the_largest_of_a_row_is_held(weight: Floats, name: str) -> None:
     scale = scales(weight, name)
-    found = numbers(codes(weight, scale, name), name)
+    found = numbers(quantized(weight, scale, name), name)
     exact = weight.astype(np.float64) / scale[:, None].astype(np.float64)
 
     # int8 is even; e4m3 has 3 bits behind the first, and steps of 2**-9 below 2**-6
@@ -58,7 +58,7 @@ def test_a_code_is_the_nearest_one_and_the_largest_of_a_row_is_held(weight: Floa
 def test_a_row_of_zeros_has_scale_one(name: str) -> None:
     weight = np.zeros((2, 3), np.float32)
     assert scales(weight, name).tolist() == [1, 1]
-    assert not codes(weight, scales(weight, name), name).any()
+    assert not quantized(weight, scales(weight, name), name).any()
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -72,6 +72,6 @@ def test_a_stack_is_read_and_written_one_source_after_the_other(name: str) -> No
 
     assert source.read == ["a", "b", "a", "b"]
     whole = np.concatenate([source.held["a"], source.held["b"]])
-    for part, made in (("scales", scales(whole, name)), ("codes", codes(whole, scales(whole, name), name))):
+    for part, built in (("scales", scales(whole, name)), ("codes", quantized(whole, scales(whole, name), name))):
         at = placed[part]
-        assert out.getvalue()[at.offset : at.offset + at.length] == made.tobytes()
+        assert out.getvalue()[at.offset : at.offset + at.length] == built.tobytes()

@@ -12,7 +12,7 @@ from llmc.compiler.architectures.shared.names import EMBEDDING, HEAD
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.checkpoint.base import stored_name
 from llmc.compiler.frontend.real_model import load_real_model
-from llmc.compiler.weights import outer
+from llmc.compiler.weights import embed_lm_head
 from llmc.compiler.weights.nbits import q4_values, quantise_q4
 from llmc.compiler.weights.sensitivity import Judged, divergence
 from tests.compiler import tiny
@@ -24,10 +24,10 @@ NONE: frozenset[str] = frozenset()
 
 def test_costs_are_of_one_group_alone_and_the_divergence_of_all(tmp_path: Path) -> None:
     model = open_checkpoint(tiny.write_model(tmp_path / "model", "llama"))
-    told: list[tuple[int, int]] = []
-    found, costs = divergence(model, JUDGED, NONE, PROBE, lambda *at: told.append(at))
+    reported: list[tuple[int, int]] = []
+    found, costs = divergence(model, JUDGED, NONE, PROBE, lambda *at: reported.append(at))
     layers = int(model.config["num_hidden_layers"])
-    assert told == [(done, layers) for done in range(1, layers + 1)]
+    assert reported == [(done, layers) for done in range(1, layers + 1)]
     groups = {tuple(name.split(".")[-2] for name in cost.names) for cost in costs}
     assert groups == {("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj"), ("down_proj",)}
     assert len(costs) == len(groups) * layers
@@ -36,8 +36,8 @@ def test_costs_are_of_one_group_alone_and_the_divergence_of_all(tmp_path: Path) 
     whole, one = load_real_model(model), next(cost for cost in costs if "down_proj" in cost.names[0])
     wanted = torch.log_softmax(whole(torch.tensor([PROBE])).logits[0], -1).detach()
     weight = model.tensor(one.names[0])
-    codes, scales, offsets = quantise_q4(weight, 32)
-    values = (codes.astype(np.float32) - 8) * scales[..., None] + offsets[..., None]
+    quantized, scales, offsets = quantise_q4(weight, 32)
+    values = (quantized.astype(np.float32) - 8) * scales[..., None] + offsets[..., None]
     whole.get_submodule(one.names[0].removesuffix(".weight")).weight.data = torch.from_numpy(
         values.reshape(weight.shape)
     )
@@ -53,7 +53,7 @@ def test_costs_are_of_one_group_alone_and_the_divergence_of_all(tmp_path: Path) 
 @pytest.mark.parametrize("family", ["llama", "gemma2"], ids=["head of its own", "tied, embedding scaled"])
 def test_embedding_and_head_are_one_group_of_all(tmp_path: Path, family: str) -> None:
     model = open_checkpoint(tiny.write_model(tmp_path / "model", family))
-    found, costs = divergence(model, JUDGED, NONE, PROBE, outer=True)
+    found, costs = divergence(model, JUDGED, NONE, PROBE, embed_lm_head=True)
     without, others = divergence(model, JUDGED, NONE, PROBE)
     one, *layers = costs
     assert one.names == (EMBEDDING, HEAD)[: 1 if family == "gemma2" else 2]
@@ -61,7 +61,9 @@ def test_embedding_and_head_are_one_group_of_all(tmp_path: Path, family: str) ->
     assert [cost.names for cost in layers] == [cost.names for cost in others]
     assert [cost.divergence for cost in layers] == pytest.approx([cost.divergence for cost in others], rel=1e-3)
     assert found > without
-    assert divergence(model, JUDGED, frozenset(one.names), [], outer=True)[0] == pytest.approx(without, rel=1e-3)
+    assert divergence(model, JUDGED, frozenset(one.names), [], embed_lm_head=True)[0] == pytest.approx(
+        without, rel=1e-3
+    )
 
     whole = load_real_model(model)
     wanted = torch.log_softmax(whole(torch.tensor([PROBE])).logits[0], -1).detach()
@@ -76,6 +78,8 @@ def test_an_embedding_whose_rows_are_no_whole_blocks_is_no_group(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = open_checkpoint(tiny.write_model(tmp_path / "model", "llama"))
-    monkeypatch.setattr(outer, "BLOCK", 48)
-    with_outer, without = (divergence(model, JUDGED, NONE, PROBE, outer=asked) for asked in (True, False))
+    monkeypatch.setattr(embed_lm_head, "BLOCK", 48)
+    with_outer, without = (
+        divergence(model, JUDGED, NONE, PROBE, embed_lm_head=requested) for requested in (True, False)
+    )
     assert with_outer == without

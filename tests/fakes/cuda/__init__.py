@@ -42,11 +42,11 @@ def compiles_by_running(patch: pytest.MonkeyPatch) -> list[Any]:
 
     Returns the graphs that were compiled.
     """
-    made: list[Any] = []
+    built: list[Any] = []
 
     def compiles(self: Any, model_: Any, inputs_: Any) -> Any:
-        made.append(model_)
+        built.append(model_)
         return model_.forward
 
     patch.setattr(torch._TorchCompileInductorWrapper, "__call__", compiles)
-    return made
+    return built

@@ -86,14 +86,14 @@ class Allocator:
             s for s in self.segments if self.users.get(s.pool) or len(s.blocks) > 1 or not s.blocks[0].free
         ]
 
-    def _segment(self, rounded: int, pool: Hashable, small: bool, asked: int) -> Block:
+    def _segment(self, rounded: int, pool: Hashable, small: bool, requested: int) -> Block:
         size = (
             SMALL_SEGMENT if small else LARGE_SEGMENT if rounded < LARGE else -(-rounded // ROUND_LARGE) * ROUND_LARGE
         )
         if size > self.available:
             self.empty_cache()
         if size > self.available:
-            raise self._full(asked)
+            raise self._full(requested)
         segment = Segment(pool, small, size)
         segment.blocks = [Block(segment, 0, size)]
         self.segments.append(segment)

@@ -20,15 +20,15 @@ WAITS = (_aten._local_scalar_dense.default, _aten.equal.default, _aten.nonzero.d
 class CudaTensor(torch.Tensor):
     @staticmethod
     def __new__(cls, inner: torch.Tensor) -> CudaTensor:
-        made = torch.Tensor._make_wrapper_subclass(
+        built = torch.Tensor._make_wrapper_subclass(
             cls, inner.shape, strides=inner.stride(), storage_offset=inner.storage_offset(), dtype=inner.dtype,
             layout=inner.layout, device=DEVICE, requires_grad=False,
         )  # fmt: skip
-        made._inner = inner
+        built._inner = inner
         if not isinstance(inner, FakeTensor):
-            made._gpu = state.gpu()
-            made._gpu.hold(made, inner.untyped_storage())
-        return made
+            built._gpu = state.gpu()
+            built._gpu.hold(built, inner.untyped_storage())
+        return built
 
     def __tensor_flatten__(self) -> tuple[list[str], None]:
         return ["_inner"], None
@@ -120,8 +120,8 @@ def _waits(func: Any, args: Any, kwargs: Any, to_host: bool) -> bool:
     if func is not _aten.copy_.default:
         return to_host
     host = args[0] if to_host else args[1]
-    asked = bool(args[2]) if len(args) > 2 else bool(kwargs.get("non_blocking"))
-    return not isinstance(host, CudaTensor) and not (asked and isinstance(host, PinnedTensor))
+    requested = bool(args[2]) if len(args) > 2 else bool(kwargs.get("non_blocking"))
+    return not isinstance(host, CudaTensor) and not (requested and isinstance(host, PinnedTensor))
 
 
 def _one_device(func: Any, tensors: list[torch.Tensor]) -> None:
@@ -153,8 +153,8 @@ class PinnedTensor(torch.Tensor):
 
 def empty_with_pinned(*size: Any, pin_memory: bool = False, **kwargs: Any) -> torch.Tensor:
     """torch.empty, which a build without CUDA refuses pinned memory."""
-    made = _empty_of_torch(*size, **kwargs)
-    return made.as_subclass(PinnedTensor) if pin_memory else made
+    built = _empty_of_torch(*size, **kwargs)
+    return built.as_subclass(PinnedTensor) if pin_memory else built
 
 
 # the device's factories

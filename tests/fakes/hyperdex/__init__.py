@@ -22,7 +22,7 @@ LPUS = int(os.environ.get("FAKE_LPUS", "4"))
 GPUS = int(os.environ.get("FAKE_GPUS", "2"))
 
 
-def asked(fault: str) -> bool:
+def requested(fault: str) -> bool:
     """Whether the test asks for this fault."""
     return os.environ.get("FAKE_HYPERDEX") == fault
 

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from hyperdex import asked, at
+from hyperdex import at, requested
 from hyperdex.model import load_safetensors, pack
 
 SUPPORTED = {
@@ -27,7 +27,7 @@ class AutoCompiler:
         if not SUPPORTED & set(config["architectures"]):
             raise RuntimeError(f"{config['architectures']} is not supported by HyperDex")
         at("compile")
-        if asked("nothing:compile"):
+        if requested("nothing:compile"):
             return
         print("[ INFO ] : ** Phase-2 : Convert the checkpoint format to HyperDex style **")
         tensors = load_safetensors(checkpoint)

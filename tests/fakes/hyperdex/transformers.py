@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import numpy as np
-from hyperdex import GPUS, LPUS, asked, at
+from hyperdex import GPUS, LPUS, at, requested
 from hyperdex.model import Llama, choose, unpack
 
 
@@ -44,9 +44,9 @@ class LpuModel:
         model, random, seen = Llama(self.config, self.tensors), np.random.default_rng(seed), list(input_ids)
         for token in input_ids:
             logits = model.logits(token)
-        for made in range(max_new_tokens):
-            at(str(made))
-            logits = -logits if asked("wrong:tokens") else logits
+        for built in range(max_new_tokens):
+            at(str(built))
+            logits = -logits if requested("wrong:tokens") else logits
             token = choose(logits, seen, do_sample, top_p, top_k, temperature, repetition_penalty, random)
             seen.append(token)
             yield [token]

@@ -58,15 +58,17 @@ def main(argv: list[str]) -> None:
             file=sys.stderr,
         )
         return
-    asked = _arguments(argv)
-    data = Path(asked.module).read_bytes()
+    requested = _arguments(argv)
+    data = Path(requested.module).read_bytes()
     _fail_as_asked(mode, data)
-    text = _checked(data, asked.target)
-    neff = _neff({"target": asked.target, "lnc": asked.lnc or (2 if asked.target == "trn2" else 1), "module": text})
-    if asked.logfile:
-        Path(asked.logfile).write_text(f"NeuronX Compiler version {VERSION}\n")
+    text = _checked(data, requested.target)
+    neff = _neff(
+        {"target": requested.target, "lnc": requested.lnc or (2 if requested.target == "trn2" else 1), "module": text}
+    )
+    if requested.logfile:
+        Path(requested.logfile).write_text(f"NeuronX Compiler version {VERSION}\n")
     if mode != "empty":
-        Path(asked.output).write_bytes(neff)
+        Path(requested.output).write_bytes(neff)
     print("Compiler status PASS")
 
 
@@ -82,10 +84,10 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--model-type", choices=["generic", "transformer", "unet-inference"])
     parser.add_argument("--auto-cast", choices=["none", "matmult", "all"])
     parser.add_argument("-O", "--optlevel", choices=["1", "2", "3"])
-    asked = parser.parse_args(argv)
-    if asked.lnc is not None and asked.target not in ("trn2", "trn3"):
+    requested = parser.parse_args(argv)
+    if requested.lnc is not None and requested.target not in ("trn2", "trn3"):
         parser.error("--lnc is only valid for Trn2 targets")
-    return asked
+    return requested
 
 
 def _fail_as_asked(mode: str, data: bytes) -> None:

@@ -41,11 +41,11 @@ def test_its_own_lists(length: int, buckets: list[int]) -> None:
 
 
 def test_without_bucketing_there_is_one_graph_of_each() -> None:
-    made = setup(enable_bucketing=False)
-    assert NXD.default(made) == {"context_encoding": shapes(2048), "token_generation": shapes(2048)}
-    assert NXD.graphs(made, NXD.default(made)) == 2
+    built = setup(enable_bucketing=False)
+    assert NXD.default(built) == {"context_encoding": shapes(2048), "token_generation": shapes(2048)}
+    assert NXD.graphs(built, NXD.default(built)) == 2
     off = Export(arguments=('--override-neuron-config {"enable_bucketing": false}',))
-    assert NXD.read(off, setup()) == NXD.default(made)
+    assert NXD.read(off, setup()) == NXD.default(built)
 
 
 def test_prompts_are_prefilled_whole() -> None:
@@ -123,17 +123,17 @@ def test_the_arguments_in_the_log_have_the_lists() -> None:
 
 @given(st.dictionaries(st.integers(1, 1024), st.integers(1, 9), min_size=1, max_size=10), st.integers(1, 4))
 def test_a_proposal_pads_no_more_than_any_other(counts: dict[int, int], most: int) -> None:
-    made = setup(1024)
+    built = setup(1024)
     demands = {family: judging.counted(family, counts) for family in ("context_encoding", "token_generation")}
-    chosen = NXD.propose(made, demands, dict.fromkeys(demands, most))
-    assert NXD.accept(made, chosen).lists == chosen
+    chosen = NXD.propose(built, demands, dict.fromkeys(demands, most))
+    assert NXD.accept(built, chosen).lists == chosen
     for family, steps in demands.items():
-        work = judging.padded(NXD, made, steps, chosen[family])
+        work = judging.padded(NXD, built, steps, chosen[family])
         assert len(chosen[family]) <= most
-        assert work == judging.best(NXD, made, steps, range(128, 1025, 128), most)
+        assert work == judging.best(NXD, built, steps, range(128, 1025, 128), most)
 
 
 def test_a_plan_becomes_buckets() -> None:
-    made = setup(1024)
-    lists = NXD.from_plan(made, make_plan(made.limits))
-    assert NXD.accept(made, lists).lists == lists
+    built = setup(1024)
+    lists = NXD.from_plan(built, make_plan(built.limits))
+    assert NXD.accept(built, lists).lists == lists

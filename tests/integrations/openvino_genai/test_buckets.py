@@ -32,7 +32,7 @@ def test_its_own_lengths_are_the_same_for_all_limits() -> None:
 
 
 @pytest.mark.parametrize(
-    ("made", "given_lists", "expected"),
+    ("built", "given_lists", "expected"),
     [
         (setup(prefill_chunk_size=256), lengths(100, 200), lengths(128, 256)),
         (setup(prefill_chunk_size=256), lengths(300, 400), lengths(512, 640)),
@@ -40,23 +40,23 @@ def test_its_own_lengths_are_the_same_for_all_limits() -> None:
         (setup(), lengths(2048, 4096), lengths(2048, 4096)),
     ],
 )
-def test_lengths_are_rounded_up_to_64_and_prompts_to_chunks(made: Setup, given_lists: Lists, expected: Lists) -> None:
-    accepted = NPU.accept(made, given_lists)
+def test_lengths_are_rounded_up_to_64_and_prompts_to_chunks(built: Setup, given_lists: Lists, expected: Lists) -> None:
+    accepted = NPU.accept(built, given_lists)
     assert accepted.lists == expected
     assert len(accepted.dropped) == len(accepted.added) == sum(given_lists[name] != expected[name] for name in expected)
 
 
 @pytest.mark.parametrize(
-    ("made", "given_lists", "words"),
+    ("built", "given_lists", "words"),
     [
         (setup(), {"prompt": ((64,), (128,)), "cache": ((256,),)}, "2 lengths for 'prompt'"),
         (setup(), lengths(64, 64), "a cache of 64 tokens has no room behind 64"),
         (setup(prefill_chunk_size=100), lengths(1024, 2048), "NPUW_LLM_PREFILL_CHUNK_SIZE 100 is not a power of two"),
     ],
 )
-def test_what_it_refuses(made: Setup, given_lists: Lists, words: str) -> None:
+def test_what_it_refuses(built: Setup, given_lists: Lists, words: str) -> None:
     with pytest.raises(InputError, match=words):
-        NPU.accept(made, given_lists)
+        NPU.accept(built, given_lists)
 
 
 def test_one_request_runs_at_a_time() -> None:
@@ -73,18 +73,18 @@ def test_a_longer_prompt_is_refused_and_a_longer_answer_cut() -> None:
 
 
 def test_prompts_are_padded_to_chunks_and_every_token_to_the_whole_cache() -> None:
-    made = setup(prefill_chunk_size=256)
-    assert list(NPU.demands(made, [TrafficRequest(0, 300, 3), TrafficRequest(0, 9, 1)], AssumedStepTime())) == [
+    built = setup(prefill_chunk_size=256)
+    assert list(NPU.demands(built, [TrafficRequest(0, 300, 3), TrafficRequest(0, 9, 1)], AssumedStepTime())) == [
         Demand("prompt", (300,), 2, 300), Demand("cache", (303,), 2, 301 + 302), Demand("prompt", (9,), 1, 9),
     ]  # fmt: skip
-    assert [NPU.work(made, "prompt", (n,)) for n in (128, 1024)] == [128, 256]
+    assert [NPU.work(built, "prompt", (n,)) for n in (128, 1024)] == [128, 256]
     assert NPU.work(setup(prefill_hint="STATIC"), "prompt", (2048,)) == 2048
-    assert NPU.work(made, "cache", (1152,)) == 1152
+    assert NPU.work(built, "cache", (1152,)) == 1152
 
 
 def test_a_static_prompt_is_one_run() -> None:
-    made = setup(prefill_hint="STATIC", prefill_chunk_size=256)
-    (demand,) = NPU.demands(made, [TrafficRequest(0, 1000, 1)], AssumedStepTime())
+    built = setup(prefill_hint="STATIC", prefill_chunk_size=256)
+    (demand,) = NPU.demands(built, [TrafficRequest(0, 1000, 1)], AssumedStepTime())
     assert demand == Demand("prompt", (1000,), 1, 1000)
 
 
@@ -93,15 +93,15 @@ def test_a_proposal_covers_the_limits_with_the_least_lengths(
     model: int, data: st.DataObject, chunk: int, hint: str
 ) -> None:
     prompt = data.draw(st.integers(1, model - 1))
-    made = setup(model, prompt, prefill_chunk_size=chunk, prefill_hint=hint)
-    lists = NPU.propose(made, {}, {"prompt": 1, "cache": 1})
-    assert NPU.accept(made, lists).lists == lists
+    built = setup(model, prompt, prefill_chunk_size=chunk, prefill_hint=hint)
+    lists = NPU.propose(built, {}, {"prompt": 1, "cache": 1})
+    assert NPU.accept(built, lists).lists == lists
     held, total = lists["prompt"][0][0], lists["cache"][0][0]
     assert held >= prompt and total >= model
     multiple = chunk if hint == "DYNAMIC" and held > chunk else 64
     assert held - multiple < prompt and (total - 64 < model or total == held + 64)
-    written = NPU.export(made, lists)
-    assert NPU.read(written, made) == lists
+    written = NPU.export(built, lists)
+    assert NPU.read(written, built) == lists
     assert json.loads(written.files["config.json"])["MAX_PROMPT_LEN"] == held
 
 

@@ -29,7 +29,7 @@ def sizes(shapes: tuple[Shape, ...]) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("made", "expected"),
+    ("built", "expected"),
     [
         (setup(), [32]),
         (setup(decode_batch_bucket_min=2, decode_batch_bucket_limit=4), [4, 8, 16, 32]),
@@ -45,21 +45,21 @@ def sizes(shapes: tuple[Shape, ...]) -> list[int]:
         (setup(33, pipeline_parallel_size=4), [8]),
     ],
 )  # fmt: skip
-def test_its_own_list(made: Setup, expected: list[int]) -> None:
-    assert sizes(RBLN.default(made)["decode"]) == expected
+def test_its_own_list(built: Setup, expected: list[int]) -> None:
+    assert sizes(RBLN.default(built)["decode"]) == expected
 
 
 @pytest.mark.parametrize(
-    ("made", "words"),
+    ("built", "words"),
     [
         (setup(decode_batch_bucket_min=33), "decode_batch_bucket_min 33 is above 32"),
         (setup(decode_batch_bucket_step=1), "must be above 1 to divide by"),
         (setup(2, pipeline_parallel_size=4), "max_num_seqs 2 is below pipeline_parallel_size 4"),
     ],
 )
-def test_settings_that_end_the_start(made: Setup, words: str) -> None:
+def test_settings_that_end_the_start(built: Setup, words: str) -> None:
     with pytest.raises(InputError, match=words):
-        RBLN.default(made)
+        RBLN.default(built)
 
 
 def test_the_largest_batch_is_that_of_all_requests() -> None:
@@ -85,18 +85,18 @@ def test_a_prompt_runs_alone_and_stages_share_the_requests() -> None:
 
 @given(st.sets(st.integers(1, 63), max_size=20), st.integers(1, 3))
 def test_what_is_written_is_read(given_sizes: set[int], stages: int) -> None:
-    made = setup(64 * stages, pipeline_parallel_size=stages, decode_batch_bucket_strategy="manual")
-    lists = RBLN.accept(made, {"decode": tuple((n,) for n in sorted(given_sizes | {64}))}).lists
-    written = RBLN.export(made, lists)
-    assert RBLN.read(written, made) == lists
+    built = setup(64 * stages, pipeline_parallel_size=stages, decode_batch_bucket_strategy="manual")
+    lists = RBLN.accept(built, {"decode": tuple((n,) for n in sorted(given_sizes | {64}))}).lists
+    written = RBLN.export(built, lists)
+    assert RBLN.read(written, built) == lists
     for part in (
         Export(environment=written.environment),
         Export(arguments=written.arguments),
         Export(files=written.files),
     ):
-        assert RBLN.read(part, made) == lists
+        assert RBLN.read(part, built) == lists
     flags = flags_of([word for argument in written.arguments for word in argument.split(" ", 1)])
-    assert complete(RBLN.settings, from_flags(RBLN.settings, flags, written.environment)) == made.own
+    assert complete(RBLN.settings, from_flags(RBLN.settings, flags, written.environment)) == built.own
     config = json.loads(written.files["config.json"])
     assert (config["batch_size"], config["decoder_batch_sizes"][0]) == (64, 64)
 
@@ -140,9 +140,9 @@ def test_the_log_of_a_start_has_the_list() -> None:
 
 @given(st.dictionaries(st.integers(1, 12), st.integers(1, 9), min_size=1), st.integers(1, 4))
 def test_no_list_of_its_length_pads_less_than_a_proposal(counts: dict[int, int], most: int) -> None:
-    made = setup(12)
+    built = setup(12)
     demands = judging.counted("decode", counts)
-    chosen = RBLN.propose(made, {"decode": demands}, {"decode": most})["decode"]
+    chosen = RBLN.propose(built, {"decode": demands}, {"decode": most})["decode"]
     assert len(chosen) <= most and chosen[-1] == (12,)
-    least = judging.best(RBLN, made, demands, range(1, 13), most)
-    assert judging.padded(RBLN, made, demands, chosen) == least
+    least = judging.best(RBLN, built, demands, range(1, 13), most)
+    assert judging.padded(RBLN, built, demands, chosen) == least

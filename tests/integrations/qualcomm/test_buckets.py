@@ -23,8 +23,8 @@ def setup(length: int = 8192, seqs: int = 4, **own: Value) -> Setup:
     return judging.setup(QAIC, {"max_model_len": length, "max_num_seqs": seqs}, own)
 
 
-def accepted(made: Setup, prefill: list[int], decode: list[int]) -> tuple[list[int], list[int]]:
-    lists = QAIC.accept(made, {"prefill": shapes(*prefill), "decode": shapes(*decode)}).lists
+def accepted(built: Setup, prefill: list[int], decode: list[int]) -> tuple[list[int], list[int]]:
+    lists = QAIC.accept(built, {"prefill": shapes(*prefill), "decode": shapes(*decode)}).lists
     return values(lists["prefill"]), values(lists["decode"])
 
 
@@ -63,8 +63,8 @@ def test_what_was_changed_is_said() -> None:
 
 
 def test_chunks_of_one_token_share_one_list() -> None:
-    made = setup(prefill_seq_len=1)
-    assert accepted(made, [2048], [4096]) == ([2048, 4096, 8192], [2048, 4096, 8192])
+    built = setup(prefill_seq_len=1)
+    assert accepted(built, [2048], [4096]) == ([2048, 4096, 8192], [2048, 4096, 8192])
 
 
 def test_lists_that_the_server_would_ignore_are_refused() -> None:
@@ -103,13 +103,13 @@ def test_the_next_length_above_is_taken() -> None:
     st.sampled_from([1, 128]),
 )
 def test_what_is_written_is_read(prefill: set[int], decode: set[int], chunk: int) -> None:
-    made = setup(prefill_seq_len=chunk)
+    built = setup(prefill_seq_len=chunk)
     try:
-        lists = QAIC.accept(made, {"prefill": shapes(*sorted(prefill)), "decode": shapes(*sorted(decode))}).lists
+        lists = QAIC.accept(built, {"prefill": shapes(*sorted(prefill)), "decode": shapes(*sorted(decode))}).lists
     except InputError:
         reject()
-    assert QAIC.accept(made, lists).lists == lists
-    judging.written_is_read(QAIC, made, lists)
+    assert QAIC.accept(built, lists).lists == lists
+    judging.written_is_read(QAIC, built, lists)
 
 
 def test_its_own_lists_are_written_as_none() -> None:
@@ -148,25 +148,25 @@ def test_the_log_of_a_compilation_has_the_lists() -> None:
     st.sampled_from([1, 128]),
 )  # fmt: skip
 def test_a_proposal_pads_no_more_than_any_other(counts: dict[int, int], most: int, chunk: int) -> None:
-    made = setup(6144, prefill_seq_len=chunk)
+    built = setup(6144, prefill_seq_len=chunk)
     demands = {family: judging.counted(family, counts) for family in ("prefill", "decode")}
-    chosen = QAIC.propose(made, demands, dict.fromkeys(demands, most))
-    assert QAIC.accept(made, chosen).lists == chosen
+    chosen = QAIC.propose(built, demands, dict.fromkeys(demands, most))
+    assert QAIC.accept(built, chosen).lists == chosen
     assert all(len(chosen[family]) <= most for family in demands)
     if chunk == 1:
         everything = {**demands["prefill"], **demands["decode"]}
-        best = judging.best(QAIC, made, everything, range(1024, 6145, 1024), most)
-        assert judging.padded(QAIC, made, everything, chosen["decode"]) == best
+        best = judging.best(QAIC, built, everything, range(1024, 6145, 1024), most)
+        assert judging.padded(QAIC, built, everything, chosen["decode"]) == best
         return
     candidates = {"decode": range(1024, 6145, 1024), "prefill": [1023, 2016, 3040, 4064, 5088, 6143]}
     if (1024,) not in chosen["decode"]:
         candidates["prefill"] = [1024, 2016, 3040, 4064, 5088, 6143]
     for family, steps in demands.items():
-        work = judging.padded(QAIC, made, steps, chosen[family])
-        assert work == judging.best(QAIC, made, steps, candidates[family], most)
+        work = judging.padded(QAIC, built, steps, chosen[family])
+        assert work == judging.best(QAIC, built, steps, candidates[family], most)
 
 
 def test_a_plan_becomes_lengths() -> None:
-    made = setup(2048)
-    lists = QAIC.from_plan(made, make_plan(made.limits))
-    assert QAIC.accept(made, lists).lists == lists
+    built = setup(2048)
+    lists = QAIC.from_plan(built, make_plan(built.limits))
+    assert QAIC.accept(built, lists).lists == lists

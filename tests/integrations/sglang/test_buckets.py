@@ -34,7 +34,7 @@ def sizes(shapes: tuple[Shape, ...]) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("made", "first", "last", "count"),
+    ("built", "first", "last", "count"),
     [
         (setup(gpu_memory_gib=16), [1, 2, 4, 8], 8, 4),
         (setup(gpu_memory_gib=24), [1, 2, 4, 8, 12, 16], 48, 10),
@@ -52,13 +52,13 @@ def sizes(shapes: tuple[Shape, ...]) -> list[int]:
         (setup(33, enable_two_batch_overlap=True, cuda_graph_max_bs_decode=64), [2, 4, 8, 12], 34, 8),
     ],
 )
-def test_its_own_list(made: Setup, first: list[int], last: int, count: int) -> None:
-    found = sizes(SGLANG.default(made)["decode"])
+def test_its_own_list(built: Setup, first: list[int], last: int, count: int) -> None:
+    found = sizes(SGLANG.default(built)["decode"])
     assert (found[: len(first)], found[-1], len(found)) == (first, last, count)
 
 
 @pytest.mark.parametrize(
-    ("made", "last", "count"),
+    ("built", "last", "count"),
     [
         (setup(), 8192, 58),
         (setup(16, 2048), 2048, 42),
@@ -66,20 +66,20 @@ def test_its_own_list(made: Setup, first: list[int], last: int, count: int) -> N
         (setup(cuda_graph_max_bs_prefill=512), 512, 30),
     ],
 )
-def test_its_own_tokens_of_prompts(made: Setup, last: int, count: int) -> None:
-    found = sizes(SGLANG.default(made)["prefill"])
+def test_its_own_tokens_of_prompts(built: Setup, last: int, count: int) -> None:
+    found = sizes(SGLANG.default(built)["prefill"])
     assert (found[:9], found[-1], len(found)) == ([4, 8, 12, 16, 20, 24, 28, 32, 48], last, count)
 
 
 def test_graphs_of_prompts_can_be_disabled() -> None:
-    made = setup(16, cuda_graph_backend_prefill="disabled")
-    assert SGLANG.default(made)["prefill"] == ()
-    accepted = SGLANG.accept(made, batches(1, 16))
+    built = setup(16, cuda_graph_backend_prefill="disabled")
+    assert SGLANG.default(built)["prefill"] == ()
+    accepted = SGLANG.accept(built, batches(1, 16))
     assert accepted.lists == {"decode": ((1,), (16,)), "prefill": ()}
     assert [drop.reason for drop in accepted.dropped] == ["graphs of prompts are disabled"] * 2
-    assert SGLANG.graphs(made, accepted.lists) == 2
-    assert SGLANG.propose(made, {}, {"decode": 2, "prefill": 9}) == {"decode": ((16,),), "prefill": ()}
-    assert not [demand for demand in SGLANG.demands(made, REQUESTS, AssumedStepTime()) if demand.family == "prefill"]
+    assert SGLANG.graphs(built, accepted.lists) == 2
+    assert SGLANG.propose(built, {}, {"decode": 2, "prefill": 9}) == {"decode": ((16,),), "prefill": ()}
+    assert not [demand for demand in SGLANG.demands(built, REQUESTS, AssumedStepTime()) if demand.family == "prefill"]
 
 
 def test_a_list_is_needed_where_graphs_are_captured() -> None:
@@ -99,13 +99,13 @@ def test_a_list_is_cut_at_the_requests_that_can_run() -> None:
 
 
 def test_overlapping_batches_are_even() -> None:
-    made = setup(20, enable_two_batch_overlap=True)
-    accepted = SGLANG.accept(made, batches(3, 8))
+    built = setup(20, enable_two_batch_overlap=True)
+    accepted = SGLANG.accept(built, batches(3, 8))
     assert sizes(accepted.lists["decode"]) == [8]
     assert [drop.reason for drop in accepted.dropped if drop.family == "decode"] == ["odd, with batch overlap"]
-    assert SGLANG.default(made)["prefill"] == accepted.lists["prefill"] == (), "graphs of prompts are off by default"
+    assert SGLANG.default(built)["prefill"] == accepted.lists["prefill"] == (), "graphs of prompts are off by default"
     with pytest.raises(InputError, match="no batch in the list is an even number up to 20"):
-        SGLANG.accept(made, batches(3))
+        SGLANG.accept(built, batches(3))
 
 
 def test_the_next_batch_above_is_taken_or_the_same_alone_without_padding() -> None:
@@ -145,13 +145,13 @@ def test_decode_steps_wait_while_prompts_run() -> None:
     ),
 )
 def test_what_is_written_is_read(given_sizes: set[int], tokens: set[int], own: dict[str, Value]) -> None:
-    made = Setup(setup(256).limits, complete(SGLANG.settings, own))
+    built = Setup(setup(256).limits, complete(SGLANG.settings, own))
     lists = {"decode": judging.shapes(*sorted(given_sizes)), "prefill": judging.shapes(*sorted(tokens))}
-    lists = dict(SGLANG.accept(made, lists).lists)
-    written = SGLANG.export(made, lists)
-    assert SGLANG.read(written, made) == lists
+    lists = dict(SGLANG.accept(built, lists).lists)
+    written = SGLANG.export(built, lists)
+    assert SGLANG.read(written, built) == lists
     flags = flags_of([word for argument in written.arguments for word in argument.split(" ", 1)])
-    assert complete(SGLANG.settings, from_flags(SGLANG.settings, flags, {})) == made.own
+    assert complete(SGLANG.settings, from_flags(SGLANG.settings, flags, {})) == built.own
     assert flags["--max-running-requests"] == "256"
 
 
@@ -212,34 +212,34 @@ def test_the_log_of_a_start_has_the_list(text: str) -> None:
 
 @given(st.dictionaries(st.integers(1, 12), st.integers(1, 9), min_size=1), st.integers(1, 4))
 def test_no_list_of_its_length_pads_less_than_a_proposal(counts: dict[int, int], most: int) -> None:
-    made = setup(12, cuda_graph_max_bs_decode=12, cuda_graph_backend_prefill="disabled")
+    built = setup(12, cuda_graph_max_bs_decode=12, cuda_graph_backend_prefill="disabled")
     demands = judging.counted("decode", counts)
-    chosen = SGLANG.propose(made, {"decode": demands}, {"decode": most, "prefill": 0})["decode"]
+    chosen = SGLANG.propose(built, {"decode": demands}, {"decode": most, "prefill": 0})["decode"]
     assert len(chosen) <= most and chosen[-1] == (12,)
-    least = judging.best(SGLANG, made, demands, range(1, 13), most)
-    assert judging.padded(SGLANG, made, demands, chosen) == least
+    least = judging.best(SGLANG, built, demands, range(1, 13), most)
+    assert judging.padded(SGLANG, built, demands, chosen) == least
 
 
 def test_without_padding_the_most_frequent_batches_have_graphs() -> None:
-    made, most = (
+    built, most = (
         setup(disable_cuda_graph_padding=True, cuda_graph_backend_prefill="disabled"),
         {"decode": 2, "prefill": 9},
     )
     demands = judging.counted("decode", {3: 5, 7: 9, 8: 1})
-    assert SGLANG.propose(made, {"decode": demands}, most)["decode"] == ((3,), (7,))
-    assert SGLANG.propose(made, {}, most)["decode"] == ((256,),)
+    assert SGLANG.propose(built, {"decode": demands}, most)["decode"] == ((3,), (7,))
+    assert SGLANG.propose(built, {}, most)["decode"] == ((256,),)
 
 
 @given(st.dictionaries(st.integers(1, 16), st.integers(1, 9), min_size=1), st.integers(3, 6))
 def test_no_list_of_tokens_of_its_length_pads_less_and_leaves_no_step_behind(counts: dict[int, int], most: int) -> None:
-    made = setup(16, 16)
+    built = setup(16, 16)
     demands = judging.counted("prefill", counts)
-    chosen = SGLANG.propose(made, {"prefill": demands}, {"decode": 1, "prefill": most})["prefill"]
+    chosen = SGLANG.propose(built, {"prefill": demands}, {"decode": 1, "prefill": most})["prefill"]
     served = {n: demands[n,] for (n,) in demands if n > 1}
 
     def padded(shapes: tuple[Shape, ...]) -> int | None:
         """None where a step of 2 to 16 tokens has no graph."""
-        finder = SGLANG.finder(made, "prefill", shapes)
+        finder = SGLANG.finder(built, "prefill", shapes)
         if any(finder.find((n,)).miss for n in range(2, 17)):
             return None
         return sum(finder.find((n,)).shape[0] * demand.steps for n, demand in served.items())

@@ -27,7 +27,7 @@ def sizes(shapes: tuple[Shape, ...]) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("made", "expected"),
+    ("built", "expected"),
     [
         (setup(), [*range(1, 33), 64, 128]),
         (setup(cuda_graph_max_batch_size=1000), [*range(1, 33), 64, 128, 256, 512, 1000]),
@@ -40,8 +40,8 @@ def sizes(shapes: tuple[Shape, ...]) -> list[int]:
         (setup(64, 64, enable_padding=True, max_draft_len=3), [1, 2, 4, 8, 16]),
     ],
 )
-def test_its_own_list(made: Setup, expected: list[int]) -> None:
-    assert sizes(TRT.default(made)["decode"]) == expected
+def test_its_own_list(built: Setup, expected: list[int]) -> None:
+    assert sizes(TRT.default(built)["decode"]) == expected
 
 
 def test_batches_that_cannot_run_are_left_out_and_padding_adds_the_largest_that_can() -> None:
@@ -72,9 +72,9 @@ def test_only_steps_without_prompts_can_have_graphs() -> None:
 
 @given(st.sets(st.integers(1, 600), min_size=1, max_size=40), st.booleans(), st.booleans())
 def test_what_is_written_is_read(given_sizes: set[int], padding: bool, chunked: bool) -> None:
-    made = setup(600, enable_padding=padding, enable_chunked_prefill=chunked)
-    lists = TRT.accept(made, {"decode": tuple((n,) for n in sorted(given_sizes))}).lists
-    assert TRT.read(TRT.export(made, lists), made) == lists
+    built = setup(600, enable_padding=padding, enable_chunked_prefill=chunked)
+    lists = TRT.accept(built, {"decode": tuple((n,) for n in sorted(given_sizes))}).lists
+    assert TRT.read(TRT.export(built, lists), built) == lists
 
 
 @pytest.mark.parametrize(
@@ -121,12 +121,12 @@ def test_the_log_of_a_start_has_the_list() -> None:
 
 @given(st.dictionaries(st.integers(1, 12), st.integers(1, 9), min_size=1), st.integers(1, 4))
 def test_no_list_of_its_length_pads_less_than_a_proposal(counts: dict[int, int], most: int) -> None:
-    made = setup(12, enable_padding=True)
+    built = setup(12, enable_padding=True)
     demands = judging.counted("decode", counts)
-    chosen = TRT.propose(made, {"decode": demands}, {"decode": most})["decode"]
+    chosen = TRT.propose(built, {"decode": demands}, {"decode": most})["decode"]
     assert len(chosen) <= most and chosen[-1] == (12,)
-    least = judging.best(TRT, made, demands, range(1, 13), most)
-    assert judging.padded(TRT, made, demands, chosen) == least
+    least = judging.best(TRT, built, demands, range(1, 13), most)
+    assert judging.padded(TRT, built, demands, chosen) == least
 
 
 def test_without_padding_the_most_frequent_batches_have_graphs() -> None:

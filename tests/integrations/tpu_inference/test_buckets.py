@@ -27,7 +27,7 @@ def setup(max_num_batched_tokens: int = 2048, max_num_seqs: int = 256, **own: Va
 
 
 @pytest.mark.parametrize(
-    ("made", "tokens"),
+    ("built", "tokens"),
     [
         (setup(2048), [16, 32, 64, 128, 256, 512, 1024, 2048]),
         (setup(1500), [16, 32, 64, 128, 256, 512, 1024, 1504]),
@@ -46,8 +46,8 @@ def setup(max_num_batched_tokens: int = 2048, max_num_seqs: int = 256, **own: Va
         ),
     ],
 )
-def test_its_own_tokens(made: Setup, tokens: list[int]) -> None:
-    assert values(TPU.default(made)["tokens"]) == tokens
+def test_its_own_tokens(built: Setup, tokens: list[int]) -> None:
+    assert values(TPU.default(built)["tokens"]) == tokens
 
 
 @pytest.mark.parametrize(
@@ -125,11 +125,11 @@ def test_graphs_are_tokens_times_requests() -> None:
     st.sampled_from(["auto", "fp8"]),
 )
 def test_what_is_written_is_read(tokens: set[int], requests: set[int], most: int, ranks: int, kind: str) -> None:
-    made = setup(max(most, 64), 64, data_parallel_size=ranks, multiprocess_dp=False, kv_cache_dtype=kind)
+    built = setup(max(most, 64), 64, data_parallel_size=ranks, multiprocess_dp=False, kv_cache_dtype=kind)
     given_lists = {"tokens": shapes(*sorted(n * ranks for n in tokens)), "requests": shapes(*sorted(requests))}
-    lists = TPU.accept(made, given_lists).lists
-    assert TPU.accept(made, lists).lists == lists
-    written = judging.written_is_read(TPU, made, lists)
+    lists = TPU.accept(built, given_lists).lists
+    assert TPU.accept(built, lists).lists == lists
+    written = judging.written_is_read(TPU, built, lists)
     environment = written.environment
     generated = setup(
         max(most, 64), 64, data_parallel_size=ranks, multiprocess_dp=False, kv_cache_dtype=kind,
@@ -141,11 +141,11 @@ def test_what_is_written_is_read(tokens: set[int], requests: set[int], most: int
 
 @given(st.integers(1, 9000), st.sampled_from([1, 2, 16]), st.integers(0, 600), st.booleans())
 def test_its_own_lists_can_be_written_too(most: int, ranks: int, gap: int, bucketized: bool) -> None:
-    made = setup(max(most, 8), 8, data_parallel_size=ranks, multiprocess_dp=False, padding_gap=gap * ranks,
+    built = setup(max(most, 8), 8, data_parallel_size=ranks, multiprocess_dp=False, padding_gap=gap * ranks,
                  bucketized_requests=bucketized)  # fmt: skip
     assume(most * ranks > 32)
-    lists = TPU.default(made)
-    judging.written_is_read(TPU, made, TPU.accept(made, lists).lists)
+    lists = TPU.default(built)
+    judging.written_is_read(TPU, built, TPU.accept(built, lists).lists)
 
 
 def test_a_file_states_what_the_environment_and_flags_do() -> None:
@@ -205,13 +205,13 @@ def test_the_log_of_a_start_has_the_sizes() -> None:
     st.sampled_from([8, 16]),
 )  # fmt: skip
 def test_a_proposal_pads_no_more_than_any_other(counts: dict[int, int], most: int, multiple: int) -> None:
-    made = setup(128, 8, token_multiple=multiple)
+    built = setup(128, 8, token_multiple=multiple)
     demands = judging.counted("tokens", counts)
-    chosen = TPU.propose(made, {"tokens": demands}, {"tokens": most, "requests": 1})
+    chosen = TPU.propose(built, {"tokens": demands}, {"tokens": most, "requests": 1})
     assert len(chosen["tokens"]) <= most and chosen["requests"] == shapes(8)
     candidates = range(multiple, 129, multiple)
-    assert judging.padded(TPU, made, demands, chosen["tokens"]) == judging.best(TPU, made, demands, candidates, most)
-    assert TPU.accept(made, chosen).lists == chosen
+    assert judging.padded(TPU, built, demands, chosen["tokens"]) == judging.best(TPU, built, demands, candidates, most)
+    assert TPU.accept(built, chosen).lists == chosen
 
 
 def test_a_plan_becomes_sizes() -> None:

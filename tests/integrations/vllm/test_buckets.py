@@ -36,7 +36,7 @@ def sizes(shapes: tuple[Shape, ...]) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("made", "first", "last", "count"),
+    ("built", "first", "last", "count"),
     [
         (setup(), [1, 2, 4, 8, 16], 512, 51),
         (setup(8), [1, 2, 4, 8, 16], 16, 5),
@@ -58,8 +58,8 @@ def sizes(shapes: tuple[Shape, ...]) -> list[int]:
         (setup(256, 300, release="0.20"), [1, 2, 4, 8], 288, 37),
     ],
 )
-def test_its_own_list(made: Setup, first: list[int], last: int, count: int) -> None:
-    found = sizes(VLLM.default(made)["tokens"])
+def test_its_own_list(built: Setup, first: list[int], last: int, count: int) -> None:
+    found = sizes(VLLM.default(built)["tokens"])
     assert (found[: len(first)], found[-1], len(found)) == (first, last, count)
 
 
@@ -72,8 +72,8 @@ def test_a_list_is_cut_at_the_tokens_of_a_step_and_rounded_to_drafts() -> None:
 
 
 def test_drafts_leave_sizes_as_they_are_where_no_decode_step_has_a_full_graph() -> None:
-    made = setup(8, 64, num_speculative_tokens=2, cudagraph_mode="PIECEWISE")
-    assert sizes(VLLM.accept(made, {"tokens": ((1,), (8,))}).lists["tokens"]) == [1, 8]
+    built = setup(8, 64, num_speculative_tokens=2, cudagraph_mode="PIECEWISE")
+    assert sizes(VLLM.accept(built, {"tokens": ((1,), (8,))}).lists["tokens"]) == [1, 8]
 
 
 def test_a_list_below_one_drafted_step_is_refused() -> None:
@@ -82,12 +82,12 @@ def test_a_list_below_one_drafted_step_is_refused() -> None:
 
 
 def test_sequence_parallelism_keeps_multiples_of_its_devices() -> None:
-    made = setup(8, release="0.31", enable_sp=True, tensor_parallel_size=4)
-    accepted = VLLM.accept(made, {"tokens": ((2,), (8,), (12,))})
+    built = setup(8, release="0.31", enable_sp=True, tensor_parallel_size=4)
+    accepted = VLLM.accept(built, {"tokens": ((2,), (8,), (12,))})
     assert sizes(accepted.lists["tokens"]) == [8, 12]
     assert [drop.reason for drop in accepted.dropped] == ["no multiple of tensor_parallel_size 4"]
     with pytest.raises(InputError, match="that is a multiple of tensor_parallel_size 4; give one"):
-        VLLM.accept(made, {"tokens": ((2,), (3,))})
+        VLLM.accept(built, {"tokens": ((2,), (3,))})
     with pytest.raises(InputError, match=r"no size is a multiple of both 3 .* and 4"):
         VLLM.accept(of_v1(enable_sp=True, tensor_parallel_size=4, num_speculative_tokens=2), {"tokens": ((12,),)})
 
@@ -104,26 +104,26 @@ def test_what_is_no_release_is_refused(release: str) -> None:
 
 
 def test_model_runner_v2_keeps_sizes_and_rounds_the_graphs_of_decode_steps() -> None:
-    made = setup(8, 64, num_speculative_tokens=2)
-    accepted = VLLM.accept(made, {"tokens": ((1,), (8,), (30,), (64,), (65,))})
+    built = setup(8, 64, num_speculative_tokens=2)
+    accepted = VLLM.accept(built, {"tokens": ((1,), (8,), (30,), (64,), (65,))})
     assert sizes(accepted.lists["tokens"]) == [1, 8, 30, 64]
-    assert VLLM.graphs(made, accepted.lists) == 4 + 2  # decode graphs of 3 and 9 tokens; 30 and 66 are more than 24
+    assert VLLM.graphs(built, accepted.lists) == 4 + 2  # decode graphs of 3 and 9 tokens; 30 and 66 are more than 24
 
 
 def test_no_mode_no_graphs() -> None:
-    made = setup(8, cudagraph_mode="NONE")
-    assert VLLM.default(made) == {"tokens": ()}
-    assert VLLM.graphs(made, {"tokens": ()}) == 0
-    for use in (lambda: VLLM.accept(made, {"tokens": ((8,),)}), lambda: VLLM.propose(made, {}, {"tokens": 8})):
+    built = setup(8, cudagraph_mode="NONE")
+    assert VLLM.default(built) == {"tokens": ()}
+    assert VLLM.graphs(built, {"tokens": ()}) == 0
+    for use in (lambda: VLLM.accept(built, {"tokens": ((8,),)}), lambda: VLLM.propose(built, {}, {"tokens": 8})):
         with pytest.raises(InputError, match="cudagraph_mode"):
             use()
 
 
 def test_graphs_of_decode_steps_alone_serve_no_more_than_max_num_seqs_can_fill() -> None:
-    made = setup(10, cudagraph_mode="FULL_DECODE_ONLY")
-    finder = VLLM.finder(made, "tokens", ((4,), (8,), (16,)))
+    built = setup(10, cudagraph_mode="FULL_DECODE_ONLY")
+    finder = VLLM.finder(built, "tokens", ((4,), (8,), (16,)))
     assert [finder.find((n,)) for n in (3, 8, 9)] == [Pick((4,)), Pick((8,)), Pick((9,), "eager")]
-    assert VLLM.propose(made, {}, {"tokens": 4}) == {"tokens": ((10,),)}
+    assert VLLM.propose(built, {}, {"tokens": 4}) == {"tokens": ((10,),)}
 
 
 def test_only_steps_that_a_list_can_serve_are_asked_for() -> None:
@@ -171,10 +171,10 @@ def test_graphs_count_decode_steps_apart() -> None:
 
 @given(st.sets(st.integers(1, 2048), min_size=1, max_size=40), st.integers(0, 4))
 def test_what_is_written_is_read(given_sizes: set[int], drafts: int) -> None:
-    made = setup(num_speculative_tokens=drafts)
-    lists = VLLM.accept(made, {"tokens": tuple((n,) for n in sorted(given_sizes | {8}))}).lists
-    written = VLLM.export(made, lists)
-    assert VLLM.read(written, made) == lists
+    built = setup(num_speculative_tokens=drafts)
+    lists = VLLM.accept(built, {"tokens": tuple((n,) for n in sorted(given_sizes | {8}))}).lists
+    written = VLLM.export(built, lists)
+    assert VLLM.read(written, built) == lists
     assert json.loads(written.files["config.yaml"].split("'")[1])["cudagraph_capture_sizes"] == sizes(lists["tokens"])
 
 
@@ -255,12 +255,12 @@ def test_the_log_of_a_start_has_the_list() -> None:
     st.dictionaries(st.integers(1, 12), st.integers(1, 9), min_size=1), st.integers(1, 4), st.sampled_from([0, 1, 2])
 )
 def test_no_list_of_its_length_pads_less_than_a_proposal(counts: dict[int, int], most: int, drafts: int) -> None:
-    made = setup(12 // (1 + drafts), cudagraph_mode="FULL_DECODE_ONLY", num_speculative_tokens=drafts)
+    built = setup(12 // (1 + drafts), cudagraph_mode="FULL_DECODE_ONLY", num_speculative_tokens=drafts)
     demands = judging.counted("tokens", counts)
-    chosen = VLLM.propose(made, {"tokens": demands}, {"tokens": most})["tokens"]
+    chosen = VLLM.propose(built, {"tokens": demands}, {"tokens": most})["tokens"]
     assert len(chosen) <= most and chosen[-1] == (12,)
-    least = judging.best(VLLM, made, demands, range(1 + drafts, 13, 1 + drafts), most)
-    assert judging.padded(VLLM, made, demands, chosen) == least
+    least = judging.best(VLLM, built, demands, range(1 + drafts, 13, 1 + drafts), most)
+    assert judging.padded(VLLM, built, demands, chosen) == least
 
 
 def test_a_proposal_reaches_as_far_as_its_own_list_and_has_the_largest_decode_step() -> None:
@@ -305,6 +305,6 @@ def test_the_release_of_a_log_decides_which_rules_hold(tmp_path: Path) -> None:
 def test_drafts_are_written_only_where_vllm_would_take_them(
     own: dict[str, str], written: dict[str, object] | None
 ) -> None:
-    made = setup(num_speculative_tokens=3, **own)
-    words = [word for word in VLLM.export(made, {"tokens": ((4,),)}).arguments if word.startswith("--speculative")]
+    built = setup(num_speculative_tokens=3, **own)
+    words = [word for word in VLLM.export(built, {"tokens": ((4,),)}).arguments if word.startswith("--speculative")]
     assert [json.loads(word.partition(" ")[2]) for word in words] == ([] if written is None else [written])

@@ -115,8 +115,8 @@ def decode_buckets(view: GaudiView) -> set[Bucket]:
     return found
 
 
-def take(prepared: list[Bucket], asked: Bucket) -> Bucket | None:
+def take(prepared: list[Bucket], requested: Bucket) -> Bucket | None:
     for bucket in sorted(prepared):
-        if all(have >= need for have, need in zip(bucket, asked, strict=True)):
+        if all(have >= need for have, need in zip(bucket, requested, strict=True)):
             return bucket
     return None

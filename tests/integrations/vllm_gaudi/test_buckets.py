@@ -28,21 +28,21 @@ def test_limits_of_a_server_that_was_told_its_length_alone() -> None:
 
 @examples(40)
 @given(setups(most_len=9000, prompt_bs_max=1), st.sets(st.tuples(st.integers(1, 64), st.integers(1, 400)), min_size=1))
-def test_what_is_exported_is_read_and_prepared_again(made: Setup, decodes: set[tuple[int, int]]) -> None:
+def test_what_is_exported_is_read_and_prepared_again(built: Setup, decodes: set[tuple[int, int]]) -> None:
     given_lists = {
         "prompt": ((1, 128, 0), (1, 128, 2)),
         "decode": tuple(sorted((min(b, c), 1, c) for b, c in decodes)),
     }
-    prepared = GAUDI.accept(made, given_lists).lists
-    written = GAUDI.export(made, prepared)
-    assert GAUDI.read(written, made) == prepared
-    assert GAUDI.accept(made, prepared).lists == prepared
+    prepared = GAUDI.accept(built, given_lists).lists
+    written = GAUDI.export(built, prepared)
+    assert GAUDI.read(written, built) == prepared
+    assert GAUDI.accept(built, prepared).lists == prepared
 
 
 def test_the_export_of_a_pinned_server() -> None:
-    made = setup(8192, 32, 2048, num_hpu_blocks=3000, prefix_caching=False, num_speculative_tokens=2,
+    built = setup(8192, 32, 2048, num_hpu_blocks=3000, prefix_caching=False, num_speculative_tokens=2,
                  speculative_method="ngram")  # fmt: skip
-    written = GAUDI.export(made, {"prompt": ((1, 128, 0), (4, 128, 0)), "decode": ((1, 1, 8),)})
+    written = GAUDI.export(built, {"prompt": ((1, 128, 0), (4, 128, 0)), "decode": ((1, 1, 8),)})
     assert written.environment == {
         "VLLM_BUCKETING_FROM_FILE": "buckets.txt", "VLLM_PROMPT_BS_BUCKET_MAX": "4", "VLLM_CONTIGUOUS_PA": "true",
     }  # fmt: skip
@@ -58,8 +58,8 @@ def test_the_export_of_a_pinned_server() -> None:
 
 
 def test_without_a_file_its_own_buckets_are_read() -> None:
-    made = setup()
-    assert GAUDI.read(Export(), made) == GAUDI.default(made)
+    built = setup()
+    assert GAUDI.read(Export(), built) == GAUDI.default(built)
 
 
 @pytest.mark.parametrize(
@@ -86,11 +86,11 @@ def plan(limits: Limits) -> Plan:
 
 
 def test_a_plans_contexts_are_counted_in_blocks_of_the_whole_batch() -> None:
-    made = setup(2048, 4, 512)
-    lists = GAUDI.from_plan(made, plan(made.limits))
+    built = setup(2048, 4, 512)
+    lists = GAUDI.from_plan(built, plan(built.limits))
     assert lists == {"prompt": ((1, 256, 0), (1, 256, 8)), "decode": ((4, 1, 32), (4, 1, 36))}
     contiguous = setup(2048, 4, 512, contiguous_pa=True)
-    assert GAUDI.from_plan(contiguous, plan(made.limits))["decode"] == ((4, 1, 33), (4, 1, 37))
+    assert GAUDI.from_plan(contiguous, plan(built.limits))["decode"] == ((4, 1, 33), (4, 1, 37))
 
 
 def test_a_plan_of_other_limits_is_refused() -> None:
@@ -118,18 +118,18 @@ def test_the_first_covering_bucket_is_taken_and_not_the_cheapest() -> None:
 
 @examples(60)
 @given(setups(), st.data())
-def test_found_buckets_are_the_planners(made: Setup, data: st.DataObject) -> None:
+def test_found_buckets_are_the_planners(built: Setup, data: st.DataObject) -> None:
     family = data.draw(st.sampled_from(["prompt", "decode"]))
-    prepared = GAUDI.default(made)[family]
-    finder = GAUDI.finder(made, family, prepared)
+    prepared = GAUDI.default(built)[family]
+    finder = GAUDI.finder(built, family, prepared)
     known = list(prepared)
     for _ in range(8):
         batch, context = data.draw(st.integers(1, 300)), data.draw(st.integers(0, 5000))
-        asked = (batch, data.draw(st.integers(2, 9000)) if family == "prompt" else 1, context)
-        found = finder.find(asked)
+        requested = (batch, data.draw(st.integers(2, 9000)) if family == "prompt" else 1, context)
+        found = finder.find(requested)
         if family == "decode":
-            asked = (batch, 1, min(context, max(c for _, _, c in prepared)))
-        expected = planner.take(known, asked)
+            requested = (batch, 1, min(context, max(c for _, _, c in prepared)))
+        expected = planner.take(known, requested)
         if expected is None:
             assert found.miss == "compile"
             known.append(found.shape)  # type: ignore[arg-type]
@@ -138,22 +138,22 @@ def test_found_buckets_are_the_planners(made: Setup, data: st.DataObject) -> Non
 
 
 def test_a_miss_adds_a_bucket_within_the_limits() -> None:
-    made = setup(8192, 32, 2048, num_hpu_blocks=4000)
-    prompts = GAUDI.finder(made, "prompt", ((1, 128, 0),))
+    built = setup(8192, 32, 2048, num_hpu_blocks=4000)
+    prompts = GAUDI.finder(built, "prompt", ((1, 128, 0),))
     assert prompts.find((1, 1000, 10)) == Pick((1, 1280, 64), "compile")
     assert prompts.find((1, 1100, 60)) == Pick((1, 1280, 64))
     assert prompts.find((1, 2001, 3)) == Pick((1, 2048, 64), "compile")
-    decodes = GAUDI.finder(made, "decode", ((1, 1, 300),))
+    decodes = GAUDI.finder(built, "decode", ((1, 1, 300),))
     assert decodes.find((31, 1, 200)) == Pick((32, 1, 300), "compile")
     assert decodes.find((31, 1, 999)) == Pick((32, 1, 300), "compile")
     assert decodes.find((20, 1, 200)) == Pick((32, 1, 300))
 
 
 def test_a_step_that_is_larger_than_what_is_added_counts_in_its_own_size() -> None:
-    made = setup(8192, 32, 2048)
+    built = setup(8192, 32, 2048)
     steps = {(2, 1, 90): Demand("decode", (2, 1, 90), 3, 3 * 92)}
     lists = {"prompt": ((1, 2048, 64),), "decode": ((2, 1, 60),)}
-    decode = evaluate(GAUDI, made, lists, {"decode": steps}).family("decode")
+    decode = evaluate(GAUDI, built, lists, {"decode": steps}).family("decode")
     assert (decode.misses, decode.real, decode.padded) == ({"compile": 3}, 276, 276)
 
 

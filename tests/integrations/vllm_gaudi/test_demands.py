@@ -36,8 +36,8 @@ def test_prompts_run_alone_by_default_and_together_up_to_the_prefill_batch() -> 
 
 
 def test_a_request_is_prompt_chunks_and_then_decodes() -> None:
-    made = setup(8192, 4, 2048)
-    found = sorted(GAUDI.demands(made, [TrafficRequest(0.0, 3000, 4)], AssumedStepTime()))
+    built = setup(8192, 4, 2048)
+    found = sorted(GAUDI.demands(built, [TrafficRequest(0.0, 3000, 4)], AssumedStepTime()))
     assert found == [
         Demand("decode", (1, 1, 24), 3, 3 * 25),
         Demand("prompt", (1, 952, 16), 1, 968),
@@ -54,10 +54,10 @@ def test_drafts_make_rows_with_all_blocks_of_their_sequence() -> None:
 def test_without_contiguous_attention_all_blocks_of_all_steps_are_counted(
     lengths: list[tuple[int, int]], seqs: int
 ) -> None:
-    made = setup(2048, seqs, 512)
+    built = setup(2048, seqs, 512)
     requests = [TrafficRequest(float(i), prompt, output) for i, (prompt, output) in enumerate(lengths)]
-    found = list(GAUDI.demands(made, requests, AssumedStepTime()))
-    steps = sum(step.steps * len(step.cached) for step in chunked_steps(requests, made.limits, AssumedStepTime()))
+    found = list(GAUDI.demands(built, requests, AssumedStepTime()))
+    steps = sum(step.steps * len(step.cached) for step in chunked_steps(requests, built.limits, AssumedStepTime()))
     assert steps == sum(output - 1 for _, output in lengths)
     assert steps == sum(demand.steps * demand.shape[0] for demand in found if demand.family == "decode")
     blocks = sum(-(-(prompt + i + 1) // 128) for prompt, output in lengths for i in range(output - 1))
@@ -99,11 +99,11 @@ class Walked:
 )  # fmt: skip
 def test_places_are_those_of_a_walk(lengths: list[tuple[int, int]], seqs: int, threshold: int, defrag: bool) -> None:
     own = {"contiguous_pa": True, "defrag": defrag, "defrag_threshold": threshold, "num_hpu_blocks": 160}
-    made = setup(512, seqs, 128, 16, **own)
+    built = setup(512, seqs, 128, 16, **own)
     requests = [TrafficRequest(i / 50, prompt, output) for i, (prompt, output) in enumerate(lengths)]
     pool = BlockPool(view(max_model_len=512, max_num_seqs=seqs, tokens=128, block_size=16, **own))
     walked = Walked(160, 16, threshold if defrag else None)
-    for run in chunked_steps(requests, made.limits, AssumedStepTime()):
+    for run in chunked_steps(requests, built.limits, AssumedStepTime()):
         found: Counter[int] = Counter()
         for batch, highest, steps in pool.take(run):
             assert batch == len(run.cached)

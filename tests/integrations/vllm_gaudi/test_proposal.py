@@ -27,9 +27,9 @@ from tests.integrations.vllm_gaudi.setups import GAUDI, setup, setups
 from tests.tiers import examples
 
 
-def admissible(made: Setup, data: st.DataObject) -> tuple[str, Shape]:
+def admissible(built: Setup, data: st.DataObject) -> tuple[str, Shape]:
     """A step that can happen: prompts within the tokens of a step, decodes within max_model_len and the cache."""
-    seen = GaudiView.of(made)
+    seen = GaudiView.of(built)
     if data.draw(st.booleans()):
         past = data.draw(st.integers(0, seen.longest_prompt - 1))
         new = data.draw(st.integers(1, min(seen.tokens, seen.longest_prompt - past)))
@@ -46,30 +46,30 @@ def admissible(made: Setup, data: st.DataObject) -> tuple[str, Shape]:
 @examples(20)
 @given(setups(), st.integers(3, 40), st.data())
 def test_nothing_proposed_is_left_out_and_nothing_admissible_misses(
-    made: Setup, most: int, data: st.DataObject
+    built: Setup, most: int, data: st.DataObject
 ) -> None:
     steps: dict[str, dict[Shape, Demand]] = {"prompt": {}, "decode": {}}
     for _ in range(data.draw(st.integers(0, 12))):
-        family, shape = admissible(made, data)
+        family, shape = admissible(built, data)
         steps[family][shape] = Demand(family, shape, data.draw(st.integers(1, 50)), 1)
     limits = {"prompt": most + 8, "decode": most}
-    lists = GAUDI.propose(made, steps, limits)
-    accepted = GAUDI.accept(made, lists)
+    lists = GAUDI.propose(built, steps, limits)
+    accepted = GAUDI.accept(built, lists)
     assert not accepted.dropped and accepted.lists == lists
     assert all(len(accepted.lists[family]) <= limits[family] for family in limits)
     for _ in range(20):
-        family, shape = admissible(made, data)
-        assert GAUDI.finder(made, family, accepted.lists[family]).find(shape).miss is None, shape
+        family, shape = admissible(built, data)
+        assert GAUDI.finder(built, family, accepted.lists[family]).find(shape).miss is None, shape
 
 
-def padded(made: Setup, lists: Lists, steps: dict[str, dict[Shape, Demand]]) -> int:
+def padded(built: Setup, lists: Lists, steps: dict[str, dict[Shape, Demand]]) -> int:
     total = 0
     for family, demands in steps.items():
-        finder = GAUDI.finder(made, family, lists[family])
+        finder = GAUDI.finder(built, family, lists[family])
         for shape, demand in demands.items():
             found = finder.find(shape)
             assert found.miss is None
-            total += demand.steps * GAUDI.work(made, family, found.shape)
+            total += demand.steps * GAUDI.work(built, family, found.shape)
     return total
 
 
@@ -79,32 +79,32 @@ def padded(made: Setup, lists: Lists, steps: dict[str, dict[Shape, Demand]]) -> 
     st.booleans(),
 )
 def test_a_proposal_pads_no_more_than_the_servers_own_list(rows: list[tuple[int, int, int]], contiguous: bool) -> None:
-    made = setup(8192, 32, 2048, contiguous_pa=contiguous)
+    built = setup(8192, 32, 2048, contiguous_pa=contiguous)
     steps: dict[str, dict[Shape, Demand]] = {"decode": {}, "prompt": {}}
     for batch, blocks, count in rows:
         shape = (batch, 1, batch * blocks + contiguous)
         steps["decode"][shape] = Demand("decode", shape, count, 1)
         query = (1, 33 * blocks, batch)
         steps["prompt"][query] = Demand("prompt", query, count, 1)
-    own = GAUDI.default(made)
-    lists = GAUDI.propose(made, steps, {family: len(shapes) for family, shapes in own.items()})
-    assert padded(made, lists, steps) <= padded(made, own, steps)
+    own = GAUDI.default(built)
+    lists = GAUDI.propose(built, steps, {family: len(shapes) for family, shapes in own.items()})
+    assert padded(built, lists, steps) <= padded(built, own, steps)
 
 
 @examples(15)
 @given(setups(contiguous_pa=True, num_speculative_tokens=0), st.integers(1, 40), st.data())
 def test_with_contiguous_attention_every_row_reaches_the_end_of_the_cache(
-    made: Setup, most: int, data: st.DataObject
+    built: Setup, most: int, data: st.DataObject
 ) -> None:
     """The runner looks a step up twice, by its blocks in use and by its highest block: both must end in one row."""
-    seen = GaudiView.of(made)
+    seen = GaudiView.of(built)
     steps = {}
     for _ in range(data.draw(st.integers(1, 12))):
         shape = (data.draw(st.integers(1, seen.seqs)), 1, data.draw(st.integers(2, seen.pool)))
         steps[shape] = Demand("decode", shape, data.draw(st.integers(1, 50)), 1)
-    lists = GAUDI.propose(made, {"decode": steps}, {"prompt": 9, "decode": most})
+    lists = GAUDI.propose(built, {"decode": steps}, {"prompt": 9, "decode": most})
     assert all((batch, 1, seen.pool) in lists["decode"] for batch, _, _ in lists["decode"])
-    finder = GAUDI.finder(made, "decode", lists["decode"])
+    finder = GAUDI.finder(built, "decode", lists["decode"])
     for batch, _, highest in steps:
         used = data.draw(st.integers(1, highest - 1))
         padded_batch = finder.find((batch, 1, used)).shape[0]
@@ -120,9 +120,9 @@ def test_the_buckets_that_are_there_in_any_case() -> None:
 
 
 def test_too_few_graphs_are_refused() -> None:
-    made = setup(prompt_bs_max=4)
+    built = setup(prompt_bs_max=4)
     with pytest.raises(InputError, match="3 prompt buckets do not reach every admissible step; allow 4"):
-        GAUDI.propose(made, {}, {"prompt": 3, "decode": 5})
+        GAUDI.propose(built, {}, {"prompt": 3, "decode": 5})
     with pytest.raises(InputError, match="decode buckets do not reach"):
         GAUDI.propose(setup(num_speculative_tokens=1), {}, {"prompt": 3, "decode": 2})
     with pytest.raises(InputError, match="merged prefill"):
@@ -130,22 +130,22 @@ def test_too_few_graphs_are_refused() -> None:
 
 
 def test_queries_are_whole_blocks_of_128() -> None:
-    made = setup(8192, 32, 2048)
+    built = setup(8192, 32, 2048)
     steps = {"prompt": {(1, 200, 0): Demand("prompt", (1, 200, 0), 5, 1000)}, "decode": {}}
-    assert GAUDI.propose(made, steps, {"prompt": 2, "decode": 1})["prompt"] == ((1, 256, 0), (1, 2048, 64))
+    assert GAUDI.propose(built, steps, {"prompt": 2, "decode": 1})["prompt"] == ((1, 256, 0), (1, 2048, 64))
 
 
 def test_graphs_that_past_traffic_does_not_need_go_where_steps_may_yet_be() -> None:
-    made = setup(8192, 32, 2048)
+    built = setup(8192, 32, 2048)
     steps = {"decode": {(1, 1, 2): Demand("decode", (1, 1, 2), 10_000, 30_000)}}
-    lists = GAUDI.propose(made, steps, {"prompt": 2, "decode": 20})
+    lists = GAUDI.propose(built, steps, {"prompt": 2, "decode": 20})
     assert lists["decode"][0] == (1, 1, 2)
-    found = GAUDI.finder(made, "decode", lists["decode"]).find((9, 1, 200)).shape
-    assert GAUDI.work(made, "decode", found) <= 1.25 * (9 + 200)
+    found = GAUDI.finder(built, "decode", lists["decode"]).find((9, 1, 200)).shape
+    assert GAUDI.work(built, "decode", found) <= 1.25 * (9 + 200)
 
 
-def served(shapes: list[Shape], asked: Shape) -> Shape:
-    return next(shape for shape in sorted(shapes) if all(a >= b for a, b in zip(shape, asked, strict=True)))
+def served(shapes: list[Shape], requested: Shape) -> Shape:
+    return next(shape for shape in sorted(shapes) if all(a >= b for a, b in zip(shape, requested, strict=True)))
 
 
 STEPS = st.dictionaries(st.tuples(st.integers(1, 6), st.integers(1, 6)), st.integers(1, 9).map(float), min_size=1)
@@ -161,7 +161,7 @@ def test_moves_lower_the_cost_and_keep_what_is_required(
     found = polish(steps, chosen, candidates, [top], most, lambda shape: float(sum(shape)))
 
     def total(shapes: list[Shape]) -> float:
-        return sum(number * sum(served(shapes, asked)) for asked, number in steps.items())
+        return sum(number * sum(served(shapes, requested)) for requested, number in steps.items())
 
     assert top in found and len(found) <= max(most, len(set(chosen)))
     assert total(found) <= total(chosen)

@@ -59,17 +59,17 @@ def test_the_caches_blocks_join_a_contiguous_range() -> None:
 
 
 def test_padding_aware_defaults() -> None:
-    made = sizes.prompt_ranges(view(max_model_len=4096, tokens=2048, prompt_bs_max=16, bucketing_strategy="pad"))
-    assert made.batches == [1, 2, 4, 6, 8, 12, 16]
-    assert made.queries[:3] == [128, 256, 384] and made.queries[-1] == 2048
-    assert made.contexts[0] == 0 and made.contexts[-1] == 31
+    built = sizes.prompt_ranges(view(max_model_len=4096, tokens=2048, prompt_bs_max=16, bucketing_strategy="pad"))
+    assert built.batches == [1, 2, 4, 6, 8, 12, 16]
+    assert built.queries[:3] == [128, 256, 384] and built.queries[-1] == 2048
+    assert built.contexts[0] == 0 and built.contexts[-1] == 31
 
 
 def test_variables_of_the_linear_strategy() -> None:
     own = {"bucketing_strategy": "lin", "prompt_seq_step": 512, "prompt_query_max": 1024, "prompt_ctx_max": 2}
-    made = sizes.prompt_ranges(view(max_model_len=4096, **own))
-    assert made.queries == [128, 256, 512, 1024]
-    assert made.contexts == [0, 1, 2]
+    built = sizes.prompt_ranges(view(max_model_len=4096, **own))
+    assert built.queries == [128, 256, 512, 1024]
+    assert built.contexts == [0, 1, 2]
     decode = sizes.decode_ranges(view(max_model_len=4096, max_num_seqs=64, bucketing_strategy="lin", decode_bs_max=40))
     assert decode.batches == [1, 2, 4, 8, 16, 32]
     assert decode.contexts[-1] == 4096 * 64 // 128
@@ -82,70 +82,72 @@ def test_the_old_switch_wins_over_the_strategy() -> None:
 
 def test_a_decode_range_above_the_cache_is_moved_below_it() -> None:
     own = {"decode_block_min": 4096, "decode_block_max": 8192, "num_hpu_blocks": 3593, "contiguous_pa": True}
-    made = sizes.decode_ranges(view(max_model_len=4096, max_num_seqs=64, bucketing_strategy="pad", **own))
-    assert made.contexts == [3465, 3593]
+    built = sizes.decode_ranges(view(max_model_len=4096, max_num_seqs=64, bucketing_strategy="pad", **own))
+    assert built.contexts == [3465, 3593]
 
 
 @pytest.mark.parametrize("strategy", ["lin", "pad"])
 def test_ranges_beyond_all_servers_are_refused(strategy: str) -> None:
-    made = {"bucketing_strategy": strategy, "contiguous_pa": True}
+    built = {"bucketing_strategy": strategy, "contiguous_pa": True}
     with pytest.raises(InputError, match="spans more than 65536 values; raise step"):
-        sizes.decode_ranges(view(**made, num_hpu_blocks=10**12))
+        sizes.decode_ranges(view(**built, num_hpu_blocks=10**12))
     with pytest.raises(InputError, match=r"its ranges make \d+ buckets, more than 1048576"):
-        GAUDI.default(setup(**made, decode_bs_step=1, decode_block_step=1, decode_bs_pad_percent=0,
+        GAUDI.default(setup(**built, decode_bs_step=1, decode_block_step=1, decode_bs_pad_percent=0,
                             decode_block_pad_percent=0, num_hpu_blocks=60_000))  # fmt: skip
 
 
 def test_merged_prefill_counts_all_prompts_of_a_step() -> None:
-    made = sizes.prompt_ranges(view(max_model_len=4096, max_num_seqs=16, bucketing_strategy="pad", merged_prefill=True))
-    assert made.batches == [1] and made.queries[0] == 128 and made.contexts[-1] == 31 * 16
+    built = sizes.prompt_ranges(
+        view(max_model_len=4096, max_num_seqs=16, bucketing_strategy="pad", merged_prefill=True)
+    )
+    assert built.batches == [1] and built.queries[0] == 128 and built.contexts[-1] == 31 * 16
 
 
 @examples(60)
 @given(st.one_of(setups(), setups(6000, bucketing_strategy="lin"), setups(6000, bucketing_strategy="pad")))
-def test_its_own_buckets_are_the_planners(made: Setup) -> None:
-    seen = GaudiView.of(made)
+def test_its_own_buckets_are_the_planners(built: Setup) -> None:
+    seen = GaudiView.of(built)
     if seen.strategy != "exp" and seen.block > seen.tokens:
         with pytest.raises(InputError, match="min is above max"):
-            GAUDI.default(made)
+            GAUDI.default(built)
         return
-    lists = GAUDI.default(made)
+    lists = GAUDI.default(built)
     assert set(lists["prompt"]) == planner.prompt_buckets(seen)
     assert set(lists["decode"]) == planner.decode_buckets(seen)
 
 
 def test_drafts_widen_the_servers_own_buckets_even_where_some_are_there_already() -> None:
-    made = setup(
+    built = setup(
         300, 8, 128, block_size=128, bucketing_strategy="lin", contiguous_pa=False, num_speculative_tokens=3,
     )  # fmt: skip
     assert (
-        set(GAUDI.default(made)["decode"]) == planner.decode_buckets(GaudiView.of(made)) >= {(16, 1, 32), (32, 1, 96)}
+        set(GAUDI.default(built)["decode"]) == planner.decode_buckets(GaudiView.of(built)) >= {(16, 1, 32), (32, 1, 96)}
     )
 
 
 def test_a_product_of_prompts_is_bounded_by_the_tokens_of_a_step() -> None:
-    made = PhaseValues([1, 2, 4, 8, 16], [512, 1024], [0, 1, 2, 3, 4])
-    assert len(sizes.prompt_buckets(view(max_model_len=2048, block_size=64), made)) == 25
+    built = PhaseValues([1, 2, 4, 8, 16], [512, 1024], [0, 1, 2, 3, 4])
+    assert len(sizes.prompt_buckets(view(max_model_len=2048, block_size=64), built)) == 25
 
 
 def test_a_product_of_decodes_is_clipped_to_the_blocks_of_its_sequences() -> None:
-    made = PhaseValues([1, 2, 4, 8, 16, 32, 64], [1], list(range(128, 2049, 128)))
-    found = sizes.decode_buckets(view(max_model_len=2048, max_num_seqs=64), made)
+    built = PhaseValues([1, 2, 4, 8, 16, 32, 64], [1], list(range(128, 2049, 128)))
+    found = sizes.decode_buckets(view(max_model_len=2048, max_num_seqs=64), built)
     assert len(found) == 18 and all(context <= batch * 16 for batch, _, context in found)
 
 
 def test_a_context_that_is_not_allowed_stays_what_the_query_before_had() -> None:
-    made = PhaseValues([1], [2048, 4096, 8192, 16384], [0, 40])
+    built = PhaseValues([1], [2048, 4096, 8192, 16384], [0, 40])
     limits = {"max_model_len": 16384, "tokens": 16384}
-    assert sizes.prompt_buckets(view(**limits, prompt_ctx_max=100), made) >= {
+    assert sizes.prompt_buckets(view(**limits, prompt_ctx_max=100), built) >= {
         (1, 2048, 40), (1, 4096, 96), (1, 8192, 64), (1, 16384, 0),
     }  # fmt: skip
 
 
 def test_a_file_is_filtered_and_clipped() -> None:
-    made = setup(8192, 32, 2048)
+    built = setup(8192, 32, 2048)
     lists = {"prompt": ((1, 128, 64), (1, 128, 65), (2, 2048, 0)), "decode": ((4, 1, 3), (4, 1, 900), (8, 1, 64))}
-    accepted = GAUDI.accept(made, lists)
+    accepted = GAUDI.accept(built, lists)
     assert accepted.lists == {"prompt": ((1, 128, 64),), "decode": ((4, 1, 256), (8, 1, 64))}
     assert [drop.shape for drop in accepted.dropped] == [(1, 128, 65), (2, 2048, 0), (4, 1, 3), (4, 1, 900)]
     assert accepted.dropped[3] == Dropped(
@@ -163,9 +165,9 @@ def test_a_file_without_a_bucket_left_ends_the_server(lists: dict[str, tuple[tup
 
 
 def test_a_server_that_slices_long_prompts_leaves_out_what_is_no_slice() -> None:
-    made = setup(32768, 8, 20480, sdpa_slices=True)
+    built = setup(32768, 8, 20480, sdpa_slices=True)
     lists = {"prompt": ((1, 8192, 0), (1, 8320, 0), (1, 8320, 4)), "decode": ((1, 1, 8),)}
-    assert GAUDI.accept(made, lists).lists["prompt"] == ((1, 8192, 0), (1, 8320, 4))
+    assert GAUDI.accept(built, lists).lists["prompt"] == ((1, 8192, 0), (1, 8320, 4))
 
 
 def test_drafts_add_rows() -> None:
@@ -178,7 +180,7 @@ def test_drafts_add_rows() -> None:
 
 @examples(60)
 @given(setups(), st.sets(st.tuples(st.integers(1, 40), st.just(1), st.integers(1, 300)), min_size=1, max_size=12))
-def test_seeds_give_what_the_server_prepares(made: Setup, shapes: set[tuple[int, int, int]]) -> None:
-    seen = GaudiView.of(made)
+def test_seeds_give_what_the_server_prepares(built: Setup, shapes: set[tuple[int, int, int]]) -> None:
+    seen = GaudiView.of(built)
     prepared = sizes.with_drafts(seen, shapes)
     assert sizes.with_drafts(seen, sizes.seeds(seen, prepared)) == prepared

@@ -27,12 +27,12 @@ def setup(length: int = 4096, tokens: int | None = None, seqs: int = 8, block_si
     return judging.setup(NEURON, limits, own)
 
 
-def config(made: Setup, **lists: object) -> Export:
+def config(built: Setup, **lists: object) -> Export:
     return Export(arguments=(f"--additional-config {json.dumps({'neuron_config': lists})}",))
 
 
 @pytest.mark.parametrize(
-    ("made", "tokens", "requests"),
+    ("built", "tokens", "requests"),
     [
         (setup(4096), [128, 256, 512, 1024, 2048, 4096], [1, 2, 4, 8]),
         (setup(5000, seqs=6), [128, 256, 512, 1024, 2048, 4096, 5000], [1, 2, 4, 6]),
@@ -41,10 +41,10 @@ def config(made: Setup, **lists: object) -> Export:
         (setup(4096, block_size=128, decode_context_parallel_size=4), [512, 1024, 2048, 4096], [1, 2, 4, 8]),
     ],
 )
-def test_its_own_lists(made: Setup, tokens: list[int], requests: list[int]) -> None:
-    found = NEURON.default(made)
+def test_its_own_lists(built: Setup, tokens: list[int], requests: list[int]) -> None:
+    found = NEURON.default(built)
     assert (values(found["tokens"]), values(found["requests"])) == (tokens, requests)
-    assert found["context"] == shapes(made.limits.max_model_len)
+    assert found["context"] == shapes(built.limits.max_model_len)
 
 
 @pytest.mark.parametrize(
@@ -66,8 +66,8 @@ def test_limits_are_clamped_to_the_length_of_a_sequence() -> None:
 
 
 def test_a_prompt_runs_in_segments_while_decodes_wait() -> None:
-    made = setup(8192, 512, 2)
-    assert judging.steps(NEURON, made, (0.0, 1100, 3), (0.0, 100, 2)) == [
+    built = setup(8192, 512, 2)
+    assert judging.steps(NEURON, built, (0.0, 1100, 3), (0.0, 100, 2)) == [
         ("tokens", 512, 1, 512), ("tokens", 512, 1, 512), ("tokens", 76, 1, 76), ("tokens", 100, 1, 100),
         ("requests", 2, 1, 2), ("context", 1152, 1, 1101),
         ("requests", 1, 1, 1), ("context", 1152, 1, 1102),
@@ -106,8 +106,8 @@ def test_segments_have_one_bucket_of_tokens() -> None:
 
 
 def test_ranks_that_share_a_cache_leave_buckets_out() -> None:
-    made = setup(4096, block_size=128, decode_context_parallel_size=4)
-    accepted = NEURON.accept(made, {"tokens": shapes(128, 1024, 4096), "requests": shapes(8), "context": ()})
+    built = setup(4096, block_size=128, decode_context_parallel_size=4)
+    accepted = NEURON.accept(built, {"tokens": shapes(128, 1024, 4096), "requests": shapes(8), "context": ()})
     assert accepted.lists["tokens"] == shapes(1024, 4096)
     assert [drop.shape for drop in accepted.dropped] == [(128,)]
     assert accepted.added == (("context", (4096,)),)
@@ -133,14 +133,14 @@ def test_graphs_are_prefills_and_pairs_of_requests_and_context_twice_with_drafts
     st.booleans(),
 )
 def test_what_is_written_is_read(tokens: set[int], requests: set[int], contexts: set[int], segments: bool) -> None:
-    made = setup(4096, 1024 if segments else None, num_speculative_tokens=len(contexts))
+    built = setup(4096, 1024 if segments else None, num_speculative_tokens=len(contexts))
     lists = {
         "tokens": shapes(1024) if segments else shapes(*sorted(tokens), 4096),
         "requests": shapes(*sorted(requests), 8),
         "context": shapes(*sorted(128 * n for n in contexts), 4096),
     }
-    assert NEURON.accept(made, lists).lists == lists
-    written = judging.written_is_read(NEURON, made, lists)
+    assert NEURON.accept(built, lists).lists == lists
+    written = judging.written_is_read(NEURON, built, lists)
     assert ("--no-enable-prefix-caching" in written.arguments) is not segments
 
 
@@ -195,26 +195,26 @@ def test_the_log_of_a_start_has_the_lists() -> None:
     st.integers(1, 4),
 )
 def test_a_proposal_pads_no_more_than_any_other(tokens: dict[int, int], batches: dict[int, int], most: int) -> None:
-    made = setup(1024, seqs=6)
+    built = setup(1024, seqs=6)
     demands = {"tokens": judging.counted("tokens", tokens), "requests": judging.counted("requests", batches)}
-    chosen = NEURON.propose(made, demands, dict.fromkeys(("tokens", "requests", "context"), most))
-    assert NEURON.accept(made, chosen).lists == chosen
+    chosen = NEURON.propose(built, demands, dict.fromkeys(("tokens", "requests", "context"), most))
+    assert NEURON.accept(built, chosen).lists == chosen
     for family, candidates in (("tokens", range(128, 1025, 128)), ("requests", range(1, 7))):
         assert len(chosen[family]) <= most
-        work = judging.padded(NEURON, made, demands[family], chosen[family])
-        assert work == judging.best(NEURON, made, demands[family], candidates, most)
+        work = judging.padded(NEURON, built, demands[family], chosen[family])
+        assert work == judging.best(NEURON, built, demands[family], candidates, most)
 
 
 def test_a_proposal_with_segments_keeps_the_one_bucket() -> None:
-    made = setup(8192, 512)
+    built = setup(8192, 512)
     demands = {"tokens": judging.counted("tokens", {3: 9, 512: 1})}
-    assert NEURON.propose(made, demands, {"tokens": 4, "requests": 1, "context": 1})["tokens"] == shapes(512)
+    assert NEURON.propose(built, demands, {"tokens": 4, "requests": 1, "context": 1})["tokens"] == shapes(512)
 
 
 def test_a_plan_becomes_buckets() -> None:
-    made = setup(1024)
-    lists = NEURON.from_plan(made, make_plan(made.limits))
-    assert NEURON.accept(made, lists).lists == lists
+    built = setup(1024)
+    lists = NEURON.from_plan(built, make_plan(built.limits))
+    assert NEURON.accept(built, lists).lists == lists
 
 
 def test_drafts_are_part_of_the_context() -> None:

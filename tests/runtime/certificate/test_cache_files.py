@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from llmc.runtime.certificate import witnesses
-from llmc.runtime.certificate.witnesses import CacheFileWitness, cache_places, unkept
+from llmc.runtime.certificate import monitors
+from llmc.runtime.certificate.monitors import CacheFileMonitor, cache_places, unkept
 from llmc.settings import Settings
 from tests.fakes import nvidia
 
@@ -21,44 +21,44 @@ def cache(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def witness(cache: Path) -> CacheFileWitness:
-    witness = CacheFileWitness({"triton": cache, "cuda": cache.with_name("missing")})
-    witness.start()
-    assert witness.count() == 0
-    return witness
+def monitor(cache: Path) -> CacheFileMonitor:
+    monitor = CacheFileMonitor({"triton": cache, "cuda": cache.with_name("missing")})
+    monitor.start()
+    assert monitor.count() == 0
+    return monitor
 
 
-def test_a_new_file_is_seen(cache: Path, witness: CacheFileWitness) -> None:
+def test_a_new_file_is_seen(cache: Path, monitor: CacheFileMonitor) -> None:
     (cache / "OTHER").mkdir()
     (cache / "OTHER" / "kernel.json").write_text("{}")
-    assert witness.what() == ("triton: OTHER/kernel.json",)
-    assert witness.count() == 1, "and not again"
+    assert monitor.what() == ("triton: OTHER/kernel.json",)
+    assert monitor.count() == 1, "and not again"
 
 
-def test_a_file_that_is_replaced_or_changed_in_place_is_seen(cache: Path, witness: CacheFileWitness) -> None:
+def test_a_file_that_is_replaced_or_changed_in_place_is_seen(cache: Path, monitor: CacheFileMonitor) -> None:
     kernel = cache / "KEY" / "kernel.cubin"
     (cache / "new").write_bytes(b"old")
     (cache / "new").replace(kernel)
-    assert witness.what() == ("triton: KEY/kernel.cubin",)
+    assert monitor.what() == ("triton: KEY/kernel.cubin",)
     kernel.write_bytes(b"new")
-    assert witness.count() == 2
+    assert monitor.count() == 2
 
 
-def test_reading_a_file_and_removing_one_is_not_writing(cache: Path, witness: CacheFileWitness) -> None:
+def test_reading_a_file_and_removing_one_is_not_writing(cache: Path, monitor: CacheFileMonitor) -> None:
     (cache / "KEY" / "kernel.cubin").read_bytes()
     (cache / "KEY" / "kernel.cubin").unlink()
-    assert witness.count() == 0
+    assert monitor.count() == 0
 
 
-def test_a_cache_that_appears_is_seen(cache: Path, witness: CacheFileWitness) -> None:
+def test_a_cache_that_appears_is_seen(cache: Path, monitor: CacheFileMonitor) -> None:
     cache.with_name("missing").mkdir()
     (cache.with_name("missing") / "index").write_bytes(b"")
-    assert witness.what() == ("cuda: index",)
+    assert monitor.what() == ("cuda: index",)
 
 
-def test_links_are_not_followed(cache: Path, witness: CacheFileWitness, tmp_path: Path) -> None:
+def test_links_are_not_followed(cache: Path, monitor: CacheFileMonitor, tmp_path: Path) -> None:
     (cache / "loop").symlink_to(cache)
-    assert witness.what() == ("triton: loop",)
+    assert monitor.what() == ("triton: loop",)
 
 
 def test_it_is_blind_where_a_cache_cannot_be_read_or_is_too_large(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,29 +66,29 @@ def test_it_is_blind_where_a_cache_cannot_be_read_or_is_too_large(cache: Path, m
         raise PermissionError(13, "Permission denied")
 
     with monkeypatch.context() as patch:
-        patch.setattr(witnesses.os, "scandir", refuse)
-        witness = CacheFileWitness({"triton": cache})
-        witness.start()
-        assert witness.count() is None
-        assert "triton cannot be read" in witness.blind()
-    monkeypatch.setattr(witnesses, "MOST_FILES", 0)
-    large = CacheFileWitness({"triton": cache})
+        patch.setattr(monitors.os, "scandir", refuse)
+        monitor = CacheFileMonitor({"triton": cache})
+        monitor.start()
+        assert monitor.count() is None
+        assert "triton cannot be read" in monitor.blind()
+    monkeypatch.setattr(monitors, "MOST_FILES", 0)
+    large = CacheFileMonitor({"triton": cache})
     large.start()
     assert large.count() is None
     assert "more than 0 files" in large.blind()
 
 
 def test_the_places_are_those_that_toolchains_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = {
+    reported = {
         "TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "torch inductor", "JAX_COMPILATION_CACHE_DIR": "jax",
         "VLLM_CACHE_ROOT": "vllm", "NEURON_COMPILE_CACHE_URL": "neuron", "CUDA_CACHE_PATH": "cuda",
     }  # fmt: skip
-    for variable, name in told.items():
+    for variable, name in reported.items():
         monkeypatch.setenv(variable, str(tmp_path / name))
     monkeypatch.setenv("PT_HPU_RECIPE_CACHE_CONFIG", f"{tmp_path / 'gaudi'},True,1024")
     monkeypatch.setenv("LLMC_CACHE_DIR", str(tmp_path / "store"))
     places = cache_places(Settings.from_environment(), "cpu")
-    for name in (*told.values(), "gaudi"):
+    for name in (*reported.values(), "gaudi"):
         assert places[name] == tmp_path / name
     assert places["llmc's blobs"].is_relative_to(tmp_path / "store")
     assert "vllm-neuron" not in places, "it lies in vllm's"
@@ -112,7 +112,7 @@ def test_what_the_driver_of_a_card_compiles_is_a_file_unless_its_cache_is_off(
     nvidia.install(monkeypatch, nvidia.H100)
     monkeypatch.setenv("CUDA_CACHE_PATH", str(tmp_path))
     monkeypatch.delenv("CUDA_CACHE_DISABLE", raising=False)
-    seen = CacheFileWitness({"cuda": cache_places(Settings.from_environment(), "cuda")["cuda"]}, unkept())
+    seen = CacheFileMonitor({"cuda": cache_places(Settings.from_environment(), "cuda")["cuda"]}, unkept())
     seen.start()
     assert seen.count() == 0
     (tmp_path / "6").mkdir()
@@ -120,6 +120,6 @@ def test_what_the_driver_of_a_card_compiles_is_a_file_unless_its_cache_is_off(
     assert seen.what() == ("cuda: 6/ptx",)
 
     monkeypatch.setenv("CUDA_CACHE_DISABLE", "1")
-    assert CacheFileWitness({}, unkept()).count() is None
+    assert CacheFileMonitor({}, unkept()).count() is None
     nvidia.install(monkeypatch)
     assert unkept() == ""

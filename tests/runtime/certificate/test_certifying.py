@@ -13,7 +13,7 @@ import pytest
 from llmc.buckets.capture.auxiliary import SAMPLING
 from llmc.errors import LlmcError, VerificationError
 from llmc.runtime.bundle import Bundle
-from llmc.runtime.certificate import witnesses
+from llmc.runtime.certificate import monitors
 from llmc.runtime.certificate.certifying import Certifying, CertifyOptions, CompiledError
 from llmc.runtime.certificate.checking import NEEDED
 from llmc.runtime.certificate.document import Certificate
@@ -28,8 +28,8 @@ def test_every_bucket_and_executable_ran_and_nothing_was_compiled(certified: Cer
     manifest, plan = Bundle.open(toys["static"].bundle).manifest, toys["static"].plan
     assert certified.bundle == manifest.digest
     assert certified.compilations == 0
-    assert {witness.witness for witness in certified.witnesses} == set(NEEDED)
-    assert all(witness.after == 0 for witness in certified.witnesses)
+    assert {monitor.monitor for monitor in certified.monitors} == set(NEEDED)
+    assert all(monitor.after == 0 for monitor in certified.monitors)
     assert [(b.phase, b.batch, b.query, b.context) for b in certified.buckets] == [
         (b.phase, b.batch, b.query, b.context) for b in plan.buckets
     ]
@@ -67,9 +67,9 @@ def test_the_same_seed_runs_the_same(certified: Certificate, toys: dict[str, Toy
 
 def test_a_bundle_that_runs_any_shape_says_so(toys: dict[str, Toy]) -> None:
     for kind in ("exact", "paged"):
-        made = certify(toys[kind].bundle, requests=30)
-        assert made.any_shape
-        assert [e.replays > 0 for e in made.executables] == [True]
+        built = certify(toys[kind].bundle, requests=30)
+        assert built.any_shape
+        assert [e.replays > 0 for e in built.executables] == [True]
 
 
 def test_a_bundle_without_a_tokenizer_is_certified_without_texts(tmp_path: Path) -> None:
@@ -77,10 +77,10 @@ def test_a_bundle_without_a_tokenizer_is_certified_without_texts(tmp_path: Path)
 
     toy = Toy.make(tmp_path)
     toy.compile(model=write_toy(tmp_path / "numbers", tokenizer=False), specialise=True)
-    made = certify(toy.bundle, requests=30)
-    assert list(made.requests.refused) == ["structured output"]
-    assert "masks" in made.requests.kinds, "but for its words"
-    assert "tokenizer" in made.requests.refused["structured output"]
+    built = certify(toy.bundle, requests=30)
+    assert list(built.requests.refused) == ["structured output"]
+    assert "masks" in built.requests.kinds, "but for its words"
+    assert "tokenizer" in built.requests.refused["structured output"]
 
 
 # What must not happen
@@ -144,10 +144,10 @@ def test_an_executable_that_is_opened_in_the_middle_counts(
         certify(toys["static"].bundle)
 
 
-def test_a_witness_that_goes_blind_in_the_middle_certifies_nothing(
+def test_a_monitor_that_goes_blind_in_the_middle_certifies_nothing(
     toys: dict[str, Toy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    use(monkeypatch, executor=once_ready(lambda: monkeypatch.setattr(witnesses, "MOST_FILES", 0)))
+    use(monkeypatch, executor=once_ready(lambda: monkeypatch.setattr(monitors, "MOST_FILES", 0)))
     folder = Path(os.environ["TRITON_CACHE_DIR"])
     folder.mkdir(parents=True)
     (folder / "kernel.cubin").write_bytes(b"code")
@@ -162,8 +162,8 @@ def test_what_is_compiled_before_it_is_ready_is_said(toys: dict[str, Toy], monke
             self.compilations.opened("at open")
 
     use(monkeypatch, executor=Compiles)
-    made = certify(toys["static"].bundle, requests=10)
-    (own,) = (w for w in made.witnesses if w.witness == "executables")
+    built = certify(toys["static"].bundle, requests=10)
+    (own,) = (w for w in built.monitors if w.monitor == "executables")
     assert (own.before, own.names_before, own.after) == (1, ("at open",), 0)
 
 
@@ -201,12 +201,12 @@ def test_an_interrupt_is_passed_on(toys: dict[str, Toy], monkeypatch: pytest.Mon
 
 
 def test_progress_is_told_by_stage(toys: dict[str, Toy]) -> None:
-    told: dict[str, list[tuple[int, int]]] = {}
+    reported: dict[str, list[tuple[int, int]]] = {}
     Certifying(
         Bundle.open(toys["static"].bundle), certify=CertifyOptions(20),
-        tell=lambda stage, text, done, total: told.setdefault(stage, []).append((done, total)),
+        tell=lambda stage, text, done, total: reported.setdefault(stage, []).append((done, total)),
     ).run()  # fmt: skip
-    assert list(told) == ["warm up", "requests"]
-    assert all(done <= total for of in told.values() for done, total in of)
-    assert all(done == total for done, total in (of[-1] for of in told.values()))
-    assert told["requests"][-1] == (20, 20)
+    assert list(reported) == ["warm up", "requests"]
+    assert all(done <= total for of in reported.values() for done, total in of)
+    assert all(done == total for done, total in (of[-1] for of in reported.values()))
+    assert reported["requests"][-1] == (20, 20)

@@ -44,9 +44,9 @@ def written(tmp_path: Path, members: dict[str, Any], signature: bytes | None = N
     return file
 
 
-def believed(tmp_path: Path, made: Certificate, bundle: Bundle, edit: Edit = lambda _: None) -> Checked:
+def believed(tmp_path: Path, built: Certificate, bundle: Bundle, edit: Edit = lambda _: None) -> Checked:
     """What is said of the certificate after an edit, where nobody has to sign."""
-    members = made.to_dict()
+    members = built.to_dict()
     edit(members)
     return check(written(tmp_path, members), bundle, Keyring(tmp_path / "nobody"), allow_unsigned=True)
 
@@ -177,14 +177,14 @@ def test_one_of_another_device_or_toolchain_is_refused(
 def test_one_of_another_card_or_driver_is_refused(
     tmp_path: Path, certified: Certificate, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def told(members: dict[str, Any]) -> None:
+    def reported(members: dict[str, Any]) -> None:
         members["card"] = {"card": "fake-1", "driver": "1.0"}
 
     with pytest.raises(ArtifactError, match=r"card fake-1, here none; driver 1\.0, here none"):
-        believed(tmp_path, certified, bundle, told)
+        believed(tmp_path, certified, bundle, reported)
     monkeypatch.setattr(device, "here", device.FakeCard(driver="2.0"))
     with pytest.raises(ArtifactError, match=r"toolchain: driver 1\.0, here 2\.0; certify here"):
-        believed(tmp_path, certified, bundle, told)
+        believed(tmp_path, certified, bundle, reported)
     with pytest.raises(ArtifactError, match="card none, here fake-1"):
         believed(tmp_path, certified, bundle)
 
@@ -192,13 +192,13 @@ def test_one_of_another_card_or_driver_is_refused(
 # What certifies nothing
 
 
-def witness(members: dict[str, Any], name: str = "executables") -> dict[str, Any]:
-    found: dict[str, Any] = next(w for w in members["witnesses"] if w["witness"] == name)
+def monitor(members: dict[str, Any], name: str = "executables") -> dict[str, Any]:
+    found: dict[str, Any] = next(w for w in members["monitors"] if w["monitor"] == name)
     return found
 
 
 def compiled(members: dict[str, Any]) -> None:
-    witness(members)["after"] = {"count": 2, "names": ["late"]}
+    monitor(members)["after"] = {"count": 2, "names": ["late"]}
     members["compilations"] = 2
 
 
@@ -206,11 +206,11 @@ def compiled(members: dict[str, Any]) -> None:
     ("edit", "words"),
     [
         (compiled, r"executables saw 2 \(late\)"),
-        (lambda m: witness(m)["after"].update(names=["late"]), "executables counts 0 and names 1"),
-        (lambda m: witness(m)["before"].update(names=["a", "b"]), "executables counts 0 and names 2"),
-        (lambda m: witness(m)["after"].update(count=None), "does not say what it saw, nor why"),
-        (lambda m: m["witnesses"].pop(), "no word of executables"),
-        (lambda m: m["witnesses"].append(m["witnesses"][0]), "speaks twice"),
+        (lambda m: monitor(m)["after"].update(names=["late"]), "executables counts 0 and names 1"),
+        (lambda m: monitor(m)["before"].update(names=["a", "b"]), "executables counts 0 and names 2"),
+        (lambda m: monitor(m)["after"].update(count=None), "does not say what it saw, nor why"),
+        (lambda m: m["monitors"].pop(), "no word of executables"),
+        (lambda m: m["monitors"].append(m["monitors"][0]), "speaks twice"),
         (lambda m: m["buckets"][0].update(replays=0, steps=0), "1 of 11 buckets never ran"),
         (lambda m: m["executables"][0].update(replays=0, steps=0), "1 of 11 executables never ran"),
         (lambda m: m["buckets"][0].update(steps=10**6), "count different steps"),
@@ -226,11 +226,11 @@ def test_a_certificate_that_is_incomplete_or_contradicts_itself_certifies_nothin
         believed(tmp_path, certified, bundle, edit)
 
 
-def test_a_blind_witness_is_told_and_is_no_contradiction(
+def test_a_blind_monitor_is_told_and_is_no_contradiction(
     tmp_path: Path, certified: Certificate, bundle: Bundle
 ) -> None:
     def blind(members: dict[str, Any]) -> None:
-        own = witness(members, "files in compile caches")
+        own = monitor(members, "files in compile caches")
         own["after"]["count"], own["blind"] = None, "a cache cannot be read"
 
     found = believed(tmp_path, certified, bundle, blind)
@@ -246,7 +246,7 @@ def test_a_blind_witness_is_told_and_is_no_contradiction(
         (lambda m: m.update(kind="llmc-bundle"), "its kind is not"),
         (lambda m: m.update(schema=1), "schema 1, and this llmc reads schema 2"),
         (lambda m: m.update(compilations=-1), "compilations is -1"),
-        (lambda m: m.update(compilations=3), "it says 3 compilations, its witnesses 0"),
+        (lambda m: m.update(compilations=3), "it says 3 compilations, its monitors 0"),
         (lambda m: m.update(extra=1), "'extra' is unknown"),
         (lambda m: m["requests"].update(seed=True), "must be an integer"),
         (lambda m: m.pop("buckets"), "'buckets' is missing"),

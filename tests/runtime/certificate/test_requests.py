@@ -28,7 +28,7 @@ def engine(toys: dict[str, Toy], request: pytest.FixtureRequest) -> Iterator[LLM
     executor.close()
 
 
-def made(engine: LLMEngine, count: int, seed: int = 0) -> list[RandomRequest]:
+def built(engine: LLMEngine, count: int, seed: int = 0) -> list[RandomRequest]:
     core = engine.core
     kinds, refused = admitted_kinds(engine)
     assert refused == {}
@@ -38,7 +38,7 @@ def made(engine: LLMEngine, count: int, seed: int = 0) -> list[RandomRequest]:
 @examples(10)
 @given(seed=st.integers(0, 1 << 40), count=st.integers(1, 60))
 def test_every_request_is_admitted(engine: LLMEngine, seed: int, count: int) -> None:
-    requests = made(engine, count, seed)
+    requests = built(engine, count, seed)
     assert len({one.request.request_id for one in requests}) == count
     for one in requests:
         engine.prepare(one.request)
@@ -48,12 +48,12 @@ def test_every_request_is_admitted(engine: LLMEngine, seed: int, count: int) -> 
 
 
 def test_the_same_seed_gives_the_same_requests(engine: LLMEngine) -> None:
-    assert made(engine, 40, 7) == made(engine, 40, 7)
-    assert made(engine, 40, 7) != made(engine, 40, 8)
+    assert built(engine, 40, 7) == built(engine, 40, 7)
+    assert built(engine, 40, 7) != built(engine, 40, 8)
 
 
 def test_of_some_hundred_requests_none_is_missing(engine: LLMEngine) -> None:
-    requests = made(engine, 400)
+    requests = built(engine, 400)
     lengths = {len(one.request.prompt_token_ids) for one in requests}
     assert lengths == set(range(1, 32)), "every length of a prompt"
     assert {one.kind for one in requests} == set(SAMPLING)
@@ -71,7 +71,7 @@ def test_of_some_hundred_requests_none_is_missing(engine: LLMEngine) -> None:
 
 
 def test_the_longest_answer_and_the_longest_prompt_come_first(engine: LLMEngine) -> None:
-    first, *_ = made(engine, 4)
+    first, *_ = built(engine, 4)
     assert len(first.request.prompt_token_ids) == 31
 
 

@@ -7,23 +7,23 @@ import sys
 
 import pytest
 
-from llmc.runtime.certificate import witnesses
-from llmc.runtime.certificate.witnesses import TorchWitness
+from llmc.runtime.certificate import monitors
+from llmc.runtime.certificate.monitors import TorchMonitor
 from tests.tiers import full
 
 CHILD = """
 import torch
-from llmc.runtime.certificate.witnesses import TorchWitness
+from llmc.runtime.certificate.monitors import TorchMonitor
 
-witness = TorchWitness()
-witness.start()
-assert witness.count() == 0
+monitor = TorchMonitor()
+monitor.start()
+assert monitor.count() == 0
 torch.compile(lambda x: x + 1, backend="eager")(torch.ones(3))
-print(*witness.what())
+print(*monitor.what())
 import torch._dynamo.utils
 torch._dynamo.utils.counters.clear()
-witness.what()
-print(witness.blind())
+monitor.what()
+print(monitor.blind())
 """
 
 
@@ -35,7 +35,7 @@ def test_a_function_that_is_compiled_is_seen() -> None:
 
 
 def test_what_is_not_imported_compiled_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, witnesses._COUNTERS, raising=False)
-    witness = TorchWitness()
-    witness.start()
-    assert witness.count() == 0
+    monkeypatch.delitem(sys.modules, monitors._COUNTERS, raising=False)
+    monitor = TorchMonitor()
+    monitor.start()
+    assert monitor.count() == 0

@@ -32,9 +32,9 @@ WORK = "tests.runtime.confined.work:open_work"
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[ChildPool]:
-    made = ChildPool(WORK, {"greeting": "hello"}, LIMITS)
-    yield made
-    made.close()
+    built = ChildPool(WORK, {"greeting": "hello"}, LIMITS)
+    yield built
+    built.close()
 
 
 def family(pool: ChildPool) -> list[psutil.Process]:
@@ -52,11 +52,11 @@ def test_a_job_gets_and_gives_json(pool):
 def test_a_package_that_a_hook_finds_is_found_in_the_nursery_too(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [p for p in sys.path if not (Path(p) / "llmc").exists()])
-    made = ChildPool("llmc.runtime.text.confined_chat:open_renderer", {"source": "hi", "special_tokens": {}}, LIMITS)
+    built = ChildPool("llmc.runtime.text.confined_chat:open_renderer", {"source": "hi", "special_tokens": {}}, LIMITS)
     try:
-        assert made.run({"messages": [{"role": "user", "content": "hello"}]}).value == "hi"
+        assert built.run({"messages": [{"role": "user", "content": "hello"}]}).value == "hi"
     finally:
-        made.close()
+        built.close()
 
 
 def test_a_large_job_is_carried_whole(pool):

@@ -85,7 +85,7 @@ async def running(toy: Toy, queue: int | None = None, observer: Observer | None 
         assert await asyncio.to_thread(engine.close, PATIENCE_S)
 
 
-def asked(name: str, prompt: list[int] | None = None, params: SamplingParams | None = None) -> Request:
+def requested(name: str, prompt: list[int] | None = None, params: SamplingParams | None = None) -> Request:
     return Request(name, prompt or [1, 2, 3], params or greedy())
 
 
@@ -109,9 +109,9 @@ def test_many_at_once_get_what_each_gets_alone(toy: Toy, trusted: ToyReference) 
 
     async def test() -> None:
         async with running(toy) as engine:
-            streams = [engine.submit(asked(str(i), p, greedy(1 + i % 9))) for i, p in enumerate(prompts)]
-            made = await asyncio.gather(*map(tokens_of, streams))
-            assert made == [trusted.greedy(p, 1 + i % 9) for i, p in enumerate(prompts)]
+            streams = [engine.submit(requested(str(i), p, greedy(1 + i % 9))) for i, p in enumerate(prompts)]
+            built = await asyncio.gather(*map(tokens_of, streams))
+            assert built == [trusted.greedy(p, 1 + i % 9) for i, p in enumerate(prompts)]
             await until(lambda: engine.stats.running == 0)
             assert (engine.in_flight, engine.stats.waiting, engine.stats.kv_cache_usage) == (0, 0, 0.0)
 
@@ -121,14 +121,14 @@ def test_many_at_once_get_what_each_gets_alone(toy: Toy, trusted: ToyReference) 
 def test_the_queue_is_bounded_and_says_when_to_come_back(toy: Toy, gate: Gate) -> None:
     async def test() -> None:
         async with running(toy, queue=3) as engine:
-            streams = [engine.submit(asked(str(i))) for i in range(4 + 3)]
+            streams = [engine.submit(requested(str(i))) for i in range(4 + 3)]
             with pytest.raises(OverloadedError, match="the queue is full: 7 sequences run or wait") as refused:
-                engine.submit(asked("8"))
+                engine.submit(requested("8"))
             assert 1 <= refused.value.retry_after_s <= 60
             gate.open()
             assert all([len(await tokens_of(s)) == 4 for s in streams])
             await until(lambda: engine.in_flight == 0)
-            assert len(await tokens_of(engine.submit(asked("9")))) == 4
+            assert len(await tokens_of(engine.submit(requested("9")))) == 4
 
     run(test())
 
@@ -137,13 +137,13 @@ def test_what_grows_with_a_request_is_done_once_for_all_its_choices_and_beside_t
     toy: Toy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A hundred bad words of 8 choices were tokenised eight times, on the event loop."""
-    made: list[tuple[str, str]] = []
+    built: list[tuple[str, str]] = []
 
     def watch(owner: Any, name: str) -> None:
         plain = getattr(owner, name)
 
         def watched(*args: Any, **more: Any) -> Any:
-            made.append((name, threading.current_thread().name))
+            built.append((name, threading.current_thread().name))
             return plain(*args, **more)
 
         monkeypatch.setattr(owner, name, watched)
@@ -157,11 +157,11 @@ def test_what_grows_with_a_request_is_done_once_for_all_its_choices_and_beside_t
             watch(llm_engine, "bad_word_ids")
             watch(llm_engine, "StopStrings")
             watch(type(engine.engine.core), "check")
-            stream = await engine.open(asked("a", None, params))
+            stream = await engine.open(requested("a", None, params))
             assert len(await tokens_of(stream)) == 16
-        assert [name for name, _ in made] == ["check", "bad_word_ids", "StopStrings"]
+        assert [name for name, _ in built] == ["check", "bad_word_ids", "StopStrings"]
         here = threading.current_thread().name
-        assert all(thread not in (here, "llmc-engine") for _, thread in made)
+        assert all(thread not in (here, "llmc-engine") for _, thread in built)
 
     run(test())
 
@@ -170,8 +170,8 @@ def test_a_cancelled_request_frees_its_slot_before_the_next_step(toy: Toy, gate:
     async def test() -> None:
         watcher = Watcher()
         async with running(toy, observer=watcher) as engine:
-            streams = [engine.submit(asked(str(i), [i, 1], greedy(20))) for i in range(4)]
-            fifth = engine.submit(asked("5", [9, 9], greedy(2)))
+            streams = [engine.submit(requested(str(i), [i, 1], greedy(20))) for i in range(4)]
+            fifth = engine.submit(requested("5", [9, 9], greedy(2)))
             await until(gate.waiting.is_set)
             streams[0].cancel()
             streams[0].cancel()
@@ -203,8 +203,8 @@ def test_a_request_is_counted_out_before_its_end_is_sent(toy: Toy, monkeypatch: 
 
     async def test() -> None:
         async with running(toy) as engine:
-            await tokens_of(engine.submit(asked("a")))
-            stream = engine.submit(asked("b", params=greedy(20)))
+            await tokens_of(engine.submit(requested("a")))
+            stream = engine.submit(requested("b", params=greedy(20)))
             stream.cancel()
             await tokens_of(stream)
 
@@ -215,9 +215,9 @@ def test_a_request_is_counted_out_before_its_end_is_sent(toy: Toy, monkeypatch: 
 def test_the_same_id_twice_is_refused(toy: Toy, gate: Gate) -> None:
     async def test() -> None:
         async with running(toy) as engine:
-            engine.submit(asked("a"))
+            engine.submit(requested("a"))
             with pytest.raises(InputError, match="a request with id 'a' runs already"):
-                engine.submit(asked("a"))
+                engine.submit(requested("a"))
             gate.open()
 
     run(test())
@@ -226,11 +226,11 @@ def test_the_same_id_twice_is_refused(toy: Toy, gate: Gate) -> None:
 def test_a_drain_finishes_what_was_accepted_and_refuses_the_rest(toy: Toy, gate: Gate) -> None:
     async def test() -> None:
         async with running(toy) as engine:
-            streams = [engine.submit(asked(str(i))) for i in range(6)]
+            streams = [engine.submit(requested(str(i))) for i in range(6)]
             draining = asyncio.create_task(engine.drain(PATIENCE_S))
             await until(lambda: engine.draining)
             with pytest.raises(OverloadedError, match="shutting down"):
-                engine.submit(asked("late"))
+                engine.submit(requested("late"))
             gate.open()
             assert await draining == 0
             assert all([len(await tokens_of(s)) == 4 for s in streams])
@@ -241,11 +241,13 @@ def test_a_drain_finishes_what_was_accepted_and_refuses_the_rest(toy: Toy, gate:
 def test_a_drain_that_takes_too_long_cancels_the_rest(toy: Toy, gate: Gate) -> None:
     async def test() -> None:
         async with running(toy) as engine:
-            streams = [engine.submit(asked(str(i), None, greedy(25))) for i in range(2)]
+            streams = [engine.submit(requested(str(i), None, greedy(25))) for i in range(2)]
             await until(gate.waiting.is_set)
-            asked_so_far = len(engine._commands)
+            requested_so_far = len(engine._commands)
             draining = asyncio.create_task(engine.drain(0.05))
-            await until(lambda: len(engine._commands) == asked_so_far + 2)  # the time is up: both are to be cancelled
+            await until(
+                lambda: len(engine._commands) == requested_so_far + 2
+            )  # the time is up: both are to be cancelled
             gate.open()
             assert await draining == 2
             for stream in streams:
@@ -258,7 +260,7 @@ def test_a_drain_that_takes_too_long_cancels_the_rest(toy: Toy, gate: Gate) -> N
 def test_an_engine_that_fails_tells_everyone(toy: Toy, gate: Gate, caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
         async with running(toy) as engine:
-            streams = [engine.submit(asked(str(i))) for i in range(6)]
+            streams = [engine.submit(requested(str(i))) for i in range(6)]
             gate.failing = RuntimeError("the device fell off the bus")
             gate.open()
             for stream in streams:
@@ -266,7 +268,7 @@ def test_an_engine_that_fails_tells_everyone(toy: Toy, gate: Gate, caplog: pytes
                     await tokens_of(stream)
                 assert "bus" not in str(dead.value)
             with pytest.raises(EngineDeadError):
-                engine.submit(asked("late"))
+                engine.submit(requested("late"))
             assert isinstance(engine.error, RuntimeError) and engine.in_flight == 0
 
     run(test())
@@ -278,7 +280,7 @@ def test_a_closed_engine_takes_nothing(toy: Toy) -> None:
         async with running(toy) as engine:
             engine.close(PATIENCE_S)
             with pytest.raises(EngineDeadError, match="closed"):
-                engine.submit(asked("late"))
+                engine.submit(requested("late"))
 
     run(test())
 
@@ -286,7 +288,7 @@ def test_a_closed_engine_takes_nothing(toy: Toy) -> None:
 def test_closing_ends_streams_that_are_read(toy: Toy, gate: Gate) -> None:
     async def test() -> None:
         async with running(toy) as engine:
-            stream = engine.submit(asked("a", None, greedy(25)))
+            stream = engine.submit(requested("a", None, greedy(25)))
             await until(gate.waiting.is_set)
             closing = asyncio.create_task(asyncio.to_thread(engine.close, PATIENCE_S))
             await until(lambda: engine._closing)
@@ -302,7 +304,7 @@ def test_nothing_stays_behind_when_streams_are_dropped(toy: Toy) -> None:
     async def test() -> None:
         async with running(toy) as engine:
             for i in range(20):
-                stream = engine.submit(asked(str(i), None, greedy(25)))
+                stream = engine.submit(requested(str(i), None, greedy(25)))
                 async for _ in stream:
                     break
                 stream.cancel()
@@ -316,7 +318,7 @@ def test_nothing_stays_behind_when_streams_are_dropped(toy: Toy) -> None:
 @full
 def test_memory_stays_flat_however_many_requests_come_and_go(toy: Toy) -> None:
     async def one(engine: AsyncEngine, name: str, leaves: bool) -> None:
-        stream = engine.submit(asked(name, [len(name), 7, 9] * 3, greedy(1 + len(name) % 7)))
+        stream = engine.submit(requested(name, [len(name), 7, 9] * 3, greedy(1 + len(name) % 7)))
         async for _ in stream:
             if leaves:
                 break
@@ -345,10 +347,10 @@ class Blocking(Observer):
     """Holds up what is told of the first step until `free` is set, or fails at it."""
 
     def __init__(self, free: threading.Event, failing: BaseException | None = None) -> None:
-        self.free, self.failing, self.told = free, failing, 0
+        self.free, self.failing, self.reported = free, failing, 0
 
     def stepped(self, record: StepRecord) -> None:
-        self.told += 1
+        self.reported += 1
         assert self.free.wait(PATIENCE_S)
         if self.failing is not None:
             raise self.failing
@@ -363,10 +365,10 @@ def test_a_step_is_told_while_the_next_one_runs(
 
     async def test() -> None:
         async with running(toy, observer=observer) as engine:
-            assert await tokens_of(engine.submit(asked("a"))) == trusted.greedy([1, 2, 3], 4)
+            assert await tokens_of(engine.submit(requested("a"))) == trusted.greedy([1, 2, 3], 4)
 
     run(test())
-    assert observer.told == 4
+    assert observer.reported == 4
 
 
 def test_at_most_one_step_runs_ahead_of_what_is_told(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -376,7 +378,7 @@ def test_at_most_one_step_runs_ahead_of_what_is_told(toy: Toy, monkeypatch: pyte
 
     async def test() -> None:
         async with running(toy, observer=Blocking(free)) as engine:
-            stream = engine.submit(asked("a", None, greedy(20)))
+            stream = engine.submit(requested("a", None, greedy(20)))
             await until(lambda: len(begun) == 2)
             await asyncio.sleep(0.05)
             assert len(begun) == 2
@@ -389,14 +391,14 @@ def test_at_most_one_step_runs_ahead_of_what_is_told(toy: Toy, monkeypatch: pyte
 def test_a_stop_string_ends_a_sequence_though_the_next_step_runs(toy: Toy) -> None:
     async def test() -> None:
         async with running(toy) as engine:
-            whole = [u async for us in engine.submit(asked("a", None, greedy(8))) for u in us]
+            whole = [u async for us in engine.submit(requested("a", None, greedy(8))) for u in us]
             place, stop = next((i, u.text) for i, u in enumerate(whole[:-1]) if u.text)
-            stream = engine.submit(asked("b", None, greedy(8, stop=stop)))
+            stream = engine.submit(requested("b", None, greedy(8, stop=stop)))
             got = [u async for updates in stream for u in updates]
             assert [u.token_ids for u in got] == [u.token_ids for u in whole[: place + 1]]
             assert (got[-1].finish_reason, got[-1].stop_reason) == ("stop", stop)
             await until(lambda: engine.stats.running == 0 and engine.stats.kv_cache_usage == 0)
-            assert len(await tokens_of(engine.submit(asked("c", None, greedy(8))))) == 8
+            assert len(await tokens_of(engine.submit(requested("c", None, greedy(8))))) == 8
 
     run(test())
 
@@ -408,7 +410,7 @@ def test_what_fails_as_a_step_is_told_ends_the_engine(toy: Toy, caplog: pytest.L
     async def test() -> None:
         async with running(toy, observer=Blocking(free, OSError("no space for the log"))) as engine:
             with pytest.raises(EngineDeadError, match=r"stopped on an error \(OSError\)"):
-                await tokens_of(engine.submit(asked("a", None, greedy(20))))
+                await tokens_of(engine.submit(requested("a", None, greedy(20))))
             assert isinstance(engine.error, OSError)
 
     run(test())
@@ -471,9 +473,9 @@ def test_async_llm_chats(toy: Toy) -> None:
 
 
 def test_async_llm_takes_one_prompt_at_a_time(toy: Toy) -> None:
-    async def ask(llm: BundleAsyncLLM, *asked: Any) -> None:
+    async def ask(llm: BundleAsyncLLM, *requested: Any) -> None:
         with pytest.raises(InputError, match=r"a prompt is a text|sampling_params must be"):
-            async for _ in llm.generate(*asked):
+            async for _ in llm.generate(*requested):
                 pass
 
     async def test() -> None:

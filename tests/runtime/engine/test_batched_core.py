@@ -34,7 +34,7 @@ LONGEST, LENGTH, SEQS = 31, 32, 4
 
 
 @dataclass(frozen=True)
-class Asked:
+class Requested:
     prompt: Sequence[int]
     params: SamplingParams
     ends: Sequence[int] = ()
@@ -54,16 +54,18 @@ def greedy(max_tokens: int | None = 4, **params: Any) -> SamplingParams:
 
 
 class Run:
-    """Runs what was asked for to its end; `records` has the steps it took, `made` tokens and reason of each."""
+    """Runs what was asked for to its end; `records` has the steps it took, `built` tokens and reason of each."""
 
-    def __init__(self, engine: BatchedCore, asked: Sequence[Asked], cancel: dict[int, int] | None = None) -> None:
+    def __init__(
+        self, engine: BatchedCore, requested: Sequence[Requested], cancel: dict[int, int] | None = None
+    ) -> None:
         self.records: list[StepRecord] = []
-        self.made: list[tuple[list[int], str | None]] = []
-        numbers = range(engine.steps * 100, engine.steps * 100 + len(asked))
-        for one in asked:
+        self.built: list[tuple[list[int], str | None]] = []
+        numbers = range(engine.steps * 100, engine.steps * 100 + len(requested))
+        for one in requested:
             engine.check(one.prompt)
-        samplers = [engine.sampler(a.prompt, a.params, a.ends) for a in asked]
-        for number, one, sampler in zip(numbers, asked, samplers, strict=True):
+        samplers = [engine.sampler(a.prompt, a.params, a.ends) for a in requested]
+        for number, one, sampler in zip(numbers, requested, samplers, strict=True):
             engine.add(number, one.prompt, sampler)
         tokens: dict[int, list[int]] = {n: [] for n in numbers}
         reasons: dict[int, str | None] = dict.fromkeys(numbers)
@@ -81,18 +83,18 @@ class Run:
         assert engine.step() is None
         occupancy = engine.scheduler.occupancy
         assert (occupancy.waiting, occupancy.prefilling, occupancy.decoding, occupancy.live_tokens) == (0, 0, 0, 0)
-        self.made = [(tokens[n], reasons[n]) for n in numbers]
+        self.built = [(tokens[n], reasons[n]) for n in numbers]
         self.numbers = numbers
 
 
-def run(engine: BatchedCore, asked: Sequence[Asked]) -> list[tuple[list[int], str | None]]:
-    return Run(engine, asked).made
+def run(engine: BatchedCore, requested: Sequence[Requested]) -> list[tuple[list[int], str | None]]:
+    return Run(engine, requested).built
 
 
 def one(
     engine: BatchedCore, prompt: Sequence[int], params: SamplingParams, ends: Sequence[int] = ()
 ) -> tuple[list[int], str | None]:
-    return run(engine, [Asked(prompt, params, ends)])[0]
+    return run(engine, [Requested(prompt, params, ends)])[0]
 
 
 def fresh(toy: Toy, **options: Any) -> BatchedCore:
@@ -114,14 +116,14 @@ def test_a_prompt_that_cannot_run_says_why_before_anything_runs(
 ) -> None:
     steps = engine.steps
     with pytest.raises(InputError, match=message) as caught:
-        run(engine, [Asked([1, 2], greedy()), Asked(prompt, greedy())])
+        run(engine, [Requested([1, 2], greedy()), Requested(prompt, greedy())])
     assert caught.value.exit_code == 2
     assert engine.steps == steps, "the good prompt of the group has not run either"
 
 
 def test_ids_outside_the_vocabulary_in_parameters(engine: BatchedCore) -> None:
     with pytest.raises(InputError, match=f"{VOCAB} is not below the vocabulary size {VOCAB}"):
-        run(engine, [Asked([1], greedy(stop_token_ids=[VOCAB]))])
+        run(engine, [Requested([1], greedy(stop_token_ids=[VOCAB]))])
 
 
 def test_nothing_to_do_is_no_step(engine: BatchedCore) -> None:
@@ -171,28 +173,28 @@ def test_min_tokens_holds_end_tokens_back(engine: BatchedCore, trusted: ToyRefer
         logits = trusted.logits([*prompt, *tokens], [len(prompt) + len(tokens) - 1])[0]
         logits[end] = -np.inf
         tokens.append(int(logits.argmax()))
-    made, reason = one(engine, prompt, greedy(8, min_tokens=3), [end])
-    assert made[:3] == tokens
-    assert (reason == "stop") == (made[-1] == end)
+    built, reason = one(engine, prompt, greedy(8, min_tokens=3), [end])
+    assert built[:3] == tokens
+    assert (reason == "stop") == (built[-1] == end)
 
 
 def test_a_cancelled_sequence_ends_and_the_others_do_not_notice(engine: BatchedCore, trusted: ToyReference) -> None:
     prompts = [[1, 2], [3], [4, 5, 6], [7]]
-    made = Run(engine, [Asked(p, greedy(8)) for p in prompts], cancel={0: 3, 2: 1}).made
+    built = Run(engine, [Requested(p, greedy(8)) for p in prompts], cancel={0: 3, 2: 1}).built
     wanted = [trusted.greedy(p, n) for p, n in zip(prompts, (3, 8, 1, 8), strict=True)]
-    assert [tokens for tokens, _ in made] == wanted
+    assert [tokens for tokens, _ in built] == wanted
     engine.cancel(99)  # unknown, or long finished: nothing happens
 
 
 # Batches
 
 prompts = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=LONGEST)
-asked = st.tuples(prompts, st.integers(1, 12), st.sampled_from([None, None, 0, 1, 3]))
+requested = st.tuples(prompts, st.integers(1, 12), st.sampled_from([None, None, 0, 1, 3]))
 
 
 @default_cases(2)
 @PROPERTY
-@given(st.lists(asked, min_size=1, max_size=9))
+@given(st.lists(requested, min_size=1, max_size=9))
 def test_every_request_gets_what_it_gets_alone(
     engine: BatchedCore, trusted: ToyReference, requests: list[tuple[list[int], int, int | None]]
 ) -> None:
@@ -203,13 +205,13 @@ def test_every_request_gets_what_it_gets_alone(
         tokens = trusted.greedy(prompt, count)
         if stop_at is not None and stop_at < count:
             end = tokens[stop_at]
-            group.append(Asked(prompt, greedy(count), [end]))
+            group.append(Requested(prompt, greedy(count), [end]))
             wanted.append((tokens[: tokens.index(end) + 1], "stop"))
         else:
-            group.append(Asked(prompt, greedy(count)))
+            group.append(Requested(prompt, greedy(count)))
             wanted.append((tokens, "length"))
     done = Run(engine, group)
-    assert done.made == wanted
+    assert done.built == wanted
     assert [one(engine, r.prompt, r.params, r.ends) for r in group] == wanted
     check_records(engine, done.records)
 
@@ -233,7 +235,7 @@ def check_records(engine: BatchedCore, records: Sequence[StepRecord]) -> None:
 
 def test_seeded_sampling_does_not_depend_on_the_batch(engine: BatchedCore) -> None:
     params = [SamplingParams(max_tokens=7, temperature=1.0, top_p=0.9, seed=i) for i in range(6)]
-    group = [Asked([i, i + 1, 50], p) for i, p in enumerate(params)]
+    group = [Requested([i, i + 1, 50], p) for i, p in enumerate(params)]
     assert run(engine, group) == [one(engine, r.prompt, r.params) for r in group]
 
 
@@ -250,8 +252,8 @@ def test_sequences_move_down_when_earlier_ones_end(
 
     use(monkeypatch, executor=Watched)
     counts = (1, 9, 4, 9)
-    done = Run(fresh(toy), [Asked([i] * (i + 1), greedy(count)) for i, count in enumerate(counts)])
-    assert [tokens for tokens, _ in done.made] == [trusted.greedy([i] * (i + 1), n) for i, n in enumerate(counts)]
+    done = Run(fresh(toy), [Requested([i] * (i + 1), greedy(count)) for i, count in enumerate(counts)])
+    assert [tokens for tokens, _ in done.built] == [trusted.greedy([i] * (i + 1), n) for i, n in enumerate(counts)]
     most = 0 if fresh(toy).executor.capabilities.ragged else 3
     assert len(moves) <= most, "only what has to move, once"
     assert [r.live_rows for r in done.records if r.phase == "decode"][-3:] == [2, 2, 2]
@@ -260,8 +262,8 @@ def test_sequences_move_down_when_earlier_ones_end(
 def test_a_slot_that_frees_is_taken_at_once(toy: Toy, trusted: ToyReference) -> None:
     """Continuous batching: nobody waits for a batch to end."""
     counts = [3, 3, 3, 24, 3, 3, 3, 3]
-    done = Run(fresh(toy), [Asked([i], greedy(count)) for i, count in enumerate(counts)])
-    assert [tokens for tokens, _ in done.made] == [trusted.greedy([i], n) for i, n in enumerate(counts)]
+    done = Run(fresh(toy), [Requested([i], greedy(count)) for i, count in enumerate(counts)])
+    assert [tokens for tokens, _ in done.built] == [trusted.greedy([i], n) for i, n in enumerate(counts)]
     decode = [r for r in done.records if r.phase == "decode"]
     long = done.numbers[3]
     with_long = {n for r in decode if long in r.requests for n in r.requests}
@@ -289,12 +291,12 @@ def test_running_sequences_wait_for_a_bounded_piece_of_prompt_only(toys: dict[st
 def test_a_prompt_that_begins_like_another_copies_its_cache(toy: Toy, trusted: ToyReference) -> None:
     engine = fresh(toy, min_prefix=4)
     first, second = list(range(20)), [*range(12), 77, 78, 79]
-    run(engine, [Asked(first, greedy(2))])
-    done = Run(engine, [Asked(second, greedy(4))])
-    assert done.made[0][0] == trusted.greedy(second, 4)
+    run(engine, [Requested(first, greedy(2))])
+    done = Run(engine, [Requested(second, greedy(4))])
+    assert done.built[0][0] == trusted.greedy(second, 4)
     assert sum(r.live_tokens for r in done.records if r.phase == "prompt") < len(second)
-    without = Run(fresh(toy, min_prefix=0), [Asked(second, greedy(4))])
-    assert without.made == done.made
+    without = Run(fresh(toy, min_prefix=0), [Requested(second, greedy(4))])
+    assert without.built == done.built
     assert sum(r.live_tokens for r in without.records if r.phase == "prompt") == len(second)
 
 
@@ -312,15 +314,15 @@ def test_the_better_priority_goes_first(toy: Toy) -> None:
 
 def test_complete_continues_prompts_beside_others(engine: BatchedCore, trusted: ToyReference) -> None:
     prompts = [[1, 2], [3], list(range(20))]
-    made = engine.complete(prompts, [greedy(n) for n in (3, 5, 1)])
-    assert made == [trusted.greedy(p, n) for p, n in zip(prompts, (3, 5, 1), strict=True)]
+    built = engine.complete(prompts, [greedy(n) for n in (3, 5, 1)])
+    assert built == [trusted.greedy(p, n) for p, n in zip(prompts, (3, 5, 1), strict=True)]
 
 
 # Step records
 
 
 def test_records_name_bucket_and_padding(toys: dict[str, Toy]) -> None:
-    done = Run(fresh(toys["static"]), [Asked([1, 2, 3], greedy(3)), Asked([4], greedy(2))])
+    done = Run(fresh(toys["static"]), [Requested([1, 2, 3], greedy(3)), Requested([4], greedy(2))])
     steps = [(r.phase, r.batch, r.query, r.context, r.live_rows, r.padding_tokens) for r in done.records]
     assert steps == [
         ("prompt", 4, 4, 0, 2, 12),
@@ -334,8 +336,8 @@ def test_records_name_bucket_and_padding(toys: dict[str, Toy]) -> None:
 
 def test_a_long_prompt_runs_in_chunks(toys: dict[str, Toy], trusted: ToyReference) -> None:
     engine = fresh(toys["static"])
-    done = Run(engine, [Asked(list(range(30)), greedy(2))])
-    assert done.made[0][0] == trusted.greedy(list(range(30)), 2)
+    done = Run(engine, [Requested(list(range(30)), greedy(2))])
+    assert done.built[0][0] == trusted.greedy(list(range(30)), 2)
     steps = [(r.phase, r.batch, r.query, r.context, r.padding_tokens) for r in done.records]
     assert steps == [("prompt", 1, 16, 0, 0), ("prompt", 1, 8, 24, 0), ("prompt", 1, 8, 24, 2), ("decode", 1, 1, 32, 0)]
     assert engine.steps == 4 and engine.stats.steps == 4
@@ -354,10 +356,10 @@ def test_a_compilation_while_serving_is_counted_and_told(
 
     use(monkeypatch, executor=Compiling)
     engine = fresh(toy)
-    run(engine, [Asked([1], greedy(2))])
+    run(engine, [Requested([1], greedy(2))])
     assert engine.stats.compilations == 0 and not caplog.records
     serving.append(True)
-    records = Run(engine, [Asked([1], greedy(2))]).records
+    records = Run(engine, [Requested([1], greedy(2))]).records
     assert [r.miss for r in records] == [False, True] and engine.stats.compilations == 1
     assert "unplanned compilation in step 3 (decode): decode batch=1" in caplog.text
 

@@ -39,11 +39,11 @@ KINDS: dict[str, dict[str, object]] = {
 def toys(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Toy]:
     """The same model on each kind of device."""
     first = toy_with_adapters(tmp_path_factory.mktemp("toy"))
-    made = {"fake": first}
+    built = {"fake": first}
     for kind, options in list(KINDS.items())[1:]:
-        made[kind] = Toy(first.model, first.store, first.bundle.with_name(kind.replace(":", "-")), first.plan)
-        made[kind].compile(**options)
-    return made
+        built[kind] = Toy(first.model, first.store, first.bundle.with_name(kind.replace(":", "-")), first.plan)
+        built[kind].compile(**options)
+    return built
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -68,8 +68,8 @@ def test_rows_of_a_batch_have_adapters_of_their_own(toy: Toy, engine: BatchedCor
     wanted = references(toy.model)
     prompts = [PROMPT, PROMPT[:3], [4, 4], PROMPT[2:], [9], PROMPT]
     adapters = [1, 0, 3, 2, 3, 3]
-    made = engine.complete(prompts, [greedy(5)] * len(prompts), adapters)
-    assert made == [wanted[a].greedy(p, 5) for a, p in zip(adapters, prompts, strict=True)]
+    built = engine.complete(prompts, [greedy(5)] * len(prompts), adapters)
+    assert built == [wanted[a].greedy(p, 5) for a, p in zip(adapters, prompts, strict=True)]
 
 
 def test_what_was_cached_with_another_adapter_is_not_reused(toy: Toy, engine: BatchedCore) -> None:
@@ -98,8 +98,8 @@ def test_names_choose(toy: Toy) -> None:
     with BundleLLM(toy.bundle) as llm:
         assert [adapter.name for adapter in llm.bundle.adapters] == list(NAMES)
         assert [(a.rank, a.modules) for a in llm.bundle.adapters][2] == (3, ["embed_tokens", "lm_head"])
-        made = llm.generate([PROMPT] * 4, greedy(4), use_tqdm=False, lora=["wide", None, "loud", "quiet"])
-        assert [list(output.outputs[0].token_ids) for output in made] == [wanted[a] for a in (3, 0, 1, 2)]
+        built = llm.generate([PROMPT] * 4, greedy(4), use_tqdm=False, lora=["wide", None, "loud", "quiet"])
+        assert [list(output.outputs[0].token_ids) for output in built] == [wanted[a] for a in (3, 0, 1, 2)]
         plain = llm.generate([PROMPT], greedy(4), use_tqdm=False)
         assert list(plain[0].outputs[0].token_ids) == wanted[0]
         with pytest.raises(InputError, match=r"no adapter 'lout'; it has loud, quiet, wide"):
@@ -119,8 +119,8 @@ def test_drafts_are_verified_with_the_adapter(toys: dict[str, Toy], monkeypatch:
             monkeypatch.setattr(
                 SequenceDrafter, "propose", lambda _, tokens, most, drafted=drafted: drafted(tokens, most)
             )
-            made = llm.generate([PROMPT], greedy(8), use_tqdm=False, lora=name)
-            assert list(made[0].outputs[0].token_ids) == wanted[number].greedy(PROMPT, 8)
+            built = llm.generate([PROMPT], greedy(8), use_tqdm=False, lora=name)
+            assert list(built[0].outputs[0].token_ids) == wanted[number].greedy(PROMPT, 8)
             assert sum(record.drafted for record in llm.records) == sum(r.accepted for r in llm.records) > 0
 
 
@@ -132,8 +132,8 @@ def test_choices_of_a_request_share_its_adapter(toy: Toy) -> None:
     wanted = references(toy.model)[2].greedy(PROMPT, 3)
     params = SamplingParams(n=3, max_tokens=3, top_k=1, ignore_eos=True)
     with BundleLLM(toy.bundle) as llm:
-        (made,) = llm.generate([PROMPT], params, use_tqdm=False, lora="quiet")
-    assert [list(choice.token_ids) for choice in made.outputs] == [wanted] * 3
+        (built,) = llm.generate([PROMPT], params, use_tqdm=False, lora="quiet")
+    assert [list(choice.token_ids) for choice in built.outputs] == [wanted] * 3
 
 
 def test_prompts_are_not_computed_elsewhere(toy: Toy) -> None:
@@ -145,9 +145,9 @@ def test_prompts_are_not_computed_elsewhere(toy: Toy) -> None:
 
 
 def test_a_bundle_without_adapters_says_so(tmp_path: Path) -> None:
-    made = Toy.make(tmp_path)
-    made.compile()
-    with BundleLLM(made.bundle) as llm, pytest.raises(InputError, match=r"it has none .*--lora-modules NAME=ADAPTER"):
+    built = Toy.make(tmp_path)
+    built.compile()
+    with BundleLLM(built.bundle) as llm, pytest.raises(InputError, match=r"it has none .*--lora-modules NAME=ADAPTER"):
         llm.generate([PROMPT], greedy(1), lora="loud")
 
 

@@ -32,15 +32,15 @@ def engine_of(toy: Toy, slots: int = 6, **options: Any) -> BatchedCore:
 
 def play(engine: BatchedCore) -> tuple[dict[int, list[int]], list[StepRecord]]:
     """Run what was added to its end; tokens by sequence, and the steps."""
-    made: dict[int, list[int]] = {}
+    built: dict[int, list[int]] = {}
     records = []
     while engine.has_work:
         outcome = engine.step()
         assert outcome is not None
         records.append(outcome.record)
         for token in outcome.tokens:
-            made.setdefault(token.sequence, []).append(token.token_id)
-    return made, records
+            built.setdefault(token.sequence, []).append(token.token_id)
+    return built, records
 
 
 def add(engine: BatchedCore, number: int, prompt: Sequence[int], count: int | None) -> None:
@@ -55,9 +55,9 @@ def test_a_prompt_that_comes_while_others_decode_holds_up_none_of_them(
     engine.step()
     long = list(range(100, 130))
     add(engine, 1, long, 2)
-    made, records = play(engine)
-    assert made[1] == trusted.greedy(long, 2)
-    assert made[0] == trusted.greedy([1, 2, 3], 10)[1:]
+    built, records = play(engine)
+    assert built[1] == trusted.greedy(long, 2)
+    assert built[0] == trusted.greedy([1, 2, 3], 10)[1:]
     assert all(0 in r.requests for r in records[:9]), "a token of the first in every step"
     assert [(r.phase, r.live_rows, r.live_tokens, r.padding_tokens) for r in records[:5]] == [
         ("prompt", 2, 9, 0), ("prompt", 2, 9, 0), ("prompt", 2, 9, 0), ("prompt", 2, 7, 0), ("decode", 2, 2, 0),
@@ -76,8 +76,8 @@ def test_prompts_that_begin_alike_and_come_together_compute_it_once(
     prompts = [[*range(20), 200 + i] for i in range(4)]
     for number, prompt in enumerate(prompts):
         add(engine, number, prompt, 3)
-    made, records = play(engine)
-    assert [made[i] for i in range(4)] == [trusted.greedy(prompt, 3) for prompt in prompts]
+    built, records = play(engine)
+    assert [built[i] for i in range(4)] == [trusted.greedy(prompt, 3) for prompt in prompts]
     assert sum(r.live_tokens for r in records) == 21 + 3 + 4 * 2
 
 
@@ -97,8 +97,8 @@ def test_a_pool_is_never_filled_beyond_its_size_and_everybody_ends(toys: dict[st
     engine = engine_of(toys["paged"], min_prefix=2)
     for number, prompt in enumerate(prompts):
         add(engine, number, prompt, 2)
-    made, records = play(engine)
-    assert [made[i] for i in range(12)] == [trusted.greedy(prompt, 2) for prompt in prompts]
+    built, records = play(engine)
+    assert [built[i] for i in range(12)] == [trusted.greedy(prompt, 2) for prompt in prompts]
     assert max(r.live_rows for r in records) == 4, "shorter ones share it"
 
 
@@ -123,8 +123,8 @@ def test_a_prompt_beyond_the_cache_says_its_size_and_what_to_do(small: Toy) -> N
 
 def test_an_answer_that_outgrows_the_cache_ends_where_the_cache_does(small: Toy, trusted: ToyReference) -> None:
     with BundleLLM(small.bundle) as llm:
-        for asked in (None, 100, 5):
-            (output,) = llm.generate([[1] * 12], greedy(asked))
+        for requested in (None, 100, 5):
+            (output,) = llm.generate([[1] * 12], greedy(requested))
             assert output.outputs[0].token_ids == trusted.greedy([1] * 12, 5), "16 places and the last token"
             assert output.outputs[0].finish_reason == "length"
 
@@ -141,8 +141,8 @@ def test_a_step_that_failed_gives_the_pool_back(toys: dict[str, Toy], monkeypatc
     assert not engine.has_work
     for number in range(2):
         add(engine, number, [number] * 28, None)
-    made, records = play(engine)
-    assert [len(tokens) for tokens in made.values()] == [4, 4]
+    built, records = play(engine)
+    assert [len(tokens) for tokens in built.values()] == [4, 4]
     assert records[0].live_rows == 2
 
 

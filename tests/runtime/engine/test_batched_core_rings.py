@@ -60,7 +60,7 @@ def opened(path: Path) -> FakeExecutor:
     executor = open_executor(Bundle.open(path), SLOTS)
     assert isinstance(executor, FakeExecutor)
     for slot in range(SLOTS):
-        executor.poison(slot, 0, float("nan"))
+        executor.nan_fill(slot, 0, float("nan"))
     return executor
 
 
@@ -82,31 +82,36 @@ def test_any_order_of_prompts_chunks_decodes_cancels_and_reuse_gives_the_unbatch
     executor = opened(ringed("ragged" if kind == "drafted" else kind))
     drafts = SpeculativeConfig(num_speculative_tokens=16) if kind == "drafted" else None
     engine = BatchedCore(executor.bundle.plan, executor, VOCAB, prefill_budget=8, min_prefix=2, speculation=drafts)
-    asked: dict[int, tuple[list[int], int]] = {}
-    made: dict[int, list[int]] = {}
+    requested: dict[int, tuple[list[int], int]] = {}
+    built: dict[int, list[int]] = {}
     cancelled: set[int] = set()
 
     def step() -> None:
         outcome = engine.step()
         for token in () if outcome is None else outcome.tokens:
-            made.setdefault(token.sequence, []).append(token.token_id)
+            built.setdefault(token.sequence, []).append(token.token_id)
 
     for one in todo:
         if isinstance(one, tuple):
             beginning, rest, count = one
-            number, prompt = len(asked), [*beginning, *rest]
-            asked[number] = (prompt, count)
+            number, prompt = len(requested), [*beginning, *rest]
+            requested[number] = (prompt, count)
             params = SamplingParams(max_tokens=count, temperature=0, ignore_eos=True)
             engine.add(number, prompt, engine.sampler(prompt, params))
-        elif isinstance(one, int) and one in asked and one not in cancelled and len(made.get(one, [])) < asked[one][1]:
+        elif (
+            isinstance(one, int)
+            and one in requested
+            and one not in cancelled
+            and len(built.get(one, [])) < requested[one][1]
+        ):
             engine.cancel(one)
             cancelled.add(one)
         elif engine.has_work:
             step()
     while engine.has_work:
         step()
-    for number, (prompt, count) in asked.items():
-        expected, found = trusted.greedy(prompt, count), made.get(number, [])
+    for number, (prompt, count) in requested.items():
+        expected, found = trusted.greedy(prompt, count), built.get(number, [])
         assert found == expected[: len(found)]
         assert number in cancelled or len(found) == count
 

@@ -39,10 +39,10 @@ def engine_of(toy: Toy, **options: Any) -> BatchedCore:
 class Played:
     """Tokens and reason of each sequence, run together to their ends."""
 
-    def __init__(self, engine: BatchedCore, *asked: tuple[Sequence[int], SamplingParams]) -> None:
-        self.made: list[list[int]] = [[] for _ in asked]
-        self.reasons: list[str | None] = [None] * len(asked)
-        for number, (prompt, params) in enumerate(asked):
+    def __init__(self, engine: BatchedCore, *requested: tuple[Sequence[int], SamplingParams]) -> None:
+        self.built: list[list[int]] = [[] for _ in requested]
+        self.reasons: list[str | None] = [None] * len(requested)
+        for number, (prompt, params) in enumerate(requested):
             engine.add(number, prompt, engine.sampler(prompt, params))
         while engine.has_work:
             outcome = engine.step()
@@ -50,7 +50,7 @@ class Played:
             for token in outcome.tokens:
                 assert self.reasons[token.sequence] is None, "nothing comes after the end"
                 if token.token_id is not None:
-                    self.made[token.sequence].append(token.token_id)
+                    self.built[token.sequence].append(token.token_id)
                 self.reasons[token.sequence] = token.finish_reason
         occupancy = engine.scheduler.occupancy
         assert (occupancy.waiting, occupancy.prefilling, occupancy.decoding, occupancy.live_tokens) == (0, 0, 0, 0)
@@ -60,7 +60,7 @@ OTHERS = [[1, 2, 3], [9], list(range(100, 120))]
 
 
 def check_others(played: Played, trusted: ToyReference, count: int = 5) -> None:
-    assert played.made[1:] == [trusted.greedy(prompt, count) for prompt in OTHERS]
+    assert played.built[1:] == [trusted.greedy(prompt, count) for prompt in OTHERS]
     assert played.reasons[1:] == ["length"] * 3
 
 
@@ -74,10 +74,10 @@ def test_in_its_prompt(
     engine = engine_of(toy)
     with caplog.at_level(logging.WARNING, "llmc"):
         played = Played(engine, (prompt, greedy(**params)), *((other, greedy()) for other in OTHERS))
-    assert (played.made[0], played.reasons[0]) == ([], "error")
+    assert (played.built[0], played.reasons[0]) == ([], "error")
     check_others(played, trusted)
     assert "sequence 0 failed: the largest logit is nan: the compiled graph or its weights are damaged" in caplog.text
-    assert Played(engine, ([1, 2], greedy())).made == [trusted.greedy([1, 2], 5)], "the engine goes on"
+    assert Played(engine, ([1, 2], greedy())).built == [trusted.greedy([1, 2], 5)], "the engine goes on"
 
 
 def test_a_chunk_of_its_prompt_that_fails_is_the_last(toys: dict[str, Toy], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +103,7 @@ def test_while_it_decodes(
     )
     spoil(monkeypatch, wanted[place])
     played = Played(engine_of(toy), (prompt, greedy(6, **params)), *((other, greedy()) for other in OTHERS))
-    assert (played.made[0], played.reasons[0]) == (wanted[: place + 1], "error")
+    assert (played.built[0], played.reasons[0]) == (wanted[: place + 1], "error")
     check_others(played, trusted)
 
 
@@ -112,7 +112,7 @@ def test_however_it_draws(toy: Toy, monkeypatch: pytest.MonkeyPatch, sampling: d
     spoil(monkeypatch, BAD)
     params = SamplingParams(max_tokens=4, **sampling)
     played = Played(engine_of(toy), ([4, BAD], params), ([4, 5], greedy()))
-    assert (played.made[0], played.reasons) == ([], ["error", "length"])
+    assert (played.built[0], played.reasons) == ([], ["error", "length"])
 
 
 @pytest.mark.parametrize("kind", ["exact", "ragged", "paged"])
@@ -123,14 +123,14 @@ def test_with_drafts(toys: dict[str, Toy], trusted: ToyReference, monkeypatch: p
     config = SpeculativeConfig(4, 3, 1)
     bias = {wanted[0]: 100.0, BAD: 90.0}  # the same token again and again, so that drafts hold
     alike = greedy(9, logit_bias=bias)
-    plain = Played(engine_of(toys[kind]), (prompt, alike)).made[0]
+    plain = Played(engine_of(toys[kind]), (prompt, alike)).built[0]
     assert plain == [wanted[0]] * 9
     engine = engine_of(toys[kind], speculation=config)
     steps = engine.steps
-    assert Played(engine, (prompt, alike)).made == [plain] and engine.steps - steps < 9
+    assert Played(engine, (prompt, alike)).built == [plain] and engine.steps - steps < 9
     spoil(monkeypatch, wanted[0])
     played = Played(engine_of(toys[kind], speculation=config), (prompt, alike), *((o, greedy()) for o in OTHERS))
-    assert (played.made[0], played.reasons[0]) == (plain[:1], "error")
+    assert (played.built[0], played.reasons[0]) == (plain[:1], "error")
     check_others(played, trusted)
 
 
@@ -143,7 +143,7 @@ def test_nobody_finds_what_it_cached(toy: Toy, trusted: ToyReference, monkeypatc
     assert played.reasons == ["error"]
     for prompt in (first, [*first, 5], [*first[:-1], 6, 7]):
         again = Played(engine, (prompt, greedy(3)))
-        assert (again.made[0], again.reasons) == (trusted.greedy(prompt, 3), ["length"])
+        assert (again.built[0], again.reasons) == (trusted.greedy(prompt, 3), ["length"])
 
 
 def test_what_it_took_over_is_not_kept_either(toy: Toy, trusted: ToyReference) -> None:
@@ -155,7 +155,7 @@ def test_what_it_took_over_is_not_kept_either(toy: Toy, trusted: ToyReference) -
     cache[np.abs(cache).sum((1, 2)) > 0, 5] = np.nan
     assert Played(engine, ([*prompt, 1], greedy(3))).reasons == ["error"]
     again = Played(engine, ([*prompt, 1], greedy(3)))
-    assert (again.made[0], again.reasons) == (trusted.greedy([*prompt, 1], 3), ["length"])
+    assert (again.built[0], again.reasons) == (trusted.greedy([*prompt, 1], 3), ["length"])
 
 
 def test_retained_tokens_of_others_stay(toys: dict[str, Toy], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,9 +237,9 @@ class Failing(GrammarConstraint):
         self._count("accept")
 
 
-@pytest.mark.parametrize(("where", "made"), [("mask", 1), ("accept", 2)])
+@pytest.mark.parametrize(("where", "built"), [("mask", 1), ("accept", 2)])
 def test_a_constraint_that_fails(
-    toy: Toy, trusted: ToyReference, where: str, made: int, caplog: pytest.LogCaptureFixture
+    toy: Toy, trusted: ToyReference, where: str, built: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = engine_of(toy)
     prompt = [4, 5, 6]
@@ -253,7 +253,7 @@ def test_a_constraint_that_fails(
             assert outcome is not None
             found += [(t.token_id, t.finish_reason) for t in outcome.tokens if t.sequence == 9]
             others += [t.token_id for t in outcome.tokens if t.sequence == 8]
-    assert [t for t, _ in found if t is not None] == trusted.greedy(prompt, 5)[:made]
+    assert [t for t, _ in found if t is not None] == trusted.greedy(prompt, 5)[:built]
     assert [reason for _, reason in found if reason] == ["error"]
     assert others == trusted.greedy([1, 2], 5)
     assert "sequence 9 failed: RuntimeError: grammar without end" in caplog.text

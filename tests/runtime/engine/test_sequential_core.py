@@ -36,7 +36,7 @@ class Counting(GeneratingExecutor):
     def __init__(self, bundle: Bundle, ends: int | None = None, fails: int | None = None) -> None:
         super().__init__(bundle, 3, 64, 1)
         self.ends, self.fails = ends, fails
-        self.told: list[tuple[list[int], int, dict[str, Any]]] = []
+        self.reported: list[tuple[list[int], int, dict[str, Any]]] = []
         self.open = 0
         self.dies_at_end = False
 
@@ -49,11 +49,11 @@ class Counting(GeneratingExecutor):
         return "counting"
 
     def generate(self, prompt: Sequence[int], most: int, sampling: Mapping[str, float]) -> Tokens[int, None, None]:
-        self.told.append((list(prompt), most, dict(sampling)))
+        self.reported.append((list(prompt), most, dict(sampling)))
         self.open += 1
         try:
-            for made in range(most):
-                token = prompt[-1] + 1 + made
+            for built in range(most):
+                token = prompt[-1] + 1 + built
                 if token == self.ends:
                     return
                 if token == self.fails:
@@ -123,7 +123,7 @@ def test_the_device_hears_its_own_parameters_and_its_defaults(bundle: Bundle) ->
     add(requests, "a", [1], max_tokens=2)
     add(requests, "b", [1, 2], max_tokens=None, top_k=5, temperature=0.5, min_tokens=1)
     drain(requests)
-    assert device.told == [
+    assert device.reported == [
         ([1], 2, {"temperature": 1.0, "top_k": 1}),
         ([1, 2], bundle.plan.limits.max_model_len - 2, {"temperature": 0.5, "top_k": 5}),
     ]
@@ -185,7 +185,7 @@ def test_cancelling_stops_the_device_or_takes_from_the_queue(bundle: Bundle) -> 
         requests.core.forget_slots()
     assert requests.cancel("waits")[0].finish_reason == "abort"
     assert requests.cancel("runs")[0].finish_reason == "abort"
-    assert device.open == 0 and not requests.has_work and len(device.told) == 1
+    assert device.open == 0 and not requests.has_work and len(device.reported) == 1
     requests.core.forget_slots()
 
 
@@ -261,7 +261,7 @@ def test_steps_of_the_general_contract_give_the_devices_token(bundle: Bundle) ->
     device = Counting(bundle)
     assert int(device.run(exact("prompt", [0], [[5, 6]], [0]))[0].argmax()) == 7
     row = device.run(exact("decode", [0], [[9]], [2]))
-    assert np.flatnonzero(row[0]).tolist() == [10] and device.told[-1][0] == [5, 6, 9]
+    assert np.flatnonzero(row[0]).tolist() == [10] and device.reported[-1][0] == [5, 6, 9]
     device.copy_prefix(0, 0, 1)
     assert int(device.run(exact("decode", [0], [[3]], [1]))[0].argmax()) == 4
     with pytest.raises(InputError, match="slot 0 holds 2 tokens, not 5"):
@@ -270,7 +270,7 @@ def test_steps_of_the_general_contract_give_the_devices_token(bundle: Bundle) ->
         device.run(exact("prompt", [0], [[1] * 64], [0]))
     for refused in (
         lambda: device.run_top(exact("decode", [0], [[3]], [1])), lambda: device.export_prefix(0, 1),
-        lambda: device.import_prefix(0, []), lambda: device.poison(0, 0, 1.0), lambda: device.copy_prefix(0, 0, 9),
+        lambda: device.import_prefix(0, []), lambda: device.nan_fill(0, 0, 1.0), lambda: device.copy_prefix(0, 0, 9),
     ):  # fmt: skip
         with pytest.raises(InputError):
             refused()
@@ -281,4 +281,4 @@ def test_it_warms_up_by_generating(bundle: Bundle) -> None:
     outcome = WarmUpOutcome(device, Warming(device, bundle.plan))
     outcome.run()
     assert not outcome.failed and outcome.phase("decode").warm == 1
-    assert [most for _, most, _ in device.told] == [1] * 4
+    assert [most for _, most, _ in device.reported] == [1] * 4

@@ -30,13 +30,13 @@ def test_half_as_many_after_a_draft_that_failed_and_twice_as_many_after_one_that
 
 
 def test_guesses_that_always_fail_are_made_ever_more_seldom() -> None:
-    drafter, text, made = SequenceDrafter(SpeculativeConfig(1)), array("q", TEXT), []
+    drafter, text, built = SequenceDrafter(SpeculativeConfig(1)), array("q", TEXT), []
     for step in range(400):
         if drafter.propose(text, 9):
-            made.append(step)
+            built.append(step)
             drafter.verified(len(text) + 1, 1, 0)
         text.append(text[-3])
-    gaps = [b - a for a, b in pairwise(made)]
+    gaps = [b - a for a, b in pairwise(built)]
     assert gaps[:5] == [3, 5, 9, 17, 33] and set(gaps[5:]) == {LONGEST_PAUSE + 1}
     drafter.verified(len(text), 1, 1)
     assert len(drafter.propose(text, 9)) == 0, "the pause goes to its end"

@@ -48,11 +48,11 @@ class Run:
     """Everything that a set of requests gave, to be equal with and without drafts."""
 
     def __init__(
-        self, engine: BatchedCore, asked: Sequence[tuple[Sequence[int], SamplingParams]], ends: Sequence[int] = ()
+        self, engine: BatchedCore, requested: Sequence[tuple[Sequence[int], SamplingParams]], ends: Sequence[int] = ()
     ) -> None:
         self.records: list[StepRecord] = []
         self.events: dict[int, list[TokenEvent]] = {}
-        for number, (prompt, params) in enumerate(asked):
+        for number, (prompt, params) in enumerate(requested):
             engine.add(number, prompt, engine.sampler(prompt, params, ends))
         while engine.has_work:
             outcome = engine.step()
@@ -107,11 +107,11 @@ params = st.builds(
 @PROPERTY
 @given(st.sampled_from(KINDS), st.lists(st.tuples(few, params), min_size=1, max_size=6), st.integers(1, 6))
 def test_drafts_change_no_token_and_no_end(
-    toys: dict[str, Toy], kind: str, asked: list[tuple[list[int], SamplingParams]], most: int
+    toys: dict[str, Toy], kind: str, requested: list[tuple[list[int], SamplingParams]], most: int
 ) -> None:
     """Greedy and seeded sampling, penalties, biases, masks, stop ids, log probabilities; alone and in batches."""
-    with_drafts = Run(engine_of(toys[kind], SpeculativeConfig(most, 3, 1)), asked, [3])
-    without = Run(engine_of(toys[kind], None), asked, [3])
+    with_drafts = Run(engine_of(toys[kind], SpeculativeConfig(most, 3, 1)), requested, [3])
+    without = Run(engine_of(toys[kind], None), requested, [3])
     assert [e.finish_reason for e in with_drafts.events[0]] == [e.finish_reason for e in without.events[0]]
     assert without_rounding(with_drafts) == without_rounding(without)
     assert without.drafted == 0
@@ -135,38 +135,38 @@ def test_what_repeats_takes_fewer_steps(toy: Toy) -> None:
 def test_greedy_text_is_the_references(toy: Toy, trusted: ToyReference) -> None:
     for seed in range(8):
         prompt = np.random.default_rng(seed).integers(0, 4, 9).tolist() * 2
-        made = Run(engine_of(toy), [(prompt, SamplingParams(max_tokens=12, temperature=0))])
-        assert made.tokens() == trusted.greedy(prompt, 12)
+        built = Run(engine_of(toy), [(prompt, SamplingParams(max_tokens=12, temperature=0))])
+        assert built.tokens() == trusted.greedy(prompt, 12)
 
 
 def test_rows_of_several_tokens_run_alone_where_rows_cannot_differ(toys: dict[str, Toy]) -> None:
-    asked = [([0, 1], repeating(24)), ([1, 0, 0], repeating(6))]
-    exact = Run(engine_of(toys["exact"]), asked)
+    requested = [([0, 1], repeating(24)), ([1, 0, 0], repeating(6))]
+    exact = Run(engine_of(toys["exact"]), requested)
     assert {r.live_rows for r in exact.records if r.drafted} == {1}
-    ragged = Run(engine_of(toys["ragged"]), asked)
+    ragged = Run(engine_of(toys["ragged"]), requested)
     assert 2 in {r.live_rows for r in ragged.records if r.drafted}
 
 
 @pytest.mark.parametrize("count", range(1, 8))
 def test_no_step_goes_beyond_max_tokens(toy: Toy, count: int) -> None:
-    made = Run(engine_of(toy, SpeculativeConfig(6, 2, 1)), [([0, 1] * 6, repeating(count))])
-    assert len(made.tokens()) == count
-    assert all(r.live_tokens <= count for r in made.records[1:])
+    built = Run(engine_of(toy, SpeculativeConfig(6, 2, 1)), [([0, 1] * 6, repeating(count))])
+    assert len(built.tokens()) == count
+    assert all(r.live_tokens <= count for r in built.records[1:])
 
 
 def test_no_step_goes_beyond_max_model_len(toy: Toy) -> None:
-    made = Run(engine_of(toy), [([0, 1] * 12, repeating(100))])
-    assert len(made.tokens()) == 32 - 24
-    assert made.events[0][-1].finish_reason == "length"
+    built = Run(engine_of(toy), [([0, 1] * 12, repeating(100))])
+    assert len(built.tokens()) == 32 - 24
+    assert built.events[0][-1].finish_reason == "length"
 
 
 def test_an_end_token_among_drafts_that_hold_is_the_last(toy: Toy) -> None:
     """The draft goes on after the end token, as the prompt does."""
     params = SamplingParams(max_tokens=16, temperature=0, min_tokens=4, logit_bias={5: 50.0, 6: 100.0})
-    made = Run(engine_of(toy, SpeculativeConfig(32, 4, 1)), [([5, 5, 5, 5, 6, 9, 9, 9], params)], [6])
-    assert made.tokens() == [5, 5, 5, 5, 6]
-    assert made.events[0][-1].finish_reason == "stop" and made.events[0][-1].ends
-    assert (made.records[-1].drafted, made.records[-1].accepted) == (4, 1)
+    built = Run(engine_of(toy, SpeculativeConfig(32, 4, 1)), [([5, 5, 5, 5, 6, 9, 9, 9], params)], [6])
+    assert built.tokens() == [5, 5, 5, 5, 6]
+    assert built.events[0][-1].finish_reason == "stop" and built.events[0][-1].ends
+    assert (built.records[-1].drafted, built.records[-1].accepted) == (4, 1)
 
 
 class Watcher(Observer):
@@ -237,9 +237,9 @@ def test_logits_that_are_no_numbers_end_a_sequence_as_without_drafts(toy: Toy, m
 
 def test_guesses_that_never_hold_are_soon_made_seldom(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llmc.runtime.engine.speculation.NgramIndex.lookup", lambda self, tokens, most: [9][:most])
-    made = Run(engine_of(toy, SpeculativeConfig(1)), [([0, 1], repeating(24))])
-    assert [number for number, r in enumerate(made.records[1:]) if r.drafted] == [0, 3, 8, 17]
-    assert (made.drafted, made.accepted) == (4, 0)
+    built = Run(engine_of(toy, SpeculativeConfig(1)), [([0, 1], repeating(24))])
+    assert [number for number, r in enumerate(built.records[1:]) if r.drafted] == [0, 3, 8, 17]
+    assert (built.drafted, built.accepted) == (4, 0)
 
 
 def test_graphs_of_fixed_shapes_are_refused_with_what_to_compile(

@@ -86,9 +86,9 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
                 case = CASES.get(kind, "llama")
                 model = folder / case if (folder / case).exists() else tiny.write_model(folder / case, case)
-            asked = CompileOptions(device, "none", specialise=specialise, verify="none", sample_top_k=TOP)
+            requested = CompileOptions(device, "none", specialise=specialise, verify="none", sample_top_k=TOP)
             with unoptimised() if device in ("xla", "neuron") else nullcontext():
-                compile_bundle(str(model), path, PLAN, asked, Store(folder / "store"), lambda _: None)
+                compile_bundle(str(model), path, PLAN, requested, Store(folder / "store"), lambda _: None)
         return path
 
     return compiled
@@ -106,10 +106,10 @@ def modules_are_compiled_once() -> Iterator[None]:
 
     def compile_once(hlo: bytes, devices: Sequence[Any]) -> Any:
         with unoptimised():
-            return made(hlo, tuple(devices))
+            return built(hlo, tuple(devices))
 
     before = module.compiled
-    made = cache(before)
+    built = cache(before)
     module.compiled = compile_once
     yield
     module.compiled = before

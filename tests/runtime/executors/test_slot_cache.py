@@ -20,10 +20,10 @@ NAN = float("nan")
 
 def cache_of(shape: CacheShape = MIXED) -> SlotCache:
     """Bytes of nobody everywhere."""
-    made = SlotCache(shape, SLOTS, CAPACITY, decode_rows=4, decode_length=CAPACITY)
+    built = SlotCache(shape, SLOTS, CAPACITY, decode_rows=4, decode_length=CAPACITY)
     for slot in range(SLOTS):
-        made.poison(slot, 0, NAN)
-    return made
+        built.nan_fill(slot, 0, NAN)
+    return built
 
 
 def decode(past: Sequence[int], context: int) -> Step:
@@ -35,11 +35,11 @@ def decode(past: Sequence[int], context: int) -> Step:
 
 def tokens(cache: SlotCache, first: float, count: int) -> list[np.ndarray]:
     """Parts of so many tokens, every number another one."""
-    made = []
+    built = []
     for i, array in enumerate(cache.home.arrays):
         size = (array.shape[0], array.shape[2], count, array.shape[4])
-        made.append((np.arange(np.prod(size)).reshape(size) + first + 1000 * i).astype(np.float32))
-    return made
+        built.append((np.arange(np.prod(size)).reshape(size) + first + 1000 * i).astype(np.float32))
+    return built
 
 
 def test_tensors_of_one_size_lie_together_and_others_apart() -> None:
@@ -76,22 +76,22 @@ def test_states_of_live_rows_are_kept_and_go_where_their_tokens_go() -> None:
     assert all(np.isnan(state[2]).all() for state in cache.states), "a dummy row's state reached a slot"
     cache.held.used[1] = cache._at_home[1] = 3
     cache.copy(1, 2, 3)
-    given = [np.zeros_like(made) for made in new]
+    given = [np.zeros_like(built) for built in new]
     cache.read_states(step, given)
-    for state, made, read in zip(cache.states, new, given, strict=True):
-        np.testing.assert_array_equal(state[:2], made[:2])
-        np.testing.assert_array_equal(state[2], made[1])
-        np.testing.assert_array_equal(read, [*made[:2], np.zeros_like(made[0])])
+    for state, built, read in zip(cache.states, new, given, strict=True):
+        np.testing.assert_array_equal(state[:2], built[:2])
+        np.testing.assert_array_equal(state[2], built[1])
+        np.testing.assert_array_equal(read, [*built[:2], np.zeros_like(built[0])])
 
 
 def test_poison_from_a_token_on_leaves_states_to_their_sequence() -> None:
     cache = cache_of()
     cache.write(0, 0, 2, tokens(cache, 1, 2))
     cache.keep_states(decode([1], context=3), [np.ones(t.size(2, 0), np.float32) for t in STATES])
-    cache.poison(0, 2, NAN)
+    cache.nan_fill(0, 2, NAN)
     assert all((state[0] == 1).all() for state in cache.states)
     assert all(not np.isnan(part).any() for part in cache.read(0, 2))
-    cache.poison(0, 0, NAN)
+    cache.nan_fill(0, 0, NAN)
     assert all(np.isnan(state[0]).all() for state in cache.states)
 
 
@@ -119,7 +119,7 @@ def test_a_ring_holds_what_later_tokens_see_and_takes_memory_for_no_more() -> No
     """Through writes, a copy, and a start within what the ring still holds."""
     cache = SlotCache(RINGS, SLOTS, LONG)
     for slot in range(SLOTS):
-        cache.poison(slot, 0, NAN)
+        cache.nan_fill(slot, 0, NAN)
     new = [np.random.default_rng(i).random((1, 1, LONG, 2)).astype(np.float32) for i in range(len(RINGS))]
     for start, end in ((0, 3), (3, 10), (10, 11), (9, 15)):
         cache.write(1, start, end, [part[:, :, start:end] for part in new])
@@ -137,7 +137,7 @@ def test_a_ring_holds_what_later_tokens_see_and_takes_memory_for_no_more() -> No
 def test_poison_spares_what_a_ring_holds_of_earlier_tokens() -> None:
     cache = SlotCache(RINGS, SLOTS, LONG)
     cache.write(0, 0, 12, [np.ones((1, 1, 12, 2), np.float32)] * 4)
-    cache.poison(0, 10, NAN)
+    cache.nan_fill(0, 10, NAN)
     ring = cache.home.arrays[0][0, 0, 0]
     assert np.isnan(ring[[10 % 6, 11 % 6]]).all()
     assert not np.isnan(np.delete(ring, [10 % 6, 11 % 6], 0)).any()

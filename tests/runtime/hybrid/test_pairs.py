@@ -38,20 +38,20 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def workers(bundles: dict[str, Path]) -> Iterator[dict[str, PrefillWorker]]:
-    made = {}
+    built = {}
     for device, path in bundles.items():
         bundle = Bundle.open(path)
-        made[device] = PrefillWorker(bundle, lambda bundle=bundle: open_executor(bundle, 4), 4)  # type: ignore[misc]
-    yield made
-    for worker in made.values():
+        built[device] = PrefillWorker(bundle, lambda bundle=bundle: open_executor(bundle, 4), 4)  # type: ignore[misc]
+    yield built
+    for worker in built.values():
         worker.close()
 
 
 @pytest.fixture(scope="module")
 def executors(bundles: dict[str, Path]) -> Iterator[dict[str, Executor]]:
-    made = {device: open_executor(Bundle.open(path), 4) for device, path in bundles.items()}
-    yield made
-    for executor in made.values():
+    built = {device: open_executor(Bundle.open(path), 4) for device, path in bundles.items()}
+    yield built
+    for executor in built.values():
         executor.close()
 
 
@@ -70,7 +70,7 @@ def test_tokens_are_those_of_one_device(
     executor, client = executors[decode], workers[prefill].client()
     engine = BatchedCore(executor.bundle.plan, executor, executor.bundle.size("vocab_size"), prefiller=client)
     greedy = SamplingParams(max_tokens=COUNT, temperature=0, ignore_eos=True)
-    made: dict[int, list[int]] = {number: [] for number in range(len(PROMPTS) + 1)}
+    built: dict[int, list[int]] = {number: [] for number in range(len(PROMPTS) + 1)}
     for number, prompt in enumerate([*PROMPTS, LONG[:30]]):
         engine.add(number, prompt, engine.sampler(prompt, greedy))
     handed: set[int] = set()
@@ -82,9 +82,9 @@ def test_tokens_are_those_of_one_device(
         handed |= set(outcome.handed)
         for token in outcome.tokens:
             assert token.token_id is not None
-            made[token.sequence].append(token.token_id)
-        if len(made[len(PROMPTS)]) == 2:
+            built[token.sequence].append(token.token_id)
+        if len(built[len(PROMPTS)]) == 2:
             engine.cancel(len(PROMPTS))
-    assert [made[number] for number in range(len(PROMPTS))] == wanted
-    assert handed == set(made)
+    assert [built[number] for number in range(len(PROMPTS))] == wanted
+    assert handed == set(built)
     client.close()

@@ -20,7 +20,7 @@ from llmc.compiler.verification.toy_reference import ToyReference
 from llmc.errors import ArtifactError, DeviceError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.engine.batched_core import BatchedCore
-from llmc.runtime.engine.handover import Prefilled, PrefillFailed
+from llmc.runtime.engine.kv_transfer import Prefilled, PrefillFailed
 from llmc.runtime.engine.sampling.params import SamplingParams
 from llmc.runtime.executors import open_executor
 from llmc.runtime.hybrid import remote, wire
@@ -79,27 +79,27 @@ def pair(toys: dict[str, Toy], request: pytest.FixtureRequest, tmp_path_factory:
 prompts = st.lists(st.lists(st.integers(0, VOCAB - 2), min_size=1, max_size=27), min_size=1, max_size=6)
 
 
-@given(asked=prompts)
+@given(requested=prompts)
 @examples(20, database=None, derandomize=True)
-def test_tokens_are_those_of_one_process(pair: BatchedCore, trusted: ToyReference, asked: list[list[int]]) -> None:
-    assert pair.complete(asked, [GREEDY] * len(asked)) == [trusted.greedy(one, 4) for one in asked]
+def test_tokens_are_those_of_one_process(pair: BatchedCore, trusted: ToyReference, requested: list[list[int]]) -> None:
+    assert pair.complete(requested, [GREEDY] * len(requested)) == [trusted.greedy(one, 4) for one in requested]
 
 
 def test_two_clients_have_each_their_own(toys: dict[str, Toy], trusted: ToyReference) -> None:
     server, address = serve(toys["static"])
     engines = [engine_of(toys[kind], lambda mine: RemotePrefiller(address, mine)) for kind in ("static", "ragged")]
-    made: dict[int, list[list[int]]] = {}
+    built: dict[int, list[list[int]]] = {}
 
     def run(at: int) -> None:
         given = [[at + 1, at + 2, n] for n in range(6)]
-        made[at] = engines[at].complete(given, [GREEDY] * 6)
+        built[at] = engines[at].complete(given, [GREEDY] * 6)
 
     threads = [threading.Thread(target=run, args=(at,)) for at in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert made == {at: [trusted.greedy([at + 1, at + 2, n], 4) for n in range(6)] for at in range(2)}
+    assert built == {at: [trusted.greedy([at + 1, at + 2, n], 4) for n in range(6)] for at in range(2)}
     assert server.connections == 2
     for engine in engines:
         assert engine.prefiller is not None
@@ -116,7 +116,7 @@ def test_a_client_that_takes_nothing_bounds_what_is_computed_and_kept(toys: dict
     until(lambda: len(slow._came) == 2)
     time.sleep(0.1)
     assert len(slow._came) == 2
-    assert server.served < 50 or len(slow._asked) == 48, "small frames fit the sockets, but not the client's memory"
+    assert server.served < 50 or len(slow._requested) == 48, "small frames fit the sockets, but not the client's memory"
     numbers: list[int] = []
     while len(numbers) < 50:
         assert slow.wait(PATIENCE_S)
@@ -205,8 +205,8 @@ def test_what_was_not_answered_is_asked_for_again_when_the_server_is_back(
     for number, prompt in enumerate([[1, 2], [3, 4, 5]]):
         engine.add(number, prompt, engine.sampler(prompt, GREEDY))
     back, _ = serve(toys["ragged"], port=address.port)
-    made = engine.complete([[7, 8]], [GREEDY])
-    assert made == [trusted.greedy([7, 8], 4)] and client.connections == 2
+    built = engine.complete([[7, 8]], [GREEDY])
+    assert built == [trusted.greedy([7, 8], 4)] and client.connections == 2
     while engine.has_work:
         engine.step()
     until(lambda: back.served >= 3)  # counted after it was sent, so perhaps after it was read
@@ -351,9 +351,9 @@ def test_logits_that_are_no_numbers_fail_the_request_alone(toys: dict[str, Toy],
 
 @pytest.fixture(scope="module")
 def server(toys: dict[str, Toy]) -> Iterator[tuple[PrefillServer, PeerAddress]]:
-    made, address = serve(toys["static"])
-    yield made, address
-    made.close()
+    built, address = serve(toys["static"])
+    yield built, address
+    built.close()
 
 
 def still_serves(address: PeerAddress, facts: SideFacts) -> bool:
@@ -434,16 +434,16 @@ def test_connections_that_say_nothing_are_bounded_and_given_up(
 ) -> None:
     monkeypatch.setattr("llmc.runtime.hybrid.wire.HANDSHAKE_S", 1.0)
     monkeypatch.setattr("llmc.runtime.hybrid.server.MAX_CONNECTIONS", 3)
-    made, address = serve(toys["static"])
+    built, address = serve(toys["static"])
     silent: Sequence[socket.socket] = [address.connect(1) for _ in range(3)]
-    until(lambda: made.connections == 3)
+    until(lambda: built.connections == 3)
     with address.connect(1) as fourth:
         assert not fourth.recv(1), "one too many"
-    until(lambda: made.connections == 0)
+    until(lambda: built.connections == 0)
     assert still_serves(address, facts)
     for one in silent:
         one.close()
-    made.close()
+    built.close()
 
 
 def test_a_connection_that_is_lost_whenever_a_prompt_comes_is_not_tried_for_ever(

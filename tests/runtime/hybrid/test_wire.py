@@ -91,9 +91,9 @@ def test_what_does_not_fit_is_named(differs: dict[str, Any], said: str) -> None:
 
 
 def test_what_differs_and_is_no_obstacle_is_told() -> None:
-    told = require_fit(replace(FACTS, quantize="int8", dtype="bf16", longest_prompt=15), FACTS)
-    assert [one.split()[0] for one in told] == ["weights", "dtype", "prompts"]
-    assert "of more than 15 tokens (up to 31) are computed here" in told[2]
+    reported = require_fit(replace(FACTS, quantize="int8", dtype="bf16", longest_prompt=15), FACTS)
+    assert [one.split()[0] for one in reported] == ["weights", "dtype", "prompts"]
+    assert "of more than 15 tokens (up to 31) are computed here" in reported[2]
     assert require_fit(FACTS, FACTS) == []
 
 

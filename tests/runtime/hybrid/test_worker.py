@@ -18,7 +18,7 @@ from llmc.errors import ArtifactError, DeviceError
 from llmc.runtime.async_llm import BundleAsyncLLM
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.engine.batched_core import BatchedCore
-from llmc.runtime.engine.handover import Prefilled, PrefillFailed
+from llmc.runtime.engine.kv_transfer import Prefilled, PrefillFailed
 from llmc.runtime.engine.sampling.params import SamplingParams
 from llmc.runtime.executors import open_executor
 from llmc.runtime.executors.base import Executor
@@ -60,9 +60,9 @@ class Hybrid:
         """The tokens of each prompt; `cancel` says of some after how many tokens they are cancelled."""
         first = self._numbers
         self._numbers += len(prompts)
-        made: dict[int, list[int]] = {first + i: [] for i in range(len(prompts))}
+        built: dict[int, list[int]] = {first + i: [] for i in range(len(prompts))}
         stops = {first + place: count for place, count in (cancel or {}).items()}
-        for number, prompt, one in zip(made, prompts, params, strict=True):
+        for number, prompt, one in zip(built, prompts, params, strict=True):
             self.engine.add(number, prompt, self.engine.sampler(prompt, one))
             if stops.get(number) == 0:
                 self.engine.cancel(number)
@@ -73,10 +73,10 @@ class Hybrid:
                 assert set(outcome.handed) == set(outcome.record.requests)
             for token in outcome.tokens:
                 assert token.token_id is not None
-                made[token.sequence].append(token.token_id)
-                if stops.get(token.sequence) == len(made[token.sequence]):
+                built[token.sequence].append(token.token_id)
+                if stops.get(token.sequence) == len(built[token.sequence]):
                     self.engine.cancel(token.sequence)
-        return list(made.values())
+        return list(built.values())
 
     def close(self) -> None:
         self.worker.close()
@@ -86,9 +86,9 @@ class Hybrid:
 @pytest.fixture(scope="module", params=[(p, d) for p in KINDS for d in KINDS], ids="-".join)
 def hybrid(toys: dict[str, Toy], request: pytest.FixtureRequest) -> Iterator[Hybrid]:
     prefill, decode = request.param
-    made = Hybrid(toys[prefill], toys[decode])
-    yield made
-    made.close()
+    built = Hybrid(toys[prefill], toys[decode])
+    yield built
+    built.close()
 
 
 tokens = st.integers(0, VOCAB - 2)
@@ -97,21 +97,22 @@ prompts = st.lists(st.lists(tokens, min_size=1, max_size=LENGTH - 5), min_size=1
 
 @default_cases(6)
 @given(
-    asked=prompts, shared=st.lists(tokens, max_size=8), cancel=st.dictionaries(st.integers(0, 6), st.integers(0, 3)),
+    requested=prompts, shared=st.lists(tokens, max_size=8),
+    cancel=st.dictionaries(st.integers(0, 6), st.integers(0, 3)),
     longest=st.sampled_from([LENGTH - 1, 12]),
 )  # fmt: skip
 @PROPERTY
 def test_tokens_are_those_of_one_device(
-    hybrid: Hybrid, trusted: ToyReference, asked: list[list[int]], shared: list[int], cancel: dict[int, int],
+    hybrid: Hybrid, trusted: ToyReference, requested: list[list[int]], shared: list[int], cancel: dict[int, int],
     longest: int,
 ) -> None:  # fmt: skip
     """Ragged batches, prompts in chunks, with beginnings in common, some cancelled in the queue or while they run,
     some computed where they are decoded."""
     hybrid.worker.longest_prompt = longest
-    asked = [(shared + one)[: LENGTH - 5] for one in asked]
-    stops = {place: count for place, count in cancel.items() if place < len(asked)}
-    made = hybrid.run(asked, [greedy()] * len(asked), stops)
-    for place, (prompt, found) in enumerate(zip(asked, made, strict=True)):
+    requested = [(shared + one)[: LENGTH - 5] for one in requested]
+    stops = {place: count for place, count in cancel.items() if place < len(requested)}
+    built = hybrid.run(requested, [greedy()] * len(requested), stops)
+    for place, (prompt, found) in enumerate(zip(requested, built, strict=True)):
         assert found == trusted.greedy(prompt, 4)[: stops.get(place, 4)]
     assert hybrid.engine.scheduler.occupancy.live_tokens == 0
     assert not hybrid.client.has_news
@@ -123,7 +124,7 @@ def test_every_choice_of_a_request_comes_from_one_computed_prompt(toys: dict[str
         [output] = llm.generate([{"prompt_token_ids": prompt}], greedy(4, n=3, temperature=1, top_k=1))
         assert [step.live_rows for step in llm.records if step.handed] == [3]
     assert [o.token_ids for o in output.outputs] == [trusted.greedy(prompt, 4)] * 3
-    cost = output.timings.handover
+    cost = output.timings.kv_transfer
     assert cost is not None and cost.tokens == len(prompt) and cost.bytes == 4 * (5 * 8 + VOCAB)
     assert min(cost.queue_s, cost.prefill_s, cost.export_s, cost.wait_s, cost.import_s) >= 0 < cost.gb_per_s
 
@@ -169,8 +170,8 @@ def test_a_server_engine_waits_for_the_prefill_side_and_goes_on_decoding_meanwhi
                         break
                 return found
 
-            made = await asyncio.gather(*map(tokens_of, range(len(given))))
-            for place, found in enumerate(made):
+            built = await asyncio.gather(*map(tokens_of, range(len(given))))
+            for place, found in enumerate(built):
                 whole = trusted.greedy(given[place], 2 + place % 5)
                 assert found == (whole[: len(found)] if place % 7 == 3 else whole)
 
@@ -304,11 +305,11 @@ def test_logits_that_are_no_numbers_fail_their_request_alone(toys: dict[str, Toy
 def test_a_prompt_that_the_prefill_side_does_not_take_runs_where_it_is_decoded(
     toys: dict[str, Toy], trusted: ToyReference, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = Hybrid(toys["ragged"], toys["static"])
-    monkeypatch.setattr(made.worker, "longest_prompt", 4)
+    built = Hybrid(toys["ragged"], toys["static"])
+    monkeypatch.setattr(built.worker, "longest_prompt", 4)
     given = [[1, 2, 3], list(range(1, 10))]
-    assert made.run(given, [greedy()] * 2) == [trusted.greedy(one, 4) for one in given]
-    made.close()
+    assert built.run(given, [greedy()] * 2) == [trusted.greedy(one, 4) for one in given]
+    built.close()
 
 
 def test_bundles_of_two_models_are_refused_with_what_differs(toys: dict[str, Toy], tmp_path: Any) -> None:

@@ -57,10 +57,16 @@ def test_activations() -> None:
 
 
 def test_a_description_is_read_as_it_was_written_and_nothing_else_is() -> None:
-    made = PoolingDescription(
+    built = PoolingDescription(
         "embed", 7, (Pooling(("mean", "cls"), False), Dense("w", None, "tanh"), Normalize()), {"q": "find: "}, "q"
     )
-    assert PoolingDescription.parse(made.to_json(), "bundle") == made
-    for wrong in (b"{}", b"[]", b"x", made.to_json().replace(b'"mean"', b'"sum"'), made.to_json().replace(b"7", b"0")):
+    assert PoolingDescription.parse(built.to_json(), "bundle") == built
+    for wrong in (
+        b"{}",
+        b"[]",
+        b"x",
+        built.to_json().replace(b'"mean"', b'"sum"'),
+        built.to_json().replace(b"7", b"0"),
+    ):
         with pytest.raises(ArtifactError, match=r"bundle: pooling.json is not what llmc writes"):
             PoolingDescription.parse(wrong, "bundle")

@@ -34,9 +34,9 @@ MEMORY = 1 << 20
 
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
-    made = Toy.make(tmp_path_factory.mktemp("capturing"))
-    made.compile(device=f"fake:graphs={MEMORY}", verify="none")
-    return made
+    built = Toy.make(tmp_path_factory.mktemp("capturing"))
+    built.compile(device=f"fake:graphs={MEMORY}", verify="none")
+    return built
 
 
 def opened(toy: Toy, **options: Any) -> tuple[Executor, Capturing]:
@@ -78,11 +78,11 @@ def served(executor: Executor, prompt: list[int], count: int) -> list[int]:
     from llmc.runtime.engine.sampling.params import SamplingParams
 
     engine = open_engine(executor.bundle, executor, EngineOptions())
-    made: list[int] = []
+    built: list[int] = []
     engine.add(engine.prepare(Request("one", prompt, SamplingParams(temperature=0, max_tokens=count, ignore_eos=True))))
-    while len(made) < count:
-        made += [token for update in engine.step() for token in update.token_ids]
-    return made
+    while len(built) < count:
+        built += [token for update in engine.step() for token in update.token_ids]
+    return built
 
 
 # Memory
@@ -308,15 +308,15 @@ def test_on_a_device_that_captures_none_a_flag_is_refused_and_a_variable_is_not(
 
 def test_progress_counts_runs_captures_and_replays(toy: Toy) -> None:
     executor, capturing = opened(toy, graph_reserved_mem=0.01)
-    told: list[tuple[int, int]] = []
+    reported: list[tuple[int, int]] = []
     WarmUpOutcome(executor, Warming(executor, toy.plan), capturing).run(
-        lambda _, done, total: told.append((done, total))
+        lambda _, done, total: reported.append((done, total))
     )
     graphs = len(captured(capturing))
     assert 0 < graphs < len(toy.plan.buckets)
-    assert [done for done, _ in told] == list(range(1, len(told) + 1))
-    assert told[0][1] == 3 * len(toy.plan.buckets)
-    assert told[-1] == (2 * len(toy.plan.buckets) + graphs,) * 2
+    assert [done for done, _ in reported] == list(range(1, len(reported) + 1))
+    assert reported[0][1] == 3 * len(toy.plan.buckets)
+    assert reported[-1] == (2 * len(toy.plan.buckets) + graphs,) * 2
     assert {bucket.phase for bucket in captured(capturing)} <= set(PHASES)
 
 

@@ -106,11 +106,11 @@ def test_a_host_that_does_not_tell_its_free_memory_is_said_to_be_one(
 
 def test_every_bucket_runs_and_then_replays_with_nothing_compiled(bundle: Bundle, executor: Executor, ran: Ran) -> None:
     outcome = WarmUpOutcome(executor, Warming(executor, bundle.plan))
-    told: list[tuple[int, int]] = []
-    outcome.run(lambda _, done, total: told.append((done, total)))
+    reported: list[tuple[int, int]] = []
+    outcome.run(lambda _, done, total: reported.append((done, total)))
     order, count = warm_up_order(bundle.plan.buckets), len(bundle.plan.buckets)
     assert ran.buckets == order + order
-    assert told == [(i + 1, 2 * count) for i in range(2 * count)]
+    assert reported == [(i + 1, 2 * count) for i in range(2 * count)]
     assert (executor.compilations.count, outcome.failed, outcome.missing) == (0, {}, [])
     assert outcome.phase("prompt").warm == len(bundle.plan.prompt)
 
@@ -135,10 +135,10 @@ def test_a_bucket_that_raises_is_named_and_the_others_are_warmed(bundle: Bundle,
     assert {b: str(e) for b, e in outcome.failed.items()} == {broken: "out of registers"}
     assert ran.buckets.count(broken) == 1
     assert outcome.phase("decode").warm == len(bundle.plan.decode) - 1
-    [told] = [one for one in outcome.to_dict()["buckets"] if one["error"]]
-    assert told == {
-        "phase": "decode", "bucket": [broken.batch, 1, broken.context], "first_s": told["first_s"], "replay_s": None,
-        "error": "RuntimeError: out of registers",
+    [reported] = [one for one in outcome.to_dict()["buckets"] if one["error"]]
+    assert reported == {
+        "phase": "decode", "bucket": [broken.batch, 1, broken.context], "first_s": reported["first_s"],
+        "replay_s": None, "error": "RuntimeError: out of registers",
     }  # fmt: skip
 
 

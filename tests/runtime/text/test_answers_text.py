@@ -59,9 +59,9 @@ def test_streamed_at_once_and_echoed_texts_are_the_reference_tokenizer_s(bundle:
             streamed[index] += update.text
     wanted = []
     for output in outputs:
-        asked = list(output.prompt_token_ids)
-        before = tokenizer.decode(asked)
-        whole = tokenizer.decode([*asked, *output.outputs[0].token_ids])
+        requested = list(output.prompt_token_ids)
+        before = tokenizer.decode(requested)
+        whole = tokenizer.decode([*requested, *output.outputs[0].token_ids])
         assert whole.startswith(before)
         wanted.append(whole[len(before) :])
     assert [o.outputs[0].text for o in outputs] == streamed == wanted

@@ -49,21 +49,21 @@ def test_it_says_what_the_tokenizer_says(most: int | None, shortened: bool) -> N
     texts = ["abc " * 5000, "", "z"]
     how = {"most": most, "add_special_tokens": False, "shortened": shortened}
 
-    async def asked() -> object:
+    async def requested() -> object:
         async with encoder() as opened:
             return await opened.encode_each(texts, **how)
 
     here = Tokenizer(_file())
-    assert asyncio.run(asked()) == [here.encode_last(text, **how) for text in texts]
+    assert asyncio.run(requested()) == [here.encode_last(text, **how) for text in texts]
 
 
 def test_text_that_is_not_unicode_is_refused_in_the_tokenizers_words() -> None:
-    async def asked() -> None:
+    async def requested() -> None:
         async with encoder() as opened:
             await opened.encode_each(["a\ud800"], **HOW)
 
     with pytest.raises(InputError, match="lone surrogate at character 1"):
-        asyncio.run(asked())
+        asyncio.run(requested())
 
 
 @pytest.mark.parametrize(
@@ -74,20 +74,20 @@ def test_text_that_is_not_unicode_is_refused_in_the_tokenizers_words() -> None:
 def test_beyond_a_limit_it_is_an_error_that_names_it_and_the_next_text_is_tokenised(
     limits: ChildLimits, words: str
 ) -> None:
-    async def asked() -> None:
+    async def requested() -> None:
         async with encoder(limits=limits) as opened:
             with pytest.raises(InputError, match=f"cannot be tokenised: it takes more than {words}; send a shorter"):
                 await opened.encode_each(["abc " * 1_000_000], **HOW)
             ((ids, count),) = await opened.encode_each(["abc"], **HOW)
             assert len(ids) == count == 3
 
-    asyncio.run(asked())
+    asyncio.run(requested())
 
 
 def test_when_nobody_asks_any_more_its_processes_end_and_the_next_text_starts_them_again() -> None:
     before = processes()
 
-    async def asked() -> None:
+    async def requested() -> None:
         async with encoder(idle_s=0.1) as opened:
             for _ in range(2):
                 both = await asyncio.gather(*(opened.encode_each([text], **HOW) for text in ("ab", "cde")))
@@ -95,7 +95,7 @@ def test_when_nobody_asks_any_more_its_processes_end_and_the_next_text_starts_th
                 assert processes() != before
                 await asyncio.to_thread(until, lambda: processes() == before)
 
-    asyncio.run(asked())
+    asyncio.run(requested())
 
 
 def test_it_starts_beside_the_event_loop_and_once() -> None:
@@ -106,19 +106,19 @@ def test_it_starts_beside_the_event_loop_and_once() -> None:
         threads.append(threading.current_thread().name)
         return _file()
 
-    async def asked() -> None:
+    async def requested() -> None:
         async with encoder(read) as opened:
             gone = asyncio.ensure_future(opened.encode_each(["a"], **HOW))
             await asyncio.sleep(0)
             gone.cancel()
             await asyncio.gather(*(opened.encode_each([text], **HOW) for text in ("ab", "cde")))
 
-    asyncio.run(asked())
+    asyncio.run(requested())
     assert len(threads) == 1 and threads != [threading.main_thread().name]
 
 
 def test_who_leaves_takes_the_child_along() -> None:
-    async def asked() -> None:
+    async def requested() -> None:
         async with encoder() as opened:
             await opened.encode_each(["a"], **HOW)
             spent = cpu_seconds()
@@ -131,4 +131,4 @@ def test_who_leaves_takes_the_child_along() -> None:
             await asyncio.to_thread(until, lambda: len(set(processes()) & busy) < len(busy))
             assert (await opened.encode_each(["abc"], **HOW))[0][1] == 3
 
-    asyncio.run(asked())
+    asyncio.run(requested())

@@ -19,21 +19,21 @@ BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
 
 def byte_level(**changes) -> Tokenizer:
     names = [*BYTES, "Ġa", "ab", "abab"]
-    made = Tokenizer(BPE({name: i for i, name in enumerate(names)}, [("a", "b"), ("ab", "ab"), ("Ġ", "a")]))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
+    built = Tokenizer(BPE({name: i for i, name in enumerate(names)}, [("a", "b"), ("ab", "ab"), ("Ġ", "a")]))
+    built.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    built.decoder = decoders.ByteLevel()
     for name, value in changes.items():
-        setattr(made, name, value)
-    return made
+        setattr(built, name, value)
+    return built
 
 
 def sentence_piece(**model) -> Tokenizer:
     names = ["<unk>", "▁", "a", "▁a", "é", *(f"<0x{byte:02X}>" for byte in range(256))]
     vocabulary = {name: i for i, name in enumerate(names)}
     options = {"unk_token": "<unk>", "byte_fallback": True, "fuse_unk": True, **model}
-    made = Tokenizer(BPE(vocabulary, [("▁", "a")], **options))
-    made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    return made
+    built = Tokenizer(BPE(vocabulary, [("▁", "a")], **options))
+    built.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    return built
 
 
 def digits_first() -> Tokenizer:
@@ -55,26 +55,26 @@ def test_it_is_the_longest_tokens_length(name):
 @examples(60, derandomize=True)
 @given(st.text(st.sampled_from("ab 1é日\u0301\u212a😀"), max_size=60))
 def test_no_text_has_fewer_tokens_than_it_says(name, text):
-    made = KNOWN[name][0]()
-    least = token_width(made).least_tokens(text)
-    assert least <= len(made.encode(text, add_special_tokens=False).ids)
+    built = KNOWN[name][0]()
+    least = token_width(built).least_tokens(text)
+    assert least <= len(built.encode(text, add_special_tokens=False).ids)
     assert least >= len(text.encode()) / KNOWN[name][1]
 
 
 def unspelt(**options) -> Tokenizer:
     """A vocabulary without "!", as some lack bytes that they were never trained on."""
-    made = Tokenizer(BPE({name: i for i, name in enumerate([*BYTES[1:], "ab"])}, [("a", "b")], **options))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    return made
+    built = Tokenizer(BPE({name: i for i, name in enumerate([*BYTES[1:], "ab"])}, [("a", "b")], **options))
+    built.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    return built
 
 
 @examples(60, derandomize=True)
 @given(st.text(st.sampled_from("ab!"), max_size=60))
 def test_bytes_that_no_token_has_count_for_nothing(text):
     assert BYTES[0] == "!"
-    made = unspelt()
-    assert token_width(made) == TokenWidth(2, b"!")
-    assert token_width(made).least_tokens(text) <= len(made.encode(text).ids)
+    built = unspelt()
+    assert token_width(built) == TokenWidth(2, b"!")
+    assert token_width(built).least_tokens(text) <= len(built.encode(text).ids)
 
 
 def test_bytes_of_no_token_are_counted_in_one_pass_however_many_there_are():
@@ -86,15 +86,15 @@ def test_bytes_of_no_token_are_counted_in_one_pass_however_many_there_are():
 
 
 def test_an_added_token_counts_with_its_own_length():
-    made = byte_level()
-    made.add_special_tokens(["<|a long end|>"])
-    assert token_width(made) == TokenWidth(14)
+    built = byte_level()
+    built.add_special_tokens(["<|a long end|>"])
+    assert token_width(built) == TokenWidth(14)
 
 
 def stripping() -> Tokenizer:
-    made = byte_level()
-    made.add_tokens([AddedToken("<mask>", lstrip=True)])
-    return made
+    built = byte_level()
+    built.add_tokens([AddedToken("<mask>", lstrip=True)])
+    return built
 
 
 UNKNOWN = {

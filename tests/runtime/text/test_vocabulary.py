@@ -141,8 +141,8 @@ def test_a_first_answer_needs_no_more_than_cuts(kind: str) -> None:
     assert ids == expected.encode("then <|end|> the 日本 théâtre")
     assert (tokenizer.is_byte_level, tokenizer.special_ids) == (True, expected.special_ids)
     streams = [StreamDetokenizer(one) for one in (tokenizer, expected)]
-    told = ["".join([*(s.feed(i) for i in [*ids, 5, 0, 599, 10**6]), s.flush()]) for s in streams]
-    assert told[0] == told[1]
+    reported = ["".join([*(s.feed(i) for i in [*ids, 5, 0, 599, 10**6]), s.flush()]) for s in streams]
+    assert reported[0] == reported[1]
     assert [tokenizer.id_to_token(i) for i in range(700)] == [expected.id_to_token(i) for i in range(700)]
     assert reader.reads == 0
 

@@ -34,8 +34,8 @@ def byte_fallback(size: int) -> Backend:
     plain.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always", split=True)
     trainer: Any = trainers.BpeTrainer(vocab_size=size - 256, special_tokens=["<unk>", "<s>", END], show_progress=False)
     plain.train_from_iterator(LINES[:5], trainer)
-    made = json.loads(plain.to_str())
-    model = made["model"]
+    built = json.loads(plain.to_str())
+    model = built["model"]
     pieces = [*sorted(model["vocab"], key=model["vocab"].__getitem__), *(f"<0x{byte:02X}>" for byte in range(256))]
     merges = [tuple(pair) for pair in model["merges"]]
     vocabulary = {piece: index for index, piece in enumerate(pieces)}

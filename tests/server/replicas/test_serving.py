@@ -103,7 +103,7 @@ class Replicas(Process):
                 return answer.read().decode().partition("\r\n\r\n")[2]
 
     @contextmanager
-    def asked(self, requests: int) -> Iterator[list[Future[tuple[int, Any]]]]:
+    def requested(self, requests: int) -> Iterator[list[Future[tuple[int, Any]]]]:
         """So many requests at once, each on a connection of its own; all run, slowly until `slow` is removed."""
         self.slow.touch()
         with ThreadPoolExecutor(requests) as pool:
@@ -119,7 +119,7 @@ def test_a_burst_is_spread_and_a_signal_lets_all_of_it_end(bundle: Path, tmp_pat
         left = psutil.Process(server.child.pid).children(recursive=True)
         cpus = [set(one.cpu_affinity()) for one in server.processes]
         assert sorted(map(sorted, cpus)) == sorted(map(sorted, shares(2)))
-        with server.asked(8) as calls:
+        with server.requested(8) as calls:
             assert server.running == [4, 4]
             server.signal()
             draining = server.wait("draining")
@@ -144,7 +144,7 @@ def test_metrics_add_up_and_tell_who_answered(bundle: Path, tmp_path: Path) -> N
 def test_a_killed_replica_takes_its_own_requests_alone_and_returns(bundle: Path, tmp_path: Path) -> None:
     with Replicas(tmp_path, bundle).ready() as server:
         before = {one.pid for one in server.processes}
-        with server.asked(6) as calls:
+        with server.requested(6) as calls:
             victim = server.processes[0]
             victim.kill()
             lost = server.wait("replicalost")
@@ -188,8 +188,8 @@ def test_a_hangup_swaps_in_each(bundle: Path, tmp_path: Path) -> None:
     link.symlink_to(bundle)
     with Replicas(tmp_path, link).ready() as server:
         server.signal(signal.SIGHUP)
-        told = [server.wait("swapped") for _ in range(2)]
-        assert {(one["digest"], one["changed"]) for one in told} == {(Bundle.open(bundle).manifest.digest, False)}
+        reported = [server.wait("swapped") for _ in range(2)]
+        assert {(one["digest"], one["changed"]) for one in reported} == {(Bundle.open(bundle).manifest.digest, False)}
         link.unlink()
         server.signal(signal.SIGHUP)
         assert {server.wait("swaprefused")["code"] for _ in range(2)} == {"broken_bundle"}
@@ -210,7 +210,7 @@ def test_replicas_end_with_their_supervisor(bundle: Path, tmp_path: Path) -> Non
 
 @full
 def test_a_second_signal_does_not_wait(bundle: Path, tmp_path: Path) -> None:
-    with Replicas(tmp_path, bundle).ready() as server, server.asked(4) as calls:
+    with Replicas(tmp_path, bundle).ready() as server, server.requested(4) as calls:
         server.signal(signal.SIGINT)
         assert server.wait("draining")["signal"] == "SIGINT"
         server.signal(signal.SIGINT)

@@ -8,29 +8,29 @@ import pytest
 
 from llmc.errors import ArtifactError
 from llmc.server.events import Event, Listening, Ready, ReplicaBack, ReplicaLost, SwapRefused
-from llmc.server.replicas.process import ENDED, ReplicaFailure, failure_of, line_of, told_by
+from llmc.server.replicas.process import ENDED, ReplicaFailure, failure_of, line_of, reported_by
 from llmc.server.state import Progress
 
 
-@pytest.mark.parametrize("told", [
+@pytest.mark.parametrize("reported", [
     Ready("toy", "fake", 0.5, 2, 0), SwapRefused("a line\nand another", "broken_bundle"),
     ReplicaFailure("it is empty", 5),
 ])  # fmt: skip
-def test_there_and_back_in_a_line(told: Event | ReplicaFailure) -> None:
-    line = line_of(told)
+def test_there_and_back_in_a_line(reported: Event | ReplicaFailure) -> None:
+    line = line_of(reported)
     assert line.count(b"\n") == 1 and line.endswith(b"\n")
-    assert told_by(line[:-1]) == told
+    assert reported_by(line[:-1]) == reported
 
 
 def test_a_connection_that_ended() -> None:
-    assert told_by(ENDED[:-1]) is None
+    assert reported_by(ENDED[:-1]) is None
 
 
 def test_each_event_of_a_server_is_told_or_is_the_supervisors_own() -> None:
     own = {Progress, Listening, ReplicaLost, ReplicaBack}
     for kind in set(get_args(Event)) - own:
         nothing = kind(*[""] * (kind.__init__.__code__.co_argcount - 1))
-        assert isinstance(told_by(line_of(nothing)[:-1]), kind)
+        assert isinstance(reported_by(line_of(nothing)[:-1]), kind)
     assert line_of(Progress("compile")) == b""
 
 

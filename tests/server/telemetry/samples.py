@@ -61,15 +61,15 @@ def engine(bundle: Bundle, observer: Observer) -> LLMEngine:
     return LLMEngine(core, bundle.tokenizer, observer=observer)
 
 
-def run(made: LLMEngine, prompts: Sequence[str], cancelled: Sequence[str] = (), max_tokens: int = 6) -> None:
+def run(built: LLMEngine, prompts: Sequence[str], cancelled: Sequence[str] = (), max_tokens: int = 6) -> None:
     """Run prompts to their ends; those whose request ids ("0", "1", …) are in `cancelled` are cut after two steps."""
     for number, prompt in enumerate(prompts):
-        ids = made.tokenizer.encode(prompt) if made.tokenizer else []
+        ids = built.tokenizer.encode(prompt) if built.tokenizer else []
         params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
-        made.add(made.prepare(Request(str(number), ids, params)))
+        built.add(built.prepare(Request(str(number), ids, params)))
     for _ in range(2):
-        made.step()
+        built.step()
     for request_id in cancelled:
-        made.cancel(request_id)
-    while made.has_work:
-        made.step()
+        built.cancel(request_id)
+    while built.has_work:
+        built.step()

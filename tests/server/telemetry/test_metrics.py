@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from llmc import __version__
 from llmc.buckets.traffic.reader import Trace
-from llmc.runtime.engine.handover import HandOver
+from llmc.runtime.engine.kv_transfer import KVTransfer
 from llmc.runtime.engine.observer import HANDED_OVER, EngineStats, Observers
 from llmc.server.telemetry.metrics import Histogram, Metrics
 from llmc.testing.toy import toy_plan
@@ -279,9 +279,9 @@ def test_scrapes_beside_the_engine_see_whole_steps() -> None:
 def test_counts_of_a_real_run(tmp_path) -> None:
     kept, metrics = Kept(), Metrics()
     bundle = toy_bundle(tmp_path)
-    made = engine(bundle, Observers([kept, metrics]))
-    metrics.bind("toy", lambda: made.stats, plan=bundle.plan)
-    run(made, ["one", "another one", "a third, longer one", "four", "and five"], cancelled=["3"])
+    built = engine(bundle, Observers([kept, metrics]))
+    metrics.bind("toy", lambda: built.stats, plan=bundle.plan)
+    run(built, ["one", "another one", "a third, longer one", "four", "and five"], cancelled=["3"])
     found = samples(metrics)
     assert len(kept.summaries) == 5
     assert found[("llmc:generation_tokens_total",)] == sum(s.output_tokens for s in kept.summaries)
@@ -316,7 +316,7 @@ def test_traffic_is_read_from_what_a_server_exports(tmp_path: Path) -> None:
 
 def test_prompts_of_another_device_are_counted_by_what_moving_them_cost() -> None:
     metrics = Metrics("m")
-    metrics.handed_over(HandOver(7, 0, 1000, 0.1, 0.5, 0.001, 0.002, 0.25, 0.003))
+    metrics.handed_over(KVTransfer(7, 0, 1000, 0.1, 0.5, 0.001, 0.002, 0.25, 0.003))
     metrics.stepped(replace(step(), executable=HANDED_OVER))
     found = samples(metrics)
     assert found["llmc:kv_transfer_prompts_total",] == 1 and found["llmc:kv_transfer_bytes_total",] == 1000

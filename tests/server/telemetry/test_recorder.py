@@ -29,8 +29,8 @@ def lengths(path: Path) -> list[tuple[int, int, int]]:
 def test_requests_of_a_real_run_read_back_exactly(tmp_path: Path) -> None:
     file = tmp_path / "traffic.jsonl"
     kept, recorder = Kept(), TrafficRecorder(file)
-    made = engine(toy_bundle(tmp_path), Observers([kept, recorder]))
-    run(made, ["secretword", "secretword again", "x", "another secretword"], cancelled=["2"])
+    built = engine(toy_bundle(tmp_path), Observers([kept, recorder]))
+    run(built, ["secretword", "secretword again", "x", "another secretword"], cancelled=["2"])
     recorder.close()
     recorded = [json.loads(line) for line in file.read_text().splitlines()]
     assert [(r["prompt_tokens"], r["output_tokens"], r.get("cached_tokens", 0)) for r in recorded] == [

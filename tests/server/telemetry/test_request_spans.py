@@ -72,11 +72,11 @@ class Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
-    with Receiver() as made:
-        thread = threading.Thread(target=made.serve_forever)
+    with Receiver() as built:
+        thread = threading.Thread(target=built.serve_forever)
         thread.start()
-        yield made
-        made.shutdown()
+        yield built
+        built.shutdown()
         thread.join()
 
 
@@ -154,8 +154,8 @@ def test_the_services_name_is_the_environments(receiver: Receiver, monkeypatch: 
 
 def test_every_request_of_a_real_run_is_a_span(receiver: Receiver, tmp_path: Path) -> None:
     kept, spans = Kept(), RequestSpans(receiver.url)
-    made = samples.engine(samples.toy_bundle(tmp_path), Observers([kept, spans]))
-    samples.run(made, ["one", "another", "a third, longer one", "four", "and five"], cancelled=["4"])
+    built = samples.engine(samples.toy_bundle(tmp_path), Observers([kept, spans]))
+    samples.run(built, ["one", "another", "a third, longer one", "four", "and five"], cancelled=["4"])
     spans.close()
     found = {attributes(one)["gen_ai.request.id"]: one for one in receiver.named("llm_request")}
     assert set(found) == {one.request_id for one in kept.summaries} == {"0", "1", "2", "3", "4"}

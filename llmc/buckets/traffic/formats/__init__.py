@@ -34,8 +34,8 @@ FALLBACKS = {".csv": "csv", ".jsonl": "jsonl", ".json": "jsonl", ".ndjson": "jso
 
 def create(name: str) -> Format:
     """A format by name. Raises UnknownNameError, listing the known names."""
-    made: Format = FORMATS.get(name)()
-    return made
+    built: Format = FORMATS.get(name)()
+    return built
 
 
 def recognise(file: TraceFile) -> Format:

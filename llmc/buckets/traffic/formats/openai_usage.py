@@ -41,17 +41,17 @@ class OpenAIUsage(RequestFormat):
 
 
 def _found(place: Place, lines: Iterator[str]) -> Iterator[Found]:
-    read = told = 0
-    place.notes = lambda: [f"{read - told} lines without usage were left out"] if told < read else []
+    read = reported = 0
+    place.notes = lambda: [f"{read - reported} lines without usage were left out"] if reported < read else []
     for record in objects(place, lines):
         read += 1
         found = _usage(record)
         if found is None:
             continue
-        told += 1
+        reported += 1
         usage, around = found
         yield (_time(around, place), *_lengths(usage, place))
-    if not told:
+    if not reported:
         raise InputError(
             f"{place.path}: none of {read} objects has usage with prompt_tokens and completion_tokens; log the "
             'usage of answers, for streams with stream_options {"include_usage": true}'

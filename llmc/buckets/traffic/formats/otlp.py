@@ -52,7 +52,7 @@ class OtlpSpans(RequestFormat):
 
 def _found(place: Place, lines: Iterator[str]) -> Iterator[Found]:
     family: OrderedDict[tuple[str, str], None] = OrderedDict()
-    spans = told = repeated = 0
+    spans = reported = repeated = 0
     place.notes = lambda: [f"{repeated} spans that repeat the usage of their calls were left out"] if repeated else []
     for batch in objects(place, lines):
         for span in _spans(batch):
@@ -61,7 +61,7 @@ def _found(place: Place, lines: Iterator[str]) -> Iterator[Found]:
             names = [next((name for name in among if name in known), None) for among in (PROMPT, OUTPUT, CACHED)]
             if names[0] is None:
                 continue
-            told += 1
+            reported += 1
             own, parent = (str(span.get("traceId")), str(span.get("spanId"))), span.get("parentSpanId")
             above = (own[0], str(parent)) if parent else None
             if known.get(OPERATION) in AGENT_OPERATIONS or own in family or above in family:
@@ -74,7 +74,7 @@ def _found(place: Place, lines: Iterator[str]) -> Iterator[Found]:
                 family.popitem(last=False)
             prompt, output, cached = (tokens(known[name], place, name) if name else 0 for name in names)
             yield _start(span, place), prompt, output, cached
-    if not told:
+    if not reported:
         raise InputError(
             f"{place.path}: none of {spans} spans has {PROMPT[0]}; export the spans of the model's calls, and let "
             "their instrumentation record usage (vLLM: --otlp-traces-endpoint)"

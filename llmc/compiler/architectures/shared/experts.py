@@ -190,7 +190,7 @@ class ExpertsSize(ModelSize):
         biases = 2 * self.width + self.hidden if self.biased else 0
         inner = sparse * experts * (self.hidden * 3 * self.width + biases)
         layers = Weights(self.layers * self.attention_weights + mlps)
-        return [layers, Weights(inner, experts=True), self.outer]
+        return [layers, Weights(inner, experts=True), self.embed_lm_head]
 
     @property
     def weights(self) -> list[Weights]:

@@ -15,7 +15,7 @@ HEADS: Mapping[str, tuple[str, ...]] = {
     ),
 }  # fmt: skip
 """Names of the families' heads → those of the embeddings that they may be tied to: a tied head is not stored."""
-OUTER = frozenset({*HEADS, *(embedding for embeddings in HEADS.values() for embedding in embeddings)})
+EMBED_LM_HEAD = frozenset({*HEADS, *(embedding for embeddings in HEADS.values() for embedding in embeddings)})
 """Embeddings and heads."""
 
 

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 class Weights:
     """`count` weights that are held alike.
 
-    `stored`: the form of the blocks that the checkpoint has them in, or None. `outer`: of the embedding or head.
-    `experts`: of experts, which few targets quantise.
+    `stored`: the form of the blocks that the checkpoint has them in, or None. `embed_lm_head`: of the embedding or
+    lm_head.    `experts`: of experts, which few targets quantise.
     """
 
     count: int
     stored: BlockForm | None = None
-    outer: bool = False
+    embed_lm_head: bool = False
     experts: bool = False
 
 
@@ -86,12 +86,12 @@ class ModelSize:
         """The same, inner and outer ones apart."""
         attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
         mlp = self.mlp_matrices * self.hidden * self.intermediate
-        return [Weights(self.layers * (attention + mlp) + self.positions * self.hidden), self.outer]
+        return [Weights(self.layers * (attention + mlp) + self.positions * self.hidden), self.embed_lm_head]
 
     @property
-    def outer(self) -> Weights:
+    def embed_lm_head(self) -> Weights:
         """Of the embedding, and of the head where it is not tied."""
-        return Weights((1 if self.tied else 2) * self.vocabulary * self.hidden, outer=True)
+        return Weights((1 if self.tied else 2) * self.vocabulary * self.hidden, embed_lm_head=True)
 
     @property
     def cache_values(self) -> int:
@@ -146,7 +146,7 @@ class CountedSize(ModelSize):
         return cls(**vars(ModelSize.of(config, source)), **counts)
 
     def _weights(self, experts: int) -> list[Weights]:
-        return [Weights(self.inner), *([Weights(experts, experts=True)] if experts else []), self.outer]
+        return [Weights(self.inner), *([Weights(experts, experts=True)] if experts else []), self.embed_lm_head]
 
     @property
     def weights(self) -> list[Weights]:

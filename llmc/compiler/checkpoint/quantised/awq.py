@@ -29,7 +29,7 @@ from llmc.compiler.checkpoint.quantised.base import (
     stated_group,
     stated_number,
 )
-from llmc.compiler.checkpoint.quantised.groups import WORD, Codes, GroupedTensor, unpack
+from llmc.compiler.checkpoint.quantised.groups import WORD, GroupedTensor, QuantizedArray, unpack
 
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """Which of eight neighbours each code of a word is."""
@@ -57,21 +57,21 @@ def read(stated: Mapping[str, Any], stored: StoredTensors) -> Reading:
 class _Matrix(GroupedTensor):
     def __init__(self, stored: StoredTensors, module: str, stated: Mapping[str, Any]) -> None:
         stated_number(stated, "bits", stored, (_BITS,))
-        self.parts = self._codes, self._zeros_at, self._scales_at = (
+        self.parts = self._quantized, self._zeros_at, self._scales_at = (
             f"{module}.qweight", f"{module}.qzeros", f"{module}.scales",
         )  # fmt: skip
-        stored.require(self._codes, self._codes, ("I32",))
-        packed = stored.matrix(self._codes)
+        stored.require(self._quantized, self._quantized, ("I32",))
+        packed = stored.matrix(self._quantized)
         width, rows = packed[0], packed[1] * WORD // _BITS
-        groups = width // stated_group(stated.get("group_size"), stored, width, self._codes)
-        stored.require(self._codes, self._scales_at, tuple(DTYPES), (groups, rows))
-        stored.require(self._codes, self._zeros_at, ("I32",), (groups, packed[1]))
+        groups = width // stated_group(stated.get("group_size"), stored, width, self._quantized)
+        stored.require(self._quantized, self._scales_at, tuple(DTYPES), (groups, rows))
+        stored.require(self._quantized, self._zeros_at, ("I32",), (groups, packed[1]))
         scales = stored.scales_of(self._scales_at)
         super().__init__(stored, f"{module}.weight", "awq", (rows, width), _BITS, groups, scales)
 
-    def read_codes(self) -> Codes:
+    def read_quantized(self) -> QuantizedArray:
         """From words along N, turned."""
-        return np.ascontiguousarray(self._in_order(self._codes).T)
+        return np.ascontiguousarray(self._in_order(self._quantized).T)
 
     def read_scales(self) -> FloatArray:
         """Turned."""
@@ -81,9 +81,11 @@ class _Matrix(GroupedTensor):
         """From words along N, turned."""
         return self._in_order(self._zeros_at).T
 
-    def _in_order(self, name: str) -> Codes:
+    def _in_order(self, name: str) -> QuantizedArray:
         """Codes [.., N] of words [.., N/8]."""
-        codes = unpack(self.stored.codes(name), _BITS, self.shape[0]).reshape(-1, self.shape[0] // len(ORDER), 8)
-        made = np.empty_like(codes)
-        made[..., list(ORDER)] = codes
-        return made.reshape(len(codes), -1)
+        quantized = unpack(self.stored.quantized(name), _BITS, self.shape[0]).reshape(
+            -1, self.shape[0] // len(ORDER), 8
+        )
+        built = np.empty_like(quantized)
+        built[..., list(ORDER)] = quantized
+        return built.reshape(len(quantized), -1)

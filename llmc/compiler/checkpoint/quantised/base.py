@@ -62,9 +62,9 @@ class StoredTensors:
             raise self.error(f"tensor {name} is {list(shape)}, which no matrix is stored in: fetch it again")
         return shape[0], shape[1]
 
-    def codes(self, name: str) -> npt.NDArray[Any]:
+    def quantized(self, name: str) -> npt.NDArray[Any]:
         """Integers as they are, and the bytes of 8-bit floats: a read-only view of the file."""
-        return self._owner[name].codes(name)
+        return self._owner[name].quantized(name)
 
     def floats(self, name: str) -> FloatArray:
         """Finite float32 values."""

@@ -39,7 +39,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llmc.compiler.architectures.shared.block_form import BlockForm
-from llmc.compiler.architectures.shared.names import HEADS, OUTER
+from llmc.compiler.architectures.shared.names import EMBED_LM_HEAD, HEADS
 from llmc.compiler.checkpoint.base import FloatArray
 from llmc.compiler.checkpoint.quantised.base import (
     ACTIVATIONS,
@@ -50,7 +50,7 @@ from llmc.compiler.checkpoint.quantised.base import (
     stated_group,
     stated_number,
 )
-from llmc.compiler.checkpoint.quantised.groups import Codes, GroupedTensor, Order, order_in, unpack, words_of
+from llmc.compiler.checkpoint.quantised.groups import GroupedTensor, Order, QuantizedArray, order_in, unpack, words_of
 from llmc.compiler.checkpoint.quantised.small_floats import (
     E2M1_CODES,
     E4M3,
@@ -104,8 +104,8 @@ class Schemes:
                 raise stored.error(f"quantization_config: group {name!r:.60} has no weights or targets: fetch it again")
             self._require_patterns(targets)
             layout = str(group.get("format") or stated.get("format"))
-            made = Scheme(layout, weights, bool(group.get("input_activations") or group.get("output_activations")))
-            self._by_target |= dict.fromkeys(targets, made)
+            built = Scheme(layout, weights, bool(group.get("input_activations") or group.get("output_activations")))
+            self._by_target |= dict.fromkeys(targets, built)
         self.activations = any(scheme.activations for scheme in self._by_target.values())
         self.activations |= bool(stated.get("kv_cache_scheme"))
 
@@ -133,7 +133,7 @@ class Schemes:
             raise self._stored.error(f"{module} is stored in codes, and quantization_config says to ignore it")
         target = _first(module, self._by_target)
         if target is None:
-            wanted = _EMBEDDING if f"{module}.weight" in OUTER - HEADS.keys() else "Linear"
+            wanted = _EMBEDDING if f"{module}.weight" in EMBED_LM_HEAD - HEADS.keys() else "Linear"
             target = wanted if wanted in self._by_target else None
         if target is None:
             raise self._stored.error(f"{module} is stored in codes, and no group of quantization_config is for it")
@@ -183,10 +183,10 @@ class _Integers(GroupedTensor):
     """Whole numbers: scales, zero points and the order of inputs are as this layout has them; subclasses have codes."""
 
     def __init__(
-        self, stored: StoredTensors, module: str, scheme: Scheme, codes: str, shape: tuple[int, int], bits: int
+        self, stored: StoredTensors, module: str, scheme: Scheme, quantized: str, shape: tuple[int, int], bits: int
     ) -> None:
-        self._codes, self._scales_at, self._zeros_at, self._order_at = (
-            codes,
+        self._quantized, self._scales_at, self._zeros_at, self._order_at = (
+            quantized,
             *(f"{module}.weight_{part}" for part in ("scale", "zero_point", "g_idx")),
         )
         rows, width = shape
@@ -194,15 +194,15 @@ class _Integers(GroupedTensor):
         if strategy not in ("tensor", "channel", "group"):
             raise stored.error(f"quantization_config: whole numbers by {strategy!r:.60} are not read: fetch it again")
         size = scheme.weights.get("group_size") if strategy == "group" else -1
-        groups = width // stated_group(size, stored, width, codes)
+        groups = width // stated_group(size, stored, width, quantized)
         shapes = ((1,), (), (1, 1)) if strategy == "tensor" else ((rows, groups), *(((rows,),) if groups == 1 else ()))
-        stored.require(codes, self._scales_at, tuple(DTYPES), *shapes)
+        stored.require(quantized, self._scales_at, tuple(DTYPES), *shapes)
         if self._zeros_at in stored or scheme.weights.get("symmetric") is False:
-            stored.require(codes, self._zeros_at, ("I8", "I32"), (words_of(rows, bits), groups), *shapes)
+            stored.require(quantized, self._zeros_at, ("I8", "I32"), (words_of(rows, bits), groups), *shapes)
         if self._order_at in stored or scheme.weights.get("actorder") in ("group", True):
-            stored.require(codes, self._order_at, ("I32", "I64"), (width,))
+            stored.require(quantized, self._order_at, ("I32", "I64"), (width,))
         beside = (self._scales_at, self._zeros_at, self._order_at, f"{module}.weight_shape")
-        self.parts = (codes, *(name for name in beside if name in stored))
+        self.parts = (quantized, *(name for name in beside if name in stored))
         super().__init__(stored, f"{module}.weight", KIND, shape, bits, groups, stored.scales_of(self._scales_at))
 
     def read_scales(self) -> FloatArray:
@@ -214,7 +214,7 @@ class _Integers(GroupedTensor):
         middle = 1 << (self.bits - 1)
         if self._zeros_at not in self.stored:
             return middle
-        zeros = self.stored.codes(self._zeros_at)
+        zeros = self.stored.quantized(self._zeros_at)
         if self.stored.dtype(self._zeros_at) == "I32":
             return unpack(zeros.T, self.bits, self.shape[0]).T
         return np.broadcast_to(self._each(zeros).astype(np.int32) + middle, (self.shape[0], self.groups))
@@ -230,55 +230,57 @@ class _Integers(GroupedTensor):
 class _Packed(_Integers):
     def __init__(self, stored: StoredTensors, module: str, scheme: Scheme) -> None:
         bits = stated_number(scheme.weights, "num_bits", stored, tuple(range(1, 9)))
-        codes, shape_at = f"{module}{_PACKED}", f"{module}.weight_shape"
-        stored.require(codes, codes, ("I32",))
-        stored.require(codes, shape_at, ("I64", "I32"), (2,))
-        rows, width = (int(size) for size in stored.codes(shape_at))
+        quantized, shape_at = f"{module}{_PACKED}", f"{module}.weight_shape"
+        stored.require(quantized, quantized, ("I32",))
+        stored.require(quantized, shape_at, ("I64", "I32"), (2,))
+        rows, width = (int(size) for size in stored.quantized(shape_at))
         if rows < 1 or width < 1:
             raise stored.error(f"{shape_at} says {[rows, width]}, which no matrix is: fetch the checkpoint again")
-        stored.require(codes, codes, ("I32",), (rows, words_of(width, bits)))
-        super().__init__(stored, module, scheme, codes, (rows, width), bits)
+        stored.require(quantized, quantized, ("I32",), (rows, words_of(width, bits)))
+        super().__init__(stored, module, scheme, quantized, (rows, width), bits)
 
-    def read_codes(self) -> Codes:
+    def read_quantized(self) -> QuantizedArray:
         """From words along K."""
-        return unpack(self.stored.codes(self._codes), self.bits, self.shape[1])
+        return unpack(self.stored.quantized(self._quantized), self.bits, self.shape[1])
 
 
 class _Bytes(_Integers):
     def __init__(self, stored: StoredTensors, module: str, scheme: Scheme) -> None:
-        codes = f"{module}.weight"
-        stored.require(codes, codes, ("I8",))
-        shape = stored.shape(codes)
+        quantized = f"{module}.weight"
+        stored.require(quantized, quantized, ("I8",))
+        shape = stored.shape(quantized)
         if len(shape) != 2 or 0 in shape:
-            raise stored.error(f"tensor {codes} is {list(shape)}, not a matrix, and is stored in codes: fetch it again")
-        super().__init__(stored, module, scheme, codes, (shape[0], shape[1]), 8)
+            raise stored.error(
+                f"tensor {quantized} is {list(shape)}, not a matrix, and is stored in codes: fetch it again"
+            )
+        super().__init__(stored, module, scheme, quantized, (shape[0], shape[1]), 8)
 
-    def read_codes(self) -> Codes:
+    def read_quantized(self) -> QuantizedArray:
         """Without a sign."""
-        return self.stored.codes(self._codes).view(np.uint8) ^ np.uint8(128)
+        return self.stored.quantized(self._quantized).view(np.uint8) ^ np.uint8(128)
 
 
 class _Float4(GroupedTensor):
     def __init__(self, stored: StoredTensors, module: str, scheme: Scheme) -> None:
-        self.parts = self._codes, self._scales_at, self._global = (
+        self.parts = self._quantized, self._scales_at, self._global = (
             f"{module}{_PACKED}", f"{module}{_SCALE}", f"{module}.weight_global_scale",
         )  # fmt: skip
-        stored.require(self._codes, self._codes, ("U8",))
-        packed = stored.matrix(self._codes)
+        stored.require(self._quantized, self._quantized, ("U8",))
+        packed = stored.matrix(self._quantized)
         rows, width = packed[0], packed[1] * 2
-        groups = width // stated_group(scheme.weights.get("group_size"), stored, width, self._codes)
-        stored.require(self._codes, self._scales_at, (FLOAT8,), (rows, groups))
-        stored.require(self._codes, self._global, ("F32",), (1,), ())
+        groups = width // stated_group(scheme.weights.get("group_size"), stored, width, self._quantized)
+        stored.require(self._quantized, self._scales_at, (FLOAT8,), (rows, groups))
+        stored.require(self._quantized, self._global, ("F32",), (1,), ())
         super().__init__(stored, f"{module}.weight", "nvfp4", (rows, width), 8, groups, "float32")
 
-    def read_codes(self) -> Codes:
+    def read_quantized(self) -> QuantizedArray:
         """Twice each value, from the middle of 8 bits."""
-        return E2M1_CODES[low_and_high(self.stored.codes(self._codes))]
+        return E2M1_CODES[low_and_high(self.stored.quantized(self._quantized))]
 
     def read_scales(self) -> FloatArray:
         """Half of each scale, over the one of all."""
         with np.errstate(divide="ignore", invalid="ignore"):
-            scales: FloatArray = E4M3[self.stored.codes(self._scales_at)] / self.stored.floats(self._global) / 2
+            scales: FloatArray = E4M3[self.stored.quantized(self._scales_at)] / self.stored.floats(self._global) / 2
         return scales
 
     def read_zeros(self) -> int:

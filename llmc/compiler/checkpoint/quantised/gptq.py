@@ -33,7 +33,15 @@ from llmc.compiler.checkpoint.quantised.base import (
     stated_group,
     stated_number,
 )
-from llmc.compiler.checkpoint.quantised.groups import WORD, Codes, GroupedTensor, Order, order_in, unpack, words_of
+from llmc.compiler.checkpoint.quantised.groups import (
+    WORD,
+    GroupedTensor,
+    Order,
+    QuantizedArray,
+    order_in,
+    unpack,
+    words_of,
+)
 
 BITS = (2, 3, 4, 8)
 _ONE, _TWO = "gptq", "gptq_v2"
@@ -74,28 +82,30 @@ def _stated_for(module: str, stated: Mapping[str, Any], stored: StoredTensors) -
 class _Matrix(GroupedTensor):
     def __init__(self, stored: StoredTensors, module: str, stated: Mapping[str, Any], less_one: bool) -> None:
         bits = stated_number(stated, "bits", stored, BITS)
-        self._codes, self._zeros_at, self._scales_at, self._order_at = (
+        self._quantized, self._zeros_at, self._scales_at, self._order_at = (
             f"{module}.{part}" for part in ("qweight", "qzeros", "scales", "g_idx")
         )
         self._less_one = less_one
-        stored.require(self._codes, self._codes, ("I32",))
-        packed = stored.shape(self._codes)
+        stored.require(self._quantized, self._quantized, ("I32",))
+        packed = stored.shape(self._quantized)
         if len(packed) != 2 or 0 in packed or packed[0] * WORD % bits:
-            raise stored.error(f"tensor {self._codes} is {list(packed)}, which no matrix of {bits} bits is stored in")
+            raise stored.error(
+                f"tensor {self._quantized} is {list(packed)}, which no matrix of {bits} bits is stored in"
+            )
         width, rows = packed[0] * WORD // bits, packed[1]
-        groups = width // stated_group(stated.get("group_size"), stored, width, self._codes)
-        stored.require(self._codes, self._scales_at, tuple(DTYPES), (groups, rows))
-        stored.require(self._codes, self._zeros_at, ("I32",), (groups, words_of(rows, bits)))
+        groups = width // stated_group(stated.get("group_size"), stored, width, self._quantized)
+        stored.require(self._quantized, self._scales_at, tuple(DTYPES), (groups, rows))
+        stored.require(self._quantized, self._zeros_at, ("I32",), (groups, words_of(rows, bits)))
         ordered = self._order_at in stored
         if ordered or stated.get("desc_act"):
-            stored.require(self._codes, self._order_at, ("I32", "I64"), (width,))
-        self.parts = (self._codes, self._zeros_at, self._scales_at, *([self._order_at] if ordered else []))
+            stored.require(self._quantized, self._order_at, ("I32", "I64"), (width,))
+        self.parts = (self._quantized, self._zeros_at, self._scales_at, *([self._order_at] if ordered else []))
         scales = stored.scales_of(self._scales_at)
         super().__init__(stored, f"{module}.weight", "gptq", (rows, width), bits, groups, scales)
 
-    def read_codes(self) -> Codes:
+    def read_quantized(self) -> QuantizedArray:
         """From words along K."""
-        return unpack(self.stored.codes(self._codes).T, self.bits, self.shape[1])
+        return unpack(self.stored.quantized(self._quantized).T, self.bits, self.shape[1])
 
     def read_scales(self) -> FloatArray:
         """Turned."""
@@ -103,7 +113,7 @@ class _Matrix(GroupedTensor):
 
     def read_zeros(self) -> npt.NDArray[Any]:
         """From words along N, with the one that version 1 takes off."""
-        words, rows = self.stored.codes(self._zeros_at).view(np.uint32), self.shape[0]
+        words, rows = self.stored.quantized(self._zeros_at).view(np.uint32), self.shape[0]
         if self._less_one and not WORD % self.bits:
             words = words + np.uint32(sum(1 << at for at in range(0, WORD, self.bits)))
         zeros = unpack(words, self.bits, rows)

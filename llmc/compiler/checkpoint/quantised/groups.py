@@ -34,16 +34,16 @@ def unpack(words: npt.NDArray[Any], bits: int, count: int) -> npt.NDArray[np.uin
     if bits == 8:
         return data[:, :count]
     if 8 % bits == 0:
-        codes = np.empty((*data.shape, 8 // bits), np.uint8)
+        quantized = np.empty((*data.shape, 8 // bits), np.uint8)
         for at in range(8 // bits):  # several times as fast as all shifts at once
-            np.right_shift(data, np.uint8(at * bits), out=codes[..., at])
-        codes &= np.uint8((1 << bits) - 1)
-        return codes.reshape(len(data), -1)[:, :count]
+            np.right_shift(data, np.uint8(at * bits), out=quantized[..., at])
+        quantized &= np.uint8((1 << bits) - 1)
+        return quantized.reshape(len(data), -1)[:, :count]
     flags = np.unpackbits(data, axis=-1, count=count * bits, bitorder="little").reshape(len(data), count, bits)
     return np.packbits(flags, axis=-1, bitorder="little")[..., 0]
 
 
-Codes = npt.NDArray[np.uint8]
+QuantizedArray = npt.NDArray[np.uint8]
 Order = npt.NDArray[np.int64]
 
 
@@ -64,7 +64,7 @@ class GroupedTensor(QuantisedTensor):
         self._moved = (1 << (self._wide - 1)) - (1 << (bits - 1))
 
     @abstractmethod
-    def read_codes(self) -> Codes:
+    def read_quantized(self) -> QuantizedArray:
         """[N, K], each below 2 ** bits."""
 
     @abstractmethod
@@ -140,29 +140,29 @@ class GroupedTensor(QuantisedTensor):
         if self._cut is None:
             return None
         size, groups = self._cut
-        return self._made(self._held_codes(), size, groups)
+        return self._built(self._held_quantized(), size, groups)
 
     def reordered_blocks(self) -> QuantisedBlocks | None:
         """Inputs in the order of their groups."""
         if self._sorted is None:
             return None
-        return self._made(self._held_codes()[:, self._sorted], self.shape[1] // self.groups, None)
+        return self._built(self._held_quantized()[:, self._sorted], self.shape[1] // self.groups, None)
 
-    def _made(self, codes: Codes, size: int, groups: Order | None) -> QuantisedBlocks:
+    def _built(self, quantized: QuantizedArray, size: int, groups: Order | None) -> QuantisedBlocks:
         """Blocks of `size` codes [N, K], each with the scale of its group (None: in turn)."""
         scale, zero = self.read_scales(), self._zeros()
         if groups is not None:
             scale, zero = scale[:, groups], zero if isinstance(zero, int) else zero[:, groups]
-        made = QuantisedBlocks(
-            self.kind, self._wide, zero, codes.reshape(len(codes), -1, size), np.ascontiguousarray(scale), None
+        built = QuantisedBlocks(
+            self.kind, self._wide, zero, quantized.reshape(len(quantized), -1, size), np.ascontiguousarray(scale), None
         )
-        require_finite(made.scale, f"{self.name} (scales)", self.stored.path)
-        return made
+        require_finite(built.scale, f"{self.name} (scales)", self.stored.path)
+        return built
 
-    def _held_codes(self) -> Codes:
+    def _held_quantized(self) -> QuantizedArray:
         """In the range of 4 or 8 bits."""
-        codes = self.read_codes()
-        return codes + np.uint8(self._moved) if self._moved else codes
+        quantized = self.read_quantized()
+        return quantized + np.uint8(self._moved) if self._moved else quantized
 
     def _zeros(self) -> int | FloatArray:
         """Moved as codes are."""
@@ -172,13 +172,13 @@ class GroupedTensor(QuantisedTensor):
 
     def values(self) -> FloatArray:
         """By the rule of this module."""
-        made = self.blocks()
-        if made is not None:
-            return require_finite(made.dequantise(), self.name, self.stored.path)
+        built = self.blocks()
+        if built is not None:
+            return require_finite(built.dequantise(), self.name, self.stored.path)
         order = self.read_order()
         if order is None:
             order = np.arange(self.shape[1]) // (self.shape[1] // self.groups)
-        zeros, values = self._zeros(), self._held_codes().astype(np.float32)
+        zeros, values = self._zeros(), self._held_quantized().astype(np.float32)
         values -= np.float32(zeros) if isinstance(zeros, int) else zeros[:, order]
         values *= self.read_scales()[:, order]
         return require_finite(values, self.name, self.stored.path)
@@ -205,7 +205,7 @@ def order_in(stored: StoredTensors, name: str, width: int, groups: int, unset: i
     holds `unset`, or where groups follow each other. Raises CheckpointError for a group that there is not."""
     if name not in stored:
         return None
-    order: Order = stored.codes(name).astype(np.int64)
+    order: Order = stored.quantized(name).astype(np.int64)
     if unset is not None and (order == unset).any():
         return None
     wrong = order[(order < 0) | (order >= groups)]

@@ -48,10 +48,10 @@ class _Experts(QuantisedTensor):
 
     def values(self) -> FloatArray:
         """An expert at a time."""
-        made: FloatArray = np.empty(self.shape, np.float32)
-        for matrix, blocks in zip(made, self.reordered_blocks().apart(), strict=True):
+        built: FloatArray = np.empty(self.shape, np.float32)
+        for matrix, blocks in zip(built, self.reordered_blocks().apart(), strict=True):
             matrix[...] = blocks.dequantise().T
-        return made
+        return built
 
     def unkept(self) -> str | None:
         """A device has a product with matrices in another order than the model's, or none."""
@@ -63,17 +63,17 @@ class _Experts(QuantisedTensor):
 
     def reordered_blocks(self) -> QuantisedBlocks:
         """[E · N, K], half of each scale."""
-        codes, exponents = (self._stored.codes(part) for part in self.parts)
+        quantized, exponents = (self._stored.quantized(part) for part in self.parts)
         if exponents.size and exponents.max() == E8M0_NO_NUMBER:
             raise self._stored.error(
                 f"{self.parts[1]} holds a scale of {E8M0_NO_NUMBER}, which is no number: fetch it again"
             )
         experts, _, rows = self.shape
         scale = np.ldexp(np.float32(1), exponents.astype(np.int32) - (E8M0_BIAS + 1)).reshape(experts * rows, -1)
-        q = E2M1_CODES[low_and_high(codes)].reshape(*scale.shape, _FORM.block)
-        made = QuantisedBlocks(_FORM.type, _FORM.bits, 128, q, scale, None, experts)
+        q = E2M1_CODES[low_and_high(quantized)].reshape(*scale.shape, _FORM.block)
+        built = QuantisedBlocks(_FORM.type, _FORM.bits, 128, q, scale, None, experts)
         with np.errstate(over="ignore"):
             extremes = np.stack([q.min(-1), q.max(-1)]).astype(np.float32) - 128
             extremes *= scale
         require_finite(extremes, self._name, self._stored.path)
-        return made
+        return built

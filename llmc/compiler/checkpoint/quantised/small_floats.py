@@ -28,8 +28,8 @@ SCALES = ("F32", "BF16", "F16", "U8", "F8_E8M0")
 
 
 def _e4m3() -> FloatArray:
-    codes = np.arange(128)
-    exponent, mantissa = codes >> 3, codes & 7
+    quantized = np.arange(128)
+    exponent, mantissa = quantized >> 3, quantized & 7
     values = np.where(exponent > 0, np.ldexp(1 + mantissa / 8, exponent - 7), np.ldexp(mantissa / 8, -6))
     values[127] = np.nan
     return np.concatenate([values, -values]).astype(np.float32)
@@ -43,7 +43,7 @@ def scales_as_floats(stored: StoredTensors, name: str) -> FloatArray:
     """Scales of one of SCALES. Raises CheckpointError for one that is no number."""
     if stored.dtype(name) not in ("U8", "F8_E8M0"):
         return stored.floats(name)
-    exponents = stored.codes(name)
+    exponents = stored.quantized(name)
     if exponents.size and exponents.max() == E8M0_NO_NUMBER:
         raise stored.error(f"{name} holds a scale of {E8M0_NO_NUMBER}, which is no number: fetch the checkpoint again")
     return np.ldexp(np.float32(1), exponents.astype(np.int32) - E8M0_BIAS)
@@ -77,23 +77,23 @@ class Float8Tensor(QuantisedTensor):
 
     def values(self) -> FloatArray:
         """One row of tiles after the other."""
-        made: FloatArray = E4M3[self._stored.codes(self._name)]
+        built: FloatArray = E4M3[self._stored.quantized(self._name)]
         scales = scales_as_floats(self._stored, self._scale).reshape(-1, *self._grid[-2:])
         rows, width = self._tile
         with np.errstate(over="ignore"):
-            for matrix, grid in zip(made.reshape(-1, *self.shape[-2:]), scales, strict=True):
+            for matrix, grid in zip(built.reshape(-1, *self.shape[-2:]), scales, strict=True):
                 for at, line in enumerate(grid):
                     matrix[at * rows : (at + 1) * rows] *= np.repeat(line, width)[: matrix.shape[1]]
-        return require_finite(made, self._name, self._stored.path)
+        return require_finite(built, self._name, self._stored.path)
 
     def unkept(self) -> str | None:
         """Kernels multiply whole numbers."""
         return FLOATS8
 
 
-def low_and_high(codes: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+def low_and_high(quantized: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
     """Codes of 4 bits, two of each byte, the low half first: [.., n] → [.., 2n]."""
-    return np.stack([codes & np.uint8(15), codes >> np.uint8(4)], -1).reshape(*codes.shape[:-1], -1)
+    return np.stack([quantized & np.uint8(15), quantized >> np.uint8(4)], -1).reshape(*quantized.shape[:-1], -1)
 
 
 def stated_tile(size: Any, name: str, stored: StoredTensors) -> tuple[int, int]:

@@ -61,10 +61,10 @@ def gated_delta(
         scaled = k * b[..., None]
         keys = k.swapaxes(-1, -2)
         solved = _inverse(xp, xp.tril(scaled @ keys * between, -1))
-        made = solved @ (v * b[..., None]) - solved @ (scaled * since) @ held
-        outs.append((q * since) @ held + (q @ keys * between) @ made)
+        built = solved @ (v * b[..., None]) - solved @ (scaled * since) @ held
+        outs.append((q * since) @ held + (q @ keys * between) @ built)
         until = xp.exp(faded[..., -1:] - faded)[..., None]
-        held = held * since[..., -1:, :] + (k * until).swapaxes(-1, -2) @ made
+        held = held * since[..., -1:, :] + (k * until).swapaxes(-1, -2) @ built
     return xp.concatenate(outs, 2)[:, :, :length].swapaxes(1, 2), held
 
 
@@ -106,13 +106,15 @@ def _columns(xp: Any, u: Array, fading: Array, write: Array, read: Array, held: 
     """
     size = u.shape[2]
     keep = xp.exp(fading)[:, :, :, None]
-    made = u[..., None] * write[:, :, :, None]
+    built = u[..., None] * write[:, :, :, None]
     shift = 1
     while shift < size:
-        made = xp.concatenate([made[:, :, :shift], made[:, :, shift:] + keep[:, :, shift:] * made[:, :, :-shift]], 2)
+        built = xp.concatenate(
+            [built[:, :, :shift], built[:, :, shift:] + keep[:, :, shift:] * built[:, :, :-shift]], 2
+        )
         keep = xp.concatenate([keep[:, :, :shift], keep[:, :, shift:] * keep[:, :, :-shift]], 2)
         shift *= 2
-    states = made + keep * held[:, :, None]
+    states = built + keep * held[:, :, None]
     return (states * read[:, :, :, None]).sum(-1), states[:, :, -1]
 
 

@@ -65,8 +65,8 @@ def gated_delta(
     for i in range(query.shape[1]):
         faded = held * decay[:, i].float().exp()[..., None, None]
         missing = value[:, i].float() - torch.einsum("bhk,bhkv->bhv", key[:, i], faded)
-        made = faded + torch.einsum("bhk,bhv->bhkv", key[:, i], missing * beta[:, i].float()[..., None])
-        held = torch.where((i < new_lengths)[:, None, None, None], made, held)
+        built = faded + torch.einsum("bhk,bhv->bhkv", key[:, i], missing * beta[:, i].float()[..., None])
+        held = torch.where((i < new_lengths)[:, None, None, None], built, held)
         outs.append(torch.einsum("bhk,bhkv->bhv", query[:, i], held))
     return torch.stack(outs, 1).to(value.dtype), held.clone()
 
@@ -97,8 +97,8 @@ def state_scan(
     outs = []
     for i in range(x.shape[1]):
         faded = held * (step[:, i].float()[..., None] * rates).exp()[:, :, None]
-        made = faded + torch.einsum("bhp,bhn->bhpn", x[:, i].float() * step[:, i].float()[..., None], write[:, i])
-        held = torch.where((i < new_lengths)[:, None, None, None], made, held)
+        built = faded + torch.einsum("bhp,bhn->bhpn", x[:, i].float() * step[:, i].float()[..., None], write[:, i])
+        held = torch.where((i < new_lengths)[:, None, None, None], built, held)
         outs.append(torch.einsum("bhpn,bhn->bhp", held, read[:, i]))
     return torch.stack(outs, 1).to(x.dtype), held.clone()
 

@@ -112,11 +112,11 @@ def _delta_rule(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     cache = STATES.get()
     shape = (value.shape[0], value.shape[2], key.shape[3], value.shape[3])
-    made: tuple[Tensor, Tensor] = torch.ops.llmc.gated_delta(
+    built: tuple[Tensor, Tensor] = torch.ops.llmc.gated_delta(
         query, key, value, g.float(), beta.float(), cache.recurrent(*shape), *cache.lengths,
         use_qk_l2norm_in_kernel,
     )  # fmt: skip
-    return made
+    return built
 
 
 def _mamba2(
@@ -182,19 +182,19 @@ def replace_functions(model: nn.Module) -> None:
     `model` itself, which is only traced, has rotations of text.
     """
     for file in {type(module).__module__ for module in model.modules()}:
-        for name, made in REPLACED.items():
+        for name, built in REPLACED.items():
             original = getattr(sys.modules[file], name, None)
             if original is not None and not hasattr(original, _MARK):
-                setattr(sys.modules[file], name, _while_tracing(made, original))
+                setattr(sys.modules[file], name, _while_tracing(built, original))
     for module in model.modules():
         if hasattr(module, _RECOMPOSE):
             setattr(module, _RECOMPOSE, _of_text)
 
 
-def _while_tracing(made: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+def _while_tracing(built: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def chosen(*args: Any, **kwargs: Any) -> Any:
-        return (original if STATES.get(None) is None else made)(*args, **kwargs)
+        return (original if STATES.get(None) is None else built)(*args, **kwargs)
 
     setattr(chosen, _MARK, original)
     return chosen

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from llmc.settings import Settings
 
 
-class MadeExecutable(NamedTuple):
+class BuiltExecutable(NamedTuple):
     """An executable's entry, whether it was there before, and how long it took in seconds."""
 
     entry: Entry
@@ -35,7 +35,7 @@ class MadeExecutable(NamedTuple):
     seconds: float
 
 
-Done = Callable[["Shape", MadeExecutable], None]
+Done = Callable[["Shape", BuiltExecutable], None]
 """Hears of each executable as it is there, in the thread that called."""
 
 
@@ -58,7 +58,7 @@ class CompileExecutor(ABC):
     """Compiles executables somewhere."""
 
     @abstractmethod
-    def compile(self, work: CompileWork, shapes: Sequence[Shape], done: Done) -> list[MadeExecutable]:
+    def compile(self, work: CompileWork, shapes: Sequence[Shape], done: Done) -> list[BuiltExecutable]:
         """One a shape, in their order; those in the store are not made again.
 
         Where it is left by an error or an interrupt, nothing runs any more, and what is done is in the store. Raises
@@ -93,10 +93,10 @@ def compile_in_worker(device: str, lowered: Lowered, shape: Shape, options: Comp
     return open_target(device).compile(lowered, shape, options)
 
 
-def stored(workspace: Workspace, made: CompiledExecutable, seconds: float) -> Mapping[str, Blob]:
+def stored(workspace: Workspace, built: CompiledExecutable, seconds: float) -> Mapping[str, Blob]:
     """The outputs of an executable that took so many seconds."""
-    workspace.meta |= {"state": made.state, "seconds": round(seconds, 3)}
-    return {"executable": workspace.put_bytes(made.data)}
+    workspace.meta |= {"state": built.state, "seconds": round(seconds, 3)}
+    return {"executable": workspace.put_bytes(built.data)}
 
 
 def linked(store: Store, lowered: Lowered) -> AbstractContextManager[Path]:

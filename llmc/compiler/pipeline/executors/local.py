@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from llmc.compiler.options import LOCAL
 from llmc.compiler.pipeline.executors.base import (
+    BuiltExecutable,
     CompileExecutor,
     CompileWork,
     Done,
-    MadeExecutable,
     compile_in_worker,
     linked,
     stored,
@@ -40,7 +40,7 @@ def open_executor(options: CompileOptions) -> LocalExecutor:
 class LocalExecutor(CompileExecutor):
     """See the module's docstring."""
 
-    def compile(self, work: CompileWork, shapes: Sequence[Shape], done: Done) -> list[MadeExecutable]:
+    def compile(self, work: CompileWork, shapes: Sequence[Shape], done: Done) -> list[BuiltExecutable]:
         """As the contract says."""
         target, options, lowered = work.target, work.options, work.lowered
         with ExitStack() as stack:
@@ -57,19 +57,19 @@ class LocalExecutor(CompileExecutor):
                         there.append(replace(lowered, folder=stack.enter_context(linked(work.store, lowered))))
                 return there[0]
 
-            def build(shape: Shape) -> MadeExecutable:
+            def build(shape: Shape) -> BuiltExecutable:
                 began = time.perf_counter()
 
                 def make(workspace: Workspace) -> Mapping[str, Blob]:
                     at = time.perf_counter()
                     inputs = ready()
                     if apart:
-                        made = jobs.apart(str(shape), compile_in_worker, options.device, inputs, shape, options)
+                        built = jobs.apart(str(shape), compile_in_worker, options.device, inputs, shape, options)
                     else:
-                        made = target.compile(inputs, shape, options)
-                    return stored(workspace, made, time.perf_counter() - at)
+                        built = target.compile(inputs, shape, options)
+                    return stored(workspace, built, time.perf_counter() - at)
 
                 entry, hit = work.store.get_or_build(work.key(shape), make)
-                return MadeExecutable(entry, hit, time.perf_counter() - began)
+                return BuiltExecutable(entry, hit, time.perf_counter() - began)
 
             return jobs.each(build, shapes, done)

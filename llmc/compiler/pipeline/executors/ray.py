@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from llmc.artifacts.digest import Blob, digest_file
 from llmc.artifacts.log import logger
 from llmc.cluster import AUTO, connected
-from llmc.compiler.pipeline.executors.base import CompileExecutor, CompileWork, Done, MadeExecutable
-from llmc.compiler.pipeline.executors.ray_worker import CPU_LABEL, DEVICE_LABEL, Task, Told, features
+from llmc.compiler.pipeline.executors.base import BuiltExecutable, CompileExecutor, CompileWork, Done
+from llmc.compiler.pipeline.executors.ray_worker import CPU_LABEL, DEVICE_LABEL, Reported, Task, features
 from llmc.errors import ArtifactError, CompileError, DeviceError, LlmcError
 from llmc.version import __version__
 
@@ -47,20 +47,20 @@ class RayExecutor(CompileExecutor):
     def __init__(self, address: str | None, memory: int | None = None, slow_s: float = SLOW_S) -> None:
         self._address, self._memory, self._slow_s = address, memory, slow_s
 
-    def compile(self, work: CompileWork, shapes: Sequence[Shape], done: Done) -> list[MadeExecutable]:
+    def compile(self, work: CompileWork, shapes: Sequence[Shape], done: Done) -> list[BuiltExecutable]:
         """As the contract says. Raises DeviceError where the cluster cannot be reached, or all its nodes refuse."""
-        made: dict[Shape, MadeExecutable] = {}
+        built: dict[Shape, BuiltExecutable] = {}
         for shape in shapes:
             began = time.perf_counter()
             if (entry := work.store.obtain(work.key(shape))) is not None:
-                made[shape] = MadeExecutable(entry, True, time.perf_counter() - began)
-                done(shape, made[shape])
-        if lacking := [shape for shape in shapes if shape not in made]:
+                built[shape] = BuiltExecutable(entry, True, time.perf_counter() - began)
+                done(shape, built[shape])
+        if lacking := [shape for shape in shapes if shape not in built]:
             with connected(self._address or work.settings.ray_address or AUTO) as ray:
                 for shape, one in _Farm(ray, work, self._memory, self._slow_s).run(lacking):
-                    made[shape] = one
+                    built[shape] = one
                     done(shape, one)
-        return [made[shape] for shape in shapes]
+        return [built[shape] for shape in shapes]
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class _Farm:
         resources = {"memory": memory} if memory else {}
         self._function = ray.remote(num_cpus=1, max_retries=RETRIES, **calls, **resources)(_on_node())
 
-    def run(self, shapes: Sequence[Shape]) -> Iterator[tuple[Shape, MadeExecutable]]:
+    def run(self, shapes: Sequence[Shape]) -> Iterator[tuple[Shape, BuiltExecutable]]:
         """Each shape as it is there. Where it is left, what still runs is ended."""
         waiting = deque(self._tasks(shapes))
         try:
@@ -98,16 +98,16 @@ class _Farm:
                 for ref in ready:
                     if (attempt := self._running.pop(ref, None)) is None:
                         continue  # another attempt was faster
-                    told = self._told(ref, attempt)
-                    if told is None:
+                    reported = self._reported(ref, attempt)
+                    if reported is None:
                         continue
-                    if told.refused:
-                        self._refuse(told)
+                    if reported.refused:
+                        self._refuse(reported)
                         waiting.appendleft(attempt.task)
                         continue
-                    self._seconds.append(told.seconds)
+                    self._seconds.append(reported.seconds)
                     self._cancel(attempt.task)
-                    yield attempt.task.shape, self._made(attempt.task, told)
+                    yield attempt.task.shape, self._built(attempt.task, reported)
         finally:
             for ref in self._running:
                 self._ray.cancel(ref, force=True)
@@ -155,8 +155,8 @@ class _Farm:
         mine = node["Labels"].get(DEVICE_LABEL)
         if mine != device and (mine or any(other["Labels"].get(DEVICE_LABEL) == device for other in alive)):
             return f"it is kept for device {mine}" if mine else f"others are labelled {DEVICE_LABEL}={device}"
-        told = features(node["Labels"])
-        if told and (lacking := sorted(set(self._work.target.isa()) - told)):
+        reported = features(node["Labels"])
+        if reported and (lacking := sorted(set(self._work.target.isa()) - reported)):
             return f"its label {CPU_LABEL} has no {', '.join(lacking)}"
         if not node["Resources"].get("CPU"):
             return "it has no CPU for tasks"
@@ -181,13 +181,13 @@ class _Farm:
             logger().warning("%s takes %.0f s: it is tried on another worker too", slowest.task.shape, seconds)
             self._submit(replace(slowest.task, again=True), apart)
 
-    def _told(self, ref: Any, attempt: _Attempt) -> Told | None:
+    def _reported(self, ref: Any, attempt: _Attempt) -> Reported | None:
         """What a task said; None for one that failed while another attempt of it runs. Raises as `compile`."""
         from ray import exceptions
 
         shape = attempt.task.shape
         try:
-            return Told(*self._ray.get(ref))
+            return Reported(*self._ray.get(ref))
         except exceptions.RayTaskError as e:
             if isinstance(e.cause, LlmcError):
                 raise e.cause from None
@@ -200,11 +200,11 @@ class _Farm:
                 "rest is kept: try again with a larger --worker-memory"
             ) from e
 
-    def _refuse(self, told: Told) -> None:
-        if told.node not in self._refused:
-            self._refused[told.node] = told.refused
-            named = next((_named(node) for node in self._ray.nodes() if node["NodeID"] == told.node), told.node)
-            logger().warning("%s is not used: %s", named, told.refused)
+    def _refuse(self, reported: Reported) -> None:
+        if reported.node not in self._refused:
+            self._refused[reported.node] = reported.refused
+            named = next((_named(node) for node in self._ray.nodes() if node["NodeID"] == reported.node), reported.node)
+            logger().warning("%s is not used: %s", named, reported.refused)
 
     def _cancel(self, task: Task) -> None:
         """End other attempts of what is there."""
@@ -212,14 +212,14 @@ class _Farm:
             self._ray.cancel(ref, force=True)
             del self._running[ref]
 
-    def _made(self, task: Task, told: Told) -> MadeExecutable:
+    def _built(self, task: Task, reported: Reported) -> BuiltExecutable:
         entry = self._work.store.obtain(task.key)
         if entry is None:
             raise ArtifactError(
                 f"{task.shape}: a worker published it to {task.place}, and it cannot be taken from there; workers sign "
                 "with LLMC_SIGNING_KEY what LLMC_ALLOW_UNSIGNED=1 here takes unsigned"
             )
-        return MadeExecutable(entry, False, told.seconds)
+        return BuiltExecutable(entry, False, reported.seconds)
 
 
 def _on_node() -> Callable[[str, list[Any]], tuple[str, float, str]]:
@@ -244,8 +244,8 @@ def _on_node() -> Callable[[str, list[Any]], tuple[str, float, str]]:
             read = ray.get(task[0])
         except (ImportError, AttributeError, ray.exceptions.RaySystemError) as e:
             return node, 0.0, f"it has not the llmc {version} that is asked for: {e}"
-        told = compile_task(read, node, context.get_node_labels())
-        return told.node, told.seconds, told.refused
+        reported = compile_task(read, node, context.get_node_labels())
+        return reported.node, reported.seconds, reported.refused
 
     return run
 

@@ -53,7 +53,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Told:
+class Reported:
     """What a node did: how long it took in seconds, or why it refused."""
 
     node: str
@@ -61,15 +61,15 @@ class Told:
     refused: str = ""
 
 
-def compile_task(task: Task, node: str, labels: Mapping[str, str]) -> Told:
+def compile_task(task: Task, node: str, labels: Mapping[str, str]) -> Reported:
     """Make one executable and publish it. `labels`: what the node says of itself. Raises CompileError, RemoteError."""
     settings = Settings.from_environment()
     if why := _refusal(task, labels, settings):
-        return Told(node, refused=why)
+        return Reported(node, refused=why)
     began = time.perf_counter()
     store = Store(settings.cache_dir_for(task.options.device) if task.remote else task.place)
     if why := _fetch(task, store):
-        return Told(node, refused=why)
+        return Reported(node, refused=why)
     target = open_target(task.options.device, settings)
     with ExitStack() as stack:
         lowered = replace(task.lowered, inputs={name: store.path(blob) for name, blob in task.inputs.items()})
@@ -78,15 +78,15 @@ def compile_task(task: Task, node: str, labels: Mapping[str, str]) -> Told:
 
         def make(workspace: Workspace) -> Mapping[str, Blob]:
             at = time.perf_counter()
-            made = target.compile(lowered, task.shape, task.options)
-            return stored(workspace, made, time.perf_counter() - at)
+            built = target.compile(lowered, task.shape, task.options)
+            return stored(workspace, built, time.perf_counter() - at)
 
         entry = store.build(task.key, make) if task.again else store.get_or_build(task.key, make)[0]
     if task.remote:
         from llmc.artifacts.signing.signer import Signer
 
         push(store, [entry], open_remote(task.place), signer=Signer.from_settings(settings))
-    return Told(node, time.perf_counter() - began)
+    return Reported(node, time.perf_counter() - began)
 
 
 def _refusal(task: Task, labels: Mapping[str, str], settings: Settings) -> str:

@@ -33,7 +33,7 @@ LOAD_RESULTS: Mapping[str, str] = {"xla_gpu_load_autotune_results_from": f"{_FOL
 COST_MODEL = "--xla_gpu_experimental_cost_model_gemm_tiling_options=filter=0"
 """Of the default list, the configuration that the model takes for the fastest."""
 
-_TOLD = {"TF_CPP_VMODULE": "autotuner_cache=1", "TF_CPP_MIN_LOG_LEVEL": "0"}
+_REPORTED = {"TF_CPP_VMODULE": "autotuner_cache=1", "TF_CPP_MIN_LOG_LEVEL": "0"}
 """Makes XLA write a line for each product that it looks up (AutotunerCache::TryFindInCache)."""
 
 _MEMBER = "products"
@@ -79,7 +79,7 @@ def choosing(results: bytes | None, *, model: bool) -> Iterator[tuple[Mapping[st
         if results is not None:
             (Path(folder) / RESULTS_NAME).write_bytes(results)
         flags = " ".join(filter(None, (variables((FLAGS,)).get(FLAGS), COST_MODEL if model else "")))
-        with _environment({**_TOLD, _FOLDER: str(folder), FLAGS: flags}), _counting(looked):
+        with _environment({**_REPORTED, _FOLDER: str(folder), FLAGS: flags}), _counting(looked):
             yield (LOAD_RESULTS if results is not None else {}), looked
 
 

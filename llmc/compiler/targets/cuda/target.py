@@ -196,6 +196,6 @@ class CudaTarget(DescribedTarget):
         return {"card": about, "tuning": summary(noted_in(files), lowered, options), **found}
 
     def describe(self, analysis: Mapping[str, Any]) -> list[str]:
-        from llmc.compiler.targets.cuda.tuning import told
+        from llmc.compiler.targets.cuda.tuning import reported
 
-        return [*super().describe(analysis), *told(analysis.get("tuning", {}))]
+        return [*super().describe(analysis), *reported(analysis.get("tuning", {}))]

@@ -241,7 +241,7 @@ def summary(looked: Looked | None, lowered: Lowered, options: CompileOptions) ->
     return found if looked is None else {**found, "tuned": looked.tuned, "of": looked.products}
 
 
-def told(found: Mapping[str, Any]) -> list[str]:
+def reported(found: Mapping[str, Any]) -> list[str]:
     """`summary`, in a line for people."""
     if not found:
         return []

@@ -36,7 +36,7 @@ from llmc.artifacts.digest import Blob, digest_bytes, digest_file
 from llmc.artifacts.key import Value, canonical_json
 from llmc.artifacts.third_party.facts import merge
 from llmc.artifacts.third_party.tree import scan_tree
-from llmc.compiler.targets.finishing import Told, WholeBundle
+from llmc.compiler.targets.finishing import Reported, WholeBundle
 from llmc.compiler.targets.host_files import exported, rendered, server_files
 from llmc.compiler.targets.workers import last_lines
 from llmc.errors import CompileError, DeviceError
@@ -100,7 +100,7 @@ class RecipeFinisher(WholeBundle):
         blocks = -(-sequences * capacity // plan.limits.block_size)
         return {KV_BLOCKS: blocks, "dtype": str(bundle.manifest.options.get("dtype")), "tensor_parallel": 1}
 
-    def finish(self, bundle: Bundle, pins: Mapping[str, Value], folder: Path, told: Told) -> Mapping[str, Path]:
+    def finish(self, bundle: Bundle, pins: Mapping[str, Value], folder: Path, reported: Reported) -> Mapping[str, Path]:
         """See WholeBundle. The cache's folder outlives an interrupt, for the next run; a failure names its log."""
         manifest = bundle.manifest
         draft = manifest.changed(options={**manifest.options, **pins})
@@ -108,13 +108,13 @@ class RecipeFinisher(WholeBundle):
         identity = digest_bytes(canonical_json([draft.digest, dict(self.host())]))
         cache = local_folder(bundle.settings, f"recording-{identity[7:23]}")
         make_folder(cache)
-        self._run(folder / "draft", cache, bundle, told)
+        self._run(folder / "draft", cache, bundle, reported)
         return self._left(cache, folder)
 
     def host_files(self, folder: Path, bundle: Path, plan: Plan) -> Mapping[str, str]:
         return host_files(folder, bundle, plan)
 
-    def _run(self, draft: Path, cache: Path, bundle: Bundle, told: Told) -> None:
+    def _run(self, draft: Path, cache: Path, bundle: Bundle, reported: Reported) -> None:
         """Record in a process of its own, which is ended with this one's work."""
         log = cache.with_suffix(".log")
         environment = {**os.environ, VARIABLE: f"{cache}/,false,{ROOM_MIB}"}
@@ -127,7 +127,7 @@ class RecipeFinisher(WholeBundle):
                 assert process.stdout is not None
                 for line in process.stdout:
                     if line.strip().isdecimal():
-                        told(bundle.manifest.executables[int(line)])
+                        reported(bundle.manifest.executables[int(line)])
                 code = process.wait()
             finally:
                 _end(process)

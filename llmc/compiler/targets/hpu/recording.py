@@ -30,15 +30,15 @@ def record(bundle: Bundle, tell: Callable[[int], None]) -> None:
     Raises DeviceError without a card, CompileError for a bucket that does not run, and what opening raises.
     """
     numbers = {(e.phase, e.batch, e.query, e.context): i for i, e in enumerate(bundle.manifest.executables)}
-    told: set[int] = set()
+    reported: set[int] = set()
 
     def ran(found: object, _done: int, _of: int) -> None:
         if not isinstance(found, Warmed) or found.error is not None:
             return
         b = found.bucket
         number = numbers[b.phase, b.batch, b.query, b.context]
-        if number not in told:
-            told.add(number)
+        if number not in reported:
+            reported.add(number)
             tell(number)
 
     executor = open_executor(bundle, EngineOptions())

@@ -25,15 +25,16 @@ class NeuronChip:
     cores: int = 2
     """NeuronCores of a chip."""
 
-    def lnc(self, asked: int | None) -> int:
+    def lnc(self, requested: int | None) -> int:
         """NeuronCores of a logical one; raises InputError for a number that the chip does not have."""
-        if asked is None:
+        if requested is None:
             return self.default_lnc
-        if asked not in self.memory:
+        if requested not in self.memory:
             raise InputError(
-                f"logical_nc_config {asked} is not offered for {self.name}; offered: {', '.join(map(str, self.memory))}"
+                f"logical_nc_config {requested} is not offered for {self.name}; offered: "
+                f"{', '.join(map(str, self.memory))}"
             )
-        return asked
+        return requested
 
 
 CHIPS = {

@@ -71,12 +71,12 @@ def _module(hlo: bytes, rank: int, outputs: int) -> bytes:
     entry = next((value for number, _, value in wire.fields(hlo) if number == _ENTRY), 0)
     out = bytearray()
     for number, kind, value in wire.fields(hlo):
-        made = value
+        built = value
         if number == COMPUTATIONS:
-            made = _computation(wire.as_bytes(value), rank, entry, outputs)
+            built = _computation(wire.as_bytes(value), rank, entry, outputs)
         elif number == _ALIASES:
-            made = _must(wire.as_bytes(value))
-        out += wire.field(number, made, kind)
+            built = _must(wire.as_bytes(value))
+        out += wire.field(number, built, kind)
     return bytes(out)
 
 
@@ -217,8 +217,8 @@ class NeuronFinisher(EachExecutable):
 
     def _lnc(self, bundle: Bundle) -> int:
         """NeuronCores of a logical one."""
-        asked = NeuronConfig.parse(str(bundle.manifest.options.get(NEURON_CONFIG.name, ""))).lnc
-        return self._chip.lnc(self._settings.neuron_cores if asked is None else asked)
+        requested = NeuronConfig.parse(str(bundle.manifest.options.get(NEURON_CONFIG.name, ""))).lnc
+        return self._chip.lnc(self._settings.neuron_cores if requested is None else requested)
 
     def _neffs(self, bundle: Bundle, file: str, name: str) -> bytes:
         portable = NeuronFile.parse(bundle.files.read(file), f"{bundle.path}: {name}")
@@ -236,5 +236,5 @@ class NeuronFinisher(EachExecutable):
         neffs = [
             compiler.compile(module, each, arguments, seconds, logs) for module, each in zip(listed, names, strict=True)
         ]
-        made = {"target": self._chip.name, "lnc": lnc, "compiler": compiler.version}
-        return write_native(portable, neffs, made)
+        built = {"target": self._chip.name, "lnc": lnc, "compiler": compiler.version}
+        return write_native(portable, neffs, built)

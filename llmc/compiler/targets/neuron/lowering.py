@@ -156,8 +156,8 @@ def _cleaned(module: Any) -> bytes:
 def _module(code: bytes) -> bytes:
     from jaxlib import _jax
 
-    made = _jax.mlir.mlir_module_to_xla_computation(code, use_tuple_args=False, return_tuple=False)
-    return renumbered(made.as_serialized_hlo_module_proto())
+    built = _jax.mlir.mlir_module_to_xla_computation(code, use_tuple_args=False, return_tuple=False)
+    return renumbered(built.as_serialized_hlo_module_proto())
 
 
 def _partitioned(code: bytes, devices: Sequence[Any]) -> bytes:

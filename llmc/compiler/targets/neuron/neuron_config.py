@@ -83,12 +83,12 @@ def _top_k(found: Mapping[str, Any]) -> int | None:
     """None where nothing is said."""
     if "on_device_sampling_config" not in found:
         return None
-    asked = found["on_device_sampling_config"]
-    if asked is None:
+    requested = found["on_device_sampling_config"]
+    if requested is None:
         return 0
-    if not isinstance(asked, dict):
+    if not isinstance(requested, dict):
         raise _wrong("on_device_sampling_config must be an object, or null")
-    number = asked.get("global_topk", MAX_TOP_K)
+    number = requested.get("global_topk", MAX_TOP_K)
     if type(number) is not int or not 1 <= number <= MAX_TOP_K:
         raise _wrong(f"on_device_sampling_config.global_topk {json.dumps(number)} must be in 1 … {MAX_TOP_K}")
     return number

@@ -112,25 +112,25 @@ class NeuronTarget(XlaTarget):
 
         The 256 largest logits are found on the device unless another number is given.
         """
-        asked, chip = NeuronConfig.parse(NEURON_CONFIG.of(options)), self.chip
-        chip.lnc(asked.lnc)
+        requested, chip = NeuronConfig.parse(NEURON_CONFIG.of(options)), self.chip
+        chip.lnc(requested.lnc)
         if text := NEURON_CONFIG.of(options):
             options = options.changed(override_neuron_config=canonical(text))
-        if asked.tensor_parallel is not None:
-            if TENSOR_PARALLEL.of(options) not in (1, asked.tensor_parallel):
+        if requested.tensor_parallel is not None:
+            if TENSOR_PARALLEL.of(options) not in (1, requested.tensor_parallel):
                 raise InputError(
-                    f"{NEURON_CONFIG.flag}: tp_degree {asked.tensor_parallel} is not --tensor-parallel "
+                    f"{NEURON_CONFIG.flag}: tp_degree {requested.tensor_parallel} is not --tensor-parallel "
                     f"{TENSOR_PARALLEL.of(options)}; leave one of them out"
                 )
-            options = options.changed(tensor_parallel=asked.tensor_parallel)
-        if asked.dtype is not None:
-            if options.dtype not in ("auto", asked.dtype):
+            options = options.changed(tensor_parallel=requested.tensor_parallel)
+        if requested.dtype is not None:
+            if options.dtype not in ("auto", requested.dtype):
                 raise InputError(
                     f"{NEURON_CONFIG.flag}: torch_dtype is not --dtype {options.dtype}; leave one of them out"
                 )
-            options = replace(options, dtype=asked.dtype)
+            options = replace(options, dtype=requested.dtype)
         if not options.sample_top_k:
-            options = replace(options, sample_top_k=MAX_TOP_K if asked.top_k is None else asked.top_k)
+            options = replace(options, sample_top_k=MAX_TOP_K if requested.top_k is None else requested.top_k)
         return super().configure(options)
 
     def resolve(self, options: CompileOptions, deployment: Deployment) -> Resolved:
@@ -201,8 +201,8 @@ class NeuronTarget(XlaTarget):
 
     def _room(self, options: CompileOptions) -> int:
         """Bytes of a core."""
-        asked = NeuronConfig.parse(NEURON_CONFIG.of(options)).lnc
-        return self.chip.memory[self.chip.lnc(self.settings.neuron_cores if asked is None else asked)]
+        requested = NeuronConfig.parse(NEURON_CONFIG.of(options)).lnc
+        return self.chip.memory[self.chip.lnc(self.settings.neuron_cores if requested is None else requested)]
 
     def build(self, job: XlaJob, options: CompileOptions) -> bytes:
         from llmc.compiler.targets.neuron.lowering import lower

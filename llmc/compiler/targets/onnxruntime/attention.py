@@ -101,8 +101,8 @@ class _Plain:
         query, key = (self._turned(x, n) for x, n in ((query, self.heads), (key, self.kv_heads)))
         query = self._headed(query, self.heads, self.dim)
         present = [
-            self._appended(self._headed(new, self.kv_heads, width), past, made.name)
-            for new, width, past, made in (
+            self._appended(self._headed(new, self.kv_heads, width), past, built.name)
+            for new, width, past, built in (
                 (key, self.dim, self.past_k, self.node.outputs[1]),
                 (value, self.value_dim, self.past_v, self.node.outputs[2]),
             )

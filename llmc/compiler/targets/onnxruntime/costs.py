@@ -65,8 +65,8 @@ class OnnxRuntimeCosts(Costs):
         if options.quantize == "none" or (weights.experts and not ours(options)):
             return super().weight_bits(options, weights)
         kept = weights.stored
-        if kept is None or not keeps(str(options.quantize), kept, weights.outer):
-            four = options.quantize == "int4" and not (weights.outer and HEAD_BITS.of(options) != 4)
+        if kept is None or not keeps(str(options.quantize), kept, weights.embed_lm_head):
+            four = options.quantize == "int4" and not (weights.embed_lm_head and HEAD_BITS.of(options) != 4)
             if ours(options):
                 return (4 if four else 8) + 16 * (1 + four) / (GROUP_SIZE.of(options) or BLOCK)
             return TWICE_BITS["q4" if four else "q8"]

@@ -79,14 +79,14 @@ class OnnxRuntimeEncoderTarget(EncoderTarget):
 
             model = Encode(stages.checkpoint, case.task, case.judges)
             graph = fuse(import_encoder(trace_encoder(model)))
-            made = to_onnx(graph, OnnxOptions(_BLOCK if options.quantize == "int8" else 0))
+            built = to_onnx(graph, OnnxOptions(_BLOCK if options.quantize == "int8" else 0))
             with workspace.writer() as out:
-                placed = write_weights(made.recipes, ModuleTensors(model), made.tables, out)
+                placed = write_weights(built.recipes, ModuleTensors(model), built.tables, out)
             assert out.blob is not None  # it is set once the block has ended well
             places = {name: {"offset": at.offset, "length": at.length} for name, at in placed.items()}
             workspace.meta["type_ids"] = model.typed
             return {
-                "model": workspace.put_bytes(made.model.SerializeToString(deterministic=True)),
+                "model": workspace.put_bytes(built.model.SerializeToString(deterministic=True)),
                 "placements": workspace.put_bytes(json.dumps(places, sort_keys=True).encode()),
                 "weights": out.blob,
             }

@@ -26,13 +26,13 @@ def with_cpus(options: CompileOptions, named: str) -> CompileOptions:
 
     Raises InputError where --cpu names others.
     """
-    asked = CPU_OPTION.of(options)
-    if not named or asked == named:
+    requested = CPU_OPTION.of(options)
+    if not named or requested == named:
         return options
-    if asked is not None:
+    if requested is not None:
         raise InputError(
-            f"--device {options.device} and {CPU_OPTION.flag} {asked}: both name CPUs; give all of them in one place, "
-            f"as {CPU_OPTION.flag} {named},{asked}"
+            f"--device {options.device} and {CPU_OPTION.flag} {requested}: both name CPUs; give all of them in one "
+            f"place, as {CPU_OPTION.flag} {named},{requested}"
         )
     return options.changed(**{CPU_OPTION.name: named})
 

@@ -130,9 +130,9 @@ class OnnxOptions:
 
         One operator multiplies both: what a checkpoint has in blocks is kept where both have the same bits and offsets.
         """
-        made = self.format([into], width, normed=True), self.format([out], features)
-        if len({(held.bits, held.beside, held.table) for held in made}) == 1 and not any(held.order for held in made):
-            return made
+        built = self.format([into], width, normed=True), self.format([out], features)
+        if len({(held.bits, held.beside, held.table) for held in built}) == 1 and not any(held.order for held in built):
+            return built
         return self._own_format(self.bits, width, normed=True), self._own_format(self.bits, features, normed=False)
 
     def _own_format(self, bits: int, width: int, normed: bool) -> MatrixFormat:

@@ -28,7 +28,7 @@ def shorten(model: ModelProto) -> dict[str, str]:
                 field[i] = short(name)
         for attribute in node.attribute:
             inside = attribute.g.node
-            own = {made for part in inside for made in part.output} | {info.name for info in attribute.g.input}
+            own = {built for part in inside for built in part.output} | {info.name for info in attribute.g.input}
             for part in inside:
                 part.input[:] = [name if name in own else short(name) for name in part.input]
     for tensor in model.graph.initializer:

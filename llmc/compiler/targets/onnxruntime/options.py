@@ -82,9 +82,9 @@ def prompts_in(options: CompileOptions) -> str:
     return BF16 if PROMPT_DTYPE.of(options) == BF16 else INT8
 
 
-def keeps(quantize: str, form: BlockForm, outer: bool) -> bool:
+def keeps(quantize: str, form: BlockForm, embed_lm_head: bool) -> bool:
     """Whether a matrix keeps the checkpoint's blocks; int4 keeps those of 4 bits, and the embedding's and lm_head's."""
-    return quantize == "keep" or (quantize == "int4" and (form.bits == 4 or outer))
+    return quantize == "keep" or (quantize == "int4" and (form.bits == 4 or embed_lm_head))
 
 
 def with_dtypes(options: CompileOptions, cache: str, prompts: str) -> CompileOptions:
@@ -93,13 +93,13 @@ def with_dtypes(options: CompileOptions, cache: str, prompts: str) -> CompileOpt
     are not llmc's."""
     found = {}
     for option, default, plain in ((KV_CACHE_DTYPE, cache, F16), (PROMPT_DTYPE, prompts, INT8)):
-        asked = option.of(options)
-        if asked != AUTO and not ours(options):
+        requested = option.of(options)
+        if requested != AUTO and not ours(options):
             raise InputError(
-                f"{option.flag} {asked} is for llmc's kernels: quantise, without --specialise and --kernels "
+                f"{option.flag} {requested} is for llmc's kernels: quantise, without --specialise and --kernels "
                 "onnxruntime, on a CPU that they run on (docs/kernels.md), or leave it out"
             )
-        chosen = default if asked == AUTO else asked
+        chosen = default if requested == AUTO else requested
         found[option.name] = None if chosen == plain else chosen
     return options.changed(**found)
 
@@ -124,11 +124,11 @@ def check_activations(options: CompileOptions) -> None:
 
 def check_group_size(options: CompileOptions) -> None:
     """Raise InputError for groups that weights cannot have."""
-    asked = GROUP_SIZE.of(options)
-    if asked is None:
+    requested = GROUP_SIZE.of(options)
+    if requested is None:
         return
-    if asked not in GROUP_SIZES:
-        raise InputError(f"{GROUP_SIZE.flag} {asked} must be one of {', '.join(map(str, GROUP_SIZES))}")
+    if requested not in GROUP_SIZES:
+        raise InputError(f"{GROUP_SIZE.flag} {requested} must be one of {', '.join(map(str, GROUP_SIZES))}")
     if options.quantize not in ("int8", "int4"):
         raise InputError(f"{GROUP_SIZE.flag} is for --quantize int8 and int4, not for {options.quantize}; leave it out")
 

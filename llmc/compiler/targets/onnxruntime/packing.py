@@ -71,14 +71,14 @@ def folds_offsets() -> bool:
     """Whether ONNX Runtime packs here in the one layout that offsets can be added to, and computes with them added."""
     rows, blocks, block = 24, 4, 32
     matrix = _Matrix(rows, blocks * block, 4, block)
-    codes = np.arange(rows * blocks * block // 2, dtype=np.uint32).astype(np.uint8).reshape(rows, blocks, -1)
+    quantized = np.arange(rows * blocks * block // 2, dtype=np.uint32).astype(np.uint8).reshape(rows, blocks, -1)
     scales = np.arange(1, rows * blocks + 1, dtype=np.float32).reshape(rows, blocks)
     node = helper.make_node(
         "MatMulNBits", ["x", "codes", "scales"], ["y"], domain="com.microsoft",
         K=matrix.width, N=rows, bits=4, block_size=block, accuracy_level=4,
     )  # fmt: skip
     tensors = [TensorProto(name="codes", data_type=TensorProto.UINT8), TensorProto(name="scales", data_type=1)]
-    for tensor, shape in zip(tensors, (codes.shape, scales.shape), strict=True):
+    for tensor, shape in zip(tensors, (quantized.shape, scales.shape), strict=True):
         tensor.dims.extend(shape)
         tensor.data_location = TensorProto.EXTERNAL
     model = helper.make_model(
@@ -89,18 +89,18 @@ def folds_offsets() -> bool:
         opset_imports=[helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)], ir_version=10,
     )  # fmt: skip
     places = {
-        "codes": {"offset": 0, "length": codes.nbytes}, "scales": {"offset": ALIGNMENT, "length": scales.nbytes},
+        "codes": {"offset": 0, "length": quantized.nbytes}, "scales": {"offset": ALIGNMENT, "length": scales.nbytes},
         "offsets": {"offset": ALIGNMENT, "length": scales.nbytes},
     }  # fmt: skip
     with temporary_folder("packing") as folder:
         weights = folder / "plain"
-        weights.write_bytes(codes.tobytes().ljust(ALIGNMENT, b"\0") + scales.tobytes())
+        weights.write_bytes(quantized.tobytes().ljust(ALIGNMENT, b"\0") + scales.tobytes())
         try:
             file, places = pack_weights(model.SerializeToString(), weights, places, folder, {"codes": "offsets"})
             got = _run(place(model, file.name, places), file.parent, np.ones((1, matrix.width), np.float32))
         except CompileError:
             return False
-    values = np.stack([codes & 15, codes >> 4], -1).reshape(rows, blocks, -1).astype(np.float32) - 8
+    values = np.stack([quantized & 15, quantized >> 4], -1).reshape(rows, blocks, -1).astype(np.float32) - 8
     wanted = ((values + 1) * scales[..., None]).sum((1, 2))
     return bool(np.allclose(got[0], wanted, rtol=1e-3, atol=1e-3 * np.abs(wanted).max()))
 
@@ -112,10 +112,10 @@ def _run(model: ModelProto, folder: Path, x: NDArray[np.float32]) -> NDArray[np.
         session = open_session(
             model.SerializeToString(), session__model_external_initializers_file_folder_path=str(folder)
         )
-        made: NDArray[np.float32] = session.run(None, {"x": x})[0]
+        built: NDArray[np.float32] = session.run(None, {"x": x})[0]
     except Exception as e:
         raise CompileError(f"ONNX Runtime does not run packed weights with offsets: {e}") from e
-    return made
+    return built
 
 
 @dataclass(frozen=True)

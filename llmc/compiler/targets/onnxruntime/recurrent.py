@@ -33,10 +33,10 @@ def _causal_conv(to: Emitter, node: Node) -> None:
     to.add("Transpose", [f"{out}_seen"], [f"{out}_channels"], perm=[0, 2, 1])
     to.add("Reshape", [weight, to.const([channels, 1, width])], [f"{out}_weight"])
     given = [f"{out}_channels", f"{out}_weight", *([bias] if bias else [])]
-    made = to.add("Conv", given, [f"{out}_convolved"], group=channels, kernel_shape=[width])
+    built = to.add("Conv", given, [f"{out}_convolved"], group=channels, kernel_shape=[width])
     if node.attrs["silu"]:
-        made = to.add("QuickGelu", [made], [f"{out}_gated"], "com.microsoft", alpha=1.0)
-    to.add("Transpose", [made], [out], perm=[0, 2, 1])
+        built = to.add("QuickGelu", [built], [f"{out}_gated"], "com.microsoft", alpha=1.0)
+    to.add("Transpose", [built], [out], perm=[0, 2, 1])
     to.add("Unsqueeze", [new, to.const([1])], [f"{out}_ends"])
     to.add("Add", [f"{out}_ends", to.const([list(range(width - 1))])], [f"{out}_places"])
     to.add("Unsqueeze", [f"{out}_places", to.const([2])], [f"{out}_indices"])
@@ -54,12 +54,12 @@ def _gated_delta(to: Emitter, node: Node) -> None:
         vectors.append(_normal(to, named) if node.attrs["normalise"] else named)
     scaled = to.add("Mul", [vectors[0], to.const(size**-0.5, np.float32)], [f"{out}_scaled"])
     live = _live(to, new)
-    fades = to.add("Exp", [_masked(to, decay, live, f"{out}_fades")], [f"{out}_faded"])
+    decays = to.add("Exp", [_masked(to, decay, live, f"{out}_fades")], [f"{out}_faded"])
     learns = _masked(to, beta, live, f"{out}_learns")
     each = [
         _spread(to, scaled, [3], f"{out}_reads"), _spread(to, vectors[1], [3], f"{out}_rows"),
         _spread(to, vectors[1], [4], f"{out}_columns"), _spread(to, value, [3], f"{out}_values"),
-        _spread(to, fades, [3, 4], f"{out}_each_fades"), _spread(to, learns, [3, 4], f"{out}_each_learns"),
+        _spread(to, decays, [3, 4], f"{out}_each_fades"), _spread(to, learns, [3, 4], f"{out}_each_learns"),
     ]  # fmt: skip
     body = [
         helper.make_node("Mul", ["held", "fade"], ["faded"]),
@@ -88,12 +88,12 @@ def _state_scan(to: Emitter, node: Node) -> None:
     to.add("Reshape", [rate, to.const([heads, 1, columns])], [f"{out}_rates"])
     to.add("Mul", [steps, f"{out}_rates"], [f"{out}_fading"])
     to.add("Mul", [_spread(to, x, [4], f"{out}_inputs"), steps], [f"{out}_each_input"])
-    written, asked = (
+    written, requested = (
         _by_head(to, name, f"{out}_{what}", groups, heads, size) for what, name in (("write", write), ("read", read))
     )
     each = [
         f"{out}_each_input", to.add("Exp", [f"{out}_fading"], [f"{out}_each_fades"]),
-        _spread(to, written, [3], f"{out}_each_write"), _spread(to, asked, [4], f"{out}_each_read"),
+        _spread(to, written, [3], f"{out}_each_write"), _spread(to, requested, [4], f"{out}_each_read"),
     ]  # fmt: skip
     body = [
         helper.make_node("Mul", ["held", "fade"], ["faded"]),
@@ -107,7 +107,7 @@ def _state_scan(to: Emitter, node: Node) -> None:
 
 
 def _scan(
-    to: Emitter, body: Sequence[NodeProto], taken: Sequence[str], given: Sequence[str], made: Sequence[str]
+    to: Emitter, body: Sequence[NodeProto], taken: Sequence[str], given: Sequence[str], built: Sequence[str]
 ) -> None:
     """A loop over axis 1 of all of `given` but the state: `body` makes "after" and "token" of "held" and `taken`."""
 
@@ -117,7 +117,7 @@ def _scan(
     inputs = [described(name) for name in ("held", *taken)]
     graph = helper.make_graph(list(body), "token", inputs, [described("after"), described("token")])
     to.add(
-        "Scan", list(given), list(made), body=graph, num_scan_inputs=len(taken),
+        "Scan", list(given), list(built), body=graph, num_scan_inputs=len(taken),
         scan_input_axes=[1] * len(taken), scan_output_axes=[1],
     )  # fmt: skip
 

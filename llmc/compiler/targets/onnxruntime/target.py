@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from llmc.artifacts.bundle.kernel_sets import best_set, common_isa, sets_in
-from llmc.compiler.architectures.shared.names import OUTER
+from llmc.compiler.architectures.shared.names import EMBED_LM_HEAD
 from llmc.compiler.checkpoint.base import stored_forms
 from llmc.compiler.code import code_digest
 from llmc.compiler.options import CompileOptions
@@ -161,19 +161,19 @@ class OnnxRuntimeTarget(Target):
         options = super().configure(options)
         require_calibratable(options)
         options = with_cpus(options, self._cpus)
-        asked, cpus = KERNELS_OPTION.of(options), CPU_OPTION.of(options)
+        requested, cpus = KERNELS_OPTION.of(options), CPU_OPTION.of(options)
         fits = best_set(self.isa()) is not None if cpus is None else bool(sets_of(options, self.isa()))
-        if asked is not None and options.quantize == "none":
-            raise InputError(f"--kernels {asked} is for quantised matrices; --quantize none leaves none")
-        if asked == LLMC and options.specialise:
+        if requested is not None and options.quantize == "none":
+            raise InputError(f"--kernels {requested} is for quantised matrices; --quantize none leaves none")
+        if requested == LLMC and options.specialise:
             raise InputError("--kernels llmc runs any shape as it is; leave out --specialise, or --kernels")
-        if asked == LLMC and not fits:
+        if requested == LLMC and not fits:
             raise InputError(
                 f"--kernels llmc needs Linux and a CPU with {NEEDED_CPUS}; this one has "
                 f"{', '.join(self.isa())}; use --kernels onnxruntime, or name the CPU that it is for with --cpu"
             )
         default = LLMC if fits and not options.specialise and options.quantize != "none" else None
-        kernels = asked or default
+        kernels = requested or default
         if cpus is not None and kernels != LLMC:
             raise InputError("--cpu is for llmc's kernels, and none are built: quantise, without --specialise")
         sets = sets_of(options, self.isa()) if kernels == LLMC else ()
@@ -254,19 +254,19 @@ class OnnxRuntimeTarget(Target):
         if (group := GROUP_SIZE.of(options)) is not None:
             formats = replace(formats, block=group, normed=group)
         held = cache_for(self, stages, options)
-        made = self._lower(stages, programs, replace(formats, rolls=not own and bool(held.rewind.rings)))
-        weights = weights_stage(stages, made.outputs["recipes"], made.outputs["tables"])
+        built = self._lower(stages, programs, replace(formats, rolls=not own and bool(held.rewind.rings)))
+        weights = weights_stage(stages, built.outputs["recipes"], built.outputs["tables"])
         if not own and (options.specialise or options.quantize != "none"):
-            weights = self._pack(stages, made, weights)
+            weights = self._pack(stages, built, weights)
         file = weights.outputs["weights"]
         kernels = libraries(stages, sets_of(options, self.isa())) if own else {}
         stand_in = verified_by(options, self.isa()) if own and options.verify != "none" else None
-        model = stages.path(made.outputs["model"])
+        model = stages.path(built.outputs["model"])
         rings = {t.entry: t.ring for t in held.kv if t.ring is not None}
         return OnnxLowered(
             files={"weights": file.digest, **kernels},
             components={
-                "lowered": made.outputs["model"].digest,
+                "lowered": built.outputs["model"].digest,
                 "weights": file.digest,
                 "placements": weights.outputs["placements"].digest,
                 **({"rings": json.dumps(rings)} if options.specialise and rings else {}),
@@ -275,7 +275,7 @@ class OnnxRuntimeTarget(Target):
             inputs={
                 "model": model,
                 "placements": stages.path(weights.outputs["placements"]),
-                "recipes": stages.path(made.outputs["recipes"]),
+                "recipes": stages.path(built.outputs["recipes"]),
             },
             forms={"model": model},
             rings=rings,
@@ -308,12 +308,12 @@ class OnnxRuntimeTarget(Target):
 
         if quantize in ("none", "int8"):
             return OnnxOptions(INT8_BLOCK if quantize == "int8" else 0, panels=panels)
-        from llmc.compiler.weights.kept import require_codes
+        from llmc.compiler.weights.kept import require_quantized
 
         if quantize == "keep":
-            require_codes(stages.checkpoint)
+            require_quantized(stages.checkpoint)
         stored = stored_forms(stages.checkpoint)
-        kept = {n: form for n, form in stored.items() if keeps(quantize, form, n in OUTER) and n not in wide}
+        kept = {n: form for n, form in stored.items() if keeps(quantize, form, n in EMBED_LM_HEAD) and n not in wide}
         fold, bits = not panels and self._folds(stages), 4 if quantize == "int4" else 8
         return OnnxOptions(BLOCK, bits=bits, stored=kept, wide=wide, fold=fold, panels=panels)
 
@@ -348,11 +348,11 @@ class OnnxRuntimeTarget(Target):
             from llmc.compiler.weights.recipes import written
 
             fused = fuse(program.graph(), LANES if options.panels else 0, adapted=options.panels)
-            made = to_onnx(fused, options)
+            built = to_onnx(fused, options)
             files = {
-                "model": made.model.SerializeToString(deterministic=True),
-                "folded": json.dumps(made.folded, sort_keys=True).encode(),
-                **written(made.recipes, made.tables),
+                "model": built.model.SerializeToString(deterministic=True),
+                "folded": json.dumps(built.folded, sort_keys=True).encode(),
+                **written(built.recipes, built.tables),
             }
             return {name: workspace.put_bytes(data) for name, data in files.items()}
 

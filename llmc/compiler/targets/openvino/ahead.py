@@ -76,9 +76,9 @@ def compiler_for(device: str) -> DeviceCompiler | None:
     wanted = platform or (here or {}).get("platform", "")
     library = npu_compiler()
     if library is not None and wanted not in ("", OWN_DRIVER_ONLY):
-        asked = {"NPU_COMPILER_TYPE": "PLUGIN", "NPU_PLATFORM": wanted}
+        requested = {"NPU_COMPILER_TYPE": "PLUGIN", "NPU_PLATFORM": wanted}
         toolchain = {"npu_platform": wanted, "npu_compiler": _digest(library)}
-        return DeviceCompiler("NPU", asked, toolchain, {"platform": wanted})
+        return DeviceCompiler("NPU", requested, toolchain, {"platform": wanted})
     if here is not None and here.get("platform", "") == wanted:
         return DeviceCompiler("NPU", {}, _named(here), here)
     return None

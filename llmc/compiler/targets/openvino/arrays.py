@@ -113,8 +113,8 @@ class Array:
         if cuts:
             axes, starts, ends = (list(each) for each in zip(*cuts, strict=True))
             node = ops.slice(node, small(starts), small(ends), small([1] * len(cuts)), small(axes))
-        made, shape = Array(self._arrays, node), [*shape, *self.shape[axis:]]
-        return made if made.shape == tuple(shape) else made.reshape(*shape)
+        built, shape = Array(self._arrays, node), [*shape, *self.shape[axis:]]
+        return built if built.shape == tuple(shape) else built.reshape(*shape)
 
 
 class Arrays:

@@ -104,8 +104,8 @@ def _with_places(
     at = ops.squeeze(ops.minimum(rows.of_keys, small(places - 1, np.float32)), small([1, 2]))
     added = ops.transpose(ops.gather(table, ops.convert(at, np.int32), small(1)), small([1, 0, 2]))  # [B, Hq, S + Q]
     apart = ops.reshape(scores, rows.shape("B", *heads, "Q", -1), False)
-    made = ops.add(apart, ops.unsqueeze(ops.reshape(added, rows.shape("B", *heads, -1), False), small(3)))
-    return ops.reshape(made, ops.shape_of(scores), False)
+    built = ops.add(apart, ops.unsqueeze(ops.reshape(added, rows.shape("B", *heads, -1), False), small(3)))
+    return ops.reshape(built, ops.shape_of(scores), False)
 
 
 def _by_row(rows: TokenRows, by_head: Any, kv_heads: int, groups: int) -> Any:

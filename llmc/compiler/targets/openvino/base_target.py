@@ -87,8 +87,8 @@ def cache_dtype(options: CompileOptions) -> str:
 
 def budget(options: CompileOptions) -> int:
     """Bytes that executables of fixed sizes may take."""
-    asked = SPECIALISE_MEMORY.of(options)
-    return DEFAULT_BUDGET if asked is None else asked
+    requested = SPECIALISE_MEMORY.of(options)
+    return DEFAULT_BUDGET if requested is None else requested
 
 
 class OpenVinoBase(Target):
@@ -103,9 +103,9 @@ class OpenVinoBase(Target):
     def configure(self, options: CompileOptions) -> CompileOptions:
         """The group that weights share scales in is named only where it is another than the default."""
         options = super().configure(options)
-        asked = GROUP_SIZE.of(options)
-        group = group_of(str(options.quantize), asked)
-        named = asked is not None and group != self.default_group(str(options.quantize))
+        requested = GROUP_SIZE.of(options)
+        group = group_of(str(options.quantize), requested)
+        named = requested is not None and group != self.default_group(str(options.quantize))
         return options.changed(group_size=group if named else None)
 
     def hosting(self, recorded: Mapping[str, Any]) -> Hosting:
@@ -151,9 +151,9 @@ class OpenVinoBase(Target):
             from llmc.compiler.weights.recipes import written
 
             models, constants = lower(workspace.folder)
-            made = {name: text.encode() for name, text in models.items()}
-            made |= written(constants.recipes, constants.tables)
-            return {name: workspace.put_bytes(data) for name, data in made.items()}
+            built = {name: text.encode() for name, text in models.items()}
+            built |= written(constants.recipes, constants.tables)
+            return {name: workspace.put_bytes(data) for name, data in built.items()}
 
         return stages.run("lower", components, build)
 
@@ -185,14 +185,14 @@ class OpenVinoBase(Target):
 
             placements = read_placements(stages.store.get_bytes(weights.outputs["placements"].digest))
             given = MappedWeights(stages.path(weights.outputs["weights"]))
-            made = {}
+            built = {}
             with workspace.writer() as out:
                 file = FinishedWeights(out)
                 for name, digest in models.items():
                     xml = place(stages.store.get_bytes(digest).decode(), placements)
-                    made[name] = workspace.put_bytes(finish(name, xml.encode(), given, file))
+                    built[name] = workspace.put_bytes(finish(name, xml.encode(), given, file))
             assert out.blob is not None
-            return {"weights": out.blob, **made}
+            return {"weights": out.blob, **built}
 
         return stages.run("finish", components, build)
 

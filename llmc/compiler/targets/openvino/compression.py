@@ -65,8 +65,8 @@ def u4(names: Sequence[str], source: TensorSource, group: int) -> Parts:
         stored = source.quantised_blocks(name)
         if stored is not None and stored.bits == 4 and not stored.block % group:
             return _exact(stored.cut(group))
-        codes, scales, offsets = quantise_q4(_matrix(name, source), group)
-        return with_zeros(codes, scales, offsets - _Q4_ZERO * scales)
+        quantized, scales, offsets = quantise_q4(_matrix(name, source), group)
+        return with_zeros(quantized, scales, offsets - _Q4_ZERO * scales)
 
     return _parts(names, blocks, 4)
 
@@ -86,8 +86,8 @@ def i8kept(names: Sequence[str], source: TensorSource, group: int) -> Parts:
 def f4kept(names: Sequence[str], source: TensorSource, group: int) -> Parts:
     """The parts of family f4kept. Raises CheckpointError for a tensor without 8-bit blocks of this size."""
     stored = [_stored(name, source, 8, group) for name in names]
-    codes = np.concatenate([_FLOAT4[s.q] for s in stored])
-    return {"data": _in_pairs(codes), "scales": np.concatenate([2 * s.scale for s in stored])[..., None]}
+    quantized = np.concatenate([_FLOAT4[s.q] for s in stored])
+    return {"data": _in_pairs(quantized), "scales": np.concatenate([2 * s.scale for s in stored])[..., None]}
 
 
 def u8kept(names: Sequence[str], source: TensorSource, group: int) -> Parts:
@@ -113,21 +113,21 @@ def quantise_i8(weight: Floats, group: int) -> tuple[NDArray[np.int8], Floats]:
     """Symmetric 8 bits: [N, K] → codes [N, K/group, group] and scales [N, K/group, 1]; group 0: [N, K] and [N, 1]."""
     height, width = weight.shape
     grouped = weight.reshape(height, width // group, group) if group else weight
-    codes, scale = np.empty(grouped.shape, np.int8), np.empty((*grouped.shape[:-1], 1), np.float32)
+    quantized, scale = np.empty(grouped.shape, np.int8), np.empty((*grouped.shape[:-1], 1), np.float32)
     some = max(1, _AT_ONCE // (4 * max(1, width)))
     for first in range(0, height, some):
         at = slice(first, first + some)
         scale[at, ..., 0] = rows.scales(grouped[at], "int8")
-        codes[at] = rows.codes(grouped[at], scale[at, ..., 0], "int8")
-    return codes, scale
+        quantized[at] = rows.quantized(grouped[at], scale[at, ..., 0], "int8")
+    return quantized, scale
 
 
-def with_zeros(codes: NDArray[np.uint8], scale: Floats, minimum: Floats) -> Blocks:
+def with_zeros(quantized: NDArray[np.uint8], scale: Floats, minimum: Floats) -> Blocks:
     """Blocks of value scale · code + minimum, as scale · (code − zero)."""
     constant = scale == 0
     zero = np.full_like(scale, -1)
     np.divide(-minimum, scale, out=zero, where=~constant)
-    return np.where(constant[..., None], np.uint8(0), codes), np.where(constant, minimum, scale), zero
+    return np.where(constant[..., None], np.uint8(0), quantized), np.where(constant, minimum, scale), zero
 
 
 def _matrix(name: str, source: TensorSource) -> Floats:
@@ -155,12 +155,16 @@ def _stored(name: str, source: TensorSource, bits: int, group: int) -> Quantised
 
 
 def _parts(names: Sequence[str], blocks: Callable[[str], Blocks], bits: int) -> Parts:
-    codes, scales, zeros = (np.concatenate(p) for p in zip(*map(blocks, names), strict=True))
-    return {"data": codes if bits == 8 else _in_pairs(codes), "scales": scales[..., None], "zeros": zeros[..., None]}
+    quantized, scales, zeros = (np.concatenate(p) for p in zip(*map(blocks, names), strict=True))
+    return {
+        "data": quantized if bits == 8 else _in_pairs(quantized),
+        "scales": scales[..., None],
+        "zeros": zeros[..., None],
+    }
 
 
-def _in_pairs(codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    return codes[..., 0::2] | codes[..., 1::2] << np.uint8(4)
+def _in_pairs(quantized: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    return quantized[..., 0::2] | quantized[..., 1::2] << np.uint8(4)
 
 
 def _to_f16(name: str, source: TensorSource) -> NDArray[np.float16]:

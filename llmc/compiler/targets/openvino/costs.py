@@ -42,17 +42,17 @@ class OpenVinoCosts(Costs):
         if quantize == "none":
             return super().weight_bits(options, weights)
         kept = weights.stored
-        scale = 32 if kept is None or weights.outer or kept.scales == "float32" else 16
+        scale = 32 if kept is None or weights.embed_lm_head or kept.scales == "float32" else 16
         if quantize == "keep" and kept is not None:
             bits = 4 if kept.table == "float4" else kept.bits
             return bits + (scale + (32 if kept.bits == 4 or kept.offsets else 0)) / kept.block
         stored = kept is not None and kept.bits == 4
-        four = quantize == "int4" and (not weights.outer or HEAD_BITS.of(options) == 4 or stored)
-        asked = GROUP_SIZE.of(options)
-        group = self._default_group(quantize) if asked is None else asked
+        four = quantize == "int4" and (not weights.embed_lm_head or HEAD_BITS.of(options) == 4 or stored)
+        requested = GROUP_SIZE.of(options)
+        group = self._default_group(quantize) if requested is None else requested
         group = PAGED_INT8[0] if group is None else group
-        made = 32 if CALIBRATE.of(options) is None or weights.outer else 16
-        beside = (scale if stored else made) + 32 if four else 32
+        built = 32 if CALIBRATE.of(options) is None or weights.embed_lm_head else 16
+        beside = (scale if stored else built) + 32 if four else 32
         return (4 if four else 8) + (beside / group if group else 0)
 
 

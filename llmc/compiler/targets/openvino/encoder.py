@@ -49,9 +49,9 @@ class OpenVinoEncoderTarget(EncoderTarget):
         return "bf16" if computes_in("bf16", cpu_features()) else "f32"
 
     def configure(self, options: CompileOptions) -> CompileOptions:
-        made = super().configure(options)
-        require_precision(made.dtype, cpu_features())
-        return made
+        built = super().configure(options)
+        require_precision(built.dtype, cpu_features())
+        return built
 
     def toolchain(self) -> dict[str, str]:
         """OpenVINO decides operators, layouts and kernels."""
@@ -108,9 +108,9 @@ def compress(model: Any) -> None:
     import numpy as np
     from openvino import opset13 as ops
 
-    from llmc.compiler.weights.rows import codes, scales
+    from llmc.compiler.weights.rows import quantized, scales
 
-    made: dict[str, Any] = {}
+    built: dict[str, Any] = {}
     for node in model.get_ordered_ops():
         if node.get_type_name() != "MatMul":
             continue
@@ -118,9 +118,9 @@ def compress(model: Any) -> None:
         if source.get_type_name() != "Constant" or len(source.shape) != 2 or not node.get_attributes()["transpose_b"]:
             continue
         name = source.get_friendly_name()
-        if name not in made:
+        if name not in built:
             weight = np.array(source.data, np.float32)
             scale = scales(weight, "int8")
-            held = ops.convert(ops.constant(codes(weight, scale, "int8")), "f32")
-            made[name] = ops.multiply(held, ops.constant(scale[:, None]))
-        node.input(1).replace_source_output(made[name].output(0))
+            held = ops.convert(ops.constant(quantized(weight, scale, "int8")), "f32")
+            built[name] = ops.multiply(held, ops.constant(scale[:, None]))
+        node.input(1).replace_source_output(built[name].output(0))

@@ -24,7 +24,7 @@ from openvino import opset13 as ops
 
 from llmc.compiler.architectures.shared.block_form import BlockForm, common_block, common_order
 from llmc.compiler.architectures.shared.experts import stay_floats
-from llmc.compiler.architectures.shared.names import OUTER
+from llmc.compiler.architectures.shared.names import EMBED_LM_HEAD
 from llmc.compiler.checkpoint.adapter_layout import of_adapters
 from llmc.compiler.targets.openvino.constants import Constants
 from llmc.compiler.targets.openvino.precision import DTYPES, GROUPS, group_of
@@ -171,11 +171,11 @@ class Compressed(WeightFormat):
             recipe = Recipe(f"{stem}{name}", f"{held.family}_{what}", names, held.group, reordered)
             return self.constants.declare(recipe, dtype, (rows, *groups, last))
 
-        made = ops.convert(part("", "data", held.type, held.group or width), ov.Type.f32)
+        built = ops.convert(part("", "data", held.type, held.group or width), ov.Type.f32)
         if held.zeros:
-            made = ops.subtract(made, part(".zero", "zeros", ov.Type.f32, 1))
-        made = ops.multiply(made, part(".scale", "scales", ov.Type.f32, 1))
-        return ops.reshape(made, self.constants.small([rows, width]), False) if held.group else made
+            built = ops.subtract(built, part(".zero", "zeros", ov.Type.f32, 1))
+        built = ops.multiply(built, part(".scale", "scales", ov.Type.f32, 1))
+        return ops.reshape(built, self.constants.small([rows, width]), False) if held.group else built
 
 
 class Int8(Compressed):
@@ -204,7 +204,7 @@ class Int4(Compressed):
         super().__init__(constants)
         self.group = group
         self.stored = stored
-        self.eight = frozenset(wide) if head_bits == 4 else OUTER.union(wide)
+        self.eight = frozenset(wide) if head_bits == 4 else EMBED_LM_HEAD.union(wide)
 
     def held(self, sources: Sequence[str], width: int) -> Held:
         """By name, where the group fits the width; 8 bits where it does not."""
@@ -258,7 +258,7 @@ class Kept(Compressed):
         block = math.gcd(*(form.block for form in held))
         if len(held) < len(forms):
             return Held("u8kept", math.gcd(block, default))
-        if all(form.table == "float4" for form in held) and OUTER.isdisjoint(sources):
+        if all(form.table == "float4" for form in held) and EMBED_LM_HEAD.isdisjoint(sources):
             return Held("f4kept", block, order)
         if all(form.bits == 8 and not form.offsets for form in held):
             return Held("i8kept", 0 if block == width else block, order)

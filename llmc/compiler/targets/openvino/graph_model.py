@@ -47,7 +47,7 @@ class GraphModel:
         self.constants = weights.constants
         self.inputs: Mapping[str, Any] = {}
         self.caches: list[Any] = []
-        self._made: dict[Value, Any] = {}
+        self._built: dict[Value, Any] = {}
         self._rotary: dict[Value, Any] = {}
         self.masks: dict[tuple[Value, str], Any] = {}
         self._widened: Mapping[Node, Node] = {}
@@ -66,19 +66,19 @@ class GraphModel:
     def emit(self, inputs: Mapping[str, Any], there: Mapping[Value, Any]) -> None:
         """Make the graph's values but those that are `there`; `inputs` as `lower` takes them. Raises CompileError."""
         self.inputs = inputs
-        self._made.update(there)
+        self._built.update(there)
         self._widened = widened(self.graph, self.weights)
         for node in self.graph.nodes:
             if node in self._widened.values():
                 continue
             if own := getattr(self, f"_op_{node.op}", None):
-                made = own(node)
+                built = own(node)
             elif plain := PLAIN.get(node.op):
-                made = plain(self, node)
+                built = plain(self, node)
             else:
                 raise CompileError(f"operator {node.op!r} has no OpenVINO lowering (at {node.out})")
-            for value, output in zip(node.outputs, made if isinstance(made, list) else [made], strict=False):
-                self._made[value] = output
+            for value, output in zip(node.outputs, built if isinstance(built, list) else [built], strict=False):
+                self._built[value] = output
 
     def qkv(self, node: Node) -> tuple[Any, Any, Any]:
         """Query, key and value [T, H · D] of an attention, apart and turned to their positions."""
@@ -128,8 +128,8 @@ class GraphModel:
     def get(self, value: Value | None) -> Any:
         """The model's value of one of the graph's. Raises CompileError where there is none."""
         assert value is not None
-        if value in self._made:
-            return self._made[value]
+        if value in self._built:
+            return self._built[value]
         if value in self.graph.weights:
             shape = tuple(int(d) for d in value.shape)
             return self.weights.vector(self.graph.weights[value], shape)
@@ -140,8 +140,8 @@ class GraphModel:
     def flat_matrix(self, value: Value | None) -> Any:
         """A weight [E, N, K] as the format holds matrices: [E · N, K]."""
         assert value is not None
-        *outer, width = _shape(value)
-        return self.weights.matrix([self.graph.weights[value]], [(math.prod(outer), width)])
+        *embed_lm_head, width = _shape(value)
+        return self.weights.matrix([self.graph.weights[value]], [(math.prod(embed_lm_head), width)])
 
     def turned_matrix(self, value: Value) -> Any | None:
         """A weight [E, K, N] as float32 [E · N, K], where it is held so."""
@@ -152,7 +152,7 @@ class GraphModel:
         assert weight is not None
         matrix = self.weights.matrix([self.graph.weights[weight]], [_shape(weight)], looked_up=True)
         ids = node.inputs[1]
-        at = self._made[ids] if ids in self._made else self.inputs["input_ids"]
+        at = self._built[ids] if ids in self._built else self.inputs["input_ids"]
         return ops.gather(matrix, at, self.constants.small(0))
 
     def _op_linear(self, node: Node) -> Any:
@@ -238,9 +238,9 @@ def kept_of(node: Node) -> tuple[tuple[int, int], tuple[int, int]]:
 
 def parameter(name: str, shape: Sequence[int], dtype: Any) -> Any:
     """An input of the model; -1 is a size that stays open."""
-    made = ops.parameter(list(shape), dtype, name=name)
-    made.output(0).set_names({name})
-    return made
+    built = ops.parameter(list(shape), dtype, name=name)
+    built.output(0).set_names({name})
+    return built
 
 
 def model_of(inputs: Iterable[Any], outputs: Iterable[tuple[str, Any]]) -> ov.Model:

@@ -121,9 +121,9 @@ class PagedModel(GraphModel):
         assert key is not None
         pair, why = self._pairs.index(key), _unpaged(node)
         if pair not in self._caches:  # some layers read the keys and values of earlier ones
-            made = zip(KEY_VALUE, kept_of(node), strict=True)
+            built = zip(KEY_VALUE, kept_of(node), strict=True)
             self._caches[pair] = [
-                _cache(f"{what}_cache.{pair}", heads, size, bool(why)) for what, (heads, size) in made
+                _cache(f"{what}_cache.{pair}", heads, size, bool(why)) for what, (heads, size) in built
             ]
             self.caches += self._caches[pair]
         if why:
@@ -137,12 +137,12 @@ class PagedModel(GraphModel):
             value = ops.pad(value, small([0, 0, 0]), small([0, 0, held - width]), "constant", small(0, np.float32))
             value = ops.reshape(value, small([-1, kv_heads * held]), False)
         out = self._attention(query, key, value, pair, node)
-        _tell_heads(out, (kv_heads, size), (kv_heads, held))
-        made = out.output(0)
+        _report_heads(out, (kv_heads, size), (kv_heads, held))
+        built = out.output(0)
         if held > width:
-            made = ops.reshape(made, small([-1, heads, held]), False)
-            made = ops.slice(made, small([0]), small([width]), small([1]), small([2]))
-        return [ops.reshape(made, small([-1, heads * width]), False)]
+            built = ops.reshape(built, small([-1, heads, held]), False)
+            built = ops.slice(built, small([0]), small([width]), small([1]), small([2]))
+        return [ops.reshape(built, small([-1, heads * width]), False)]
 
     def _in_plain_operators(self, node: Node, pair: int) -> Any:
         ring = self._ring(pair)
@@ -154,8 +154,8 @@ class PagedModel(GraphModel):
             sizes, past, tables = (self._of_pool(name, ring) for name in ("step_sizes", "past_lens", "block_tables"))
             self._over_blocks[ring] = OverBlocks(self.constants, sizes, past, tables)
         rows = self._over_blocks[ring]
-        query, *made = self.qkv(node)
-        kept = list(zip(self._caches[pair], made, kept_of(node), strict=True))
+        query, *built = self.qkv(node)
+        kept = list(zip(self._caches[pair], built, kept_of(node), strict=True))
         new = [headed(self, rows, x, heads, size) for _, x, (heads, size) in kept]
         for what, x in zip(KEY_VALUE, new, strict=True):
             self._given.setdefault(f"new_{what}.{pair}", x)
@@ -178,9 +178,9 @@ class PagedModel(GraphModel):
     def state_table(self, layout: str, state: Value | None, shape: list[int]) -> Any:
         """The input that is the table of a state, `shape` in a row."""
         assert state is not None
-        made = parameter(f"{layout}_state.{self._states.index(state)}", [-1, *shape], ov.Type.f32)
-        self.caches.append(made)
-        return made
+        built = parameter(f"{layout}_state.{self._states.index(state)}", [-1, *shape], ov.Type.f32)
+        self.caches.append(built)
+        return built
 
     def step_of_states(self) -> list[Any]:
         """The inputs behind a table of OpenVINO's operators."""
@@ -251,14 +251,14 @@ def _cache(name: str, heads: int, size: int, plain: bool) -> Any:
     """A paged cache, in what the device chooses, or one that plain operators read."""
     if plain:
         return parameter(name, [-1, heads, -1, size], ov.Type.f32)
-    made = ops.parameter(ov.PartialShape([-1, -1, -1, -1]), ov.Type.dynamic, name=name)
-    made.output(0).set_names({name})
-    _tell_heads(made, (heads, size), (heads, size))
-    return made
+    built = ops.parameter(ov.PartialShape([-1, -1, -1, -1]), ov.Type.dynamic, name=name)
+    built.output(0).set_names({name})
+    _report_heads(built, (heads, size), (heads, size))
+    return built
 
 
-def _tell_heads(node: Any, key: tuple[int, int], value: tuple[int, int]) -> None:
+def _report_heads(node: Any, key: tuple[int, int], value: tuple[int, int]) -> None:
     info = node.get_rt_info()
-    told = {"num_k_heads": key[0], "k_head_size": key[1], "num_v_heads": value[0], "v_head_size": value[1]}
-    for name, number in told.items():
+    reported = {"num_k_heads": key[0], "k_head_size": key[1], "num_v_heads": value[0], "v_head_size": value[1]}
+    for name, number in reported.items():
         info[name] = number

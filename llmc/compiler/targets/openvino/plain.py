@@ -135,8 +135,8 @@ def _along(node: Node, name: str = "dim", default: int = 0) -> int:
 def _operand(to: Building, value: Value | None, node: Node) -> Any:
     assert value is not None
     shape = beside(value, node.out, node.out)
-    made = to.get(value)
-    return made if shape is None else ops.reshape(made, to.constants.small(shape), False)
+    built = to.get(value)
+    return built if shape is None else ops.reshape(built, to.constants.small(shape), False)
 
 
 def _unary(emit: Callable[[Any], Any]) -> Emit:
@@ -160,13 +160,13 @@ def _binary(emit: Callable[[Any, Any], Any], turned: bool = False) -> Emit:
 
 def _clamp(to: Building, node: Node) -> Any:
     """Bounds are numbers, or tensors behind the first input."""
-    made, bounds = to.get(node.inputs[0]), (*node.inputs[1:], None, None)
+    built, bounds = to.get(node.inputs[0]), (*node.inputs[1:], None, None)
     for name, bound, given in zip(("min", "max"), (ops.maximum, ops.minimum), bounds, strict=False):
         if given is not None:
-            made = bound(made, _operand(to, given, node))
+            built = bound(built, _operand(to, given, node))
         elif node.attrs.get(name) is not None:
-            made = bound(made, _number(to, node.attrs[name], node.inputs[0]))
-    return made
+            built = bound(built, _number(to, node.attrs[name], node.inputs[0]))
+    return built
 
 
 def _cast(to: Building, node: Node) -> Any:
@@ -176,11 +176,11 @@ def _cast(to: Building, node: Node) -> Any:
 def _where(to: Building, node: Node) -> Any:
     """Either side may be a number."""
     condition, *sides = node.inputs
-    made = [_operand(to, v, node) for v in sides]
+    built = [_operand(to, v, node) for v in sides]
     for at, key in ((0, "self"), (1, "other")):
         if key in node.attrs:
-            made.insert(at, _number(to, node.attrs[key], node.out))
-    return ops.select(_operand(to, condition, node), *made)
+            built.insert(at, _number(to, node.attrs[key], node.out))
+    return ops.select(_operand(to, condition, node), *built)
 
 
 def _masked_fill(to: Building, node: Node) -> Any:
@@ -241,9 +241,9 @@ def _layer_norm(to: Building, node: Node) -> Any:
         raise CompileError(f"layer_norm over {node.attrs['normalized_shape']} has no OpenVINO lowering")
     x, weight, bias = (*node.inputs, None, None)[:3]
     eps = float(node.attrs.get("eps", 1e-5))
-    made = ops.mvn(to.get(x), to.constants.small([-1]), True, eps, "inside_sqrt")
-    made = ops.multiply(made, to.get(weight)) if weight is not None else made
-    return ops.add(made, to.get(bias)) if bias is not None else made
+    built = ops.mvn(to.get(x), to.constants.small([-1]), True, eps, "inside_sqrt")
+    built = ops.multiply(built, to.get(weight)) if weight is not None else built
+    return ops.add(built, to.get(bias)) if bias is not None else built
 
 
 def _reshape(to: Building, node: Node) -> Any:
@@ -258,8 +258,8 @@ def _reshape(to: Building, node: Node) -> Any:
 
 
 def _transposed(to: Building, source: Value, order: list[int], node: Node) -> Any:
-    made, moved = to.get(source), order_of(source, order, node.out)
-    return made if moved == sorted(moved) else ops.transpose(made, to.constants.small(moved))
+    built, moved = to.get(source), order_of(source, order, node.out)
+    return built if moved == sorted(moved) else ops.transpose(built, to.constants.small(moved))
 
 
 def _transpose(to: Building, node: Node) -> Any:
@@ -358,20 +358,20 @@ def _scatter(to: Building, node: Node) -> Any:
 
 def _topk(to: Building, node: Node) -> Any:
     largest, ordered = node.attrs.get("largest", True), node.attrs.get("sorted", True)
-    made = opset15.topk(
+    built = opset15.topk(
         to.get(node.inputs[0]), to.constants.small(node.attrs["k"]), _along(node, default=-1),
         "max" if largest else "min", "value" if ordered else "none", index_element_type="i64", stable=bool(ordered),
     )  # fmt: skip
-    return list(made.outputs())
+    return list(built.outputs())
 
 
 def _max(to: Building, node: Node) -> Any:
     """Along a dimension: the largest value, and its place, the first of equal ones."""
     axis, small = _along(node), to.constants.small
-    made = opset15.topk(
+    built = opset15.topk(
         to.get(node.inputs[0]), small(1), axis, "max", "value", index_element_type="i64", stable=True
     )  # fmt: skip
-    outputs = list(made.outputs())
+    outputs = list(built.outputs())
     return outputs if node.attrs.get("keepdim") else [ops.squeeze(o, small([axis])) for o in outputs]
 
 
@@ -432,8 +432,8 @@ def _experts(to: Building, node: Node) -> Any:
     share = ops.scatter_elements_update(none, to.get(ids), to.get(shares), small(1))
     rows = ops.multiply(rows, ops.unsqueeze(share, small(2)))
     out = ops.reshape(to.flat_matrix(down), small([count, hidden, features]), False)
-    made = ops.matmul(ops.transpose(rows, small([1, 0, 2])), out, False, True)
-    return ops.reduce_sum(made, small([0]), False)
+    built = ops.matmul(ops.transpose(rows, small([1, 0, 2])), out, False, True)
+    return ops.reduce_sum(built, small([0]), False)
 
 
 def _expert_linear(to: Building, node: Node) -> Any:
@@ -449,17 +449,17 @@ def _expert_linear(to: Building, node: Node) -> Any:
         matrix = ops.reshape(to.flat_matrix(weight), small(shape), False)
         rows = ops.transpose(rows, small([1, 0, 2])) if each else ops.unsqueeze(rows, small([0]))
         rows = ops.unsqueeze(rows, small([1]))
-        made = ops.matmul(rows, matrix, False, not turned)  # [k or 1, E, T, N]
-        made = ops.transpose(made, small([2, 0, 1, 3]))
+        built = ops.matmul(rows, matrix, False, not turned)  # [k or 1, E, T, N]
+        built = ops.transpose(built, small([2, 0, 1, 3]))
     else:  # one product, into which the plugin fuses the decompression
-        made = ops.matmul(ops.reshape(rows, small([-1, shape[1]]), False), flat, False, True)
-        made = ops.reshape(made, small([-1, int(x.shape[1]) if each else 1, shape[0], shape[2]]), False)
+        built = ops.matmul(ops.reshape(rows, small([-1, shape[1]]), False), flat, False, True)
+        built = ops.reshape(built, small([-1, int(x.shape[1]) if each else 1, shape[0], shape[2]]), False)
     if bias is not None:
-        made = ops.add(made, to.get(bias))
+        built = ops.add(built, to.get(bias))
     chosen = ops.unsqueeze(to.get(ids), small([2]))
     if each:
-        return ops.squeeze(ops.gather(made, chosen, small(2), batch_dims=2), small([2]))
-    return ops.gather(ops.squeeze(made, small([1])), to.get(ids), small(1), batch_dims=1)
+        return ops.squeeze(ops.gather(built, chosen, small(2), batch_dims=2), small([2]))
+    return ops.gather(ops.squeeze(built, small([1])), to.get(ids), small(1), batch_dims=1)
 
 
 PLAIN: Mapping[str, Emit] = {

@@ -154,8 +154,8 @@ def _causal_conv(to: PagedBuilding, node: Node) -> list[Any]:
     kernel = ops.reshape(to.get(weight), small([channels, 1, width]), False)
     added = small([], np.float32) if bias is None else to.get(bias)
     table = to.state_table("conv", state, [channels, width])
-    made = PagedCausalConv1D([to.get(x), table, kernel, added, *to.step_of_states()], 0, {}).output(0)
-    return [ops.swish(made, small(1, np.float32)).output(0) if node.attrs["silu"] else made]
+    built = PagedCausalConv1D([to.get(x), table, kernel, added, *to.step_of_states()], 0, {}).output(0)
+    return [ops.swish(built, small(1, np.float32)).output(0) if node.attrs["silu"] else built]
 
 
 def _gated_delta(to: PagedBuilding, node: Node) -> list[Any]:
@@ -205,9 +205,11 @@ def _columns(to: PagedBuilding, node: Node) -> list[Any]:
     table = to.state_table("columns", state, [columns, channels])
     held = ops.unsqueeze(ops.gather(table, to.rows_read(), small(0)), small([1]))
     shapes = [(columns, channels), (columns, channels), (1, channels), (columns, 1), (1, columns)]
-    before, fade, taken, written, asked = inner = [ops.parameter([-1, 1, *shape], ov.Type.f32) for shape in shapes]
-    after = ops.result(ops.add(ops.multiply(before, fade), ops.multiply(taken, written)))
-    token = ops.result(ops.matmul(asked, after.input_value(0), False, False))
+    before, decay_factor, taken, written, requested = inner = [
+        ops.parameter([-1, 1, *shape], ov.Type.f32) for shape in shapes
+    ]
+    after = ops.result(ops.add(ops.multiply(before, decay_factor), ops.multiply(taken, written)))
+    token = ops.result(ops.matmul(requested, after.input_value(0), False, False))
     loop = ops.tensor_iterator()
     loop.set_body(ov.Model([after, token], inner, "token"))
     loop.set_merged_input(before, output_of(held), after.output(0))

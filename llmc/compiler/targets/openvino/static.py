@@ -123,7 +123,7 @@ class StaticModel(GraphModel):
         """An operator whose last inputs are a state and the lengths of rows."""
         *given, state, _, _ = node.inputs
         assert state is not None
-        held = self._array(state) if state in self._made else np.zeros(self._sized(state), np.float32)
+        held = self._array(state) if state in self._built else np.zeros(self._sized(state), np.float32)
         lengths = [Array(self._arrays, self._step[name]) for name in STEP_INPUTS[1:]]
         out, after = function(self._arrays, *map(self._array, given), held, *lengths, *attrs)
         self._new[state] = after.node
@@ -133,10 +133,10 @@ class StaticModel(GraphModel):
         """Rows and their tokens apart."""
         if value is None:
             return None
-        made = self.get(value)
+        built = self.get(value)
         if token_axes(value.shape) == (0, 1):
-            made = ops.reshape(made, self.constants.small(self._sized(value)), False)
-        return Array(self._arrays, made)
+            built = ops.reshape(built, self.constants.small(self._sized(value)), False)
+        return Array(self._arrays, built)
 
     def _op_last_rows(self, node: Node) -> Any:
         return self.get(node.inputs[0]) if self.sizes[1] == 1 else super()._op_last_rows(node)
@@ -187,10 +187,10 @@ class Positions(TokenRows):
     def seen(self, window: int, groups: int) -> Any:
         """What does not depend on the past is a constant."""
         if (window, groups) not in self._masks:
-            self._masks[window, groups] = self._made(window, groups)
+            self._masks[window, groups] = self._built(window, groups)
         return self._masks[window, groups]
 
-    def _made(self, window: int, groups: int) -> Any:
+    def _built(self, window: int, groups: int) -> Any:
         (batch, query, context), small = self._sizes, self._constants.small
         at = np.arange(query)
         ahead = at[:, None] - at

@@ -109,10 +109,10 @@ class OpenVinoStaticTarget(OpenVinoBase):
 
     def configure(self, options: CompileOptions) -> CompileOptions:
         """Caches are float32; the plugins convert them to what they compute in."""
-        asked, activations = KV_CACHE_DTYPE.of(options), ACTIVATION_GROUP_SIZE.of(options)
-        if asked not in (None, "f32"):
+        requested, activations = KV_CACHE_DTYPE.of(options), ACTIVATION_GROUP_SIZE.of(options)
+        if requested not in (None, "f32"):
             raise InputError(
-                f"--kv-cache-dtype {asked} is for paged attention on openvino:CPU; models of one "
+                f"--kv-cache-dtype {requested} is for paged attention on openvino:CPU; models of one "
                 f"shape (openvino:{self.device}) take f32"
             )
         if activations is not None:
@@ -168,8 +168,8 @@ class OpenVinoStaticTarget(OpenVinoBase):
         entry = self._lower(stages, programs, options, sizes)
         forms = entry.outputs
         if self.device == "CPU":
-            made = self._finish(stages, options, names, entry).outputs
-            return self.lowered(stages, made["weights"], {name: made[name] for name in names}, forms)
+            built = self._finish(stages, options, names, entry).outputs
+            return self.lowered(stages, built["weights"], {name: built[name] for name in names}, forms)
         weights = weights_stage(stages, entry.outputs["recipes"], entry.outputs["tables"]).outputs
         chosen = {name: forms[name] for name in names}
         return self.lowered(stages, weights["weights"], chosen, forms, placements=weights["placements"])
@@ -194,8 +194,8 @@ class OpenVinoStaticTarget(OpenVinoBase):
         """Of portable models, on the device's host; imported here, so that no key of theirs depends on it."""
         from llmc.compiler.targets.openvino.ahead import GpuFinisher, NpuFinisher
 
-        made = {"GPU": GpuFinisher, "NPU": NpuFinisher}.get(self.device.partition(".")[0])
-        return None if made is None else made(self.device)
+        built = {"GPU": GpuFinisher, "NPU": NpuFinisher}.get(self.device.partition(".")[0])
+        return None if built is None else built(self.device)
 
     def _lower(
         self, stages: Stages, programs: Sequence[Program], options: CompileOptions, sizes: Sequence[Sizes]

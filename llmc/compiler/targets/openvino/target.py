@@ -146,8 +146,8 @@ class OpenVinoTarget(OpenVinoBase):
         for option in (CALIBRATE, MAX_KL):
             if quantize == "int4" and option.of(options) is not None and GROUP_SIZE.of(options) is not None:
                 raise InputError(f"{option.flag} has a scale for each 32 inputs; leave out {GROUP_SIZE.flag}")
-        asked = KV_CACHE_DTYPE.of(options) or settings.openvino_kv_precision
-        chosen = properties(quantize, options.dtype, asked)
+        requested = KV_CACHE_DTYPE.of(options) or settings.openvino_kv_precision
+        chosen = properties(quantize, options.dtype, requested)
         activations = ACTIVATION_GROUP_SIZE.of(options)
         _, used = groups_of(quantize, GROUP_SIZE.of(options), activations)
         if quantize != MIXED and used == ACTIVATIONS[quantize]:
@@ -185,13 +185,13 @@ class OpenVinoTarget(OpenVinoBase):
     def lower(self, stages: Stages, programs: Sequence[Program], options: CompileOptions) -> Lowered:
         stages, mixed = calibrated(stages, options, ADDED_KL)
         models = {_name(rows): rows for rows in (None, *self._fixed(stages.plan.buckets, options))}
-        made = self._lower(stages, programs, options, models, mixed)
-        plain = json.loads(stages.store.get_bytes(made.outputs[PLAIN].digest))
+        built = self._lower(stages, programs, options, models, mixed)
+        plain = json.loads(stages.store.get_bytes(built.outputs[PLAIN].digest))
         self._require_fitting(stages, options, plain.get("attention", [0, ""])[1])
-        finished = self._finish(stages, options, models, made).outputs
+        finished = self._finish(stages, options, models, built).outputs
         chosen = {name: finished[name] for name in models}
-        beside = {name: made.outputs[name] for name in (PLAIN, "recipes")}
-        return replace(self.lowered(stages, finished["weights"], chosen, made.outputs, **beside), facts=mixed.facts)
+        beside = {name: built.outputs[name] for name in (PLAIN, "recipes")}
+        return replace(self.lowered(stages, finished["weights"], chosen, built.outputs, **beside), facts=mixed.facts)
 
     def _require_fitting(self, stages: Stages, options: CompileOptions, unpaged: str) -> None:
         """Raise UnfitError for precisions that states, or attention in plain operators, have not; `unpaged`: why it is
@@ -240,9 +240,9 @@ class OpenVinoTarget(OpenVinoBase):
         stored = {name: form for name, form in stored.items() if name not in eight}
         halves: list[str] = []
         if options.quantize == "keep":
-            from llmc.compiler.weights.kept import require_codes
+            from llmc.compiler.weights.kept import require_quantized
 
-            require_codes(stages.checkpoint)
+            require_quantized(stages.checkpoint)
             halves = [name for name in coded_names(stages.checkpoint) if stages.checkpoint.unkept(name) == FLOATS8]
         from llmc.runtime.executors.openvino.blocks import held_widths
 
@@ -267,7 +267,7 @@ class OpenVinoTarget(OpenVinoBase):
 
             graph = fuse(program.graph(), adapted=True)
             constants = Constants()
-            made = {}
+            built = {}
             for name, rows in models.items():
                 group, _ = self._groups(options, rows)
                 weights = format_for(str(options.quantize), options.dtype, group, stored, halves, eight, head)(
@@ -276,9 +276,9 @@ class OpenVinoTarget(OpenVinoBase):
                 paged = PagedModel(
                     graph, weights, tokens=rows, rows=rows, top_k=options.sample_top_k, wide=wide, rings=rings
                 )
-                made[name] = to_xml(paged.model, folder)
-                made[PLAIN] = json.dumps(paged.plain)
-            return made, constants
+                built[name] = to_xml(paged.model, folder)
+                built[PLAIN] = json.dumps(paged.plain)
+            return built, constants
 
         return self.lower_stage(stages, program, options, form, self._lower, lower)
 

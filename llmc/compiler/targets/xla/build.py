@@ -124,11 +124,11 @@ def jitted(job: XlaJob, machine: Machine, donated: tuple[int, ...] = ()) -> tupl
 
 def _outputs(job: XlaJob, shaped: Sequence[Any]) -> tuple[Tensor, ...]:
     """Outputs by shape; those of donated inputs lie as they do, others are whole on every device."""
-    made = jax.eval_shape(job.function, *shaped)
-    first = len(made) - len(job.donated)
+    built = jax.eval_shape(job.function, *shaped)
+    first = len(built) - len(job.donated)
     given = dict(enumerate(job.donated, first))
     found = []
-    for i, out in enumerate(made):
+    for i, out in enumerate(built):
         if i in given:
             found.append(job.inputs[given[i]])
         elif job.kind == "slots":  # the rows of slot_read lie as the cache does

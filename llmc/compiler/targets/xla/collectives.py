@@ -58,17 +58,17 @@ _ARRAY = re.compile(r"\b(?:(pred)|[a-z]+(\d+)\w*)\[([\d,<=]*)\]")
 
 
 def _computations(hlo: str) -> dict[str, list[_Instruction]]:
-    made: dict[str, list[_Instruction]] = {}
-    current = made.setdefault("", [])
+    built: dict[str, list[_Instruction]] = {}
+    current = built.setdefault("", [])
     for line in hlo.splitlines():
         if header := _COMPUTATION.match(line):
-            current = made.setdefault(header[1], [])
+            current = built.setdefault(header[1], [])
         elif instruction := _INSTRUCTION.match(line):
             text = _COMMENT.sub("", instruction[1])
             shape, rest = _shape_first(text)
             if opcode := _OPCODE.match(rest):
                 current.append((shape, opcode[1], rest[opcode.end() :]))
-    return made
+    return built
 
 
 def _shape_first(text: str) -> tuple[str, str]:

@@ -116,9 +116,9 @@ class XlaEncoderTarget(EncoderTarget):
     @classmethod
     def of(cls, detail: str) -> Self:
         """What is behind the device's name means what it means for models that generate."""
-        made = cls(detail)
-        _ = made.compiler
-        return made
+        built = cls(detail)
+        _ = built.compiler
+        return built
 
     @cached_property
     def compiler(self) -> XlaTarget:
@@ -134,9 +134,9 @@ class XlaEncoderTarget(EncoderTarget):
 
     def configure(self, options: CompileOptions) -> CompileOptions:
         """And what the compiler refuses, such as a topology that is not known."""
-        made = super().configure(options)
-        self.compiler.configure(made)
-        return made
+        built = super().configure(options)
+        self.compiler.configure(built)
+        return built
 
     def specialised(self, options: CompileOptions) -> bool:
         if options.specialise is False:
@@ -178,12 +178,14 @@ class XlaEncoderTarget(EncoderTarget):
         preload = self.compiler.description.fresh_process
         workers = partial(Workers, preload=preload) if preload or options.jobs > 1 else None
         with Jobs(options.jobs, workers) as jobs:
-            made = jobs.each(partial(self._executable, stages, traced, options, jobs), shapes)
+            built = jobs.each(partial(self._executable, stages, traced, options, jobs), shapes)
         files = {WEIGHTS: traced.outputs["weights"].digest, PLACEMENTS: traced.outputs["placements"].digest}
-        return CompiledEncoder(list(zip(shapes, made, strict=True)), files, {"type_ids": bool(traced.meta["type_ids"])})
+        return CompiledEncoder(
+            list(zip(shapes, built, strict=True)), files, {"type_ids": bool(traced.meta["type_ids"])}
+        )
 
-    def analyse(self, stages: Stages, made: CompiledEncoder, options: CompileOptions) -> dict[str, Any]:
-        files = [stages.path(entry.outputs["executable"]) for _, entry in made.executables]
+    def analyse(self, stages: Stages, built: CompiledEncoder, options: CompileOptions) -> dict[str, Any]:
+        files = [stages.path(entry.outputs["executable"]) for _, entry in built.executables]
         return self.compiler.analysed(files)
 
     def _executable(
@@ -223,8 +225,8 @@ def compile_shape(device: str, given: Given, shape: tuple[int, int], options: Co
     """The executable file of a bucket, in this process. Raises CompileError."""
     target = open_target(device)
     target.machine(options)  # type: ignore[attr-defined] # JAX is configured before anything imports it
-    made: bytes = target.build(_job(given, shape), options)  # type: ignore[attr-defined] # an XlaTarget
-    return made
+    built: bytes = target.build(_job(given, shape), options)  # type: ignore[attr-defined] # an XlaTarget
+    return built
 
 
 def _job(given: Given, shape: tuple[int, int]) -> XlaJob:
@@ -240,12 +242,12 @@ class TpuEncoderTarget(XlaEncoderTarget):
     name: ClassVar[str] = "tpu"
     packages: ClassVar[tuple[str, ...]] = ("jax", "libtpu")
 
-    def analyse(self, stages: Stages, made: CompiledEncoder, options: CompileOptions) -> dict[str, Any]:
+    def analyse(self, stages: Stages, built: CompiledEncoder, options: CompileOptions) -> dict[str, Any]:
         """And what a device must hold; raises CompileError where it has less."""
-        found = super().analyse(stages, made, options)
+        found = super().analyse(stages, built, options)
         assert isinstance(self.compiler, DescribedTarget)
         topology = self.compiler.topology
-        places = json.loads(stages.store.get_bytes(made.files[PLACEMENTS])).values()
+        places = json.loads(stages.store.get_bytes(built.files[PLACEMENTS])).values()
         weights = sum(topology.array_bytes(at["shape"], ITEM_BYTES[at["dtype"]]) for at in places)
         need = Need.of(weights, 0, [e["memory"] for e in found["executables"]])
         if need.total > topology.usable_bytes:

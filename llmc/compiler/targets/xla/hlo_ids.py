@@ -43,8 +43,8 @@ def renumbered(module: bytes) -> bytes:
                 return numbers[value]
             if field in REFERENCES:
                 listed = [value] if isinstance(value, int) else wire.varints(value)
-                made = [numbers[number] for number in listed]
-                return made[0] if isinstance(value, int) else b"".join(map(wire.varint, made))
+                built = [numbers[number] for number in listed]
+                return built[0] if isinstance(value, int) else b"".join(map(wire.varint, built))
             return value
 
         def in_computation(field: int, value: int | bytes) -> int | bytes:
@@ -66,10 +66,10 @@ def _changed(message: bytes, change: Change) -> bytes:
     """`message` with each field's value as `change` makes it of field number and value; None leaves the field out."""
     out = bytearray()
     for field, kind, value in wire.fields(message):
-        made = change(field, value)
-        if made is None:
+        built = change(field, value)
+        if built is None:
             continue
-        out += wire.field(field, made, kind)
+        out += wire.field(field, built, kind)
     return bytes(out)
 
 

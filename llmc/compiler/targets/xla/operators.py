@@ -36,21 +36,21 @@ Array = Any
 class Quantised(NamedTuple):
     """A matrix: codes [.., N, K], scale [.., N]; a tree of arrays, which a scan takes apart by layers."""
 
-    codes: Array
+    quantized: Array
     scale: Array
 
     def product(self, x: Array, precision: Any) -> Array:
         """[…, K] × [N, K] → […, N] in x's dtype."""
         out = lax.dot_general(
-            x, self.codes.astype(x.dtype), (((x.ndim - 1,), (1,)), ((), ())), precision=precision,
+            x, self.quantized.astype(x.dtype), (((x.ndim - 1,), (1,)), ((), ())), precision=precision,
             preferred_element_type=jnp.float32,
         )  # fmt: skip
         return (out * self.scale).astype(x.dtype)
 
     def rows(self, indices: Array) -> Array:
         """Rows by number, in float32: indices […] → […, K]."""
-        codes, scale = (jnp.take(part, indices, axis=0, mode="clip") for part in self)
-        return codes.astype(jnp.float32) * scale[..., None]
+        quantized, scale = (jnp.take(part, indices, axis=0, mode="clip") for part in self)
+        return quantized.astype(jnp.float32) * scale[..., None]
 
 
 Rule = Callable[..., Any]
@@ -433,8 +433,8 @@ def _with_state(written: Rule) -> Rule:
             for name, value in given.items()
         }
         with jax.default_matmul_precision("highest"):
-            made: tuple[Array, Array] = written(jnp, **wide)
-        return made
+            built: tuple[Array, Array] = written(jnp, **wide)
+        return built
 
     return rule
 

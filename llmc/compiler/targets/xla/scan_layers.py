@@ -241,10 +241,10 @@ class _Folding:
         return tuple(Carry(before[p], inside[p], after[p], ends.get(p)) for p in sorted(before))
 
     def _check_epilogue(self, epilogue: Sequence[Operation], carried: set[str | None]) -> None:
-        made = {name for operation in epilogue for name in operation.outputs}
+        built = {name for operation in epilogue for name in operation.outputs}
         for operation in epilogue:
             for name in operation.refs():
-                if self._level.get(name, _PRELUDE) != _PRELUDE and name not in made and name not in carried:
+                if self._level.get(name, _PRELUDE) != _PRELUDE and name not in built and name not in carried:
                     what = self._program.weights.get(name, name)
                     raise NotRollableError(
                         f"{operation.operator} → {operation.outputs[0]} of the last layer has no counterpart in layer "

@@ -89,8 +89,8 @@ def hlo_proto(envelope: ExecutableFile) -> bytes:
 
     with mlir.make_ir_context():
         code = mlir.module_to_bytecode(_module(envelope, _PLAIN))
-    made = _jax.mlir.mlir_module_to_xla_computation(code, use_tuple_args=False, return_tuple=False)
-    return renumbered(made.as_serialized_hlo_module_proto())
+    built = _jax.mlir.mlir_module_to_xla_computation(code, use_tuple_args=False, return_tuple=False)
+    return renumbered(built.as_serialized_hlo_module_proto())
 
 
 def _envelope(data: bytes, source: str, target: str) -> ExecutableFile:

@@ -35,12 +35,12 @@ def slot_programs(
     numbers = [Tensor(name, (), "int32", ()) for name in ("slot", "other", "tokens")]
     used = Tensor("used", (), "int32", ())
     value = Tensor("value", (), "float32", ())
-    made = _Slots(kinds)
+    built = _Slots(kinds)
     return {
-        "slot_copy": (made.copy, (*cache, *numbers), True),
-        "slot_fill": (made.fill, (*cache, numbers[0], numbers[2], used, value), True),
-        "slot_read": (made.read, (*cache, numbers[0]), False),
-        "slot_write": (made.write, (*cache, numbers[0], numbers[2], *map(_row, cache)), True),
+        "slot_copy": (built.copy, (*cache, *numbers), True),
+        "slot_fill": (built.fill, (*cache, numbers[0], numbers[2], used, value), True),
+        "slot_read": (built.read, (*cache, numbers[0]), False),
+        "slot_write": (built.write, (*cache, numbers[0], numbers[2], *map(_row, cache)), True),
     }
 
 

@@ -174,15 +174,15 @@ def _write(cache: Array, new: Array, slots: Array, past: Array, live: Array, loo
         begin = lax.rem(past[b] + first, places) if ring else past[b]
         start = jnp.minimum(begin, places - taken)
         ahead = begin - start
-        made = lax.dynamic_slice(new, (0, b, 0, first, 0), (layers, 1, heads, taken, size))
+        built = lax.dynamic_slice(new, (0, b, 0, first, 0), (layers, 1, heads, taken, size))
         if taken > 1:
-            made = jnp.roll(made, ahead, axis=3)
+            built = jnp.roll(built, ahead, axis=3)
         token = first + jnp.arange(taken) - ahead
 
         def put(cache: Array, start: Any, kept: Array) -> Array:
             at = (0, slots[b], 0, start, 0)
-            held = lax.dynamic_slice(cache, at, made.shape)
-            return lax.dynamic_update_slice(cache, jnp.where(kept[:, None], made, held), at)
+            held = lax.dynamic_slice(cache, at, built.shape)
+            return lax.dynamic_update_slice(cache, jnp.where(kept[:, None], built, held), at)
 
         cache = put(cache, start, (token >= first) & (token < live[b]))
         if ring and taken > 1:
@@ -200,8 +200,8 @@ def _replace(cache: Array, new: Array, slots: Array, live: Array, loops: bool) -
 
     def row(b: Array, cache: Array) -> Array:
         at = (0, slots[b], *start)
-        held, made = lax.dynamic_slice(cache, at, sizes), lax.dynamic_slice(new, (0, b, *start), sizes)
-        return lax.dynamic_update_slice(cache, jnp.where(live[b] > 0, made, held), at)
+        held, built = lax.dynamic_slice(cache, at, sizes), lax.dynamic_slice(new, (0, b, *start), sizes)
+        return lax.dynamic_update_slice(cache, jnp.where(live[b] > 0, built, held), at)
 
     return _each(batch, row, cache, loops)
 

@@ -331,10 +331,10 @@ class XlaTarget(Target):
         def build(workspace: Workspace) -> Mapping[str, Blob]:
             if self.description.fresh_process:
                 with Workers(1, self.description.fresh_process) as pool:
-                    made = pool.submit(_slot_programs, options, layout["cache"]).result()
+                    built = pool.submit(_slot_programs, options, layout["cache"]).result()
             else:
-                made = _slot_programs(options, layout["cache"])
-            return {name: workspace.put_bytes(data) for name, data in made.items()}
+                built = _slot_programs(options, layout["cache"])
+            return {name: workspace.put_bytes(data) for name, data in built.items()}
 
         return stages.run("slots", components, build)
 

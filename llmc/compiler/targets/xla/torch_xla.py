@@ -137,21 +137,21 @@ class TorchXlaCore:
     Raises CompileError where the module's arguments and results are not the program's inputs and outputs.
     """
 
-    def __init__(self, program: Fields, made: StableHlo) -> None:
+    def __init__(self, program: Fields, built: StableHlo) -> None:
         graph = program["graph_module"]["graph"]
         inputs = [given["as_tensor"]["name"] for given in graph["inputs"]]
         outputs = [given["as_tensor"]["name"] for given in graph["outputs"]]
         self.weights: Sequence[str] = weight_names(program)
         self._inputs = inputs
-        self._arguments = made.arguments
+        self._arguments = built.arguments
         self._cache = len(inputs) - len(FIXED_INPUTS) - len(self.weights)
         self._top = len(outputs) % 2 == 1 and graph["tensor_values"][outputs[2]]["dtype"] == _INT64
-        if any(not 0 <= i < len(inputs) for i in made.arguments):
+        if any(not 0 <= i < len(inputs) for i in built.arguments):
             raise CompileError(f"torch-xla's module takes inputs that the program has not: it has {len(inputs)}")
         metas: Mapping[str, Any] = graph["tensor_values"]
         self._expected = [_narrowed(metas[name]) for name in inputs]
-        taken = [(inputs[i], metas[inputs[i]]) for i in made.arguments]
-        self._module = _Module(made.module, taken, [(name, metas[name]) for name in outputs])
+        taken = [(inputs[i], metas[inputs[i]]) for i in built.arguments]
+        self._module = _Module(built.module, taken, [(name, metas[name]) for name in outputs])
 
     def run(self, given: Given, read: Read, weights: Sequence[Array]) -> StepOutput:
         """Raises CompileError, naming it, for an input of another shape or dtype than the bucket's."""
@@ -227,9 +227,9 @@ def _lower(context: Any, *given: Any, module: _Module) -> Sequence[Any]:
     """Move the module's functions into the step's, and call its main with integers as wide as it has them."""
     target = context.module_context.module
     with target.context:
-        made = module.load()
-    wide = module.main(made).type
-    name = mlir.merge_mlir_modules(target, "torch_xla", made, dst_symtab=context.module_context.symbol_table)
+        built = module.load()
+    wide = module.main(built).type
+    name = mlir.merge_mlir_modules(target, "torch_xla", built, dst_symtab=context.module_context.symbol_table)
     call = func.CallOp(
         wide.results,
         ir.FlatSymbolRefAttr.get(name),

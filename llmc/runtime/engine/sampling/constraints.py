@@ -126,16 +126,16 @@ class ConstraintFactory:
             return self._compiled.get(key)
 
     def _kept(self, key: bytes, matcher: Any, tried: ChildJob) -> _Compiled:
-        made = _Compiled(matcher, tried.size)
+        built = _Compiled(matcher, tried.size)
         with self._lock:
-            self._compiled[key] = made
+            self._compiled[key] = built
             self._compiled.move_to_end(key)
             while len(self._compiled) > 1 and (
                 len(self._compiled) > MAX_GRAMMARS
                 or sum(one.size for one in self._compiled.values()) > MAX_GRAMMAR_BYTES
             ):
                 self._compiled.popitem(last=False)
-        return made
+        return built
 
     def _refusal(self, kind: str, key: bytes, error: InputError) -> InputError:
         """The error for the caller, kept for the next one who asks."""

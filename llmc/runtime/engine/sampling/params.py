@@ -154,9 +154,9 @@ class SamplingParams:
 
     def __new__(cls, *values: Any, **named: Any) -> Self:
         """Keep which parameters are given; the others may have a device's own defaults (`filled`)."""
-        made = super().__new__(cls)
-        made.__dict__["_given"] = frozenset(named).union(f.name for f in fields(cls)[: len(values)])
-        return made
+        built = super().__new__(cls)
+        built.__dict__["_given"] = frozenset(named).union(f.name for f in fields(cls)[: len(values)])
+        return built
 
     def __post_init__(self, guided_decoding: StructuredOutputsParams | None) -> None:
         values = self.__dict__
@@ -213,9 +213,9 @@ class SamplingParams:
         return self._with(n=1, best_of=None, seed=seed)
 
     def _with(self, **values: Any) -> SamplingParams:
-        made = object.__new__(SamplingParams)
-        made.__dict__.update(self.__dict__, **values)
-        return made
+        built = object.__new__(SamplingParams)
+        built.__dict__.update(self.__dict__, **values)
+        return built
 
     def filled(self, defaults: Mapping[str, float | int]) -> SamplingParams:
         """With these values for parameters that were not given."""

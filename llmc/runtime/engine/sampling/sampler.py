@@ -42,9 +42,9 @@ class SeenTokens:
 
     def copy(self) -> SeenTokens:
         """The same, to go on by itself."""
-        made = copy(self)
-        made._ids, made._counts, made._places = self._ids.copy(), self._counts.copy(), self._places.copy()
-        return made
+        built = copy(self)
+        built._ids, built._counts, built._places = self._ids.copy(), self._counts.copy(), self._places.copy()
+        return built
 
     def add(self, token_id: int) -> None:
         """Count a token of the output."""
@@ -146,13 +146,13 @@ class SequenceSampler:
 
     def sibling(self, params: SamplingParams) -> SequenceSampler:
         """One for another choice of the same request, whose `params` differ in their seed; before the first token."""
-        made = copy(self)
-        made.params = params
-        made._random = None if self.greedy else np.random.Generator(np.random.PCG64(_seed(params.seed)))
-        made._seen = None if self._seen is None else self._seen.copy()
-        made._bad = copy(self._bad)
-        made.constraint = None if self.constraint is None else self.constraint.copy()
-        return made
+        built = copy(self)
+        built.params = params
+        built._random = None if self.greedy else np.random.Generator(np.random.PCG64(_seed(params.seed)))
+        built._seen = None if self._seen is None else self._seen.copy()
+        built._bad = copy(self._bad)
+        built.constraint = None if self.constraint is None else self.constraint.copy()
+        return built
 
     @property
     def plain(self) -> bool:

@@ -295,9 +295,9 @@ class Scheduler(ABC):
         for sequence in sequences:
             if sequence.gone:
                 continue
-            made = tokens[sequence.id]
-            sequence.tokens.extend(made)
-            sequence.cached += len(made)
+            built = tokens[sequence.id]
+            sequence.tokens.extend(built)
+            sequence.cached += len(built)
             if sequence.id in finished:
                 self._leave(sequence)
 

@@ -197,7 +197,7 @@ class FakeExecutor(StaticExecutor):
         self._cache[slot, tokens % self._cache.shape[1]] = prefix[0][0][tokens]
         self._held.imported(slot, length)
 
-    def poison(self, slot: int, start: int, value: float) -> None:
+    def nan_fill(self, slot: int, start: int, value: float) -> None:
         """Overwrite what no live token owns: of a state, the slot's that holds none."""
         if start == 0:
             self._cache[slot] = value

@@ -19,7 +19,7 @@ from llmc.artifacts.bundle.native import RECIPES
 from llmc.buckets.bucket import Bucket
 from llmc.runtime import accelerators
 from llmc.runtime.executors.base import ExecutorDescription
-from llmc.runtime.executors.compilations import Witness
+from llmc.runtime.executors.compilations import Monitor
 from llmc.runtime.executors.hpu.habana import COMPILED, FELL_BACK, HpuCard, HpuGraph, is_installed, number, open_card
 from llmc.runtime.executors.hpu.recipes import KV_BLOCKS, pinned_slots, place
 from llmc.runtime.executors.torch.executor import OpenedProgram, TorchExecutor, warn_of_other_torch
@@ -153,7 +153,7 @@ class CompilationWatch:
             _log.warning("VLLM_HPU_STEP_CPU_FALLBACK: %s, %s", fallbacks(), what)
 
 
-class GraphCompilations(Witness):
+class GraphCompilations(Monitor):
     """The bridge's global counter: every graph that its compiler compiled in this process, whoever asked for it."""
 
     name = "hpu.metrics graph_compilation"
@@ -190,10 +190,10 @@ class HpuExecutor(TorchExecutor):
         if not bundle.settings.open_portable and is_installed():
             place(bundle, str(mode))  # before the bridge is imported
             card = open_card(mode.lazy)
-        made: HpuExecutor = object.__new__(HpuExecutor if card is None else HpuOnCard)
-        if isinstance(made, HpuOnCard):
-            made.card, made.mode = card, mode  # type: ignore[assignment] # there is one
-        return made
+        built: HpuExecutor = object.__new__(HpuExecutor if card is None else HpuOnCard)
+        if isinstance(built, HpuOnCard):
+            built.card, built.mode = card, mode  # type: ignore[assignment] # there is one
+        return built
 
 
 class HpuOnCard(CardExecutor, HpuExecutor):
@@ -209,7 +209,7 @@ class HpuOnCard(CardExecutor, HpuExecutor):
         self._compile_events = GraphCompilations(self.card)
         super().__init__(bundle, pinned_slots(bundle, capacity) or slots, capacity, threads)
         self._watch = CompilationWatch(self.card, self.compilations, bundle.settings)
-        self.compilations.witnesses.append(self._compile_events)
+        self.compilations.monitors.append(self._compile_events)
 
     def _watched(self, what: str) -> AbstractContextManager[None]:
         return self._watch.step(what)

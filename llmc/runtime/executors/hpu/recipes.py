@@ -123,9 +123,9 @@ def place(bundle: Bundle, mode: str) -> Path | None:
 
 def _chosen(bundle: Bundle, name: str) -> Path:
     """The folder of recipes that the bridge is to use: the variable's, else one of this user's, called `name`."""
-    asked = GaudiCache().place(variables((VARIABLE,)))
-    if asked is not None:
-        folder = Path(asked)
+    requested = GaudiCache().place(variables((VARIABLE,)))
+    if requested is not None:
+        folder = Path(requested)
         if not is_local(_existing(folder)):
             _log.warning(
                 "%s is not known to be on a local disk: the Gaudi software locks files in it, which network file "

@@ -189,10 +189,10 @@ class InductorExecutor(TorchExecutor):
     def __new__(cls, bundle: Bundle, *_: object) -> InductorExecutor:
         """What is opened as a portable half runs on the CPU, whatever is here."""
         on_card = not bundle.settings.open_portable and cuda.is_available()
-        made: InductorExecutor = object.__new__(InductorOnCard if on_card else InductorExecutor)
-        if isinstance(made, InductorOnCard):
-            made.card, made.mode = CudaCard(), InductorMode.of(bundle.settings)
-        return made
+        created: InductorExecutor = object.__new__(InductorOnCard if on_card else InductorExecutor)
+        if isinstance(created, InductorOnCard):
+            created.card, created.mode = CudaCard(), InductorMode.of(bundle.settings)
+        return created
 
 
 class InductorOnCard(CardExecutor, InductorExecutor):

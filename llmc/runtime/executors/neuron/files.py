@@ -135,11 +135,11 @@ def write_portable(header: StepHeader, hlo: bytes) -> bytes:
     return write_envelope(header.to_json(), {HLO: hlo}, PORTABLE)
 
 
-def write_native(file: NeuronFile, neffs: list[bytes], made: Mapping[str, Any]) -> bytes:
-    """The file of a module and its NEFFs, one for all ranks or one for each; `made` says what for and by what."""
+def write_native(file: NeuronFile, neffs: list[bytes], built: Mapping[str, Any]) -> bytes:
+    """The file of a module and its NEFFs, one for all ranks or one for each; `built` says what for and by what."""
     names = [NEFF] if len(neffs) == 1 else [f"{NEFF}.{rank}" for rank in range(len(neffs))]
     return write_envelope(
-        {**file.header.to_json(), **made}, {HLO: file.hlo, **dict(zip(names, neffs, strict=True))}, NATIVE
+        {**file.header.to_json(), **built}, {HLO: file.hlo, **dict(zip(names, neffs, strict=True))}, NATIVE
     )
 
 

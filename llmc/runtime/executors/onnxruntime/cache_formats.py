@@ -34,15 +34,15 @@ def encoded(numbers: NDArray[np.float32]) -> NDArray[np.uint8]:
     kept = scales >= _LEAST
     inverse = np.divide(np.float32(1), scales, out=np.zeros_like(scales), where=kept)
     bits = np.where(finite, np.where(kept, bits, 0), _NO_NUMBER) >> 16
-    codes = np.rint(numbers * inverse).astype(np.int8).view(np.uint8)
-    return np.concatenate([codes, bits.astype("<u2").view(np.uint8)], -1)
+    quantized = np.rint(numbers * inverse).astype(np.int8).view(np.uint8)
+    return np.concatenate([quantized, bits.astype("<u2").view(np.uint8)], -1)
 
 
 def decoded(lines: NDArray[np.uint8]) -> NDArray[np.float32]:
     """The numbers [.., width] of lines."""
-    codes = np.ascontiguousarray(lines[..., :-SCALE_BYTES]).view(np.int8)
+    quantized = np.ascontiguousarray(lines[..., :-SCALE_BYTES]).view(np.int8)
     bits = np.ascontiguousarray(lines[..., -SCALE_BYTES:]).view("<u2").astype(np.uint32) << 16
-    return codes.astype(np.float32) * bits.view(np.float32)
+    return quantized.astype(np.float32) * bits.view(np.float32)
 
 
 class CodedTensors(Tensors):

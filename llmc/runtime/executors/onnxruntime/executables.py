@@ -18,7 +18,7 @@ from llmc.errors import ArtifactError
 from llmc.runtime.executors.base import EXECUTABLES, ExecutorDescription
 from llmc.runtime.executors.compatibility import kernels_here, require_mappable
 from llmc.runtime.executors.onnxruntime.cache_formats import FLOATS, format_of, lines_of
-from llmc.runtime.executors.onnxruntime.session import Team, open_session, session_witness
+from llmc.runtime.executors.onnxruntime.session import Team, open_session, session_monitor
 from llmc.runtime.executors.slot_cache import SlotCacheExecutor
 from llmc.runtime.heap import trim
 from llmc.runtime.step import ADAPTERS
@@ -147,7 +147,7 @@ class Executables:
         bundle, wanted = self._bundle, format_of(self._bundle).onnx_type
         given = {i.name.removeprefix("past_"): i for i in session.get_inputs() if i.name.startswith("past_")}
         given.pop("lengths", None)
-        logits = [made.shape[-1] for made in session.get_outputs() if made.name == "logits"]
+        logits = [built.shape[-1] for built in session.get_outputs() if built.name == "logits"]
         tensors = {t.entry: t for t in lines_of(bundle)}
         agrees = given.keys() == tensors.keys() and all(
             (_heads_and_width if tensors[entry].kind == "kv" else _of_a_row)(i.shape) == tensors[entry].shape
@@ -190,7 +190,7 @@ class OnnxExecutor(SlotCacheExecutor):
 
     def __init__(self, bundle: Bundle, slots: int, capacity: int, threads: int) -> None:
         super().__init__(bundle, slots, capacity, threads)
-        self.compilations.witnesses.append(session_witness())
+        self.compilations.monitors.append(session_monitor())
         self._executables = Executables(bundle, threads, self.compilations)
         self._results = {}
 
@@ -256,14 +256,14 @@ class OnnxExecutor(SlotCacheExecutor):
         """Run a part, over the cache; what graphs return is in `_results`."""
 
     def _run_parts(self, step: Step, parts: Sequence[Part], each: bool) -> None:
-        made: list[list[Results]] = [[] for _ in step.slots]
+        built: list[list[Results]] = [[] for _ in step.slots]
         for part, rows in parts:
             self._run_part(part, each)
             ends = np.cumsum(part.new_lengths if each else np.ones(len(rows), np.int64)).tolist()
             for row, start, end in zip(rows.tolist(), [0, *ends], ends, strict=False):
                 kept = {name: array[start:end].copy() for name, array in self._results.items()}
-                made[row] = [*made[row], kept] if each else [kept]
-        whole = [kept for row in made for kept in row]
+                built[row] = [*built[row], kept] if each else [kept]
+        whole = [kept for row in built for kept in row]
         self._reserve(sum(len(kept["logits"]) for kept in whole))
         for name, array in self._results.items():
             np.concatenate([kept[name] for kept in whole], out=array[: sum(len(kept[name]) for kept in whole)])
@@ -275,11 +275,11 @@ class OnnxExecutor(SlotCacheExecutor):
 
     def _buffers(self, rows: int) -> Results:
         """What graphs return, for so many rows of logits."""
-        made: Results = {"logits": np.zeros((rows, self.bundle.size("vocab_size")), np.float32)}
+        built: Results = {"logits": np.zeros((rows, self.bundle.size("vocab_size")), np.float32)}
         if k := self.bundle.sample_top_k:
-            made["top_values"] = np.zeros((rows, k), np.float32)
-            made["top_ids"] = np.zeros((rows, k), np.int64)
-        return made
+            built["top_values"] = np.zeros((rows, k), np.float32)
+            built["top_ids"] = np.zeros((rows, k), np.int64)
+        return built
 
 
 class BoundSession:

@@ -17,7 +17,7 @@ from typing import Any
 
 import onnxruntime as ort
 
-from llmc.runtime.executors.compilations import CallsWitness
+from llmc.runtime.executors.compilations import CallsMonitor
 from llmc.settings import Settings
 
 _lock = threading.Lock()
@@ -59,9 +59,9 @@ def open_session(
     return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
-def session_witness() -> CallsWitness:
+def session_monitor() -> CallsMonitor:
     """Sees every session that is made in the process, whoever makes it."""
-    return CallsWitness("ONNX Runtime sessions", ort.InferenceSession, {"__init__": _session_name})
+    return CallsMonitor("ONNX Runtime sessions", ort.InferenceSession, {"__init__": _session_name})
 
 
 def _session_name(model: Any, *_: Any, **__: Any) -> str:

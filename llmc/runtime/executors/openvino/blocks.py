@@ -76,7 +76,7 @@ class BlockCache:
         """Write tokens `new` […, heads, width] of tensor `at` of a float32 cache, each to its place in a block."""
         self.tensors[at].view(np.float32)[blocks, :, places] = new
 
-    def poison(self, blocks: Sequence[int], start: int, value: float) -> None:
+    def nan_fill(self, blocks: Sequence[int], start: int, value: float) -> None:
         """Overwrite some blocks from token `start` on, as far as their format can hold `value`."""
         for at, block in enumerate(blocks):
             first = max(0, start - at * BLOCK)
@@ -112,12 +112,12 @@ class BlockCache:
             rows = np.ascontiguousarray(blocks[:, :, :_PARAMETERS]).reshape(count, heads, _PARAMETERS * width)
             parameters = rows.view(np.float32)
             scale, zero = (p[:, :, None] for p in np.split(parameters, 2, axis=-1))
-            codes = blocks[:, :, _PARAMETERS:]
+            quantized = blocks[:, :, _PARAMETERS:]
         else:
             parameters = np.ascontiguousarray(blocks[..., :_PARAMETERS]).view(np.float32)
             scale, zero = parameters[..., :1], parameters[..., 1:]
-            codes = blocks[..., _PARAMETERS:]
-        result: Floats = (codes.astype(np.float32) - zero) * scale
+            quantized = blocks[..., _PARAMETERS:]
+        result: Floats = (quantized.astype(np.float32) - zero) * scale
         return result
 
     def _encode(self, part: Floats, is_key: bool) -> NDArray[np.uint8]:
@@ -132,14 +132,14 @@ class BlockCache:
         scale = (high - low) / np.float32(_CODES)
         scale[scale == 0] = np.float32(1e-4)
         zero = -low / scale
-        codes = np.clip(np.rint(part / scale + zero), 0, _CODES).astype(np.uint8)
+        quantized = np.clip(np.rint(part / scale + zero), 0, _CODES).astype(np.uint8)
         parameters = np.ascontiguousarray(np.concatenate([scale, zero], axis), np.float32).view(np.uint8)
         if is_key:
             block[:, :_PARAMETERS] = parameters.reshape(heads, _PARAMETERS, width)
-            block[:, _PARAMETERS : _PARAMETERS + n] = codes
+            block[:, _PARAMETERS : _PARAMETERS + n] = quantized
         else:
             block[:, :n, :_PARAMETERS] = parameters
-            block[:, :n, _PARAMETERS:] = codes
+            block[:, :n, _PARAMETERS:] = quantized
         return block
 
 

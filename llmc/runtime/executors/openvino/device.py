@@ -20,7 +20,7 @@ import openvino as ov
 
 from llmc.cpus import may_pin
 from llmc.errors import ArtifactError, DeviceError
-from llmc.runtime.executors.compilations import CallsWitness
+from llmc.runtime.executors.compilations import CallsMonitor
 from llmc.runtime.executors.openvino.blocks import cache_names
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def _core() -> ov.Core:
     return core
 
 
-def compile_witness() -> CallsWitness:
+def compilation_monitor() -> CallsMonitor:
     """Sees every model that the process compiles or imports, whoever does; importing one compiles its kernels."""
 
     def compiled(model: Any, device: str | None = None, *_: Any, **__: Any) -> str:
@@ -49,7 +49,7 @@ def compile_witness() -> CallsWitness:
     def imported(_model: Any, device: str, *_: Any, **__: Any) -> str:
         return f"import_model for {device}"
 
-    return CallsWitness("OpenVINO compile calls", ov.Core, {"compile_model": compiled, "import_model": imported})
+    return CallsMonitor("OpenVINO compile calls", ov.Core, {"compile_model": compiled, "import_model": imported})
 
 
 def version() -> str:

@@ -22,7 +22,7 @@ from llmc.artifacts.bundle.manifest_schema import STARTER_NAME
 from llmc.runtime.executors.base import EXECUTABLES, Capabilities, Executor, ExecutorDescription
 from llmc.runtime.executors.compatibility import require_features, require_version
 from llmc.runtime.executors.openvino.blocks import BLOCK
-from llmc.runtime.executors.openvino.device import compile_witness, require_device, version
+from llmc.runtime.executors.openvino.device import compilation_monitor, require_device, version
 from llmc.runtime.executors.openvino.paged_cache import PagedCache, StepRows
 from llmc.runtime.executors.openvino.paged_models import PagedModels
 from llmc.runtime.top_logits import TopLogits, top_of
@@ -56,7 +56,7 @@ class OpenVinoExecutor(Executor):
         super().__init__(bundle, slots, capacity, threads)
         precision, space = str(bundle.manifest.options.get("kv_cache_dtype")), bundle.settings.openvino_kv_space
         self._cache = PagedCache(precision, bundle.cache_shape, slots, capacity, space)
-        self.compilations.witnesses.append(compile_witness())
+        self.compilations.monitors.append(compilation_monitor())
         self.capabilities = Capabilities(
             exact=True, ragged=True, scores_each=True,
             cache_tokens=self._cache.tokens if self._cache.shared else None, block_tokens=BLOCK,
@@ -126,14 +126,14 @@ class OpenVinoExecutor(Executor):
         if len(together) == 1:
             logits, self._top = self._infer_rows(step, together[0], fixed, each)
             return logits
-        made = []
+        built = []
         for rows in together:
             found, top = self._infer_rows(step, rows, fixed, each)
-            made.append([found.copy(), *([] if top is None else [top.values.copy(), top.ids.copy()])])
+            built.append([found.copy(), *([] if top is None else [top.values.copy(), top.ids.copy()])])
         counts = new if each else np.ones_like(new)
         begins = np.cumsum(counts) - counts
         order = np.argsort([int(begins[row] + i) for rows in together for row in rows for i in range(counts[row])])
-        logits, *most = (np.concatenate(parts)[order] for parts in zip(*made, strict=True))
+        logits, *most = (np.concatenate(parts)[order] for parts in zip(*built, strict=True))
         self._top = TopLogits(*most) if most else None
         return logits
 
@@ -193,13 +193,13 @@ class OpenVinoExecutor(Executor):
             for slot, used in enumerate(self._cache.held.used):
                 self._cache.held.wrote(slot, 0, used)
 
-    def poison(self, slot: int, start: int, value: float) -> None:
+    def nan_fill(self, slot: int, start: int, value: float) -> None:
         """Overwrite what the slot does not own of its last block, and every block that is taken from now on; at 0 its
         states too."""
         self._leave_starter()
-        self._cache.poison(slot, start, value)
+        self._cache.nan_fill(slot, start, value)
         if self._models.states is not None and start == 0:
-            self._models.states.poison(slot, value)
+            self._models.states.nan_fill(slot, value)
 
     def memory(self) -> dict[str, int]:
         """Bytes of the blocks and states that are held, of the whole pool and all states, and executables open."""
@@ -254,7 +254,7 @@ class Starter:
         return self._rows(step, self.executor.run_each)
 
     def _rows(self, step: Step, run: Callable[[Step], NDArray[np.float32]]) -> NDArray[np.float32]:
-        made = []
+        built = []
         for row, slot in enumerate(step.slots):
             new, past = int(step.new_lengths[row]), int(step.past_lengths[row])
             one = replace(
@@ -263,8 +263,8 @@ class Starter:
                 adapters=step.adapters[row : row + 1],
             )  # fmt: skip
             result = run(one)
-            made.append(result[: new if run == self.executor.run_each else 1].copy())
-        return np.concatenate(made)
+            built.append(result[: new if run == self.executor.run_each else 1].copy())
+        return np.concatenate(built)
 
     def hand_over(
         self, used: Sequence[int], rewind: Rewind, take: Callable[[int, int, list[NDArray[np.float32]]], None]

@@ -134,13 +134,13 @@ class StepRows:
         if not more:
             return self, self.ends
         longs, ones = np.zeros(more, np.int64), np.arange(1, more + 1, dtype=np.int32)
-        made = StepRows(
+        built = StepRows(
             np.append(self.token_ids, longs), np.append(self.positions, longs),
             np.append(self.begins, self.begins[-1] + ones), np.append(self.slots, np.int32(slot - 1) + ones),
             np.append(self.adapters, longs),
             [pool.filled(more, block) for pool, block in zip(self.pools, blocks, strict=True)],
         )  # fmt: skip
-        return made, made.ends
+        return built, built.ends
 
 
 class BlockTables:
@@ -247,8 +247,8 @@ class BlockPool:
         self.blocks = blocks
         self.filler = blocks
         """A block that no slot holds."""
-        self.tables = BlockTables(slots, blocks, self.cache.copy, self._poison_taken, ring)
-        self._poisoned: float | None = None
+        self.tables = BlockTables(slots, blocks, self.cache.copy, self._nan_fill_taken, ring)
+        self._nan_filled: float | None = None
 
     @property
     def held_bytes(self) -> int:
@@ -279,18 +279,18 @@ class BlockPool:
         self.cache.write(self.tables.tables[slot], [tensor[:, begin:] for tensor in tensors])
         self.tables.written(slot, length)
 
-    def poison(self, slot: int, kept: int, value: float) -> None:
+    def nan_fill(self, slot: int, kept: int, value: float) -> None:
         """See PagedCache."""
         self.tables.prepare(slot, kept, kept)
         if kept % BLOCK:  # prepare one more token, so that the slot owns its last block
             self.tables.prepare(slot, kept, kept + 1)
-            self.cache.poison(self.tables.tables[slot], kept - self.tables.firsts[slot] * BLOCK, value)
-        self.cache.poison([self.filler], 0, value)
-        self._poisoned = value
+            self.cache.nan_fill(self.tables.tables[slot], kept - self.tables.firsts[slot] * BLOCK, value)
+        self.cache.nan_fill([self.filler], 0, value)
+        self._nan_filled = value
 
-    def _poison_taken(self, block: int) -> None:
-        if self._poisoned is not None:
-            self.cache.poison([block], 0, self._poisoned)
+    def _nan_fill_taken(self, block: int) -> None:
+        if self._nan_filled is not None:
+            self.cache.nan_fill([block], 0, self._nan_filled)
 
 
 class PagedCache:
@@ -367,11 +367,11 @@ class PagedCache:
             pool.write(slot, length, [next(given) for _ in pool.kept])
         self.held.imported(slot, length)
 
-    def poison(self, slot: int, start: int, value: float) -> None:
+    def nan_fill(self, slot: int, start: int, value: float) -> None:
         """Overwrite what the slot does not own of its last block, and every block that is taken from now on."""
         kept = min(start, self.held.used[slot])
         for pool in self.pools:
-            pool.poison(slot, kept, value)
+            pool.nan_fill(slot, kept, value)
         self.held.wrote(slot, kept, kept)
 
     @property

@@ -115,16 +115,16 @@ class PagedRequest:
 
     def _keep(self, name: str, rows: StepRows) -> None:
         """Write what the model gives in place of writing it itself."""
-        made, (what, _, number) = self._request.get_tensor(name).data, name.partition(".")
+        built, (what, _, number) = self._request.get_tensor(name).data, name.partition(".")
         if what == "new_state":
             assert self._states is not None
-            self._states.tables[int(number)][rows.slots] = made
+            self._states.tables[int(number)][rows.slots] = built
             return
         held = f"{what.removeprefix('new_')}_cache.{number}"
         pool, there = next((p, r) for p, r in zip(self._pools, rows.pools, strict=True) if held in p.names)
-        places = there.past[:, None] + np.arange(made.shape[2], dtype=np.int32)
+        places = there.past[:, None] + np.arange(built.shape[2], dtype=np.int32)
         blocks = np.take_along_axis(there.tables, places // BLOCK, 1)
-        pool.cache.put(pool.names.index(held), blocks, places % BLOCK, made.transpose(0, 2, 1, 3))
+        pool.cache.put(pool.names.index(held), blocks, places % BLOCK, built.transpose(0, 2, 1, 3))
 
 
 PACKED = 1.5

@@ -98,7 +98,7 @@ class StateTables:
         for layout, table, state in zip(self._layouts, self.tables, states, strict=True):
             table[slot] = layout.written(state)
 
-    def poison(self, slot: int, value: float) -> None:
+    def nan_fill(self, slot: int, value: float) -> None:
         """Overwrite a slot's states, and what no slot holds."""
         for table in self.tables:
             table[slot] = value

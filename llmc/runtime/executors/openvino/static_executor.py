@@ -18,7 +18,7 @@ import numpy as np
 from llmc.runtime.executors.base import EXECUTABLES, ExecutorDescription, StaticExecutor
 from llmc.runtime.executors.compatibility import require_features, require_version
 from llmc.runtime.executors.openvino.device import (
-    compile_witness,
+    compilation_monitor,
     has_device,
     host_of,
     plugin_name,
@@ -60,7 +60,7 @@ class OpenVinoStaticExecutor(SlotCacheExecutor, StaticExecutor):
         wanted = str(bundle.manifest.options.get(DEVICE, "CPU"))
         here = not bundle.settings.open_portable and has_device(plugin_name(wanted))
         self.device = wanted if here else "CPU"
-        self.compilations.witnesses.append(compile_witness())
+        self.compilations.monitors.append(compilation_monitor())
         self.capabilities = replace(self.capabilities, in_place_of="" if wanted == self.device else wanted)
         rows, longest = (max(values) for values in zip(*decode, strict=True))
         self._cache: ContextCache = ContextCache(shape, slots, capacity, rows, longest)

@@ -107,8 +107,8 @@ class StaticModels:
             raise ArtifactError(f"{source} is no model of that shape: {e}; compile again: {again}") from e
 
     def _options(self) -> dict[str, object]:
-        asked = self._bundle.manifest.options["properties"] if self._device == "CPU" else {}
-        return {**asked, **self._properties}
+        requested = self._bundle.manifest.options["properties"] if self._device == "CPU" else {}
+        return {**requested, **self._properties}
 
     def _of_device(self, data: bytes, source: str, again: str) -> ov.CompiledModel:
         """The part for the device where it is here, else the portable one on this CPU."""
@@ -164,8 +164,8 @@ class StaticRequest:
         wanted |= {name: taken[name] for name in (*self._kv, *self._states)}
         _require(compiled.inputs, wanted, "takes")
         tops = dict.fromkeys(("top_values", "top_ids"), (batch, top_k)) if top_k else {}
-        made = {**tops, **{f"new_{t.entry}": t.size(batch, query) for t in shape.without_rings}}
-        _require([o for o in compiled.outputs if o.any_name != "logits"], made, "returns")
+        built = {**tops, **{f"new_{t.entry}": t.size(batch, query) for t in shape.without_rings}}
+        _require([o for o in compiled.outputs if o.any_name != "logits"], built, "returns")
         new = Tensors([part.unrolled for part in parts_of(shape)], batch * query)
         new.reserve(batch, query)
         self.new: list[Array] = new.arrays

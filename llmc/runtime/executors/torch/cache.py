@@ -87,11 +87,11 @@ class TorchCache:
         for t, kept, array in zip(self._shape, self._kept, prefix, strict=True):
             write_tensor(t, kept[slot], length, array)
 
-    def poison(self, slot: int, start: int, value: float, used: int = 0) -> None:
+    def nan_fill(self, slot: int, start: int, value: float, used: int = 0) -> None:
         """Overwrite a slot that has held `used` tokens from token `start` on; at 0 its states too, which no token owns
         then."""
         for t, kept in zip(self._shape, self._kept, strict=True):
-            poison_tensor(t, kept[slot], start, value, used)
+            nan_fill_tensor(t, kept[slot], start, value, used)
 
     def _places(self, tensor: CacheTensor) -> int:
         return tensor.places(self._capacity)
@@ -121,8 +121,8 @@ def write_tensor(t: CacheTensor, held: Any, length: int, array: Array) -> None:
     held[:, tokens % places] = given[:, tokens]
 
 
-def poison_tensor(t: CacheTensor, held: Any, start: int, value: float, used: int) -> None:
-    """See `TorchCache.poison`."""
+def nan_fill_tensor(t: CacheTensor, held: Any, start: int, value: float, used: int) -> None:
+    """See `TorchCache.nan_fill`."""
     if t.kind == "kv":
         held[:, free_places(held.shape[1], start, used)] = value
     elif start == 0:

@@ -146,8 +146,8 @@ class TorchExecutor(StaticExecutor):
         self._open_cache().write(slot, length, prefix)
         self._held.imported(slot, length)
 
-    def poison(self, slot: int, start: int, value: float) -> None:
-        self._open_cache().poison(slot, start, value, self._held.used[slot])
+    def nan_fill(self, slot: int, start: int, value: float) -> None:
+        self._open_cache().nan_fill(slot, start, value, self._held.used[slot])
 
     def memory(self) -> dict[str, int]:
         return {

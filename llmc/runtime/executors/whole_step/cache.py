@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from llmc.runtime.executors.torch.cache import Array, poison_tensor, read_tensor, write_tensor
+from llmc.runtime.executors.torch.cache import Array, nan_fill_tensor, read_tensor, write_tensor
 
 if TYPE_CHECKING:
     from llmc.runtime.bundle import Bundle
@@ -164,11 +164,11 @@ class CardCache:
             write_tensor(t, each, length, given)
         self._write(slot, rows)
 
-    def poison(self, slot: int, start: int, value: float, used: int = 0) -> None:
-        """As `TorchCache.poison`."""
+    def nan_fill(self, slot: int, start: int, value: float, used: int = 0) -> None:
+        """As `TorchCache.nan_fill`."""
         rows = self._read(slot)
         for t, each in zip(self._shape, self._tensors(rows), strict=True):
-            poison_tensor(t, each, start, value, used)
+            nan_fill_tensor(t, each, start, value, used)
         self._write(slot, rows)
 
     def _tensors(self, rows: Sequence[Any]) -> list[Any]:

@@ -60,9 +60,9 @@ def flat_step(program: PortableProgram, context: int, arrays: Sequence[CardArray
                     else:
                         held[i] = each.index_select(0, slots)
         found = program.run(token_ids, past, new, *(held[i] for i in range(len(held))), *weights)
-        made = found[-entries:]
+        built = found[-entries:]
         for array, tensor in zip(arrays, kept, strict=True):
-            entry = torch.stack([made[i] for i in array.members])
+            entry = torch.stack([built[i] for i in array.members])
             if array.kind == "kv":
                 sources, places = written[array.of_slot[0]]
                 flat = (len(array.members), -1, *tensor.shape[3:])
@@ -113,5 +113,5 @@ def whole_graph(run: Callable[..., Any], **options: Any) -> Callable[..., Any]:
 
     assert isinstance(run, FunctionType)
     own = FunctionType(run.__code__.replace(), run.__globals__, run.__name__, run.__defaults__, run.__closure__)
-    made: Callable[..., Any] = torch.compile(own, fullgraph=True, dynamic=False, **options)
-    return made
+    built: Callable[..., Any] = torch.compile(own, fullgraph=True, dynamic=False, **options)
+    return built

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from llmc.errors import DeviceError
 from llmc.platforms import how_to_install
-from llmc.runtime.executors.compilations import Witness
+from llmc.runtime.executors.compilations import Monitor
 
 LIBTPU_ENVIRONMENT: Mapping[str, str] = MappingProxyType(
     {
@@ -154,7 +154,7 @@ def listens() -> bool:
     return _listens
 
 
-class JaxWitness(Witness):
+class JaxMonitor(Monitor):
     """Sees each compilation of JAX in the process, in any thread, that is heard after `listen`."""
 
     name = "JAX compile events"

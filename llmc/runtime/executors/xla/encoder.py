@@ -50,8 +50,8 @@ class XlaEncoder(Encoder):
         program, weights = self._open(self.executable_for(*inputs["token_ids"].shape))
         given = [inputs[t.name].astype(np.int32) for t in program.header.inputs if t.name in inputs]
         with reporting(self.compilations.record):
-            (made,) = program.run([*self._arrays.put(*given), *weights])
-        return self._arrays.fetch(made)
+            (built,) = program.run([*self._arrays.put(*given), *weights])
+        return self._arrays.fetch(built)
 
     def _load(self, executable: Executable) -> tuple[LoadedProgram, list[Any]]:
         program = LoadedProgram(

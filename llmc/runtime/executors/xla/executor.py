@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from llmc.artifacts.log import logger
 from llmc.runtime.executors.base import EXECUTABLES, ExecutorDescription
 from llmc.runtime.executors.xla.arrays import JaxArrays
-from llmc.runtime.executors.xla.client import JaxWitness, jax_version
+from llmc.runtime.executors.xla.client import JaxMonitor, jax_version
 from llmc.runtime.executors.xla.hosts import cards_here, host_for, in_place_of
 from llmc.runtime.executors.xla.programs import LoadedProgram
 from llmc.runtime.executors.xla.slot_executor import SLOT_PROGRAMS, SlotExecutor
@@ -31,7 +31,7 @@ class XlaExecutor(SlotExecutor):
 
     def __init__(self, bundle: Bundle, slots: int, capacity: int, threads: int) -> None:
         super().__init__(bundle, slots, capacity, threads)
-        self.compilations.witnesses.append(JaxWitness())
+        self.compilations.monitors.append(JaxMonitor())
         self._host = host_for(bundle)
         self._devices = self._host.open(bundle.option("tensor_parallel", 1), threads)
         self.capabilities = replace(self.capabilities, in_place_of=in_place_of(bundle, self._host))

@@ -78,9 +78,9 @@ class CpuHost(PlatformHost):
         """Refuse native code for instructions that this CPU lacks."""
         from llmc.runtime.host import host_features
 
-        made = bundle.manifest.toolchain
+        built = bundle.manifest.toolchain
         missing = sorted(set(bundle.manifest.isa) - set(host_features()))
-        if missing and jax_version() == f"{made.get('jax')} {made.get('jaxlib')}":
+        if missing and jax_version() == f"{built.get('jax')} {built.get('jaxlib')}":
             raise DeviceError(
                 f"{bundle.path}: compiled for a CPU with {', '.join(missing)}, which this one lacks; compile it here: "
                 f"{bundle.recompile_hint}"

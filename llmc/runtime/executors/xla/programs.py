@@ -57,8 +57,8 @@ class LoadedProgram:
             compilations.record(name)
             logger().info("%s: compiled here from its portable program", name)
             with reporting(None):  # one compilation, whatever its result
-                made = compile_exported(envelope.section("export"), self.header, devices, source)
-            self._run = made.runtime_executable()
+                built = compile_exported(envelope.section("export"), self.header, devices, source)
+            self._run = built.runtime_executable()
 
     def run(self, arguments: Sequence[Any]) -> list[Any]:
         """Outputs, as arrays on the devices. Donated arguments are gone afterwards."""

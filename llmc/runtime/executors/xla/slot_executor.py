@@ -123,9 +123,9 @@ class SlotExecutor(StaticExecutor):
             rows.append(step.row_adapters)
         given = self._arrays.put(*(a.astype(np.int32) for a in rows))
         with reporting(self.compilations.record):
-            made = program.run([*given, *self._cache, *weights])
-        first = len(made) - len(self._cache)
-        self._outputs, self._cache = made[:first], made[first:]
+            built = program.run([*given, *self._cache, *weights])
+        first = len(built) - len(self._cache)
+        self._outputs, self._cache = built[:first], built[first:]
         self._held.ran(step)
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
@@ -137,8 +137,8 @@ class SlotExecutor(StaticExecutor):
     def export_prefix(self, slot: int, length: int) -> list[Array]:
         """The first `length` tokens of the slot, in float32; of a ring, zeros before the last window."""
         self._held.require(slot, length)
-        made = self._slot_programs["slot_read"].run([*self._cache, *self._numbers(slot)])
-        rows = [self._arrays.fetch(r).astype(np.float32) for r in made]
+        built = self._slot_programs["slot_read"].run([*self._cache, *self._numbers(slot)])
+        rows = [self._arrays.fetch(r).astype(np.float32) for r in built]
         rows = [
             row if like.kind == "state" else windows(like, row, length)
             for like, row in zip(self._likes, rows, strict=True)
@@ -155,7 +155,7 @@ class SlotExecutor(StaticExecutor):
         self._change("slot_write", *self._numbers(slot, length), *self._arrays.put_as(inputs, *rows))
         self._held.imported(slot, length)
 
-    def poison(self, slot: int, start: int, value: float) -> None:
+    def nan_fill(self, slot: int, start: int, value: float) -> None:
         self._change(
             "slot_fill", *self._numbers(slot, start, self._held.used[slot]), *self._arrays.put(np.float32(value))
         )

@@ -41,40 +41,40 @@ def write(
 ) -> Values:  # fmt: skip
     """A folder whose projections are packed, all alike or by name; returns the values of all tensors of the model."""
     path = tiny.write_model(folder, case) / "model.safetensors"
-    made, values = dict[str, Tensor](), Values()
+    built, values = dict[str, Tensor](), Values()
     for name, tensor in load_file(path).items():
         module = name.removesuffix(".weight")
         last = module.rpartition(".")[2]
         packer = (pack.get(last) if isinstance(pack, Mapping) else pack) if last in PROJECTIONS else None
         if packer is None:
-            made[name], values[name] = tensor, tensor.numpy()
+            built[name], values[name] = tensor, tensor.numpy()
             continue
         packed = packer(tensor.numpy().astype(np.float64))
-        made |= {f"{module}.{part}": t.contiguous() for part, t in packed.tensors.items()}
+        built |= {f"{module}.{part}": t.contiguous() for part, t in packed.tensors.items()}
         values[name] = packed.values.astype(np.float32)
-    save_file(change(made), path, {"format": "pt"})
+    save_file(change(built), path, {"format": "pt"})
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "quantization_config": dict(stated)}))
     return values
 
 
 @dataclass(frozen=True)
-class Codes:
+class QuantizedArray:
     """value[n, k] = scale[n, g[k]] · (code[n, k] − zero[n, g[k]]), scales float16 numbers."""
 
-    codes: Array
+    quantized: Array
     scale: Array
     zero: Array
     order: Array
 
     def values(self) -> Array:
-        return self.scale[:, self.order] * (self.codes - self.zero[:, self.order])
+        return self.scale[:, self.order] * (self.quantized - self.zero[:, self.order])
 
 
 def quantise(
     weight: Array, bits: int, group: int, symmetric: bool, order: Array | None = None, least: int = 0,
     dtype: torch.dtype = torch.float16,
-) -> Codes:  # fmt: skip
+) -> QuantizedArray:  # fmt: skip
     """Rounded to nearest within each group's extremes. Zero points are at least `least`."""
     rows, width = weight.shape
     size = width if group == -1 else group
@@ -90,18 +90,18 @@ def quantise(
             scale[:, g] = (high - low) / top
             zero[:, g] = np.clip(np.rint(-low / scale[:, g]), least, top)
     scale = torch.from_numpy(scale).to(dtype).double().numpy()
-    codes = np.clip(np.rint(weight / scale[:, order] + zero[:, order]), 0, top)
-    return Codes(codes, scale, zero, order)
+    quantized = np.clip(np.rint(weight / scale[:, order] + zero[:, order]), 0, top)
+    return QuantizedArray(quantized, scale, zero, order)
 
 
-def words(codes: Array, bits: int) -> Tensor:
+def words(quantized: Array, bits: int) -> Tensor:
     """Rows of codes as 32-bit words, bit by bit, the first code in the lowest bits."""
-    made = []
-    for row in codes.astype(int):
+    built = []
+    for row in quantized.astype(int):
         whole = sum(int(code) << (bits * at) for at, code in enumerate(row))
         count = -(-len(row) * bits // 32)
-        made.append([(whole >> (32 * at)) & 0xFFFFFFFF for at in range(count)])
-    return torch.from_numpy(np.array(made, np.uint32).view(np.int32))
+        built.append([(whole >> (32 * at)) & 0xFFFFFFFF for at in range(count)])
+    return torch.from_numpy(np.array(built, np.uint32).view(np.int32))
 
 
 def gptq(
@@ -115,39 +115,39 @@ def gptq(
             order = np.random.default_rng(seed).permutation(order)
         if whole_groups:
             order = order[::-1].copy()
-        made = quantise(weight, bits, group, symmetric, order)
+        built = quantise(weight, bits, group, symmetric, order)
         less = version == 1 and bits == 3  # of each alone; else of whole words
-        zeros = words((made.zero.T - less) % (1 << bits), bits).numpy().view(np.uint32)
+        zeros = words((built.zero.T - less) % (1 << bits), bits).numpy().view(np.uint32)
         if version == 1 and not less:
             zeros = zeros - np.uint32(sum(1 << at for at in range(0, 32, bits)))
         tensors = {
-            "qweight": words(made.codes, bits).T,
+            "qweight": words(built.quantized, bits).T,
             "qzeros": torch.from_numpy(zeros.view(np.int32)),
-            "scales": torch.from_numpy(made.scale.T).half(),
+            "scales": torch.from_numpy(built.scale.T).half(),
         }
         if ordered:
             tensors["g_idx"] = torch.from_numpy(order.astype(np.int32))
-        return Packed(tensors, made.values())
+        return Packed(tensors, built.values())
 
     return pack
 
 
 def awq(group: int = 32) -> Packer:
     def pack(weight: Array) -> Packed:
-        made = quantise(weight, 4, group, symmetric=False)
+        built = quantise(weight, 4, group, symmetric=False)
 
-        def packed(codes: Array) -> Tensor:
+        def packed(quantized: Array) -> Tensor:
             """[.., N] → int32 [.., N/8]."""
-            total = np.zeros((len(codes), codes.shape[1] // 8), np.uint32)
+            total = np.zeros((len(quantized), quantized.shape[1] // 8), np.uint32)
             for at, column in enumerate((0, 2, 4, 6, 1, 3, 5, 7)):
-                total |= codes[:, column::8].astype(np.uint32) << np.uint32(4 * at)
+                total |= quantized[:, column::8].astype(np.uint32) << np.uint32(4 * at)
             return torch.from_numpy(total.view(np.int32))
 
         tensors = {
-            "qweight": packed(made.codes.T), "qzeros": packed(made.zero.T),
-            "scales": torch.from_numpy(made.scale.T).half(),
+            "qweight": packed(built.quantized.T), "qzeros": packed(built.zero.T),
+            "scales": torch.from_numpy(built.scale.T).half(),
         }  # fmt: skip
-        return Packed(tensors, made.values())
+        return Packed(tensors, built.values())
 
     return pack
 
@@ -160,30 +160,30 @@ def pack_quantized(
         order = None
         if act_order:
             order = np.random.default_rng(0).permutation(np.arange(weight.shape[1]) // group)
-        made = quantise(weight, bits, group, symmetric, order, dtype=dtype)
+        built = quantise(weight, bits, group, symmetric, order, dtype=dtype)
         tensors = {
-            "weight_packed": words(made.codes, bits), "weight_scale": torch.from_numpy(made.scale).to(dtype),
+            "weight_packed": words(built.quantized, bits), "weight_scale": torch.from_numpy(built.scale).to(dtype),
             "weight_shape": torch.tensor(weight.shape),
         }  # fmt: skip
         if not symmetric:
-            tensors["weight_zero_point"] = words(made.zero.T, bits).T
+            tensors["weight_zero_point"] = words(built.zero.T, bits).T
         if act_order or unset:
-            tensors["weight_g_idx"] = torch.from_numpy(np.where(unset, -1, made.order).astype(np.int32))
-        return Packed(tensors, made.values())
+            tensors["weight_g_idx"] = torch.from_numpy(np.where(unset, -1, built.order).astype(np.int32))
+        return Packed(tensors, built.values())
 
     return pack
 
 
 def int_quantized(group: int = -1, *, symmetric: bool = True, dtype: torch.dtype = torch.bfloat16) -> Packer:
     def pack(weight: Array) -> Packed:
-        made = quantise(weight, 8, group, symmetric, dtype=dtype)
+        built = quantise(weight, 8, group, symmetric, dtype=dtype)
         tensors = {
-            "weight": torch.from_numpy(made.codes - 128).to(torch.int8),
-            "weight_scale": torch.from_numpy(made.scale).to(dtype),
+            "weight": torch.from_numpy(built.quantized - 128).to(torch.int8),
+            "weight_scale": torch.from_numpy(built.scale).to(dtype),
         }
         if not symmetric:
-            tensors["weight_zero_point"] = torch.from_numpy(made.zero - 128).to(torch.int8)
-        return Packed(tensors, made.values())
+            tensors["weight_zero_point"] = torch.from_numpy(built.zero - 128).to(torch.int8)
+        return Packed(tensors, built.values())
 
     return pack
 
@@ -200,9 +200,9 @@ def float8(tile: tuple[int, int] | None, name: str, dtype: torch.dtype = torch.f
                 scale[i, j] = np.abs(weight[i * rows : (i + 1) * rows, j * width : (j + 1) * width]).max() / 448
         scales = torch.from_numpy(scale).to(dtype)
         each = np.repeat(np.repeat(scales.double().numpy(), rows, 0), width, 1)[: weight.shape[0], : weight.shape[1]]
-        codes = torch.from_numpy(weight / each).to(torch.float8_e4m3fn)
-        values = codes.float().numpy() * each.astype(np.float32)
-        return Packed({"weight": codes, name: scales if tile else scales.reshape(())}, values)
+        quantized = torch.from_numpy(weight / each).to(torch.float8_e4m3fn)
+        values = quantized.float().numpy() * each.astype(np.float32)
+        return Packed({"weight": quantized, name: scales if tile else scales.reshape(())}, values)
 
     return pack
 
@@ -217,10 +217,10 @@ def float4() -> Packer:
         scale = torch.from_numpy(np.abs(blocks).max(-1) / 6 * whole).to(torch.float8_e4m3fn)
         each = (scale.float().numpy() / whole)[..., None]
         nearest = np.abs(np.abs(blocks / each)[..., None] - levels).argmin(-1)
-        codes = (nearest + 8 * (blocks < 0)).reshape(rows, width).astype(np.uint8)
+        quantized = (nearest + 8 * (blocks < 0)).reshape(rows, width).astype(np.uint8)
         values = (levels[nearest].astype(np.float32) * np.where(blocks < 0, -1, 1)).astype(np.float32) * each
         tensors = {
-            "weight_packed": torch.from_numpy(codes[:, ::2] | codes[:, 1::2] << 4), "weight_scale": scale,
+            "weight_packed": torch.from_numpy(quantized[:, ::2] | quantized[:, 1::2] << 4), "weight_scale": scale,
             "weight_global_scale": torch.tensor([whole]),
         }  # fmt: skip
         return Packed(tensors, values.reshape(rows, width))

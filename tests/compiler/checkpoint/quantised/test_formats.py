@@ -172,16 +172,16 @@ def test_a_configuration_alone_is_that_of_the_float_model(tmp_path: Path) -> Non
 @pytest.mark.parametrize("bits", [3, 4])
 def test_gptq_of_weights_that_the_model_has_turned_is_read_to_the_bit(bits: int, tmp_path: Path) -> None:
     path = tiny.write_model(tmp_path, "gpt2") / "model.safetensors"
-    made, wanted = dict[str, Tensor](), dict[str, np.ndarray]()
+    built, wanted = dict[str, Tensor](), dict[str, np.ndarray]()
     for name, tensor in load_file(path).items():
         module = name.removesuffix(".weight")
         if not name.endswith((".c_attn.weight", ".c_proj.weight", ".c_fc.weight")):
-            made[name] = tensor
+            built[name] = tensor
             continue
         packed = packers.gptq(bits, 32, symmetric=False)(tensor.numpy().astype(np.float64).T)
-        made |= {f"{module}.{part}": t.contiguous() for part, t in packed.tensors.items()}
+        built |= {f"{module}.{part}": t.contiguous() for part, t in packed.tensors.items()}
         wanted[name] = packed.values.astype(np.float32).T
-    save_file(made, path, {"format": "pt"})
+    save_file(built, path, {"format": "pt"})
     config = json.loads((tmp_path / "config.json").read_text())
     stated = {"quant_method": "gptq", "bits": bits, "group_size": 32}
     (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": stated}))
@@ -195,10 +195,10 @@ def test_gptq_of_weights_that_the_model_has_turned_is_read_to_the_bit(bits: int,
 
 def test_three_bits_are_read_as_gptqmodel_packs_them() -> None:
     """Ten codes, one across words, ten, one across words, ten: 32 codes in three words (GPTQModel, _pack_rows_3)."""
-    codes = np.random.default_rng(0).integers(0, 8, 32).astype(np.uint64)
-    first = sum(int(c) << 3 * i for i, c in enumerate(codes[:10])) | int(codes[10] & 3) << 30
-    second = int(codes[10] >> 2) | int(codes[21] & 1) << 31
-    second |= sum(int(c) << 3 * i + 1 for i, c in enumerate(codes[11:21]))
-    third = int(codes[21] >> 1) | sum(int(c) << 3 * i + 2 for i, c in enumerate(codes[22:]))
+    quantized = np.random.default_rng(0).integers(0, 8, 32).astype(np.uint64)
+    first = sum(int(c) << 3 * i for i, c in enumerate(quantized[:10])) | int(quantized[10] & 3) << 30
+    second = int(quantized[10] >> 2) | int(quantized[21] & 1) << 31
+    second |= sum(int(c) << 3 * i + 1 for i, c in enumerate(quantized[11:21]))
+    third = int(quantized[21] >> 1) | sum(int(c) << 3 * i + 2 for i, c in enumerate(quantized[22:]))
     words = np.array([[first, second, third]], np.uint32)
-    np.testing.assert_array_equal(unpack(words, 3, 32)[0], codes)
+    np.testing.assert_array_equal(unpack(words, 3, 32)[0], quantized)

@@ -34,9 +34,9 @@ STATED = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.se
 
 def in_8_bits(matrix: Tensor) -> Tensor:
     """[N, K] in whole multiples of 2⁻⁹, of which the largest in 32 neighbours is 127."""
-    codes = (matrix * 512).round().clamp(-127, 127)
-    codes[:, ::32] = 127
-    return codes / 512
+    quantized = (matrix * 512).round().clamp(-127, 127)
+    quantized[:, ::32] = 127
+    return quantized / 512
 
 
 def packed(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -44,16 +44,16 @@ def packed(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     values that 8 bits with a scale for 32 of them hold: rounding alone, so large are the scales, would choose other
     experts."""
     draw = torch.Generator().manual_seed(3)
-    made = {}
+    built = {}
     for name, tensor in tensors.items():
         if not name.endswith(("gate_up_proj", "down_proj")):
-            made[name] = in_8_bits(tensor) if name.endswith("weight") and tensor.ndim == 2 else tensor
+            built[name] = in_8_bits(tensor) if name.endswith("weight") and tensor.ndim == 2 else tensor
             continue
         count, width, rows = tensor.shape
         sizes = (count, rows, width // 32)
-        made[f"{name}_blocks"] = torch.randint(0, 256, (*sizes, 16), dtype=torch.uint8, generator=draw)
-        made[f"{name}_scales"] = torch.randint(118, 128, sizes, dtype=torch.uint8, generator=draw)
-    return made
+        built[f"{name}_blocks"] = torch.randint(0, 256, (*sizes, 16), dtype=torch.uint8, generator=draw)
+        built[f"{name}_scales"] = torch.randint(118, 128, sizes, dtype=torch.uint8, generator=draw)
+    return built
 
 
 def write(folder: Path, change: Callable[[dict[str, Tensor]], dict[str, Tensor]] = dict, **config: Any) -> Path:
@@ -87,26 +87,26 @@ def test_blocks_are_the_same_values_of_turned_matrices_in_openvinos_type_too(tmp
 def test_openvino_multiplies_codes_exactly_and_other_devices_floats(tmp_path: Path) -> None:
     write(tmp_path / "model")
 
-    def compiled(device: str, **asked: Any) -> tuple[str, int, float]:
-        bundle = tmp_path / f"{device}-{len(asked)}"
-        made = compile_bundle(
+    def compiled(device: str, **requested: Any) -> tuple[str, int, float]:
+        bundle = tmp_path / f"{device}-{len(requested)}"
+        built = compile_bundle(
             str(tmp_path / "model"), bundle, tiny.kinds_plan(),
-            CompileOptions.of(device=device, **asked), Store(tmp_path / "store"), lambda event: None,
+            CompileOptions.of(device=device, **requested), Store(tmp_path / "store"), lambda event: None,
         )  # fmt: skip
-        (line,) = open_target(made.device).describe(made.analysis)
+        (line,) = open_target(built.device).describe(built.analysis)
         held = read_manifest(bundle)
         kernels = {digest for name, digest in held.files.items() if name.startswith("kernels-")}
         largest = max(size for digest, size in held.blobs.items() if digest not in kernels)
-        judged = [made.verification, made.verification.get("accuracy", {})]
+        judged = [built.verification, built.verification.get("accuracy", {})]
         kl = max(found.get("mean_kl", math.inf) for found in judged)
         return line.removeprefix("matrices that the checkpoint stores in codes: "), largest, kl
 
     exact: dict[str, Any] = {"activation_group_size": 0, "kv_cache_dtype": "f32"}
-    kept, codes, kl = compiled("openvino", quantize="keep", verify="all", **exact)
+    kept, quantized, kl = compiled("openvino", quantize="keep", verify="all", **exact)
     widened, floats, _ = compiled("openvino", quantize="none")
     assert kept == "4 kept exactly" and widened == "0 kept exactly, 4 widened to float32"
     assert kl < 1e-7
-    assert codes < floats / 4
+    assert quantized < floats / 4
     own, panels, _ = compiled("onnxruntime", quantize="keep", verify="none")
     assert own == kept and panels < floats / 4
     assert compiled("onnxruntime", quantize="keep", verify="none", kernels="onnxruntime")[0] == widened

@@ -22,7 +22,7 @@ def new_lengths(length: int) -> Tensor:
     return torch.tensor([length, max(1, length - 2), max(1, length // 2)])
 
 
-def poisoned(state: Tensor) -> Tensor:
+def nan_filled(state: Tensor) -> Tensor:
     """The row without a past holds what another sequence left there."""
     state[1] = float("nan")
     return state
@@ -30,7 +30,7 @@ def poisoned(state: Tensor) -> Tensor:
 
 def conv(length: int, bias: bool = True) -> tuple[Any, ...]:
     x, weight = numbers(ROWS, length, 10), numbers(10, 4)
-    state = poisoned(numbers(ROWS, 3, 10, seed=1))
+    state = nan_filled(numbers(ROWS, 3, 10, seed=1))
     return x, weight, numbers(10) if bias else None, state, PAST, new_lengths(length), True
 
 
@@ -38,7 +38,7 @@ def delta(length: int, normalise: bool = True) -> tuple[Any, ...]:
     query, key = numbers(ROWS, length, GROUPS, KEY), numbers(ROWS, length, GROUPS, KEY, seed=2)
     key = key / (1 if normalise else 3)
     gates = numbers(ROWS, length, HEADS, seed=3)
-    state = poisoned(numbers(ROWS, HEADS, KEY, VALUE, seed=5))
+    state = nan_filled(numbers(ROWS, HEADS, KEY, VALUE, seed=5))
     value = numbers(ROWS, length, HEADS, VALUE, seed=4)
     return query, key, value, -gates.exp(), gates.sigmoid(), state, PAST, new_lengths(length), normalise
 
@@ -47,7 +47,7 @@ def scan(length: int, each: bool = False) -> tuple[Any, ...]:
     x, step = numbers(ROWS, length, HEADS, VALUE), numbers(ROWS, length, HEADS).exp() / 4
     rate = -numbers(*((HEADS, KEY) if each else (HEADS,))).exp()
     write, read = numbers(ROWS, length, GROUPS, KEY, seed=6), numbers(ROWS, length, GROUPS, KEY, seed=7)
-    state = poisoned(numbers(ROWS, HEADS, VALUE, KEY, seed=8))
+    state = nan_filled(numbers(ROWS, HEADS, VALUE, KEY, seed=8))
     return x, step, rate, write, read, state, PAST, new_lengths(length)
 
 

@@ -103,6 +103,6 @@ def test_outside_a_step_the_functions_are_transformers_own() -> None:
 def test_a_rotation_by_three_positions_is_texts_without_writing_in_place() -> None:
     rotary: Any = tiny("qwen3_5_text").get_submodule("model.rotary_emb")
     x, positions = torch.zeros(1), torch.arange(9)[None]
-    made = rotary(x, positions)
+    built = rotary(x, positions)
     del rotary.recomposition_frequencies  # the one of the instance
-    torch.testing.assert_close(made, rotary(x, positions))
+    torch.testing.assert_close(built, rotary(x, positions))

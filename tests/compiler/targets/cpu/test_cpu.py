@@ -65,9 +65,9 @@ def plan(
 ) -> Plan:
     """At most 8 sequences of 48 tokens, prompts in steps of at most 16 padded tokens."""
     buckets = [Bucket("prompt", *sizes) for sizes in prompt] + [Bucket("decode", b, 1, c) for b, c in decode]
-    made = Plan(Limits(LENGTH, SEQUENCES, chunk, 8), tuple(buckets), Provenance("test"))
-    assert not prove(made.limits, made.buckets), prove(made.limits, made.buckets)
-    return made
+    created = Plan(Limits(LENGTH, SEQUENCES, chunk, 8), tuple(buckets), Provenance("test"))
+    assert not prove(created.limits, created.buckets), prove(created.limits, created.buckets)
+    return created
 
 
 @dataclass
@@ -90,9 +90,9 @@ class Workshop:
             if isinstance(event, ExecutableReport) and not event.cached:
                 built.add(str(event.shape))
 
-        asked = CompileOptions.of(**{"device": "onnxruntime", "verify": "all", "jobs": 2, **options})
+        requested = CompileOptions.of(**{"device": "onnxruntime", "verify": "all", "jobs": 2, **options})
         path = where or self.folder / "-".join(str(v) for v in options.values())
-        result = compile_bundle(str(self.model), path, plan_ or plan(), asked, self.store, keep)
+        result = compile_bundle(str(self.model), path, plan_ or plan(), requested, self.store, keep)
         return path, result, built
 
 
@@ -146,8 +146,8 @@ def test_float32_generates_what_transformers_does_alone_and_in_ragged_batches(
     with BundleLLM(bundle, threads=1) as llm:
         for size in range(1, SEQUENCES + 1):
             group = [(3 * size + i) % len(ids) for i in range(size)]
-            made = [o.outputs[0].token_ids for o in llm.generate([ids[i] for i in group], GREEDY)]
-            assert made == [references[i] for i in group], f"a batch of {size}"
+            created = [o.outputs[0].token_ids for o in llm.generate([ids[i] for i in group], GREEDY)]
+            assert created == [references[i] for i in group], f"a batch of {size}"
         assert llm.compilations == 0
     found = result.verification
     assert (found["buckets"], found["top1"]) == (BUCKETS, 1.0)
@@ -273,15 +273,15 @@ def test_blocks_of_the_checkpoint_are_kept_exactly(
     assert 0 < result.verification["mean_kl"] < (2e-3 if quantize == "keep" else 2e-2)
 
 
-@pytest.mark.parametrize("asked", ["--specialise", "--kernels=onnxruntime"])
+@pytest.mark.parametrize("requested", ["--specialise", "--kernels=onnxruntime"])
 def test_the_command_packs_kept_blocks_as_the_runtime_of_this_version_opens_them(
-    workshop: Workshop, gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str
+    workshop: Workshop, gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, requested: str
 ) -> None:
     monkeypatch.setenv("LLMC_CACHE_DIR", str(workshop.folder / "store"))
     bundle = str(tmp_path / "bundle")
     limits_ = ["--max-model-len", "48", "--max-num-seqs", "1", "--prompt-seq", "16,16,16", "--decode-seq", "48,48,48"]
     assert (
-        main(["compile", str(gguf), "--device", "onnxruntime", "--quantize", "keep", asked, *limits_, "-o", bundle])
+        main(["compile", str(gguf), "--device", "onnxruntime", "--quantize", "keep", requested, *limits_, "-o", bundle])
         == 0
     )
     assert main(["generate", bundle, "--prompt", "ab", "--max-tokens", "4"]) == 0
@@ -583,7 +583,7 @@ def test_a_leak_in_a_prompt_over_a_past_is_seen_by_its_poison_alone(
     for _ in range(2):  # the staging cache is laid out by the first run
         executor.run(pad(Bucket("prompt", 1, 16, 0), [0], [prompts()[5]], [0]))
         executor.run(pad(bucket, [0], [prompts()[5]], [16]))
-    executor.poison(0, 16, float("nan"))
+    executor.nan_fill(0, 16, float("nan"))
     monkeypatch.setattr(onnxruntime_cpu.BoundSession, "run", watch)
     executor.run(pad(bucket, [0], [prompts()[5][:3]], [16]))
     executor.close()

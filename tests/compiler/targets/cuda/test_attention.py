@@ -40,8 +40,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def compile_for(device: str, model: Path, path: Path, **options: object) -> CompileResult:
-    asked = CompileOptions.of(device, dtype="bf16", **options)
-    return compile_bundle(str(model), path / "bundle", PLAN, asked, Store(path / "store"), lambda _: None)
+    requested = CompileOptions.of(device, dtype="bf16", **options)
+    return compile_bundle(str(model), path / "bundle", PLAN, requested, Store(path / "store"), lambda _: None)
 
 
 @full
@@ -84,10 +84,10 @@ print(json.dumps(compile_for("cuda:h100-2", Path({str(model)!r}), Path({str(tmp_
 )
 def test_steps_are_rolled_only_where_it_is_asked_for(options: dict[str, object], rolled: bool) -> None:
     target = open_target("cuda:h100")
-    asked = target.configure(CompileOptions.of("cuda:h100", dtype="bf16", **options))
+    requested = target.configure(CompileOptions.of("cuda:h100", dtype="bf16", **options))
 
     assert isinstance(target, CudaTarget)
-    assert target._rolls((), CacheShape.plain(2, 1, 8), asked) is rolled
+    assert target._rolls((), CacheShape.plain(2, 1, 8), requested) is rolled
 
 
 @pytest.mark.parametrize(

@@ -30,16 +30,16 @@ def temporary(device: str, dtype: str) -> int:
     machine = target.machine(CompileOptions(device))
     shapes = {"x": ((8, COLUMNS), "bfloat16"), "w": ((ROWS, COLUMNS), dtype), "w_scale": ((ROWS,), "float32")}
     inputs = tuple(Tensor(name, shape, kind, (None,) * len(shape)) for name, (shape, kind) in shapes.items())
-    made = build(XlaJob("step", lambda x, w, s: (Quantised(w, s).product(x, None),), inputs, (), "product"), machine)
-    return int(ExecutableFile.parse(made, device, FORM).header["memory"]["temporary"])
+    built = build(XlaJob("step", lambda x, w, s: (Quantised(w, s).product(x, None),), inputs, (), "product"), machine)
+    return int(ExecutableFile.parse(built, device, FORM).header["memory"]["temporary"])
 
 
 @full
 @pytest.mark.skipif(find_spec("jax_cuda13_plugin") is None, reason="XLA's plug-in is not installed")
 def test_what_is_offered_is_read_inside_the_product_and_what_is_refused_would_be_copied() -> None:
-    asked = [("cuda:h100", "float8_e4m3fn"), ("cuda:l40s", "int8"), ("cuda:l40s", "float8_e4m3fn")]
+    requested = [("cuda:h100", "float8_e4m3fn"), ("cuda:l40s", "int8"), ("cuda:l40s", "float8_e4m3fn")]
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
-        *offered, refused = process.map(temporary, *zip(*asked, strict=True))
+        *offered, refused = process.map(temporary, *zip(*requested, strict=True))
 
     assert max(offered) < ROWS * COLUMNS
     assert refused >= 2 * ROWS * COLUMNS

@@ -42,12 +42,12 @@ SITE = str(Path(next(iter(find_spec("jax").submodule_search_locations))).parent)
 needs_plugin = pytest.mark.skipif(find_spec("jax_cuda13_plugin") is None, reason="XLA's plug-in is not installed")
 
 
-ASKED = {"device": DEVICE, "verify": "none", "dtype": "bf16"}
+REQUESTED = {"device": DEVICE, "verify": "none", "dtype": "bf16"}
 
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compiled:
-    return Compiled.first(tmp_path_factory.mktemp("cuda"), CASE, PLAN, ASKED, verify="all")
+    return Compiled.first(tmp_path_factory.mktemp("cuda"), CASE, PLAN, REQUESTED, verify="all")
 
 
 @needs_plugin
@@ -112,10 +112,10 @@ def test_executables_are_the_same_bytes_wherever_and_by_whichever_process_they_a
 ) -> None:
     lowered, options = prepared(compiled)
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        made = pool.submit(compile_elsewhere, tmp_path, lowered, Shape("decode", 2, 1, 32), options).result()
+        built = pool.submit(compile_elsewhere, tmp_path, lowered, Shape("decode", 2, 1, 32), options).result()
     bundle = Bundle.open(compiled.path)
 
-    assert made == bundle.files.read(bundle.executable("decode", 2, 1, 32).blob)
+    assert built == bundle.files.read(bundle.executable("decode", 2, 1, 32).blob)
 
 
 @full
@@ -147,10 +147,10 @@ def test_a_cache_that_does_not_fit_is_refused_before_anything_is_compiled(compil
 def test_what_no_host_has_is_refused_with_what_is_known(
     tmp_path: Path, device: str, options: dict[str, object], message: str
 ) -> None:
-    asked = CompileOptions.of(device, **options)  # type: ignore[arg-type]
+    requested = CompileOptions.of(device, **options)  # type: ignore[arg-type]
     model = tiny.write_model(tmp_path / "model", CASE)
     with pytest.raises(InputError, match=message):
-        compile_bundle(str(model), tmp_path / "b", PLAN, asked, Store(tmp_path / "store"), lambda _: None)
+        compile_bundle(str(model), tmp_path / "b", PLAN, requested, Store(tmp_path / "store"), lambda _: None)
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -57,13 +57,13 @@ class Card:
 
 @pytest.fixture
 def card(monkeypatch: pytest.MonkeyPatch) -> Card:
-    made = Card()
+    built = Card()
     nvidia.install(monkeypatch, nvidia.H100)
-    monkeypatch.setattr(tuner, "compile_exported", made.compile)
+    monkeypatch.setattr(tuner, "compile_exported", built.compile)
     monkeypatch.setattr(tuner, "toolchain_version", lambda platform: HEADER.jax)
     device = SimpleNamespace(device_kind="NVIDIA H100 80GB HBM3")
     monkeypatch.setattr(CudaHost, "open", lambda host, devices, threads: [device] * devices)
-    return made
+    return built
 
 
 def bundle(products: str) -> Any:

@@ -17,7 +17,7 @@ from llmc.compiler.targets.base import Lowered
 from llmc.compiler.targets.cuda import tuning
 from llmc.compiler.targets.cuda.cards import card_of
 from llmc.compiler.targets.cuda.products import Looked
-from llmc.compiler.targets.cuda.tuning import STAGE, Tuning, made_for, parse, summary, told
+from llmc.compiler.targets.cuda.tuning import STAGE, Tuning, made_for, parse, reported, summary
 from llmc.compiler.targets.tuning import RESULTS, Results, write_results
 from llmc.errors import ArtifactError, InputError
 from tests.compiler.targets.cuda.test_autotuning import H100, JAX, REAL
@@ -42,7 +42,7 @@ def stages(tmp_path: Path) -> Stages:
     return Stages(toy.store, open_checkpoint(str(toy.model)), toy.plan, lambda _: None)
 
 
-def asked(value: object) -> CompileOptions:
+def requested(value: object) -> CompileOptions:
     return CompileOptions.of("cuda:h100", tuning=str(value))
 
 
@@ -59,7 +59,7 @@ def keep(stages: Stages, results: Results) -> None:
 
 def test_a_digest_stands_for_the_file_and_is_in_the_key(card: Tuning, stages: Stages, tmp_path: Path) -> None:
     file = written(tmp_path)
-    options = card.configured(asked(file))
+    options = card.configured(requested(file))
     digest = digest_bytes(file.read_bytes())
     assert options.own == {"tuning": digest}
     lowered = card.lowered(stages, EMPTY, options)
@@ -70,7 +70,7 @@ def test_a_digest_stands_for_the_file_and_is_in_the_key(card: Tuning, stages: St
 
 
 def test_the_store_has_them_when_the_file_is_gone(card: Tuning, stages: Stages, tmp_path: Path) -> None:
-    options = card.configured(asked(written(tmp_path)))
+    options = card.configured(requested(written(tmp_path)))
     with pytest.raises(InputError, match=r"the store has no tuning results .*; name their file again"):
         Tuning.lowered(_fresh(card), stages, EMPTY, options)
     card.lowered(stages, EMPTY, options)
@@ -84,11 +84,11 @@ def _fresh(card: Tuning) -> Tuning:
 
 
 def test_auto_takes_all_that_hold_for_the_card(card: Tuning, stages: Stages) -> None:
-    assert card.lowered(stages, EMPTY, asked("auto")) == EMPTY
+    assert card.lowered(stages, EMPTY, requested("auto")) == EMPTY
     keep(stages, FOUND)
     keep(stages, Results({**FOUND.made_for, "device": REAL.replace("9.0,", "8.9,")}, {"qkv": b"slow"}))
     keep(stages, Results(FOUND.made_for, {"down": b"fast"}))
-    data = card.for_xla(card.lowered(stages, EMPTY, asked("auto")))
+    data = card.for_xla(card.lowered(stages, EMPTY, requested("auto")))
     assert data is not None
     assert {entry.hlo: entry.result for entry in parse(data)} == {"qkv": b"fast", "down": b"fast"}
 
@@ -96,26 +96,26 @@ def test_auto_takes_all_that_hold_for_the_card(card: Tuning, stages: Stages) -> 
 def test_results_of_another_version_are_refused_before_anything_is_made(card: Tuning, tmp_path: Path) -> None:
     file = written(tmp_path, Results({**FOUND.made_for, "compiler": "0.11.0"}))
     with pytest.raises(ArtifactError, match=r"h100.json: results of NVIDIA H100 80GB HBM3 .*0\.11\.0, not 0\.10\.2"):
-        card.configured(asked(file))
+        card.configured(requested(file))
 
 
 def test_a_name_that_is_no_file_is_refused(card: Tuning, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="No such file or directory; name a file that llmc tune wrote"):
-        card.configured(asked(tmp_path / "none"))
+        card.configured(requested(tmp_path / "none"))
 
 
 @pytest.mark.parametrize("word", ["model", "none"])
 def test_without_results_nothing_is_added(card: Tuning, stages: Stages, word: str) -> None:
-    assert card.lowered(stages, EMPTY, card.configured(asked(word))) == EMPTY
+    assert card.lowered(stages, EMPTY, card.configured(requested(word))) == EMPTY
 
 
 def test_people_are_told_how_many_products_were_tuned() -> None:
     used = Lowered({}, {"tuning": "sha256:1"}, {})
-    found = summary(Looked(16, 14), used, asked("auto"))
+    found = summary(Looked(16, 14), used, requested("auto"))
     assert found == {"by": "auto", "results": "sha256:1", "tuned": 14, "of": 16}
-    assert told(found) == ["products: 14 of 16 tuned on a card, kernels of 2 by XLA's cost model"]
-    assert told(summary(None, EMPTY, asked("none"))) == ["products: kernels by XLA's list, its first"]
-    assert told({}) == []
+    assert reported(found) == ["products: 14 of 16 tuned on a card, kernels of 2 by XLA's cost model"]
+    assert reported(summary(None, EMPTY, requested("none"))) == ["products: kernels by XLA's list, its first"]
+    assert reported({}) == []
 
 
 @full

@@ -39,12 +39,12 @@ CASE = "mistral"
 PROMPTS = [[5, 80, 3, 200, 17, 9, 9, 31, 4], list(range(40, 66)), [7], [11, 12]]
 GREEDY = SamplingParams(max_tokens=9, temperature=0, ignore_eos=True)
 NAN = float("nan")
-ASKED = {"device": "hpu", "verify": "all", "jobs": 2}
+REQUESTED = {"device": "hpu", "verify": "all", "jobs": 2}
 
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compiled:
-    return Compiled.first(tmp_path_factory.mktemp("hpu"), CASE, tiny.tiny_plan(), ASKED)
+    return Compiled.first(tmp_path_factory.mktemp("hpu"), CASE, tiny.tiny_plan(), REQUESTED)
 
 
 def test_every_bucket_becomes_a_portable_executable_and_the_summary_says_what_is_left(compiled: Compiled) -> None:
@@ -88,13 +88,13 @@ def test_a_second_compile_builds_nothing(compiled: Compiled) -> None:
 
 
 def test_a_dry_run_finds_everything_cached_and_builds_nothing(compiled: Compiled) -> None:
-    asked = CompileOptions("hpu", verify="all", jobs=2)
-    found = dry_run(CompileJob.of(str(compiled.model), tiny.tiny_plan(), asked), compiled.store)
+    requested = CompileOptions("hpu", verify="all", jobs=2)
+    found = dry_run(CompileJob.of(str(compiled.model), tiny.tiny_plan(), requested), compiled.store)
     assert (found["to_build"], found["cached"]) == (0, len(tiny.tiny_plan().buckets))
 
 
 def test_the_same_model_compiled_elsewhere_gives_the_same_bytes(compiled: Compiled, tmp_path: Path) -> None:
-    elsewhere = Compiled.first(tmp_path, CASE, compiled.plan, ASKED, verify="none")
+    elsewhere = Compiled.first(tmp_path, CASE, compiled.plan, REQUESTED, verify="none")
     assert elsewhere.blobs() == compiled.blobs()
     mine, other = (Bundle.open(path).manifest for path in (compiled.path, elsewhere.path))
     assert mine.files == other.files
@@ -298,11 +298,11 @@ def test_a_torn_archive_is_refused(cut: int, compiled: Compiled) -> None:
 
 @pytest.fixture
 def executor(compiled: Compiled) -> TorchExecutor:
-    made = open_executor(Bundle.open(compiled.path), threads=1)
-    assert isinstance(made, TorchExecutor)
-    for slot in range(made.slots):
-        made.poison(slot, 0, NAN)
-    return made
+    built = open_executor(Bundle.open(compiled.path), threads=1)
+    assert isinstance(built, TorchExecutor)
+    for slot in range(built.slots):
+        built.nan_fill(slot, 0, NAN)
+    return built
 
 
 def _prefill(executor: TorchExecutor, slots: list[int], prompts: list[list[int]]) -> np.ndarray:
@@ -450,7 +450,7 @@ def test_weights_that_do_not_fit_their_file_are_refused(compiled: Compiled, monk
 @full
 def test_bf16_halves_the_weights_and_stays_within_its_limits(tmp_path: Path) -> None:
     case, path = tiny.TIED, tmp_path / "bundle"
-    result = Compiled.first(tmp_path, case, tiny.tiny_plan(), ASKED, dtype="bf16").result
+    result = Compiled.first(tmp_path, case, tiny.tiny_plan(), REQUESTED, dtype="bf16").result
     parameters = sum(p.numel() for p in tiny.model(case).parameters())
     assert 2 * parameters <= result.weights_bytes < 2 * parameters + 64 * 4096
     assert result.verification["limits"]["mean_kl"] > 1e-5

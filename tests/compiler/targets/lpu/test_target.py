@@ -219,8 +219,8 @@ def test_a_plan_of_several_sequences_is_refused(lpu: LpuHost, tmp_path: Path) ->
     options = CompileOptions.of("lpu:2", verify="none")
     with pytest.raises(InputError, match=r"the plan has 4 sequences at once, .* plan with --max-num-seqs 1"):
         compile_bundle(str(lpu.model), tmp_path / "b", toy_plan(), options, lpu.store, lambda _: None, lpu.settings)
-    made = plan_for(str(lpu.model), max_model_len=LENGTH, device="lpu")
-    assert made.limits.max_num_seqs == 1 and made.provenance.origins["max_num_seqs"] == "device lpu"
+    created = plan_for(str(lpu.model), max_model_len=LENGTH, device="lpu")
+    assert created.limits.max_num_seqs == 1 and created.provenance.origins["max_num_seqs"] == "device lpu"
     assert plan_for(str(lpu.model), max_model_len=LENGTH, device="lpu", max_num_seqs=2).limits.max_num_seqs == 2
 
 

@@ -46,8 +46,8 @@ def difference(path: Path) -> float:
 def main(folder: Path) -> None:
     path = folder / "bundle"
     model, store = tiny.write_model(folder / "model", "llama"), Store(folder / "store")
-    asked = CompileOptions.of("neuron:trn2", tensor_parallel=2, verify="none", sample_top_k=4)
-    result = compile_bundle(str(model), path, PLAN, asked, store, lambda _: None)
+    requested = CompileOptions.of("neuron:trn2", tensor_parallel=2, verify="none", sample_top_k=4)
+    result = compile_bundle(str(model), path, PLAN, requested, store, lambda _: None)
     bundle = Bundle.open(path)
     file = NeuronFile.parse(bundle.files.read(bundle.manifest.executables[0].blob), "a step")
     found = {

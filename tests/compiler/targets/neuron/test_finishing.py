@@ -49,9 +49,9 @@ class Bundles:
 def bundles(tmp_path_factory: pytest.TempPathFactory) -> Bundles:
     folder = tmp_path_factory.mktemp("finished")
     model, store = tiny.write_model(folder / "model", "llama"), Store(folder / "store")
-    asked = CompileOptions.of("neuron:trn2", verify="none", sample_top_k=8)
+    requested = CompileOptions.of("neuron:trn2", verify="none", sample_top_k=8)
     with pytest.MonkeyPatch.context() as patch, unoptimised():
-        compile_bundle(str(model), folder / "portable", tiny.kinds_plan(), asked, store, lambda _: None)
+        compile_bundle(str(model), folder / "portable", tiny.kinds_plan(), requested, store, lambda _: None)
         shutil.copytree(folder / "portable", folder / "finished")
         with_compiler(patch, folder)
         with_cores(patch, folder)
@@ -202,8 +202,8 @@ def test_a_neff_that_the_runtime_refuses_is_named(bundles: Bundles, cores: None)
 
     file = NeuronFile.parse(Bundle.open(bundles.finished).files.read("slot_copy"), "slot_copy")
     torn = bytes(file.neffs[0][:-9])
-    made = {"target": "trn2", "lnc": 2, "compiler": "2.27"}
-    bad = NeuronFile.parse(write_native(file, [torn], made), "slot_copy")
+    built = {"target": "trn2", "lnc": 2, "compiler": "2.27"}
+    bad = NeuronFile.parse(write_native(file, [torn], built), "slot_copy")
     with pytest.raises(
         ArtifactError, match=r"refuses its NEFF \(.*NRT_INVALID \(2\)\), made by neuronx-cc 2.27 for trn2"
     ):

@@ -61,9 +61,9 @@ def test_states_and_choices_of_experts_are_computed_without_calls_and_loops() ->
         calls.append((RULES[name], {k: v for k, v in given.items() if k not in places}, places))
 
     def function(*inputs: Any) -> tuple[Any, ...]:
-        made = [rule(**rest, **{k: inputs[i] for k, i in places.items()}) for rule, rest, places in calls]
+        built = [rule(**rest, **{k: inputs[i] for k, i in places.items()}) for rule, rest, places in calls]
         return (
-            sum(each.astype("float32").sum() for out in made for each in (out if isinstance(out, tuple) else [out])),
+            sum(each.astype("float32").sum() for out in built for each in (out if isinstance(out, tuple) else [out])),
         )
 
     dtypes = ["int32" if a.dtype.kind == "i" else "float32" for a in arrays]

@@ -16,13 +16,13 @@ from llmc.settings import Settings
 
 
 def configured(config: str, **more: object) -> CompileOptions:
-    asked = CompileOptions.of("neuron:trn2", override_neuron_config=config, **more)
-    return open_target("neuron:trn2", Settings()).configure(asked)
+    requested = CompileOptions.of("neuron:trn2", override_neuron_config=config, **more)
+    return open_target("neuron:trn2", Settings()).configure(requested)
 
 
 def test_without_bucketing_there_is_one_bucket_of_each_phase() -> None:
-    asked = CompileOptions.of("neuron", override_neuron_config='{"enable_bucketing": false}')
-    plan = plan_for(None, max_model_len=128, max_num_seqs=4, device="neuron", options=asked, settings=Settings())
+    requested = CompileOptions.of("neuron", override_neuron_config='{"enable_bucketing": false}')
+    plan = plan_for(None, max_model_len=128, max_num_seqs=4, device="neuron", options=requested, settings=Settings())
     assert {(b.phase, b.batch, b.query, b.context) for b in plan.buckets} == {
         ("prompt", 1, 127, 0), ("decode", 4, 1, 128),
     }  # fmt: skip

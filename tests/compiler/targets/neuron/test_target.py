@@ -23,13 +23,13 @@ from tests.compiler.compiled import Compiled
 from tests.compiler.targets.xla.unoptimised import unoptimised
 from tests.tiers import full
 
-ASKED = {"device": "neuron:trn2", "verify": "none"}
+REQUESTED = {"device": "neuron:trn2", "verify": "none"}
 
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compiled:
     with unoptimised():
-        return Compiled.first(tmp_path_factory.mktemp("neuron"), "llama", tiny.kinds_plan(), ASKED, verify="all")
+        return Compiled.first(tmp_path_factory.mktemp("neuron"), "llama", tiny.kinds_plan(), REQUESTED, verify="all")
 
 
 def test_modules_give_what_the_reference_gives_and_say_what_is_left(compiled: Compiled) -> None:
@@ -53,7 +53,7 @@ def test_a_module_is_data_for_one_chip_with_the_cache_in_place(compiled: Compile
 
 @full
 def test_the_same_again_is_the_same_bytes_and_another_chip_another_key(compiled: Compiled, tmp_path: Path) -> None:
-    other = Compiled.first(tmp_path, "llama", compiled.plan, ASKED)
+    other = Compiled.first(tmp_path, "llama", compiled.plan, REQUESTED)
     assert compiled.compile(tmp_path / "inf2", device="neuron:inf2").built == 3
     ours, theirs = Bundle.open(compiled.path).manifest, Bundle.open(other.path).manifest
     assert [e.blob for e in ours.executables] == [e.blob for e in theirs.executables]
@@ -123,6 +123,6 @@ def test_a_top_k_above_the_devices_and_none_are_the_devices(compiled: Compiled) 
     with closing(BundleLLM(compiled.path, threads=1)) as llm:
         engine = llm.core
         assert engine.executor.capabilities.most_top_k == 256
-        for asked, found in ((-1, 256), (300, 256), (10, 10)):
-            assert engine.sampler([1], SamplingParams(top_k=asked, temperature=0.8)).params.top_k == found
+        for requested, found in ((-1, 256), (300, 256), (10, 10)):
+            assert engine.sampler([1], SamplingParams(top_k=requested, temperature=0.8)).params.top_k == found
         assert engine.sampler([1], SamplingParams(top_k=-1, temperature=0)).greedy

@@ -51,9 +51,9 @@ class Sketch:
         self._count += 1
         types = [dtype] if isinstance(dtype, str) else dtype
         outputs = [Value(f"{op}_{self._count}_{i}", shape, types[i % len(types)]) for i, shape in enumerate(shapes)]
-        made = Node(op, list(inputs), outputs, attrs)
-        self.graph.nodes.append(made)
-        return made
+        built = Node(op, list(inputs), outputs, attrs)
+        self.graph.nodes.append(built)
+        return built
 
     def __getattr__(self, op: str) -> Callable[..., Value]:
         def make(*inputs: Value | None, shape: tuple[Dim, ...] | None = None, **attrs: Any) -> Value:
@@ -92,14 +92,14 @@ def by_torch(graph: Graph, feed: Mapping[str, NDArray[Any]]) -> list[NDArray[Any
     pairs = [pair for name, v in graph.inputs.items() for pair in zip(v.shape, feed[name].shape, strict=True)]
     symbols = {dim: size for dim, size in pairs if isinstance(dim, str)}
     for node in graph.nodes:
-        if node.op in _MADE:
-            values[node.out] = _MADE[node.op]([symbols.get(d, d) for d in node.out.shape])
+        if node.op in _BUILT:
+            values[node.out] = _BUILT[node.op]([symbols.get(d, d) for d in node.out.shape])
             continue
         given = [None if v is None else values[v] for v in node.inputs]
-        made = (
+        built = (
             _OWN[node.op](node, *given) if node.op in _OWN else getattr(torch.ops.aten, node.op)(*given, **node.attrs)
         )
-        values |= zip(node.outputs, [made] if isinstance(made, torch.Tensor) else made, strict=True)
+        values |= zip(node.outputs, [built] if isinstance(built, torch.Tensor) else built, strict=True)
     return [values[v].numpy() for _, v in graph.outputs]
 
 
@@ -107,12 +107,12 @@ def by_onnx(
     graph: Graph, feed: Mapping[str, NDArray[Any]], options: OnnxOptions = FLOAT32, library: Path | None = None
 ) -> list[NDArray[Any]]:
     """The outputs of a graph, run by ONNX Runtime: in float32, or with llmc's own operators of `library`."""
-    made = to_onnx(graph, options)
+    built = to_onnx(graph, options)
     with tempfile.TemporaryDirectory() as folder:
         with (Path(folder) / "weights").open("wb") as out:
-            placed = write_weights(made.recipes, _Weights(graph), made.tables, out)
+            placed = write_weights(built.recipes, _Weights(graph), built.tables, out)
         places = {name: {"offset": p.offset, "length": p.length} for name, p in placed.items()}
-        model = place(made.model, "weights", places).SerializeToString()
+        model = place(built.model, "weights", places).SerializeToString()
         session = open_session(
             model, library=library and str(library), session__model_external_initializers_file_folder_path=folder
         )
@@ -162,7 +162,7 @@ def _position_table(node: Node, table: torch.Tensor, past: torch.Tensor, ids: to
     return rows[:, None] if len(node.out.shape) == 4 else rows
 
 
-_MADE: dict[str, Callable[[list[Any]], torch.Tensor]] = {
+_BUILT: dict[str, Callable[[list[Any]], torch.Tensor]] = {
     "arange": lambda shape: torch.arange(shape[0]), "zeros": torch.zeros, "new_ones": torch.ones,
 }  # fmt: skip
 """Of no other value: by the shape alone."""

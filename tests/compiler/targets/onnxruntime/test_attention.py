@@ -50,12 +50,12 @@ class Case:
             more.append(s.table("by_place", table))
         if self.turned:
             q, k = (self.rotated(s, x) for x in (q, k))
-        made = s.node(
+        built = s.node(
             "attention", q, k, v, *caches, past, *more, scale=0.3, softcap=self.softcap, window=self.window,
             shapes=[("B", "Q", self.heads, self.value_dim), *(c.shape for c in caches)],
             **({"slopes": list(self.slopes)} if self.slopes else {}),
         )  # fmt: skip
-        return s.done(*made.outputs)
+        return s.done(*built.outputs)
 
     def rotated(self, s: Sketch, x: Value) -> Value:
         width, half = self.turned, self.turned // 2
@@ -85,15 +85,15 @@ class Case:
     def feed(self, batch: int, tokens: int, past: list[int]) -> dict[str, NDArray[Any]]:
         random = np.random.default_rng(8)
         widths = {"q": (self.heads, self.dim), "k": (self.kv_heads, self.dim), "v": (self.kv_heads, self.value_dim)}
-        made: dict[str, NDArray[Any]] = {
+        built: dict[str, NDArray[Any]] = {
             n: random.normal(0, 1, (batch, h, tokens, w)).astype(np.float32) for n, (h, w) in widths.items()
         }
         for n in "kv":
             cache = random.normal(0, 1, (batch, self.kv_heads, CAPACITY, widths[n][1])).astype(np.float32)
             for row, length in enumerate(past):
                 cache[row, :, length:] = np.nan
-            made[f"past_{n}0"] = cache
-        return {**made, "past_lengths": np.array(past), "token_ids": np.ones((batch, tokens), np.int64)}
+            built[f"past_{n}0"] = cache
+        return {**built, "past_lengths": np.array(past), "token_ids": np.ones((batch, tokens), np.int64)}
 
 
 CASES = {

@@ -44,9 +44,9 @@ def wanted(x: Array, ids: Array, shares: Array, gate_up: Array, down: Array) -> 
 def test_results_are_the_chosen_experts_in_their_shares(tokens: int) -> None:
     feed = given(tokens)
     matrices = weight_of("gate_up", (COUNT, 2 * FEATURES, HIDDEN)), weight_of("down", (COUNT, HIDDEN, FEATURES))
-    (made,) = by_onnx(sketched(), feed)
+    (built,) = by_onnx(sketched(), feed)
     exact = wanted(**feed, gate_up=matrices[0], down=matrices[1])
-    np.testing.assert_allclose(made, exact, atol=2e-5 * np.abs(exact).max(), rtol=1e-5)
+    np.testing.assert_allclose(built, exact, atol=2e-5 * np.abs(exact).max(), rtol=1e-5)
 
 
 @pytest.mark.parametrize("transposed", [False, True], ids=["[out, in]", "[in, out]"])
@@ -57,8 +57,8 @@ def test_products_that_nothing_fuses_are_those_of_the_operator(transposed: bool,
     given_shape = (CHOSEN, HIDDEN) if of_each else (HIDDEN,)
     x, ids = s.input("x", "T", *given_shape), s.input("ids", "T", CHOSEN, dtype="int64")
     weight, bias = s.weight("weight", *form), s.weight("bias", COUNT, FEATURES)
-    made = s.expert_linear(x, weight, bias, ids, shape=("T", CHOSEN, FEATURES), transposed=transposed)
-    graph = s.done(made)
+    built = s.expert_linear(x, weight, bias, ids, shape=("T", CHOSEN, FEATURES), transposed=transposed)
+    graph = s.done(built)
     draw = np.random.default_rng(1)
     feed = {"x": draw.normal(0, 1, (tokens, *given_shape)).astype(np.float32), "ids": given(tokens)["ids"]}
     matrices = [torch.from_numpy(weight_of(n, shape)) for n, shape in (("weight", form), ("bias", (COUNT, FEATURES)))]
@@ -74,5 +74,5 @@ def test_a_token_of_no_number_leaves_the_others_alone() -> None:
     for member in ("x", "shares"):
         spoiled = {**feed, member: feed[member].copy()}
         spoiled[member][2] = np.nan
-        (made,) = by_onnx(sketched(), spoiled)
-        np.testing.assert_allclose(np.delete(made, 2, 0), np.delete(clean, 2, 0), rtol=1e-4, atol=1e-4)
+        (built,) = by_onnx(sketched(), spoiled)
+        np.testing.assert_allclose(np.delete(built, 2, 0), np.delete(clean, 2, 0), rtol=1e-4, atol=1e-4)

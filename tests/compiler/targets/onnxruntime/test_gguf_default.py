@@ -43,12 +43,14 @@ def job(model: Path, device: str = "onnxruntime", **options: Any) -> CompileJob:
 def test_a_gguf_in_blocks_is_kept_and_the_reason_is_said(tmp_path: Path) -> None:
     model = write_gguf(tmp_path / "m.gguf", types=BLOCKS)
     found = job(model)
-    assert (found.options.quantize, found.options.own["kernels"], found.asked.quantize) == ("keep", "llmc", None)
+    assert (found.options.quantize, found.options.own["kernels"], found.requested.quantize) == ("keep", "llmc", None)
     assert (found.why, found.decided, found.because) == ("", KEPT, "")
     dry = dry_run(CompileJob.of(str(model), toy_plan(), CompileOptions("onnxruntime")), Store(tmp_path / "s"))
-    asked = dry_run(CompileJob.of(str(model), toy_plan(), CompileOptions("onnxruntime", "keep")), Store(tmp_path / "s"))
-    assert dry["choice"] == f"{asked['choice']}; {KEPT}"
-    assert dry["estimates"] == asked["estimates"]
+    requested = dry_run(
+        CompileJob.of(str(model), toy_plan(), CompileOptions("onnxruntime", "keep")), Store(tmp_path / "s")
+    )
+    assert dry["choice"] == f"{requested['choice']}; {KEPT}"
+    assert dry["estimates"] == requested["estimates"]
     assert job(model, cpu="neoverse-n1", verify="none").options.quantize == "keep", "for kernels of another CPU, too"
 
 

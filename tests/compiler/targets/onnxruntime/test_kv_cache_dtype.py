@@ -43,9 +43,9 @@ def test_int8_is_kept_and_auto_is_as_if_it_were_not_given_without_tiles() -> Non
 
 def test_bf16_is_kept_and_is_the_default_where_every_set_of_kernels_is_fast_so(monkeypatch: pytest.MonkeyPatch) -> None:
     target = open_target("onnxruntime")
-    asked = configured(kv_cache_dtype="bf16")
-    assert target.verification.limits(asked).quality == "int8 + bf16 KV cache"  # type: ignore[union-attr]
-    assert (target.costs.cache_bytes(asked), target.verification.cache_dtype(asked)) == (2, "bf16")
+    requested = configured(kv_cache_dtype="bf16")
+    assert target.verification.limits(requested).quality == "int8 + bf16 KV cache"  # type: ignore[union-attr]
+    assert (target.costs.cache_bytes(requested), target.verification.cache_dtype(requested)) == (2, "bf16")
     tiled = {"quantize": "int8", "cpu": "sapphirerapids", "verify": "none"}
     assert configured(**tiled) == configured(**tiled, kv_cache_dtype="bf16")
     assert "kv_cache_dtype" not in configured(**tiled, kv_cache_dtype="f16").extensions
@@ -81,12 +81,12 @@ def test_who_cannot_says_who_can(device: str, options: dict[str, Any], why: str)
         configured(device, **{"kv_cache_dtype": "int8"} | options)
 
 
-@pytest.mark.parametrize(("asked", "engine"), [("int8", "onnxruntime"), ("u8", "openvino")])
-def test_cpu_stands_for_the_engine_that_takes_it(asked: str, engine: str) -> None:
+@pytest.mark.parametrize(("requested", "engine"), [("int8", "onnxruntime"), ("u8", "openvino")])
+def test_cpu_stands_for_the_engine_that_takes_it(requested: str, engine: str) -> None:
     pytest.importorskip("openvino")
-    options = CompileOptions.of("cpu", kv_cache_dtype=asked)
+    options = CompileOptions.of("cpu", kv_cache_dtype=requested)
     found = open_target("cpu").resolve(options, Deployment(LIMITS, {}, {}, []))
-    assert (found.target.description.name, found.asked.get("kv_cache_dtype")) == (engine, asked)
+    assert (found.target.description.name, found.requested.get("kv_cache_dtype")) == (engine, requested)
     assert found.why == f"only {engine} takes --kv-cache-dtype"
 
 

@@ -177,19 +177,19 @@ def test_each_transform_writes_what_it_says() -> None:
     ]
     data, placed = written(recipes, source, table=table)
     joined = np.concatenate([a, b])
-    codes, scales = quantise_q8(joined, 16)
+    quantized, scales = quantise_q8(joined, 16)
     expected = {
         "dense": joined,
         "bf16": to_bf16(joined),
         "transposed": np.ascontiguousarray(joined.T),
-        "data": codes,
+        "data": quantized,
         "scales": scales,
         "table": table,
     }
     for name, array in expected.items():
         assert content(data, placed[name]) == array.tobytes(), name
     rows, at = written([Recipe("rows", "q8_rows", both, 16)], source)
-    assert content(rows, at["rows"]) == codes.reshape(8, 32).tobytes()
+    assert content(rows, at["rows"]) == quantized.reshape(8, 32).tobytes()
 
 
 def test_tensors_start_at_pages_and_equal_content_is_stored_once() -> None:
@@ -262,32 +262,32 @@ def replay(graph: Graph, **inputs: NDArray[Any]) -> list[Array]:
         match node.op:
             case "linear":
                 count = len(attrs.get("parts", [0]))
-                made = [given[0] @ np.concatenate(given[1 : 1 + count]).T]
+                built = [given[0] @ np.concatenate(given[1 : 1 + count]).T]
                 if len(given) > 1 + count:
-                    made[0] = made[0] + np.concatenate(given[1 + count :])
+                    built[0] = built[0] + np.concatenate(given[1 + count :])
             case "add":
-                made = [given[0] + attrs.get("alpha", 1) * (given[1] if len(given) > 1 else attrs["other"])]
+                built = [given[0] + attrs.get("alpha", 1) * (given[1] if len(given) > 1 else attrs["other"])]
             case "mul":
-                made = [given[0] * given[1]]
+                built = [given[0] * given[1]]
             case "pow":
-                made = [given[0] ** attrs["exponent"]]
+                built = [given[0] ** attrs["exponent"]]
             case "mean":
-                made = [given[0].mean(tuple(attrs["dim"]), keepdims=True)]
+                built = [given[0].mean(tuple(attrs["dim"]), keepdims=True)]
             case "rsqrt":
-                made = [1 / np.sqrt(given[0])]
+                built = [1 / np.sqrt(given[0])]
             case "silu":
-                made = [given[0] / (1 + np.exp(-given[0]))]
+                built = [given[0] / (1 + np.exp(-given[0]))]
             case "split":
-                made = np.split(given[0], np.cumsum(attrs["parts"])[:-1], -1)
+                built = np.split(given[0], np.cumsum(attrs["parts"])[:-1], -1)
             case "last_rows":
-                made = [given[0][np.arange(len(given[0])), given[1] - 1]]
+                built = [given[0][np.arange(len(given[0])), given[1] - 1]]
             case "rms_norm":
-                made = [rms(*given, attrs["eps"])]
+                built = [rms(*given, attrs["eps"])]
             case "skip_rms_norm":
-                made = [rms(given[0] + given[1], given[2], attrs["eps"]), given[0] + given[1]]
+                built = [rms(given[0] + given[1], given[2], attrs["eps"]), given[0] + given[1]]
             case _:
                 raise NotImplementedError(node.op)
-        values |= dict(zip(node.outputs, made, strict=True))
+        values |= dict(zip(node.outputs, built, strict=True))
     return [values[v] for _, v in graph.outputs]
 
 
@@ -491,12 +491,12 @@ class Attention(Sketch):
         if "no rotary" not in changes:
             q = self.turned(q, self.cos)
             k = self.turned(k, self.positions("cos2", angles(3)) if "two angles" in changes else self.cos)
-        made = self.node(
+        built = self.node(
             "attention", q, k, v, *cache_, self.past, None, scale=0.35, softcap=0.0, window=-1,
             shapes=[("B", "Q", HEADS, HEAD_DIM), cache_[0].shape, cache_[1].shape],
         )  # fmt: skip
-        flat = self.reshape(made.out, shape=("B", "Q", HEADS * HEAD_DIM))
-        outputs = [flat, *made.outputs[1:]]
+        flat = self.reshape(built.out, shape=("B", "Q", HEADS * HEAD_DIM))
+        outputs = [flat, *built.outputs[1:]]
         if "value read twice" in changes:
             outputs.append(flat_v)
         self.done(*outputs)

@@ -67,14 +67,16 @@ def weights(parts: dict[str, NDArray[np.generic]], bits: int) -> Array:
     """What the parts of a family stand for, [N, K]."""
     data = parts["data"]
     assert data.dtype == np.uint8
-    codes = data if bits == 8 else np.stack([data & 15, data >> 4], -1).reshape(*data.shape[:2], -1)
-    values = (codes.astype(np.float32) - (1 << (bits - 1))) * parts["scales"][..., None] + parts["offsets"][..., None]
+    quantized = data if bits == 8 else np.stack([data & 15, data >> 4], -1).reshape(*data.shape[:2], -1)
+    values = (quantized.astype(np.float32) - (1 << (bits - 1))) * parts["scales"][..., None] + parts["offsets"][
+        ..., None
+    ]
     assert (parts["rows"] == data).all() and (parts["columns"] == parts["offsets"].T).all()
     return values.reshape(len(data), -1).astype(np.float32)
 
 
-def from_codes(codes: NDArray[np.uint8], scales: Array, offsets: Array) -> Array:
-    return ((codes.astype(np.float32) - 8) * scales[..., None] + offsets[..., None]).reshape(len(codes), -1)
+def from_codes(quantized: NDArray[np.uint8], scales: Array, offsets: Array) -> Array:
+    return ((quantized.astype(np.float32) - 8) * scales[..., None] + offsets[..., None]).reshape(len(quantized), -1)
 
 
 # Four bits of our own
@@ -83,15 +85,15 @@ def from_codes(codes: NDArray[np.uint8], scales: Array, offsets: Array) -> Array
 @pytest.mark.parametrize("block", [16, 32, 64])
 def test_four_bits_are_half_a_step_off_where_the_range_is_kept_and_better_on_the_whole(block: int) -> None:
     weight = random_matrix(40, 128)
-    codes, scales, offsets = quantise_q4(weight, block)
-    assert (codes.shape, scales.shape, offsets.shape) == (
+    quantized, scales, offsets = quantise_q4(weight, block)
+    assert (quantized.shape, scales.shape, offsets.shape) == (
         (40, 128 // block, block),
         (40, 128 // block),
         (40, 128 // block),
     )
-    assert codes.max() == 15
-    error = np.square(from_codes(codes, scales, offsets) - weight).mean()
-    blocks = weight.reshape(codes.shape)
+    assert quantized.max() == 15
+    error = np.square(from_codes(quantized, scales, offsets) - weight).mean()
+    blocks = weight.reshape(quantized.shape)
     low, step = blocks.min(-1, keepdims=True), np.ptp(blocks, axis=-1, keepdims=True) / 15
     rounded = np.rint((blocks - low) / step) * step + low
     assert error < 0.9 * np.square(rounded - blocks).mean(), "least squares, not the extremes"
@@ -125,8 +127,8 @@ def test_errors_count_as_important_as_their_inputs_are() -> None:
 def test_inputs_that_do_not_fill_a_block_are_padded_with_zeros() -> None:
     weight = random_matrix(6, 40)
     padded = np.pad(weight, ((0, 0), (0, 24)))
-    for made, wanted in zip(quantise_q4(weight, 32), quantise_q4(padded, 32), strict=True):
-        assert (made == wanted).all()
+    for built, wanted in zip(quantise_q4(weight, 32), quantise_q4(padded, 32), strict=True):
+        assert (built == wanted).all()
 
 
 @examples(60)
@@ -134,13 +136,13 @@ def test_inputs_that_do_not_fill_a_block_are_padded_with_zeros() -> None:
 @example([0.0] * 31 + [float(np.finfo(np.float32).tiny)])
 def test_any_numbers_are_no_worse_off_than_rounded_within_their_extremes(values: list[float]) -> None:
     weight = np.array([values], np.float32)
-    made = from_codes(*quantise_q4(weight, 32)).astype(np.float64)
+    built = from_codes(*quantise_q4(weight, 32)).astype(np.float64)
     exact = weight.astype(np.float64)  # squares of float32's smallest numbers are 0 in float32
     step = (exact.max() - exact.min()) / 15
     rounded = np.rint((exact - exact.min()) / step) * step + exact.min() if step > 0 else exact
     worst = np.square(rounded - exact).sum()
     without_a_scale = 32 * (15 * float(np.finfo(np.float32).tiny)) ** 2  # a step below that has no reciprocal
-    assert np.square(made - exact).sum() <= 1.001 * worst + 1e-10 * np.square(exact).max() + without_a_scale
+    assert np.square(built - exact).sum() <= 1.001 * worst + 1e-10 * np.square(exact).max() + without_a_scale
 
 
 # The checkpoint's own blocks
@@ -167,8 +169,8 @@ def test_what_has_no_blocks_is_quantised_beside_what_has() -> None:
     plain = random_matrix(8, 64)
     source = Blocks(a=stored("Q4_1"), b=plain)
     eight, four = weights(kept8(["a", "b"], source, 32), 8), weights(q4(["a", "b"], source, 32), 4)
-    for made in (eight, four):
-        np.testing.assert_allclose(made[:24], source.tensor("a"), atol=1e-6)
+    for built in (eight, four):
+        np.testing.assert_allclose(built[:24], source.tensor("a"), atol=1e-6)
     assert 0 < np.abs(eight[24:] - plain).max() < 0.01 < np.abs(four[24:] - plain).max() < 0.1
 
 
@@ -214,8 +216,8 @@ def test_what_a_bound_widens_is_in_eight_bits_with_what_it_is_fused_with() -> No
 
 def test_groups_are_those_asked_for_also_where_hidden_states_are_normed() -> None:
     assert OnnxOptions(64).format(["w"], 128, normed=True).block == 32
-    asked = OnnxOptions(128, normed=128)
-    assert [asked.format(["w"], width, normed=True).block for width in (1536, 576, 96)] == [128, 64, 32]
+    requested = OnnxOptions(128, normed=128)
+    assert [requested.format(["w"], width, normed=True).block for width in (1536, 576, 96)] == [128, 64, 32]
 
 
 def test_the_key_of_a_lowering_tells_formats_apart() -> None:
@@ -302,11 +304,11 @@ def test_packed_copies_take_in_offsets_exactly_where_the_runtime_is_said_to_let_
         else:
             assert np.abs(one - exact(TOKEN)).max() > 0.03 * np.abs(exact(TOKEN)).max()
         return
-    made = []
+    built = []
     for fold in (False, True):
         (tmp_path / str(fold)).mkdir()
-        made.append(run(tmp_path / str(fold), fold))
-    np.testing.assert_allclose(*made, atol=0.01 * np.abs(made[0]).max())
+        built.append(run(tmp_path / str(fold), fold))
+    np.testing.assert_allclose(*built, atol=0.01 * np.abs(built[0]).max())
 
 
 @pytest.mark.parametrize("fault", ["refuses", "packs again"])
@@ -320,12 +322,12 @@ def test_a_runtime_that_does_not_run_what_was_packed_is_not_given_offsets_to_fol
         if isinstance(model, bytes) and fault == "refuses":
             raise RuntimeError("Serialized pre-packed weights do not match")
         if isinstance(model, bytes):
-            made = load_model(model)
-            for tensor in made.graph.initializer:
+            built = load_model(model)
+            for tensor in built.graph.initializer:
                 kept = [entry for entry in tensor.external_data if not entry.key.startswith("prepacked")]
                 del tensor.external_data[:]
                 tensor.external_data.extend(kept)
-            model = made.SerializeToString()
+            model = built.SerializeToString()
         return opened(model, *args, **more)
 
     monkeypatch.setattr(ort_session, "open_session", session)
@@ -344,7 +346,7 @@ def test_a_layout_that_is_not_the_known_one_is_refused_and_not_used(
 def test_where_offsets_are_folded_no_graph_reads_them() -> None:
     folded = to_onnx(two_layers(), OnnxOptions(32, stored=STORED, fold=True))
     apart = to_onnx(two_layers(), OnnxOptions(32, stored=STORED))
-    ops = [[node.op_type for node in made.model.graph.node] for made in (folded, apart)]
+    ops = [[node.op_type for node in built.model.graph.node] for built in (folded, apart)]
     assert "ReduceSum" not in ops[0] and ops[1].count("ReduceSum") == 1
     declared = {t.name for t in load_model(folded.model.SerializeToString()).graph.initializer}
     ((matrix, offsets),) = folded.folded.items()
@@ -354,5 +356,5 @@ def test_where_offsets_are_folded_no_graph_reads_them() -> None:
 
 def test_offsets_of_blocks_of_16_are_left_to_graphs() -> None:
     stored = dict.fromkeys(STORED, BLOCK_TYPES["Q2_K"].form)
-    made = to_onnx(two_layers(), OnnxOptions(32, stored=stored, fold=True))
-    assert [node.op_type for node in made.model.graph.node].count("ReduceSum") == 1 and not made.folded
+    built = to_onnx(two_layers(), OnnxOptions(32, stored=stored, fold=True))
+    assert [node.op_type for node in built.model.graph.node].count("ReduceSum") == 1 and not built.folded

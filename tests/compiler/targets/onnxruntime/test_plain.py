@@ -26,28 +26,28 @@ def mean(s: Sketch, x: Value, _: Value) -> Value:
 def cut(op: str, parts: list[int], **attrs: Any) -> Case:
     """`op` along the last axis, into `parts`."""
 
-    def made(s: Sketch, x: Value, _: Value) -> tuple[Value, ...]:
+    def built(s: Sketch, x: Value, _: Value) -> tuple[Value, ...]:
         return tuple(s.node(op, x, shapes=[("B", "Q", n) for n in parts], dim=-1, **attrs).outputs)
 
-    return made
+    return built
 
 
 def looked_up(shape: tuple[Any, ...]) -> Case:
-    def made(s: Sketch, x: Value, _: Value) -> Value:
+    def built(s: Sketch, x: Value, _: Value) -> Value:
         table = s.table("angles", np.random.default_rng(3).normal(0, 1, (16, WIDTH)).astype(np.float32))
         past, ids = s.graph.inputs["past_lengths"], s.graph.inputs["token_ids"]
         return s.add(x, s.position_table(table, past, ids, shape=shape))
 
-    return made
+    return built
 
 
 def compared(op: str) -> Case:
     """A choice by what a comparison says."""
 
-    def made(s: Sketch, x: Value, y: Value) -> Value:
+    def built(s: Sketch, x: Value, y: Value) -> Value:
         return s.where(getattr(s, op)(x, y, dtype="bool"), x, y, shape=x.shape)
 
-    return made
+    return built
 
 
 def chosen(s: Sketch, x: Value, k: int = 3, **attrs: Any) -> tuple[Value, Value]:
@@ -59,16 +59,16 @@ def chosen(s: Sketch, x: Value, k: int = 3, **attrs: Any) -> tuple[Value, Value]
 
 def largest(s: Sketch, x: Value, keepdim: bool) -> tuple[Value, Value]:
     shape = ("B", "Q", 1) if keepdim else ("B", "Q")
-    made = s.node("max", x, shapes=[shape] * 2, dtype=("float32", "int64"), dim=-1, keepdim=keepdim)
-    return made.outputs[0], made.outputs[1]
+    built = s.node("max", x, shapes=[shape] * 2, dtype=("float32", "int64"), dim=-1, keepdim=keepdim)
+    return built.outputs[0], built.outputs[1]
 
 
 def masks(op: str, count: int) -> Case:
-    def made(s: Sketch, x: Value, y: Value) -> Value:
+    def built(s: Sketch, x: Value, y: Value) -> Value:
         both = [s.gt(v, other=0.25, dtype="bool") for v in (x, y)[:count]]
         return s.masked_fill(x, getattr(s, op)(*both, dtype="bool"), value=-2.5)
 
-    return made
+    return built
 
 
 def reduced(op: str) -> list[Case]:
@@ -161,8 +161,8 @@ def sketched(case: Case) -> Graph:
     x, y = s.input("x", "B", "Q", WIDTH), s.input("y", "B", "Q", WIDTH)
     s.input("token_ids", "B", "Q", dtype="int64")
     s.input("past_lengths", "B", dtype="int64")
-    made = case(s, x, y)
-    return s.done(*(made if isinstance(made, tuple) else (made,)))
+    built = case(s, x, y)
+    return s.done(*(built if isinstance(built, tuple) else (built,)))
 
 
 def feed() -> dict[str, Any]:

@@ -35,8 +35,8 @@ def test_bf16_is_the_default_where_every_set_of_kernels_has_tiles(monkeypatch: p
     plain = configured()
     assert configured(prompt_dtype="int8") == configured(prompt_dtype="auto") == plain
     assert "prompt_dtype" not in plain.extensions, "a manifest and a key would name it"
-    asked, target = configured(prompt_dtype="bf16"), open_target("onnxruntime")
-    assert shaping(target.description, asked) == {**shaping(target.description, plain), "prompt_dtype": "bf16"}
+    requested, target = configured(prompt_dtype="bf16"), open_target("onnxruntime")
+    assert shaping(target.description, requested) == {**shaping(target.description, plain), "prompt_dtype": "bf16"}
     tiled = {"quantize": "int8", "cpu": "sapphirerapids", "verify": "none"}
     assert configured(**tiled) == configured(**tiled, prompt_dtype="bf16")
     assert "prompt_dtype" not in configured(**tiled, prompt_dtype="int8").extensions
@@ -66,9 +66,9 @@ def executor(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     own_set()
     folder = tmp_path_factory.mktemp(request.param)
     model = tiny.write_model(folder / "model", "llama")
-    made = opened(model, folder, request.param)
-    yield made
-    made.close()
+    built = opened(model, folder, request.param)
+    yield built
+    built.close()
 
 
 PROMPT = list(range(1, 24))
@@ -165,9 +165,9 @@ def test_what_is_handed_on_in_bfloat16_changes_no_bit(tmp_path: Path, monkeypatc
         handed.extend(node.op_type for node in nodes if len(node.output) == 3 and node.domain == OWN)
 
     monkeypatch.setattr(to_onnx, "hand_on_words", watched)
-    made = opened(model, tmp_path / "with", "int8")
+    built = opened(model, tmp_path / "with", "int8")
     assert {"AddNorm", "Linear"} <= set(handed)
     monkeypatch.setattr(to_onnx, "hand_on_words", lambda nodes, outputs: None)
     plain = opened(model, tmp_path / "without", "int8")
     for cuts in ([], [7, 8]):
-        assert answer(made, cuts).tobytes() == answer(plain, cuts).tobytes()
+        assert answer(built, cuts).tobytes() == answer(plain, cuts).tobytes()

@@ -87,8 +87,8 @@ def run_of(case: str, folder: Path) -> Run:
         contexts = [t.shape[2] + (t.shape[2] == said.ring) for t, said in zip(kept, shape, strict=False) if said in kv]
         key = (*token_ids.shape, max(contexts, default=0)), bool(kept)
         if key not in compiled:
-            made = with_weights(case, key[0], folder, states=bool(kept))
-            compiled[key] = open_core().compile_model(made, "CPU", EXACT)
+            built = with_weights(case, key[0], folder, states=bool(kept))
+            compiled[key] = open_core().compile_model(built, "CPU", EXACT)
         step = {"token_ids": token_ids, "past_lengths": past, "new_lengths": new}
         given = {name: t.numpy().astype(np.int32) for name, t in step.items()}
         given |= {name: np.ascontiguousarray(t.numpy()) for name, t in zip((v.name for v in held), kept, strict=False)}

@@ -51,9 +51,9 @@ def test_tokens_and_states_are_those_of_the_operator(name: str, given: list[Any]
     nodes = [None if a is None else parameter(f"i{n}", a.shape, a.dtype) for n, a in enumerate(given)]
     lengths = [parameter(name, [2], np.int32) for name in ("past", "new")]
     values = [None if node is None else Array(arrays, node) for node in (*nodes, *lengths)]
-    made = getattr(chunked, name)(arrays, *values, *attrs)
+    built = getattr(chunked, name)(arrays, *values, *attrs)
     inputs = [node for node in (*nodes, *lengths) if node is not None]
-    model = model_of(inputs, [(f"o{n}", array.node) for n, array in enumerate(made)])
+    model = model_of(inputs, [(f"o{n}", array.node) for n, array in enumerate(built)])
     fed = [a for a in given if a is not None]
     got = open_core().compile_model(model, "CPU", EXACT)([*fed, np.array(PAST, np.int32), np.array(NEW, np.int32)])
     plain = [None if a is None else torch.from_numpy(a) for a in given]

@@ -67,9 +67,9 @@ def logits(compiled: ov.CompiledModel) -> np.ndarray:
 @default_cases(1)
 @pytest.mark.parametrize("weights", FORMATS)
 def test_a_blob_computes_what_its_model_does(weights: str, tmp_path: Path) -> None:
-    made = Exported(tmp_path, FORMATS[weights])
-    for model, blob in zip(made.models, made.blobs, strict=True):
-        np.testing.assert_array_equal(logits(made.open(blob)), logits(open_core().compile_model(model, "CPU", EXACT)))
+    built = Exported(tmp_path, FORMATS[weights])
+    for model, blob in zip(built.models, built.blobs, strict=True):
+        np.testing.assert_array_equal(logits(built.open(blob)), logits(open_core().compile_model(model, "CPU", EXACT)))
 
 
 def test_models_of_several_shapes_share_one_weights_file(exported: Exported) -> None:
@@ -100,8 +100,8 @@ def test_a_process_without_the_compiler_and_without_torch_opens_a_blob(exported:
         "opened = open_blob(Path(sys.argv[1]).read_bytes(), Path(sys.argv[2]), {}, 's', 'again')\n"
         "print(json.dumps([len(opened.inputs), [m for m in ('torch', 'onnx', 'llmc.compiler') if m in sys.modules]]))\n"
     )
-    asked = [sys.executable, "-c", code, str(tmp_path / "blob"), str(exported.weights)]
-    done = subprocess.run(asked, check=True, capture_output=True, text=True)
+    requested = [sys.executable, "-c", code, str(tmp_path / "blob"), str(exported.weights)]
+    done = subprocess.run(requested, check=True, capture_output=True, text=True)
     assert json.loads(done.stdout) == [3, []]
 
 

@@ -56,20 +56,20 @@ def blocks(kind: str, seed: int = 0, rows: int = ROWS, width: int = WIDTH) -> Qu
     random = np.random.default_rng(seed)
     bits = 8 if kind == "Q8_0" else 4
     shape = (rows, width // BLOCK)
-    codes = random.integers(0, 2**bits, (*shape, BLOCK), np.uint8)
+    quantized = random.integers(0, 2**bits, (*shape, BLOCK), np.uint8)
     scale = random.standard_normal(shape).astype(np.float16).astype(np.float32)
     minimum = None
     if kind == "Q4_1":
         scale = np.abs(scale)
         minimum = (4 * random.standard_normal(shape)).astype(np.float16).astype(np.float32)
-    return QuantisedBlocks(kind, bits, {"Q8_0": 128, "Q4_0": 8, "Q4_1": 0}[kind], codes, scale, minimum)
+    return QuantisedBlocks(kind, bits, {"Q8_0": 128, "Q4_0": 8, "Q4_1": 0}[kind], quantized, scale, minimum)
 
 
 def given_back(parts: dict[str, NDArray[Any]]) -> NDArray[np.float32]:
     """scale · (code − zero) in float32, [N, K]."""
-    codes = parts["data"].astype(np.float32)
-    made: NDArray[np.float32] = (codes - parts.get("zeros", np.float32(0))) * parts["scales"]
-    return made.reshape(len(made), -1)
+    quantized = parts["data"].astype(np.float32)
+    built: NDArray[np.float32] = (quantized - parts.get("zeros", np.float32(0))) * parts["scales"]
+    return built.reshape(len(built), -1)
 
 
 def float4(parts: dict[str, NDArray[Any]]) -> NDArray[np.float32]:
@@ -150,8 +150,8 @@ def test_matrices_stored_in_different_ways_share_eight_bit_codes_each_exact() ->
     source = Source({"plain": plain}, stored)
     parts = compression.u8kept([*stored, "plain"], source, 32)
     got = np.split(given_back(parts), 4)
-    for kind, made in zip(stored, got[:3], strict=True):
-        np.testing.assert_allclose(made, stored[kind].dequantise(), atol=64 * ROUNDING)
+    for kind, built in zip(stored, got[:3], strict=True):
+        np.testing.assert_allclose(built, stored[kind].dequantise(), atol=64 * ROUNDING)
     np.testing.assert_array_equal(got[3], given_back(compression.i8(["plain"], source, 32)))
 
 
@@ -194,5 +194,5 @@ def test_a_gguf_files_tensor_is_given_back_with_its_rows_in_order(tmp_path: Path
     checkpoint = GgufCheckpoint(write_gguf(tmp_path / "tiny.gguf", types={"q_proj": kind}))
     name = "model.layers.0.self_attn.q_proj.weight"
     parts = getattr(compression, family)([name], checkpoint, 32)
-    made = given_back(parts) if family == "i8kept" else four_bits(parts)
-    np.testing.assert_allclose(made, checkpoint.tensor(name), atol=64 * ROUNDING)
+    built = given_back(parts) if family == "i8kept" else four_bits(parts)
+    np.testing.assert_allclose(built, checkpoint.tensor(name), atol=64 * ROUNDING)

@@ -41,9 +41,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def compile_(folder: Path, tmp_path: Path) -> Compile:
     def run(device: str, **options: object) -> CompileResult:
-        asked = CompileOptions.of(device, **{"quantize": "none", "verify": "none", **options})
+        requested = CompileOptions.of(device, **{"quantize": "none", "verify": "none", **options})
         bundle = tmp_path / device.replace(":", "-")
-        return compile_bundle(str(folder / "model"), bundle, PLAN, asked, Store(folder / "store"), lambda _: None)
+        return compile_bundle(str(folder / "model"), bundle, PLAN, requested, Store(folder / "store"), lambda _: None)
 
     return run
 

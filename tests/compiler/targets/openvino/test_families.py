@@ -47,8 +47,8 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compile:
         if not model.exists():
             tiny.write_model(model, case)
         bundle = folder / f"{case}-{len(list(folder.iterdir()))}"
-        asked = CompileOptions.of(device, **{"quantize": "none", **options})
-        return compile_bundle(str(model), bundle, tiny.kinds_plan(), asked, Store(folder / "store"), lambda _: None)
+        requested = CompileOptions.of(device, **{"quantize": "none", **options})
+        return compile_bundle(str(model), bundle, tiny.kinds_plan(), requested, Store(folder / "store"), lambda _: None)
 
     return compile_
 
@@ -62,8 +62,8 @@ def test_every_bucket_is_verified_and_greedy_tokens_are_transformers_own(compile
     assert found["leak"] == 0.0
     assert found["greedy_equal"] == found["greedy_sequences"] > 0
     with BundleLLM(result.bundle, threads=1) as llm:
-        made = llm.generate(list(PROMPTS), SamplingParams(max_tokens=NEW, temperature=0, ignore_eos=True))
-    assert [output.outputs[0].token_ids for output in made] == continued(case)
+        built = llm.generate(list(PROMPTS), SamplingParams(max_tokens=NEW, temperature=0, ignore_eos=True))
+    assert [output.outputs[0].token_ids for output in built] == continued(case)
     assert result.analysis.get("plain", {}).keys() == PLAIN.get(case, set())
     said = open_target("openvino").describe(result.analysis) if result.analysis else []
     assert all("of 2 layers by OpenVINO's plain operators: " in line for line in said)
@@ -84,9 +84,9 @@ def test_fixed_decode_batches_and_starters_give_the_same_tokens(compiled: Compil
     with BundleLLM(result.bundle, threads=1, keep_steps=True) as llm:
         first = llm.generate([PROMPTS[0]], SamplingParams(max_tokens=3, temperature=0, ignore_eos=True))
         llm.executor.open_all()
-        made = llm.generate(list(PROMPTS), SamplingParams(max_tokens=NEW, temperature=0, ignore_eos=True))
+        built = llm.generate(list(PROMPTS), SamplingParams(max_tokens=NEW, temperature=0, ignore_eos=True))
         assert any(record.executable.startswith("decode batch=") for record in llm.records)
-    assert [output.outputs[0].token_ids for output in made] == continued(case)
+    assert [output.outputs[0].token_ids for output in built] == continued(case)
     assert list(first[0].outputs[0].token_ids) == list(continued(case)[0][:3])
 
 
@@ -128,11 +128,11 @@ def test_states_are_in_float32_wherever_the_rest_is_in_bfloat16(
 @pytest.fixture
 def executor(compiled: Compile, request: pytest.FixtureRequest) -> Executor:
     """Slots full of NaN."""
-    made = open_sized(Bundle.open(compiled(HYBRID, verify="none").bundle), slots=4, capacity=48, threads=1)
-    request.addfinalizer(made.close)
+    built = open_sized(Bundle.open(compiled(HYBRID, verify="none").bundle), slots=4, capacity=48, threads=1)
+    request.addfinalizer(built.close)
     for slot in range(4):
-        made.poison(slot, 0, float("nan"))
-    return made
+        built.nan_fill(slot, 0, float("nan"))
+    return built
 
 
 def after(tokens: list[int]) -> np.ndarray:
@@ -152,7 +152,7 @@ def test_states_go_with_their_tokens_through_any_slots(executor: Executor) -> No
         assert close(row, after(tokens))
     kept = executor.export_prefix(3, 4)
     executor.run(ragged("decode", [2], [[21]], [0]))
-    executor.poison(1, 0, float("nan"))
+    executor.nan_fill(1, 0, float("nan"))
     for one, other in zip(executor.export_prefix(3, 4), kept, strict=True):
         np.testing.assert_array_equal(one, other)
     assert close(executor.run(ragged("decode", [2], [[22]], [1]))[0], after([21, 22]))

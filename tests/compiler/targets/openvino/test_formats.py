@@ -26,7 +26,7 @@ EMBEDDING, HEAD, Q, V = "model.embed_tokens.weight", "lm_head.weight", "q_proj.w
 ROWS, WIDTH = 48, 64
 
 
-class Made:
+class Built:
     """The matrices of `names` one above the other in a format: compiled, as x · Wᵀ and as rows looked up."""
 
     def __init__(self, factory: Factory, source: Source, names: list[str], folder: Path) -> None:
@@ -88,39 +88,39 @@ def test_a_format_is_held_as_such_and_multiplies_and_looks_up_within_its_error(
     tmp_path: Path, quantize: str, dtype: str, group: int | None, types: tuple[str, str], error: float
 ) -> None:
     source = Source({Q: matrix()})
-    made = Made(format_for(quantize, dtype, group), source, [Q], tmp_path)
+    built = Built(format_for(quantize, dtype, group), source, [Q], tmp_path)
     wanted = source.tensor(Q)
     tolerance = error * np.abs(wanted).max() + 1e-6
-    np.testing.assert_allclose(made.product().T, wanted, atol=tolerance)
-    np.testing.assert_allclose(made.rows([5, 0, 5]), wanted[[5, 0, 5]], atol=tolerance)
-    assert made.held() == types
+    np.testing.assert_allclose(built.product().T, wanted, atol=tolerance)
+    np.testing.assert_allclose(built.rows([5, 0, 5]), wanted[[5, 0, 5]], atol=tolerance)
+    assert built.held() == types
 
 
 @pytest.mark.parametrize(("kind", "type_"), [("Q4_1", "u4"), ("Q4_0", "u4"), ("Q8_0", "i8")])
 def test_kept_blocks_multiply_as_the_checkpoint_reads(tmp_path: Path, kind: str, type_: str) -> None:
     source = Source(stored={Q: stored(kind)})
-    made = Made(format_for("keep", stored=source.forms()), source, [Q], tmp_path)
-    np.testing.assert_allclose(made.product().T, source.tensor(Q), atol=1e-4 if kind == "Q8_0" else 1e-5)
-    np.testing.assert_allclose(made.rows([3]), source.tensor(Q)[[3]], atol=1e-4 if kind == "Q8_0" else 1e-5)
-    assert made.held() == (type_, type_)
+    built = Built(format_for("keep", stored=source.forms()), source, [Q], tmp_path)
+    np.testing.assert_allclose(built.product().T, source.tensor(Q), atol=1e-4 if kind == "Q8_0" else 1e-5)
+    np.testing.assert_allclose(built.rows([3]), source.tensor(Q)[[3]], atol=1e-4 if kind == "Q8_0" else 1e-5)
+    assert built.held() == (type_, type_)
 
 
 def test_a_block_of_one_value_is_kept_exactly(tmp_path: Path) -> None:
     constant = stored("Q4_1")
     constant.scale[:] = 0
     source = Source(stored={Q: constant})
-    made = Made(format_for("keep", stored=source.forms()), source, [Q], tmp_path)
-    np.testing.assert_array_equal(made.product().T, source.tensor(Q))
+    built = Built(format_for("keep", stored=source.forms()), source, [Q], tmp_path)
+    np.testing.assert_array_equal(built.product().T, source.tensor(Q))
 
 
 def test_kept_matrices_of_different_types_stacked_are_eight_bit_codes_that_keep_each(tmp_path: Path) -> None:
     source = Source({V: matrix(3)}, {Q: stored("Q4_1", 1), "k": stored("Q8_0", 2)})
-    made = Made(format_for("keep", stored=source.forms()), source, [Q, "k", V], tmp_path)
-    q, k, v = np.split(made.product().T, 3)
+    built = Built(format_for("keep", stored=source.forms()), source, [Q, "k", V], tmp_path)
+    q, k, v = np.split(built.product().T, 3)
     np.testing.assert_allclose(q, source.tensor(Q), atol=1e-5)
     np.testing.assert_allclose(k, source.tensor("k"), atol=1e-4)
     np.testing.assert_allclose(v, source.tensor(V), atol=0.5 / 127 * np.abs(source.tensor(V)).max() + 1e-6)
-    assert made.held()[0] == "u8"
+    assert built.held()[0] == "u8"
 
 
 def test_bytes_are_codes_and_a_scale_and_zero_point_for_each_group(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_bytes_are_codes_and_a_scale_and_zero_point_for_each_group(tmp_path: Pat
         ("int4", "f32", 32): count // 2 + count // 32 * 8,
         ("none", "bf16", None): count * 2,
     }.items():
-        assert sum(Made(format_for(*options), source, [Q], tmp_path).bytes.values()) == wanted, options
+        assert sum(Built(format_for(*options), source, [Q], tmp_path).bytes.values()) == wanted, options
 
 
 def held(factory: Factory, names: list[str], width: int) -> Held:
@@ -169,10 +169,10 @@ def test_what_keep_does_not_find_in_blocks_is_in_eight_bits() -> None:
 @pytest.mark.parametrize("quantize", [q for q in GROUPS if q != "keep"])
 def test_a_matrix_that_is_used_twice_is_declared_once(quantize: str) -> None:
     constants = Constants()
-    made = format_for(quantize)(constants)
-    made.matrix([HEAD], [(ROWS, WIDTH)], looked_up=True)
+    built = format_for(quantize)(constants)
+    built.matrix([HEAD], [(ROWS, WIDTH)], looked_up=True)
     count = len(constants.recipes)
-    made.matrix([HEAD], [(ROWS, WIDTH)])
+    built.matrix([HEAD], [(ROWS, WIDTH)])
     assert len(constants.recipes) == count
 
 
@@ -185,7 +185,7 @@ def test_vectors_stay_float32() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "message"),
+    ("requested", "message"),
     [
         (("int8", "f16"), r"--quantize int8 with --dtype f16; it offers none with f32, bf16, f16; int8 with f32, bf16"),
         (("fp8", "f32"), r"--quantize fp8 with --dtype f32; it offers none with"),
@@ -193,9 +193,9 @@ def test_vectors_stay_float32() -> None:
         (("none", "f32", 32), r"none in groups of 32; it offers int8 in groups"),
     ],
 )
-def test_a_combination_that_is_not_offered_lists_those_that_are(asked: tuple[Any, ...], message: str) -> None:
+def test_a_combination_that_is_not_offered_lists_those_that_are(requested: tuple[Any, ...], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        format_for(*asked)
+        format_for(*requested)
 
 
 def test_float32_throughout_quantises_nothing() -> None:

@@ -49,8 +49,8 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compile:
         if not model.exists():
             tiny.write_model(model, case)
         bundle = folder / f"{case}-{len(list(folder.iterdir()))}"
-        asked = CompileOptions.of("openvino", **{"quantize": "none", **options})
-        return compile_bundle(str(model), bundle, PLAN, asked, Store(folder / "store"), lambda _: None)
+        requested = CompileOptions.of("openvino", **{"quantize": "none", **options})
+        return compile_bundle(str(model), bundle, PLAN, requested, Store(folder / "store"), lambda _: None)
 
     return compile_
 
@@ -143,8 +143,8 @@ def quantised_in(properties: dict[str, str]) -> int:
 
 
 def test_int8_has_groups_for_the_shape_unless_one_is_named(compiled: Compile) -> None:
-    asked = {"quantize": "int8", "specialise": True, "specialise_memory": 1 << 30, "verify": "none"}
-    mixed, named = (Bundle.open(compiled(**asked, **more).bundle) for more in ({}, {"group_size": 0}))
+    requested = {"quantize": "int8", "specialise": True, "specialise_memory": 1 << 30, "verify": "none"}
+    mixed, named = (Bundle.open(compiled(**requested, **more).bundle) for more in ({}, {"group_size": 0}))
     assert quantised_in(mixed.manifest.options["properties"]) == 64
     assert [quantised_in(properties_for(mixed.manifest.options, rows)) for rows in (1, 2, 3, 64)] == [0, 0, 32, 32]
     assert {quantised_in(properties_for(named.manifest.options, rows)) for rows in (None, 1, 2, 3, 64)} == {32}
@@ -168,7 +168,7 @@ def test_auto_computes_int8_in_bf16_where_the_cpu_does(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    ("asked", "message"),
+    ("requested", "message"),
     [
         ({"group_size": 48}, r"does not offer int8 in groups of 48; it offers int8 in groups of 0, 32, 64, 128; int4"),
         ({"quantize": "none", "group_size": 32}, r"does not offer none in groups of 32"),
@@ -180,10 +180,10 @@ def test_auto_computes_int8_in_bf16_where_the_cpu_does(monkeypatch: pytest.Monke
     ],
 )
 def test_groups_that_are_not_offered_list_those_that_are(
-    compiled: Compile, asked: dict[str, Any], message: str
+    compiled: Compile, requested: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(InputError, match=message):
-        compiled(**{"quantize": "int8", **asked})
+        compiled(**{"quantize": "int8", **requested})
 
 
 def test_executables_of_fixed_decode_batches_give_the_same_tokens(compiled: Compile) -> None:

@@ -55,8 +55,8 @@ def by_openvino(graph: Graph, given: dict[str, Any]) -> list[np.ndarray]:
     outputs = [(name, ov_value) for name, v in graph.outputs for ov_value in [model.get(v)]]
     compiled = open_core().compile_model(model_of([*inputs.values(), positions], outputs), "CPU", EXACT)
     fed = [given[name].reshape(-1, WIDTH) for name in inputs]
-    made = compiled([*fed, (given["past_lengths"][:, None] + np.arange(TOKENS)).ravel()])
-    return [made[name] for name, _ in graph.outputs]
+    built = compiled([*fed, (given["past_lengths"][:, None] + np.arange(TOKENS)).ravel()])
+    return [built[name] for name, _ in graph.outputs]
 
 
 @default_cases(23)

@@ -54,8 +54,8 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compile:
         if not model.exists():
             tiny.write_model(model, case)
         bundle = folder / f"{case}-{len(list(folder.iterdir()))}"
-        asked = CompileOptions.of("openvino", **{"quantize": "none", "verify": "none", **options})
-        return compile_bundle(str(model), bundle, PLAN, asked, Store(folder / "store"), lambda _: None)
+        requested = CompileOptions.of("openvino", **{"quantize": "none", "verify": "none", **options})
+        return compile_bundle(str(model), bundle, PLAN, requested, Store(folder / "store"), lambda _: None)
 
     return compile_
 
@@ -63,16 +63,16 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compile:
 @pytest.fixture
 def opened(compiled: Compile) -> Iterator[Callable[..., Executor]]:
     """Executors whose slots are full of NaN."""
-    made = []
+    built = []
 
     def open_(case: str, **options: Any) -> Executor:
-        made.append(open_sized(Bundle.open(compiled(case, **options).bundle), SLOTS, LONGEST, threads=1))
+        built.append(open_sized(Bundle.open(compiled(case, **options).bundle), SLOTS, LONGEST, threads=1))
         for slot in range(0 if "starter" in options else SLOTS):  # which closes the starter
-            made[-1].poison(slot, 0, NAN)
-        return made[-1]
+            built[-1].nan_fill(slot, 0, NAN)
+        return built[-1]
 
     yield open_
-    for executor in made:
+    for executor in built:
         executor.close()
 
 
@@ -101,10 +101,10 @@ def test_rows_of_any_lengths_go_around_their_rings_together(opened: Callable[...
         rows = random.permutation(SLOTS)[: random.integers(1, SLOTS + 1)].tolist()
         counts = [int(random.choice([1, 2, 31, 40])) for _ in rows]
         tokens = [TEXT[past[r] : past[r] + n] for r, n in zip(rows, counts, strict=True)]
-        made = executor.run(ragged("prompt", rows, tokens, [past[r] for r in rows]))
+        built = executor.run(ragged("prompt", rows, tokens, [past[r] for r in rows]))
         for row, count in zip(rows, counts, strict=True):
             past[row] += count
-        assert np.abs(made - logits(case)[[past[r] - 1 for r in rows]]).max() < 1e-3
+        assert np.abs(built - logits(case)[[past[r] - 1 for r in rows]]).max() < 1e-3
     assert min(past) > RING
 
 
@@ -128,7 +128,7 @@ def test_slots_that_begin_alike_share_rings_until_one_writes(opened: Callable[..
     executor.copy_prefix(0, 1, end - RING + WINDOW - 1)
     executor.copy_prefix(0, 2, end)
     assert np.abs(write(executor, 0, end + 40, end) - logits(MIXED)[end + 39]).max() < most
-    executor.poison(1, end, NAN)
+    executor.nan_fill(1, end, NAN)
     for slot, start in ((1, end - RING + WINDOW - 1), (2, end)):
         found = executor.run(ragged("decode", [slot], [[TEXT[start]]], [start]))
         assert np.abs(found - logits(MIXED)[start]).max() < most
@@ -154,15 +154,15 @@ def test_a_prefix_is_handed_over_as_windows_and_goes_on(opened: Callable[..., Ex
 
 
 def test_fixed_decode_batches_and_starters_go_on_around_rings(compiled: Compile) -> None:
-    asked = {"specialise": True, "specialise_memory": 1 << 30, "starter": True}
+    requested = {"specialise": True, "specialise_memory": 1 << 30, "starter": True}
     prompts, greedy = (TEXT[:150], TEXT[:70], TEXT[9:50]), SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
-    with BundleLLM(compiled(ALL, **asked).bundle, threads=1, keep_steps=True) as llm:
+    with BundleLLM(compiled(ALL, **requested).bundle, threads=1, keep_steps=True) as llm:
         first = llm.generate([prompts[0]], SamplingParams(max_tokens=1, temperature=0))
         llm.executor.open_all()
-        made = llm.generate(list(prompts), greedy)
+        built = llm.generate(list(prompts), greedy)
         assert any(record.executable.startswith("decode batch=") for record in llm.records)
     wanted = [tiny.greedy(ALL, prompt, 24) for prompt in prompts]
-    assert [list(output.outputs[0].token_ids) for output in made] == wanted
+    assert [list(output.outputs[0].token_ids) for output in built] == wanted
     assert list(first[0].outputs[0].token_ids) == wanted[0][:1]
 
 

@@ -33,9 +33,9 @@ def scales_in(kind: str) -> Floats:
 def model(scales: Floats, looked_up: bool) -> ov.Model:
     """x · Wᵀ with codes of 4 bits, and rows of W."""
     data = ov.Tensor(CODES, ov.Shape((ROWS, WIDTH // GROUP, GROUP)), ov.Type.u4)
-    made = ops.subtract(ops.convert(ops.constant(data), ov.Type.f32), ops.constant(np.float32(7.5)))
-    made = ops.multiply(made, ops.constant(scales[..., None]))
-    matrix = ops.reshape(made, ops.constant(np.array([ROWS, WIDTH])), False)
+    built = ops.subtract(ops.convert(ops.constant(data), ov.Type.f32), ops.constant(np.float32(7.5)))
+    built = ops.multiply(built, ops.constant(scales[..., None]))
+    matrix = ops.reshape(built, ops.constant(np.array([ROWS, WIDTH])), False)
     x = ops.parameter([-1, WIDTH], np.float32, name="x")
     ids = ops.parameter([-1], np.int64, name="ids")
     product = ops.matmul(x, matrix, False, True)
@@ -64,9 +64,9 @@ def held(compiled: ov.CompiledModel) -> str:
 def test_scales_stay_in_the_type_that_holds_them_on_disk_and_in_memory(
     tmp_path: Path, kind: str, looked_up: bool, wanted: str
 ) -> None:
-    made, out = model(scales_in(kind), looked_up), io.BytesIO()
-    expected = product_of(open_core().compile_model(made, "CPU", EXACT))
-    xml = finish(made, EXACT, FinishedWeights(out))
+    built, out = model(scales_in(kind), looked_up), io.BytesIO()
+    expected = product_of(open_core().compile_model(built, "CPU", EXACT))
+    xml = finish(built, EXACT, FinishedWeights(out))
     (tmp_path / "weights").write_bytes(out.getvalue())
     size = ROWS * WIDTH // GROUP * (4 if wanted == "f32" else 2)
     assert xml.count(f'element_type="{wanted}" shape="{ROWS}, {WIDTH // GROUP}" ') == 1 + looked_up

@@ -114,11 +114,11 @@ def test_scores_are_capped_and_a_sink_takes_its_share(sink: float | None) -> Non
         def vector(self, *_: Any) -> Any:
             return ov.opset13.constant(np.array([sink], np.float32))
 
-    made = StaticModel(
+    built = StaticModel(
         Graph({}, [("logits", logits)], nodes, {weight: "w", sinks: "s"}, {}), Given(Constants()), 1, tokens, 0
     ).model
     step = {"token_ids": [[1, 2, 3]], "past_lengths": [0], "new_lengths": [tokens]}
-    got = open_core().compile_model(made, "CPU", EXACT)({n: np.array(v, np.int32) for n, v in step.items()})
+    got = open_core().compile_model(built, "CPU", EXACT)({n: np.array(v, np.int32) for n, v in step.items()})
     q, k, v = np.split(matrix[1:4], 3, -1)
     scores = torch.tensor(cap * np.tanh((0.5 * q[-1]) @ k.T / cap))
     all_scores = scores if sink is None else torch.cat([scores, torch.tensor([sink])])

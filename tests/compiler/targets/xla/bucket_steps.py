@@ -25,8 +25,8 @@ Programs with a cache also return the largest logits.
 
 @cache
 def traced(cached: bool) -> tuple[WeightlessTrace, bytes]:
-    made = trace_weightless(tiny.config(CASE), "two_part", cached=cached, top_k=TOP if cached else 0)
-    return made, json.dumps(serialise(made.exported)).encode()
+    built = trace_weightless(tiny.config(CASE), "two_part", cached=cached, top_k=TOP if cached else 0)
+    return built, json.dumps(serialise(built.exported)).encode()
 
 
 def program(bucket: str) -> bytes:
@@ -51,14 +51,14 @@ def inputs(bucket: str) -> list[Any]:
     import jax.numpy as jnp
 
     batch, query, context = BUCKETS[bucket]
-    made, shape = traced(context > 0)[0], uniform_cache_of(tiny.config(CASE), "xla")
+    built, shape = traced(context > 0)[0], uniform_cache_of(tiny.config(CASE), "xla")
     rng = np.random.default_rng(3)
     past = rng.integers(0, context + 1, batch)
     new = rng.integers(1, query + 1, batch)
     rows = [rng.integers(0, VOCAB, (batch, query)), past, new, np.arange(batch)]
     sizes = (shape.layers, SLOTS, shape.kv_heads, CAPACITY, shape.head_dim)
-    weights = {name: rng.normal(float("norm" in name), 0.15, size) for name, size in made.parameters.items()}
-    weights |= {name: buffer.numpy() for name, buffer in made.buffers.items()}
+    weights = {name: rng.normal(float("norm" in name), 0.15, size) for name, size in built.parameters.items()}
+    weights |= {name: buffer.numpy() for name, buffer in built.buffers.items()}
     taken = [weights[name] for name in flat_core(bucket).weights]
     return [
         *(jnp.asarray(row, jnp.int32) for row in rows),
@@ -80,10 +80,10 @@ def compiled(core: Any, bucket: str) -> Any:
     return step.trace(*inputs(bucket)).lower().compile()
 
 
-def assert_right(made: Sequence[Any], bucket: str) -> None:
+def assert_right(built: Sequence[Any], bucket: str) -> None:
     """What a step returned is what JAX's own lowering returns."""
     expected = compiled(flat_core(bucket), bucket)(*inputs(bucket))
-    assert len(made) == len(expected) == (3 if bucket == "prompt" else 5)
-    for ours, theirs in zip(made, expected, strict=True):
+    assert len(built) == len(expected) == (3 if bucket == "prompt" else 5)
+    for ours, theirs in zip(built, expected, strict=True):
         assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5)

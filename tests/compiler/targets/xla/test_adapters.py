@@ -35,8 +35,8 @@ CHOSEN = [2, 0, 1, 2]
 
 @cache
 def traced(dtype: str) -> tuple[WeightlessTrace, TracedProgram]:
-    made = trace_weightless(CONFIG, "two_part", cached=False, dtype=getattr(torch, dtype))
-    return made, TracedProgram.parse(json.dumps(serialise(made.exported)).encode())
+    built = trace_weightless(CONFIG, "two_part", cached=False, dtype=getattr(torch, dtype))
+    return built, TracedProgram.parse(json.dumps(serialise(built.exported)).encode())
 
 
 @cache
@@ -48,11 +48,11 @@ def step(dtype: str, rolled: bool) -> Callable[[list[int]], np.ndarray]:
     from llmc.compiler.targets.xla.scan_layers import roll
     from llmc.compiler.targets.xla.step import FlatCore, step_function
 
-    made, program = traced(dtype)
+    built, program = traced(dtype)
     bound, rng = program.at(BATCH, QUERY, 0), np.random.default_rng(7)
-    drawn = {name: rng.normal(float("norm" in name), 0.15, shape) for name, shape in made.parameters.items()}
+    drawn = {name: rng.normal(float("norm" in name), 0.15, shape) for name, shape in built.parameters.items()}
     arrays: dict[str, Any] = {name: jnp.asarray(a, dtype) for name, a in drawn.items()}
-    arrays |= {name: jnp.asarray(buffer.numpy()) for name, buffer in made.buffers.items()}
+    arrays |= {name: jnp.asarray(buffer.numpy()) for name, buffer in built.buffers.items()}
     core: Any = roll(bound) if rolled else FlatCore(bound)
     arrays = stacked(arrays) if rolled else arrays
     cache = jnp.zeros((3, BATCH, CONFIG["num_key_value_heads"], 8, 16), dtype)
@@ -81,9 +81,9 @@ def test_in_bfloat16() -> None:
 
 
 def test_modules_of_one_input_share_a_matrix() -> None:
-    made, program = traced("float32")
-    assert "model.layers.1.self_attn.q_proj" + LOW in made.parameters
-    assert "model.layers.1.self_attn.k_proj" + LOW not in made.parameters
+    built, program = traced("float32")
+    assert "model.layers.1.self_attn.q_proj" + LOW in built.parameters
+    assert "model.layers.1.self_attn.k_proj" + LOW not in built.parameters
     assert program.takes == ("token_ids", "past_lengths", "new_lengths", "adapters")
 
 

@@ -107,8 +107,8 @@ def test_before_anything_is_compiled_weights_and_cache_are_judged_alone() -> Non
 
 
 def test_slots_that_were_asked_for_by_number_are_lowered_by_that_flag() -> None:
-    made = [CachePart("kv", (32, 30, 8, 4096, 128), 2)] * 2
-    cache = Cache.of(made, Limits(4096, 24), fixed_slots=True)
+    built = [CachePart("kv", (32, 30, 8, 4096, 128), 2)] * 2
+    cache = Cache.of(built, Limits(4096, 24), fixed_slots=True)
     assert (cache.spare_slots, cache.spare_tokens) == (6, 0)
     assert "--cache-slots 15 at 4096 tokens" in refused(Need(8 * GIB, cache.bytes(24, 4096)), cache, Limits(4096, 24))
 

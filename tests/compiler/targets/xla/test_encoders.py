@@ -56,21 +56,21 @@ def compiled(folder: Path, name: str = "bundle", model: str = "bert", **how: Any
 
 
 @pytest.fixture(scope="module")
-def made(folder: Path) -> Any:
+def built(folder: Path) -> Any:
     return compiled(folder)
 
 
 @pytest.fixture(scope="module")
-def embedding(folder: Path, made: Any) -> Iterator[llmc.LLM]:
+def embedding(folder: Path, built: Any) -> Iterator[llmc.LLM]:
     with llmc.LLM(folder / "bundle") as llm:
         yield llm  # type: ignore[misc]
 
 
 def test_each_bucket_has_a_native_executable_and_batches_are_padded_to_the_cheapest(
-    folder: Path, made: Any, embedding: llmc.LLM
+    folder: Path, built: Any, embedding: llmc.LLM
 ) -> None:
-    assert (made.built, made.native, made.specialised) == (3, 3, True)
-    assert made.choice == "one executable per bucket of texts × tokens: XLA compiles fixed shapes"
+    assert (built.built, built.native, built.specialised) == (3, 3, True)
+    assert built.choice == "one executable per bucket of texts × tokens: XLA compiles fixed shapes"
     compiled(folder, "other", device="onnxruntime", plan=None, max_num_seqs=2, max_model_len=32)
     with llmc.LLM(folder / "other") as llm:
         wanted = [one.outputs.embedding for one in llm.embed(TEXTS)]
@@ -78,7 +78,7 @@ def test_each_bucket_has_a_native_executable_and_batches_are_padded_to_the_cheap
     assert embedding.pooler.statistics.buckets == {(1, 32): 1, (2, 16): 1}
     assert embedding.pooler.encoder.compilations.count == 0
     held = embedding.pooler.encoder.memory()
-    assert held["weights"] == made.weights_bytes
+    assert held["weights"] == built.weights_bytes
     assert held["executables"] > 0
 
 
@@ -106,7 +106,7 @@ def test_another_checkpoint_of_the_same_shapes_finds_all_executables(folder: Pat
 
 
 @pytest.mark.parametrize(("how", "quality"), [({"dtype": "bf16"}, "bf16"), ({"quantize": "int8"}, "int8")])
-@pytest.mark.usefixtures("made")
+@pytest.mark.usefixtures("built")
 def test_smaller_formats_take_less_and_stay_within_their_limits(
     folder: Path, how: dict[str, str], quality: str
 ) -> None:
@@ -121,7 +121,7 @@ def test_smaller_formats_take_less_and_stay_within_their_limits(
     assert weights(quality) < 0.6 * weights("bundle")
 
 
-@pytest.mark.usefixtures("made")
+@pytest.mark.usefixtures("built")
 def test_a_portable_program_is_compiled_where_the_toolchain_is_another_and_counted(
     folder: Path, embedding: llmc.LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,7 +132,7 @@ def test_a_portable_program_is_compiled_where_the_toolchain_is_another_and_count
         assert llm.pooler.encoder.compilations.compiled == ("encode batch=1 query=16 context=0",)
 
 
-@pytest.mark.usefixtures("made")
+@pytest.mark.usefixtures("built")
 def test_code_that_was_not_judged_native_is_not_opened(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(name: str) -> None:
         raise UntrustedError(f"{name} is code")
@@ -145,7 +145,7 @@ def test_code_that_was_not_judged_native_is_not_opened(folder: Path, monkeypatch
     encoder.close()
 
 
-@pytest.mark.usefixtures("made")
+@pytest.mark.usefixtures("built")
 def test_a_shape_that_the_bundle_lacks_is_refused(folder: Path) -> None:
     encoder = open_encoder(Bundle.open(folder / "bundle"))
     ids = np.ones((2, 32), np.int64)
@@ -215,7 +215,7 @@ def test_what_does_not_fit_a_chip_is_refused(folder: Path, monkeypatch: pytest.M
     assert not (folder / "none").exists()
 
 
-@pytest.mark.usefixtures("made")
+@pytest.mark.usefixtures("built")
 def test_a_warmed_up_bundle_opens_nothing_more(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with llmc.LLM(folder / "bundle", warm_up=True) as llm:
         opened = llm.pooler.encoder.memory()["executables"]
@@ -228,7 +228,7 @@ def test_a_warmed_up_bundle_opens_nothing_more(folder: Path, monkeypatch: pytest
         assert llm.compilations == 3
 
 
-@pytest.mark.usefixtures("made")
+@pytest.mark.usefixtures("built")
 def test_what_is_opened_after_the_warm_up_is_counted(folder: Path) -> None:
     encoder = open_encoder(Bundle.open(folder / "bundle"))
     encoder.compilations.ready()

@@ -21,7 +21,7 @@ from llmc.compiler.targets.declared import declared
 from llmc.compiler.targets.xla.formats import CODES, described_as
 from llmc.compiler.targets.xla.sharding import AXIS, describe, weight_shardings
 from llmc.compiler.verification.verify import beyond
-from llmc.compiler.weights.rows import codes, scales
+from llmc.compiler.weights.rows import quantized, scales
 from llmc.compiler.weights.weightless import SCALE
 from llmc.errors import CheckpointError, InputError, UnknownNameError
 from llmc.runtime.bundle import Bundle
@@ -42,8 +42,8 @@ UP = "model.layers.*.mlp.up_proj.weight"
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compiled:
     """Rolled, so that scales are stacked too, with a cache in a quarter of float32's bytes."""
-    asked = {"device": "xla", "quantize": "int8", "kv_cache_dtype": "fp8", "roll_layers": True}
-    return Compiled.first(tmp_path_factory.mktemp("formats"), CASE, tiny.kinds_plan(), asked, verify="all")
+    requested = {"device": "xla", "quantize": "int8", "kv_cache_dtype": "fp8", "roll_layers": True}
+    return Compiled.first(tmp_path_factory.mktemp("formats"), CASE, tiny.kinds_plan(), requested, verify="all")
 
 
 def described(*layers: int) -> list[dict[str, Any]]:
@@ -57,9 +57,9 @@ def described(*layers: int) -> list[dict[str, Any]]:
 
 class TestWhatIsQuantised:
     def test_matrices_are_two_inputs_and_all_else_is_as_it_was(self) -> None:
-        made = described_as(rolled=False, quantize="fp8")
-        assert made is not None
-        found = {d["name"]: d for d in made(described(0))}
+        built = described_as(rolled=False, quantize="fp8")
+        assert built is not None
+        found = {d["name"]: d for d in built(described(0))}
         name = "model.layers.0.mlp.up_proj.weight"
 
         assert found[name] == {**described(0)[0], "transform": "fp8_codes", "dtype": "float8_e4m3fn"}
@@ -67,9 +67,9 @@ class TestWhatIsQuantised:
         assert [d for d in found.values() if name not in d["name"]] == described(0)[1:]
 
     def test_rolled_layers_have_scales_of_all_layers(self) -> None:
-        made = described_as(rolled=True, quantize="int8")
-        assert made is not None
-        found = {d["name"]: d for d in made(described(0, 1, 2))}
+        built = described_as(rolled=True, quantize="int8")
+        assert built is not None
+        found = {d["name"]: d for d in built(described(0, 1, 2))}
         assert (found[UP]["shape"], found[UP + SCALE]["shape"]) == ([3, 8, 4], [3, 8])
         assert found[UP]["sources"] == found[UP + SCALE]["sources"]
 
@@ -93,10 +93,10 @@ def test_a_step_computes_what_it_computes_with_the_weights_that_codes_and_scales
             rounded.append(array)
             continue
         scale = scales(np.asarray(array), name)
-        made = jnp.asarray(codes(np.asarray(array), scale, name)).view(CODES[name])
+        built = jnp.asarray(quantized(np.asarray(array), scale, name)).view(CODES[name])
         names.append(weight + SCALE)
-        held += [made, jnp.asarray(scale)]
-        rounded.append(made.astype(jnp.float32) * scale[:, None])
+        held += [built, jnp.asarray(scale)]
+        rounded.append(built.astype(jnp.float32) * scale[:, None])
     quantised = QuantisedCore(core, names)
 
     assert quantised.weights == names
@@ -162,9 +162,9 @@ class TestABundle:
     def test_a_configuration_alone_is_bound_to_the_same_weights(self, compiled: Compiled, tmp_path: Path) -> None:
         config = tmp_path / "config.json"
         config.write_bytes((compiled.model / "config.json").read_bytes())
-        asked = CompileOptions.of(**{**compiled.asked, "verify": "none"})  # type: ignore[arg-type]
-        made = compile_bundle(str(config), tmp_path / "a", compiled.plan, asked, compiled.store, lambda _: None)
-        assert made.built == 0
+        requested = CompileOptions.of(**{**compiled.requested, "verify": "none"})  # type: ignore[arg-type]
+        built = compile_bundle(str(config), tmp_path / "a", compiled.plan, requested, compiled.store, lambda _: None)
+        assert built.built == 0
         bind(tmp_path / "a", open_checkpoint(str(compiled.model)), tmp_path / "b", compiled.store)
         mine, theirs = (Bundle.open(path).manifest.files["weights"] for path in (tmp_path / "b", compiled.path))
         assert mine == theirs

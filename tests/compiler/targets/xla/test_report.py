@@ -15,7 +15,7 @@ def test_memory_work_and_exchanges_of_a_sharded_bundle_are_told() -> None:
         "memory": {"temporary": 3 << 20}, "cost": {"flops": 2_000_000_000},
         "collectives": {"all-reduce": {"count": 3, "in_loop": 2, "bytes": 10}},
     }  # fmt: skip
-    told = lines({
+    reported = lines({
         "topology": "v5e-2x2",
         "device_memory": {
             "weights": 1 << 30, "cache": 1 << 30, "temporary": 3 << 20, "code": 1 << 20, "total": 2 << 30,
@@ -27,10 +27,10 @@ def test_memory_work_and_exchanges_of_a_sharded_bundle_are_told() -> None:
         },
     })  # fmt: skip
 
-    assert told[0].endswith("code 1.0 MiB: 2.00 GiB of 4.00 GiB (50%)")
-    assert "products of 2 to 5 GFLOP a step and device, temporary memory up to 3.0 MiB" in told[1]
-    assert "6 all-reduce (4 once a layer)" in told[2]
-    assert told[3] == "3 heads …"
+    assert reported[0].endswith("code 1.0 MiB: 2.00 GiB of 4.00 GiB (50%)")
+    assert "products of 2 to 5 GFLOP a step and device, temporary memory up to 3.0 MiB" in reported[1]
+    assert "6 all-reduce (4 once a layer)" in reported[2]
+    assert reported[3] == "3 heads …"
 
 
 def test_products_count_twice_their_sizes_and_those_of_a_scan_as_often_as_it_runs() -> None:

@@ -105,8 +105,8 @@ def test_slots_are_filled_behind_a_token_and_copied_with_their_rings() -> None:
     for array, places in zip(held, (RING, LONGEST), strict=True):
         array[0, 1, 0, :, 0] = lies(text, places)
 
-    def ring(made: Any, slot: int) -> list[float]:
-        found: list[float] = np.asarray(made[0])[0, slot, 0, :, 0].tolist()
+    def ring(built: Any, slot: int) -> list[float]:
+        found: list[float] = np.asarray(built[0])[0, slot, 0, :, 0].tolist()
         return found
 
     filled = programs["slot_fill"](*held, *(np.int32(n) for n in (1, 7, 9)), np.float32(50))
@@ -125,9 +125,9 @@ PLAN = toy_plan([(1, 16, 192)], [(2, 192)], Limits(192, 2, 192, 8))
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compiled:
     """Layers with a window, and layers without, verified to the last token; the ring has 128 places."""
-    asked = {"device": "xla", "quantize": "none"}
+    requested = {"device": "xla", "quantize": "none"}
     with unoptimised():
-        return Compiled.first(tmp_path_factory.mktemp("rings"), CASE, PLAN, asked, verify="all")
+        return Compiled.first(tmp_path_factory.mktemp("rings"), CASE, PLAN, requested, verify="all")
 
 
 def test_a_bundle_holds_windows_in_rings_and_is_verified_beyond_them(compiled: Compiled) -> None:
@@ -146,12 +146,12 @@ def test_texts_go_on_as_transformers_continues_them_after_a_prefix_was_handed_ov
     with unoptimised():
         executor = open_sized(Bundle.open(compiled.path), slots=3, capacity=192, threads=1)
         for slot in range(3):
-            executor.poison(slot, 0, float("nan"))
+            executor.nan_fill(slot, 0, float("nan"))
         for start in range(0, 176, 16):
             executor.run(pad(Bucket("prompt", 1, 16, 192), [2], [text[start : start + 16]], [start]))
         executor.copy_prefix(2, 1, 172)
         executor.import_prefix(0, executor.export_prefix(2, 172))
-        executor.poison(1, 172, float("nan"))
+        executor.nan_fill(1, 172, float("nan"))
         logits = executor.run(pad(Bucket("decode", 2, 1, 192), [0, 1], [[text[172]]] * 2, [172, 172]))
         with pytest.raises(InputError, match="its windows after 176 tokens"):
             executor.copy_prefix(2, 1, 176 - 128 + WINDOW - 2)
@@ -166,8 +166,8 @@ def test_texts_go_on_as_transformers_continues_them_after_a_prefix_was_handed_ov
 def test_layers_that_are_to_be_alike_hold_all_tokens(options: dict[str, object], rings: bool) -> None:
     target = open_target("tpu:v5e-1x1")
     assert isinstance(target, XlaTarget)
-    asked = target.configure(CompileOptions.of("tpu:v5e-1x1", **options))
+    requested = target.configure(CompileOptions.of("tpu:v5e-1x1", **options))
     mixed, alike = (cache_of(tiny.config(case)) for case in (CASE, "mistral"))
-    assert bool(target.held_cache(mixed, PLAN.limits, asked).rewind.rings) is rings
-    assert bool(target.held_cache(alike, PLAN.limits, asked).rewind.rings) is ("lowering" not in options)
-    assert not target.held_cache(alike, Limits(128, 2, 128, 8), asked).rewind.rings
+    assert bool(target.held_cache(mixed, PLAN.limits, requested).rewind.rings) is rings
+    assert bool(target.held_cache(alike, PLAN.limits, requested).rewind.rings) is ("lowering" not in options)
+    assert not target.held_cache(alike, Limits(128, 2, 128, 8), requested).rewind.rings

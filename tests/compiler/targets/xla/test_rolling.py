@@ -43,10 +43,10 @@ def config(case: str, layers: int = LAYERS) -> dict[str, Any]:
 @cache
 def traced(case: str, cached: bool, dtype: str, layers: int) -> tuple[WeightlessTrace, TracedProgram]:
     """Programs with a cache also return the largest logits."""
-    made = trace_weightless(
+    built = trace_weightless(
         config(case, layers), "two_part", cached=cached, dtype=getattr(torch, dtype), top_k=TOP if cached else 0
     )
-    return made, TracedProgram.parse(json.dumps(serialise(made.exported)).encode())
+    return built, TracedProgram.parse(json.dumps(serialise(built.exported)).encode())
 
 
 def program(case: str, bucket: str, dtype: str = F32, layers: int = LAYERS) -> BoundProgram:
@@ -59,11 +59,11 @@ def weights(case: str, dtype: str) -> dict[str, Any]:
     """Random parameters, and the buffers as they are, by the checkpoint's names."""
     import jax.numpy as jnp
 
-    made, _ = traced(case, True, dtype, LAYERS)
+    built, _ = traced(case, True, dtype, LAYERS)
     rng = np.random.default_rng(7)
-    drawn = {name: rng.normal(float("norm" in name), 0.15, shape) for name, shape in made.parameters.items()}
+    drawn = {name: rng.normal(float("norm" in name), 0.15, shape) for name, shape in built.parameters.items()}
     found = {name: jnp.asarray(a, dtype) for name, a in drawn.items()}
-    return found | {name: jnp.asarray(buffer.numpy()) for name, buffer in made.buffers.items()}
+    return found | {name: jnp.asarray(buffer.numpy()) for name, buffer in built.buffers.items()}
 
 
 def stacked(arrays: Mapping[str, Any]) -> dict[str, Any]:

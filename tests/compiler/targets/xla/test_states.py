@@ -93,8 +93,8 @@ def test_a_model_with_states_is_verified_and_continues_texts_as_transformers_doe
     assert result.verification["max_abs"] < 1e-3
     assert result.verification["leak"] < 1e-4
     with BundleLLM(path, threads=1) as llm:
-        made = llm.generate(list(PROMPTS), SamplingParams(max_tokens=NEW, temperature=0, ignore_eos=True))
-    assert [output.outputs[0].token_ids for output in made] == continued(CASE)
+        built = llm.generate(list(PROMPTS), SamplingParams(max_tokens=NEW, temperature=0, ignore_eos=True))
+    assert [output.outputs[0].token_ids for output in built] == continued(CASE)
 
     executor = open_sized(Bundle.open(path), slots=3, capacity=48, threads=1)
     executor.run(pad(Bucket("prompt", 3, 16, 0), [0], [[1, 2, 3]], [0]))

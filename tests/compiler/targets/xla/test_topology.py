@@ -53,7 +53,7 @@ def ran(program: str, path: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def reported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What libtpu says: devices of every slice, bytes of padded arrays, and its words for too much."""
     program = f"""
     import json
@@ -171,21 +171,21 @@ def test_figures_of_a_chip_agree_with_each_other() -> None:
 
 @full
 @needs_libtpu
-def test_libtpu_describes_every_known_slice_as_it_is_described_here(told: dict[str, Any]) -> None:
-    assert told["devices"] == {t.name: [t.devices, t.chip.device_kind, t.hosts] for t in known()}
+def test_libtpu_describes_every_known_slice_as_it_is_described_here(reported: dict[str, Any]) -> None:
+    assert reported["devices"] == {t.name: [t.devices, t.chip.device_kind, t.hosts] for t in known()}
 
 
 @full
 @needs_libtpu
-def test_libtpu_prints_nothing_in_its_environment(told: dict[str, Any]) -> None:
-    assert told["stderr"] == ""
+def test_libtpu_prints_nothing_in_its_environment(reported: dict[str, Any]) -> None:
+    assert reported["stderr"] == ""
 
 
 @default_cases(1)
 @needs_libtpu
 @pytest.mark.parametrize("name", SLICES)
-def test_programs_may_take_what_the_compiler_lets_them_take(told: dict[str, Any], name: str) -> None:
-    within, beyond, far_beyond = told["edges"][name]
+def test_programs_may_take_what_the_compiler_lets_them_take(reported: dict[str, Any], name: str) -> None:
+    within, beyond, far_beyond = reported["edges"][name]
     assert within == ""
     for refusal in (beyond, far_beyond):
         found = out_of_memory(refusal)
@@ -195,8 +195,8 @@ def test_programs_may_take_what_the_compiler_lets_them_take(told: dict[str, Any]
 
 
 @needs_libtpu
-def test_padding_of_arrays_is_known_before_anything_is_compiled(told: dict[str, Any]) -> None:
-    assert told["sizes"] == [device_bytes(shape, 2) for shape in PADDED]
+def test_padding_of_arrays_is_known_before_anything_is_compiled(reported: dict[str, Any]) -> None:
+    assert reported["sizes"] == [device_bytes(shape, 2) for shape in PADDED]
 
 
 @full

@@ -66,8 +66,8 @@ def jax_module(bucket: str, order: list[int]) -> bytes:
     with jax.enable_x64(True):
         rows = [jax.ShapeDtypeStruct(row.shape, jnp.int64) for row in given[:3]]
         every = [*rows, *cache, *given[6:]]
-        made = export.export(jax.jit(run, keep_unused=True), platforms=("cpu",))(*(every[i] for i in order))
-    return bytes(made.mlir_module_serialized)
+        built = export.export(jax.jit(run, keep_unused=True), platforms=("cpu",))(*(every[i] for i in order))
+    return bytes(built.mlir_module_serialized)
 
 
 def shuffled(bucket: str) -> list[int]:
@@ -178,12 +178,12 @@ def test_a_module_is_called_with_its_arguments_in_its_order_and_integers_as_wide
 ) -> None:
     from llmc.compiler.targets.xla.torch_xla import torch_xla_core
 
-    made = tmp_path / "made"
-    made.mkdir()
+    built = tmp_path / "made"
+    built.mkdir()
     order = shuffled(bucket)
-    (made / "module.stablehlo").write_bytes(jax_module(bucket, order))
-    (made / "module.json").write_text(json.dumps({"arguments": order, "versions": {}}))
-    worker(STAND_IN.format(folder=str(made)))
+    (built / "module.stablehlo").write_bytes(jax_module(bucket, order))
+    (built / "module.json").write_text(json.dumps({"arguments": order, "versions": {}}))
+    worker(STAND_IN.format(folder=str(built)))
     core = torch_xla_core(program(bucket), *BUCKETS[bucket], PYTHON)
     assert core.weights == flat_core(bucket).weights
     step = compiled(core, bucket)

@@ -26,8 +26,8 @@ def made_by_torch_xla(bucket: str) -> tuple[Any, bytes]:
     """The core, and the module in it."""
     from llmc.compiler.targets.xla.torch_xla import TorchXlaCore, export, find_python
 
-    made = export(write_archive(special(bucket)), find_python(Settings.from_environment().torch_xla_python))
-    return TorchXlaCore(special(bucket), made), made.module
+    built = export(write_archive(special(bucket)), find_python(Settings.from_environment().torch_xla_python))
+    return TorchXlaCore(special(bucket), built), built.module
 
 
 def module_text(core: Any) -> str:

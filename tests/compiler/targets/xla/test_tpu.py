@@ -35,13 +35,13 @@ from tests.tiers import full
 
 CASE = "llama-three-layers"
 DEVICE = "tpu:v5e-1x1"
-ASKED = {"device": DEVICE, "verify": "none"}
+REQUESTED = {"device": DEVICE, "verify": "none"}
 PLAN = Plan(Limits(32, 2, 32, 8), (Bucket("prompt", 1, 32, 0), Bucket("decode", 2, 1, 32)), Provenance("test"))
 
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compiled:
-    return Compiled.first(tmp_path_factory.mktemp("tpu"), CASE, PLAN, ASKED, verify="all", dtype="bf16")
+    return Compiled.first(tmp_path_factory.mktemp("tpu"), CASE, PLAN, REQUESTED, verify="all", dtype="bf16")
 
 
 def test_executables_are_native_and_their_portable_half_is_verified_here(compiled: Compiled) -> None:
@@ -99,14 +99,14 @@ def prepared(compiled: Compiled) -> tuple[Lowered, CompileOptions]:
 def test_executables_are_the_same_bytes_whichever_process_makes_them(compiled: Compiled) -> None:
     inputs, options = prepared(compiled)
     shape = Shape("decode", 2, 1, 32)
-    made = []
+    built = []
     for _ in range(2):
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-            made.append(pool.submit(compile_in_worker, DEVICE, inputs, shape, options).result().data)
+            built.append(pool.submit(compile_in_worker, DEVICE, inputs, shape, options).result().data)
     bundle = Bundle.open(compiled.path)
 
-    assert made[0] == made[1] == bundle.files.read(bundle.executable("decode", 2, 1, 32).blob)
-    assert str(Path(__file__).parents[4]).encode() not in made[0]
+    assert built[0] == built[1] == bundle.files.read(bundle.executable("decode", 2, 1, 32).blob)
+    assert str(Path(__file__).parents[4]).encode() not in built[0]
 
 
 @full
@@ -138,12 +138,12 @@ def test_arrays_of_other_caches_are_counted_as_xla_lays_them_out(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level("INFO"):
-        made = Compiled.first(tmp_path, "qwen3_5_text", PLAN, ASKED, dtype="bf16")
+        built = Compiled.first(tmp_path, "qwen3_5_text", PLAN, REQUESTED, dtype="bf16")
 
-    memory = made.result.analysis["device_memory"]
+    memory = built.result.analysis["device_memory"]
     keys, conv, recurrent = 4 * 2 * 128 * 16 * 2, 4 * 3 * 128 * 2, 4 * 4 * 8 * 128 * 4  # 96 and 16 are padded to 128
     assert memory["cache"] == 2 * keys + conv + recurrent
-    assert [e["memory"]["aliased"] for e in made.result.analysis["executables"]] == [memory["cache"]] * 2
+    assert [e["memory"]["aliased"] for e in built.result.analysis["executables"]] == [memory["cache"]] * 2
     assert "layers are not rolled into one body: it has caches of several kinds" in caplog.text
 
 

@@ -41,8 +41,10 @@ GREEDY = SamplingParams(max_tokens=9, temperature=0, ignore_eos=True)
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compiled:
-    asked = {"device": "xla", "verify": "none"}
-    return Compiled.first(tmp_path_factory.mktemp("xla"), CASE, tiny.tiny_plan(), asked, verify="all", sample_top_k=4)
+    requested = {"device": "xla", "verify": "none"}
+    return Compiled.first(
+        tmp_path_factory.mktemp("xla"), CASE, tiny.tiny_plan(), requested, verify="all", sample_top_k=4
+    )
 
 
 @pytest.fixture(scope="module")
@@ -93,9 +95,9 @@ with BundleLLM({str(compiled.path)!r}) as llm:
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    made, compilations = json.loads(done.stdout)
+    built, compilations = json.loads(done.stdout)
 
-    assert made == [tiny.greedy(CASE, prompt, 9) for prompt in PROMPTS]
+    assert built == [tiny.greedy(CASE, prompt, 9) for prompt in PROMPTS]
     assert compilations == 0
 
 
@@ -106,8 +108,8 @@ def test_executables_depend_on_shapes_and_not_on_weights(compiled: Compiled, tmp
     data[-400:] = bytes(400)
     weights.write_bytes(data)
 
-    asked = CompileOptions("xla", verify="none", sample_top_k=4)
-    result = compile_bundle(str(other), tmp_path / "b", tiny.tiny_plan(), asked, compiled.store, lambda _: None)
+    requested = CompileOptions("xla", verify="none", sample_top_k=4)
+    result = compile_bundle(str(other), tmp_path / "b", tiny.tiny_plan(), requested, compiled.store, lambda _: None)
 
     assert (result.built, result.reused) == (0, 5)
 
@@ -115,8 +117,8 @@ def test_executables_depend_on_shapes_and_not_on_weights(compiled: Compiled, tmp
 @full
 def test_layers_rolled_into_one_body_give_the_same_tokens(compiled: Compiled, tmp_path: Path) -> None:
     model = tiny.write_model(tmp_path / "model", "llama-three-layers")
-    asked = CompileOptions.of("xla", verify="all", roll_layers=True)
-    result = compile_bundle(str(model), tmp_path / "b", tiny.kinds_plan(), asked, compiled.store, lambda _: None)
+    requested = CompileOptions.of("xla", verify="all", roll_layers=True)
+    result = compile_bundle(str(model), tmp_path / "b", tiny.kinds_plan(), requested, compiled.store, lambda _: None)
 
     assert result.verification["greedy_equal"] == result.verification["greedy_sequences"]
     placed = json.loads(Bundle.open(tmp_path / "b").files.read("weights.json"))
@@ -290,11 +292,11 @@ def test_a_bundle_of_a_configuration_alone_is_bound_to_weights_and_gives_the_mod
 ) -> None:
     from llmc.compiler.pipeline.bind import bound
 
-    asked = CompileOptions("xla", sample_top_k=4)
+    requested = CompileOptions("xla", sample_top_k=4)
     config = str(compiled.model / "config.json")
-    made = compile_bundle(config, tmp_path / "b", tiny.tiny_plan(), asked, compiled.store, lambda _: None)
+    built = compile_bundle(config, tmp_path / "b", tiny.tiny_plan(), requested, compiled.store, lambda _: None)
 
-    assert (made.built, made.reused) == (0, 5)
+    assert (built.built, built.reused) == (0, 5)
     with pytest.raises(ArtifactError, match=r"holds no weights; name them when it is opened: --weights MODEL"):
         open_executor(Bundle.open(tmp_path / "b"))
     opened = bound(tmp_path / "b", str(compiled.model), compiled.store)
@@ -326,9 +328,9 @@ print(json.dumps([made.analysis, made.verification, tokens]))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    analysis, verification, made = json.loads(done.stdout)
+    analysis, verification, built = json.loads(done.stdout)
 
-    assert made == [tiny.greedy(CASE, prompt, 9) for prompt in PROMPTS]
+    assert built == [tiny.greedy(CASE, prompt, 9) for prompt in PROMPTS]
     assert verification["leak"] == 0
     assert verification["greedy_equal"] == verification["greedy_sequences"]
     assert analysis["executables"][0]["collectives"]["all-reduce"]["count"] >= 2 * 2

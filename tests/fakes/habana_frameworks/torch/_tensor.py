@@ -17,14 +17,14 @@ COPIES = (torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default)
 class HpuTensor(torch.Tensor):
     @staticmethod
     def __new__(cls, inner: torch.Tensor) -> HpuTensor:
-        made = torch.Tensor._make_wrapper_subclass(
+        built = torch.Tensor._make_wrapper_subclass(
             cls, inner.shape, strides=inner.stride(), storage_offset=inner.storage_offset(), dtype=inner.dtype,
             layout=inner.layout, device=DEVICE, requires_grad=False,
         )  # fmt: skip
-        made._inner = inner
+        built._inner = inner
         if not isinstance(inner, FakeTensor):
-            _card.card().hold(made, inner.untyped_storage())
-        return made
+            _card.card().hold(built, inner.untyped_storage())
+        return built
 
     def __tensor_flatten__(self) -> tuple[list[str], None]:
         return ["_inner"], None

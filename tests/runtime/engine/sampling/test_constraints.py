@@ -97,8 +97,8 @@ def test_an_expression_matches_the_whole_text(factory, tokenizer):
 
 def test_a_choice_is_one_of_them_and_ends_by_itself(factory, tokenizer):
     choice = ["yes", "no", 'say "no"\n', "né𝄞"]
-    made = {tokenizer.decode(write(factory, StructuredOutputsParams(choice=choice), seed)) for seed in range(60)}
-    assert made == set(choice)
+    built = {tokenizer.decode(write(factory, StructuredOutputsParams(choice=choice), seed)) for seed in range(60)}
+    assert built == set(choice)
 
 
 def test_a_grammar_is_followed(factory, tokenizer):
@@ -206,7 +206,7 @@ def test_deep_schemas_do_no_harm(factory, schema):
 
 
 def test_grammars_are_compiled_once_and_forgotten_in_turn(monkeypatch):
-    made = ConstraintFactory(tokenizer_json(), VOCAB, [EOS])
+    built = ConstraintFactory(tokenizer_json(), VOCAB, [EOS])
     compiled, build = [], grammars.build
 
     def counted(*args):
@@ -215,12 +215,12 @@ def test_grammars_are_compiled_once_and_forgotten_in_turn(monkeypatch):
 
     monkeypatch.setattr(grammars, "build", counted)
     for _ in range(3):
-        made.compile(StructuredOutputsParams(regex="a"))
+        built.compile(StructuredOutputsParams(regex="a"))
     assert len(compiled) == 1
     for i in range(MAX_GRAMMARS):
-        made.compile(StructuredOutputsParams(regex=f"b{i}"))
-    assert len(made._compiled) == MAX_GRAMMARS
-    made.compile(StructuredOutputsParams(regex="a"))
+        built.compile(StructuredOutputsParams(regex=f"b{i}"))
+    assert len(built._compiled) == MAX_GRAMMARS
+    built.compile(StructuredOutputsParams(regex="a"))
     assert len(compiled) == MAX_GRAMMARS + 2
 
 
@@ -284,9 +284,9 @@ HOSTILE = [
 
 @pytest.fixture(scope="module")
 def bounded():
-    made = ConstraintFactory(tokenizer_json(), VOCAB, [EOS], SMALL)
-    yield made
-    made.close()
+    built = ConstraintFactory(tokenizer_json(), VOCAB, [EOS], SMALL)
+    yield built
+    built.close()
 
 
 @pytest.mark.parametrize(("fields", "message"), HOSTILE)
@@ -402,12 +402,12 @@ def test_on_a_loop_equal_grammars_are_compiled_once_and_cancelled_with_the_last(
 
 def test_the_memory_of_kept_grammars_is_bounded(monkeypatch):
     monkeypatch.setattr(constraints, "MAX_GRAMMAR_BYTES", 1000)
-    made = ConstraintFactory(tokenizer_json(), VOCAB, [EOS])
-    monkeypatch.setattr(made._pool, "run", lambda job: ChildJob(None, 400))
+    built = ConstraintFactory(tokenizer_json(), VOCAB, [EOS])
+    monkeypatch.setattr(built._pool, "run", lambda job: ChildJob(None, 400))
     for i in range(5):
-        made.compile(StructuredOutputsParams(regex=f"b{i}"))
-        assert sum(one.size for one in made._compiled.values()) <= 1000
-    assert len(made._compiled) == 2
+        built.compile(StructuredOutputsParams(regex=f"b{i}"))
+        assert sum(one.size for one in built._compiled.values()) <= 1000
+    assert len(built._compiled) == 2
 
 
 def test_the_characters_of_a_long_expression_are_not_counted_one_by_one():

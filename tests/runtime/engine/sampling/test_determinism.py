@@ -48,8 +48,8 @@ def test_rows_of_a_wider_buffer_are_the_same_rows():
     rows = logits(3, 5000, seed=8)
     wide[:, 3:] = rows
     for kind in ({"top_p": 0.9}, {}, {"top_k": 40}, {"temperature": 0}):
-        made = [[sampler(vocab=5000, seed=i, **kind) for i in range(3)] for _ in range(2)]
-        assert sample(wide[:, 3:], made[0]) == sample(rows, made[1])
+        built = [[sampler(vocab=5000, seed=i, **kind) for i in range(3)] for _ in range(2)]
+        assert sample(wide[:, 3:], built[0]) == sample(rows, built[1])
 
 
 def test_seeds_matter_and_no_seed_differs():
@@ -64,7 +64,7 @@ def test_seeds_matter_and_no_seed_differs():
 
 def test_one_number_a_token_whatever_the_filters():
     """Filters may change between requests of a seed without shifting later draws."""
-    made = [sampler(seed=3, vocab=VOCAB, **kind) for kind in KINDS if "temperature" not in kind]
+    built = [sampler(seed=3, vocab=VOCAB, **kind) for kind in KINDS if "temperature" not in kind]
     for _ in range(5):
-        sample(logits(len(made)), made)
-    assert len({one.uniform() for one in made}) == 1
+        sample(logits(len(built)), built)
+    assert len({one.uniform() for one in built}) == 1

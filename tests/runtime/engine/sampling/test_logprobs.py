@@ -20,8 +20,8 @@ def log_softmax(row):
 @pytest.mark.parametrize("count", [0, 1, 5, 20])
 def test_they_are_those_of_the_softmax(vocab, count):
     rows = logits(3, vocab, seed=count)
-    made = [sampler(vocab=vocab, logprobs=count, seed=i, temperature=2.0) for i in range(3)]
-    for row, token, found in zip(rows, *_parts(sample(rows, made)), strict=True):
+    built = [sampler(vocab=vocab, logprobs=count, seed=i, temperature=2.0) for i in range(3)]
+    for row, token, found in zip(rows, *_parts(sample(rows, built)), strict=True):
         expected = log_softmax(row)
         assert found.token_id == token and found.logprob == pytest.approx(expected[token], abs=1e-5)
         assert found.rank == 1 + int((row > row[token]).sum())
@@ -55,8 +55,8 @@ def test_equals_share_a_rank_and_are_listed_by_id():
 
 def test_only_the_rows_that_ask_get_them():
     rows = logits(3)
-    made = [sampler(temperature=0, logprobs=n) for n in (None, 0, 2)]
-    found = sample(rows, made).logprobs
+    built = [sampler(temperature=0, logprobs=n) for n in (None, 0, 2)]
+    found = sample(rows, built).logprobs
     assert found[0] is None and found[1].top == () and len(found[2].top) == 2
     assert all(type(x) in (int, float) for pair in found[2].top for x in pair)
 

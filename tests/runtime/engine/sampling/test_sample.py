@@ -59,8 +59,8 @@ def test_logits_are_only_read():
     options = {"top_k": 5, "top_p": 0.5, "min_p": 0.01, "typical_p": 0.9, "repetition_penalty": 1.5, "logprobs": 3,
                "logit_bias": {3: 1.0}, "allowed_token_ids": range(900)}  # fmt: skip
     for temperature in (0.0, 0.7):
-        made = [sampler(temperature=temperature, prompt=[1, 2], min_tokens=1, end=[4], **options) for _ in rows]
-        sample(rows, made)
+        built = [sampler(temperature=temperature, prompt=[1, 2], min_tokens=1, end=[4], **options) for _ in rows]
+        sample(rows, built)
 
 
 # Filters
@@ -148,10 +148,10 @@ def test_damaged_logits_are_their_rows_failure(bad, params):
         rows = logits(3, vocab=3000)
         clean = sample(rows, [sampler(vocab=3000, seed=1, **params) for _ in range(3)]).ids
         rows[1, place] = bad
-        made = [sampler(vocab=3000, seed=1, **params) for _ in range(3)]
-        assert sample(rows, made).ids == [clean[0], None, clean[2]]
-        assert made[1].unsound and re.match(r"the largest logit is .*; run `llmc verify`", made[1].failure)
-        assert [one.produced for one in made] == [1, 0, 1] and made[0].failure is None
+        built = [sampler(vocab=3000, seed=1, **params) for _ in range(3)]
+        assert sample(rows, built).ids == [clean[0], None, clean[2]]
+        assert built[1].unsound and re.match(r"the largest logit is .*; run `llmc verify`", built[1].failure)
+        assert [one.produced for one in built] == [1, 0, 1] and built[0].failure is None
     one = sampler(**params)
     assert sample(np.full((1, VOCAB), -np.inf, np.float32), [one]).ids == [None]
     assert "the largest logit is -inf" in one.failure

@@ -111,8 +111,8 @@ def test_min_tokens_need_more_only_until_they_are_reached():
 def test_min_p_over_a_flat_row_asks_for_all():
     rows = logits(2, 5000, spread=0.1)
     full = Full(rows)
-    made = [sampler(vocab=5000, min_p=0.5, seed=1), sampler(vocab=5000, temperature=0)]
-    assert sample_top(top_of(rows, 64), made, full).ids[1] == int(rows[1].argmax()) and full.calls == 1
+    built = [sampler(vocab=5000, min_p=0.5, seed=1), sampler(vocab=5000, temperature=0)]
+    assert sample_top(top_of(rows, 64), built, full).ids[1] == int(rows[1].argmax()) and full.calls == 1
 
 
 def test_damage_is_found_in_all_logits():
@@ -128,8 +128,8 @@ def test_damage_below_the_largest_is_seen_and_stays_in_its_row():
     top = top_of(rows, 4)
     top.values[0, 2] = np.nan
     rows[0, 7] = np.nan
-    made = [sampler(vocab=50, temperature=0) for _ in range(2)]
-    assert sample_top(top, made, Full(rows)).ids == [None, int(rows[1].argmax())]
+    built = [sampler(vocab=50, temperature=0) for _ in range(2)]
+    assert sample_top(top, built, Full(rows)).ids == [None, int(rows[1].argmax())]
 
 
 def test_rows_can_be_chosen():

@@ -150,10 +150,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=2_000_000)
     parser.add_argument("--seed", type=int, default=0)
-    asked = parser.parse_args()
+    requested = parser.parse_args()
     totals: dict[str, Counter[str]] = {kind: Counter() for kind in ("roomy", "tight", "ragged", "pooled")}
     started = last = time.perf_counter()
-    for kind, counts in rounds(asked.seed, asked.steps):
+    for kind, counts in rounds(requested.seed, requested.steps):
         totals[kind] += counts
         if time.perf_counter() - last > 20:
             last = time.perf_counter()

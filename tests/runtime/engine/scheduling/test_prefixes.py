@@ -27,10 +27,10 @@ def test_tokens_can_be_appended_after_matching() -> None:
     slots, held = SlotTable(1, 1), sequence([1, 2, 3])
     slots.admit(held, None)
     held.cached = 3
-    asked = sequence([1, 2, 3, 4])
-    assert longest_match(slots, asked, within_group=False) == Match(0, 3, 0)
+    requested = sequence([1, 2, 3, 4])
+    assert longest_match(slots, requested, within_group=False) == Match(0, 3, 0)
     held.tokens.append(4)
-    asked.tokens.append(5)
+    requested.tokens.append(5)
 
 
 def sequence(prompt: list[int], group: int | None = None) -> ScheduledSequence:

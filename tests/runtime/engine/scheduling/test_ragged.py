@@ -19,8 +19,8 @@ def watched(plan: str = "linear", slots: int | None = None, *, drafts: int = 0, 
     """128 tokens a sequence, 8 of them, 128 prompt tokens a step; "narrow": 32, 4, and 6 of any kind."""
     chosen = plans()[plan]
     live = int(config.pop("max_num_seqs", None) or chosen.limits.max_num_seqs)
-    made = SchedulerConfig(live, slots or live + 1, exact=True, ragged=True, **config)  # type: ignore[arg-type]
-    return Watched(chosen, made, lambda tokens: 1000 + len(tokens), drafts=drafts, wrong=1000)
+    built = SchedulerConfig(live, slots or live + 1, exact=True, ragged=True, **config)  # type: ignore[arg-type]
+    return Watched(chosen, built, lambda tokens: 1000 + len(tokens), drafts=drafts, wrong=1000)
 
 
 def never(client: Client) -> bool:
@@ -242,10 +242,10 @@ class TestDrafts:
         assert shape(w.step(never)) == [(0, 1, 4), (1, 1, 2)]
 
     def test_what_was_drafted_in_vain_is_written_over(self) -> None:
-        made: list[int] = []
+        built: list[int] = []
 
         def wrong(sequence: int, tokens: array[int], most: int) -> Sequence[int]:
-            made.append(len(tokens))
+            built.append(len(tokens))
             return [0, 0][:most]
 
         scheduler = open_scheduler(plans()["linear"], SchedulerConfig(1, 1, exact=True, ragged=True), wrong)
@@ -254,7 +254,7 @@ class TestDrafts:
             work = scheduler.next()
             assert work is not None and (work.rows[0].start, len(work.rows[0].tokens)) == (start, count)
             scheduler.complete(work, {0: [9]}, set())
-        assert made == [4, 5]
+        assert built == [4, 5]
 
     def test_one_row_alone_where_rows_cannot_differ(self) -> None:
         """Executors that run exact rectangles take several tokens over a past in one row only."""

@@ -114,12 +114,12 @@ class Watched:
             if not row.emits:
                 client.cached = row.start + len(row.tokens)
                 continue
-            made = self._made(client, row, finish)
-            client.cached = row.start + len(row.tokens) - row.drafted + len(made) - 1
+            built = self._built(client, row, finish)
+            client.cached = row.start + len(row.tokens) - row.drafted + len(built) - 1
             if self.clients.get(row.sequence) is client:
-                client.tokens += made
-                tokens[row.sequence] = made
-                self.counts["tokens"] += len(made)
+                client.tokens += built
+                tokens[row.sequence] = built
+                self.counts["tokens"] += len(built)
                 if self._ends(client, finish):
                     finished.add(row.sequence)
                     self.ended[row.sequence] = self.clients.pop(row.sequence).tokens
@@ -131,18 +131,18 @@ class Watched:
     def _ends(self, client: Client, finish: Callable[[Client], bool]) -> bool:
         return len(client.tokens) > client.places or finish(client)
 
-    def _made(self, client: Client, row: ScheduledRow, finish: Callable[[Client], bool]) -> list[int]:
+    def _built(self, client: Client, row: ScheduledRow, finish: Callable[[Client], bool]) -> list[int]:
         """The row's next token, and those after it as far as its drafts hold and the sequence does not end."""
         then = Client(client.prompt, 0, 0, None, client.budget, list(client.tokens))
-        made = []
+        built = []
         for guess in (*row.tokens[len(row.tokens) - row.drafted :], None):
-            made.append(self.next_token(then.tokens))
-            then.tokens.append(made[-1])
-            if made[-1] != guess or self._ends(then, finish):
+            built.append(self.next_token(then.tokens))
+            then.tokens.append(built[-1])
+            if built[-1] != guess or self._ends(then, finish):
                 break
         self.counts["drafted"] += row.drafted
-        self.counts["held"] += len(made) - 1
-        return made
+        self.counts["held"] += len(built) - 1
+        return built
 
     def _draft(self, sequence: int, tokens: array[int], most: int) -> Sequence[int]:
         client = self.clients[sequence]

@@ -21,9 +21,9 @@ MEMORY = 1 << 20
 
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
-    made = Toy.make(tmp_path_factory.mktemp("graphs"))
-    made.compile(device=f"fake:graphs={MEMORY}", verify="none")
-    return made
+    built = Toy.make(tmp_path_factory.mktemp("graphs"))
+    built.compile(device=f"fake:graphs={MEMORY}", verify="none")
+    return built
 
 
 def opened(toy: Toy, total: int = MEMORY, slots: int = 4) -> tuple[FakeExecutor, FakeGraphDevice]:
@@ -37,16 +37,16 @@ def opened(toy: Toy, total: int = MEMORY, slots: int = 4) -> tuple[FakeExecutor,
 
 def text(executor: Executor, prompt: list[int], count: int) -> list[int]:
     """A greedy continuation in slot 0, in the first buckets that take it."""
-    plan, made, given = executor.bundle.plan, [], list(prompt)
+    plan, built, given = executor.bundle.plan, [], list(prompt)
     past = 0
     for _ in range(count):
         phase = "prompt" if len(given) > 1 else "decode"
         bucket = plan.lookup(phase, 1, len(given), past)
         assert bucket is not None
-        made.append(int(executor.run(pad(bucket, [0], [given], [past]))[0].argmax()))
+        built.append(int(executor.run(pad(bucket, [0], [given], [past]))[0].argmax()))
         past += len(given)
-        given = made[-1:]
-    return made
+        given = built[-1:]
+    return built
 
 
 @pytest.mark.parametrize("every", [1, 2, 100])

@@ -80,7 +80,7 @@ def test_a_step_of_a_bucket_that_nothing_warmed_is_named_and_counted(mode: str, 
     host(mode)
     executor = on_card()
     executor.open_all()
-    _, card = executor.compilations.witnesses
+    _, card = executor.compilations.monitors
     executor.run(pad(PLAN.prompt[0], [0], [[1] * PLAN.prompt[0].query], [0]))
     executor.compilations.ready()
     before = card.count()
@@ -104,9 +104,9 @@ def test_each_step_that_compiled_is_logged_in_vllms_words_where_it_is_asked_for(
     executor.run(step)
     assert [record.message.partition(":")[0] for record in caplog.records] == ["VLLM_HPU_STEP_CPU_FALLBACK"]
     executor.run(pad(Bucket("prompt", 4, 4, 0), [0], [[1]], [0]))
-    told = next(r.message for r in caplog.records if r.message.startswith("VLLM_HPU_STEP_GRAPH_COMPILATION"))
-    assert "('TotalNumber', " in told
-    assert told.endswith("prompt batch=4 query=4 context=0")
+    reported = next(r.message for r in caplog.records if r.message.startswith("VLLM_HPU_STEP_GRAPH_COMPILATION"))
+    assert "('TotalNumber', " in reported
+    assert reported.endswith("prompt batch=4 query=4 context=0")
 
 
 def test_weights_lie_on_the_card_once_and_the_guides_lines_say_what_took_memory(

@@ -57,8 +57,8 @@ def bundle_of(folder: Path, listed: bytes | None = None) -> Bundle:
         sources[digest_bytes(data)] = path
     old = manifest()
     files = {**old.files, RECIPES: digest_bytes(listed)}
-    made = manifest(files=files, blobs={digest: path.stat().st_size for digest, path in sources.items()})
-    write_bundle(folder / "bundle", made, sources)
+    built = manifest(files=files, blobs={digest: path.stat().st_size for digest, path in sources.items()})
+    write_bundle(folder / "bundle", built, sources)
     return Bundle(BundleFiles.open(folder / "bundle"), Settings())
 
 

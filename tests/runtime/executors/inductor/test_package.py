@@ -23,8 +23,8 @@ TEXTS = ["kv f32 [2, slots, 4, 1, 16]", "state bf16 [1, slots, 3, 96]"]
 
 
 def package(**made_for: str) -> Package:
-    made = {**HERE, **made_for}
-    return Package("cuda", made, NUMBERS, tuple(TEXTS), memoryview(b"a program"), memoryview(PACKAGE))
+    built = {**HERE, **made_for}
+    return Package("cuda", built, NUMBERS, tuple(TEXTS), memoryview(b"a program"), memoryview(PACKAGE))
 
 
 def test_it_is_read_as_it_was_written_and_counts_as_code() -> None:

@@ -97,8 +97,8 @@ def test_other_parameters_are_refused(llm: BundleLLM, given: dict[str, Any]) -> 
 
 def test_gpus_prefill_where_they_are_asked_for(lpu: LpuHost) -> None:
     with BundleLLM(lpu.open(num_gpu_devices=2, num_lpu_devices=2)) as llm:
-        made = llm.generate([ids(PROMPTS[0])], SamplingParams(max_tokens=4, **GREEDY))
-    assert made[0].outputs[0].token_ids == tiny.greedy(CASE, PROMPTS[0], 4)
+        built = llm.generate([ids(PROMPTS[0])], SamplingParams(max_tokens=4, **GREEDY))
+    assert built[0].outputs[0].token_ids == tiny.greedy(CASE, PROMPTS[0], 4)
 
 
 @pytest.mark.parametrize(
@@ -179,8 +179,8 @@ def test_a_device_that_fails_in_the_middle_is_opened_again(
         with pytest.raises(DeviceError, match=message):
             llm.generate([ids(PROMPTS[0])], params)
         monkeypatch.delenv("FAKE_HYPERDEX")
-        made = llm.generate([ids(PROMPTS[1])], params)
-    assert made[0].outputs[0].token_ids == tiny.greedy(CASE, PROMPTS[1], 4)
+        built = llm.generate([ids(PROMPTS[1])], params)
+    assert built[0].outputs[0].token_ids == tiny.greedy(CASE, PROMPTS[1], 4)
     assert len(logs()) == 1
 
 

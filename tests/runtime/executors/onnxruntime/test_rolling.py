@@ -77,7 +77,7 @@ def opened(path: Path) -> OnnxRuntimeExecutor:
     executor = open_executor(Bundle.open(path), 4)
     assert isinstance(executor, OnnxRuntimeExecutor)
     for slot in range(4):
-        executor.poison(slot, 0, float("nan"))
+        executor.nan_fill(slot, 0, float("nan"))
     return executor
 
 
@@ -99,9 +99,9 @@ def test_any_steps_give_the_logits_of_a_cache_that_holds_all(bundles: tuple[Path
     def both(phase: str, slots: list[int], count: int, past: list[int], each: bool = False) -> None:
         ids = random.integers(0, 250, (len(slots), count)).tolist()
         step = exact(phase, slots, ids, past)  # type: ignore[arg-type] # a phase
-        made, wanted = ((e.run_each if each else e.run)(step) for e in (rings, whole))
+        built, wanted = ((e.run_each if each else e.run)(step) for e in (rings, whole))
         np.testing.assert_allclose(
-            made[: len(ids) * (count if each else 1)], wanted[: len(ids) * (count if each else 1)], atol=1e-4
+            built[: len(ids) * (count if each else 1)], wanted[: len(ids) * (count if each else 1)], atol=1e-4
         )
 
     both("prompt", [0, 1], 19, [0, 0])

@@ -94,10 +94,10 @@ class FakeCore:
         if not data.startswith(ELF):
             raise RuntimeError("The blob is missing the NPU metadata!")
         header, _, rest = data[len(ELF) :].partition(b"\n")
-        told = json.loads(header)
-        if told["facts"] != ({"platform": self.npu} if device == "NPU" else {"gpu": self.gpu}):
+        reported = json.loads(header)
+        if reported["facts"] != ({"platform": self.npu} if device == "NPU" else {"gpu": self.gpu}):
             raise RuntimeError("L0 pfnCreate2 result: ZE_RESULT_ERROR_UNSUPPORTED_FEATURE")
-        xml, weights = rest[: told["xml"]], rest[told["xml"] :]
+        xml, weights = rest[: reported["xml"]], rest[reported["xml"] :]
         model = self._real.read_model(xml, ov.Tensor(np.frombuffer(weights, np.uint8).copy()))
         return self._real.compile_model(model, "CPU", EXACT)
 

@@ -38,12 +38,12 @@ def test_poison_leaves_the_tokens_before_it(precision: str) -> None:
     cache = BlockCache(precision, KEPT, 3)
     written = tensors(40)
     cache.write([0, 1], written)
-    cache.poison([0, 1], 35, float("nan"))
+    cache.nan_fill([0, 1], 35, float("nan"))
     for got, wanted in zip(cache.read([0, 1], 35), written, strict=True):
         assert np.abs(got - wanted[:, :35]).max() <= ALLOWED[precision]
     value = cache.read([0, 1], 40)[1]
     assert np.isnan(value[:, 35:]).all()
-    cache.poison([2], 0, float("nan"))
+    cache.nan_fill([2], 0, float("nan"))
     assert all(np.isnan(t).all() for t in cache.read([2], BLOCK))
 
 

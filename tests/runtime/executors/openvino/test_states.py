@@ -34,7 +34,7 @@ def test_states_are_read_as_they_were_written_and_go_with_a_copy() -> None:
 def test_poison_reaches_a_slot_and_what_no_slot_holds_but_never_the_row_of_zeros() -> None:
     tables = StateTables(KEPT, list(SHAPES), slots=3, more=2)
     tables.write(1, states(2))
-    tables.poison(0, NAN)
+    tables.nan_fill(0, NAN)
     for table in tables.tables:
         assert np.isnan(table[0]).all()
         assert np.isnan(table[tables.filler :]).all()

@@ -51,8 +51,8 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compile]:
                 tiny.write_model(model, case)
             bundle = folder / f"{case}-{len(list(folder.iterdir()))}"
             chosen = {"quantize": "none", "verify": "none", "sample_top_k": TOP, **options}
-            asked = CompileOptions.of(f"openvino-static:{device}", **chosen)
-            return compile_bundle(str(model), bundle, PLAN, asked, Store(folder / "store"), lambda _: None)
+            requested = CompileOptions.of(f"openvino-static:{device}", **chosen)
+            return compile_bundle(str(model), bundle, PLAN, requested, Store(folder / "store"), lambda _: None)
 
         yield compile_
 
@@ -241,8 +241,8 @@ def test_it_opens_and_runs_without_torch(compiled: Compile) -> None:
         "print([m for m in ('torch', 'transformers', 'onnx', 'llmc.compiler') if m in sys.modules])\n"
     )
     for device in DEVICES:
-        asked = [sys.executable, "-c", code, str(compiled(device).bundle)]
-        assert subprocess.run(asked, check=True, capture_output=True, text=True).stdout == "[]\n"
+        requested = [sys.executable, "-c", code, str(compiled(device).bundle)]
+        assert subprocess.run(requested, check=True, capture_output=True, text=True).stdout == "[]\n"
 
 
 def test_the_executor_is_known_by_its_name() -> None:

@@ -22,7 +22,7 @@ def step(slots: tuple[int, ...], past: list[int], new: list[int], context: int) 
     return Step("prompt", context, slots, ids, np.array([*past, 0]), np.array([*new, 1]))
 
 
-def made(rows: int, query: int, first: float) -> list[torch.Tensor]:
+def built(rows: int, query: int, first: float) -> list[torch.Tensor]:
     """What a bfloat16 program gives, every number another one."""
     found = []
     for i, t in enumerate(SHAPE):
@@ -37,7 +37,7 @@ def cache() -> TorchCache:
     """Bytes of nobody everywhere."""
     found = TorchCache(SHAPE, SLOTS, CAPACITY, torch.bfloat16)
     for slot in range(SLOTS):
-        found.poison(slot, 0, float("nan"))
+        found.nan_fill(slot, 0, float("nan"))
     return found
 
 
@@ -52,7 +52,7 @@ def test_each_tensor_has_its_own_shape_and_dtype(cache: TorchCache) -> None:
 def test_live_rows_keep_their_live_tokens_and_states_and_dummy_rows_nothing(
     cache: TorchCache, slots: tuple[int, ...]
 ) -> None:
-    new = made(3, 3, 1.0)
+    new = built(3, 3, 1.0)
     cache.append(step(slots, [0, 0], [3, 2], 0), new)
     for row, (slot, count) in enumerate(zip(slots, (3, 2), strict=True)):
         state, key, value = cache.read(slot, CAPACITY)
@@ -65,22 +65,22 @@ def test_live_rows_keep_their_live_tokens_and_states_and_dummy_rows_nothing(
 
 
 def test_a_copy_has_the_tokens_asked_for_and_the_states(cache: TorchCache) -> None:
-    cache.append(step((0,), [0], [3], 0), made(2, 3, 1.0))
+    cache.append(step((0,), [0], [3], 0), built(2, 3, 1.0))
     cache.copy(0, 3, 3)
     for one, other in zip(cache.read(0, 3), cache.read(3, 3), strict=True):
         np.testing.assert_array_equal(one, other)
 
 
 def test_what_was_read_can_be_written_to_another_slot(cache: TorchCache) -> None:
-    cache.append(step((0,), [0], [3], 0), made(2, 3, 1.0))
+    cache.append(step((0,), [0], [3], 0), built(2, 3, 1.0))
     cache.write(1, 3, cache.read(0, 3))
     for one, other in zip(cache.read(0, 3), cache.read(1, 3), strict=True):
         np.testing.assert_array_equal(one, other)
 
 
 def test_poison_behind_tokens_leaves_the_state_that_they_made(cache: TorchCache) -> None:
-    cache.append(step((0,), [0], [3], 0), made(2, 3, 1.0))
-    cache.poison(0, 2, float("nan"))
+    cache.append(step((0,), [0], [3], 0), built(2, 3, 1.0))
+    cache.nan_fill(0, 2, float("nan"))
     state, key, _ = cache.read(0, CAPACITY)
     assert np.isfinite(state).all() and np.isfinite(key[:, :2]).all() and np.isnan(key[:, 2:]).all()
 
@@ -92,7 +92,7 @@ def test_a_ring_keeps_the_last_tokens_of_rows_of_any_length() -> None:
     """Beside a cache of all tokens: prompts longer than a ring, over each other's ends, and a dummy row."""
     rings, whole = (TorchCache(shape, SLOTS, 40, torch.float32) for shape in (RINGS, RINGS.without_rings))
     for slot in range(SLOTS):
-        rings.poison(slot, 0, float("nan"))
+        rings.nan_fill(slot, 0, float("nan"))
     past, random = np.zeros(2, np.int64), torch.Generator().manual_seed(0)
     for new in ([9, 2], [1, 1], [3, 7], [1, 8]):
         taken = [torch.rand((3, 1, max(new), 2), generator=random) for _ in RINGS]
@@ -108,6 +108,6 @@ def test_a_ring_keeps_the_last_tokens_of_rows_of_any_length() -> None:
     rings.write(1, 14, rings.read(2, 14))
     for one, other in zip(rings.read(1, 14), rings.read(2, 14), strict=True):
         np.testing.assert_array_equal(one, other)
-    rings.poison(2, 12, float("nan"), used=14)
+    rings.nan_fill(2, 12, float("nan"), used=14)
     assert np.isnan(rings.read(2, 14)[0][:, 12:]).all()
     assert not np.isnan(rings.read(2, 12)[0]).any()

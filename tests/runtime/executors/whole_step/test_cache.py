@@ -82,7 +82,7 @@ def test_what_was_read_is_written_with_zeros_behind_it() -> None:
 def test_states_are_poisoned_where_no_token_is_left(start: int) -> None:
     cache = filled()
     others = cache.read(0, CAPACITY)
-    cache.poison(1, start, float("nan"))
+    cache.nan_fill(1, start, float("nan"))
     conv, recurrent, *kv = cache.read(1, CAPACITY)
     assert np.isnan(conv).all() == np.isnan(recurrent).all() == (start == 0)
     for tensor in kv:
@@ -118,7 +118,7 @@ def test_a_ring_has_its_own_places_and_gives_the_window_alone() -> None:
 def test_poison_leaves_the_places_of_earlier_tokens() -> None:
     """Of 5 tokens the last is taken back, which lies at place 1 of 3."""
     cache = filled(shape=RINGS)
-    cache.poison(1, 4, float("nan"), used=5)
+    cache.nan_fill(1, 4, float("nan"), used=5)
     ring, whole = (tensor[0, 1, :, 0, 0].isnan().tolist() for tensor in cache.tensors)
     assert ring == [False, True, False]
     assert whole == [False] * 4 + [True]

@@ -56,8 +56,8 @@ def summing(token_ids: Any, past: Any, new: Any, state: Any, *keys: Any) -> tupl
     """Logits are the last of the past keys, of the ring's and of all; a state sums first tokens, and starts at 0; a key
     is its token."""
     last = [k[:, 0].gather(1, ((past - 1).clamp(min=0) % k.shape[2])[:, None, None])[:, 0] for k in keys]
-    made = token_ids[:, None, :, None].float()
-    return torch.cat(last, 1), torch.where(past[:, None] > 0, state, 0.0) + token_ids[:, :1], made, made
+    built = token_ids[:, None, :, None].float()
+    return torch.cat(last, 1), torch.where(past[:, None] > 0, state, 0.0) + token_ids[:, :1], built, built
 
 
 def filled(slots: int) -> list[torch.Tensor]:

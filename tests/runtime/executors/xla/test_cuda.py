@@ -54,9 +54,9 @@ PLAN = Plan(
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("cuda")
     model = tiny.write_model(folder / "llama", "llama")
-    asked = CompileOptions("cuda:h100", "none", verify="none", sample_top_k=TOP)
+    requested = CompileOptions("cuda:h100", "none", verify="none", sample_top_k=TOP)
     with unoptimised():
-        compile_bundle(str(model), folder / "bundle", PLAN, asked, Store(folder / "store"), lambda _: None)
+        compile_bundle(str(model), folder / "bundle", PLAN, requested, Store(folder / "store"), lambda _: None)
     return folder / "bundle"
 
 
@@ -113,7 +113,7 @@ def test_machine_code_of_this_version_is_opened_and_nothing_is_compiled(
     assert card.loaded == len(Bundle.open(bundle).manifest.executables) + 4
     assert executor.compilations.count == 0
     assert executor.capabilities.in_place_of == ""
-    assert [w.count() for w in executor.compilations.witnesses] == [0, 0]
+    assert [w.count() for w in executor.compilations.monitors] == [0, 0]
     executor.close()
 
 
@@ -146,8 +146,8 @@ def test_without_a_card_the_cpu_opens_its_portable_programs_and_the_log_says_so(
 def test_the_portable_half_is_opened_on_the_cpu_beside_a_card_too(bundle: Path, card: xla_gpu.FakeCudaHost) -> None:
     opened = Bundle.open(bundle)
     assert host_for(opened) is card
-    asked = Bundle(opened.files, replace(Settings.from_environment({}), open_portable=True))
-    assert host_for(asked) is HOSTS["cpu"]
+    requested = Bundle(opened.files, replace(Settings.from_environment({}), open_portable=True))
+    assert host_for(requested) is HOSTS["cpu"]
 
 
 FULL = pynvml.Device(used=80 * GIB - (1 << 20))
@@ -257,13 +257,13 @@ def test_jax_is_told_which_cards_and_how_much_of_them_before_it_starts(
     monkeypatch.delenv("XLA_CLIENT_MEM_FRACTION", raising=False)
     if stated:
         monkeypatch.setenv("XLA_CLIENT_MEM_FRACTION", stated)
-    told: dict[str, Any] = {}
+    reported: dict[str, Any] = {}
     monkeypatch.setattr(
-        "llmc.runtime.executors.xla.hosts.before_start", lambda _, option, value: told.update({option: value})
+        "llmc.runtime.executors.xla.hosts.before_start", lambda _, option, value: reported.update({option: value})
     )
     monkeypatch.setattr("llmc.runtime.executors.xla.hosts.open_client", lambda *_: [])
     CudaHost().open(2, 1)
-    assert told == {"jax_platforms": "cuda,cpu", "jax_cuda_visible_devices": "0,1"}
+    assert reported == {"jax_platforms": "cuda,cpu", "jax_cuda_visible_devices": "0,1"}
     assert os.environ["XLA_CLIENT_MEM_FRACTION"] == used
 
 

@@ -22,13 +22,13 @@ _COMPILER_S = {
 """What the compiler calls features whose names are not those of /proc/cpuinfo without underscores."""
 
 
-def sets_for(asked: str, here: Collection[str]) -> tuple[KernelSet, ...]:
-    """The sets of kernels for the CPUs in `asked`, the fastest first: names with commas between them.
+def sets_for(requested: str, here: Collection[str]) -> tuple[KernelSet, ...]:
+    """The sets of kernels for the CPUs in `requested`, the fastest first: names with commas between them.
 
     A name is that of a CPU as compilers have it (znver4, sapphirerapids, x86-64-v3), that of a set (avx2), "native" for
     a host with the features `here`, or "all". Raises InputError for one that is not known, or whose CPU runs no set.
     """
-    found = {one.name for name in asked.split(",") for one in _sets_of(name.strip(), here)}
+    found = {one.name for name in requested.split(",") for one in _sets_of(name.strip(), here)}
     return tuple(s for s in KERNEL_SETS if s.name in found)
 
 
@@ -52,12 +52,12 @@ def features_of(name: str) -> frozenset[str]:
     for machine, called in _spellings(name.lower()):
         cpu = re.sub(r"^zen(?=\d)", "znver", called).replace("-", "_")
         with temporary_folder("cpus") as folder:
-            told = zig(("build-obj", "--show-builtin", "-target", f"{machine}-linux", f"-mcpu={cpu}"), folder)
-        if told.returncode == 0:
-            features = set(_FEATURE.findall(told.stdout))
-            asked = (f for s in KERNEL_SETS for f in s.features)
-            return frozenset({machine, *(f for f in asked if _COMPILER_S.get(f, f.replace("_", "")) in features)})
-        near.update(get_close_matches(cpu, _CPU.findall(told.stderr), 3, 0.6))
+            reported = zig(("build-obj", "--show-builtin", "-target", f"{machine}-linux", f"-mcpu={cpu}"), folder)
+        if reported.returncode == 0:
+            features = set(_FEATURE.findall(reported.stdout))
+            requested = (f for s in KERNEL_SETS for f in s.features)
+            return frozenset({machine, *(f for f in requested if _COMPILER_S.get(f, f.replace("_", "")) in features)})
+        near.update(get_close_matches(cpu, _CPU.findall(reported.stderr), 3, 0.6))
     near_by = f" Near it are: {', '.join(sorted(near))}." if near else ""
     raise InputError(
         f"CPU {name}: no CPU of this name is known.{near_by} Use a compiler's name of a CPU (znver4, haswell, "

@@ -37,14 +37,14 @@ from llmc.compiler.targets.onnxruntime.options import unfit_for_kernels
 from llmc.compiler.weights import nbits
 from llmc.compiler.weights.experts import each_expert
 from llmc.compiler.weights.recipes import TensorSource, quantise_q8
-from llmc.compiler.weights.rows import codes, scales
+from llmc.compiler.weights.rows import quantized, scales
 from llmc.errors import CheckpointError
 
 if TYPE_CHECKING:
     from llmc.compiler.targets.onnxruntime.formats import MatrixFormat
     from llmc.compiler.weights.recipes import TensorSource
 
-Codes = NDArray[np.uint8]
+QuantizedArray = NDArray[np.uint8]
 Array = NDArray[np.float32]
 LANES = 16
 SCALE_UNIT = 256
@@ -60,14 +60,22 @@ PARTS = ("panels", "gated", "panels+offsets", "gated+offsets", "panels+zeros", "
 class Panels(Mapping[str, NDArray[Any]]):
     """The parts of a matrix, each made when it is asked for.
 
-    `codes` uint8 [N, B, block] of `bits` each; w = scales · (code − 2^(bits − 1)) + offsets, both float32 [N, B].
+    `quantized` uint8 [N, B, block] of `bits` each; w = scales · (code − 2^(bits − 1)) + offsets, both float32 [N, B].
     `names` is for messages.
     """
 
-    def __init__(self, names: Sequence[str], bits: int, codes: Codes, scales: Array, offsets: Array) -> None:
-        self.names, self.bits, self.codes, self.scales, self.offsets = "+".join(names), bits, codes, scales, offsets
+    def __init__(
+        self, names: Sequence[str], bits: int, quantized: QuantizedArray, scales: Array, offsets: Array
+    ) -> None:
+        self.names, self.bits, self.quantized, self.scales, self.offsets = (
+            "+".join(names),
+            bits,
+            quantized,
+            scales,
+            offsets,
+        )
 
-    def __getitem__(self, part: str) -> Codes:
+    def __getitem__(self, part: str) -> QuantizedArray:
         if part not in PARTS:
             raise KeyError(part)
         layout, _, once = part.partition("+")
@@ -79,14 +87,14 @@ class Panels(Mapping[str, NDArray[Any]]):
     def __len__(self) -> int:
         return len(PARTS)
 
-    def _packed(self, *, gated: bool, once: str) -> Codes:
-        rows, blocks, block = self.codes.shape
+    def _packed(self, *, gated: bool, once: str) -> QuantizedArray:
+        rows, blocks, block = self.quantized.shape
         order = _in_turn(rows) if gated else np.arange(rows)
         lines = -(-rows // LANES) * LANES
-        codes = np.zeros((lines, blocks * block), np.uint8)
-        codes[:rows] = self.codes[order].reshape(rows, -1)
+        quantized = np.zeros((lines, blocks * block), np.uint8)
+        quantized[:rows] = self.quantized[order].reshape(rows, -1)
         steps = block // 4
-        laid = codes.reshape(-1, LANES, blocks, steps, 4).transpose(0, 2, 3, 1, 4)
+        laid = quantized.reshape(-1, LANES, blocks, steps, 4).transpose(0, 2, 3, 1, 4)
         if self.bits < 8:
             low, high = laid & np.uint8(15), laid >> np.uint8(4)
             laid = low[:, :, : steps // 2] | low[:, :, steps // 2 :] << np.uint8(4)
@@ -135,8 +143,8 @@ def panel_bytes(rows: int, width: int, block: int, bits: int, offsets: bool) -> 
 
 def pq8(names: Sequence[str], source: TensorSource, block: int) -> Panels:
     """The parts of family pq8."""
-    codes, scales = quantise_q8(np.concatenate([source.tensor(n) for n in names]), block, to_float16)
-    return Panels(names, 8, codes, scales, np.zeros_like(scales))
+    quantized, scales = quantise_q8(np.concatenate([source.tensor(n) for n in names]), block, to_float16)
+    return Panels(names, 8, quantized, scales, np.zeros_like(scales))
 
 
 def pq4(names: Sequence[str], source: TensorSource, block: int) -> Panels:
@@ -156,10 +164,10 @@ def pkept6(names: Sequence[str], source: TensorSource, block: int) -> Panels:
 
 def _tabled(table: str, names: Sequence[str], source: TensorSource, block: int) -> Panels:
     """The parts of a family of blocks with a table; raises CheckpointError for a source that has another."""
-    codes, scales, offsets = nbits.kept8_blocks(names, source, block)
+    quantized, scales, offsets = nbits.kept8_blocks(names, source, block)
     numbers = np.full(256, _NONE, np.uint8)
     numbers[CODES[table]] = np.arange(16)
-    found = numbers[codes]
+    found = numbers[quantized]
     if offsets.any() or (found == _NONE).any():
         raise nbits.changed("+".join(names), f"blocks of {table}", block)
     return Panels(names, 4, found, scales, offsets)
@@ -237,6 +245,6 @@ def line(width: int) -> int:
 
 
 def _lines(matrix: Array, scale: Array) -> NDArray[np.uint8]:
-    made = np.zeros((len(matrix), line(matrix.shape[1])), np.int8)
-    made[:, : matrix.shape[1]] = codes(matrix, scale, "int8")
-    return made.view(np.uint8)
+    built = np.zeros((len(matrix), line(matrix.shape[1])), np.int8)
+    built[:, : matrix.shape[1]] = quantized(matrix, scale, "int8")
+    return built.view(np.uint8)

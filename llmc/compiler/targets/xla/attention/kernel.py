@@ -183,8 +183,8 @@ def program(
         plt.store(outs[0].at[out_at], (total / weight[:, None]).astype(outs[0].dtype), mask=kept)
         return
     plt.store(outs[0].at[(split, *out_at)], total, mask=kept)
-    for out, made in zip(outs[1:], (top, weight), strict=True):
-        plt.store(out.at[split, b, token, own_head], made, mask=token < t.query)
+    for out, built in zip(outs[1:], (top, weight), strict=True):
+        plt.store(out.at[split, b, token, own_head], built, mask=token < t.query)
 
 
 def _add(carried: _Running, q: Array, k: Array, v: Array, seen: Array, scale: float, softcap: float) -> _Running:
@@ -227,10 +227,10 @@ def flash_attention(
             keys.cache,
             values.cache,
         )
-    made = (batch, length, heads, width)
-    shapes = [jax.ShapeDtypeStruct(made, query.dtype)]
+    built = (batch, length, heads, width)
+    shapes = [jax.ShapeDtypeStruct(built, query.dtype)]
     if tiling.splits > 1:
-        sums = jax.ShapeDtypeStruct((tiling.splits, *made), jnp.float32)
+        sums = jax.ShapeDtypeStruct((tiling.splits, *built), jnp.float32)
         shapes = [sums, *[jax.ShapeDtypeStruct(sums.shape[:-1], jnp.float32)] * 2]
     outs = pl.pallas_call(
         partial(_program, tiling=tiling, scale=scale, softcap=softcap, window=window),

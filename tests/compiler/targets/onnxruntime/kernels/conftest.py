@@ -30,9 +30,9 @@ MACHINES = sorted({s.machine for s in KERNEL_SETS})
 @pytest.fixture(scope="session", params=[pytest.param(machine, marks=pytest.mark.full) for machine in MACHINES])
 def others(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Library]:
     """All sets of one machine: libraries, emulated where this host does not run them, or programs in an emulator."""
-    made: dict[str, Library] = {}
+    built: dict[str, Library] = {}
     for kernels in (s for s in KERNEL_SETS if s.machine == request.param):
         folder = tmp_path_factory.mktemp(kernels.name)
         own = kernels.machine == platform.machine()
-        made[kernels.name] = build_any(folder, kernels.name) if own else Standalone(folder, kernels)
-    return made
+        built[kernels.name] = build_any(folder, kernels.name) if own else Standalone(folder, kernels)
+    return built

@@ -375,5 +375,5 @@ def outcomes(library: Path) -> Iterator[tuple[int, str | None]]:
 
 
 if __name__ == "__main__":
-    for told in outcomes(Path(sys.argv[1])):
-        print(json.dumps(told), flush=True)
+    for reported in outcomes(Path(sys.argv[1])):
+        print(json.dumps(reported), flush=True)

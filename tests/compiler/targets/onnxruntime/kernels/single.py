@@ -52,8 +52,8 @@ def run(
     )  # fmt: skip
     opsets = [helper.make_opsetid("", 21), helper.make_opsetid("llmc", 1)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=10).SerializeToString()
-    made = open_session(model, library=str(library)).run(wanted, named)
-    return dict(zip(wanted, made, strict=True))
+    built = open_session(model, library=str(library)).run(wanted, named)
+    return dict(zip(wanted, built, strict=True))
 
 
 def quantised(x: NDArray[np.float32], group: int) -> NDArray[np.float32]:

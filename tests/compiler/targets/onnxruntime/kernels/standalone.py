@@ -38,11 +38,11 @@ class Standalone:
             pytest.skip("no C library of this machine: apt-get install libc6-arm64-cross")
         program = folder / "host"
         sources = sorted(path.name for path in build.SOURCE.glob("*.c"))
-        made = build.zig(
+        built = build.zig(
             ("cc", *build.TARGETS[kernels.name], "-std=gnu11", "-O3", "-I", ".", *sources, str(HOST), "-lm", "-o",
              str(program)), folder,
         )  # fmt: skip
-        assert made.returncode == 0, made.stderr
+        assert built.returncode == 0, built.stderr
         self._command = [qemu, "-L", str(libraries), "-cpu", CPUS[kernels.name], str(program)]
 
     @contextmanager
@@ -58,18 +58,22 @@ class Standalone:
         self, op: str, given: list[tuple[str, NDArray[Any] | None]], outputs: list[str], attrs: dict[str, Any]
     ) -> Arrays:
         """As single.run; raises RuntimeError with what the operator says."""
-        told = [_text(op.encode()), _number(len(attrs))]
+        reported = [_text(op.encode()), _number(len(attrs))]
         for name, value in attrs.items():
             real = isinstance(value, float)
-            told += [_text(name.encode()), _number(int(real)), struct.pack("<f4x", value) if real else _number(value)]
-        told.append(_number(len(given)))
+            reported += [
+                _text(name.encode()),
+                _number(int(real)),
+                struct.pack("<f4x", value) if real else _number(value),
+            ]
+        reported.append(_number(len(given)))
         for _, array in given:
             if array is None:
-                told.append(_number(0))
+                reported.append(_number(0))
                 continue
-            told += [_number(1), _number(array.ndim), *map(_number, array.shape), _text(array.tobytes())]
-        told.append(_number(len(outputs)))
-        ran = subprocess.run(self._command, input=b"".join(told), capture_output=True, timeout=120, check=True)
+            reported += [_number(1), _number(array.ndim), *map(_number, array.shape), _text(array.tobytes())]
+        reported.append(_number(len(outputs)))
+        ran = subprocess.run(self._command, input=b"".join(reported), capture_output=True, timeout=120, check=True)
         return _read(ran.stdout, outputs)
 
 
@@ -81,22 +85,22 @@ def _text(x: bytes) -> bytes:
     return _number(len(x)) + x
 
 
-def _read(told: bytes, outputs: list[str]) -> Arrays:
+def _read(reported: bytes, outputs: list[str]) -> Arrays:
     at, found = 0, {}
 
     def number() -> int:
         nonlocal at
         at += 8
-        return int(struct.unpack_from("<q", told, at - 8)[0])
+        return int(struct.unpack_from("<q", reported, at - 8)[0])
 
     for output in outputs:
         rank = number()
         if rank < 0:
-            raise RuntimeError(told[at + 8 :].decode())
+            raise RuntimeError(reported[at + 8 :].decode())
         dims = [number() for _ in range(rank)]
         size = number()
         if not output.startswith("-"):
             kind = KINDS.get(output, "float32")
-            found[output] = np.frombuffer(told[at : at + size], kind).reshape(dims)
+            found[output] = np.frombuffer(reported[at : at + size], kind).reshape(dims)
         at += size
     return found

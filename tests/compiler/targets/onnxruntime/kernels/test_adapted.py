@@ -41,7 +41,7 @@ def given(tokens: int, width: int, rows: int) -> Arrays:
     }  # fmt: skip
 
 
-def made(library: Library, inputs: Arrays) -> NDArray[np.float32]:
+def built(library: Library, inputs: Arrays) -> NDArray[np.float32]:
     order = ("base", "x", "adapters", "low", "high", "scales", "ends")
     return run(library, "Adapted", [(name, inputs[name]) for name in order], ["y", "-s"])["y"]
 
@@ -59,7 +59,7 @@ def expected(inputs: Arrays) -> NDArray[np.float64]:
 @pytest.mark.parametrize(("tokens", "width", "rows"), [(1, 64, 64), (7, 83, 21), (40, 576, 200), (5, 5, 130)])
 def test_each_token_has_its_adapter(library: Path, tokens: int, width: int, rows: int) -> None:
     inputs = given(tokens, width, rows)
-    y = made(library, inputs)[0]
+    y = built(library, inputs)[0]
     np.testing.assert_allclose(y, expected(inputs), atol=2e-5 * width**0.5)
     none = inputs["adapters"][0] == 0
     assert (y[none] == inputs["base"][0, none]).all(), "bit by bit"
@@ -78,13 +78,13 @@ def test_codes_are_those_of_the_matrices() -> None:
 def test_others_matrices_are_not_read(library: Path) -> None:
     """What is no number in another adapter's scales, or in another token, does not spread."""
     inputs = given(9, 83, 40)
-    clean = made(library, inputs)
+    clean = built(library, inputs)
     inputs["scales"] = inputs["scales"].copy()
     inputs["scales"][5] = np.nan
     inputs["x"] = inputs["x"].copy()
     token = int(np.flatnonzero(inputs["adapters"][0] == 4)[0])
     inputs["x"][0, token, 82] = np.nan
-    y = made(library, inputs)[0]
+    y = built(library, inputs)[0]
     touched = (inputs["adapters"][0] == 3) | (np.arange(9) == token)
     assert np.isnan(y[touched]).all()
     assert (y[~touched] == clean[0, ~touched]).all()

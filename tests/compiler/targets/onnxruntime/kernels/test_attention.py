@@ -177,11 +177,11 @@ CASES = {
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_attention(library: Path, case: Case) -> None:
     given = case.inputs()
-    made, wanted = case.run(library, given), case.wanted(given)
-    assert np.abs(made["y"] - wanted["y"]).max() < 2e-3  # a key that float16 rounds the other way
-    assert np.mean(np.abs(made["y"] - wanted["y"])) < 2e-5
+    built, wanted = case.run(library, given), case.wanted(given)
+    assert np.abs(built["y"] - wanted["y"]).max() < 2e-3  # a key that float16 rounds the other way
+    assert np.mean(np.abs(built["y"] - wanted["y"])) < 2e-5
     for cache in ("k2", "v2"):
-        apart = np.abs(made[cache].astype(np.float32) - wanted[cache].astype(np.float32))
+        apart = np.abs(built[cache].astype(np.float32) - wanted[cache].astype(np.float32))
         assert apart.max() < 3e-3
         assert np.mean(apart > 0) < 1e-3
 
@@ -197,21 +197,21 @@ def test_a_token_gets_the_same_whatever_it_is_computed_with(library: Path, windo
         for i in range(count):
             one = given | caches | {"q": given["q"][:, first + i : first + i + 1]}
             one["rows"] = np.array([[slot, past + i, 0, 1]], np.int64)
-            made = together.run(library, one)
-            assert (made["y"][0, 0] == wanted["y"][0, first + i]).all(), (slot, past + i)
-            caches = {"past_k": made["k2"], "past_v": made["v2"]}
+            built = together.run(library, one)
+            assert (built["y"][0, 0] == wanted["y"][0, first + i]).all(), (slot, past + i)
+            caches = {"past_k": built["k2"], "past_v": built["v2"]}
 
 
 def in_ring(case: Case, given: Arrays, places: int) -> Arrays:
     """The caches of `given` in rings, with NaN where the window of a row's first token does not reach."""
-    made = dict(given)
+    built = dict(given)
     for name in ("past_k", "past_v"):
         held = given[name]
-        made[name] = np.full((*held.shape[:2], places, held.shape[3]), np.nan, held.dtype)
+        built[name] = np.full((*held.shape[:2], places, held.shape[3]), np.nan, held.dtype)
         for slot, past, _ in case.rows:
             tokens = np.arange(max(0, past - case.window + 1), past)
-            made[name][slot][:, tokens % places] = held[slot][:, tokens]
-    return made
+            built[name][slot][:, tokens % places] = held[slot][:, tokens]
+    return built
 
 
 @pytest.mark.parametrize("rows", [[(3, 1030, 1), (1, 500, 40), (0, 0, 30), (2, 63, 1)], [(2, 1050, 1)]], ids=len)
@@ -221,12 +221,12 @@ def test_a_ring_gives_what_a_place_for_each_token_gives(
 ) -> None:
     case = Case(2, 1, 64, rows, window=window, sinks=True)
     given = case.inputs()
-    wanted, made = case.run(library, given), case.run(library, in_ring(case, given, places))
-    np.testing.assert_array_equal(made["y"], wanted["y"])
+    wanted, built = case.run(library, given), case.run(library, in_ring(case, given, places))
+    np.testing.assert_array_equal(built["y"], wanted["y"])
     for slot, past, count in rows:
         tokens = np.arange(max(0, past + count - window + 1), past + count)
         for cache in ("k2", "v2"):
-            np.testing.assert_array_equal(made[cache][slot][:, tokens % places], wanted[cache][slot][:, tokens])
+            np.testing.assert_array_equal(built[cache][slot][:, tokens % places], wanted[cache][slot][:, tokens])
 
 
 @pytest.mark.parametrize(("places", "count"), [(128, 60), (100, 1), (64, 1), (0, 1)])

@@ -50,9 +50,9 @@ X86 = [s.name for s in KERNEL_SETS if s.machine == "x86_64"]
 
 
 def compile_with(model: Path, folder: Path, **options: Any) -> tuple[CompileResult, Path]:
-    asked = CompileOptions.of(**{"device": "onnxruntime", "verify": "all", **options})
+    requested = CompileOptions.of(**{"device": "onnxruntime", "verify": "all", **options})
     path = folder / "bundle"
-    return compile_bundle(str(model), path, PLAN, asked, Store(folder / "store"), lambda event: None), path
+    return compile_bundle(str(model), path, PLAN, requested, Store(folder / "store"), lambda event: None), path
 
 
 @pytest.fixture(scope="module")
@@ -104,8 +104,8 @@ def test_a_c_compiler_that_cannot_run_is_said(tmp_path: Path, monkeypatch: pytes
 
 
 def blocks(value: float) -> tuple[Any, Any, Any]:
-    codes, scales = quantise_q8(np.full((16, 32), value, np.float32), 32)
-    return codes, scales, np.zeros_like(scales)
+    quantized, scales = quantise_q8(np.full((16, 32), value, np.float32), 32)
+    return quantized, scales, np.zeros_like(scales)
 
 
 def test_weights_too_large_for_their_scales_are_refused() -> None:
@@ -117,16 +117,16 @@ def test_weights_too_large_for_their_scales_are_refused() -> None:
 
 
 def test_offsets_that_the_graph_does_not_know_of_are_refused() -> None:
-    codes, scales, offsets = blocks(1.0)
+    quantized, scales, offsets = blocks(1.0)
     with pytest.raises(CheckpointError, match="w has offsets now: the checkpoint changed; compile again"):
-        Panels(["w"], 8, codes, scales, offsets + 1)["panels"]
+        Panels(["w"], 8, quantized, scales, offsets + 1)["panels"]
 
 
 def test_zero_points_that_are_none_are_refused() -> None:
-    codes, scales, _ = blocks(1.0)
-    assert len(Panels(["w"], 8, codes, scales, 3 * scales)["panels+zeros"])
+    quantized, scales, _ = blocks(1.0)
+    assert len(Panels(["w"], 8, quantized, scales, 3 * scales)["panels+zeros"])
     with pytest.raises(CheckpointError, match="w has no whole zero points: the checkpoint changed; compile again"):
-        Panels(["w"], 8, codes, scales, scales / 2)["panels+zeros"]
+        Panels(["w"], 8, quantized, scales, scales / 2)["panels+zeros"]
 
 
 def test_a_part_that_is_none_is_a_key_error() -> None:
@@ -254,23 +254,23 @@ def test_the_runtime_s_kernels_take_what_llmc_s_do_not(
 
 def test_a_gguf_s_blocks_are_kept_as_if_asked_for_and_the_manifest_says_why(library: Path, tmp_path: Path) -> None:
     model = write_gguf(tmp_path / "m.gguf", types=BLOCKS)
-    asked, path = compile_with(model, tmp_path, quantize="keep", verify="none")
+    requested, path = compile_with(model, tmp_path, quantize="keep", verify="none")
     keys = [one.key for one in Bundle.open(path).manifest.executables]
-    made, path = compile_with(model, tmp_path, verify="none")
+    built, path = compile_with(model, tmp_path, verify="none")
     manifest = Bundle.open(path).manifest
-    assert (made.built, [one.key for one in manifest.executables]) == (0, keys)
+    assert (built.built, [one.key for one in manifest.executables]) == (0, keys)
     assert manifest.options["quantize"] == "keep"
-    assert manifest.options["choice"] == made.choice == f"{asked.choice}; {KEPT}"
+    assert manifest.options["choice"] == built.choice == f"{requested.choice}; {KEPT}"
 
 
 def test_a_gguf_that_the_kernels_do_not_take_has_int8_in_the_runtime_s_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kernel_options, "_MOST_DIM", 8)
-    made, path = compile_with(write_gguf(tmp_path / "m.gguf", types=BLOCKS), tmp_path, verify="none")
+    built, path = compile_with(write_gguf(tmp_path / "m.gguf", types=BLOCKS), tmp_path, verify="none")
     options = Bundle.open(path).manifest.options
     assert (options["quantize"], options["kernels"]) == ("int8", "onnxruntime")
-    assert "llmc's kernels take heads of at most 8 values" in made.choice and "keep" not in made.choice
+    assert "llmc's kernels take heads of at most 8 values" in built.choice and "keep" not in built.choice
 
 
 # A bundle
@@ -321,28 +321,28 @@ def test_every_architecture_is_verified(library: Path, tmp_path: Path, case: str
 
 @pytest.mark.parametrize("quantize", ["int8", "int4"])
 def test_logits_are_as_near_to_float32_as_the_runtime_s_own(library: Path, tmp_path: Path, quantize: str) -> None:
-    model, text, made = tiny.write_model(tmp_path / "model", "llama"), list(range(3, 33)), {}
+    model, text, built = tiny.write_model(tmp_path / "model", "llama"), list(range(3, 33)), {}
     for name, chosen in (("f32", {}), ("llmc", {"kernels": "llmc"}), ("onnxruntime", {"kernels": "onnxruntime"})):
         (folder := tmp_path / name).mkdir()
         _, path = compile_with(model, folder, quantize=quantize if chosen else "none", verify="none", **chosen)
         executor = open_executor(Bundle.open(path), 1, 2)
-        made[name] = executor.run_each(exact("prompt", [0], [text], [0])).copy()
-    apart = {name: float(np.sqrt(np.mean((logits - made["f32"]) ** 2))) for name, logits in made.items()}
+        built[name] = executor.run_each(exact("prompt", [0], [text], [0])).copy()
+    apart = {name: float(np.sqrt(np.mean((logits - built["f32"]) ** 2))) for name, logits in built.items()}
     assert 0 < apart["llmc"] < 1.2 * apart["onnxruntime"]
 
 
 def test_the_library_counts_as_native_code_which_needs_a_signature_from_elsewhere(
     library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked, get = [], Store.get_or_build
+    requested, get = [], Store.get_or_build
 
     def noting(store: Store, key: Key, build: Any) -> Any:
-        asked.append(key)
+        requested.append(key)
         return get(store, key, build)
 
     monkeypatch.setattr(Store, "get_or_build", noting)
     compile_with(tiny.write_model(tmp_path / "model", "llama"), tmp_path, quantize="int8", verify="none")
-    assert {key.kind for key in asked if not key.is_local and code_of_entry(key, {})} == {"kernels", "executable"}
+    assert {key.kind for key in requested if not key.is_local and code_of_entry(key, {})} == {"kernels", "executable"}
 
 
 def test_rows_of_all_lengths_share_a_step(executor: Executor) -> None:

@@ -47,11 +47,11 @@ UNLIKE = ("keys shared out, two rows", "prompts and decode", "a window", "of an 
 def test_attention(library: Path, name: str) -> None:
     case = CODED[name]
     given = case.inputs()
-    made, wanted = case.run(library, given), case.wanted(given)
-    assert np.abs(made["y"] - wanted["y"]).max() < 2e-2  # a key whose code is rounded the other way
-    assert np.mean(np.abs(made["y"] - wanted["y"])) < 5e-5
-    np.testing.assert_array_equal(made["v8"], encoded(wanted["v2"]))
-    assert np.mean(made["k8"] != encoded(wanted["k2"])) < 1e-3
+    built, wanted = case.run(library, given), case.wanted(given)
+    assert np.abs(built["y"] - wanted["y"]).max() < 2e-2  # a key whose code is rounded the other way
+    assert np.mean(np.abs(built["y"] - wanted["y"])) < 5e-5
+    np.testing.assert_array_equal(built["v8"], encoded(wanted["v2"]))
+    assert np.mean(built["k8"] != encoded(wanted["k2"])) < 1e-3
 
 
 def test_a_token_gets_the_same_whatever_it_is_computed_with(library: Path) -> None:
@@ -63,9 +63,9 @@ def test_a_token_gets_the_same_whatever_it_is_computed_with(library: Path) -> No
         for i in range(count):
             one = given | caches | {"q": given["q"][:, first + i : first + i + 1]}
             one["rows"] = np.array([[slot, past + i, 0, 1]], np.int64)
-            made = together.run(library, one)
-            np.testing.assert_array_equal(made["y"][0, 0], wanted["y"][0, first + i])
-            caches = {name: made[new] for name, new in CACHES.items()}
+            built = together.run(library, one)
+            np.testing.assert_array_equal(built["y"][0, 0], wanted["y"][0, first + i])
+            caches = {name: built[new] for name, new in CACHES.items()}
     for name, new in CACHES.items():
         np.testing.assert_array_equal(caches[name][slot], wanted[new][slot])
 
@@ -89,9 +89,9 @@ def unlike(width: int) -> NDArray[np.float32]:
 def test_the_operator_writes_what_numpy_writes(library: Path, width: int) -> None:
     x = unlike(width)
     case = Coded(1, 1, width, [(0, 3, len(x))], packed=False, turned=0)
-    made = case.run(library, case.inputs() | {"k": x[None], "v": x[None, ::-1]})
-    np.testing.assert_array_equal(made["k8"][0, 0, 3 : 3 + len(x)], encoded(x))
-    np.testing.assert_array_equal(made["v8"][0, 0, 3 : 3 + len(x)], encoded(x[::-1]))
+    built = case.run(library, case.inputs() | {"k": x[None], "v": x[None, ::-1]})
+    np.testing.assert_array_equal(built["k8"][0, 0, 3 : 3 + len(x)], encoded(x))
+    np.testing.assert_array_equal(built["v8"][0, 0, 3 : 3 + len(x)], encoded(x[::-1]))
 
 
 def test_a_line_is_near_its_numbers_and_read_and_written_again_the_same() -> None:

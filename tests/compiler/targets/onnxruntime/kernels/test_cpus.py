@@ -35,7 +35,7 @@ AMX, AVX512_BF16, AVX512, AVX_VNNI, AVX2, I8MM, NEON = KERNEL_SETS
 
 @default_cases(7)
 @pytest.mark.parametrize(
-    ("asked", "wanted"),
+    ("requested", "wanted"),
     [("native", [AVX2]), ("all", list(KERNEL_SETS)), ("avx-vnni", [AVX_VNNI]), ("zen4", [AVX512_BF16]),
      ("znver3", [AVX2]), ("sapphirerapids", [AMX]), ("icelake-server", [AVX512]),
      ("alderlake", [AVX_VNNI]), ("x86-64-v3", [AVX2]), ("cooperlake", [AVX512_BF16]),
@@ -43,21 +43,21 @@ AMX, AVX512_BF16, AVX512, AVX_VNNI, AVX2, I8MM, NEON = KERNEL_SETS
      ("neoverse-v1", [I8MM]), ("apple-m2", [I8MM]), ("skylake,ampere1", [AVX2, I8MM]),
      ("aarch64-neoverse-v1", [I8MM]), ("x86_64-haswell", [AVX2]), ("x86_64-v3", [AVX2])],
 )  # fmt: skip
-def test_cpus_are_known_by_their_names(asked: str, wanted: list[Any]) -> None:
-    assert list(sets_for(asked, AVX2.isa)) == wanted
+def test_cpus_are_known_by_their_names(requested: str, wanted: list[Any]) -> None:
+    assert list(sets_for(requested, AVX2.isa)) == wanted
 
 
 @pytest.mark.parametrize(
-    ("asked", "says"),
+    ("requested", "says"),
     [("sapphirerapid", r"CPU sapphirerapid: no CPU of this name .* Near it are: .*sapphirerapids\."),
      ("aarch64-haswell", "CPU aarch64-haswell: no CPU of this name .* Near it are: haswell\\."),
      ("cortex-a53", "CPU cortex-a53: llmc's kernels have no set for this CPU"),
      ("nehalem", r"no set for this CPU \(amx-int8 needs amx_tile, .*; avx512-bf16 needs .*--kernels onnxruntime"),
      ("haswell,", r"CPU : no CPU of this name"), ("-o", "CPU -o: no CPU of this name")],
 )  # fmt: skip
-def test_a_cpu_that_is_not_known_or_runs_no_kernels_is_said(asked: str, says: str) -> None:
+def test_a_cpu_that_is_not_known_or_runs_no_kernels_is_said(requested: str, says: str) -> None:
     with pytest.raises(InputError, match=says):
-        sets_for(asked, AVX2.isa)
+        sets_for(requested, AVX2.isa)
 
 
 def test_native_where_the_host_runs_none_is_said() -> None:
@@ -101,30 +101,32 @@ def test_the_engine_that_takes_cpus_is_what_a_cpu_stands_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("here", "asked", "cache", "stand_in"),
+    ("here", "requested", "cache", "stand_in"),
     [(AVX2, "zen4", "auto", AVX2), (AVX512_BF16, "neoverse-v1", "auto", AVX512_BF16),
      (AVX2, "native,zen4", "auto", None), (AVX512, "neoverse-n1", "bf16", AVX512),
      (AVX512_BF16, "neoverse-n1", "bf16", AVX512),
      (AVX512_BF16, "sapphirerapids", "auto", AVX512)],
 )  # fmt: skip
 def test_what_verifies_kernels_that_do_not_run_here_gives_their_bits(
-    monkeypatch: pytest.MonkeyPatch, here: Any, asked: str, cache: str, stand_in: Any
+    monkeypatch: pytest.MonkeyPatch, here: Any, requested: str, cache: str, stand_in: Any
 ) -> None:
     monkeypatch.setattr("llmc.compiler.targets.onnxruntime.target.cpu_features", lambda: here.isa)
-    assert verified_by(configured(cpu=asked, kv_cache_dtype=cache), here.isa) == stand_in
+    assert verified_by(configured(cpu=requested, kv_cache_dtype=cache), here.isa) == stand_in
 
 
 @pytest.mark.parametrize(
-    ("here", "asked", "cache"),
+    ("here", "requested", "cache"),
     [((*I8MM.isa,), "zen4", "bf16"), (AVX2.isa, "neoverse-v1", "bf16"), (("x86_64", "avx"), "zen4", "auto")],
 )
 def test_where_no_kernels_give_their_bits_nothing_is_called_verified(
-    monkeypatch: pytest.MonkeyPatch, here: tuple[str, ...], asked: str, cache: str
+    monkeypatch: pytest.MonkeyPatch, here: tuple[str, ...], requested: str, cache: str
 ) -> None:
     monkeypatch.setattr("llmc.compiler.targets.onnxruntime.target.cpu_features", lambda: here)
-    with pytest.raises(InputError, match=rf"--cpu {asked}: this host runs no kernels .* name native too, or .*none"):
-        configured(cpu=asked, kv_cache_dtype=cache)
-    assert configured(cpu=asked, kv_cache_dtype=cache, verify="none").get("kernels") == "llmc"
+    with pytest.raises(
+        InputError, match=rf"--cpu {requested}: this host runs no kernels .* name native too, or .*none"
+    ):
+        configured(cpu=requested, kv_cache_dtype=cache)
+    assert configured(cpu=requested, kv_cache_dtype=cache, verify="none").get("kernels") == "llmc"
 
 
 @pytest.fixture(scope="module")

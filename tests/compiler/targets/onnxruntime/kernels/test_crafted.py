@@ -14,7 +14,7 @@ from tests.tiers import default_cases
 
 
 @pytest.fixture(scope="module")
-def told(library: Path) -> dict[int, str | None]:
+def reported(library: Path) -> dict[int, str | None]:
     """What came of each graph, in a process of their own; None for one that ended it."""
     command = [sys.executable, "-m", "tests.compiler.targets.onnxruntime.kernels.crafted", str(library)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
@@ -24,9 +24,9 @@ def told(library: Path) -> dict[int, str | None]:
 
 @default_cases(140)
 @pytest.mark.parametrize("place", range(len(GRAPHS)), ids=lambda n: f"{GRAPHS[n].op} {n} {' '.join(GRAPHS[n].change)}")
-def test_a_crafted_graph_is_an_error(told: dict[int, str | None], place: int) -> None:
+def test_a_crafted_graph_is_an_error(reported: dict[int, str | None], place: int) -> None:
     graph = GRAPHS[place]
-    assert place in told, f"graph {max(told)} ended the process: {GRAPHS[max(told)]}"
-    found = told[place]
+    assert place in reported, f"graph {max(reported)} ended the process: {GRAPHS[max(reported)]}"
+    found = reported[place]
     assert found is not None, "it ended the process"
     assert graph.error in found if graph.error else not found, found

@@ -59,13 +59,13 @@ def call(probe: ctypes.CDLL, name: str, *given: Array, mask: int = 0, out: Array
     return out
 
 
-def same(made: Array, wanted: Array) -> bool:
+def same(built: Array, wanted: Array) -> bool:
     """Equal to the bit, but for which number it is not."""
-    made, wanted = np.atleast_1d(made), np.atleast_1d(wanted)
-    if made.dtype.kind != "f":
-        return bool((made == wanted).all())
-    whole = made.view(f"u{made.itemsize}") == wanted.view(f"u{made.itemsize}")
-    return bool((whole | (np.isnan(made) & np.isnan(wanted))).all())
+    built, wanted = np.atleast_1d(built), np.atleast_1d(wanted)
+    if built.dtype.kind != "f":
+        return bool((built == wanted).all())
+    whole = built.view(f"u{built.itemsize}") == wanted.view(f"u{built.itemsize}")
+    return bool((whole | (np.isnan(built) & np.isnan(wanted))).all())
 
 
 def floats() -> list[list[Array]]:
@@ -92,8 +92,8 @@ def scaled(a: Array, b: Array) -> Array:
     power = np.floor(b.astype(np.float64))
     limit = np.where(power == np.inf, np.inf, 0.0)
     finite = np.ldexp(a.astype(np.float64), np.nan_to_num(np.clip(power, -500, 500)).astype(int))
-    made = np.where(np.isinf(power), np.where(np.isnan(a), limit, a * limit), np.where(np.isnan(power), power, finite))
-    return made.astype(np.float32)
+    built = np.where(np.isinf(power), np.where(np.isnan(a), limit, a * limit), np.where(np.isnan(power), power, finite))
+    return built.astype(np.float32)
 
 
 def summed(x: Array, pair: Callable[[Any, Any], Any]) -> Any:
@@ -109,9 +109,9 @@ def of_bytes(a: Array, b: Array, c: Array) -> Array:
 
 def looked_up(a: Array, b: Array) -> Array:
     """Bytes of each quarter of a that the low bits of b's name; 0 where the highest bit is set."""
-    values, asked = a.view(np.uint8).reshape(4, 16), b.view(np.uint8).reshape(4, 16)
-    found = np.take_along_axis(values, (asked & 15).astype(np.int64), 1)
-    return np.where(asked < 128, found, 0).astype(np.uint8).reshape(-1).view(np.int32)
+    values, requested = a.view(np.uint8).reshape(4, 16), b.view(np.uint8).reshape(4, 16)
+    found = np.take_along_axis(values, (requested & 15).astype(np.int64), 1)
+    return np.where(requested < 128, found, 0).astype(np.uint8).reshape(-1).view(np.int32)
 
 
 def shorts_unpacked(a: Array, b: Array, first: int) -> Array:
@@ -148,11 +148,11 @@ def quarters(x: Array) -> Array:
 def unpacked(first: int, wide: int) -> Callable[..., Array]:
     """Of each four lanes of two registers those from `first` on in turn, `wide` of them at a time."""
 
-    def made(a: Array, b: Array, c: Array) -> Array:
+    def built(a: Array, b: Array, c: Array) -> Array:
         parts = [quarters(x)[:, first : first + 2].reshape(4, -1, wide) for x in (a, b)]
         return np.stack(parts, 2).reshape(-1)
 
-    return made
+    return built
 
 
 def shuffled(first: int) -> Callable[..., Array]:
@@ -199,8 +199,8 @@ def test_an_intrinsic_gives_what_its_instruction_does(probe: ctypes.CDLL, kind: 
     for given in floats() if kind == "f" else ints():
         with np.errstate(all="ignore"):
             wanted = (FLOATS if kind == "f" else INTS)[name](*given)
-        made = call(probe, name, *given, out=np.zeros_like(wanted))
-        assert same(made, wanted), (given, made, wanted)
+        built = call(probe, name, *given, out=np.zeros_like(wanted))
+        assert same(built, wanted), (given, built, wanted)
 
 
 @pytest.mark.parametrize("mask", MASKS, ids=hex)
@@ -301,9 +301,9 @@ def test_memory_that_a_mask_leaves_out_is_not_touched(probe: ctypes.CDLL, mask: 
         edge = ctypes.c_void_p(start + PAGE - count * size)
         held = np.frombuffer(memory, kind, PAGE // size)
         held[:] = np.arange(PAGE // size)
-        made, nothing = np.full(LANES, 7, kind), ctypes.c_void_p(0)
-        getattr(probe, load)(edge, nothing, nothing, mask, ctypes.c_void_p(made.ctypes.data))
-        assert same(made, np.concatenate([held[len(held) - count :], np.zeros(LANES - count, kind)]))
+        built, nothing = np.full(LANES, 7, kind), ctypes.c_void_p(0)
+        getattr(probe, load)(edge, nothing, nothing, mask, ctypes.c_void_p(built.ctypes.data))
+        assert same(built, np.concatenate([held[len(held) - count :], np.zeros(LANES - count, kind)]))
         before, given = held.copy(), np.arange(100, 100 + LANES).astype(kind)
         getattr(probe, store)(ctypes.c_void_p(given.ctypes.data), nothing, nothing, mask, edge)
         assert same(held, np.concatenate([before[: len(held) - count], given[:count]]))

@@ -20,7 +20,7 @@ FORMATS = [(4, "symmetric"), (4, "zeros"), (6, "offsets"), (8, "symmetric")]
 def experts(bits: int, once: str) -> tuple[NDArray[np.uint8], list[Array], dict[str, int]]:
     """Panels, weights and attributes of random experts; 0 bits for float4's table."""
     part, offsets = ONCE[once]
-    made = [
+    built = [
         matrix(ROWS, WIDTH, GROUP, bits, bool(offsets), e, once == "zeros")
         if bits
         else tabled(ROWS, WIDTH, GROUP, "float4")
@@ -28,19 +28,19 @@ def experts(bits: int, once: str) -> tuple[NDArray[np.uint8], list[Array], dict[
     ]
     table = 0 if bits else TABLES.index("float4")
     attrs = attributes(ROWS, WIDTH, GROUP, bits or 4, offsets, table) | {"experts": COUNT}
-    return np.concatenate([held[f"panels{part}"] for held, _ in made]), [weights for _, weights in made], attrs
+    return np.concatenate([held[f"panels{part}"] for held, _ in built]), [weights for _, weights in built], attrs
 
 
 def wanted(x: Array, ids: NDArray[np.int64], weights: list[Array], bias: Array | None) -> Array:
     rows = np.broadcast_to(x[:, None], (*ids.shape, WIDTH)) if x.ndim == 2 else x
-    made = [
+    built = [
         [
             (quantised(rows[t, c][None], GROUP) @ weights[e].T)[0] + (0 if bias is None else bias[e])
             for c, e in enumerate(chosen)
         ]
         for t, chosen in enumerate(ids)
     ]
-    return np.array(made, np.float32)
+    return np.array(built, np.float32)
 
 
 def product(library: Library, x: Array, ids: NDArray[np.int64], panels: NDArray[np.uint8], bias: Array | None,
@@ -58,8 +58,8 @@ def test_each_token_meets_its_experts(library: Path, bits: int, once: str) -> No
         for shape in ((tokens, WIDTH), (tokens, 3, WIDTH)):
             x = random.normal(0, 1, shape).astype(np.float32)
             for b in (None, bias):
-                made = product(library, x, ids, panels, b, attrs)
-                assert close(made, wanted(x, ids, weights, b)), (tokens, shape, b is None)
+                built = product(library, x, ids, panels, b, attrs)
+                assert close(built, wanted(x, ids, weights, b)), (tokens, shape, b is None)
 
 
 def test_a_token_s_results_are_the_same_whatever_others_there_are(library: Path) -> None:

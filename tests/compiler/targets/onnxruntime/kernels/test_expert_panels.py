@@ -24,8 +24,8 @@ INT8, INT4 = OnnxOptions(64, panels=True), OnnxOptions(32, bits=4, panels=True)
 @pytest.mark.parametrize("tokens", [1, 40])
 def test_results_are_near_to_those_of_float32(library: Path, options: OnnxOptions, apart: float, tokens: int) -> None:
     feed = given(tokens)
-    (exact,), (made,) = by_onnx(sketched(), feed), by_onnx(sketched(), feed, options, library)
-    difference = np.sqrt(np.mean((made - exact) ** 2) / np.mean(exact**2))
+    (exact,), (built,) = by_onnx(sketched(), feed), by_onnx(sketched(), feed, options, library)
+    difference = np.sqrt(np.mean((built - exact) ** 2) / np.mean(exact**2))
     assert 0 < difference < apart
 
 

@@ -56,8 +56,8 @@ class Layer:
             for expert, share in zip(chosen, shares[t], strict=True):
                 product = (quantised(x[t : t + 1], self.group) @ self.gate_up[expert].T).astype(np.float64)
                 gate, up = product[:, : self.features], product[:, self.features :]
-                made = (gate / (1 + np.exp(-np.clip(gate, -700, 700))) * up).astype(np.float32)
-                out[t] += share * (quantised(made, self.down_group) @ self.down[expert].T)[0]
+                built = (gate / (1 + np.exp(-np.clip(gate, -700, 700))) * up).astype(np.float32)
+                out[t] += share * (quantised(built, self.down_group) @ self.down[expert].T)[0]
         return out.astype(np.float32)
 
 
@@ -130,9 +130,9 @@ def test_what_is_no_number_stays_in_its_token(library: Path, member: str, value:
     clean = layer.run(library, x, ids, shares)
     spoiled = x if member == "x" else shares
     spoiled[4, 1] = value
-    made = layer.run(library, x, ids, shares)
-    assert not np.isfinite(made[4]).any()
-    assert (np.delete(made, 4, 0) == np.delete(clean, 4, 0)).all()
+    built = layer.run(library, x, ids, shares)
+    assert not np.isfinite(built[4]).any()
+    assert (np.delete(built, 4, 0) == np.delete(clean, 4, 0)).all()
 
 
 def test_no_tokens_and_no_experts_chosen(library: Path) -> None:

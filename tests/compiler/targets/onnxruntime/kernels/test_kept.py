@@ -33,8 +33,8 @@ HALF = [case for case in packers.EXACT if "float32" not in case and case != "nvf
 def test_panels_hold_the_values_of_the_format(library: Path, case: str, tmp_path: Path) -> None:
     """Read row by row by the kernel itself: what is left is the rounding of a float32 sum."""
     values = packers.write(tmp_path, *packers.CASES[case])
-    for name, made in read_back(library, open_checkpoint(tmp_path)).items():
-        np.testing.assert_allclose(made, values[name], rtol=0, atol=2.0**-22 * 2 * np.abs(values[name]).max())
+    for name, built in read_back(library, open_checkpoint(tmp_path)).items():
+        np.testing.assert_allclose(built, values[name], rtol=0, atol=2.0**-22 * 2 * np.abs(values[name]).max())
 
 
 @pytest.mark.parametrize("kind", BLOCK_KINDS)
@@ -42,11 +42,11 @@ def test_panels_hold_the_blocks_of_gguf(library: Path, kind: str, tmp_path: Path
     """The scales of K-quants are rounded to float16, and their minimums: to 2⁻¹¹ each."""
     values = write_blocks(tmp_path / "m.gguf", {"": kind})
     checkpoint = open_checkpoint(tmp_path / "m.gguf")
-    for name, made in read_back(library, checkpoint).items():
+    for name, built in read_back(library, checkpoint).items():
         form = checkpoint.stored_form(name)
         assert form is not None
         bound = 2.0**-21 if form.scales == "float16" else 2.0**-11 * (2 if form.offsets else 1)
-        np.testing.assert_allclose(made, values[name], rtol=0, atol=bound * np.abs(values[name]).max())
+        np.testing.assert_allclose(built, values[name], rtol=0, atol=bound * np.abs(values[name]).max())
 
 
 def read_back(library: Path, checkpoint: Checkpoint) -> dict[str, NDArray[np.float32]]:

@@ -72,8 +72,8 @@ def test_openvinos_default_precision_is_that_of_the_smaller_cpu(monkeypatch: pyt
 
 
 def compiled(model: Path, folder: Path) -> Bundle:
-    asked, store = CompileOptions.of("onnxruntime"), Store(folder / "store")
-    compile_bundle(str(model), folder / "bundle", PLAN, asked, store, lambda _: None)
+    requested, store = CompileOptions.of("onnxruntime"), Store(folder / "store")
+    compile_bundle(str(model), folder / "bundle", PLAN, requested, store, lambda _: None)
     return Bundle.open(folder / "bundle")
 
 

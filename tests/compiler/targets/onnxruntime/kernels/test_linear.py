@@ -27,15 +27,15 @@ def matrix(
     """Panels of random codes, and the weights that they stand for. `zeros`: offsets are whole zero points."""
     random = np.random.default_rng(seed)
     blocks = -(-width // group)
-    codes = random.integers(0, 1 << bits, (rows, blocks, group)).astype(np.uint8)
-    codes.reshape(rows, -1)[:, width:] = 0
+    quantized = random.integers(0, 1 << bits, (rows, blocks, group)).astype(np.uint8)
+    quantized.reshape(rows, -1)[:, width:] = 0
     scales = to_float16(random.uniform(0.001, 0.1, (rows, blocks)).astype(np.float32))
     zero = 1 << (bits - 1)
     starts = random.normal(0, 1, (rows, blocks)).astype(np.float16).astype(np.float32)
     if zeros:
         starts = -random.integers(0, 1 << bits, (rows, blocks)).astype(np.float32) * scales
-    held = Panels(["w"], bits, codes, scales, starts + zero * scales if offsets else np.zeros_like(scales))
-    weights = codes * scales[..., None] + (starts if offsets else -zero * scales)[..., None]
+    held = Panels(["w"], bits, quantized, scales, starts + zero * scales if offsets else np.zeros_like(scales))
+    weights = quantized * scales[..., None] + (starts if offsets else -zero * scales)[..., None]
     return held, weights.reshape(rows, -1)[:, :width].astype(np.float32)
 
 
@@ -56,14 +56,14 @@ def formats(sizes: list[tuple[int, int, int]]) -> list[tuple[tuple[int, int, int
 def tabled(rows: int, width: int, group: int, table: str) -> tuple[Panels, Array]:
     """Panels of random codes with a table, and the weights that they stand for."""
     held, _ = matrix(rows, width, group, 4, offsets=False)
-    values = CODES[table][held.codes].reshape(rows, -1)[:, :width].astype(np.float32) - 128
+    values = CODES[table][held.quantized].reshape(rows, -1)[:, :width].astype(np.float32) - 128
     return held, values * np.repeat(held.scales, group, axis=1)[:, :width]
 
 
-def close(made: NDArray[Any], wanted: Array) -> bool:
+def close(built: NDArray[Any], wanted: Array) -> bool:
     """A code that numpy rounds the other way is half a step of one activation."""
-    return bool(np.abs(made - wanted).max() < 4e-3 * np.abs(wanted).max()) and bool(
-        np.mean(np.abs(made - wanted)) < 1e-5 * np.abs(wanted).max()
+    return bool(np.abs(built - wanted).max() < 4e-3 * np.abs(wanted).max()) and bool(
+        np.mean(np.abs(built - wanted)) < 1e-5 * np.abs(wanted).max()
     )
 
 
@@ -80,9 +80,9 @@ def test_products_of_every_number_of_rows(library: Path, size: tuple[int, int, i
     for count in ROWS:
         x = random.normal(0, 1, (count, width)).astype(np.float32)
         for b in (None, bias):
-            made = run(library, "Linear", [("x", x), ("w", panels), ("b", b)], ["y", "-s"],
+            built = run(library, "Linear", [("x", x), ("w", panels), ("b", b)], ["y", "-s"],
                        **attributes(rows, width, group, bits, offsets), gated=0)["y"]  # fmt: skip
-            assert close(made, quantised(x, group) @ weights.T + (0 if b is None else b)), (count, b is None)
+            assert close(built, quantised(x, group) @ weights.T + (0 if b is None else b)), (count, b is None)
 
 
 @pytest.mark.parametrize("bits", [4, 6, 8])
@@ -92,12 +92,12 @@ def test_a_gate_lets_through_what_it_should(library: Path, bits: int, half: int)
     random = np.random.default_rng(1)
     for count in ROWS:
         x = random.normal(0, 1, (count, 64)).astype(np.float32)
-        made = run(library, "Linear", [("x", x), ("w", held["gated+offsets"])], ["y", "-s"],
+        built = run(library, "Linear", [("x", x), ("w", held["gated+offsets"])], ["y", "-s"],
                    **attributes(2 * half, 64, 32, bits, 1), gated=1)["y"]  # fmt: skip
         product = (quantised(x, 32) @ weights.T).astype(np.float64)
         gate, other = product[:, :half], product[:, half:]
         wanted = gate / (1 + np.exp(-np.clip(gate, -700, 700))) * other
-        assert close(made, wanted.astype(np.float32)), count
+        assert close(built, wanted.astype(np.float32)), count
 
 
 @pytest.mark.parametrize("table", list(CODES))
@@ -107,8 +107,8 @@ def test_codes_with_a_table(library: Path, size: tuple[int, int, int], table: st
     attrs = attributes(*size, 4, 0, TABLES.index(table))
     for count in ROWS:
         x = np.random.default_rng(count).normal(0, 1, (count, size[1])).astype(np.float32)
-        made = run(library, "Linear", [("x", x), ("w", held["panels"])], ["y", "-s"], **attrs, gated=0)["y"]
-        assert close(made, quantised(x, size[2]) @ weights.T), count
+        built = run(library, "Linear", [("x", x), ("w", held["panels"])], ["y", "-s"], **attrs, gated=0)["y"]
+        assert close(built, quantised(x, size[2]) @ weights.T), count
     rows = run(library, "Embedding", [("ids", np.arange(size[0])), ("w", held["panels"])], ["y"], **attrs)["y"]
     np.testing.assert_allclose(rows, weights, rtol=0, atol=1e-5)
 
@@ -120,8 +120,8 @@ def test_many_rows_are_the_same_as_a_few(library: Path) -> None:
     whole = run(library, "Linear", [("x", x), ("w", held["panels"])], ["y", "-s"], **attrs, gated=0)["y"]
     for first in (0, 700, 1407):
         part = x[first : first + 5]
-        made = run(library, "Linear", [("x", part), ("w", held["panels"])], ["y", "-s"], **attrs, gated=0)["y"]
-        assert (made == whole[first : first + 5]).all()
+        built = run(library, "Linear", [("x", part), ("w", held["panels"])], ["y", "-s"], **attrs, gated=0)["y"]
+        assert (built == whole[first : first + 5]).all()
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -129,20 +129,20 @@ def test_what_is_no_number_stays_none_and_in_its_row(library: Path, value: float
     held, _ = matrix(32, 64, 32, 8, offsets=True)
     x = np.ones((6, 64), np.float32)
     x[2, 40] = value
-    made = run(library, "Linear", [("x", x), ("w", held["panels+offsets"])], ["y", "-s"],
+    built = run(library, "Linear", [("x", x), ("w", held["panels+offsets"])], ["y", "-s"],
                **attributes(32, 64, 32, 8, 1), gated=0)["y"]  # fmt: skip
-    assert np.isnan(made[2]).all()
-    assert np.isfinite(np.delete(made, 2, axis=0)).all()
+    assert np.isnan(built[2]).all()
+    assert np.isfinite(np.delete(built, 2, axis=0)).all()
 
 
 def test_a_row_of_nothing_and_a_row_of_large_numbers(library: Path) -> None:
     held, weights = matrix(32, 64, 32, 8, offsets=True)
     x = np.zeros((3, 64), np.float32)
     x[1], x[2] = 1e30, 1e-38
-    made = run(library, "Linear", [("x", x), ("w", held["panels+offsets"])], ["y", "-s"],
+    built = run(library, "Linear", [("x", x), ("w", held["panels+offsets"])], ["y", "-s"],
                **attributes(32, 64, 32, 8, 1), gated=0)["y"]  # fmt: skip
-    assert not made[0].any() and not made[2].any()
-    assert np.allclose(made[1], (np.full(64, 1e30) @ weights.T).astype(np.float32), rtol=1e-5)
+    assert not built[0].any() and not built[2].any()
+    assert np.allclose(built[1], (np.full(64, 1e30) @ weights.T).astype(np.float32), rtol=1e-5)
 
 
 @pytest.mark.parametrize(("size", "bits", "once"), formats(SIZES), ids=str)
@@ -151,9 +151,9 @@ def test_rows_of_a_matrix(library: Path, size: tuple[int, int, int], bits: int, 
     held, weights = matrix(*size, bits, bool(offsets), zeros=once == "zeros")
     ids = np.random.default_rng(1).integers(0, size[0], (3, 7))
     panels = held[f"panels{part}"]
-    made = run(library, "Embedding", [("ids", ids), ("w", panels)], ["y"], **attributes(*size, bits, offsets))["y"]
-    assert made.shape == (3, 7, size[1])
-    assert np.abs(made - weights[ids]).max() < 1e-5
+    built = run(library, "Embedding", [("ids", ids), ("w", panels)], ["y"], **attributes(*size, bits, offsets))["y"]
+    assert built.shape == (3, 7, size[1])
+    assert np.abs(built - weights[ids]).max() < 1e-5
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -161,10 +161,10 @@ def test_rows_of_whole_zero_points_have_float32_error_alone(library: Path, bits:
     """float16 would round scale · zero: half of its last place is beyond this bound."""
     held, weights = matrix(48, 64, 32, bits, offsets=True, zeros=True)
     ids = np.arange(48)[None]
-    made = run(library, "Embedding", [("ids", ids), ("w", held["panels+zeros"])], ["y"],
+    built = run(library, "Embedding", [("ids", ids), ("w", held["panels+zeros"])], ["y"],
                **attributes(48, 64, 32, bits, 2))["y"]  # fmt: skip
     largest = held.scales.max() * (1 << bits)
-    assert np.abs(made[0] - weights).max() <= 2.0**-22 * largest
+    assert np.abs(built[0] - weights).max() <= 2.0**-22 * largest
 
 
 @pytest.mark.parametrize("bad", [-1, 32])
@@ -213,12 +213,12 @@ def test_sums_and_norms(library: Path, width: int) -> None:
     for rows in (1, 3, 300):
         x, residual = random.normal(0, 2, (2, rows, width)).astype(np.float32)
         weight = random.normal(1, 0.1, width).astype(np.float32)
-        made = run(library, "AddNorm", [("x", x), ("r", residual), ("w", weight)], ["y", "s"], eps=1e-5)
+        built = run(library, "AddNorm", [("x", x), ("r", residual), ("w", weight)], ["y", "s"], eps=1e-5)
         total = x + residual
         wanted = total / np.sqrt((total.astype(np.float64) ** 2).mean(-1, keepdims=True) + 1e-5) * weight
-        assert (made["s"] == total).all()
-        assert np.abs(made["y"] - wanted).max() < 1e-5
+        assert (built["s"] == total).all()
+        assert np.abs(built["y"] - wanted).max() < 1e-5
         for outputs in (["y"], ["y", "s"]):
             alone = run(library, "AddNorm", [("x", total), ("r", None), ("w", weight)], outputs, eps=1e-5)
-            assert (alone["y"] == made["y"]).all()
+            assert (alone["y"] == built["y"]).all()
             assert (alone.get("s", total) == total).all()

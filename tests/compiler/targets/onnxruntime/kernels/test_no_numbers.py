@@ -15,10 +15,10 @@ ROWS = [(3, 600, 1), (1, 64, 20), (0, 0, 9), (2, 130, 1)]
 VALUES = [np.nan, np.inf, -np.inf]
 
 
-def others_are_as_before(case: Case, made: Arrays, clean: Arrays, row: int) -> bool:
+def others_are_as_before(case: Case, built: Arrays, clean: Arrays, row: int) -> bool:
     firsts = np.cumsum([0, *(n for _, _, n in case.rows)])
     own = np.arange(firsts[row], firsts[row + 1])
-    return bool((np.delete(made["y"], own, 1) == np.delete(clean["y"], own, 1)).all())
+    return bool((np.delete(built["y"], own, 1) == np.delete(clean["y"], own, 1)).all())
 
 
 @pytest.mark.parametrize("value", VALUES)
@@ -33,12 +33,12 @@ def test_in_a_new_token(library: Path, name: str, row: int, value: float, window
     token = first + count // 2
     given[name] = given[name].copy()
     given[name][0, token, 5] = value  # of the first head, or of the first group of two heads
-    made = case.run(library, given)
-    assert others_are_as_before(case, made, clean, row)
-    heads = made["y"][0].reshape(-1, 4, 32)
+    built = case.run(library, given)
+    assert others_are_as_before(case, built, clean, row)
+    heads = built["y"][0].reshape(-1, 4, 32)
     if name == "q":
         assert np.isnan(heads[token, 0]).all()
-        assert (np.delete(made["y"], token, 1) == np.delete(clean["y"], token, 1)).all()
+        assert (np.delete(built["y"], token, 1) == np.delete(clean["y"], token, 1)).all()
     elif name == "k":
         assert np.isnan(heads[token : first + count, :2]).all(), "for this token, and for those that see it"
     else:
@@ -53,9 +53,9 @@ def test_in_the_cache(library: Path, name: str, seen: slice | int, place: int) -
     given = case.inputs()
     clean = case.run(library, given)
     given[name][1, 1, place, 7] = np.nan
-    made = case.run(library, given)
-    assert np.isnan(made["y"][0, 0].reshape(4, 32)[2:, seen]).all()
-    assert others_are_as_before(case, made, clean, 0)
+    built = case.run(library, given)
+    assert np.isnan(built["y"][0, 0].reshape(4, 32)[2:, seen]).all()
+    assert others_are_as_before(case, built, clean, 0)
 
 
 def test_in_all_that_a_window_has_left_of_a_block(library: Path) -> None:
@@ -73,12 +73,12 @@ def test_what_float16_does_not_hold_is_no_number_in_the_cache(library: Path, nam
     case = Case(4, 2, 32, [(0, 10, 1), (1, 5, 1)], packed=False, turned=0)
     given = case.inputs()
     given[name][0, 0, :4] = 65504, 65519, -65520, 1e30
-    made = case.run(library, given)
-    held = made[f"{name}2"][0, 0, 10]
+    built = case.run(library, given)
+    held = built[f"{name}2"][0, 0, 10]
     assert held[:2].tolist() == [65504, 65504]
     assert np.isnan(held[2:4]).all() and np.isfinite(held[4:]).all()
-    assert np.isnan(made["y"][0, 0].reshape(4, 32)[:2, 2:4]).all()
-    assert np.isfinite(made["y"][0, 1]).all()
+    assert np.isnan(built["y"][0, 0].reshape(4, 32)[:2, 2:4]).all()
+    assert np.isfinite(built["y"][0, 1]).all()
 
 
 @pytest.mark.parametrize("value", [*VALUES, 1e30])
@@ -86,11 +86,11 @@ def test_in_a_norm(library: Path, value: float) -> None:
     """1e30 too: a row of zeros, which float32 makes of it, has lost what was there."""
     x = np.ones((3, 40), np.float32)
     x[1, 7] = value
-    made = run(
+    built = run(
         library, "AddNorm", [("x", x), ("r", np.zeros_like(x)), ("w", np.ones(40, np.float32))], ["y", "s"], eps=0.0
     )
-    assert np.isnan(made["y"][1]).all()
-    assert (made["y"][[0, 2]] == 1).all()
+    assert np.isnan(built["y"][1]).all()
+    assert (built["y"][[0, 2]] == 1).all()
 
 
 @pytest.mark.parametrize("value", VALUES)
@@ -98,7 +98,7 @@ def test_behind_a_gate(library: Path, value: float) -> None:
     held, _ = matrix(64, 64, 32, 8, offsets=False)
     x = np.ones((4, 64), np.float32)
     x[2, 40] = value
-    made = run(library, "Linear", [("x", x), ("w", held["gated"])], ["y", "-s"],
+    built = run(library, "Linear", [("x", x), ("w", held["gated"])], ["y", "-s"],
                **attributes(64, 64, 32, 8, 0), gated=1)["y"]  # fmt: skip
-    assert np.isnan(made[2]).all()
-    assert np.isfinite(np.delete(made, 2, axis=0)).all()
+    assert np.isnan(built[2]).all()
+    assert np.isfinite(np.delete(built, 2, axis=0)).all()

@@ -76,7 +76,7 @@ def opened(path: Path) -> KernelExecutor:
     executor = open_executor(Bundle.open(path), SLOTS, 1)
     assert isinstance(executor, KernelExecutor)
     for slot in range(SLOTS):
-        executor.poison(slot, 0, float("nan"))
+        executor.nan_fill(slot, 0, float("nan"))
     return executor
 
 
@@ -93,10 +93,10 @@ class Both:
     ) -> None:  # fmt: skip
         ids = [self._random.integers(0, 200, count).tolist() for count in counts]
         step = ragged(phase, slots, ids, past)
-        made, wanted = ((e.run_each if each else e.run)(step) for e in (self.rings, self.whole))
+        built, wanted = ((e.run_each if each else e.run)(step) for e in (self.rings, self.whole))
         rows = sum(counts) if each else len(slots)
-        assert np.isfinite(made[:rows]).all()
-        np.testing.assert_array_equal(made[:rows], wanted[:rows])
+        assert np.isfinite(built[:rows]).all()
+        np.testing.assert_array_equal(built[:rows], wanted[:rows])
         np.testing.assert_array_equal(self.rings.logits()[: len(slots)], self.whole.logits()[: len(slots)])
 
 
@@ -141,8 +141,8 @@ def test_beginnings_travel_with_their_windows(bundles: Pair) -> None:
     for executor in (both.rings, both.whole):
         executor.copy_prefix(0, 1, 300 - BACK)
         executor.import_prefix(2, executor.export_prefix(0, 299))
-        executor.poison(1, 300 - BACK, float("nan"))
-        executor.poison(2, 299, float("nan"))
+        executor.nan_fill(1, 300 - BACK, float("nan"))
+        executor.nan_fill(2, 299, float("nan"))
     both.run([1, 2, 0], [7, 1, 1], [300 - BACK, 299, 300])
     for act in (
         lambda: both.rings.copy_prefix(0, 3, 301 - BACK - 1),

@@ -60,11 +60,11 @@ def test_attention(library: Path, name: str) -> None:
     """Weights have 8 bits, which values of one token share, and scores differ by what queries lose."""
     case = ROUNDED[name]
     given = case.inputs()
-    made, wanted = case.run(library, given), case.wanted(given)
-    assert np.abs(made["y"] - wanted["y"]).max() < 3e-2
-    assert np.mean(np.abs(made["y"] - wanted["y"])) < 1e-3
-    np.testing.assert_array_equal(made["v16"], rounded(wanted["v2"]))
-    assert np.mean(made["k16"] != rounded(wanted["k2"])) < 1e-3
+    built, wanted = case.run(library, given), case.wanted(given)
+    assert np.abs(built["y"] - wanted["y"]).max() < 3e-2
+    assert np.mean(np.abs(built["y"] - wanted["y"])) < 1e-3
+    np.testing.assert_array_equal(built["v16"], rounded(wanted["v2"]))
+    assert np.mean(built["k16"] != rounded(wanted["k2"])) < 1e-3
 
 
 @pytest.mark.parametrize(("window", "more"), [(0, False), (70, True), (600, False)])
@@ -78,17 +78,17 @@ def test_a_token_gets_the_same_whatever_it_is_computed_with(library: Path, windo
         for i in range(count):
             one = given | caches | {"q": given["q"][:, first + i : first + i + 1]}
             one["rows"] = np.array([[slot, past + i, 0, 1]], np.int64)
-            made = together.run(library, one)
-            np.testing.assert_array_equal(made["y"][0, 0], wanted["y"][0, first + i])
-            caches = {name: made[new] for name, new in CACHES.items()}
+            built = together.run(library, one)
+            np.testing.assert_array_equal(built["y"][0, 0], wanted["y"][0, first + i])
+            caches = {name: built[new] for name, new in CACHES.items()}
 
 
 @pytest.mark.parametrize(("window", "places"), [(5, 64), (70, 128), (600, 640)])
 def test_a_ring_gives_what_a_place_for_each_token_gives(library: Path, window: int, places: int) -> None:
     case = Rounded(2, 1, 64, [(3, 1030, 1), (1, 500, 40), (0, 0, 30)], window=window)
     given = case.inputs()
-    wanted, made = case.run(library, given), case.run(library, in_ring(case, given, places))
-    np.testing.assert_array_equal(made["y"], wanted["y"])
+    wanted, built = case.run(library, given), case.run(library, in_ring(case, given, places))
+    np.testing.assert_array_equal(built["y"], wanted["y"])
 
 
 def unlike(width: int) -> NDArray[np.float32]:
@@ -106,9 +106,9 @@ def unlike(width: int) -> NDArray[np.float32]:
 def test_the_operator_writes_what_numpy_writes(library: Path, width: int) -> None:
     x = unlike(width)
     case = Rounded(1, 1, width, [(0, 3, len(x))], packed=False, turned=0)
-    made = case.run(library, case.inputs() | {"k": x[None], "v": x[None, ::-1]})
-    np.testing.assert_array_equal(made["k16"][0, 0, 3 : 3 + len(x)], rounded(x))
-    np.testing.assert_array_equal(made["v16"][0, 0, 3 : 3 + len(x)], rounded(x[::-1]))
+    built = case.run(library, case.inputs() | {"k": x[None], "v": x[None, ::-1]})
+    np.testing.assert_array_equal(built["k16"][0, 0, 3 : 3 + len(x)], rounded(x))
+    np.testing.assert_array_equal(built["v16"][0, 0, 3 : 3 + len(x)], rounded(x[::-1]))
 
 
 def test_what_is_read_and_written_again_is_the_same() -> None:

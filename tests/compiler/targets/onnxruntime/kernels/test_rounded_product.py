@@ -36,13 +36,13 @@ def product(
     given: list[tuple[str, NDArray[Any] | None]] = [
         ("x", x), ("w", panels), ("b", bias), ("d", np.array([decoding], np.int64)),
     ]  # fmt: skip
-    made: Array = run(library, "Linear", given, ["y", "-s"], **attrs, gated=gated)["y"]
-    return made
+    built: Array = run(library, "Linear", given, ["y", "-s"], **attrs, gated=gated)["y"]
+    return built
 
 
-def near(made: Array, wanted: NDArray[Any]) -> bool:
+def near(built: Array, wanted: NDArray[Any]) -> bool:
     """Sums of float32 in another order."""
-    return bool(np.abs(made - wanted).max() < 2e-6 * np.abs(wanted).max() * np.sqrt(made.size) + 1e-30)
+    return bool(np.abs(built - wanted).max() < 2e-6 * np.abs(wanted).max() * np.sqrt(built.size) + 1e-30)
 
 
 @default_cases(14)
@@ -56,26 +56,28 @@ def test_products_of_every_number_of_rows(library: Path, size: tuple[int, int, i
         x = random.normal(0, 1, (count, size[1])).astype(np.float32)
         wanted = rounded(x).astype(np.float64) @ rounded(weights).T.astype(np.float64)
         for b in (None, bias):
-            made = product(library, x, held[f"panels{part}"], attributes(*size, bits, offsets), bias=b)
-            assert near(made, wanted + (0 if b is None else b)), (count, b is None)
+            built = product(library, x, held[f"panels{part}"], attributes(*size, bits, offsets), bias=b)
+            assert near(built, wanted + (0 if b is None else b)), (count, b is None)
 
 
 @pytest.mark.parametrize("table", list(CODES))
 def test_codes_with_a_table(library: Path, table: str) -> None:
     held, weights = tabled(100, 96, 16, table)
     x = np.random.default_rng(1).normal(0, 1, (37, 96)).astype(np.float32)
-    made = product(library, x, held["panels"], attributes(100, 96, 16, 4, 0, TABLES.index(table)))
-    assert near(made, rounded(x).astype(np.float64) @ rounded(weights).T)
+    built = product(library, x, held["panels"], attributes(100, 96, 16, 4, 0, TABLES.index(table)))
+    assert near(built, rounded(x).astype(np.float64) @ rounded(weights).T)
 
 
 @pytest.mark.parametrize("half", [16, 48])
 def test_a_gate_lets_through_what_it_should(library: Path, half: int) -> None:
     held, weights = matrix(2 * half, 64, 32, 4, offsets=True)
     x = np.random.default_rng(1).normal(0, 1, (21, 64)).astype(np.float32)
-    made = product(library, x, held["gated+offsets"], attributes(2 * half, 64, 32, 4, 1), gated=1)
+    built = product(library, x, held["gated+offsets"], attributes(2 * half, 64, 32, 4, 1), gated=1)
     whole = rounded(x).astype(np.float64) @ rounded(weights).T
     gate, other = whole[:, :half], whole[:, half:]
-    assert np.abs(made - gate / (1 + np.exp(-np.clip(gate, -700, 700))) * other).max() < 1e-4 * np.abs(whole).max() ** 2
+    assert (
+        np.abs(built - gate / (1 + np.exp(-np.clip(gate, -700, 700))) * other).max() < 1e-4 * np.abs(whole).max() ** 2
+    )
 
 
 @pytest.mark.parametrize("decoding", [0, 1, 5, 20, 37])
@@ -83,11 +85,11 @@ def test_rows_that_decode_have_the_bits_that_they_have_alone(library: Path, deco
     held, _ = matrix(96, 576, 32, 8, offsets=False)
     attrs, panels = attributes(96, 576, 32, 8, 0), held["panels"]
     x = np.random.default_rng(1).normal(0, 1, (37, 576)).astype(np.float32)
-    made = product(library, x, panels, attrs, decoding=decoding)
+    built = product(library, x, panels, attrs, decoding=decoding)
     alone = run(library, "Linear", [("x", x), ("w", panels)], ["y", "-s"], **attrs, gated=0)["y"]
-    assert (made[:decoding] == alone[:decoding]).all()
-    assert (made[decoding:] == product(library, x, panels, attrs)[decoding:]).all()
-    assert (made[decoding:] != alone[decoding:]).any(axis=1).all(), "the others are computed otherwise"
+    assert (built[:decoding] == alone[:decoding]).all()
+    assert (built[decoding:] == product(library, x, panels, attrs)[decoding:]).all()
+    assert (built[decoding:] != alone[decoding:]).any(axis=1).all(), "the others are computed otherwise"
 
 
 def test_many_rows_are_the_same_as_a_few(library: Path) -> None:
@@ -118,9 +120,9 @@ def test_what_is_no_number_stays_none_and_in_its_row(library: Path, value: float
     held, _ = matrix(32, 64, 32, 8, offsets=True)
     x = np.ones((6, 64), np.float32)
     x[2, 40] = value
-    made = product(library, x, held["panels+offsets"], attributes(32, 64, 32, 8, 1))
-    assert not np.isfinite(made[2]).any()
-    assert np.isfinite(np.delete(made, 2, axis=0)).all()
+    built = product(library, x, held["panels+offsets"], attributes(32, 64, 32, 8, 1))
+    assert not np.isfinite(built[2]).any()
+    assert np.isfinite(np.delete(built, 2, axis=0)).all()
 
 
 @pytest.mark.parametrize("decoding", [-1, 7, 1 << 62, -(1 << 63)])

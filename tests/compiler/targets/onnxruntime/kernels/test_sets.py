@@ -32,10 +32,10 @@ from tests.tiers import pairwise
 Arrays = dict[str, NDArray[Any]]
 
 
-def same_everywhere(library: Path, others: dict[str, Library], made: Callable[[Any], Arrays]) -> None:
-    wanted = made(library)
+def same_everywhere(library: Path, others: dict[str, Library], created: Callable[[Any], Arrays]) -> None:
+    wanted = created(library)
     for name, other in others.items():
-        found = made(other)
+        found = created(other)
         for output, x in wanted.items():
             assert x.tobytes() == found[output].tobytes(), (name, output)
 
@@ -132,7 +132,7 @@ def test_codes_that_are_the_furthest_from_zero(library: Path, others: dict[str, 
     """Products in 16 bits would overflow here, were they not kept within."""
     for bits in (4, 6, 8):
         held, _ = matrix(32, 256, 64, bits, offsets=True)
-        held.codes[:16], held.codes[16:] = 0, (1 << bits) - 1
+        held.quantized[:16], held.quantized[16:] = 0, (1 << bits) - 1
         x = np.where(np.arange(256) % 3 == 0, -1.0, 1.0)[None].astype(np.float32) * np.ones((21, 1), np.float32)
         given: list[tuple[str, NDArray[Any] | None]] = [("x", x), ("w", held["panels+offsets"])]
         attrs = attributes(32, 256, 64, bits, 1)
@@ -193,8 +193,8 @@ def test_in_each_set_a_token_gets_the_same_whatever_it_is_computed_with(others: 
         for i in (0, 3, count - 1):
             one = given | kept | {"q": given["q"][:, first + i : first + i + 1]}
             one["rows"] = np.array([[slot, past + i, 0, 1]], np.int64)
-            made = together.run(built, one)
-            assert (made["y"][0, 0] == wanted["y"][0, first + i]).all(), (name, i)
+            created = together.run(built, one)
+            assert (created["y"][0, 0] == wanted["y"][0, first + i]).all(), (name, i)
 
 
 def test_lines_of_a_cache_in_8_bits(library: Path, others: dict[str, Library]) -> None:
@@ -221,13 +221,13 @@ def test_experts_norms_and_embeddings(library: Path, others: dict[str, Library],
         given: list[tuple[str, NDArray[Any] | None]] = [("x", x), ("r", r), ("w", x[0])]
         same_everywhere(library, others, lambda built, g=given: run(built, "AddNorm", g, ["y", "sum"], eps=1e-5))
     held, _ = matrix(20, 96, 32, 4, offsets)
-    asked: list[tuple[str, NDArray[Any] | None]] = [
+    requested: list[tuple[str, NDArray[Any] | None]] = [
         ("ids", np.arange(20)), ("w", held["panels+offsets" if offsets else "panels"]),
     ]  # fmt: skip
     attrs = attributes(20, 96, 32, 4, int(offsets))
-    same_everywhere(library, others, lambda built: run(built, "Embedding", asked, ["y"], **attrs))
+    same_everywhere(library, others, lambda built: run(built, "Embedding", requested, ["y"], **attrs))
 
 
 def test_adapters(library: Path, others: dict[str, Library]) -> None:
     inputs = test_adapted.given(11, 83, 90)
-    same_everywhere(library, others, lambda built: {"y": test_adapted.made(built, inputs)})
+    same_everywhere(library, others, lambda built: {"y": test_adapted.created(built, inputs)})

@@ -18,9 +18,9 @@ from tests.compiler.frontend.recurrent.test_operators import (
     HEADS,
     PAST,
     ROWS,
+    nan_filled,
     new_lengths,
     numbers,
-    poisoned,
 )
 from tests.compiler.targets.onnxruntime.kernels.single import Arrays, run
 
@@ -34,7 +34,7 @@ SLOTS = [4, 0, 2]
 def wide_delta(length: int) -> tuple[Any, ...]:
     """Heads of more columns than a job takes, and keys that fill no register."""
     query, key = (numbers(ROWS, length, GROUPS, 36, seed=seed) for seed in (0, 2))
-    state = poisoned(numbers(ROWS, HEADS, 36, 150, seed=5))
+    state = nan_filled(numbers(ROWS, HEADS, 36, 150, seed=5))
     gates, value = numbers(ROWS, length, HEADS, seed=3), numbers(ROWS, length, HEADS, 150, seed=4)
     return query, key, value, -gates.exp(), gates.sigmoid(), state, PAST, new_lengths(length), True
 
@@ -46,13 +46,13 @@ def wide_scan(length: int, each: bool) -> tuple[Any, ...]:
     x, step = numbers(ROWS, length, heads, lines), numbers(ROWS, length, heads).exp() / 4
     rate = -numbers(*((heads, size) if each else (heads,))).exp()
     write, read = (numbers(ROWS, length, groups, size, seed=seed) for seed in (6, 7))
-    state = poisoned(numbers(ROWS, heads, lines, size, seed=8))
+    state = nan_filled(numbers(ROWS, heads, lines, size, seed=8))
     return x, step, rate, write, read, state, PAST, new_lengths(length)
 
 
 def wide_conv(length: int) -> tuple[Any, ...]:
     """More channels than a job takes, and more taps than tokens."""
-    state = poisoned(numbers(ROWS, 11, 150, seed=1))
+    state = nan_filled(numbers(ROWS, 11, 150, seed=1))
     return numbers(ROWS, length, 150), numbers(150, 12), numbers(150), state, PAST, new_lengths(length), False
 
 
@@ -92,8 +92,8 @@ def computed(library: Path, kind: str, fed: Arrays, attrs: dict[str, Any]) -> tu
     inputs: list[tuple[str, NDArray[Any] | None]] = list(fed.items())
     if kind == "causal_conv" and "bias" not in fed:
         inputs.insert(2, ("bias", None))
-    made = run(library, OPS[kind], inputs, ["y", "after"], **attrs)
-    return made["y"][0], made["after"]
+    built = run(library, OPS[kind], inputs, ["y", "after"], **attrs)
+    return built["y"][0], built["after"]
 
 
 @pytest.mark.parametrize("length", [1, 2, 19])
@@ -125,8 +125,8 @@ def test_a_row_is_the_same_alone_and_in_pieces(library: Path, name: str) -> None
             for key, array in fed.items()
         }
         tokens["rows"] = np.array([[slot, past + start, 0, end - start]], np.int64)
-        made, fed["state"] = computed(library, kind, tokens, attrs)
-        pieces.append(made)
+        built, fed["state"] = computed(library, kind, tokens, attrs)
+        pieces.append(built)
     np.testing.assert_array_equal(np.concatenate(pieces), y[first : first + count])
     np.testing.assert_array_equal(fed["state"][slot], after[slot])
 

@@ -43,11 +43,11 @@ def team(probe: ctypes.CDLL, request: pytest.FixtureRequest) -> Iterator[ctypes.
 
 def regions(probe: ctypes.CDLL, counts: list[int]) -> tuple[NDArray[np.uint32], int]:
     """How often each job was run, and the regions that the session's threads ran."""
-    made, given = np.zeros(max(counts), np.uint32), np.array(counts, np.int64)
+    built, given = np.zeros(max(counts), np.uint32), np.array(counts, np.int64)
     by_session = probe.Regions(
-        ctypes.c_void_p(made.ctypes.data), ctypes.c_void_p(given.ctypes.data), ctypes.c_int64(len(counts))
+        ctypes.c_void_p(built.ctypes.data), ctypes.c_void_p(given.ctypes.data), ctypes.c_int64(len(counts))
     )
-    return made, by_session
+    return built, by_session
 
 
 def expected(counts: list[int]) -> NDArray[np.uint32]:
@@ -66,9 +66,9 @@ def cpu_ticks(task: int) -> int:
 @pytest.mark.parametrize("team", THREADS, indirect=True)
 def test_every_job_is_run_once(team: ctypes.CDLL) -> None:
     counts = np.random.default_rng(0).integers(1, 40, 3000).tolist()
-    made, by_session = regions(team, counts)
+    built, by_session = regions(team, counts)
     assert by_session == 0
-    assert (made == expected(counts)).all()
+    assert (built == expected(counts)).all()
 
 
 @pytest.mark.parametrize("team", THREADS, indirect=True)
@@ -81,8 +81,8 @@ def test_jobs_beyond_what_a_part_counts_are_run_once(team: ctypes.CDLL) -> None:
 def test_those_who_come_at_once_take_turns(team: ctypes.CDLL) -> None:
     counts = [50] * 4000
     with ThreadPoolExecutor(4) as pool:
-        made = list(pool.map(lambda _: regions(team, counts), range(8)))
-    assert all((one == expected(counts)).all() for one, _ in made)
+        built = list(pool.map(lambda _: regions(team, counts), range(8)))
+    assert all((one == expected(counts)).all() for one, _ in built)
 
 
 @pytest.mark.parametrize("team", [3], indirect=True)

@@ -49,20 +49,20 @@ def prompts(library: Path) -> NDArray[np.float32]:
 def attention(library: Path) -> NDArray[np.float32]:
     """In bfloat16, of more rows than one tile has."""
     case = ROUNDED["rows of several tiles"]
-    made: NDArray[np.float32] = case.run(library, case.inputs())["y"]
-    return made
+    built: NDArray[np.float32] = case.run(library, case.inputs())["y"]
+    return built
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("made", [product, prompts, attention], ids=lambda made: made.__name__)
+@pytest.mark.parametrize("built", [product, prompts, attention], ids=lambda built: built.__name__)
 def test_where_tiles_are_refused_the_same_bits_are_made_without(
-    tmp_path: Path, made: Callable[[Path], NDArray[np.float32]]
+    tmp_path: Path, built: Callable[[Path], NDArray[np.float32]]
 ) -> None:
     if not may_tile():
         pytest.skip("this CPU, or its system, has no tiles")
     library = build.build(tmp_path, "amx-int8")
-    call = f"{made.__name__}(Path({str(library)!r})).tofile({str(tmp_path / 'y')!r})"
+    call = f"{built.__name__}(Path({str(library)!r})).tofile({str(tmp_path / 'y')!r})"
     code = f"{TOO_SMALL}\nfrom {__name__} import *\n{call}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert (tmp_path / "y").read_bytes() == made(library).tobytes()
+    assert (tmp_path / "y").read_bytes() == built(library).tobytes()

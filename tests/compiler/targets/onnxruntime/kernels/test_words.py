@@ -48,10 +48,10 @@ def norm(library: Library, x: NDArray[np.float32], decoding: int, *outputs: str)
 @pytest.mark.parametrize(("count", "decoding"), COUNTS)
 def test_a_norm_rounds_the_tokens_of_prompts(library: Path, width: int, count: int, decoding: int) -> None:
     x = np.random.default_rng(1).normal(0, 1, (count, width)).astype(np.float32)
-    plain, made = norm(library, x, decoding, "y", "s"), norm(library, x, decoding, "y", "s", "words")
-    assert (made["s"] == plain["s"]).all()
-    assert (made["y"][:decoding] == plain["y"][:decoding]).all()
-    rounded = rows_of(made["words"], count - decoding, width)
+    plain, built = norm(library, x, decoding, "y", "s"), norm(library, x, decoding, "y", "s", "words")
+    assert (built["s"] == plain["s"]).all()
+    assert (built["y"][:decoding] == plain["y"][:decoding]).all()
+    rounded = rows_of(built["words"], count - decoding, width)
     assert (rounded == to_bf16(plain["y"][decoding:]).reshape(rounded.shape)).all()
 
 
@@ -63,9 +63,9 @@ def test_a_gate_rounds_the_tokens_of_prompts(library: Path, half: int, count: in
     given: Given = [("x", x), ("w", held["gated"]), ("b", None), ("d", np.array([decoding]))]
     attrs = attributes(2 * half, 64, 32, 8, 0)
     plain = product(library, x, held["gated"], attrs, gated=1, decoding=decoding)
-    made = run(library, "Linear", given, ["y", "-s", "words"], **attrs, gated=1)
-    assert (made["y"][:decoding] == plain[:decoding]).all()
-    rounded = rows_of(made["words"], count - decoding, half)
+    built = run(library, "Linear", given, ["y", "-s", "words"], **attrs, gated=1)
+    assert (built["y"][:decoding] == plain[:decoding]).all()
+    rounded = rows_of(built["words"], count - decoding, half)
     assert (rounded == to_bf16(plain[decoding:]).reshape(rounded.shape)).all()
 
 

@@ -30,8 +30,8 @@ PROMPT, DECODE = (3, 8, 0), (3, 1, 16)
 
 @cache
 def bound(case: str, sizes: tuple[int, int, int]) -> BoundProgram:
-    made = trace_weightless(tiny.config(case), "read_only", cached=sizes[2] > 0)
-    return TracedProgram.parse(json.dumps(serialise(made.exported)).encode()).at(*sizes)
+    built = trace_weightless(tiny.config(case), "read_only", cached=sizes[2] > 0)
+    return TracedProgram.parse(json.dumps(serialise(built.exported)).encode()).at(*sizes)
 
 
 def interpreted(**given: Any) -> Any:
@@ -59,9 +59,9 @@ def greedy(case: str) -> list[list[int]]:
         ids[row, : len(prompt)] = prompt
     steps = {}
     for name, sizes in (("prompt", PROMPT), ("decode", DECODE)):
-        made = FlatCore(bound(case, sizes), shape.places)
-        weights = [jnp.asarray(tensors[w].numpy()) for w in made.weights]
-        steps[name] = jax.jit(step_function(made, name, sizes[2], views=True, kinds=kinds)), weights
+        built = FlatCore(bound(case, sizes), shape.places)
+        weights = [jnp.asarray(tensors[w].numpy()) for w in built.weights]
+        steps[name] = jax.jit(step_function(built, name, sizes[2], views=True, kinds=kinds)), weights
     for phase in ["prompt", *["decode"] * (TOKENS - 1)]:
         step, weights = steps[phase]
         rows = (jnp.asarray(a, jnp.int32) for a in (ids, past, new, np.arange(3)))

@@ -73,10 +73,10 @@ def test_is_attention_over_live_tokens(name: str) -> None:
         step = given(case, past, dummy, seed)
         expected = reference(case, step)
         live = step.slots >= 0
-        made = {form: run(step) for form, run in forms(name).items()}
-        for form, out in made.items():
+        built = {form: run(step) for form, run in forms(name).items()}
+        for form, out in built.items():
             np.testing.assert_allclose(out[live], expected[live], rtol=0, atol=2e-5, err_msg=form)
-        assert np.isfinite(made["kernel"]).all(), "a dummy row reads its new tokens alone"
+        assert np.isfinite(built["kernel"]).all(), "a dummy row reads its new tokens alone"
 
     holds()
 

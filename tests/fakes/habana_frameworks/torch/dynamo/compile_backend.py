@@ -35,6 +35,6 @@ def hpu_backend(graph_module: Any, example_inputs: list[Any], **kwargs: Any) -> 
 
 def _garbage(value: Any) -> Any:
     """What nobody computed."""
-    made = torch.empty(value.shape, dtype=value.dtype)
-    made.fill_(float("nan") if made.is_floating_point() else torch.iinfo(made.dtype).min)
-    return HpuTensor(made)
+    built = torch.empty(value.shape, dtype=value.dtype)
+    built.fill_(float("nan") if built.is_floating_point() else torch.iinfo(built.dtype).min)
+    return HpuTensor(built)

@@ -82,15 +82,15 @@ def wrap_in_hpu_graph(
         if key not in cache:
             if max_graphs is not None and len(cache) == max_graphs:
                 return original(*args, **kwargs)
-            made = HPUGraph()
-            made.capture_begin(dry_run=disable_tensor_cache or dry_run)
-            made.mark_user_inputs(inputs)
+            built = HPUGraph()
+            built.capture_begin(dry_run=disable_tensor_cache or dry_run)
+            built.mark_user_inputs(inputs)
             outputs = original(*args, **kwargs)
-            made.capture_end()
-            cache[key] = made, outputs
+            built.capture_end()
+            cache[key] = built, outputs
             return outputs
-        made, outputs = cache[key]
-        made.replayV3(inputs, asynchronous)
+        built, outputs = cache[key]
+        built.replayV3(inputs, asynchronous)
         return outputs
 
     module.forward = forward

@@ -31,7 +31,7 @@ TRIES = 2
 
 
 @dataclass(frozen=True, slots=True)
-class HandOver:
+class KVTransfer:
     """What handing a prompt over cost. `tokens` of it, of which the prefill side had `cached_tokens` already; `bytes`
     of keys, values and logits as they were moved.
 
@@ -68,7 +68,7 @@ class Prefilled:
     number: int
     prefix: list[NDArray[np.float32]]
     logits: NDArray[np.float32]
-    cost: HandOver
+    cost: KVTransfer
     arrived_s: float
 
 
@@ -120,7 +120,7 @@ class Prefiller(ABC):
                 taken.append(self._came.popleft())
                 most -= isinstance(taken[-1], Prefilled)
             if taken:
-                self._made_room()
+                self._freed_room()
         return taken
 
     @property
@@ -160,14 +160,14 @@ class Prefiller(ABC):
     def close(self) -> None:
         """Release everything; what was submitted is forgotten."""
 
-    def _made_room(self) -> None:
+    def _freed_room(self) -> None:
         """Some were taken or forgotten; called under the lock."""
         self._changed.notify_all()
 
     def _forget(self, number: int) -> None:
         """Drop what came of a prompt that nobody wants any more; called under the lock."""
         self._came = deque(one for one in self._came if one.number != number)
-        self._made_room()
+        self._freed_room()
 
 
 @dataclass(slots=True)
@@ -186,7 +186,7 @@ class AwaitedPrompts:
 
     def __init__(self, prefiller: Prefiller) -> None:
         self.prefiller = prefiller
-        self._asked: dict[int, Awaited] = {}
+        self._requested: dict[int, Awaited] = {}
         self._numbers: dict[int, int] = {}
         """Of each sequence that waits."""
         self._came: dict[int, Prefilled] = {}
@@ -200,9 +200,9 @@ class AwaitedPrompts:
     ) -> None:  # fmt: skip
         """Have the prompt of a sequence computed, unless that of its group is already."""
         number = sequence if group is None else group
-        awaited = self._asked.get(number)
+        awaited = self._requested.get(number)
         if awaited is None:
-            awaited = self._asked[number] = Awaited(number, prompt, priority)
+            awaited = self._requested[number] = Awaited(number, prompt, priority)
             self.prefiller.submit(number, prompt, priority)
         awaited.sequences[sequence] = budget
         self._numbers[sequence] = number
@@ -213,17 +213,17 @@ class AwaitedPrompts:
         number = self._numbers.pop(sequence, None)
         if number is None:
             return
-        awaited = self._asked[number]
+        awaited = self._requested[number]
         del awaited.sequences[sequence]
         if not awaited.sequences:
-            del self._asked[number]
+            del self._requested[number]
             self.prefiller.cancel(number)
 
     def clear(self) -> None:
         """Every sequence ended."""
-        for number in self._asked:
+        for number in self._requested:
             self.prefiller.cancel(number)
-        self._asked.clear()
+        self._requested.clear()
         self._numbers.clear()
         self._came.clear()
 
@@ -231,28 +231,28 @@ class AwaitedPrompts:
         """Prompts that came, as far as places are free for them, and those that will not come, with the reason."""
         waiting = len({one.number for one in self._came.values()})
         for one in self.prefiller.take(max(0, self.prefiller.bound - waiting)):
-            awaited = self._asked.get(one.number)
+            awaited = self._requested.get(one.number)
             if awaited is None:
                 continue
             if isinstance(one, PrefillFailed) and one.passing and awaited.tries < TRIES:
                 awaited.tries += 1
                 self.prefiller.submit(awaited.number, awaited.prompt, awaited.priority)
                 continue
-            del self._asked[one.number]
+            del self._requested[one.number]
             for sequence in awaited.sequences:
                 del self._numbers[sequence]
                 if isinstance(one, Prefilled):
                     self._came[sequence] = one
             yield awaited, one if isinstance(one, PrefillFailed) else None
 
-    def put(self, executor: Executor, work: ScheduledBatch) -> tuple[NDArray[np.float32], dict[int, HandOver]]:
+    def put(self, executor: Executor, work: ScheduledBatch) -> tuple[NDArray[np.float32], dict[int, KVTransfer]]:
         """Put the rows of a step that hands over into their slots; the logits of each, [B, V], and costs by sequence.
 
         Of a group one is put, and copied to the others.
         """
         placed: dict[int, int] = {}
         logits: list[NDArray[np.float32]] = []
-        costs: dict[int, HandOver] = {}
+        costs: dict[int, KVTransfer] = {}
         for row in work.rows:
             one = self._came.pop(row.sequence)
             logits.append(one.logits)

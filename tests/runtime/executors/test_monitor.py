@@ -1,4 +1,4 @@
-"""Witnesses see what is really compiled, by whom ever, and nothing else."""
+"""Monitors see what is really compiled, by whom ever, and nothing else."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import threading
 import numpy as np
 import pytest
 
-from llmc.runtime.executors.compilations import CallsWitness, CompilationCounter, CounterWitness, Witness
+from llmc.runtime.executors.compilations import CallsMonitor, CompilationCounter, CounterMonitor, Monitor
 
 
-class Blind(Witness):
+class Blind(Monitor):
     name = "blind"
 
     def __init__(self, *seen: str) -> None:
@@ -31,12 +31,12 @@ def test_what_nobody_can_see_is_unknown_and_never_none_of_it() -> None:
 
 def test_a_counter_tells_what_was_compiled_at_open_and_since() -> None:
     counter = CompilationCounter()
-    witness = CounterWitness(counter)
-    assert witness.count() == 0
+    monitor = CounterMonitor(counter)
+    assert monitor.count() == 0
     counter.opened("at open")
     counter.ready()
     counter.loaded("late")
-    assert list(witness.what()) == ["at open", "late"]
+    assert list(monitor.what()) == ["at open", "late"]
 
 
 class Engine:
@@ -45,23 +45,23 @@ class Engine:
 
 
 def test_calls_are_seen_from_start_to_stop_by_their_names() -> None:
-    witness = CallsWitness("calls", Engine, {"compile": lambda what: what})
+    monitor = CallsMonitor("calls", Engine, {"compile": lambda what: what})
     before = Engine.compile
     Engine().compile("before")
-    witness.start()
+    monitor.start()
     assert Engine().compile("during") == "during, compiled"
     thread = threading.Thread(target=Engine().compile, args=("in a thread",))
     thread.start()
     thread.join()
-    witness.stop()
+    monitor.stop()
     Engine().compile("after")
-    assert list(witness.what()) == ["during", "in a thread"]
+    assert list(monitor.what()) == ["during", "in a thread"]
     assert Engine.compile is before
 
 
-def test_two_witnesses_of_one_class_see_each_their_own_time() -> None:
+def test_two_monitors_of_one_class_see_each_their_own_time() -> None:
     before = Engine.compile
-    first, second = (CallsWitness("calls", Engine, {"compile": lambda what: what}) for _ in range(2))
+    first, second = (CallsMonitor("calls", Engine, {"compile": lambda what: what}) for _ in range(2))
     first.start()
     second.start()
     first.stop()
@@ -73,24 +73,24 @@ def test_two_witnesses_of_one_class_see_each_their_own_time() -> None:
     Engine.compile = before  # type: ignore[method-assign] # the first one's wrapper, which only passes calls on
 
 
-def started(witness: Witness, request: pytest.FixtureRequest) -> Witness:
-    witness.start()
-    request.addfinalizer(witness.stop)
-    assert witness.count() == 0
-    return witness
+def started(monitor: Monitor, request: pytest.FixtureRequest) -> Monitor:
+    monitor.start()
+    request.addfinalizer(monitor.stop)
+    assert monitor.count() == 0
+    return monitor
 
 
 def test_a_session_that_anybody_makes_is_seen(request: pytest.FixtureRequest) -> None:
     import onnxruntime as ort
 
-    from llmc.runtime.executors.onnxruntime.session import open_session, session_witness
+    from llmc.runtime.executors.onnxruntime.session import open_session, session_monitor
 
-    witness = started(session_witness(), request)
+    monitor = started(session_monitor(), request)
     with pytest.raises(Exception, match=r"protobuf|global thread pool"):  # it has begun to make one
         ort.InferenceSession(b"no model", providers=["CPUExecutionProvider"])
     with pytest.raises(Exception, match="missing"):
         open_session("models/missing.onnx", threads=1)
-    assert list(witness.what()) == ["a model of 8 bytes", "missing.onnx"]
+    assert list(monitor.what()) == ["a model of 8 bytes", "missing.onnx"]
 
 
 def test_a_model_that_openvino_compiles_or_imports_is_seen(request: pytest.FixtureRequest) -> None:
@@ -100,16 +100,16 @@ def test_a_model_that_openvino_compiles_or_imports_is_seen(request: pytest.Fixtu
     import openvino as ov
     from openvino import opset13 as ops
 
-    from llmc.runtime.executors.openvino.device import compile_witness
+    from llmc.runtime.executors.openvino.device import compilation_monitor
 
-    witness = started(compile_witness(), request)
+    monitor = started(compilation_monitor(), request)
     given = ops.parameter([1], np.float32, name="x")
     model = ov.Model([ops.relu(given)], [given], "small")
     core = ov.Core()
     exported = core.compile_model(model, "CPU").export_model().getvalue()
     core.import_model(io.BytesIO(exported), "CPU")
     ov.compile_model(model)
-    assert list(witness.what()) == [
+    assert list(monitor.what()) == [
         "compile_model small for CPU", "import_model for CPU", "compile_model small for AUTO",
     ]  # fmt: skip
 
@@ -117,10 +117,10 @@ def test_a_model_that_openvino_compiles_or_imports_is_seen(request: pytest.Fixtu
 def test_a_function_that_anybody_jits_is_seen(request: pytest.FixtureRequest) -> None:
     import jax
 
-    from llmc.runtime.executors.xla.client import JaxWitness, open_client
+    from llmc.runtime.executors.xla.client import JaxMonitor, open_client
 
     open_client("cpu", threads=1)
-    witness = started(JaxWitness(), request)
+    monitor = started(JaxMonitor(), request)
 
     def late(x: object) -> object:
         return x
@@ -129,4 +129,4 @@ def test_a_function_that_anybody_jits_is_seen(request: pytest.FixtureRequest) ->
     thread = threading.Thread(target=jax.jit(lambda x: x * 2), args=(np.ones(5),))
     thread.start()
     thread.join()
-    assert list(witness.what()) == ["jax: jit(late)", "jax: jit(<lambda>)"]
+    assert list(monitor.what()) == ["jax: jit(late)", "jax: jit(<lambda>)"]

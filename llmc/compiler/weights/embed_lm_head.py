@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from llmc.compiler.architectures.shared.names import OUTER
+from llmc.compiler.architectures.shared.names import EMBED_LM_HEAD
 from llmc.compiler.checkpoint.base import stored_name
 from llmc.compiler.checkpoint.calibrated import BLOCK
 from llmc.compiler.frontend.replay import ReplayedModel, replaced
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from llmc.compiler.checkpoint.base import Checkpoint
 
 
-class Outer:
+class EmbedLmHead:
     """Of the calls of `replayed` from number `first` on: the embedding where it runs, and the head in `tail`. Only
     those whose rows are whole blocks, and that the checkpoint does not store in 4 bits. Each is held in floats once
     more, since it runs again after all layers."""
@@ -31,7 +31,7 @@ class Outer:
         known = checkpoint.tensor_names()
         modules = {module: f"{name}.weight" for name, module in replayed.model.named_modules()}
         for module in (replayed.model.get_input_embeddings(), replayed.model.get_output_embeddings()):
-            if modules.get(module) not in OUTER:
+            if modules.get(module) not in EMBED_LM_HEAD:
                 continue
             name = stored_name(modules[module], known)
             form, (height, width) = checkpoint.stored_form(name), checkpoint.shape(name)
@@ -52,5 +52,5 @@ class Outer:
         if name not in self._values:
             self._values[name] = torch.from_numpy(q4_values((name,), self._checkpoint, BLOCK))
         with replaced({module: self._values[name]}):
-            made: Tensor = module.forward(*given)
-        return made
+            built: Tensor = module.forward(*given)
+        return built

@@ -35,7 +35,7 @@ FACTS = {"architecture": "model_type", "layers": "num_hidden_layers", "vocab_siz
 """A manifest's fact about the model → the name in the checkpoint's config."""
 
 
-def asked_members(
+def requested_members(
     manifest: Manifest, device: str | None, arguments: Mapping[str, Any], model: str | None
 ) -> dict[str, Any]:
     """The members that `arguments` of `llmc.compile`, a device and a checkpoint decide, and no others.

@@ -242,5 +242,5 @@ def _print_unpacked(
         return
     size = size_text(contents.size)
     counts = [(done.placed, "new"), (done.replaced, "replaced"), (done.present, "there already"), (done.kept, "kept")]
-    told = ", ".join(f"{count_text(len(units), 'part', 'parts')} {what}" for units, what in counts if units)
-    echo(f"unpacked {contents.cache} cache to {folder}: {size}; {told}")
+    reported = ", ".join(f"{count_text(len(units), 'part', 'parts')} {what}" for units, what in counts if units)
+    echo(f"unpacked {contents.cache} cache to {folder}: {size}; {reported}")

@@ -1,4 +1,4 @@
-"""What witnesses saw before a run was ready, and since; nothing unknown is 0."""
+"""What monitors saw before a run was ready, and since; nothing unknown is 0."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from llmc.runtime.certificate.witnesses import Account, LateJaxWitness, Watch, process_witnesses
-from llmc.runtime.executors.compilations import Witness
+from llmc.runtime.certificate.monitors import Account, LateJaxMonitor, Watch, process_monitors
+from llmc.runtime.executors.compilations import Monitor
 from llmc.runtime.executors.xla import client
 from llmc.settings import Settings
 
 
-class Told(Witness):
+class Reported(Monitor):
     """Says what a test has it see."""
 
     def __init__(self, name: str = "told") -> None:
@@ -35,7 +35,7 @@ class Told(Witness):
         return self.reason
 
 
-class Number(Told):
+class Number(Reported):
     """Knows how many, and not which."""
 
     number = 0
@@ -45,17 +45,17 @@ class Number(Told):
 
 
 def test_before_and_after_are_told_apart() -> None:
-    told = Told()
-    with Watch([told]) as watch:
-        assert told.looks
-        told.seen.append("at open")
+    reported = Reported()
+    with Watch([reported]) as watch:
+        assert reported.looks
+        reported.seen.append("at open")
         watch.ready()
-        told.seen += ["late", "later"]
+        reported.seen += ["late", "later"]
         assert watch.accounts() == [Account("told", 1, 2, ("at open",), ("late", "later"))]
-    assert not told.looks
+    assert not reported.looks
 
 
-def test_a_witness_may_know_a_number_alone() -> None:
+def test_a_monitor_may_know_a_number_alone() -> None:
     number = Number()
     number.number = 3
     with Watch([number]) as watch:
@@ -65,18 +65,18 @@ def test_a_witness_may_know_a_number_alone() -> None:
 
 
 def test_blindness_is_unknown_and_what_was_seen_all_the_same_is_known() -> None:
-    told = Told()
-    told.reason = "no counter here"
-    with Watch([told]) as watch:
+    reported = Reported()
+    reported.reason = "no counter here"
+    with Watch([reported]) as watch:
         watch.ready()
         assert watch.accounts() == [Account("told", None, None, blind="no counter here")]
-        told.seen.append("late")
+        reported.seen.append("late")
         assert watch.accounts() == [Account("told", None, 1, (), ("late",), "no counter here")]
 
 
-def test_an_executors_witness_takes_the_place_of_one_of_its_name() -> None:
-    general, own = Told(), Told()
-    with Watch([general, Told("other")]) as watch:
+def test_an_executors_monitor_takes_the_place_of_one_of_its_name() -> None:
+    general, own = Reported(), Reported()
+    with Watch([general, Reported("other")]) as watch:
         watch.add([own])
         assert not general.looks
         watch.ready()
@@ -85,12 +85,12 @@ def test_an_executors_witness_takes_the_place_of_one_of_its_name() -> None:
 
 
 def test_nobody_is_asked_before_it_is_ready() -> None:
-    with Watch([Told()]) as watch, pytest.raises(RuntimeError, match="ready"):
+    with Watch([Reported()]) as watch, pytest.raises(RuntimeError, match="ready"):
         watch.accounts()
 
 
 def test_the_whole_process_is_watched_for_every_device() -> None:
-    names = {witness.name for witness in process_witnesses(Settings.from_environment(), "fake")}
+    names = {monitor.name for monitor in process_monitors(Settings.from_environment(), "fake")}
     assert names == {
         "files in compile caches", "torch.compile counters", "JAX compile events",
     }  # fmt: skip
@@ -99,20 +99,20 @@ def test_the_whole_process_is_watched_for_every_device() -> None:
 def test_jax_that_comes_in_the_middle_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "_listens", False)
     monkeypatch.delitem(sys.modules, "jax", raising=False)
-    witness = LateJaxWitness()
-    witness.start()
-    assert witness.count() == 0, "what is not imported compiles nothing"
+    monitor = LateJaxMonitor()
+    monitor.start()
+    assert monitor.count() == 0, "what is not imported compiles nothing"
     monkeypatch.setitem(sys.modules, "jax", sys)
-    assert witness.count() is None
-    assert "in the middle" in witness.blind()
+    assert monitor.count() is None
+    assert "in the middle" in monitor.blind()
 
 
 def test_jax_beside_another_executor_is_heard() -> None:
     import jax
     import numpy as np
 
-    witness = LateJaxWitness()
-    witness.start()
+    monitor = LateJaxMonitor()
+    monitor.start()
     jax.jit(lambda x: x + 3)(np.ones(7))
-    assert list(witness.what()) == ["jax: jit(<lambda>)"]
-    assert witness.blind() == ""
+    assert list(monitor.what()) == ["jax: jit(<lambda>)"]
+    assert monitor.blind() == ""

@@ -1,4 +1,4 @@
-"""All compilation monitors ("witnesses") over one run: what they saw before it was ready, and what since.
+"""All compilation monitors ("monitors") over one run: what they saw before it was ready, and what since.
 
 Those of the whole process are here: files in compile caches, which also show what a driver compiles of PTX, and the
 counters of torch.compile and JAX. An executor adds its own (runtime/executors/compilations.py).
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from llmc.errors import DeviceError
 from llmc.integrations import CACHES, compile_cache
 from llmc.integrations.vllm_gaudi import cache as gaudi
-from llmc.runtime.executors.compilations import Witness
+from llmc.runtime.executors.compilations import Monitor
 from llmc.runtime.executors.xla import client
 from llmc.runtime.nvidia import gpus
 from llmc.settings import variables
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
     from llmc.settings import Settings
 
 MOST_FILES = 200_000
-"""Files of all caches that are remembered; with more the witness is blind."""
+"""Files of all caches that are remembered; with more the monitor is blind."""
 _VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "NEURON_COMPILE_CACHE_URL", "CUDA_CACHE_PATH", "HOME")
 _COUNTERS = "torch._dynamo.utils"
 
 
 @dataclass(frozen=True)
 class Account:
-    """What one witness says: how many it saw before the run was ready and since, None where it is blind; their names;
+    """What one monitor says: how many it saw before the run was ready and since, None where it is blind; their names;
     and why something may have happened unseen, "" where nothing did."""
 
-    witness: str
+    monitor: str
     before: int | None
     after: int | None
     names_before: tuple[str, ...] = ()
@@ -48,62 +48,62 @@ class Account:
 
 
 class Watch:
-    """Lets witnesses look for as long as its `with` block lasts. `add` an executor's when it is open, in place of one
+    """Lets monitors look for as long as its `with` block lasts. `add` an executor's when it is open, in place of one
     of the same name; `ready` once everything is warm; then ask for `accounts`."""
 
-    def __init__(self, witnesses: Sequence[Witness]) -> None:
-        self._witnesses: list[Witness] = []
+    def __init__(self, monitors: Sequence[Monitor]) -> None:
+        self._monitors: list[Monitor] = []
         self._ready: dict[str, tuple[int | None, int, str]] = {}
-        self._first = list(witnesses)
+        self._first = list(monitors)
 
     def __enter__(self) -> Watch:
         self.add(self._first)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        while self._witnesses:
-            self._witnesses.pop().stop()
+        while self._monitors:
+            self._monitors.pop().stop()
 
-    def add(self, witnesses: Sequence[Witness]) -> None:
+    def add(self, monitors: Sequence[Monitor]) -> None:
         """Let these look, too."""
-        for witness in witnesses:
-            for other in [w for w in self._witnesses if w.name == witness.name]:
-                self._witnesses.remove(other)
+        for monitor in monitors:
+            for other in [w for w in self._monitors if w.name == monitor.name]:
+                self._monitors.remove(other)
                 other.stop()
-            witness.start()
-            self._witnesses.append(witness)
+            monitor.start()
+            self._monitors.append(monitor)
 
     def ready(self) -> None:
         """What is seen from now on counts."""
-        for witness in self._witnesses:
-            names = len(witness.what())
-            self._ready[witness.name] = witness.count(), names, witness.blind()
+        for monitor in self._monitors:
+            names = len(monitor.what())
+            self._ready[monitor.name] = monitor.count(), names, monitor.blind()
 
     @property
     def blinded(self) -> list[str]:
-        """Witnesses that saw when it was ready, and do not any more, with the reason."""
-        return [f"{w.name}: {why}" for w in self._witnesses if not self._ready[w.name][2] and (why := w.blind())]
+        """Monitors that saw when it was ready, and do not any more, with the reason."""
+        return [f"{w.name}: {why}" for w in self._monitors if not self._ready[w.name][2] and (why := w.blind())]
 
     def accounts(self) -> list[Account]:
         """What each says until now. Raises RuntimeError before `ready`."""
         if not self._ready:
             raise RuntimeError("nothing is ready yet")
-        return [self._account(witness) for witness in self._witnesses]
+        return [self._account(monitor) for monitor in self._monitors]
 
-    def _account(self, witness: Witness) -> Account:
-        before, named, _ = self._ready[witness.name]
-        names = tuple(witness.what())
-        count, blind = witness.count(), witness.blind()
+    def _account(self, monitor: Monitor) -> Account:
+        before, named, _ = self._ready[monitor.name]
+        names = tuple(monitor.what())
+        count, blind = monitor.count(), monitor.blind()
         after: int | None = (count or 0) - (before or 0)
         if not after and blind:
             after = None
-        return Account(witness.name, before, after, names[:named], names[named:], blind)
+        return Account(monitor.name, before, after, names[:named], names[named:], blind)
 
 
-def process_witnesses(settings: Settings, device: str) -> list[Witness]:
+def process_monitors(settings: Settings, device: str) -> list[Monitor]:
     """Those of the whole process, for a bundle of a device."""
     return [
-        CacheFileWitness(cache_places(settings, device), unkept()), TorchWitness(), LateJaxWitness(),
+        CacheFileMonitor(cache_places(settings, device), unkept()), TorchMonitor(), LateJaxMonitor(),
     ]  # fmt: skip
 
 
@@ -115,7 +115,7 @@ class Stamp(NamedTuple):
     modified_ns: int
 
 
-class CacheFileWitness(Witness):
+class CacheFileMonitor(Monitor):
     """Sees each file that is made or changed in `folders`, by the names of the caches; they need not exist.
 
     `unseen`: why a toolchain here writes none of what it compiles; "" where none does that."""
@@ -226,10 +226,10 @@ def _user() -> str:
         return f"uid_{os.getuid()}"
 
 
-class TorchWitness(Witness):
+class TorchMonitor(Monitor):
     """What torch.compile counts of itself: graphs that TorchDynamo captured, and the work of Inductor and AOTAutograd.
 
-    torch 2.13, torch/_dynamo/utils.py: `counters`, names and numbers by group. Whoever clears them makes this witness
+    torch 2.13, torch/_dynamo/utils.py: `counters`, names and numbers by group. Whoever clears them makes this monitor
     blind. A process that did not import TorchDynamo compiled nothing with it.
     """
 
@@ -265,20 +265,20 @@ def _counters() -> dict[str, int]:
     return {f"{group}.{name}": value for group, of in list(counters.items()) for name, value in list(of.items())}
 
 
-class LateJaxWitness(Witness):
+class LateJaxMonitor(Monitor):
     """Sees JAX's compilations if JAX is imported when it starts; if it is later, nobody heard what came first."""
 
-    name = client.JaxWitness.name
+    name = client.JaxMonitor.name
 
     def __init__(self) -> None:
-        self._heard: client.JaxWitness | None = None
+        self._heard: client.JaxMonitor | None = None
 
     def start(self) -> None:
         """Listen, without importing JAX."""
         if "jax" in sys.modules:
             client.listen()
         if client.listens():
-            self._heard = client.JaxWitness()
+            self._heard = client.JaxMonitor()
 
     def what(self) -> Sequence[str]:
         """The programs."""
