@@ -1,4 +1,4 @@
-"""A device that another package brings: docs/adding-a-target.md's, as it stands there, with nothing in llmc changed."""
+"""A device that another package brings: docs/adding.md's, as it stands there, with nothing in llmc changed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from llmc.compiler.targets.base import Target
 from llmc.testing.toy import write_toy
 from tests.tiers import full
 
-DOCUMENT = Path(__file__).parents[1] / "docs" / "adding-a-target.md"
+DOCUMENT = Path(__file__).parents[1] / "docs" / "adding.md"
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 

@@ -154,7 +154,7 @@ def test_the_table_of_the_readme_says_what_devices_does(llmc: Llmc) -> None:
 
 
 def test_every_device_has_a_page_that_begins_with_what_was_run_and_what_was_not(llmc: Llmc) -> None:
-    index = (ROOT / "docs" / "devices.md").read_text()
+    index = (ROOT / "docs" / "models.md").read_text()
     for name, row in rows(llmc).items():
         page = ROOT / row["guide"]
         assert page.is_file(), name

@@ -68,7 +68,7 @@ def test_the_reference_has_every_export_with_its_docstring(site: Path) -> None:
 def test_every_variable_of_vllm_is_on_the_page_for_those_who_come_from_there() -> None:
     from llmc import settings
 
-    page = (ROOT / "docs" / "vllm-variables.md").read_text()
+    page = (ROOT / "docs" / "environment.md").read_text()
     plain = {name for name in VARIABLE.findall(settings.__doc__ or "") if "{" not in name}
     assert len(plain) > 15
     assert not {name for name in plain if f"`{name}" not in page}

@@ -1,4 +1,4 @@
-"""A strategy that another package brings: that of docs/adding-a-strategy.md, with nothing in llmc changed."""
+"""A strategy that another package brings: that of docs/adding.md, with nothing in llmc changed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-DOCUMENT = Path(__file__).parents[3] / "docs" / "adding-a-strategy.md"
+DOCUMENT = Path(__file__).parents[3] / "docs" / "adding.md"
 
 
 def block(language: str) -> str:

@@ -1,4 +1,4 @@
-"""The family of docs/adding-an-architecture.md, as it stands there."""
+"""The family of docs/adding.md, as it stands there."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from llmc.testing.toy import VOCAB
 from tests.compiler import tiny
 from tests.compiler.architectures.dropped import drop_in
 
-DOCUMENT = Path(__file__).parents[3] / "docs" / "adding-an-architecture.md"
+DOCUMENT = Path(__file__).parents[3] / "docs" / "adding.md"
 NAME, FILE = "seed_oss", "seed"
 
 
