@@ -12,7 +12,10 @@ import pytest
 from tests.docs.commands import ROOT, shown
 from tests.docs.scenes import unit_of
 
-OVERVIEWS = ("README.md", "docs/ci.md", "docs/cpu-server.md", "docs/quickstart.md", "docs/tune-vllm.md")
+OVERVIEWS = (
+    "README.md", "docs/ci.md", "docs/cpu-server.md", "docs/install.md", "docs/quickstart.md", "docs/troubleshooting.md",
+    "docs/tune-vllm.md",
+)  # fmt: skip
 CPU = ("docs/commands.md", "docs/cpu.md", "docs/disaggregated.md", "docs/guarantees.md", "docs/quantising.md")
 MODELS = ("docs/encoders.md", "docs/lora.md", "docs/models.md")
 XLA = ("docs/cuda.md", "docs/xla.md")
