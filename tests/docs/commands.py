@@ -61,6 +61,14 @@ def shown(document: Path) -> Iterator[Shown]:
             at, line, said, block = number, inside.removeprefix("$ "), [], language
 
 
+def section(document: Path, heading: str) -> str:
+    """The text of a document below the `##` heading of that name, up to the next one."""
+    (found,) = re.findall(
+        rf"^## {re.escape(heading)}\n(.*?)(?=^## |\Z)", document.read_text(), re.MULTILINE | re.DOTALL
+    )
+    return str(found)
+
+
 def _in_quotes(line: str) -> bool:
     """Whether a quote that begins in a line does not end there."""
     try:
