@@ -76,6 +76,11 @@ def own_store(kit: Kit, here: Path, patch: pytest.MonkeyPatch) -> None:
     kit.run("compile", toy, "--device", "fake", "--max-model-len", 64, "--max-num-seqs", 2, "-o", here / "bundle")
 
 
+def empty_store(_: Kit, here: Path, patch: pytest.MonkeyPatch) -> None:
+    """Nothing in the store is signed."""
+    patch.setenv("LLMC_CACHE_DIR", str(here / "store"))
+
+
 def another(kit: Kit, path: Path) -> None:
     """A bundle; nothing was pushed so far."""
     bundle(kit, path)
@@ -255,6 +260,7 @@ SCENES: Mapping[str, Scene] = {
         host={"smollm2.gguf": lambda patch: patch.delenv("LLMC_HYPERDEX_PYTHON")}
     ),
     "docs/accelerators.md#aws-trainium-and-inferentia": Scene(neuron_cache, brief={**ONE_BUCKET, "--max-tokens": "4"}),
+    "docs/sharing.md#archives-bundles-as-one-file": Scene(empty_store),
     "docs/sharing.md#bundles-in-container-registries": Scene(both(trust, unsigned_images), brought={"m": signed}),
     "docs/serving.md": Scene(brought={"plan.json": plan}),
     "docs/servers.md": Scene(brought={"plan.json": plan}, anew={"plan tune": {"configuration": gone}}),

@@ -93,11 +93,13 @@ def encoder(_: Kit, path: Path, task: str = "embed", positions: int = 64) -> Non
 
 
 def bundle(kit: Kit, path: Path, device: str = "fake", name: str = "bundle") -> None:
-    """A toy's, whose sequences have up to 256 tokens."""
+    """A toy's, whose sequences have up to 256 tokens. Compiled in the store that documents share, where its model is
+    recorded: one of a document's own may be gone when another document uses the bundle."""
 
     def compiled(into: Path) -> None:
         toy = kit.kept("toy", partial(write_toy, positions=LENGTH))
-        kit.run("compile", toy, "--device", device, "--max-model-len", 256, "--max-num-seqs", 4, "-o", into)
+        limits = ("--max-model-len", 256, "--max-num-seqs", 4)
+        kit.run("compile", toy, "--device", device, *limits, "--cache-dir", kit.folder / "cache", "-o", into)
 
     copied(kit.kept(name, compiled), path)
 
