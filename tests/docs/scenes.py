@@ -201,7 +201,6 @@ ONE_BUCKET = {**dict.fromkeys(("--prompt-batch", "--decode-batch"), "1,1,1"), "-
 ONE_BUCKET |= dict.fromkeys(("--prompt-seq", "--decode-seq"), "128,128,128")
 ONE_BUCKET |= {"--max-model-len": "128", "--max-prompt-len": "127"}
 """Of each phase: what takes seconds a bucket."""
-LIMITS = "--max-model-len 128 --max-num-seqs 1 --prompt-seq 128,128,128 --decode-seq 128,128,128"
 ragged = partial(bundle, device="fake:ragged", name="ragged")
 capturing = partial(bundle, device="fake:graphs=20000000", name="capturing")
 portable = partial(bundle, device="fake:portable", name="portable")
@@ -233,14 +232,14 @@ SCENES: Mapping[str, Scene] = {
         },
         host={"--replicas": no_token},
     ),
-    "docs/cuda.md#cuda-graphs-how-an-nvidia-card-runs-a-bundle-for-inductor": Scene(
+    "docs/cuda.md#cuda-graphs-of-inductor-bundles": Scene(
         brought={"bundle": of_device("inductor")}, host={"warmup": cuda_host}
     ),
     "docs/cuda.md": Scene(brief=ONE_BUCKET, anew={"serve": {"bundle": bundle}}),
     "docs/quickstart.md#the-demo": Scene(demo_folder),
     "docs/deploying.md": Scene(brought={"configuration": configuration}),
     "docs/encoders.md": Scene(brief={"--max-num-seqs": "2", "--max-model-len": "64"}),
-    "docs/accelerators.md#finishing-a-portable-bundle": Scene(
+    "docs/accelerators.md#on-target-compilation": Scene(
         brought={"MODEL": folder_model},
         anew={"--resume": {"bundle": portable}, "warmup": {"bundle": portable}},
         host={"--resume": card_host, "warmup": card_host},
@@ -254,7 +253,7 @@ SCENES: Mapping[str, Scene] = {
         host={"--no-finish": partial(gaudi_host, lazy=True)},
     ),
     "docs/disaggregated.md": Scene(prefill_hosts),
-    "docs/cuda.md#nvidia-cards-by-aotinductor": Scene(brief=SMALL),
+    "docs/cuda.md#aotinductor": Scene(brief=SMALL),
     "docs/planning.md#the-closed-loop": Scene(token),
     "docs/accelerators.md#lpus-hyperaccel": Scene(
         host={"smollm2.gguf": lambda patch: patch.delenv("LLMC_HYPERDEX_PYTHON")}
@@ -280,7 +279,7 @@ SCENES: Mapping[str, Scene] = {
     ),
     "docs/serving.md#prompt-lookup-speculation": Scene(brought={"bundle": ragged}),
     "docs/planning.md#traffic": Scene(brought={"server.log": written(REQUESTS_LOG)}),
-    "docs/xla.md#tpus": Scene(brief=ONE_BUCKET, rest={"compile": f"{LIMITS} -o made"}),
+    "docs/xla.md#tpus": Scene(brief=ONE_BUCKET),
     "docs/xla.md": Scene(
         brief={
             **{"--max-model-len": "256", "--max-prompt-len": "128", "--max-num-seqs": "1"},
