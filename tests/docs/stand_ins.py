@@ -171,7 +171,7 @@ def public_key(kit: Kit, path: Path) -> None:
 
 def fleet(kit: Kit, path: Path) -> None:
     """The page's own, with the bundle that it names."""
-    (text,) = re.findall(r"```yaml\n# fleet\.yaml\n(.*?)```", (ROOT / "docs" / "fleet.md").read_text(), re.DOTALL)
+    (text,) = re.findall(r"```yaml\n# fleet\.yaml\n(.*?)```", (ROOT / "docs" / "planning.md").read_text(), re.DOTALL)
     path.write_text(text)
     kit.bring(path.parent, ["smollm2-demo"], BROUGHT)
     for name in re.findall(r"bundle: (\S+)", text):
