@@ -244,7 +244,7 @@ SCENES: Mapping[str, Scene] = {
         anew={"--resume": {"bundle": portable}, "warmup": {"bundle": portable}},
         host={"--resume": card_host, "warmup": card_host},
     ),
-    "docs/servers.md#other-servers-compile-caches": Scene(
+    "docs/servers.md#third-party-compile-caches": Scene(
         trust, brought={".cache/vllm": vllm_cache, "other": partial(vllm_cache, dtype="float16", blocks=1900)}
     ),
     "docs/accelerators.md": Scene(

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 import llmc
+from llmc.cli.main import main
+from scripts import site_pages
 from tests.docs.commands import ROOT
 from tests.tiers import default_cases, full
 
@@ -63,6 +65,35 @@ def test_the_reference_has_every_export_with_its_docstring(site: Path) -> None:
         assert re.search(rf'id="llmc\.(\w+\.)*{name}"', page), name
     assert "Ahead-of-time compilation of LLM graphs" in (site / "index.html").read_text()
     assert "Needs the extra <code>compile</code>" in page
+
+
+@full
+def test_the_options_of_commands_and_the_variables_are_on_their_pages(site: Path) -> None:
+    page = (site / "commands" / "index.html").read_text()
+    assert 'id="llmc-compile"' in page and 'id="llmc-cache-gc"' in page and "--prompt-batch" in page
+    listed = (site / "environment" / "index.html").read_text()
+    assert re.search(r"<pre>.*LLMC_CACHE_DIR.*LLMC_REMOTE_CACHE", listed, re.DOTALL), "one variable a line"
+
+
+def test_the_page_of_commands_lists_every_command_that_there_is() -> None:
+    listed = set()
+    for line in (ROOT / "docs" / "commands.md").read_text().splitlines():
+        if line.startswith("| `") and len(cells := line.split(" | ")) == 2:
+            for name in re.findall(r"`(\w[^`]*)`", cells[0].replace("`llmc …`", "")):
+                listed |= {f"llmc {name}", *(f"llmc {name} {verb}" for verb in re.findall(r"`(\w+)`", cells[1]))}
+    paths = {path for path, _ in site_pages.commands()}
+    assert listed == paths | {" ".join(path.split()[:2]) for path in paths}
+
+
+@pytest.mark.parametrize("command", ["compile", "plan", "serve", "cache gc"])
+def test_the_reference_of_commands_has_every_option(command: str, capfd: pytest.CaptureFixture[str]) -> None:
+    section = site_pages.reference().partition(f"### llmc {command}\n")[2].partition("\n### ")[0]
+    assert main([*command.split(), "--help" if command == "cache gc" else "--help-all"]) == 0
+    said = capfd.readouterr().out
+    missing = {flag for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]+(?=[ ,])", said) if flag not in section}
+    assert len(section) > 500 and not missing
+    if command == "compile":
+        assert "**Options of cpu, onnxruntime" in section and "llmc compile smollm2-demo -o bundle" in section
 
 
 def test_every_variable_of_vllm_is_on_the_page_for_those_who_come_from_there() -> None:
