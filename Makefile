@@ -144,7 +144,7 @@ oracles: $(VENV)/.ready .venv-oracles/.ready
 	  .venv-oracles/bin/python scripts/fetch_oracles.py .oracles
 	touch $@
 
-# takes each promise of docs/reliability.md out of the code, and sees its tests fail
+# takes each promise of docs/guarantees.md out of the code, and sees its tests fail
 promises: $(VENV)/.ready
 	$(BIN)/python scripts/check_promises.py
 

@@ -1,4 +1,4 @@
-"""A bundle and other engines on the same weights, in turn, on this host; docs/benchmarks.md has the rules.
+"""A bundle and other engines on the same weights, in turn, on this host; docs/performance.md has the rules.
 
     python benchmarks/compare.py BUNDLE onnxruntime-genai,openvino-genai,llama-cpp \\
         --peer-python .venv-peers/bin/python [--plot bench.html] [-o bench.json]

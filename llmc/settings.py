@@ -3,7 +3,8 @@
 Other modules at most set variables for a library that reads them when it is imported, and pass the environment on to
 child processes.
 
-Variables
+Variables:
+
     LLMC_CACHE_DIR   folder of the artifact store; default: the platform's user cache folder for "llmc"
     LLMC_SHARED_CACHE   folders of further stores that are only read, separated as in PATH: a read-only network mount
     LLMC_REMOTE_CACHE   URL of a remote store that is asked for what is not here, before it is built (s3://…, gs://…)
@@ -20,7 +21,7 @@ Variables
     NEURON_COMPILED_ARTIFACTS    folder of a compiled bundle: loaded when it is there; else compiled and put there
     NEURON_PLATFORM_TARGET_OVERRIDE    trn1 | inf2 | trn2: the chip of `--device neuron`, where that names none
     NEURON_QUANT_DTYPE, NEURON_QUANT_DEVICE    have no effect, which a warning says at a compile for neuron
-    VLLM_NEURON_FRAMEWORK        neuronx-distributed-inference | transformers-neuronx: for which of vLLM's roads the
+    VLLM_NEURON_FRAMEWORK        neuronx-distributed-inference | transformers-neuronx: for which of vLLM's paths the
                                  files beside a bundle for neuron are; default: vLLM Neuron's own
     NEURON_LOGICAL_NC_CONFIG     1 | 2: NeuronCores that make a logical one on trn2; default: 2
     VLLM_XLA_CACHE_PATH     folder of compiled XLA graphs: the artifact store of compiles for tpu and xla, where

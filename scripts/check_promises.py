@@ -1,4 +1,4 @@
-"""Breaks each promise of docs/reliability.md in a copy of the code, and sees whether a test notices.
+"""Breaks each promise of docs/guarantees.md in a copy of the code, and sees whether a test notices.
 
     python scripts/check_promises.py [--promise P1] …
 

@@ -1,4 +1,4 @@
-"""Write the table of docs/licences.md: the licence of every distribution in requirements.lock, as its metadata says.
+"""Write the table of LICENCES.md: the licence of every distribution in requirements.lock, as its metadata says.
 
 Offline, by importlib.metadata. What is locked for other platforms, or not installed here, keeps the line that it has. A
 licence that is not in ALLOWED, and no exception of EXCEPTIONS, is an error: read it, and add it where it belongs.
@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "licences.md"
+PAGE = ROOT / "LICENCES.md"
 LOCK = ROOT / "requirements.lock"
 HEAD = "| licence | distributions |\n|---|---|\n"
 

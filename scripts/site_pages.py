@@ -3,7 +3,7 @@
 Documents link as GitHub follows links, by relative paths. A Markdown file outside docs/ is a page below repository/ as
 it is, another file a page that shows it; links are turned to where their pages are. A link to what is not there stays
 as it is, which `mkdocs build --strict` refuses. A notebook is a page of its cells and what they
-showed.
+showed. The page of commands ends with every command's options, from the commands themselves.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Iterator
+from inspect import cleandoc
 from pathlib import Path
+from textwrap import dedent
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 OUTSIDE = "repository/"
 """Where in the site files from outside docs/ are."""
 
+COMMANDS = "commands.md"
 NOTEBOOK = ".ipynb"
 
 _LINK = re.compile(r"(?<=\]\()(?!\w+:|[#/])([^)\s#]+)")
@@ -60,7 +63,57 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         uri = _uri(posixpath.normpath(posixpath.join(posixpath.dirname(path), link[1])))
         return posixpath.relpath(uri, posixpath.dirname(here)) if uri in files.src_uris else link[1]
 
-    return _LINK.sub(turned, markdown)
+    markdown = _LINK.sub(turned, markdown)
+    return f"{markdown}\n{reference()}" if here == COMMANDS else markdown
+
+
+def reference() -> str:
+    """Every command with its text, example, arguments and options, in Markdown."""
+    return "\n\n".join(["## All options", *(_described(path, ctx) for path, ctx in commands())]) + "\n"
+
+
+def commands() -> Iterator[tuple[str, Any]]:
+    """Every command as it is typed, such as "llmc cache ls", and its context."""
+    import typer
+    from typer.main import get_group
+
+    from llmc.cli.root import app
+
+    root = get_group(app())
+    return _below(root, typer.Context(root, info_name="llmc"))
+
+
+def _below(group: Any, ctx: Any) -> Iterator[tuple[str, Any]]:
+    import typer
+
+    for name in list(group.list_commands(ctx)):
+        _, command, _ = group.resolve_command(ctx, [name])
+        own = typer.Context(command, parent=ctx, info_name=name)
+        if hasattr(command, "list_commands"):
+            yield from _below(command, own)
+        else:  # a hidden command is the default of its group
+            yield (ctx if command.hidden else own).command_path, own
+
+
+def _described(path: str, ctx: Any) -> str:
+    """The section of a command, its options by the panels of its help."""
+    from llmc.cli.grouped_help import panel_of
+
+    text, _, example = cleandoc(ctx.command.help).partition("\b\n")
+    parts = [f"### {path}", text.strip()]
+    if example:
+        parts.append(f"```\n{dedent(example.partition(chr(10))[2]).rstrip()}\n```")
+    panels: dict[str, list[str]] = {}
+    for param in ctx.command.get_params(ctx):
+        if record := param.get_help_record(ctx):
+            kind = "Arguments" if param.param_type_name == "argument" else "Options"
+            title = (
+                (getattr(param, "rich_help_panel", None) or kind)
+                .replace(panel_of(()), "Options of ")
+                .replace(",", ", ")
+            )
+            panels.setdefault(title, []).append("- `{}`: {}".format(*record))
+    return "\n\n".join([*parts, *(f"**{title}**\n\n" + "\n".join(lines) for title, lines in panels.items())])
 
 
 def _named(nav: Any) -> Iterator[str]:

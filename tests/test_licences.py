@@ -1,4 +1,4 @@
-"""docs/licences.md says of each locked distribution what its metadata says, and every licence is an allowed one."""
+"""LICENCES.md says of each locked distribution what its metadata says, and every licence is an allowed one."""
 
 from __future__ import annotations
 

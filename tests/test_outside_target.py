@@ -1,4 +1,4 @@
-"""A device that another package brings: docs/adding-a-target.md's, as it stands there, with nothing in llmc changed."""
+"""A device that another package brings: docs/adding.md's, as it stands there, with nothing in llmc changed."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ import pytest
 
 from llmc.compiler.targets.base import Target
 from llmc.testing.toy import write_toy
+from tests.docs.commands import ROOT, section
 from tests.tiers import full
 
-DOCUMENT = Path(__file__).parents[1] / "docs" / "adding-a-target.md"
+TEXT = section(ROOT / "docs" / "adding.md", "Adding a target")
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def blocks(language: str) -> dict[str, str]:
     """Blocks of code by the file that their first line names."""
-    found = re.findall(rf"^```{language}\n# (\S+)\n(.*?)^```", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL)
+    found = re.findall(rf"^```{language}\n# (\S+)\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
     return dict(found)
 
 

@@ -24,7 +24,7 @@ def test_what_a_mutation_changes_is_in_the_code_once_and_what_should_notice_is_t
 
 
 def test_each_promise_has_a_way_to_be_broken() -> None:
-    promised = re.findall(r"^\| (P\d+) \|", (ROOT / "docs" / "reliability.md").read_text(), re.MULTILINE)
+    promised = re.findall(r"^\| (P\d+) \|", (ROOT / "docs" / "guarantees.md").read_text(), re.MULTILINE)
     assert promised
     assert set(promised) == {mutation.promise for mutation in MUTATIONS}
 

@@ -2,7 +2,7 @@
 
 A peer is asked for as NAME or NAME:VARIANT, as in `openvino-genai` or `onnxruntime-genai:int4`. A variant is a
 precision of the same weights, in a form that the peer's own tools make (see peer_models.py), or another
-way of its to run them. `PINS` are the versions that the figures of docs/benchmarks.md are of; others may do.
+way of its to run them. `PINS` are the versions that the figures of docs/performance.md are of; others may do.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ class LLM(BundleLLM):
     compiled first (from the store when it was before) with the given device, limits and options of `llmc.compile`. A
     bundle, also one in NEURON_COMPILED_ARTIFACTS for device neuron, is loaded with its own options; a warning names
     each option that differs from the arguments. `weights` is the checkpoint whose weights a bundle of a configuration
-    alone takes, see docs/config-only.md. Further arguments: those of EngineOptions, and vLLM's, see
+    alone takes, see docs/models.md. Further arguments: those of EngineOptions, and vLLM's, see
     api/vllm_arguments.py.
     """
 

@@ -5,7 +5,7 @@ A key's digest is sha256 over the canonical JSON (sorted names, no spaces, UTF-8
     {"components": {name: str | int | bool | null, …}, "kind": kind, "schema": SCHEMA}
 
 Names are dotted ("toolchain.onnxruntime"); the part before the first dot groups them for people, nothing
-more. docs/keys.md lists every kind of key and what it names.
+more. docs/formats.md lists every kind of key and what it names.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class PlanningFlags(Command):
     )
     max_num_seqs: int | None = flag(None, "N", f"Sequences in flight. Default: {DEFAULT_MAX_NUM_SEQS}.")
     traffic: str | None = flag(
-        None, "FILE", "Recorded requests, in any format of docs/traffic.md: choose the buckets that pad them least."
+        None, "FILE", "Recorded requests, in any format of docs/planning.md: choose the buckets that pad them least."
     )
     max_graphs: int | None = flag(None, "N", "Buckets of each phase at most. Default with --traffic: 32.")
     max_prompt_len: int | None = flag(None, "N", "Tokens of the longest prompt. Default: max-model-len - 1.", _LIMITS)

@@ -64,7 +64,7 @@ class WarmupCommand(CaptureFlags):
     Of a bundle that embeds or scores every bucket runs with one text; where any shape runs, a text of each length.
 
     With --certify, random requests of every kind run through the engine then, and monitors say what was compiled
-    meanwhile: docs/certificates.md. Where anything was, it is named, and no certificate is written.
+    meanwhile: docs/guarantees.md. Where anything was, it is named, and no certificate is written.
 
     Exits 1 and names the buckets where some did not run (the others are run all the same), where no graph fits, and
     where something was compiled; 4 where a request's answer is another one alone.

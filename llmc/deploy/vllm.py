@@ -23,7 +23,7 @@ class VllmDeployment(DeploymentKind):
 
     The plan is a configuration of `llmc plan tune` or `export`, or a bundle's own. An init container unpacks the cache;
     without one the server compiles when it starts. What is rendered here follows the servers' documentation
-    (docs/servers.md, docs/foreign-caches.md), and was validated and not run.
+    (docs/servers.md, docs/servers.md), and was validated and not run.
     """
 
     name = "vllm"

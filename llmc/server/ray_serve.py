@@ -1,4 +1,4 @@
-"""`serve` over a Ray cluster: replicas of a bundle behind the proxy and router of Ray Serve (docs/ray.md).
+"""`serve` over a Ray cluster: replicas of a bundle behind the proxy and router of Ray Serve (docs/deploying.md).
 
 A replica is the whole application over one opened bundle, and counts once it is warm. Serve queues, counts requests,
 adds and takes away replicas, lets those that go finish, and replaces one that died.

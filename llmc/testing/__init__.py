@@ -3,7 +3,7 @@
     class TestPocket(TargetContract):
         device = "pocket"
 
-Needs pytest, and llmc's extra `compile`. docs/adding-a-target.md shows it at work.
+Needs pytest, and llmc's extra `compile`. docs/adding.md shows it at work.
 """
 
 import pytest

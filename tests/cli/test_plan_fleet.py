@@ -195,6 +195,6 @@ def test_without_jsonschema_the_extra_is_named(llmc: Llmc, fleet: Any) -> None:
 def test_the_schema_is_one_and_the_documented_file_keeps_it() -> None:
     schema = json.loads((files("llmc.fleet") / "fleet.schema.json").read_text())
     jsonschema.Draft202012Validator.check_schema(schema)
-    guide = (Path(__file__).parents[2] / "docs" / "fleet.md").read_text()
-    example = guide.partition("```yaml\n")[2].partition("```")[0]
+    guide = (Path(__file__).parents[2] / "docs" / "planning.md").read_text()
+    example = guide.partition("```yaml\n# fleet.yaml\n")[2].partition("```")[0]
     jsonschema.Draft202012Validator(schema).validate(yaml.safe_load(example))

@@ -18,6 +18,7 @@ AND_SO_ON = "…"
 OF_PACKAGES = {"half-octaves", "pocket"}
 """A strategy and a device that documents teach to write: a package of somebody's own has them."""
 
+_HEADING = re.compile(r"## (.+)")
 _FENCE = re.compile(r"```(\w*)$")
 _OPERATOR = re.compile(r"[|&;<>()]+")
 _ASSIGNMENT = re.compile(r"\w+=")
@@ -25,10 +26,12 @@ _ASSIGNMENT = re.compile(r"\w+=")
 
 @dataclass(frozen=True)
 class Shown:
-    """A command line as a shell takes it, its document and the line where it begins, its output there, and what its
-    block is said to be: "sh" has commands alone, and is to be read more than to be typed."""
+    """A command line as a shell takes it, its document, the anchor of the `##` heading above it and the line where it
+    begins, its output there, and what its block is said to be: "sh" has commands alone, and is to be read more than to
+    be typed."""
 
     document: Path
+    section: str
     at: int
     line: str
     said: tuple[str, ...]
@@ -38,22 +41,32 @@ class Shown:
 def shown(document: Path) -> Iterator[Shown]:
     """Every line after `$ ` in a block, fenced or indented, and every line of a block for a shell."""
     language: str | None = None
-    at, line, said, block = 0, "", [], language
+    at, line, said, block, section = 0, "", [], language, ""
     for number, text in enumerate([*document.read_text().splitlines(), "```", ""], 1):
         if fence := _FENCE.match(text):
             language = fence[1] if language is None else None
+        if language is None and (heading := _HEADING.match(text)):
+            section = re.sub(r"[^\w\- ]", "", heading[1].lower()).replace(" ", "-")
         inside = text if language is not None else text.removeprefix("    ") if text.startswith("    ") else None
         if line.endswith("\\") and inside is not None:
             line = line[:-1] + inside.strip()
         elif inside is not None and _in_quotes(line):
             line += f"\n{inside}"
         elif line and (inside is None or fence or inside.startswith("$ ") or language == "sh"):
-            yield Shown(document, at, line, tuple(said), block)
+            yield Shown(document, section, at, line, tuple(said), block)
             line = ""
         elif line:
             said.append(inside)
         if not line and inside is not None and not fence and (inside.startswith("$ ") or (language == "sh" and inside)):
             at, line, said, block = number, inside.removeprefix("$ "), [], language
+
+
+def section(document: Path, heading: str) -> str:
+    """The text of a document below the `##` heading of that name, up to the next one."""
+    (found,) = re.findall(
+        rf"^## {re.escape(heading)}\n(.*?)(?=^## |\Z)", document.read_text(), re.MULTILINE | re.DOTALL
+    )
+    return str(found)
 
 
 def _in_quotes(line: str) -> bool:

@@ -12,13 +12,14 @@ from tests.artifacts.oci.conftest import registry_port, start_registry
 from tests.artifacts.remotes.conftest import Server, s3_server
 from tests.artifacts.remotes.helpers import CREDENTIALS
 from tests.cli.conftest import surround
-from tests.docs.commands import ROOT
+from tests.docs.commands import ROOT, shown
 from tests.docs.rehearsal import Rehearsal
+from tests.docs.scenes import unit_of
 from tests.docs.stand_ins import Kit
 
 __all__ = ["registry_port", "s3_server", "start_registry"]
 
-Rehearse: TypeAlias = Callable[[Path], Path]
+Rehearse: TypeAlias = Callable[[str | Path], Path]
 
 
 @pytest.fixture(scope="session")
@@ -32,12 +33,16 @@ def rehearse(
     kit: Kit, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str], request: pytest.FixtureRequest,
 ) -> Rehearse:  # fmt: skip
-    """Runs a document's commands, on a host that has a registry and an S3 server where it names some.
+    """Runs the commands of a document, or of a section ("docs/page.md#section").
+
+    The host has a registry and an S3 server where they name some.
 
     The folder stays until all tests end: bundles in the store that documents share record where their model lies.
     """
 
-    def run(document: Path) -> Path:
+    def run(unit: str | Path) -> Path:
+        document = ROOT / str(unit).partition("#")[0]
+        lines = [one for one in shown(document) if isinstance(unit, Path) or unit_of(one) == unit]
         folder = tmp_path_factory.mktemp(document.stem)
         here = folder / "here"
         here.mkdir()
@@ -45,7 +50,7 @@ def rehearse(
         monkeypatch.setenv("HOME", str(here))
         monkeypatch.setenv("PYTHONPATH", str(ROOT))
         monkeypatch.setenv("LLMC_TRUSTED_KEYS", str(folder / "trusted"))
-        text = document.read_text()
+        text = "\n".join(one.line for one in lines)
         registry = request.getfixturevalue("registry_port") if "llmc cache push oci://" in text else None
         if "s3://" in text:
             server: Server = request.getfixturevalue("s3_server")
@@ -55,7 +60,7 @@ def rehearse(
             key, secret = CREDENTIALS
             options = {"endpoint_url": f"http://127.0.0.1:{server.port}", "key": key, "secret": secret}
             monkeypatch.setitem(conf, "s3", options)
-        failed = Rehearsal(document, here, kit, monkeypatch, capfd, registry).run()
+        failed = Rehearsal(str(unit), lines, here, kit, monkeypatch, capfd, registry).run()
         assert not failed, "\n".join(f"{where}\n{said}" for where, said in failed.items())
         return here
 

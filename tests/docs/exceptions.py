@@ -10,7 +10,7 @@ from tests.docs.commands import DOCUMENTS, OF_PACKAGES, ROOT, Shown, llmc_argume
 
 Rule: TypeAlias = Callable[[Shown, list[str]], bool]
 
-PAGES = ("first/ci", "first/cpu-server", "first/vllm", "quickstart")
+PAGES = ("ci", "cpu-server", "quickstart", "tune-vllm")
 """Pages that running.py runs, on the demo model or what their reader brings, and whose output it compares."""
 
 EXCEPTIONS: dict[str, Rule] = {
@@ -21,7 +21,7 @@ EXCEPTIONS: dict[str, Rule] = {
     "a Ray cluster of several hosts": lambda _, call: "--address" in call,
     "torch-xla, in an environment of its own (make torch-xla-env)": lambda _, call: "--lowering" in call,
     "a build of torch for CUDA, on the card's host": lambda one, call: (
-        "--resume" in call and one.document.name == "inductor.md"
+        "--resume" in call and one.document.name == "cuda.md"
     ),
     "kernels are timed on the card": lambda _, call: call[0] == "tune" or "--tuning" in call,
 }

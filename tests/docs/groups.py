@@ -1,4 +1,7 @@
-"""Documents by what their commands need, a file of tests each, which share a store, and so what is compiled."""
+"""Documents by what their commands need, a file of tests each, which share a store, and so what is compiled.
+
+A section that has a scene of its own is rehearsed by itself.
+"""
 
 from __future__ import annotations
 
@@ -6,34 +9,30 @@ from typing import Any
 
 import pytest
 
-from tests.docs.commands import ROOT
+from tests.docs.commands import ROOT, shown
+from tests.docs.scenes import unit_of
 
 OVERVIEWS = (
-    "README.md", "docs/first/ci.md", "docs/first/cpu-server.md", "docs/first/vllm.md", "docs/quickstart.md",
+    "README.md", "docs/ci.md", "docs/cpu-server.md", "docs/install.md", "docs/quickstart.md", "docs/troubleshooting.md",
+    "docs/tune-vllm.md",
 )  # fmt: skip
-CPU = (
-    "docs/calibration.md", "docs/certificates.md", "docs/commands.md", "docs/cpu.md", "docs/demo.md",
-    "docs/hybrid.md", "docs/kernels.md", "docs/sharing.md", "docs/warmup.md",
-)  # fmt: skip
-OPENVINO = ("docs/checkpoints.md", "docs/lora.md", "docs/openvino.md")
-XLA = ("docs/cuda.md", "docs/encoders.md", "docs/neuron.md", "docs/tpu.md", "docs/xla.md")
+CPU = ("docs/commands.md", "docs/cpu.md", "docs/disaggregated.md", "docs/guarantees.md", "docs/quantising.md")
+MODELS = ("docs/encoders.md", "docs/lora.md", "docs/models.md")
+XLA = ("docs/cuda.md", "docs/xla.md")
 PLANS = (
-    "docs/adding-a-strategy.md", "docs/adding-a-target.md", "docs/ci.md", "docs/deploying.md", "docs/fleet.md",
-    "docs/keys.md", "docs/kubernetes.md", "docs/planning.md", "docs/servers.md", "docs/traffic.md",
-    "docs/vllm-variables.md",
+    "docs/adding.md", "docs/deploying.md", "docs/environment.md", "docs/formats.md", "docs/planning.md",
+    "docs/servers.md",
 )  # fmt: skip
-SHARING = ("docs/archives.md", "docs/foreign-caches.md", "docs/oci.md", "docs/signing.md")
-SERVING = ("docs/loop.md", "docs/ray.md", "docs/serving.md", "docs/speculation.md")
-DEVICES = (
-    "docs/benchmarks.md", "docs/config-only.md", "docs/cuda-graphs.md", "docs/finishing.md", "docs/hpu.md",
-    "docs/inductor.md", "docs/lpu.md", "docs/torch-xla.md",
-)  # fmt: skip
-GROUPS = (OVERVIEWS, CPU, OPENVINO, XLA, PLANS, SHARING, SERVING, DEVICES)
+SHARING = ("docs/sharing.md",)
+SERVING = ("docs/performance.md", "docs/serving.md")
+DEVICES = ("docs/accelerators.md",)
+GROUPS = (OVERVIEWS, CPU, MODELS, XLA, PLANS, SHARING, SERVING, DEVICES)
 
 
-def paths(group: tuple[str, ...]) -> list[Any]:
-    """The documents of a group, as parameters; those that push to a registry need one."""
-    return [
-        pytest.param(path, marks=pytest.mark.full if "llmc cache push oci://" in path.read_text() else ())
-        for path in map(ROOT.joinpath, group)
-    ]
+def units(group: tuple[str, ...]) -> list[Any]:
+    """The documents of a group, and their sections with scenes; those that push to a registry need one."""
+    found: dict[str, bool] = {}
+    for name in group:
+        for one in shown(ROOT / name):
+            found[unit_of(one)] = found.get(unit_of(one), False) or "cache push oci://" in one.line
+    return [pytest.param(unit, marks=pytest.mark.full if pushes else ()) for unit, pushes in found.items()]

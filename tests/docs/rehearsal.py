@@ -1,4 +1,4 @@
-"""Runs every call of llmc that a document shows, in order and in one folder, as its reader would.
+"""Runs every call of llmc that a document or a section shows, in order and in one folder, as its reader would.
 
 What a document names and none of its commands makes is brought by stand_ins.py, where it runs is told by scenes.py, and
 what cannot run is named by exceptions.py. Pages whose output is compared, too, are run by running.py.
@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +25,7 @@ from urllib.request import Request, urlopen
 import pytest
 
 from llmc.cli.main import main
-from tests.docs.commands import AND_SO_ON, ROOT, Shown, llmc_calls, shown
+from tests.docs.commands import AND_SO_ON, Shown, llmc_calls
 from tests.docs.exceptions import why_not
 from tests.docs.running import missing
 from tests.docs.scenes import SCENES, Scene
@@ -47,9 +47,10 @@ DIGEST = re.compile(r"\bsha256:([0-9a-f]{10})")
 
 @dataclass
 class Rehearsal:
-    """One document's run in `folder`; `registry` is the port of one on this host."""
+    """A run of `lines` in `folder`; `name` is that of their scene, `registry` the port of one on this host."""
 
-    document: Path
+    name: str
+    lines: Sequence[Shown]
     folder: Path
     kit: Kit
     patch: pytest.MonkeyPatch
@@ -64,7 +65,7 @@ class Rehearsal:
         if self._scene.before is not None:
             self.digests.update(self._scene.before(self.kit, self.folder, self.patch) or {})
         with ExitStack() as running:
-            for one in shown(self.document):
+            for one in self.lines:
                 if one.line.startswith("export "):
                     for name, _, value in (word.partition("=") for word in shlex.split(one.line)[1:]):
                         self._bring([value])
@@ -73,16 +74,12 @@ class Rehearsal:
                     if why_not(one, arguments) is None:
                         said = self._call(one, given, arguments, running)
                         if said is not None:
-                            failed[f"{self._name}:{one.at} llmc {shlex.join(arguments)}"] = said
+                            failed[f"{one.document.name}:{one.at} llmc {shlex.join(arguments)}"] = said
         return failed
 
     @property
-    def _name(self) -> str:
-        return self.document.relative_to(ROOT).as_posix() if self.document.is_relative_to(ROOT) else self.document.name
-
-    @property
     def _scene(self) -> Scene:
-        return SCENES.get(self._name, Scene())
+        return SCENES.get(self.name, Scene())
 
     def _call(self, one: Shown, given: dict[str, str], arguments: list[str], running: ExitStack) -> str | None:
         line = shlex.join(arguments)

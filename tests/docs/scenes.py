@@ -1,5 +1,5 @@
-"""Where each document's commands run, where that is not what stand_ins.py brings to all: the devices, keys and stores
-that their sentences tell of."""
+"""Where the commands of a document, or of a section of one ("docs/page.md#section"), run, where that is not what
+stand_ins.py brings to all: the devices, keys and stores that their sentences tell of."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from llmc.runtime.executors.fake import device
 from llmc.runtime.executors.inductor import executor as inductor
 from llmc.testing.toy import write_toy
 from tests.artifacts.third_party import helpers as foreign
+from tests.docs.commands import ROOT, Shown
 from tests.docs.stand_ins import (
     LENGTH,
     LISTS,
@@ -73,6 +74,11 @@ def own_store(kit: Kit, here: Path, patch: pytest.MonkeyPatch) -> None:
     patch.setenv("LLMC_CACHE_DIR", str(here / "store"))
     toy = kit.kept("toy", partial(write_toy, positions=LENGTH))
     kit.run("compile", toy, "--device", "fake", "--max-model-len", 64, "--max-num-seqs", 2, "-o", here / "bundle")
+
+
+def empty_store(_: Kit, here: Path, patch: pytest.MonkeyPatch) -> None:
+    """Nothing in the store is signed."""
+    patch.setenv("LLMC_CACHE_DIR", str(here / "store"))
 
 
 def another(kit: Kit, path: Path) -> None:
@@ -195,7 +201,6 @@ ONE_BUCKET = {**dict.fromkeys(("--prompt-batch", "--decode-batch"), "1,1,1"), "-
 ONE_BUCKET |= dict.fromkeys(("--prompt-seq", "--decode-seq"), "128,128,128")
 ONE_BUCKET |= {"--max-model-len": "128", "--max-prompt-len": "127"}
 """Of each phase: what takes seconds a bucket."""
-LIMITS = "--max-model-len 128 --max-num-seqs 1 --prompt-seq 128,128,128 --decode-seq 128,128,128"
 ragged = partial(bundle, device="fake:ragged", name="ragged")
 capturing = partial(bundle, device="fake:graphs=20000000", name="capturing")
 portable = partial(bundle, device="fake:portable", name="portable")
@@ -227,33 +232,40 @@ SCENES: Mapping[str, Scene] = {
         },
         host={"--replicas": no_token},
     ),
-    "docs/cuda-graphs.md": Scene(brought={"bundle": of_device("inductor")}, host={"warmup": cuda_host}),
+    "docs/cuda.md#cuda-graphs-of-inductor-bundles": Scene(
+        brought={"bundle": of_device("inductor")}, host={"warmup": cuda_host}
+    ),
     "docs/cuda.md": Scene(brief=ONE_BUCKET, anew={"serve": {"bundle": bundle}}),
-    "docs/demo.md": Scene(demo_folder),
+    "docs/quickstart.md#the-demo": Scene(demo_folder),
     "docs/deploying.md": Scene(brought={"configuration": configuration}),
     "docs/encoders.md": Scene(brief={"--max-num-seqs": "2", "--max-model-len": "64"}),
-    "docs/finishing.md": Scene(
+    "docs/accelerators.md#on-target-compilation": Scene(
         brought={"MODEL": folder_model},
         anew={"--resume": {"bundle": portable}, "warmup": {"bundle": portable}},
         host={"--resume": card_host, "warmup": card_host},
     ),
-    "docs/foreign-caches.md": Scene(
+    "docs/servers.md#third-party-compile-caches": Scene(
         trust, brought={".cache/vllm": vllm_cache, "other": partial(vllm_cache, dtype="float16", blocks=1900)}
     ),
-    "docs/hpu.md": Scene(
+    "docs/accelerators.md": Scene(
         brief=SMALL,
         anew={"--no-finish": {"bundle": of_device("hpu")}},
         host={"--no-finish": partial(gaudi_host, lazy=True)},
     ),
-    "docs/hybrid.md": Scene(prefill_hosts),
-    "docs/inductor.md": Scene(brief=SMALL),
-    "docs/loop.md": Scene(token),
-    "docs/lpu.md": Scene(host={"smollm2.gguf": lambda patch: patch.delenv("LLMC_HYPERDEX_PYTHON")}),
-    "docs/neuron.md": Scene(neuron_cache, brief={**ONE_BUCKET, "--max-tokens": "4"}),
-    "docs/oci.md": Scene(both(trust, unsigned_images), brought={"m": signed}),
+    "docs/disaggregated.md": Scene(prefill_hosts),
+    "docs/cuda.md#aotinductor": Scene(brief=SMALL),
+    "docs/planning.md#the-closed-loop": Scene(token),
+    "docs/accelerators.md#lpus-hyperaccel": Scene(
+        host={"smollm2.gguf": lambda patch: patch.delenv("LLMC_HYPERDEX_PYTHON")}
+    ),
+    "docs/accelerators.md#aws-trainium-and-inferentia": Scene(neuron_cache, brief={**ONE_BUCKET, "--max-tokens": "4"}),
+    "docs/sharing.md#archives-bundles-as-one-file": Scene(empty_store),
+    "docs/sharing.md#bundles-in-container-registries": Scene(both(trust, unsigned_images), brought={"m": signed}),
     "docs/serving.md": Scene(brought={"plan.json": plan}),
     "docs/servers.md": Scene(brought={"plan.json": plan}, anew={"plan tune": {"configuration": gone}}),
-    "docs/signing.md": Scene(anew={"--prompt hello": {"bundle": partial(signed, name="another")}}),
+    "docs/sharing.md#signatures-and-provenance": Scene(
+        anew={"--prompt hello": {"bundle": partial(signed, name="another")}}
+    ),
     "docs/sharing.md": Scene(
         own_store,
         brought={"smollm2-demo": toy, "smollm2-cpu": another},
@@ -265,9 +277,9 @@ SCENES: Mapping[str, Scene] = {
         },
         host={"./model": lambda patch: patch.setenv("LLMC_SHARED_CACHE", "shared")},
     ),
-    "docs/speculation.md": Scene(brought={"bundle": ragged}),
-    "docs/traffic.md": Scene(brought={"server.log": written(REQUESTS_LOG)}),
-    "docs/tpu.md": Scene(brief=ONE_BUCKET, rest={"compile": f"{LIMITS} -o made"}),
+    "docs/serving.md#prompt-lookup-speculation": Scene(brought={"bundle": ragged}),
+    "docs/planning.md#traffic": Scene(brought={"server.log": written(REQUESTS_LOG)}),
+    "docs/xla.md#tpus": Scene(brief=ONE_BUCKET),
     "docs/xla.md": Scene(
         brief={
             **{"--max-model-len": "256", "--max-prompt-len": "128", "--max-num-seqs": "1"},
@@ -275,3 +287,9 @@ SCENES: Mapping[str, Scene] = {
         }
     ),
 }
+
+
+def unit_of(one: Shown) -> str:
+    """What a line is rehearsed with: its section if that has a scene, else its document."""
+    page = one.document.relative_to(ROOT).as_posix() if one.document.is_relative_to(ROOT) else one.document.name
+    return name if (name := f"{page}#{one.section}") in SCENES else page

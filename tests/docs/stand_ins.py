@@ -93,11 +93,13 @@ def encoder(_: Kit, path: Path, task: str = "embed", positions: int = 64) -> Non
 
 
 def bundle(kit: Kit, path: Path, device: str = "fake", name: str = "bundle") -> None:
-    """A toy's, whose sequences have up to 256 tokens."""
+    """A toy's, whose sequences have up to 256 tokens. Compiled in the store that documents share, where its model is
+    recorded: one of a document's own may be gone when another document uses the bundle."""
 
     def compiled(into: Path) -> None:
         toy = kit.kept("toy", partial(write_toy, positions=LENGTH))
-        kit.run("compile", toy, "--device", device, "--max-model-len", 256, "--max-num-seqs", 4, "-o", into)
+        limits = ("--max-model-len", 256, "--max-num-seqs", 4)
+        kit.run("compile", toy, "--device", device, *limits, "--cache-dir", kit.folder / "cache", "-o", into)
 
     copied(kit.kept(name, compiled), path)
 
@@ -171,7 +173,7 @@ def public_key(kit: Kit, path: Path) -> None:
 
 def fleet(kit: Kit, path: Path) -> None:
     """The page's own, with the bundle that it names."""
-    (text,) = re.findall(r"```yaml\n# fleet\.yaml\n(.*?)```", (ROOT / "docs" / "fleet.md").read_text(), re.DOTALL)
+    (text,) = re.findall(r"```yaml\n# fleet\.yaml\n(.*?)```", (ROOT / "docs" / "planning.md").read_text(), re.DOTALL)
     path.write_text(text)
     kit.bring(path.parent, ["smollm2-demo"], BROUGHT)
     for name in re.findall(r"bundle: (\S+)", text):
@@ -212,7 +214,7 @@ BROUGHT: Mapping[str, Maker] = {
     "tiny-bert": encoder,
     **dict.fromkeys(("bundle", "copied", "current", "decode-bundle", "m", "prefill-bundle", "smollm2-cpu"), bundle),
     **dict.fromkeys(("smollm2-i8", "smollm2-f32", "u/rootfs"), bundle),
-    **dict.fromkeys(("F", "G", "requests.csv", "traffic.csv", "today.csv", "yesterday.csv"), traffic),
+    **dict.fromkeys(("F", "G", "requests.csv", "traffic.csv", "yesterday.csv"), traffic),
     **dict.fromkeys(("replica-0.jsonl", "replica-1.jsonl", "traffic.jsonl"), short_traffic),
     **dict.fromkeys(("lines.txt", "my.txt", "some.txt"), written("A river.\nThe capital of France is Paris.\n" * 60)),
     **dict.fromkeys(("ADAPTER", "my-adapter", "sql-adapter", "french-adapter"), adapter),
@@ -229,7 +231,6 @@ BROUGHT: Mapping[str, Maker] = {
     "tests/data/azure_conv_sample.csv": traffic,
     "texts.csv": texts,
     "prompts.jsonl": written('{"prompt": "a"}\n{"prompt": "bc"}\n'),
-    "decode": written("--cudagraph-capture-sizes 8 64 256 -O.cudagraph_mode=FULL_DECODE_ONLY\n"),
     "buckets.txt": written(LISTS),
     "server.log": written(OF_SERVERS),
     "steps.log": written(TABLE),

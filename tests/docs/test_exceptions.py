@@ -9,7 +9,7 @@ import pytest
 from tests.docs.commands import DOCUMENTS, ROOT, shown
 from tests.docs.exceptions import EXCEPTIONS, PAGES, all_calls, why_not
 from tests.docs.groups import GROUPS
-from tests.docs.scenes import SCENES
+from tests.docs.scenes import SCENES, unit_of
 from tests.docs.stand_ins import BROUGHT
 
 
@@ -32,17 +32,17 @@ def test_every_call_is_in_the_group_of_one_file_of_tests() -> None:
 
 def test_every_group_has_its_file_of_tests() -> None:
     text = "".join(path.read_text() for path in (ROOT / "tests" / "docs").glob("test_rehearsal_of_*.py"))
-    assert text.count('@pytest.mark.parametrize("document", paths(') == len(GROUPS)
+    assert text.count('@pytest.mark.parametrize("unit", units(') == len(GROUPS)
 
 
 def test_every_scene_and_page_is_of_a_document() -> None:
-    documents = {document.relative_to(ROOT).as_posix() for document in DOCUMENTS}
-    assert documents >= set(SCENES) | {f"docs/{name}.md" for name in PAGES}
+    assert {unit_of(one) for one, _ in all_calls()} >= set(SCENES)
+    assert {document.relative_to(ROOT).as_posix() for document in DOCUMENTS} >= {f"docs/{name}.md" for name in PAGES}
 
 
 def test_every_part_that_a_scene_waits_for_is_of_a_call() -> None:
     for name, scene in SCENES.items():
-        lines = [one.line for one, call in all_calls() if one.document == ROOT / name and why_not(one, call) is None]
+        lines = [one.line for one, call in all_calls() if unit_of(one) == name and why_not(one, call) is None]
         for part in (*scene.anew, *scene.host):
             assert any(part in " ".join(line.split()) for line in lines), (name, part)
 

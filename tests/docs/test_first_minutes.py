@@ -28,7 +28,7 @@ def model(here: Path) -> None:
     config.write_text(json.dumps(json.loads(config.read_text()) | {"max_position_embeddings": 256}))
 
 
-@pytest.mark.parametrize(("name", "bring"), [("first/vllm", traffic), ("first/ci", model)])
+@pytest.mark.parametrize(("name", "bring"), [("tune-vllm", traffic), ("ci", model)])
 def test_what_a_page_shows_runs_and_prints_that(name: str, bring: Callable[[Path], None], tmp_path: Path) -> None:
     page = Page(ROOT / "docs" / f"{name}.md", tmp_path, tmp_path / "cache")
     bring(page.folder)

@@ -18,7 +18,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.full
 @pytest.mark.real_weights
-@pytest.mark.parametrize("name", ["quickstart", "first/cpu-server"])
+@pytest.mark.parametrize("name", ["quickstart", "cpu-server"])
 def test_what_a_page_shows_runs_and_prints_that(name: str, store: Path, tmp_path: Path) -> None:
     commands = runs(Page(ROOT / "docs" / f"{name}.md", tmp_path, store))
     assert any(command.startswith("llmc deploy ") for command in commands[-2:]), "it ends with something deployed"

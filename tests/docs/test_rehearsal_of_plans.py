@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from tests.docs.conftest import Rehearse
-from tests.docs.groups import PLANS, paths
+from tests.docs.groups import PLANS, units
 from tests.tiers import full
 
 pytestmark = full
 
 
-@pytest.mark.parametrize("document", paths(PLANS), ids=lambda path: path.stem)
-def test_every_command_runs(document: Path, rehearse: Rehearse) -> None:
-    rehearse(document)
+@pytest.mark.parametrize("unit", units(PLANS))
+def test_every_command_runs(unit: str, rehearse: Rehearse) -> None:
+    rehearse(unit)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from tests.docs.conftest import Rehearse
-from tests.docs.groups import SERVING, paths
+from tests.docs.groups import SERVING, units
 from tests.tiers import full
 
 pytestmark = full
 
 
-@pytest.mark.parametrize("document", paths(SERVING), ids=lambda path: path.stem)
-def test_every_command_runs(document: Path, rehearse: Rehearse) -> None:
-    rehearse(document)
+@pytest.mark.parametrize("unit", units(SERVING))
+def test_every_command_runs(unit: str, rehearse: Rehearse) -> None:
+    rehearse(unit)

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 import llmc
+from llmc.cli.main import main
+from scripts import site_pages
 from tests.docs.commands import ROOT
 from tests.tiers import default_cases, full
 
@@ -48,7 +50,7 @@ def test_every_document_is_a_page_that_the_navigation_has(site: Path) -> None:
 @full
 def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
     pages = list(site.rglob("*.html"))
-    assert len(pages) > 60
+    assert len(pages) > 30
     for page in pages:
         loaded = [one or other for one, other in LOADED.findall(page.read_text())]
         assert loaded and not [url for url in loaded if re.match(r"(\w+:)?//", url)], page
@@ -65,10 +67,39 @@ def test_the_reference_has_every_export_with_its_docstring(site: Path) -> None:
     assert "Needs the extra <code>compile</code>" in page
 
 
+@full
+def test_the_options_of_commands_and_the_variables_are_on_their_pages(site: Path) -> None:
+    page = (site / "commands" / "index.html").read_text()
+    assert 'id="llmc-compile"' in page and 'id="llmc-cache-gc"' in page and "--prompt-batch" in page
+    listed = (site / "environment" / "index.html").read_text()
+    assert re.search(r"<pre>.*LLMC_CACHE_DIR.*LLMC_REMOTE_CACHE", listed, re.DOTALL), "one variable a line"
+
+
+def test_the_page_of_commands_lists_every_command_that_there_is() -> None:
+    listed = set()
+    for line in (ROOT / "docs" / "commands.md").read_text().splitlines():
+        if line.startswith("| `") and len(cells := line.split(" | ")) == 2:
+            for name in re.findall(r"`(\w[^`]*)`", cells[0].replace("`llmc …`", "")):
+                listed |= {f"llmc {name}", *(f"llmc {name} {verb}" for verb in re.findall(r"`(\w+)`", cells[1]))}
+    paths = {path for path, _ in site_pages.commands()}
+    assert listed == paths | {" ".join(path.split()[:2]) for path in paths}
+
+
+@pytest.mark.parametrize("command", ["compile", "plan", "serve", "cache gc"])
+def test_the_reference_of_commands_has_every_option(command: str, capfd: pytest.CaptureFixture[str]) -> None:
+    section = site_pages.reference().partition(f"### llmc {command}\n")[2].partition("\n### ")[0]
+    assert main([*command.split(), "--help" if command == "cache gc" else "--help-all"]) == 0
+    said = capfd.readouterr().out
+    missing = {flag for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]+(?=[ ,])", said) if flag not in section}
+    assert len(section) > 500 and not missing
+    if command == "compile":
+        assert "**Options of cpu, onnxruntime" in section and "llmc compile smollm2-demo -o bundle" in section
+
+
 def test_every_variable_of_vllm_is_on_the_page_for_those_who_come_from_there() -> None:
     from llmc import settings
 
-    page = (ROOT / "docs" / "vllm-variables.md").read_text()
+    page = (ROOT / "docs" / "environment.md").read_text()
     plain = {name for name in VARIABLE.findall(settings.__doc__ or "") if "{" not in name}
     assert len(plain) > 15
     assert not {name for name in plain if f"`{name}" not in page}

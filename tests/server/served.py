@@ -20,7 +20,7 @@ from tests.server.stub_engine import Asks
 from tests.toy import Toy
 
 OWN_WAYS = ("process", "replicas")
-"""Those in which llmc's own HTTP answers: Ray's ingress differs in what docs/ray.md lists."""
+"""Those in which llmc's own HTTP answers: Ray's ingress differs in what docs/deploying.md lists."""
 WAYS = (*OWN_WAYS, pytest.param("ray", marks=pytest.mark.full))
 KEYS = ("first-key", "clé-ñ-鍵")
 MODEL = "org/toy"

@@ -1,4 +1,4 @@
-"""The load balancer of docs/ray.md before two servers: its own check of the file, and requests while one drains."""
+"""docs/deploying.md's load balancer before two servers: its own check of the file, and requests while one drains."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.server.live import Live
 from tests.server.over_ray import free_port
 from tests.timing import until
 
-GUIDE = Path(__file__).parents[2] / "docs" / "ray.md"
+GUIDE = Path(__file__).parents[2] / "docs" / "deploying.md"
 
 
 def configuration(**ports: int) -> str:

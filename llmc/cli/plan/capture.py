@@ -28,7 +28,7 @@ class PlanCaptureCommand(CaptureFlags):
     """Say which graphs of a plan a device of that memory captures at start, and how large its KV cache becomes.
 
     Nothing is run: sizes are estimates for --model, or what a server's log said. The rules are the Gaudi guide's
-    (docs/warmup.md).
+    (docs/guarantees.md).
 
     \b
     Example:

@@ -21,7 +21,7 @@ class PlanFleetCommand(Command):
     """Say what a fleet costs before it is there: compile hours, artifacts, memory of a node, and cold starts.
 
     Cold starts are simulated: nodes pull a bundle at once through one registry, alone or helped by peers or by a
-    pre-pull, up to 10,000 of them. docs/fleet.md has the file and the model.
+    pre-pull, up to 10,000 of them. docs/planning.md has the file and the model.
 
     \b
     Example:

@@ -46,7 +46,7 @@ class PlanHybridCommand(Command):
     latency_ms: float = flag(0.0, "T", "Of the transport, for each prompt.")
     model: str | None = flag(None, "MODEL", "What a token's keys and values take: a model or config.json.")
     kv_bytes_per_token: str | None = flag(None, "SIZE", "The same, as a number.")
-    traffic: str | None = flag(None, "FILE", "Recorded requests, in any format of docs/traffic.md.")
+    traffic: str | None = flag(None, "FILE", "Recorded requests, in any format of docs/planning.md.")
     traffic_format: str | None = traffic_format_flag()
     fields: str | None = fields_flag()
     arrival_rate: str | None = flag(None, "R", "Requests a second, or inf. Default: as recorded; else inf.")

@@ -45,7 +45,7 @@ class ServerFlags(Command):
     settings: list[str] | None = flag(
         None, "NAME=VALUE", "A setting of the server's own; --set ? lists them. Again for each.", names="--set"
     )
-    traffic: str | None = flag(None, "FILE", "Recorded requests, see docs/traffic.md.")
+    traffic: str | None = flag(None, "FILE", "Recorded requests, see docs/planning.md.")
     traffic_format: str | None = traffic_format_flag()
     fields: str | None = fields_flag()
     arrival_rate: str | None = rate_flag()

@@ -1,6 +1,6 @@
 """Targets: one file per device that llmc compiles for; each is imported when its device is asked for.
 
-Other packages bring theirs in the entry-point group "llmc.targets" (declared.py, docs/adding-a-target.md).
+Other packages bring theirs in the entry-point group "llmc.targets" (declared.py, docs/adding.md).
 """
 
 from __future__ import annotations

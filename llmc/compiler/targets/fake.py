@@ -1,4 +1,4 @@
-"""The tutorial target: a toy language model for a device that is numpy. docs/adding-a-target.md walks through it.
+"""The tutorial target: a toy language model for a device that is numpy. docs/adding.md walks through it.
 
 The toy model (model_type "toy") has two tensors, E = model.embed_tokens.weight and W = lm_head.weight, both
 [vocab_size, hidden_size]. A token at position j is remembered as one vector, and logits fade the older ones out:

@@ -34,7 +34,7 @@ class EngineOptions:
     are reused at all. `speculative_config`: vLLM's, for its method "ngram", see SpeculativeConfig; None: no drafts.
     `grammar_limits`: what compiling a request's grammar may take; None: as the environment says. `prefill`: a bundle of
     the same checkpoint, or the address of `llmc prefill`, that computes the prompts, whose keys and values are handed
-    over; see docs/hybrid.md. `enforce_eager`: steps run without compiled or captured graphs, on a device that can.
+    over (docs/disaggregated.md). `enforce_eager`: steps run without compiled or captured graphs, on a device that can.
     `warm_up`: every bucket runs before the first request, and a device that captures graphs divides its memory and
     captures them, as a server's does; CaptureOptions say how, True as the environment says.
     """

@@ -1,4 +1,4 @@
-"""A strategy that another package brings: that of docs/adding-a-strategy.md, with nothing in llmc changed."""
+"""A strategy that another package brings: that of docs/adding.md, with nothing in llmc changed."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ from pathlib import Path
 
 import pytest
 
-DOCUMENT = Path(__file__).parents[3] / "docs" / "adding-a-strategy.md"
+from tests.docs.commands import ROOT, section
+
+TEXT = section(ROOT / "docs" / "adding.md", "Adding a strategy")
 
 
 def block(language: str) -> str:
-    return re.findall(rf"^```{language}\n(.*?)^```", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL)[0]
+    return re.findall(rf"^```{language}\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)[0]
 
 
 def plan(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
     """The page's command, where the page's package is installed."""
-    (command,) = (shlex.split(line) for line in re.findall(r"^\$ llmc (.*)$", DOCUMENT.read_text(), re.MULTILINE))
+    (command,) = (shlex.split(line) for line in re.findall(r"^\$ llmc (.*)$", TEXT, re.MULTILINE))
     run = [sys.executable, "-c", "import sys; from llmc.cli.main import main; sys.exit(main())", *command, *more]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *sys.path])}
     return subprocess.run(run, cwd=folder, env=environment, capture_output=True, text=True, check=False)
@@ -45,7 +47,7 @@ def installed(tmp_path: Path) -> Path:
 def test_a_plan_is_made_by_it(installed: Path) -> None:
     ran = plan(installed, "-o", "plan.json")
     assert ran.returncode == 0, ran
-    shown = [line for line in DOCUMENT.read_text().splitlines() if re.match("prompt query|buckets:", line)]
+    shown = [line for line in TEXT.splitlines() if re.match("prompt query|buckets:", line)]
     assert len(shown) == 2 and set(shown) <= set(ran.stdout.splitlines()), ran.stdout
     built = json.loads((installed / "plan.json").read_bytes())
     assert {query for _, query, _ in built["prompt"]} == {64, 96, 128, 192, 256, 384, 512}

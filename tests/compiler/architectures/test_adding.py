@@ -1,4 +1,4 @@
-"""The family of docs/adding-an-architecture.md, as it stands there."""
+"""The architecture that docs/adding.md adds, as it stands there."""
 
 from __future__ import annotations
 
@@ -23,18 +23,19 @@ from llmc.runtime.llm import BundleLLM
 from llmc.testing.toy import VOCAB
 from tests.compiler import tiny
 from tests.compiler.architectures.dropped import drop_in
+from tests.docs.commands import ROOT, section
 
-DOCUMENT = Path(__file__).parents[3] / "docs" / "adding-an-architecture.md"
+TEXT = section(ROOT / "docs" / "adding.md", "Adding an architecture")
 NAME, FILE = "seed_oss", "seed"
 
 
 @pytest.fixture
 def dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file of the page lies among the families."""
-    (text,) = re.findall(rf"^```python\n# {FILE}\.py\n(.*?)^```", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL)
+    (text,) = re.findall(rf"^```python\n# {FILE}\.py\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
     with pytest.raises(CheckpointError, match=f"'{NAME}' is not supported; supported: {', '.join(supported())}"):
         require_supported({"model_type": NAME})
-    assert f'"{FILE}": ("{NAME}",),' in DOCUMENT.read_text()
+    assert f'"{FILE}": ("{NAME}",),' in TEXT
     drop_in(NAME, FILE, text, tmp_path, monkeypatch)
 
 

@@ -1,4 +1,4 @@
-"""Executables compiled as tasks over a Ray cluster (docs/ray.md).
+"""Executables compiled as tasks over a Ray cluster (docs/deploying.md).
 
 Every task takes one CPU, and fetches the lowered program from a store that all nodes reach: LLMC_REMOTE_CACHE, or else
 the folder of the driver's own. Ray tries a task again whose worker or node died. A task that takes much longer than

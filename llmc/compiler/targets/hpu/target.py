@@ -58,7 +58,7 @@ class HpuTarget(ProgramTarget):
         executor="hpu",
         also_called=("gaudi", "gaudi2", "gaudi3", "habana"),
         why_static="HPU graphs are captured and replayed at fixed shapes",
-        guide="docs/hpu.md",
+        guide="docs/accelerators.md",
         accelerators=(GAUDI,),
         hardware=contract_tested("the programs were run and verified on CPU"),
     )

@@ -76,7 +76,7 @@ class InductorTarget(ProgramTarget):
         executor="inductor",
         options=(MODE, SECONDS),
         why_static="CUDA graphs are captured and replayed at fixed shapes",
-        guide="docs/inductor.md",
+        guide="docs/cuda.md",
         accelerators=(NVIDIA_GPU,),
         hardware=contract_tested("programs and AOTInductor packages were run on CPU"),
     )

@@ -159,7 +159,7 @@ class LpuTarget(ProgramTarget):
         config_only=False,
         most_sequences=1,
         hardware=contract_tested("portable programs were run and verified on CPU"),
-        guide="docs/lpu.md",
+        guide="docs/accelerators.md",
     )
 
     def __init__(self, devices: int = 1) -> None:

@@ -72,7 +72,7 @@ class NeuronTarget(XlaTarget):
         selects_adapters=False,
         ranges=_ranges,
         hardware=contract_tested("the modules were run and verified on CPU"),
-        guide="docs/neuron.md",
+        guide="docs/accelerators.md",
         accelerators=(NEURON,),
     )
     loops: ClassVar[bool] = False

@@ -55,7 +55,7 @@ def cache_default(sets: Collection[KernelSet], here: Collection[str]) -> str:
 def verified_by(options: CompileOptions, here: Collection[str]) -> KernelSet | None:
     """The set of kernels that verifies a bundle of which this host runs none, with the same bits; None: it runs one.
 
-    Sets differ in attention in bfloat16 alone (docs/kernels.md). Raises InputError where this host runs no such set.
+    Sets differ in attention in bfloat16 alone (docs/cpu.md). Raises InputError where this host runs no such set.
     """
     wanted = sets_of(options, here)
     if any(one.runs_on(here) for one in wanted):

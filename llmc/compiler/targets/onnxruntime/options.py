@@ -97,7 +97,7 @@ def with_dtypes(options: CompileOptions, cache: str, prompts: str) -> CompileOpt
         if requested != AUTO and not ours(options):
             raise InputError(
                 f"{option.flag} {requested} is for llmc's kernels: quantise, without --specialise and --kernels "
-                "onnxruntime, on a CPU that they run on (docs/kernels.md), or leave it out"
+                "onnxruntime, on a CPU that they run on (docs/cpu.md), or leave it out"
             )
         chosen = default if requested == AUTO else requested
         found[option.name] = None if chosen == plain else chosen

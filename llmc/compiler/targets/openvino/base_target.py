@@ -75,7 +75,7 @@ OPENVINO = DeviceDescription(
     default_quantize="int8",
     options=(KV_CACHE_DTYPE, GROUP_SIZE, ACTIVATION_GROUP_SIZE, SPECIALISE_MEMORY, STARTER),
     requirements=Requirements((*TRACING, "gguf", "openvino"), ("openvino",), ("compile", "openvino"), ("openvino",)),
-    guide="docs/openvino.md",
+    guide="docs/cpu.md",
 )
 """What both forms have in common."""
 

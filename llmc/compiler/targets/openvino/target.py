@@ -85,7 +85,7 @@ STARTER_DEVICE = "onnxruntime"
 PLAIN = "plain"
 """What of a model plain operators run, as PagedModel.plain has it: a result of lowering, and part of the analysis."""
 ADDED_KL = 0.001
-"""What an embedding and a head in 8 bits and a KV cache in u8 add to the divergence of int4 (docs/calibration.md)."""
+"""What an embedding and a head in 8 bits and a KV cache in u8 add to the divergence of int4 (docs/quantising.md)."""
 
 
 class OpenVinoTarget(OpenVinoBase):

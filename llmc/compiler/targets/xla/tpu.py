@@ -43,7 +43,7 @@ class TpuTarget(DescribedTarget):
             DESCRIBED.requirements, compiling=(*TRACING, "jax", "libtpu"), compile_extras=("compile", "tpu")
         ),
         topologies=Topologies("GENERATION-SHAPE", "tpu:v5e-2x2", "generation", "shapes", _known),
-        guide="docs/tpu.md",
+        guide="docs/xla.md",
         accelerators=(TPU,),
     )
     platform: ClassVar[Platform] = "tpu"

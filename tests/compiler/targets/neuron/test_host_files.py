@@ -37,7 +37,7 @@ class LLM:
         (root.parent / "seen.json").write_text(json.dumps(seen))
         make_neuron(root / "neuron" / "compile_cache")
 """
-"""A fake of vllm.LLM on vLLM Neuron (SDK 2.33): its compile leaves the cache of docs/foreign-caches.md."""
+"""A fake of vllm.LLM on vLLM Neuron (SDK 2.33): its compile leaves the cache of docs/servers.md."""
 
 
 @pytest.fixture

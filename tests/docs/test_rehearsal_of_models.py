@@ -1,0 +1,16 @@
+"""Every command of the documents about models runs."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.docs.conftest import Rehearse
+from tests.docs.groups import MODELS, units
+from tests.tiers import full
+
+pytestmark = full
+
+
+@pytest.mark.parametrize("unit", units(MODELS))
+def test_every_command_runs(unit: str, rehearse: Rehearse) -> None:
+    rehearse(unit)
