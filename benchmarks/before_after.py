@@ -5,8 +5,8 @@
 OTHER is an environment with the other version of llmc. Each version compiles bundles of its own, with the same flags,
 and answers in processes of its own; a ratio is this version's figure over the other's in the same round
 (docs/performance.md). Rounds are even, since who is first in one is faster (145 and 175 ms, a prompt of 512 tokens).
-Exit code 1 where a median ratio is worse than `--tolerance` allows, or there is none: the machine's noise decides how small
-the tolerance can be.
+Exit code 1 where a median ratio is worse than `--tolerance` allows, or there is none: the machine's noise decides
+how small the tolerance can be.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Waste of plans on the Azure traces, and how long planning takes.
+"""Padding of plans on the Azure traces, and how long planning takes.
 
     python benchmarks/planning.py FOLDER [-o planning.json]
 
@@ -42,7 +42,7 @@ def halves(trace: Path, folder: Path) -> tuple[Path, Path]:
 
 
 def compare(name: str, first: Path, second: Path, seqs: int, rate: float | None) -> list[dict]:
-    """A row for each rule and phase: its graphs and waste, and the waste of a traffic plan of as many graphs."""
+    """A row for each rule and phase: its graphs and padding, and the padding of a traffic plan of as many graphs."""
     limits = Limits(MAX_MODEL_LEN, seqs)
     rows = []
     for rule in RULES:
@@ -53,17 +53,18 @@ def compare(name: str, first: Path, second: Path, seqs: int, rate: float | None)
             began = time.perf_counter()
             ours = make_plan(limits, traffic=Traffic(first, rate), budget=Budget(max_graphs=graphs))
             seconds = time.perf_counter() - began
-            waste = getattr(judged, phase).waste
-            found = getattr(replay(ours, Traffic(second, rate)), phase).waste
+            padding = getattr(judged, phase).padding
+            found = getattr(replay(ours, Traffic(second, rate)), phase).padding
             rows.append(
                 {
                     "trace": name, "seqs": seqs, "rate": rate, "phase": phase, "rule": rule, "graphs": graphs,
-                    "rule_waste": waste, "traffic_waste": found, "ratio": found / waste if waste else math.nan,
+                    "rule_padding": padding, "traffic_padding": found,
+                    "ratio": found / padding if padding else math.nan,
                     "gap": ours.provenance.facts[f"{phase}_gap"], "seconds": seconds,
                 }
             )  # fmt: skip
             print(
-                f"| {name} | {seqs} | {phase} | {rule} | {graphs} | {waste:.1%} | {found:.1%} "
+                f"| {name} | {seqs} | {phase} | {rule} | {graphs} | {padding:.1%} | {found:.1%} "
                 f"| {rows[-1]['ratio']:.2f} | {rows[-1]['gap']:.1%} | {seconds:.1f} |",
                 flush=True,
             )
@@ -117,7 +118,7 @@ def main() -> None:
     arguments = parser.parse_args()
     found: dict[str, object] = {}
     rows: list[dict] = []
-    print("| trace | max_num_seqs | phase | rule | graphs | its waste | by traffic | ratio | gap | planned in s |")
+    print("| trace | max_num_seqs | phase | rule | graphs | its padding | by traffic | ratio | gap | planned in s |")
     print("|---|---|---|---|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
         for name in ("conv", "code"):
@@ -125,7 +126,7 @@ def main() -> None:
             first, second = halves(trace, Path(folder))
             for seqs in (1, 8, 32):
                 rows += compare(name, first, second, seqs, None)
-    found["waste"] = rows
+    found["padding"] = rows
     for seqs in (8, 64):
         times = planning_seconds(arguments.traces / "AzureLLMInferenceTrace_conv.csv", seqs)
         found[f"planning_seconds_{seqs}"] = times

@@ -126,7 +126,7 @@ def compare(
             {
                 "server": name, "trace": trace.stem.rpartition("_")[2], "max_num_seqs": setup.limits.max_num_seqs,
                 "settings": dict(given), "family": family.name, "unit": family.unit, "graphs": counts[family.name],
-                "own_waste": pads / real, "waste": by_equal[family.name][0] / real,
+                "own_padding": pads / real, "padding": by_equal[family.name][0] / real,
                 "ratio": by_equal[family.name][0] / pads if pads else math.nan,
                 "half": by_few[family.name][0] / pads if pads else math.nan,
                 "as_few": fewest(server, setup, family.name, own, plan, judge, pads),
@@ -144,7 +144,7 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path)
     arguments = parser.parse_args()
     rows: list[dict[str, object]] = []
-    print("| server | settings | trace | max_num_seqs | family | graphs | its own waste | proposed | ratio | half | "
+    print("| server | settings | trace | max_num_seqs | family | graphs | its own padding | proposed | ratio | half | "
           "as few | missed | s |")  # fmt: skip
     print("|---|---|---|---|---|---|---|---|---|---|---|---|---|")
     for name, limits, given in CASES:
@@ -157,7 +157,7 @@ def main() -> None:
                 rows.append(row)
                 print(
                     f"| {name} | {words} | {trace} | {row['max_num_seqs']} | {row['family']} | {row['graphs']} "
-                    f"| {row['own_waste']:.1%} | {row['waste']:.1%} | {row['ratio']:.2f} | {row['half']:.2f} "
+                    f"| {row['own_padding']:.1%} | {row['padding']:.1%} | {row['ratio']:.2f} | {row['half']:.2f} "
                     f"| {row['as_few']:.2f} | {row['missed']} | {row['seconds']:.1f} |",
                     flush=True,
                 )

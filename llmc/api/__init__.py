@@ -24,7 +24,7 @@ def plan(model: str | Path | None = None, **flags: Any) -> Plan:
     Keywords are those of `llmc.compiler.pipeline.planning.PlanArguments`: max_model_len, max_num_seqs,
     max_num_batched_tokens, block_size, max_prompt_len (ints), strategy (a name), the ranges prompt_batch, prompt_seq,
     prompt_context, decode_batch, decode_seq as (min, step, max), from_file, traffic and bench (paths), max_graphs,
-    max_waste (a fraction), max_compile_time (seconds), max_graph_memory (bytes) and others. Raises InputError for
+    max_padding (a fraction), max_compile_time (seconds), max_graph_memory (bytes) and others. Raises InputError for
     values that cannot be used, CheckpointError when the model cannot be read.
     """
     from llmc.compiler.pipeline.planning import plan_for

@@ -3,7 +3,7 @@
 With this module as `servers`:
 
     tuned = servers.tune("vllm", "requests.csv", max_model_len=8192, max_num_seqs=128)
-    tuned.default.waste, tuned.chosen.waste
+    tuned.default.padding, tuned.chosen.padding
     servers.export(tuned.plan).arguments
 """
 

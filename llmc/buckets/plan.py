@@ -83,7 +83,7 @@ class Provenance:
                   …
     notes         what was dropped and added, and why
     facts         of a plan chosen by traffic: what was read and what is expected of the plan, such as
-                  "traffic_sha256", "requests", "prompt_waste"; absent from JSON when empty
+                  "traffic_sha256", "requests", "prompt_padding"; absent from JSON when empty
     """
 
     strategy: str

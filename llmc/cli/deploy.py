@@ -20,7 +20,7 @@ _CI = "CI"
 _SERVERS = "Other servers"
 _PLAIN = (
     "name", "port", "cpus", "image", "base_image", "program", "bundle_image", "namespace", "replicas", "max_replicas",
-    "trusted_keys", "api_key_secret", "model", "traffic", "max_waste", "runner", "server", "device", "configuration",
+    "trusted_keys", "api_key_secret", "model", "traffic", "max_padding", "runner", "server", "device", "configuration",
     "cache_image", "tool_image",
 )  # fmt: skip
 """Options that are handed on as they are."""
@@ -69,7 +69,7 @@ class DeployCommand(Command):
     program: str | None = flag(None, "PATH", "llmc on that host. Default: /opt/llmc/bin/llmc.", _NODES)
     model: str | None = flag(None, "MODEL", "The checkpoint that CI compiles, or a server loads.", _CI)
     traffic: str | None = flag(None, "FILE", "Recorded requests in the repository, to plan for.", _CI)
-    max_waste: str | None = flag(None, "F", "Padding on it above which CI fails.", _CI)
+    max_padding: str | None = flag(None, "F", "Padding on it above which CI fails.", _CI)
     runner: str | None = flag(None, "LABEL", "What CI's job runs on, the device in it.", _CI)
     server: str | None = flag(None, "NAME", "Which server of llmc plan export.", _SERVERS)
     device: str | None = device_flag(None, "What it runs on, as llmc compile names it.", panel=_SERVERS)

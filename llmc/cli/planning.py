@@ -80,7 +80,7 @@ class PlanningFlags(Command):
     bench: str | None = flag(
         None, "FILE", "Measured seconds of buckets (llmc bench -o): what steps cost, in place of tokens.", _TRAFFIC
     )
-    max_waste: str | None = flag(None, "F", "As few buckets as add at most this much padding, e.g. 10%.", _BUDGETS)
+    max_padding: str | None = flag(None, "F", "As few buckets as add at most this much padding, e.g. 10%.", _BUDGETS)
     max_compile_time: str | None = flag(None, "T", "Estimated compile time at most, e.g. 30m.", _BUDGETS)
     max_graph_memory: str | None = flag(None, "SIZE", "Estimated memory of all graphs at most, e.g. 8GiB.", _BUDGETS)
 
@@ -103,7 +103,7 @@ class PlanningFlags(Command):
             **as_typed,
             **{name: _range(f"--{name.replace('_', '-')}", as_typed[name]) for name in _RANGES},
             "traffic": None if self.traffic is None else self.open_traffic(),
-            "max_waste": fraction("--max-waste", self.max_waste),
+            "max_padding": fraction("--max-padding", self.max_padding),
             "max_compile_time": duration("--max-compile-time", self.max_compile_time),
             "max_graph_memory": size("--max-graph-memory", self.max_graph_memory),
         }

@@ -137,10 +137,10 @@ def _summary(count: int, seconds: float, pooler: object) -> None:
 
     assert isinstance(pooler, Pooler)
     counted = pooler.statistics
-    waste = 1 - counted.tokens / max(counted.padded_tokens, 1)
+    padding = 1 - counted.tokens / max(counted.padded_tokens, 1)
     if not output.quiet:
         echo(
             f"{count} texts in {seconds:.2f} s; {counted.tokens} tokens in {counted.steps} batches, "
-            f"padding {waste:.1%}",
+            f"padding {padding:.1%}",
             err=True,
         )

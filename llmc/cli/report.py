@@ -23,7 +23,7 @@ MAX_ROWS = 100
 
 @dataclass(frozen=True, kw_only=True)
 class ReportCommand(Command):
-    """Tell of a bundle in Markdown: graphs built and reused, sizes, waste, numbers, and its certificate.
+    """Tell of a bundle in Markdown: graphs built and reused, sizes, padding, numbers, and its certificate.
 
     \b
     Example:
@@ -33,7 +33,7 @@ class ReportCommand(Command):
 
     bundle: str = bundle_argument()
     compiled: Path | None = flag(None, "FILE", "The outcome of llmc compile --result: graphs built and reused.")
-    traffic: Path | None = flag(None, "FILE", "Recorded requests: the plan's waste on them.")
+    traffic: Path | None = flag(None, "FILE", "Recorded requests: the plan's padding on them.")
     certificate: Path | None = flag(None, "FILE", "Of llmc warmup --certify, of this bundle.")
     output: Path | None = flag(None, "FILE", "Write it here, in place of printing it.", names="--output -o")
     cache_dir: Path | None = store_flag()
@@ -67,7 +67,7 @@ def _lines(bundle: Bundle, compiled: Path | None, traffic: Path | None, certific
     if compiled is not None:
         rows.insert(2, ("made", _built(compiled)))
     if traffic is not None:
-        rows.append(("waste", _waste(bundle, traffic)))
+        rows.append(("padding", _padding(bundle, traffic)))
     if verification.get("mode", "none") == "none":
         rows.append(("numbers", f"not verified{': ' + str(verification['why']) if 'why' in verification else ''}"))
     else:
@@ -104,14 +104,14 @@ def _built(file: Path) -> str:
     return f"{fields.integer('built')} built, {fields.integer('reused')} reused, in {fields.number('seconds'):,.1f} s"
 
 
-def _waste(bundle: Bundle, file: Path) -> str:
+def _padding(bundle: Bundle, file: Path) -> str:
     from llmc.buckets.evaluation.replay import replay
     from llmc.buckets.render.text import percent
     from llmc.buckets.traffic.source import Traffic
 
     found = replay(bundle.plan, Traffic(str(file)))
     phases = {"prompt": found.prompt, "decode": found.decode}
-    reported = [f"{name} {percent(one.waste)}" for name, one in phases.items()]
+    reported = [f"{name} {percent(one.padding)}" for name, one in phases.items()]
     uncovered = found.prompt.uncovered + found.decode.uncovered
     return f"{', '.join(reported)} on {found.prompt.requests:,} recorded requests; {uncovered} uncovered"
 

@@ -78,7 +78,7 @@ class Options:
     base_image: str = ""
     model: str = ""
     traffic: str = ""
-    max_waste: str = ""
+    max_padding: str = ""
     runner: str = ""
     namespace: str = ""
     replicas: int = 1

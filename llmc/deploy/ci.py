@@ -1,6 +1,6 @@
 """`llmc deploy github-actions` and `gitlab`: a pipeline that plans, compiles, verifies, certifies and pushes a bundle.
 
-Each fails where llmc does: 2 where a plan leaves a request uncovered or wastes too much, 3 without the device, 4 where
+Each fails where llmc does: 2 where a plan leaves a request uncovered or pads too much, 3 without the device, 4 where
 numbers differ, 5 without a signature, 1 where something was compiled while serving.
 """
 
@@ -17,7 +17,7 @@ from llmc.errors import InputError
 class Pipeline(DeploymentKind):
     """Base of the CI kinds."""
 
-    takes = ("bundle", "model", "bundle_image", "traffic", "max_waste", "runner")
+    takes = ("bundle", "model", "bundle_image", "traffic", "max_padding", "runner")
     needs = ("bundle", "model", "bundle_image")
     default_runner: ClassVar[str]
     constraints: ClassVar[str]
@@ -30,11 +30,11 @@ class Pipeline(DeploymentKind):
     def values(self, options: Options) -> dict[str, Any]:
         """Flags of the plan and of the compile, and the registry.
 
-        Raises InputError for a waste without traffic, and for a device without the label of a runner that has it.
+        Raises InputError for a padding without traffic, and for a device without the label of a runner that has it.
         """
         found, facts = super().values(options), options.facts
-        if options.max_waste and not options.traffic:
-            raise InputError("--max-waste is of padding on recorded requests: name them with --traffic FILE")
+        if options.max_padding and not options.traffic:
+            raise InputError("--max-padding is of padding on recorded requests: name them with --traffic FILE")
         if found["hosting"].resources and not options.runner:
             raise InputError(
                 f"a certificate for {facts.manifest.device} is made where that device is: name such a runner with "

@@ -1,8 +1,8 @@
 """What a server's graphs do on traffic, by its own rules: padding, steps without a graph, graphs, warm-up, memory.
 
-Waste is (padded − real) / real of a family's own unit: tokens of a step, blocks of the whole batch, requests. It is of
-the steps that run in graphs: one without a graph that runs eagerly, or fails, is in `misses` alone; one that a graph is
-compiled for in traffic is in `misses`, and padded to that graph.
+Padding is (padded − real) / real of a family's own unit: tokens of a step, blocks of the whole batch, requests. It is
+of the steps that run in graphs: one without a graph that runs eagerly, or fails, is in `misses` alone; one that a graph
+is compiled for in traffic is in `misses`, and padded to that graph.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class FamilyEvaluation:
     padded      units that their graphs computed
     misses      steps that no prepared graph covered, by what the server did
     missed      their shapes with the steps of each, the most frequent first, at most `SHOWN`
-    waste_pNN   the least waste that NN% of the steps do not exceed; None without steps
+    padding_pNN   the least padding that NN% of the steps do not exceed; None without steps
     used        graphs that ran, by shape
     """
 
@@ -44,12 +44,12 @@ class FamilyEvaluation:
     padded: int
     misses: Mapping[Miss, int]
     missed: tuple[tuple[Shape, int], ...]
-    waste_p50: float | None
-    waste_p95: float | None
+    padding_p50: float | None
+    padding_p95: float | None
     used: tuple[ShapeUse, ...]
 
     @property
-    def waste(self) -> float | None:
+    def padding(self) -> float | None:
         """(padded − real) / real; None without real work."""
         return (self.padded - self.real) / self.real if self.real else None
 
@@ -59,7 +59,7 @@ class FamilyEvaluation:
         return sum(self.misses.values())
 
     @property
-    def dead(self) -> tuple[Shape, ...]:
+    def unused(self) -> tuple[Shape, ...]:
         """The graphs of the list that never ran."""
         ran = {use.shape for use in self.used}
         return tuple(shape for shape in self.shapes if shape not in ran)
@@ -73,12 +73,12 @@ class FamilyEvaluation:
             "steps": self.steps,
             "real": self.real,
             "padded": self.padded,
-            "waste": self.waste,
-            "waste_p50": self.waste_p50,
-            "waste_p95": self.waste_p95,
+            "padding": self.padding,
+            "padding_p50": self.padding_p50,
+            "padding_p95": self.padding_p95,
             "misses": dict(self.misses),
             "missed": [{"shape": list(shape), "steps": steps} for shape, steps in self.missed],
-            "dead": [list(shape) for shape in self.dead],
+            "unused": [list(shape) for shape in self.unused],
             "used": [asdict(use) | {"shape": list(use.shape)} for use in self.used],
         }
 
@@ -101,15 +101,15 @@ class ServerEvaluation:
     families: tuple[FamilyEvaluation, ...]
 
     @property
-    def waste(self) -> dict[str, float | None]:
+    def padding(self) -> dict[str, float | None]:
         """Padding over real work by family; units differ, so that there is no sum of them."""
-        return {family.family.name: family.waste for family in self.families}
+        return {family.family.name: family.padding for family in self.families}
 
     @property
     def worst(self) -> float:
-        """The most waste of a family that counts; 0 without real work."""
-        wastes = (found.waste for found in self.families if found.family.counted)
-        return max((waste for waste in wastes if waste is not None), default=0.0)
+        """The most padding of a family that counts; 0 without real work."""
+        all_padding = (found.padding for found in self.families if found.family.counted)
+        return max((padding for padding in all_padding if padding is not None), default=0.0)
 
     @property
     def missing(self) -> float:
@@ -127,7 +127,7 @@ class ServerEvaluation:
             "graphs": self.graphs,
             "warmup_seconds": self.warmup_seconds,
             "graph_bytes": self.graph_bytes,
-            "waste": self.waste,
+            "padding": self.padding,
             "missing": self.missing,
             "families": {found.family.name: found.to_dict() for found in self.families},
         }
@@ -158,7 +158,7 @@ def _family(
     used: dict[Shape, list[int]] = {}
     misses: dict[Miss, int] = {}
     missed: dict[Shape, int] = {}
-    wastes: list[tuple[float, int]] = []
+    all_padding: list[tuple[float, int]] = []
     for shape, demand in demands.items():
         found = finder.find(shape)
         if found.miss is not None:
@@ -172,8 +172,8 @@ def _family(
         known[0] += demand.steps
         known[1] += demand.real
         known[2] += padded
-        wastes.append(((padded - demand.real) / max(demand.real, 1), demand.steps))
-    wastes.sort()
+        all_padding.append(((padded - demand.real) / max(demand.real, 1), demand.steps))
+    all_padding.sort()
     return FamilyEvaluation(
         family,
         shapes,
@@ -182,18 +182,18 @@ def _family(
         sum(use[2] for use in used.values()),
         misses,
         tuple(sorted(missed.items(), key=lambda item: (-item[1], item[0]))[:SHOWN]),
-        _percentile(wastes, 0.50),
-        _percentile(wastes, 0.95),
+        _percentile(all_padding, 0.50),
+        _percentile(all_padding, 0.95),
         tuple(ShapeUse(shape, *counts) for shape, counts in sorted(used.items())),
     )
 
 
-def _percentile(wastes: list[tuple[float, int]], share: float) -> float | None:
-    """The least waste that `share` of the steps do not exceed; `wastes` ascending, each with its steps."""
-    total = sum(steps for _, steps in wastes)
+def _percentile(all_padding: list[tuple[float, int]], share: float) -> float | None:
+    """The least padding that `share` of the steps do not exceed; `all_padding` ascending, each with its steps."""
+    total = sum(steps for _, steps in all_padding)
     seen = 0
-    for waste, steps in wastes:
+    for padding, steps in all_padding:
         seen += steps
         if seen >= share * total:
-            return waste
+            return padding
     return None

@@ -89,7 +89,7 @@ def _of_steps(server: BucketRules, setup: Setup, path: str, found: StepHistogram
         )
     notes = list(found.notes)
     if found.padded:
-        notes.append(f"{path}: has sizes after padding only, so that what its own graphs wasted is not in them")
+        notes.append(f"{path}: has sizes after padding only, so that the padding of its own graphs is not in them")
     if found.counted == "misses":
         notes.append(f"{path}: has only steps that no graph covered; plan with traffic that has all of them")
     return ObservedSteps(demands, (), {"steps": found.steps}, {"steps": found.steps}, tuple(notes))

@@ -80,9 +80,9 @@ def _start(found: Findings) -> Section:
         rows = []
         for name, evaluation in found.evaluations:
             one = evaluation.family(family.name)
-            counts = (len(one.shapes), one.steps, one.real, one.padded, one.missing, len(one.dead))
-            wastes = (one.waste, one.waste_p50, one.waste_p95)
-            rows.append((name, *(f"{count:,}" for count in counts), *(percent(waste) for waste in wastes)))
+            counts = (len(one.shapes), one.steps, one.real, one.padded, one.missing, len(one.unused))
+            all_padding = (one.padding, one.padding_p50, one.padding_p95)
+            rows.append((name, *(f"{count:,}" for count in counts), *(percent(padding) for padding in all_padding)))
         header = (
             "configuration",
             "graphs",
@@ -91,7 +91,7 @@ def _start(found: Findings) -> Section:
             "computed",
             "misses",
             "never used",
-            "waste",
+            "padding",
             "p50",
             "p95",
         )
@@ -108,7 +108,7 @@ def _bars(figure: FigureBase, found: Findings, family: str) -> None:
         one = evaluation.family(family)
         axes.barh(place, one.real, color=REAL, label="needed" if not place else None)
         axes.barh(place, one.padded - one.real, left=one.real, color=PADDING, label="padding" if not place else None)
-        axes.annotate(f"  {percent(one.waste)}", (one.padded, place), va="center")
+        axes.annotate(f"  {percent(one.padding)}", (one.padded, place), va="center")
     axes.set_yticks(range(len(found.evaluations)), [name for name, _ in found.evaluations])
     axes.invert_yaxis()
     axes.margins(x=0.12)
@@ -116,7 +116,7 @@ def _bars(figure: FigureBase, found: Findings, family: str) -> None:
     axes.legend(loc="upper right", bbox_to_anchor=(1, 1.25), ncols=2)
 
 
-HEADER = ("configuration", "family", "graphs", "steps", "waste", "p50", "p95", "misses", "dead")
+HEADER = ("configuration", "family", "graphs", "steps", "padding", "p50", "p95", "misses", "unused")
 OWN = "the server's own"
 """What tables call the lists that the server would prepare by itself."""
 
@@ -162,14 +162,14 @@ def comparison(found: Sequence[tuple[str, ServerEvaluation]]) -> str:
 
 def _row(name: str, family: FamilyEvaluation) -> tuple[str, ...]:
     counts = (len(family.shapes), family.steps)
-    wastes = (family.waste, family.waste_p50, family.waste_p95)
+    all_padding = (family.padding, family.padding_p50, family.padding_p95)
     return (
         name,
         f"{family.family.name} ({family.family.unit})",
         *(str(count) for count in counts),
-        *(percent(waste) for waste in wastes),
+        *(percent(padding) for padding in all_padding),
         str(family.missing),
-        str(len(family.dead)),
+        str(len(family.unused)),
     )
 
 
@@ -187,15 +187,15 @@ def _missed(family: FamilyEvaluation) -> str:
 
 
 def ranges(found: Sequence[tuple[str, ServerEvaluation]], ends: Mapping[str, Sequence[ServerEvaluation]]) -> list[str]:
-    """A line for each configuration whose waste is uncertain, since only intervals of lengths are known."""
+    """A line for each configuration whose padding is uncertain, since only intervals of lengths are known."""
     lines = []
     for name, one in found:
-        for family, waste in one.waste.items() if name in ends else ():
-            wastes = [each for each in (waste, *(end.waste[family] for end in ends[name])) if each is not None]
-            if wastes:
-                low, high = percent(min(wastes)), percent(max(wastes))
+        for family, padding in one.padding.items() if name in ends else ():
+            all_padding = [each for each in (padding, *(end.padding[family] for end in ends[name])) if each is not None]
+            if all_padding:
+                low, high = percent(min(all_padding)), percent(max(all_padding))
                 said = f"{low} to {high} by where lengths lie in their intervals"
-                lines.append(f"{name}: {family} waste {percent(waste)}, {said}")
+                lines.append(f"{name}: {family} padding {percent(padding)}, {said}")
     return lines
 
 

@@ -89,9 +89,9 @@ def test_traffic_is_padded_in_sequences_not_in_cached_tokens(strategy: str) -> N
         replay(make_plan(limits, strategy, traffic=traffic, budget=Budget(max_graphs=graphs)), traffic).decode
         for graphs in (1, 4)
     ]
-    alone, all_four = (one.waste for one in found)
+    alone, all_four = (one.padding for one in found)
     assert alone is not None and all_four is not None
     assert 0 <= all_four < alone <= 3
     assert found[0].uncovered == found[1].uncovered == 0
     planned = make_plan(limits, strategy, traffic=traffic, budget=Budget(max_graphs=1))
-    assert planned.provenance.facts["decode_waste"] == pytest.approx(alone, abs=1e-6)
+    assert planned.provenance.facts["decode_padding"] == pytest.approx(alone, abs=1e-6)

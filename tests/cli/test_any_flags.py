@@ -100,7 +100,7 @@ PLANNING = (
     ("--prompt-batch", "1,1,2", "0,0,0", "1,0,1", "2,1,1"), ("--prompt-seq", "16,16,32", "1,1,64,4", "8,8,32,4,25"),
     ("--prompt-context", "0,16,32", "0,1,2"), ("--decode-batch", "1,2,2", "9,9,9"), ("--decode-seq", "16,16,64"),
     ("--context-unit", "tokens", "blocks", "pages"), ("--traffic", "requests.csv"), ("--arrival-rate", 4, "inf", 0),
-    ("--clip",), ("--max-graphs", 1, 4), ("--max-waste", "10%", 0), ("--max-compile-time", "1m", "1h", 0),
+    ("--clip",), ("--max-graphs", 1, 4), ("--max-padding", "10%", 0), ("--max-compile-time", "1m", "1h", 0),
     ("--max-graph-memory", "1MiB", "8GiB"),
 )  # fmt: skip
 

@@ -17,11 +17,11 @@ VLLM = ("--server", "vllm", "--max-model-len", 8192, "--max-num-seqs", 64, "--ma
 TRAFFIC = ("--traffic", SAMPLE)
 
 
-def test_tune_writes_a_configuration_that_wastes_less_with_fewer_graphs(llmc: Llmc) -> None:
+def test_tune_writes_a_configuration_that_all_padding_less_with_fewer_graphs(llmc: Llmc) -> None:
     found = llmc("plan", "tune", *VLLM, *TRAFFIC, "--max-graphs", 20, "-o", "conf", "--save", "p.json", "--json").json
     own, tuned = (found["configurations"][name] for name in ("the server's own", "tuned"))
     assert tuned["graphs"] <= 20 < own["graphs"]
-    assert tuned["waste"]["tokens"] < own["waste"]["tokens"]
+    assert tuned["padding"]["tokens"] < own["padding"]["tokens"]
     assert sorted(entry.name for entry in Path("conf").iterdir()) == [
         "arguments", "config.yaml", "environment", "kubernetes-env.yaml", "report.html",
     ]  # fmt: skip
@@ -30,8 +30,8 @@ def test_tune_writes_a_configuration_that_wastes_less_with_fewer_graphs(llmc: Ll
     page = Path("conf/report.html").read_text()
     assert "<svg" in page and "cudagraph_capture_sizes" in page and "http-equiv" in page
     judged = llmc("plan", "evaluate", "conf", "p.json", "--default", "--server", "vllm", *TRAFFIC, "--json").json
-    assert {name: one["waste"] for name, one in judged["configurations"].items()} == {
-        "the server's own": own["waste"], "conf": tuned["waste"], "p.json": tuned["waste"],
+    assert {name: one["padding"] for name, one in judged["configurations"].items()} == {
+        "the server's own": own["padding"], "conf": tuned["padding"], "p.json": tuned["padding"],
     }  # fmt: skip
 
 

@@ -30,14 +30,14 @@ def test_evaluation_agrees_with_what_was_expected(llmc: Llmc) -> None:
     llmc("plan", *LENGTH, "--traffic", SAMPLE, "--max-graphs", 12, "-o", "plan.json")
     found = llmc("plan", "evaluate", "plan.json", "--traffic", SAMPLE, "--json").json
     facts = Plan.load("plan.json").provenance.facts
-    assert found["prompt"]["waste"] == pytest.approx(facts["prompt_waste"], abs=1e-6)
-    assert found["decode"]["waste"] == pytest.approx(facts["decode_waste"], abs=1e-6)
+    assert found["prompt"]["padding"] == pytest.approx(facts["prompt_padding"], abs=1e-6)
+    assert found["decode"]["padding"] == pytest.approx(facts["decode_padding"], abs=1e-6)
     assert found["prompt"]["requests"] == 1500
     assert found["prompt"]["uncovered"] == found["decode"]["uncovered"] == 0
     assert len(found["prompt"]["buckets"]) == 12
     assert found["traffic"]["admitted"] == 1500
     text = llmc("plan", "evaluate", "plan.json", "--traffic", SAMPLE).out
-    assert f"waste {facts['prompt_waste']:.1%}" in text
+    assert f"padding {facts['prompt_padding']:.1%}" in text
 
 
 def test_several_plans_are_compared_in_one_table(llmc: Llmc) -> None:
@@ -47,19 +47,19 @@ def test_several_plans_are_compared_in_one_table(llmc: Llmc) -> None:
     assert [line.split()[0] for line in table.splitlines()[1:5]] == ["exp.json", "exp.json", "ours.json", "ours.json"]
     both = llmc("plan", "evaluate", "exp.json", "ours.json", "--traffic", SAMPLE, "--json").json["plans"]
     assert [one["plan"] for one in both] == ["exp.json", "ours.json"]
-    assert both[1]["prompt"]["waste"] < 0.6 * both[0]["prompt"]["waste"]
+    assert both[1]["prompt"]["padding"] < 0.6 * both[0]["prompt"]["padding"]
 
 
-def test_lengths_known_by_interval_give_a_waste_and_its_range(llmc: Llmc) -> None:
+def test_lengths_known_by_interval_give_a_padding_and_its_range(llmc: Llmc) -> None:
     Path("m.prom").write_text(scrape([40, 20, 5], [30, 30, 5]))
     llmc("plan", "--max-model-len", 1024, "--traffic", "m.prom", "--max-graphs", 6, "-o", "plan.json")
     found = llmc("plan", "evaluate", "plan.json", "--traffic", "m.prom", "--json").json
-    low, high = found["waste_range"]["prompt"]
-    assert low <= found["prompt"]["waste"] <= high and low < high
+    low, high = found["padding_range"]["prompt"]
+    assert low <= found["prompt"]["padding"] <= high and low < high
     text = llmc("plan", "evaluate", "plan.json", "--traffic", "m.prom").out
-    assert f"prompt waste {found['prompt']['waste']:.1%} ({low:.1%} to {high:.1%})" in text
+    assert f"prompt padding {found['prompt']['padding']:.1%} ({low:.1%} to {high:.1%})" in text
     both = llmc("plan", "evaluate", "plan.json", "plan.json", "--traffic", "m.prom").out
-    assert both.count("plan.json: decode waste") == 2
+    assert both.count("plan.json: decode padding") == 2
 
 
 def test_a_log_is_planned_from_as_it_is(llmc: Llmc) -> None:
@@ -88,10 +88,10 @@ def test_arrivals_decide_how_full_batches_get(llmc: Llmc) -> None:
 
 def test_the_frontier_is_a_table_and_json(llmc: Llmc) -> None:
     table = llmc("plan", *LENGTH, "--traffic", SAMPLE, "--frontier").out
-    assert "graphs  prompt waste  prompt gap  decode waste  decode gap" in table
+    assert "graphs  prompt padding  prompt gap  decode padding  decode gap" in table
     ran = llmc("plan", *LENGTH, "--traffic", SAMPLE, "--frontier", "--json")
-    wastes = [point["prompt"]["waste"] for point in ran.json["frontier"]]
-    assert wastes == sorted(wastes, reverse=True)
+    all_padding = [point["prompt"]["padding"] for point in ran.json["frontier"]]
+    assert all_padding == sorted(all_padding, reverse=True)
     assert Plan.from_json(json.dumps(ran.json["plan"])).provenance.strategy == "traffic"
 
 
@@ -202,7 +202,7 @@ def test_estimates_follow_the_device(llmc: Llmc, toy: Path, here: Path) -> None:
         (["plan", "evaluate", "plan.json"], "name the recorded requests with --traffic FILE"),
         (["plan", *LENGTH, "--traffic", "absent.csv"], "absent.csv"),
         (["plan", *LENGTH, "--traffic", SAMPLE, "--max-graphs", 0], "--max-graphs 0 covers nothing"),
-        (["plan", *LENGTH, "--traffic", SAMPLE, "--max-waste", "1%", "--max-graphs", 4], "the least is"),
+        (["plan", *LENGTH, "--traffic", SAMPLE, "--max-padding", "1%", "--max-graphs", 4], "the least is"),
         (["plan", *LENGTH, "--traffic", SAMPLE, "--max-compile-time", "1h"], "needs a model"),
         (["plan", *LENGTH, "--strategy", "traffic"], "name them with --traffic FILE"),
         (

@@ -185,8 +185,8 @@ def test_recorded_texts_choose_the_buckets(llmc: Llmc, folder: Path, here: Path)
     assert "70.5% if all were as long as the longest" in ran.out
     found = llmc("compile", folder / "embed", "--plan", "plan.json", "--device", "fake", "-o", "planned.llmc", "--json")
     assert found.json["built"] == 3
-    said = llmc("plan", folder / "embed", *words, "--max-waste", "5%").failed(2)
-    assert "is planned by its limits, and by --traffic with --max-graphs; leave out --max-waste" in said
+    said = llmc("plan", folder / "embed", *words, "--max-padding", "5%").failed(2)
+    assert "is planned by its limits, and by --traffic with --max-graphs; leave out --max-padding" in said
     assert "cannot read" in llmc("plan", folder / "embed", "--traffic", "nothere.csv").failed(2)
 
 

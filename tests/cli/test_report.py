@@ -12,7 +12,7 @@ from tests.manifests import edit_manifest
 COMPILE = ("--device", "fake", "--max-model-len", 16, "--max-num-seqs", 1)
 
 
-def test_graphs_built_and_reused_sizes_waste_numbers_and_the_certificate(llmc: Llmc, toy: Path, here: Path) -> None:
+def test_graphs_built_and_reused_sizes_padding_numbers_and_the_certificate(llmc: Llmc, toy: Path, here: Path) -> None:
     (here / "traffic.csv").write_text("time,prompt_tokens,output_tokens\n0,10,4\n1,7,3\n")
     for built in (True, False):
         assert llmc("compile", toy, *COMPILE, "-o", "bundle", "--result", "done.json", "-q").code == 0

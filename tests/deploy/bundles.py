@@ -19,7 +19,7 @@ IMAGE = "oci://registry.example.com:5000/models/toy:v1"
 GIVEN: Mapping[str, Mapping[str, Any]] = {
     "compose": {},
     "docker": {},
-    "github-actions": {"model": "org/toy", "bundle_image": IMAGE, "traffic": "traffic.csv", "max_waste": "25%"},
+    "github-actions": {"model": "org/toy", "bundle_image": IMAGE, "traffic": "traffic.csv", "max_padding": "25%"},
     "gitlab": {"model": "org/toy", "bundle_image": IMAGE},
     "kserve": {"image": "registry.example.com/llmc:1", "bundle_image": IMAGE, "trusted_keys": "keys"},
     "kubernetes": {"image": "registry.example.com/llmc:1", "bundle_image": IMAGE, "namespace": "models"},

@@ -31,7 +31,7 @@ WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
     "no reference": ("kubernetes", {"bundle_image": "registry/x"}, "is not a name of an image: oci://"),
     "replicas": ("kubernetes", {"replicas": 5}, "--max-replicas 4 is below --replicas 5"),
     "unsigned code": ("kubernetes", {"pull": True}, "native code.*--trusted-keys"),
-    "waste": ("gitlab", {"max_waste": "5%"}, "--max-waste is of padding on recorded requests.*--traffic"),
+    "padding": ("gitlab", {"max_padding": "5%"}, "--max-padding is of padding on recorded requests.*--traffic"),
     "no server": ("vllm", {"server": "sglang"}, "unknown vLLM server 'sglang'; known: tpu-inference, vllm, vllm-gaudi"),
     "no plan": ("vllm", {"bundle": None, "bundle_path": None}, "needs a plan: --configuration"),
     "no device": ("vllm", {"server": "tpu-inference"}, "say which with --device"),

@@ -36,9 +36,9 @@ def test_every_cell_runs_and_shows_that(tmp_path: Path, monkeypatch: pytest.Monk
     for cell in found.cells:
         cell.pop("outputs", None)
     NotebookClient(found, timeout=1200, resources={"metadata": {"path": str(tmp_path)}}).execute()
-    plan, wasted, better, less, bundle, bench, answer = titles(found)
-    assert [plan, wasted, better, less, bundle, bench] == titles(said)[:-1]
+    plan, padded_share, better, less, bundle, bench, answer = titles(found)
+    assert [plan, padded_share, better, less, bundle, bench] == titles(said)[:-1]
     assert [float(percent) for percent in re.findall(r"([\d.]+)%", less)] < [
-        float(percent) for percent in re.findall(r"([\d.]+)%", wasted)
+        float(percent) for percent in re.findall(r"([\d.]+)%", padded_share)
     ], "a plan for these requests pads less"
     assert "Gravity" in answer, bench

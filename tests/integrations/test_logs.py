@@ -41,7 +41,7 @@ def test_tables_of_cuda_graphs_are_added_up():
     assert found.axes == ("tokens",)
     assert found.counts == {StepKey("any", (42,), (48,)): 60, StepKey("any", (600,), (600,)): 4}
     assert found.steps == 64 and found.notes == ("4 of 64 steps ran without a graph",)
-    assert found.waste == pytest.approx(60 * 6 / (60 * 42 + 4 * 600))
+    assert found.padding == pytest.approx(60 * 6 / (60 * 42 + 4 * 600))
 
 
 def test_a_table_that_does_not_add_up_is_damaged():
@@ -58,7 +58,7 @@ def test_the_last_line_of_a_process_counts_all_its_steps():
     ]
     found = of("vllm-batchsizes", "\n".join(lines))
     assert {key.shape: count for key, count in found.counts.items()} == {(1,): 2, (8,): 9, (16,): 3, (32,): 4}
-    assert found.padded and found.waste is None
+    assert found.padded and found.padding is None
 
 
 @pytest.mark.parametrize("process", ["Worker_TP{}", "VllmWorker rank={}", "Worker_PP0_TP{}_EP{}"])
@@ -106,7 +106,7 @@ def test_steps_of_a_tpu():
         StepKey("prompt", (100, 1), (128, 1)): 1,
         StepKey("any", (20, 3), (32, 3)): 1,
     }
-    assert found.waste == pytest.approx(192 / 130 - 1)
+    assert found.padding == pytest.approx(192 / 130 - 1)
     with pytest.raises(InputError, match="line 1: 5 tokens were padded to 4, which are fewer"):
         of("tpu-steps", step(5, 4, 5, 0))
 

@@ -45,7 +45,7 @@ def test_requests_become_steps(fake: Fake, setup: Setup, tmp_path: Path) -> None
     assert found.counts["above_prompt"] == 1 and "left out" in found.notes[0] and found.ends == ()
 
 
-def test_intervals_of_lengths_make_waste_a_range(fake: Fake, setup: Setup, tmp_path: Path) -> None:
+def test_intervals_of_lengths_make_padding_a_range(fake: Fake, setup: Setup, tmp_path: Path) -> None:
     (tmp_path / "scrape.prom").write_text(HISTOGRAM)
     found = observe(fake, setup, TrafficSource(str(tmp_path / "scrape.prom")))
     assert len(found.ends) == 2
@@ -54,7 +54,7 @@ def test_intervals_of_lengths_make_waste_a_range(fake: Fake, setup: Setup, tmp_p
     each = ends(fake, setup, lists, found)
     assert len({one.worst, *(end.worst for end in each["a"])}) > 1
     said, _ = ranges([("a", one)], each)
-    assert said.startswith("a: tokens waste ") and " by where lengths lie in their intervals" in said
+    assert said.startswith("a: tokens padding ") and " by where lengths lie in their intervals" in said
 
 
 def test_a_log_of_steps_is_taken_as_it_is(tmp_path: Path) -> None:

@@ -1,15 +1,15 @@
-"""A plan's waste on traffic: every step of a schedule is looked up as at runtime, and its padding is counted.
+"""A plan's padding on traffic: every step of a schedule is looked up as at runtime, and its padding is counted.
 
-Waste is (padded − real) / real, in tokens:
+Padding is (padded − real) / real, in tokens:
 
     prompt step   padded = batch · query of its bucket      real = new tokens of the live rows
     decode step   padded = batch · context of its bucket    real = tokens in the cache of the live rows
 
-Prompt tokens that are computed again, because no bucket takes over where the cache ends, are padding. The waste of a
+Prompt tokens that are computed again, because no bucket takes over where the cache ends, are padding. The padding of a
 phase is of the sums of its tokens, so that a large step weighs more than a small one; the percentiles are of steps.
 
 Part of it no plan can avoid: sequences of unequal length that share a step are padded to the longest of them, even in a
-bucket of just that size. That part is the ragged waste; the rest is what the buckets add.
+bucket of just that size. That part is the ragged padding; the rest is what the buckets add.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from llmc.buckets.traffic.events import DecodeRun, PromptGroup
 if TYPE_CHECKING:
     from llmc.buckets.traffic.source import Traffic
 
-RESULT = ("phase", "graphs", "requests", "steps", "waste", "ragged", "p50", "p95", "p99", "dead", "uncovered")
+RESULT = ("phase", "graphs", "requests", "steps", "padding", "ragged", "p50", "p95", "p99", "unused", "uncovered")
 """What `PhaseEvaluation.cells` has."""
 
-RAGGED = "ragged: the part of the waste by sequences of unequal length that share a step, whatever the buckets."
+RAGGED = "ragged: the part of the padding by sequences of unequal length that share a step, whatever the buckets."
 
-USE = ("batch", "query", "context", "steps", "rows", "real tokens", "padded tokens", "waste", "share")
+USE = ("batch", "query", "context", "steps", "rows", "real tokens", "padded tokens", "padding", "share")
 """What `BucketUse.cells` has."""
 
 SHOWN = 10
@@ -44,8 +44,8 @@ SHOWN = 10
 
 
 _NUMBERS = (
-    "requests", "uncovered", "steps", "real_tokens", "padded_tokens", "waste", "ragged_waste", "waste_p50", "waste_p95",
-    "waste_p99",
+    "requests", "uncovered", "steps", "real_tokens", "padded_tokens", "padding", "ragged_padding", "padding_p50",
+    "padding_p95", "padding_p99",
 )  # fmt: skip
 """What JSON has of a phase, besides its buckets."""
 
@@ -66,20 +66,20 @@ class BucketUse:
     share: float
 
     @property
-    def waste(self) -> float | None:
+    def padding(self) -> float | None:
         """(padded − real) / real; None for a bucket that was not used."""
-        return _waste(self.real_tokens, self.padded_tokens)
+        return _padding(self.real_tokens, self.padded_tokens)
 
     def to_dict(self) -> dict[str, object]:
         """The use as JSON holds it."""
-        own = ("steps", "requests", "real_tokens", "padded_tokens", "waste", "share")
+        own = ("steps", "requests", "real_tokens", "padded_tokens", "padding", "share")
         shape = {name: getattr(self.bucket, name) for name in ("batch", "query", "context")}
         return shape | {name: getattr(self, name) for name in own}
 
     def cells(self) -> Cells:
         """The use as a row of a table under USE."""
         numbers = counts(*self.bucket.shape, self.steps, self.requests, self.real_tokens, self.padded_tokens)
-        return (*numbers, percent(self.waste), percent(self.share))
+        return (*numbers, percent(self.padding), percent(self.share))
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class PhaseEvaluation:
     requests      prompt: prompts that arrived; decode: sequences that take a decode step, see `evaluate`
     uncovered     prompt: requests, decode: steps that no bucket serves; they are in no number below
     exact_tokens  tokens if each step ran in a bucket of just its size
-    waste_pNN     the least waste that NN% of the steps do not exceed, within 0.05 percentage points up to 1000%
+    padding_pNN     the least padding that NN% of the steps do not exceed, within 0.05 percentage points up to 1000%
                   and within 0.05% of itself beyond; None without steps
     seconds       measured or interpolated seconds of all steps; None without a bench that has the phase
     buckets       all of the phase, in plan order
@@ -102,24 +102,24 @@ class PhaseEvaluation:
     real_tokens: int
     exact_tokens: int
     padded_tokens: int
-    waste_p50: float | None
-    waste_p95: float | None
-    waste_p99: float | None
+    padding_p50: float | None
+    padding_p95: float | None
+    padding_p99: float | None
     seconds: float | None
     buckets: tuple[BucketUse, ...]
 
     @property
-    def waste(self) -> float | None:
+    def padding(self) -> float | None:
         """(padded − real) / real of all tokens, 0.118 being 11.8%; None without real tokens."""
-        return _waste(self.real_tokens, self.padded_tokens)
+        return _padding(self.real_tokens, self.padded_tokens)
 
     @property
-    def ragged_waste(self) -> float | None:
-        """The part of `waste` that buckets of just each step's size would leave; None without real tokens."""
-        return _waste(self.real_tokens, self.exact_tokens)
+    def ragged_padding(self) -> float | None:
+        """The part of `padding` that buckets of just each step's size would leave; None without real tokens."""
+        return _padding(self.real_tokens, self.exact_tokens)
 
     @property
-    def dead(self) -> tuple[Bucket, ...]:
+    def unused(self) -> tuple[Bucket, ...]:
         """The buckets that were never used, in plan order."""
         return tuple(use.bucket for use in self.buckets if not use.steps)
 
@@ -131,16 +131,16 @@ class PhaseEvaluation:
     def to_dict(self) -> dict[str, object]:
         """The evaluation of the phase as JSON holds it; "seconds" only where they are known."""
         fields: dict[str, object] = {name: getattr(self, name) for name in _NUMBERS}
-        fields["dead"] = [list(bucket.shape) for bucket in self.dead]
+        fields["unused"] = [list(bucket.shape) for bucket in self.unused]
         fields["buckets"] = [use.to_dict() for use in self.buckets]
         return fields if self.seconds is None else fields | {"seconds": self.seconds}
 
     def cells(self) -> Cells:
         """The phase as a row of a table under RESULT."""
-        wastes = (self.waste, self.ragged_waste, self.waste_p50, self.waste_p95, self.waste_p99)
+        all_padding = (self.padding, self.ragged_padding, self.padding_p50, self.padding_p95, self.padding_p99)
         return (
-            self.phase, *counts(len(self.buckets), self.requests, self.steps), *map(percent, wastes),
-            *counts(len(self.dead), self.uncovered),
+            self.phase, *counts(len(self.buckets), self.requests, self.steps), *map(percent, all_padding),
+            *counts(len(self.unused), self.uncovered),
         )  # fmt: skip
 
 
@@ -165,7 +165,7 @@ class Evaluation:
         return {"prompt": self.prompt.to_dict(), "decode": self.decode.to_dict()}
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the waste of each phase, and the buckets that pad most."""
+        """What a notebook shows: the padding of each phase, and the buckets that pad most."""
         from llmc.buckets.render.page import fragment
 
         tables = [Table("By phase", columns(RESULT, 1), [phase.cells() for phase in self.phases], RAGGED)]
@@ -173,8 +173,8 @@ class Evaluation:
             if used := phase.hottest(SHOWN):
                 heading = f"{phase.phase.capitalize()} buckets that pad most"
                 tables.append(Table(heading, columns(USE, 0), [use.cells() for use in used]))
-        waste = ", ".join(f"{phase.phase} {percent(phase.waste)}" for phase in self.phases)
-        return fragment(f"Waste on the traffic: {waste}", (), tables)
+        padding = ", ".join(f"{phase.phase} {percent(phase.padding)}" for phase in self.phases)
+        return fragment(f"Padding on the traffic: {padding}", (), tables)
 
 
 def evaluate(
@@ -227,7 +227,7 @@ def _seconds(phase: Phase, usage: Usage, bench: Bench | None) -> float | None:
     return float(np.sum(bench.seconds(phase, *shapes.T) * usage.steps))
 
 
-def _waste(real: int, padded: int) -> float | None:
+def _padding(real: int, padded: int) -> float | None:
     return (padded - real) / real if real else None
 
 
@@ -249,8 +249,8 @@ def uses_of(plan: BucketSet, traffic: Traffic) -> dict[Bucket, int]:
     return {use.bucket: use.steps for phase in found.phases for use in phase.buckets}
 
 
-def waste_ranges(plan: BucketSet, found: Evaluation, others: Sequence[Traffic]) -> dict[str, tuple[float, float]]:
-    """By phase the least and the most waste: of `found`, and of the same traffic drawn at `others`' ends of intervals.
+def padding_ranges(plan: BucketSet, found: Evaluation, others: Sequence[Traffic]) -> dict[str, tuple[float, float]]:
+    """By phase the least and the most padding: of `found`, and of the traffic drawn at `others`' ends of intervals.
 
     Empty without `others`.
     """
@@ -259,7 +259,7 @@ def waste_ranges(plan: BucketSet, found: Evaluation, others: Sequence[Traffic]) 
     evaluations = [found, *(replay(plan, other) for other in others)]
     ranges: dict[str, tuple[float, float]] = {}
     for phase in PHASES:
-        wastes = [waste for one in evaluations if (waste := one.of(phase).waste) is not None]
-        if wastes:
-            ranges[phase] = (min(wastes), max(wastes))
+        all_padding = [padding for one in evaluations if (padding := one.of(phase).padding) is not None]
+        if all_padding:
+            ranges[phase] = (min(all_padding), max(all_padding))
     return ranges

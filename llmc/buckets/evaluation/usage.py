@@ -15,33 +15,33 @@ from llmc.errors import InputError
 Ints = NDArray[np.int64]
 
 BINS_PER_UNIT = 1000
-"""Bins for a waste of 1 (100%): each is 0.1 percentage points wide, and so is a percentile exact to that."""
+"""Bins for a padding of 1 (100%): each is 0.1 percentage points wide, and so is a percentile exact to that."""
 
 LINEAR_BINS = 10 * BINS_PER_UNIT
-"""Bins of equal width, up to a waste of 10 (1000%); beyond, each bin is 0.1% wider than the one before."""
+"""Bins of equal width, up to a padding of 10 (1000%); beyond, each bin is 0.1% wider than the one before."""
 
 TAIL_BINS = 20 * BINS_PER_UNIT
-"""Bins beyond a waste of 10: the last one stands for 10·e^20 and above."""
+"""Bins beyond a padding of 10: the last one stands for 10·e^20 and above."""
 
 
-class WasteHistogram:
-    """Steps counted by their waste (padded − real) / real."""
+class PaddingHistogram:
+    """Steps counted by their padding (padded − real) / real."""
 
     def __init__(self) -> None:
         self._counts = np.zeros(LINEAR_BINS + TAIL_BINS + 1, np.int64)
 
     def add(self, real: Ints, padded: Ints, times: int = 1) -> None:
         """Count steps of `real` ≥ 1 tokens that ran as `padded` ≥ real ones, so many `times` for each pair [n]."""
-        waste = padded / real - 1.0
-        bins = np.rint(np.minimum(waste, 10.0) * BINS_PER_UNIT)
-        tail = waste > 10.0
+        padding = padded / real - 1.0
+        bins = np.rint(np.minimum(padding, 10.0) * BINS_PER_UNIT)
+        tail = padding > 10.0
         if tail.any():
-            bins[tail] += np.rint(np.log(waste[tail] / 10.0) * BINS_PER_UNIT)
+            bins[tail] += np.rint(np.log(padding[tail] / 10.0) * BINS_PER_UNIT)
             np.minimum(bins, LINEAR_BINS + TAIL_BINS, out=bins)
         self._counts += times * np.bincount(bins.astype(np.int64), minlength=len(self._counts))
 
     def percentile(self, percent: int) -> float | None:
-        """The least waste that at least `percent` (1 to 100) of all steps do not exceed; None without steps.
+        """The least padding that at least `percent` (1 to 100) of all steps do not exceed; None without steps.
 
         Within 0.05 percentage points up to 1000%, within 0.05% of itself beyond.
         """
@@ -83,7 +83,7 @@ class Usage:
         sizes = [plan.limits.padded(bucket) for bucket in self.buckets]
         self.padded = np.array(sizes, np.int64)
         self.steps, self.rows, self.real = np.zeros((3, len(sizes)), np.int64)
-        self.histogram = WasteHistogram()
+        self.histogram = PaddingHistogram()
         self.uncovered = 0
         self.exact = 0
 
@@ -194,7 +194,7 @@ class DecodeUsage(Usage):
         begin = total[run] + batch * (start - longest[run])
         self.exact += batch * int((count * start + count * (count - 1) // 2).sum())
         self.count(places[stair], count, batch * count, count * begin + batch * (count * (count - 1) // 2))
-        self._count_waste(batch, begin, count, self.padded[places[stair]])
+        self._count_padding(batch, begin, count, self.padded[places[stair]])
 
     def _count_computed(self, batch: int, steps: Ints) -> None:
         """Count steps of `batch` sequences that read no cached tokens: one bucket takes them all, a token a row."""
@@ -207,7 +207,7 @@ class DecodeUsage(Usage):
         self.count(place, total, np.array([batch * total]), np.array([batch * total]))
         self.histogram.add(np.array([batch]), self.padded[place], total)
 
-    def _count_waste(self, batch: int, begin: Ints, count: Ints, padded: Ints) -> None:
+    def _count_padding(self, batch: int, begin: Ints, count: Ints, padded: Ints) -> None:
         """Put the `count` steps of every piece into the histogram; the first has `begin` real tokens."""
         ends = np.cumsum(count)
         low, done = 0, 0

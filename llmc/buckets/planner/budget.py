@@ -14,7 +14,7 @@ DEFAULT_MAX_GRAPHS = 32
 """Graphs of each phase that the traffic strategy chooses without a budget."""
 
 MOST_GRAPHS = 512
-"""The most graphs of each phase that a budget in waste, time or memory considers."""
+"""The most graphs of each phase that a budget in padding, time or memory considers."""
 
 
 @dataclass(frozen=True)
@@ -22,8 +22,8 @@ class Budget:
     """Upper bounds; None is no bound.
 
     max_graphs         buckets of each phase, at least 1
-    max_waste          what buckets add to (padded − real) / real of each phase, in tokens, on the traffic planned for,
-                       beyond what unequal lengths in one step make in any bucket
+    max_padding        what buckets add to (padded − real) / real of each phase, in tokens, on the traffic planned
+                       for, beyond what unequal lengths in one step make in any bucket
     max_compile_time   seconds that compiling every graph of the plan takes
     max_graph_memory   bytes that the graphs of the plan take on the device
 
@@ -31,7 +31,7 @@ class Budget:
     """
 
     max_graphs: int | None = None
-    max_waste: float | None = None
+    max_padding: float | None = None
     max_compile_time: float | None = None
     max_graph_memory: int | None = None
 
@@ -82,14 +82,14 @@ def spend(budget: Budget, problems: Problems, costs: GraphCosts | None, default:
     """
     if budget.needs_graph_costs and costs is None:
         raise InputError("a budget of compile time or graph memory needs a model: give MODEL or --config FILE")
-    if budget.max_waste is not None:
-        goal = budget.max_waste
+    if budget.max_padding is not None:
+        goal = budget.max_padding
         chosen = {phase: _least_graphs(problem, budget, goal) for phase, problem in problems.items()}
         excess = _excess(budget, chosen, costs)
         if excess:
             graphs = " and ".join(f"{len(choice.buckets)} {phase}" for phase, choice in chosen.items())
             raise InputError(
-                f"--max-waste {budget.max_waste:.1%} needs {graphs} graphs, and {excess}; raise one of the two"
+                f"--max-padding {budget.max_padding:.1%} needs {graphs} graphs, and {excess}; raise one of the two"
             )
         return chosen
     most = budget.max_graphs or (MOST_GRAPHS if budget.given() else default)
@@ -100,7 +100,7 @@ def spend(budget: Budget, problems: Problems, costs: GraphCosts | None, default:
 
 
 def _least_graphs(problem: PhaseProblem, budget: Budget, goal: float) -> Chosen:
-    """The fewest graphs of a phase that keep its waste within `goal`."""
+    """The fewest graphs of a phase that keep its padding within `goal`."""
     most = min(problem.most, budget.max_graphs or MOST_GRAPHS)
 
     def enough(graphs: int) -> bool:
@@ -115,8 +115,8 @@ def _least_graphs(problem: PhaseProblem, budget: Budget, goal: float) -> Chosen:
         lengths = "--prompt-seq" if problem.candidates.phase == "prompt" else "--decode-seq"
         raise InputError(
             f"no {problem.candidates.phase} plan of {allowed} adds {goal:.1%} padding or less on this traffic: the "
-            f"least is {least:.1%}; raise --max-waste{' or --max-graphs' if budget.max_graphs else ''}, or let buckets "
-            f"lie closer with a smaller step of {lengths}"
+            f"least is {least:.1%}; raise --max-padding{' or --max-graphs' if budget.max_graphs else ''}, or let "
+            f"buckets lie closer with a smaller step of {lengths}"
         )
     low = high // 2 + 1
     while low < high:
@@ -129,7 +129,7 @@ def _least_graphs(problem: PhaseProblem, budget: Budget, goal: float) -> Chosen:
 
 
 def _largest_that_fits(budget: Budget, problems: Problems, costs: GraphCosts | None, most: int) -> dict[Phase, Chosen]:
-    """The choice of least waste, both phases together, among numbers of graphs that the budget allows."""
+    """The choice of least padding, both phases together, among numbers of graphs that the budget allows."""
     ladder = {phase: _ladder(min(most, problem.most)) for phase, problem in problems.items()}
     for phase, problem in problems.items():
         problem.choose_each(ladder[phase])

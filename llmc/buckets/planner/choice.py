@@ -23,7 +23,7 @@ class Chosen:
     """Buckets for one phase, and what they are expected to cost on the traffic they were chosen for.
 
     `cost` is in the objective's unit and `bound` below the cost of every choice of as many buckets from the same
-    candidates, for steps of the same batches; equal in one dimension. `waste` is (padded − real) / real in tokens,
+    candidates, for steps of the same batches; equal in one dimension. `padding` is (padded − real) / real in tokens,
     None when the traffic has no token in this phase; `ragged` is the part of it that buckets of just each step's size
     would leave, since sequences of unequal length share steps. `steps` is how many steps the traffic takes.
     """
@@ -31,14 +31,14 @@ class Chosen:
     buckets: tuple[Bucket, ...]
     cost: float
     bound: float
-    waste: float | None
+    padding: float | None
     ragged: float
     steps: float
 
     @property
     def added(self) -> float:
-        """What the buckets add to the waste that no bucket avoids."""
-        return 0.0 if self.waste is None else self.waste - self.ragged
+        """What the buckets add to the padding that no bucket avoids."""
+        return 0.0 if self.padding is None else self.padding - self.ragged
 
     @property
     def gap(self) -> float:
@@ -111,8 +111,8 @@ class PhaseProblem:
         for graphs, choice in zip(counts, choices or [], strict=True):
             buckets = tuple(Bucket(phase, *point) for point in choice.buckets)
             padded = _padded_tokens(demand.points, demand.weights, buckets, self.candidates.limits)
-            waste = padded / real - 1 if real else None
-            found = Chosen(buckets, choice.cost, choice.bound, waste, ragged, steps)
+            padding = padded / real - 1 if real else None
+            found = Chosen(buckets, choice.cost, choice.bound, padding, ragged, steps)
             yield graphs, ((choice.cost + price) / max(1.0, real), found)
 
 
@@ -138,12 +138,12 @@ class FrontierPoint:
     chosen: Mapping[Phase, Chosen]
 
     def to_dict(self) -> dict[str, object]:
-        """The point as JSON holds it: per phase graphs chosen, waste, and the gap to the lower bound of the cost."""
+        """The point as JSON holds it: per phase graphs chosen, padding, and the gap to the lower bound of the cost."""
         phases: dict[str, object] = {
             phase: {
                 "graphs": len(choice.buckets),
-                "waste": choice.waste,
-                "ragged_waste": choice.ragged,
+                "padding": choice.padding,
+                "ragged_padding": choice.ragged,
                 "gap": choice.gap,
             }
             for phase, choice in self.chosen.items()

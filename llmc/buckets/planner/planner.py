@@ -102,7 +102,7 @@ def plan_from(
 
 
 def frontier_from(inputs: PlanInputs, counts: Sequence[int] = COUNTS) -> list[FrontierPoint]:
-    """The least waste for each number of graphs per phase. Raises as `plan_from`."""
+    """The least padding for each number of graphs per phase. Raises as `plan_from`."""
     return points(open_problems(inputs.limits, _propose(inputs), inputs.traffic), counts)
 
 
@@ -215,7 +215,7 @@ def choose(
 ) -> tuple[list[Bucket], list[Note], dict[str, Fact]]:
     """The plan's buckets, notes on what was chosen and left out, and facts for the provenance.
 
-    Without a budget, what a rule proposes is the plan; traffic then only says what it wastes.
+    Without a budget, what a rule proposes is the plan; traffic then only shows its padding.
     """
     notes = [*(note for phase in PHASES for note in proposal.notes.get(phase, [])), *proposal.completions]
     if not proposal.free and not budget.given():
@@ -282,26 +282,26 @@ def _notes(phase: Phase, proposal: Proposal, choice: Chosen, budget: Budget, rec
         dropped = len(proposal.buckets[phase]) - len(choice.buckets)
         if dropped:
             demand = "the recorded traffic" if recorded else "every admissible request, all equally likely"
-            text = f"the {len(choice.buckets)} kept waste least on {demand} ({', '.join(budget.given())})"
+            text = f"the {len(choice.buckets)} kept padding least on {demand} ({', '.join(budget.given())})"
             notes.append(Note("dropped", text, phase, dropped))
     return notes
 
 
 def _judged(plan: BucketSet, traffic: Traffic) -> dict[str, Fact]:
-    """What a finished plan wastes on the traffic, as facts."""
+    """The padding of a finished plan on the traffic, as facts."""
     found = replay(plan, traffic)
     facts = traffic.facts()
     for one in found.phases:
         facts[f"{one.phase}_steps"] = one.steps
-        if one.waste is not None and one.ragged_waste is not None:
-            facts[f"{one.phase}_waste"] = round(one.waste, 6)
-            facts[f"{one.phase}_ragged_waste"] = round(one.ragged_waste, 6)
+        if one.padding is not None and one.ragged_padding is not None:
+            facts[f"{one.phase}_padding"] = round(one.padding, 6)
+            facts[f"{one.phase}_ragged_padding"] = round(one.ragged_padding, 6)
     return facts
 
 
 def _facts(phase: Phase, choice: Chosen) -> dict[str, Fact]:
     facts: dict[str, Fact] = {f"{phase}_steps": int(choice.steps), f"{phase}_gap": round(choice.gap, 6)}
-    if choice.waste is not None:
-        facts[f"{phase}_waste"] = round(choice.waste, 6)
-        facts[f"{phase}_ragged_waste"] = round(choice.ragged, 6)
+    if choice.padding is not None:
+        facts[f"{phase}_padding"] = round(choice.padding, 6)
+        facts[f"{phase}_ragged_padding"] = round(choice.ragged, 6)
     return facts

@@ -61,7 +61,7 @@ def offer(plan: Plan, metrics: str) -> Offer | None:
         inputs = PlanInputs(plan.limits, TRAFFIC, traffic=traffic)
         best = plan_from(inputs, Budget(max_graphs=max(graphs.values())), None, {})
         new = replay(best, traffic)
-    return Offer(old.prompt.requests, _waste(old), _waste(new), gains(old, new), graphs, _graphs(best))
+    return Offer(old.prompt.requests, _padding(old), _padding(new), gains(old, new), graphs, _graphs(best))
 
 
 def gains(old: Evaluation, new: Evaluation) -> dict[str, float]:
@@ -77,8 +77,8 @@ def _graphs(plan: Plan) -> dict[str, int]:
     return {"prompt": len(plan.prompt), "decode": len(plan.decode)}
 
 
-def _waste(found: Evaluation) -> dict[str, float | None]:
-    return {"prompt": found.prompt.waste, "decode": found.decode.waste}
+def _padding(found: Evaluation) -> dict[str, float | None]:
+    return {"prompt": found.prompt.padding, "decode": found.decode.padding}
 
 
 def main() -> None:

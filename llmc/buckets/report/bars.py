@@ -23,7 +23,7 @@ MAX_COMPARED = 12
 """Plans that are compared."""
 
 FARTHEST = 2.0
-"""Percentiles above this many times the largest waste are written, not drawn."""
+"""Percentiles above this many times the largest padding are written, not drawn."""
 
 BAR = 0.21
 """Inches of a bar and its gap."""
@@ -52,7 +52,7 @@ def _draw_hottest(axis: Axes, result: PhaseEvaluation) -> None:
         return
     share = percent(sum(use.share for use in used))
     axis.set_title(
-        f"{result.phase}: {len(used)} of {buckets} hold {share} of tokens, {len(result.dead):,} unused",
+        f"{result.phase}: {len(used)} of {buckets} hold {share} of tokens, {len(result.unused):,} unused",
         fontweight="bold",
     )
     places = range(len(used))
@@ -62,7 +62,12 @@ def _draw_hottest(axis: Axes, result: PhaseEvaluation) -> None:
     axis.barh(places, padding, left=real, height=0.74, color=PADDING, label="padding")
     for place, use in enumerate(used):
         axis.annotate(
-            percent(use.waste), (use.padded_tokens, place), (4, 0), textcoords="offset points", va="center", fontsize=8
+            percent(use.padding),
+            (use.padded_tokens, place),
+            (4, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=8,
         )
     axis.set_yticks(places, [shape(use.bucket) for use in used], fontsize=8)
     axis.tick_params(axis="y", length=0)
@@ -80,11 +85,11 @@ def comparison_height(views: Sequence[PlanView]) -> float:
 
 
 def draw_comparison(figure: FigureBase, views: Sequence[PlanView]) -> None:
-    """The waste of each plan, by phase, and the percentiles of its steps; needs traffic."""
+    """The padding of each plan, by phase, and the percentiles of its steps; needs traffic."""
     shown = views[:MAX_COMPARED]
     axes = figure.subplots(1, 2, sharey=True)
     for axis, phase in zip(axes, PHASES, strict=True):
-        _draw_wastes(axis, shown, phase)
+        _draw_all_padding(axis, shown, phase)
     axes[1].tick_params(axis="y", length=0, labelleft=False)
     figure.legend(
         handles=[
@@ -98,38 +103,38 @@ def draw_comparison(figure: FigureBase, views: Sequence[PlanView]) -> None:
     )
 
 
-def _draw_wastes(axis: Axes, views: Sequence[PlanView], phase: Phase) -> None:
+def _draw_all_padding(axis: Axes, views: Sequence[PlanView], phase: Phase) -> None:
     results = [result for view in views if (result := view.result(phase)) is not None]
-    most = max((result.waste or 0.0 for result in results), default=0.0) or 0.01
+    most = max((result.padding or 0.0 for result in results), default=0.0) or 0.01
     for place, result in enumerate(results):
-        waste = result.waste or 0.0
-        ragged = min(result.ragged_waste or 0.0, waste)
+        padding = result.padding or 0.0
+        ragged = min(result.ragged_padding or 0.0, padding)
         axis.barh(place, ragged, height=0.62, color=MISSING)
-        axis.barh(place, waste - ragged, left=ragged, height=0.62, color=PADDING)
-        marks = ((result.waste_p50, "|"), (result.waste_p95, "x"))
-        drawn = [waste]
+        axis.barh(place, padding - ragged, left=ragged, height=0.62, color=PADDING)
+        marks = ((result.padding_p50, "|"), (result.padding_p95, "x"))
+        drawn = [padding]
         for percentile, marker in marks:
             if percentile is not None and percentile <= FARTHEST * most:
                 axis.plot([percentile], [place], marker=marker, color=INK, markersize=7, linestyle="", clip_on=False)
                 drawn.append(percentile)
-        label = f"{percent(result.waste)}, {counted(len(result.buckets), 'graph')}"
-        if result.waste_p95 is not None and result.waste_p95 > FARTHEST * most:
-            label += f" (p95 {percent(result.waste_p95)})"
+        label = f"{percent(result.padding)}, {counted(len(result.buckets), 'graph')}"
+        if result.padding_p95 is not None and result.padding_p95 > FARTHEST * most:
+            label += f" (p95 {percent(result.padding_p95)})"
         axis.annotate(label, (max(drawn), place), (8, 0), textcoords="offset points", va="center", fontsize=8)
     axis.set_yticks(range(len(views)), [shortened(view.name, 28) for view in views])
     axis.tick_params(axis="y", length=0)
     axis.set_ylim(len(views) - 0.4, -0.6)
-    reach = [value for r in results for value in (r.waste_p50, r.waste_p95) if value and value <= FARTHEST * most]
+    reach = [value for r in results for value in (r.padding_p50, r.padding_p95) if value and value <= FARTHEST * most]
     axis.set_xlim(0, max([most, *reach]) * 1.55)
     percents(axis.xaxis)
-    axis.set_xlabel("waste: padding / real tokens", color=FAINT)
+    axis.set_xlabel("padding: padding / real tokens", color=FAINT)
     axis.set_title(_verdict(views, phase), fontweight="bold")
 
 
 def _verdict(views: Sequence[PlanView], phase: Phase) -> str:
-    known = [(result.waste, view) for view in views if (result := view.result(phase)) and result.waste is not None]
+    known = [(result.padding, view) for view in views if (result := view.result(phase)) and result.padding is not None]
     if not known:
         return f"{phase}: the traffic takes no step"
-    waste, view = min(known, key=lambda pair: pair[0] or 0.0)
+    padding, view = min(known, key=lambda pair: pair[0] or 0.0)
     graphs = counted(len(view.buckets(phase)), "graph")
-    return f"{phase}: {shortened(view.name, 28)} wastes least, {percent(waste)} with {graphs}"
+    return f"{phase}: {shortened(view.name, 28)} pads least, {percent(padding)} with {graphs}"

@@ -23,40 +23,40 @@ MAX_PLANS = 6
 """Plans that are marked beside the frontier."""
 
 LEAST_DRAWN = 1e-3
-"""Waste below this is drawn as this, since the axis is logarithmic."""
+"""Padding below this is drawn as this, since the axis is logarithmic."""
 
 MARKERS = "DsP^vX"
 
 
 def draw(figure: FigureBase, frontier: Sequence[FrontierPoint], views: Sequence[PlanView]) -> None:
-    """Waste against the number of graphs, a panel for each phase."""
+    """Padding against the number of graphs, a panel for each phase."""
     axes = figure.subplots(1, 2)
     for axis, phase in zip(axes, PHASES, strict=True):
         _draw_phase(axis, frontier, phase, views)
 
 
 class CurvePoint(NamedTuple):
-    """The best choice of so many graphs: its waste, the least any choice can have, and the part that none avoids."""
+    """The best choice of so many graphs: its padding, the least any choice can have, and the part that none avoids."""
 
     graphs: int
-    waste: float
+    padding: float
     bound: float
     ragged: float
 
 
 def curve(frontier: Sequence[FrontierPoint], phase: Phase) -> list[CurvePoint]:
-    """The points of a phase, ascending, by the graphs really used; those without waste left out.
+    """The points of a phase, ascending, by the graphs really used; those without padding left out.
 
-    The bound is the waste scaled as the lower bound of the cost is to the cost, (1 + waste) / (1 + gap) − 1: exact
+    The bound is the padding scaled as the lower bound of the cost is to the cost, (1 + padding) / (1 + gap) − 1: exact
     where cost is tokens, near it where cost is seconds.
     """
     found: dict[int, CurvePoint] = {}
     for point in frontier:
         choice = point.chosen[phase]
-        if choice.waste is not None:
-            bound = max((1.0 + choice.waste) / (1.0 + choice.gap) - 1.0, 0.0)
+        if choice.padding is not None:
+            bound = max((1.0 + choice.padding) / (1.0 + choice.gap) - 1.0, 0.0)
             graphs = len(choice.buckets)
-            found.setdefault(graphs, CurvePoint(graphs, choice.waste, bound, choice.ragged))
+            found.setdefault(graphs, CurvePoint(graphs, choice.padding, bound, choice.ragged))
     return [found[graphs] for graphs in sorted(found)]
 
 
@@ -67,20 +67,20 @@ def _draw_phase(axis: Axes, frontier: Sequence[FrontierPoint], phase: Phase, vie
         axis.set_axis_off()
         return
     graphs = [point.graphs for point in points]
-    wastes = _drawn([point.waste for point in points])
+    all_padding = _drawn([point.padding for point in points])
     color = PHASE_COLORS[phase]
-    if any(point.bound < point.waste - 1e-9 for point in points):
+    if any(point.bound < point.padding - 1e-9 for point in points):
         bounds = _drawn([point.bound for point in points])
-        axis.fill_between(graphs, bounds, wastes, color=color, alpha=0.15, linewidth=0, label="gap to the bound")
-    axis.plot(graphs, wastes, color=color, marker="o", markersize=4, label="best choice")
+        axis.fill_between(graphs, bounds, all_padding, color=color, alpha=0.15, linewidth=0, label="gap to the bound")
+    axis.plot(graphs, all_padding, color=color, marker="o", markersize=4, label="best choice")
     ragged = [(point.graphs, point.ragged) for point in points if point.ragged > LEAST_DRAWN]
     if ragged:
         label = "ragged: unequal lengths in a step"
         axis.plot(*zip(*ragged, strict=True), color=FAINT, linestyle="--", linewidth=1, label=label)
     for marker, view in zip(MARKERS, views[:MAX_PLANS], strict=False):
         result = view.result(phase)
-        if result is not None and result.waste is not None:
-            at = [len(result.buckets)], _drawn([result.waste])
+        if result is not None and result.padding is not None:
+            at = [len(result.buckets)], _drawn([result.padding])
             label = f"{shortened(view.name, 24)}, measured"
             axis.plot(*at, color=INK, marker=marker, markersize=6, linestyle="", label=label)
     axis.set_xscale("log", base=2)
@@ -89,14 +89,14 @@ def _draw_phase(axis: Axes, frontier: Sequence[FrontierPoint], phase: Phase, vie
     percents_of_ten(axis.yaxis)
     axis.grid(axis="y", color=FAINT, alpha=0.2)
     axis.set_xlabel("graphs of the phase")
-    axis.set_ylabel("waste: padding / real tokens")
+    axis.set_ylabel("padding: padding / real tokens")
     axis.legend(loc="best")
     first, *others = spread(points, 3)
-    rest = "".join(f", {percent(point.waste)} with {point.graphs:,}" for point in others)
+    rest = "".join(f", {percent(point.padding)} with {point.graphs:,}" for point in others)
     axis.set_title(
-        f"{phase}: {percent(first.waste)} waste with {counted(first.graphs, 'graph')}{rest}", fontweight="bold"
+        f"{phase}: {percent(first.padding)} padding with {counted(first.graphs, 'graph')}{rest}", fontweight="bold"
     )
 
 
-def _drawn(wastes: Sequence[float]) -> list[float]:
-    return [max(waste, LEAST_DRAWN) for waste in wastes]
+def _drawn(all_padding: Sequence[float]) -> list[float]:
+    return [max(padding, LEAST_DRAWN) for padding in all_padding]

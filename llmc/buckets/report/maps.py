@@ -1,4 +1,4 @@
-"""A plan as maps: which bucket serves which request, how much each wastes, and where the traffic is."""
+"""A plan as maps: which bucket serves which request, how much each pads, and where the traffic is."""
 
 from __future__ import annotations
 
@@ -77,11 +77,11 @@ MAX_ROWS_NAMED = 10
 MANY_COLUMNS = 48
 """Columns of a map from which their borders are hairlines."""
 
-WASTE_SCALE = 0.1, 2.0
-"""The waste that the darkest colour stands for is within these."""
+PADDING_SCALE = 0.1, 2.0
+"""The padding that the darkest colour stands for is within these."""
 
 COLORS = ListedColormap(colormaps["YlOrRd"](np.linspace(0.03, 0.72, 256)))
-"""The colours of waste: none so dark that traffic cannot be seen on it."""
+"""The colours of padding: none so dark that traffic cannot be seen on it."""
 
 DOTS_PER_OCTAVE = 4
 """Traffic is drawn as one dot for a quarter of an octave of lengths and of batches."""
@@ -110,11 +110,11 @@ def height(view: PlanView) -> float:
 
 
 def darkest(views: Sequence[PlanView], phase: Phase) -> float:
-    """The waste that the darkest colour stands for: each plan has 98% of its padded tokens in buckets up to it."""
-    top, most = WASTE_SCALE
+    """The padding that the darkest colour stands for: each plan has 98% of its padded tokens in buckets up to it."""
+    top, most = PADDING_SCALE
     for view in views:
         result = view.result(phase)
-        used = [] if result is None else sorted((use.waste or 0.0, use.share) for use in result.buckets if use.steps)
+        used = [] if result is None else sorted((use.padding or 0.0, use.share) for use in result.buckets if use.steps)
         if used:
             place = int(np.searchsorted(np.cumsum([share for _, share in used]), 0.98))
             top = max(top, used[min(place, len(used) - 1)][0])
@@ -122,7 +122,7 @@ def darkest(views: Sequence[PlanView], phase: Phase) -> float:
 
 
 def draw(figure: FigureBase, view: PlanView, scales: Mapping[Phase, float]) -> None:
-    """Draw both phases of a plan; the darkest colour of a phase stands for the waste in `scales`."""
+    """Draw both phases of a plan; the darkest colour of a phase stands for the padding in `scales`."""
     rows = 1 if len(contexts(view, "prompt")) == 1 else 2
     parts = figure.subfigures(rows, 3 - rows, squeeze=False).ravel()
     for part, phase in zip(parts, PHASES, strict=True):
@@ -155,9 +155,9 @@ def _draw_phase(figure: FigureBase, view: PlanView, phase: Phase, darkest: float
         if handles:
             figure.legend(handles.values(), handles, loc="outside lower left", ncols=len(handles), handletextpad=0.4)
         if result is not None and result.steps:
-            top = "max" if max(use.waste or 0.0 for use in result.buckets) > darkest else "neither"
+            top = "max" if max(use.padding or 0.0 for use in result.buckets) > darkest else "neither"
             bar = figure.colorbar(ScalarMappable(norm, COLORS), ax=list(axes), pad=0.01, aspect=30, extend=top)
-            bar.set_label("waste of the bucket")
+            bar.set_label("padding of the bucket")
             percents(bar.ax.yaxis)
     if len(shown) > 1 or left_out:
         for axis, context in zip(axes, shown, strict=True):
@@ -205,9 +205,9 @@ class _Map:
         if result is None:
             mesh(np.zeros(served.shape), served, cmap=ListedColormap([PAPER]))
         else:
-            waste = np.array([use.waste or 0.0 for use in result.buckets])[grid.served]
+            padding = np.array([use.padding or 0.0 for use in result.buckets])[grid.served]
             used = np.array([use.steps > 0 for use in result.buckets])[grid.served]
-            mesh(waste, served & used, norm=norm, cmap=COLORS)
+            mesh(padding, served & used, norm=norm, cmap=COLORS)
             if (served & ~used).any():
                 self._hatch(served & ~used, across, up)
                 self.legend["never used"] = Patch(facecolor="white", edgecolor=LINE, hatch="////")

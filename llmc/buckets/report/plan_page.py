@@ -28,7 +28,7 @@ def draw(
 ) -> None:
     """Write plots of `plans`, at least one (name, plan), to `path`: a .png picture or a self-contained .html page.
 
-    With `traffic`, which each plan replays, they show its waste and compare the plans; without, only which bucket
+    With `traffic`, which each plan replays, they show its padding and compare the plans; without, only which bucket
     serves what. `frontier` may be empty. The page also has tables of what the plots show. Equal arguments give equal
     bytes; the file is written whole or not at all.
 
@@ -61,14 +61,14 @@ def plots(views: Sequence[PlanView], frontier: Sequence[FrontierPoint]) -> list[
     scales = {phase: maps.darkest(views[:MAX_DETAILED], phase) for phase in PHASES}
     for view in views[:MAX_DETAILED]:
         name = shortened(view.name, 60)
-        what = "the bucket that serves each request" + (", its waste, and the traffic" if measured else "")
+        what = "the bucket that serves each request" + (", its padding, and the traffic" if measured else "")
         found.append(Plot(f"{name}: {what}", maps.height(view), partial(maps.draw, view=view, scales=scales)))
         if measured:
             found.append(
                 Plot(f"{name}: the hottest buckets", bars.padding_height(view), partial(bars.draw_padding, view=view))
             )
     if frontier:
-        found.append(Plot("Waste against graphs", curve.HEIGHT, partial(curve.draw, frontier=frontier, views=views)))
+        found.append(Plot("Padding against graphs", curve.HEIGHT, partial(curve.draw, frontier=frontier, views=views)))
     return found
 
 
@@ -141,16 +141,16 @@ def _buckets(view: PlanView, phase: Phase) -> Table:
 
 
 def _frontier(frontier: Sequence[FrontierPoint]) -> Section:
-    names = ["at most", *(f"{phase} {what}" for phase in PHASES for what in ("graphs", "waste", "ragged", "gap"))]
+    names = ["at most", *(f"{phase} {what}" for phase in PHASES for what in ("graphs", "padding", "ragged", "gap"))]
     rows = []
     for point in frontier:
         cells = [f"{point.graphs:,}"]
         for phase in PHASES:
             choice = point.chosen[phase]
-            cells += [f"{len(choice.buckets):,}", percent(choice.waste), percent(choice.ragged), percent(choice.gap)]
+            cells += [f"{len(choice.buckets):,}", percent(choice.padding), percent(choice.ragged), percent(choice.gap)]
         rows.append(tuple(cells))
     note = f"{RAGGED} gap: how far the cost may lie above that of the best choice of as many graphs."
-    return Section("Waste against graphs", [Table("Best choices", columns(names, 0), rows, note)])
+    return Section("Padding against graphs", [Table("Best choices", columns(names, 0), rows, note)])
 
 
 def _printable(cells: Sequence[str]) -> Cells:

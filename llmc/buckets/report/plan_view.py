@@ -1,4 +1,4 @@
-"""What plots and tables show of plans, as plain data: the buckets, and what traffic asks and wastes."""
+"""What plots and tables show of plans, as plain data: the buckets, and what traffic asks for and its padding."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ MAX_BATCHES, MAX_LENGTHS = 128, 256
 """Values of a grid that are looked up and drawn; of more of them every second, third … is."""
 
 LEAST_RAGGED = 0.0005
-"""Ragged waste below this, which is written as 0.0%, is not mentioned."""
+"""Ragged padding below this, which is written as 0.0%, is not mentioned."""
 
 
 @dataclass(frozen=True)
@@ -224,14 +224,14 @@ def spread(values: Sequence[Value], most: int) -> list[Value]:
 
 
 def finding(view: PlanView, phase: Phase) -> str:
-    """What a plot of a phase says, in one line. Ragged waste: see `evaluation`."""
+    """What a plot of a phase says, in one line. Ragged padding: see `evaluation`."""
     buckets = counted(len(view.buckets(phase)), "bucket")
     result = view.result(phase)
     if result is None:
         return f"{phase}: {buckets}"
-    ragged = result.ragged_waste or 0.0
+    ragged = result.ragged_padding or 0.0
     of_it = f" ({percent(ragged)} ragged)" if ragged >= LEAST_RAGGED else ""
-    text = f"{phase}: {percent(result.waste)} waste{of_it} over {counted(result.steps, 'step')}, {buckets}"
+    text = f"{phase}: {percent(result.padding)} padding{of_it} over {counted(result.steps, 'step')}, {buckets}"
     if not result.steps:
         text = f"{phase}: {buckets}, the traffic takes no step"
     if not result.uncovered:

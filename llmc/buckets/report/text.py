@@ -78,7 +78,7 @@ def _origin(plan: Plan, dimension: str) -> str:
 
 
 def _expectation(plan: Plan) -> list[str]:
-    """What a plan that was made with traffic is expected to waste on it."""
+    """What a plan that was made with traffic is expected to padding on it."""
     facts = plan.provenance.facts
     lines = []
     if "requests" in facts:
@@ -86,10 +86,10 @@ def _expectation(plan: Plan) -> list[str]:
         rate = f" at {facts['arrival_rate']} requests/s" if "arrival_rate" in facts else ""
         lines.append(f"{done} {facts['requests']:,} recorded requests{rate}, cost in {facts.get('cost', 'tokens')}")
     for phase in PHASES:
-        waste, gap, ragged = (facts.get(f"{phase}_{what}") for what in ("waste", "gap", "ragged_waste"))
-        if not isinstance(waste, float | int):
+        padding, gap, ragged = (facts.get(f"{phase}_{what}") for what in ("padding", "gap", "ragged_padding"))
+        if not isinstance(padding, float | int):
             continue
-        line = f"expected {phase} waste {waste:.1%}"
+        line = f"expected {phase} padding {padding:.1%}"
         if isinstance(ragged, float | int) and ragged:
             line += f", {ragged:.1%} of it by unequal lengths in one step"
         line += f", over {facts[f'{phase}_steps']:,} steps"
@@ -103,8 +103,8 @@ def _with_origin(fact: str, origin: str | None) -> str:
     return f"{fact} ({origin})" if origin else fact
 
 
-USE_HEADER = ("bucket", "steps", "rows", "waste", "share")
-COMPARISON_HEADER = ("plan", "phase", "graphs", "steps", "waste", "p50", "p95", "p99", "dead", "seconds")
+USE_HEADER = ("bucket", "steps", "rows", "padding", "share")
+COMPARISON_HEADER = ("plan", "phase", "graphs", "steps", "padding", "p50", "p95", "p99", "unused", "seconds")
 
 
 def evaluation_text(evaluation: Evaluation, *, hottest: int = 8) -> str:
@@ -117,7 +117,7 @@ def comparison_text(evaluations: Sequence[tuple[str, Evaluation]]) -> str:
     """One table with a row for each plan and phase; ends in a newline.
 
     The column of seconds is there when any plan has them. What a plan does not cover follows the table, since the
-    waste of its row leaves that out.
+    padding of its row leaves that out.
     """
     rows: list[tuple[str, ...]] = [COMPARISON_HEADER]
     uncovered = []
@@ -131,26 +131,26 @@ def comparison_text(evaluations: Sequence[tuple[str, Evaluation]]) -> str:
     return "\n".join([*table(rows, range(2, 10)), *uncovered]) + "\n"
 
 
-def range_text(name: str, evaluation: Evaluation, wastes: Mapping[str, tuple[float, float]]) -> str:
-    """How sure the waste is of traffic whose lengths are known by interval; ends in a newline."""
+def range_text(name: str, evaluation: Evaluation, all_padding: Mapping[str, tuple[float, float]]) -> str:
+    """How sure the padding is of traffic whose lengths are known by interval; ends in a newline."""
     lines = []
     for phase in evaluation.phases:
-        if phase.phase in wastes:
-            low, high = wastes[phase.phase]
+        if phase.phase in all_padding:
+            low, high = all_padding[phase.phase]
             what = f"{name}: {phase.phase}" if name else phase.phase
-            lines.append(f"{what} waste {percent(phase.waste)} ({percent(low)} to {percent(high)})")
+            lines.append(f"{what} padding {percent(phase.padding)} ({percent(low)} to {percent(high)})")
     return "\n".join([*lines, "the range: all lengths at the low or at the high end of their intervals"]) + "\n"
 
 
 def _comparison_row(name: str, phase: PhaseEvaluation) -> tuple[str, ...]:
-    wastes = (phase.waste, phase.waste_p50, phase.waste_p95, phase.waste_p99)
+    all_padding = (phase.padding, phase.padding_p50, phase.padding_p95, phase.padding_p99)
     return (
         name,
         phase.phase,
         str(len(phase.buckets)),
         str(phase.steps),
-        *(percent(waste) for waste in wastes),
-        str(len(phase.dead)),
+        *(percent(padding) for padding in all_padding),
+        str(len(phase.unused)),
         "" if phase.seconds is None else f"{phase.seconds:.1f}",
     )
 
@@ -161,23 +161,26 @@ def _section(phase: PhaseEvaluation, hottest: int) -> list[str]:
         lines.append(_uncovered(phase))
     if phase.steps:
         lines.append(
-            f"waste {percent(phase.waste)} (steps: p50 {percent(phase.waste_p50)}, p95 {percent(phase.waste_p95)}, "
-            f"p99 {percent(phase.waste_p99)}), {phase.real_tokens} tokens padded to {phase.padded_tokens}"
+            f"padding {percent(phase.padding)} (steps: p50 {percent(phase.padding_p50)}, "
+            f"p95 {percent(phase.padding_p95)}, p99 {percent(phase.padding_p99)}), "
+            f"{phase.real_tokens} tokens padded to {phase.padded_tokens}"
         )
-        if phase.ragged_waste:
-            lines.append(f"of it {percent(phase.ragged_waste)} by unequal lengths in one step, which no bucket avoids")
+        if phase.ragged_padding:
+            lines.append(
+                f"of it {percent(phase.ragged_padding)} by unequal lengths in one step, which no bucket avoids"
+            )
         if phase.seconds is not None:
             lines.append(f"{phase.seconds:.1f} s by the bench")
     used = phase.hottest(hottest)
     if used:
         rows = [
-            (shape(use.bucket), str(use.steps), str(use.requests), percent(use.waste), percent(use.share))
+            (shape(use.bucket), str(use.steps), str(use.requests), percent(use.padding), percent(use.share))
             for use in used
         ]
         lines += ["", *table([USE_HEADER, *rows], range(1, 5)), ""]
-    dead = phase.dead
+    unused = phase.unused
     lines.append(
-        f"never used: {len(dead)} of {len(phase.buckets)} buckets{': ' if dead else ''}{_shortened(map(shape, dead))}"
+        f"never used: {len(unused)} of {len(phase.buckets)} buckets{': ' if unused else ''}{_shortened(map(shape, unused))}"
     )
     return lines
 
@@ -203,12 +206,12 @@ def shape(bucket: Bucket) -> str:
 
 def frontier_text(frontier: Sequence[FrontierPoint]) -> str:
     """The frontier as a plain-text table; ends in a newline."""
-    rows: list[tuple[str, ...]] = [("graphs", *(f"{phase} {what}" for phase in PHASES for what in ("waste", "gap")))]
+    rows: list[tuple[str, ...]] = [("graphs", *(f"{phase} {what}" for phase in PHASES for what in ("padding", "gap")))]
     for point in frontier:
         cells = [str(point.graphs)]
         for phase in PHASES:
             choice = point.chosen[phase]
-            cells += [percent(choice.waste), percent(choice.gap)]
+            cells += [percent(choice.padding), percent(choice.gap)]
         rows.append(tuple(cells))
     lines = [
         *table(rows, right=range(5)),

@@ -166,10 +166,10 @@ def _ranges(found: Lengths) -> Mapping[str, Any]:
 
 
 def steps_text(found: StepHistogram) -> str:
-    """The steps that were taken most, and what padding wasted; ends in a newline."""
+    """The steps that were taken most, and their padding; ends in a newline."""
     what = found.counted if found.steps != 1 else {"steps": "step", "misses": "miss"}[found.counted]
-    waste = "" if found.waste is None else f", {found.waste:.1%} padding"
-    lines = [f"{found.steps:,} {what} of {len(found.counts):,} shapes ({', '.join(found.axes)}){waste}"]
+    padding = "" if found.padding is None else f", {found.padding:.1%} padding"
+    lines = [f"{found.steps:,} {what} of {len(found.counts):,} shapes ({', '.join(found.axes)}){padding}"]
     if found.padded:
         lines.append("sizes are those after padding: the tokens below them are not known")
     most = sorted(found.counts.items(), key=lambda item: (-item[1], item[0].shape))[:SHOWN_STEPS]
@@ -194,7 +194,7 @@ def steps_json(found: StepHistogram) -> dict[str, Any]:
         "axes": list(found.axes),
         "padded": found.padded,
         "steps": found.steps,
-        "waste": found.waste,
+        "padding": found.padding,
         "shapes": [
             {
                 "phase": key.phase,

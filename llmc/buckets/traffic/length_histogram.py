@@ -1,9 +1,9 @@
 """Lengths that are known by interval only, as a server's histograms tell them, and requests drawn from them.
 
 A histogram's bucket says how many requests were longer than one bound and at most as long as the next. What a plan
-wastes on them depends on where in the interval they are. So requests are drawn three times: all at the low end, all at
+pads on them depends on where in the interval they are. So requests are drawn three times: all at the low end, all at
 the high end, and spread over the interval so that their mean is the histogram's own; an evaluation of each gives the
-waste and how uncertain it is.
+padding and how uncertain it is.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ End = Literal["low", "middle", "high"]
 ENDS: tuple[End, ...] = ("low", "middle", "high")
 
 EMBED_LM_HEAD: tuple[End, End] = ("low", "high")
-"""The two whose wastes say how uncertain that of the middle is."""
+"""The two whose padding says how uncertain that of the middle is."""
 
 MAX_DRAWN = 100_000
 """Requests that are drawn at most; of more of them, each stands for several."""

@@ -46,7 +46,7 @@ class StepHistogram:
         return sum(self.counts.values())
 
     @property
-    def waste(self) -> float | None:
+    def padding(self) -> float | None:
         """(padded − real) / real in tokens, over the steps whose padded size the log tells; None where none is."""
         if "tokens" not in self.axes:
             return None

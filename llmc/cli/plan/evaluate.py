@@ -71,8 +71,13 @@ class PlanEvaluateCommand(ServerFlags):
             draw_to(self.plot, plans, self._traffic("draw") if self.traffic is not None else None, [])
         if self.as_json:
             documents = [
-                {"plan": name, **evaluation.to_dict(), "traffic": counts, **({"waste_range": wastes} if wastes else {})}
-                for name, evaluation, counts, _, wastes in found
+                {
+                    "plan": name,
+                    **evaluation.to_dict(),
+                    "traffic": counts,
+                    **({"padding_range": all_padding} if all_padding else {}),
+                }
+                for name, evaluation, counts, _, all_padding in found
             ]
             echo(json.dumps(documents[0] if len(documents) == 1 else {"plans": documents}))
             return
@@ -82,19 +87,19 @@ class PlanEvaluateCommand(ServerFlags):
             echo(evaluation_text(found[0][1]), nl=False)
         else:
             echo(comparison_text([(name, evaluation) for name, evaluation, *_ in found]), nl=False)
-        for name, evaluation, _, _, wastes in found:
-            if wastes:
-                echo(range_text(name if len(found) > 1 else "", evaluation, wastes), nl=False)
+        for name, evaluation, _, _, all_padding in found:
+            if all_padding:
+                echo(range_text(name if len(found) > 1 else "", evaluation, all_padding), nl=False)
 
     def _replay(self, built: Plan) -> tuple[Evaluation, dict[str, int], list[str], dict[str, tuple[float, float]]]:
-        """What the plan does, counts and notes of the traffic, and for uncertain lengths the range of each waste."""
-        from llmc.buckets.evaluation.replay import replay, waste_ranges
+        """What the plan does, counts and notes of the traffic, and for uncertain lengths the range of each padding."""
+        from llmc.buckets.evaluation.replay import padding_ranges, replay
         from llmc.buckets.traffic.length_histogram import EMBED_LM_HEAD
 
         traffic = self._traffic("judge the plan")
         found = replay(built, traffic)
         ends = [self._traffic("judge the plan", end) for end in EMBED_LM_HEAD] if traffic.uncertain else []
-        return found, traffic.counts(), traffic.notes(), waste_ranges(built, found, ends)
+        return found, traffic.counts(), traffic.notes(), padding_ranges(built, found, ends)
 
     def _traffic(self, then: str, end: End = "middle") -> Traffic:
         return traffic_of(

@@ -75,7 +75,7 @@ class PlanMakeCommand(DeviceOptions, PlanningFlags):
     bundle: Path | None = flag(
         None, "BUNDLE", "Estimate by the weights and builds of a bundle compiled before.", _ESTIMATES
     )
-    frontier: bool = switch("--frontier", "Also tabulate waste against the number of graphs.", _SHOWN)
+    frontier: bool = switch("--frontier", "Also tabulate padding against the number of graphs.", _SHOWN)
     plot: Path | None = flag(None, "OUT", "Draw the plan: a .png, or a self-contained .html.", _SHOWN)
     server: str | None = flag(None, "NAME", "Also print the plan in this server's form, see llmc plan export.", _SHOWN)
     task: str | None = task_flag()

@@ -287,7 +287,7 @@ class PlanTuneCommand(ServerFlags):
 
 
 DRIFTED = 4
-"""Exit code where the traffic wastes or misses more than stated."""
+"""Exit code where the traffic pads or misses more than stated."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -72,7 +72,7 @@ class PlanArguments:
     traffic: TrafficLike = None
     bench: str | os.PathLike[str] | None = None
     max_graphs: int | None = None
-    max_waste: float | None = None
+    max_padding: float | None = None
     max_compile_time: float | None = None
     max_graph_memory: int | None = None
     device: str | None = None
@@ -148,7 +148,7 @@ def plan_for(model: str | Checkpoint | None, **keywords: Any) -> Plan:
     arguments = PlanArguments(model, **keywords)
     limits, origins = arguments.limits()
     inputs = arguments.inputs(limits)
-    budget = Budget(arguments.max_graphs, arguments.max_waste, arguments.max_compile_time, arguments.max_graph_memory)
+    budget = Budget(arguments.max_graphs, arguments.max_padding, arguments.max_compile_time, arguments.max_graph_memory)
     costs = None
     if budget.needs_graph_costs and model is not None:
         from llmc.compiler.estimates.footprint import Footprint
@@ -161,7 +161,7 @@ def plan_for(model: str | Checkpoint | None, **keywords: Any) -> Plan:
 
 
 def frontier_for(model: str | Checkpoint | None, **keywords: Any) -> list[FrontierPoint]:
-    """The least waste for each of several numbers of graphs; arguments and errors as `plan_for`, without a budget."""
+    """The least padding for each of several numbers of graphs; arguments and errors as `plan_for`, without a budget."""
     arguments = PlanArguments(model, **keywords)
     return frontier_from(arguments.inputs(arguments.limits()[0]))
 

@@ -15,7 +15,7 @@ from llmc.buckets.bucket import Bucket
 from llmc.buckets.cost.bench import Bench, Measurement
 from llmc.buckets.evaluation import usage
 from llmc.buckets.evaluation.replay import Evaluation, evaluate
-from llmc.buckets.evaluation.usage import WasteHistogram
+from llmc.buckets.evaluation.usage import PaddingHistogram
 from llmc.buckets.limits import Limits
 from llmc.buckets.lookup import prefill_path
 from llmc.buckets.plan import Plan, Provenance
@@ -55,7 +55,7 @@ class Naive:
     def __init__(self, plan: Plan, events: list[PromptGroup | DecodeRun]) -> None:
         self.plan = plan
         self.uses: dict[Bucket, list[int]] = {bucket: [0, 0, 0, 0] for bucket in plan.buckets}
-        self.wastes: dict[str, list[float]] = {"prompt": [], "decode": []}
+        self.all_padding: dict[str, list[float]] = {"prompt": [], "decode": []}
         self.requests = 0
         self.uncovered = {"prompt": 0, "decode": 0}
         for event in events:
@@ -97,7 +97,7 @@ class Naive:
     def count(self, bucket: Bucket, rows: int, real: int, padded: int) -> None:
         for place, number in enumerate((1, rows, real, padded)):
             self.uses[bucket][place] += number
-        self.wastes[bucket.phase].append(padded / real - 1)
+        self.all_padding[bucket.phase].append(padded / real - 1)
 
 
 def check(evaluation: Evaluation, naive: Naive) -> None:
@@ -106,11 +106,11 @@ def check(evaluation: Evaluation, naive: Naive) -> None:
         assert phase.uncovered == naive.uncovered[phase.phase]
         for use in phase.buckets:
             assert [use.steps, use.requests, use.real_tokens, use.padded_tokens] == naive.uses[use.bucket]
-        wastes = sorted(naive.wastes[phase.phase])
-        assert phase.steps == len(wastes)
-        for percent, found in ((50, phase.waste_p50), (95, phase.waste_p95), (99, phase.waste_p99)):
-            if wastes:
-                exact = wastes[-(-len(wastes) * percent // 100) - 1]
+        all_padding = sorted(naive.all_padding[phase.phase])
+        assert phase.steps == len(all_padding)
+        for percent, found in ((50, phase.padding_p50), (95, phase.padding_p95), (99, phase.padding_p99)):
+            if all_padding:
+                exact = all_padding[-(-len(all_padding) * percent // 100) - 1]
                 assert found == pytest.approx(exact, abs=0.000501, rel=0.000501)
             else:
                 assert found is None
@@ -141,8 +141,8 @@ def test_the_guides_request_by_hand(guide_plan):
     prompt = evaluation.prompt
     assert (prompt.requests, prompt.steps, prompt.uncovered) == (3, 1, 0)
     assert (prompt.real_tokens, prompt.padded_tokens) == (732, 2048)
-    assert prompt.waste == pytest.approx((2048 - 732) / 732)
-    assert prompt.waste_p50 == prompt.waste_p99 == pytest.approx(1.798, abs=0.0005)
+    assert prompt.padding == pytest.approx((2048 - 732) / 732)
+    assert prompt.padding_p50 == prompt.padding_p99 == pytest.approx(1.798, abs=0.0005)
     (use,) = prompt.hottest(5)
     assert (use.bucket, use.steps, use.requests, use.share) == (Bucket("prompt", 4, 512, 0), 1, 3, 1.0)
     decode = evaluation.decode
@@ -153,19 +153,19 @@ def test_the_guides_request_by_hand(guide_plan):
     assert larger.share == 101 * 2048 / decode.padded_tokens
     assert (smaller.bucket, smaller.steps) == (Bucket("decode", 4, 1, 640), 10)
     assert smaller.real_tokens == sum(732 + 3 * step for step in range(101, 111))
-    assert (len(prompt.dead), len(decode.dead)) == (23, 46)
+    assert (len(prompt.unused), len(decode.unused)) == (23, 46)
     assert decode.hottest(1) == (larger,)
 
 
-def test_buckets_are_in_plan_order_and_unused_ones_have_no_waste(guide_plan):
+def test_buckets_are_in_plan_order_and_unused_ones_have_no_padding(guide_plan):
     evaluation = evaluate(guide_plan, [])
     assert [use.bucket for use in evaluation.prompt.buckets] == list(guide_plan.prompt)
     assert [use.bucket for use in evaluation.decode.buckets] == list(guide_plan.decode)
-    assert evaluation.prompt.dead == guide_plan.prompt
+    assert evaluation.prompt.unused == guide_plan.prompt
     assert evaluation.decode.hottest(3) == ()
     for phase in (evaluation.prompt, evaluation.decode):
-        assert phase.waste is phase.waste_p50 is phase.waste_p95 is phase.waste_p99 is None
-        assert {(use.waste, use.share) for use in phase.buckets} == {(None, 0.0)}
+        assert phase.padding is phase.padding_p50 is phase.padding_p95 is phase.padding_p99 is None
+        assert {(use.padding, use.share) for use in phase.buckets} == {(None, 0.0)}
 
 
 def test_tokens_that_are_computed_again_are_padding():
@@ -226,13 +226,13 @@ def test_seconds_are_those_of_the_padded_steps_for_the_phases_that_were_measured
 def test_the_json_has_exactly_the_documented_fields(guide_plan):
     events = [group(412, 20, 300), DecodeRun(3, 412, 732, 111)]
     document = json.loads(json.dumps(evaluate(guide_plan, events, bench=bench("prompt")).to_dict()))
-    fields = {"requests", "uncovered", "steps", "real_tokens", "padded_tokens", "waste", "waste_p50", "waste_p95"}
-    fields |= {"waste_p99", "ragged_waste", "dead", "buckets"}
+    fields = {"requests", "uncovered", "steps", "real_tokens", "padded_tokens", "padding", "padding_p50", "padding_p95"}
+    fields |= {"padding_p99", "ragged_padding", "unused", "buckets"}
     assert sorted(document) == ["decode", "prompt"]
     assert set(document["prompt"]) == fields | {"seconds"}
     assert set(document["decode"]) == fields
-    assert document["prompt"]["waste"] == (2048 - 732) / 732
-    assert document["prompt"]["dead"][0] == [1, 128, 0]
+    assert document["prompt"]["padding"] == (2048 - 732) / 732
+    assert document["prompt"]["unused"][0] == [1, 128, 0]
     used = next(row for row in document["prompt"]["buckets"] if row["steps"])
     assert used == {
         "batch": 4,
@@ -242,11 +242,11 @@ def test_the_json_has_exactly_the_documented_fields(guide_plan):
         "requests": 3,
         "real_tokens": 732,
         "padded_tokens": 2048,
-        "waste": (2048 - 732) / 732,
+        "padding": (2048 - 732) / 732,
         "share": 1.0,
     }
-    assert document["prompt"]["buckets"][0]["waste"] is None
-    assert evaluate(guide_plan, []).to_dict()["decode"]["waste"] is None
+    assert document["prompt"]["buckets"][0]["padding"] is None
+    assert evaluate(guide_plan, []).to_dict()["decode"]["padding"] is None
 
 
 def test_a_long_stream_is_counted_in_bounded_memory(guide_plan):
@@ -274,7 +274,7 @@ def test_a_long_stream_is_counted_in_bounded_memory(guide_plan):
 def test_percentiles_are_exact_to_a_tenth_of_a_point_or_a_thousandth_of_themselves(steps, percent):
     real = np.array([step for step, _ in steps])
     padded = real + np.array([extra for _, extra in steps])
-    histogram = WasteHistogram()
+    histogram = PaddingHistogram()
     half = len(steps) // 2
     histogram.add(real[:half], padded[:half])
     histogram.add(real[half:], padded[half:])
@@ -283,8 +283,8 @@ def test_percentiles_are_exact_to_a_tenth_of_a_point_or_a_thousandth_of_themselv
     assert abs(histogram.percentile(percent) - exact) <= tolerance * 1.001
 
 
-def test_a_waste_beyond_the_last_bin_counts_as_the_last():
-    histogram = WasteHistogram()
+def test_a_padding_beyond_the_last_bin_counts_as_the_last():
+    histogram = PaddingHistogram()
     histogram.add(np.array([1]), np.array([2**62]))
     assert histogram.percentile(50) == pytest.approx(10 * math.exp(20))
 
@@ -292,14 +292,14 @@ def test_a_waste_beyond_the_last_bin_counts_as_the_last():
 # text
 
 
-def test_the_report_says_what_was_wasted_used_and_never_used(guide_plan):
+def test_the_report_says_what_was_padded_share_used_and_never_used(guide_plan):
     events = [group(412, 20, 300), DecodeRun(3, 412, 732, 111)]
     lines = evaluation_text(evaluate(guide_plan, events, bench=bench("prompt"))).splitlines()
     assert lines[0] == "prompt: 3 requests in 1 steps"
-    assert lines[1] == "waste 179.8% (steps: p50 179.8%, p95 179.8%, p99 179.8%), 732 tokens padded to 2048"
+    assert lines[1] == "padding 179.8% (steps: p50 179.8%, p95 179.8%, p99 179.8%), 732 tokens padded to 2048"
     assert lines[2] == "of it 68.9% by unequal lengths in one step, which no bucket avoids"
     assert lines.pop(3) == "0.1 s by the bench"
-    assert lines[4:6] == ["bucket   steps  rows   waste   share", "4x512+0      1     3  179.8%  100.0%"]
+    assert lines[4:6] == ["bucket   steps  rows   padding   share", "4x512+0      1     3  179.8%  100.0%"]
     assert lines[7] == "never used: 23 of 24 buckets: 1x128+0 1x256+0 1x384+0 1x512+0 1x640+0 1x768+0 … 4x1024+0"
     assert lines[9].startswith("decode: 3 requests in 111 steps")
     assert any(line.startswith("4x1+640 ") for line in lines)
@@ -315,10 +315,10 @@ def test_the_report_cuts_the_table_and_names_what_is_uncovered():
     assert report.endswith("never used: 0 of 1 buckets\n")
 
 
-def test_the_report_on_no_traffic_has_no_waste(guide_plan):
+def test_the_report_on_no_traffic_has_no_padding(guide_plan):
     report = evaluation_text(evaluate(guide_plan, []))
     assert report.startswith("prompt: 0 requests in 0 steps\nnever used: 24 of 24 buckets: 1x128+0")
-    assert "waste" not in report
+    assert "padding" not in report
 
 
 def test_a_comparison_has_a_row_for_every_plan_and_phase(guide_plan):
@@ -326,7 +326,7 @@ def test_a_comparison_has_a_row_for_every_plan_and_phase(guide_plan):
     events = [group(412, 20, 300), DecodeRun(3, 412, 732, 111), DecodeRun(1, 600, 600, 2)]
     named = [("guide", evaluate(guide_plan, events)), ("one", evaluate(small, events))]
     assert comparison_text(named).splitlines() == [
-        "plan   phase   graphs  steps   waste     p50     p95     p99  dead",
+        "plan   phase   graphs  steps   padding     p50     p95     p99  unused",
         "guide  prompt      24      1  179.8%  179.8%  179.8%  179.8%    23",
         "guide  decode      48    113  131.9%  135.4%  174.2%  178.6%    45",
         "one    prompt       1      1  179.8%  179.8%  179.8%  179.8%     0",
@@ -337,6 +337,6 @@ def test_a_comparison_has_a_row_for_every_plan_and_phase(guide_plan):
     assert silent[2].split() == ["guide", "decode", "48", "0", "–", "–", "–", "–", "48"]
     timed = [("guide", evaluate(guide_plan, events, bench=bench("prompt")))]
     lines = comparison_text(timed).splitlines()
-    assert lines[0].endswith("dead  seconds")
+    assert lines[0].endswith("unused  seconds")
     assert lines[1].endswith("  23      0.1")
     assert lines[2].endswith("  45")

@@ -265,7 +265,7 @@ def test_blocks_are_cut_at_max_model_len_and_a_warning_says_where_that_is_more_t
 
 @PROPERTY
 @given(st.integers(1, 8), st.integers(0, 100), st.integers(1, 256), st.integers(256, 2000))
-def test_converted_decode_contexts_hold_the_batch_and_waste_less_than_a_block_a_sequence(batch, blocks, size, length):
+def test_converted_decode_contexts_hold_the_batch_and_padding_less_than_a_block_a_sequence(batch, blocks, size, length):
     limits = Limits(length, 8, None, size)
     found, _ = bucket_file.buckets(f"({batch}, 1, {blocks})\n(1, 2, 0)", "buckets.txt", limits, "blocks")
     context = found[0].context

@@ -34,8 +34,8 @@ def trace(folder: Path, rows: Iterable[tuple[float, int, int]]) -> Path:
     return path
 
 
-def waste(plan, phase="prompt", path=SAMPLE, rate=None):
-    return getattr(replay(plan, Traffic(path, rate)), phase).waste
+def padding(plan, phase="prompt", path=SAMPLE, rate=None):
+    return getattr(replay(plan, Traffic(path, rate)), phase).padding
 
 
 def test_traffic_alone_asks_for_the_traffic_strategy():
@@ -46,17 +46,17 @@ def test_traffic_alone_asks_for_the_traffic_strategy():
     assert prove(plan.limits, plan.buckets) == []
 
 
-def test_as_many_graphs_from_traffic_waste_half_of_what_a_rule_does():
+def test_as_many_graphs_from_traffic_padding_half_of_what_a_rule_does():
     rule = make_plan(LIMITS, "exponential")
     chosen = make_plan(LIMITS, traffic=Traffic(SAMPLE), budget=Budget(max_graphs=len(rule.prompt)))
     assert len(chosen.prompt) <= len(rule.prompt)
-    assert waste(chosen) < 0.6 * waste(rule)
+    assert padding(chosen) < 0.6 * padding(rule)
 
 
-def test_the_expected_waste_is_what_replaying_finds():
+def test_the_expected_padding_is_what_replaying_finds():
     plan = make_plan(LIMITS, traffic=Traffic(SAMPLE), budget=Budget(max_graphs=12))
-    assert plan.provenance.facts["prompt_waste"] == pytest.approx(waste(plan), abs=1e-6)
-    assert plan.provenance.facts["decode_waste"] == pytest.approx(waste(plan, "decode"), abs=1e-6)
+    assert plan.provenance.facts["prompt_padding"] == pytest.approx(padding(plan), abs=1e-6)
+    assert plan.provenance.facts["decode_padding"] == pytest.approx(padding(plan, "decode"), abs=1e-6)
     assert plan.provenance.facts["prompt_gap"] == pytest.approx(0, abs=1e-6)
 
 
@@ -70,10 +70,10 @@ def test_in_one_dimension_no_other_choice_is_better():
     with tempfile.TemporaryDirectory() as folder:
         path = trace(Path(folder), [(i * 100.0, n, 1) for i, n in enumerate(lengths)])
         plan = make_plan(limits, traffic=Traffic(path), budget=Budget(max_graphs=3))
-        assert waste(plan, path=path) == pytest.approx(best / sum(lengths) - 1)
+        assert padding(plan, path=path) == pytest.approx(best / sum(lengths) - 1)
 
 
-def test_more_graphs_never_waste_more():
+def test_more_graphs_never_padding_more():
     frontier = frontier_from(PlanInputs(Limits(8192, 4), traffic=Traffic(SAMPLE)), (1, 2, 4, 8, 16, 32))
     for phase in ("prompt", "decode"):
         costs = [point.chosen[phase].cost for point in frontier]
@@ -139,7 +139,7 @@ def test_a_rule_within_a_budget_keeps_its_best_buckets():
     assert Bucket("prompt", 1, 8192, 0) in kept.prompt
     (note,) = [note for note in kept.provenance.notes if note.phase == "prompt" and note.kind == "dropped"]
     assert note.count == len(whole.prompt) - 10
-    assert "waste least on the recorded traffic (--max-graphs)" in note.text
+    assert "padding least on the recorded traffic (--max-graphs)" in note.text
 
 
 def test_a_rule_without_traffic_keeps_what_serves_everything_alike():
@@ -155,11 +155,11 @@ def test_a_rules_batches_run_through_the_buckets_kept(tmp_path):
     assert replay(plan, Traffic(path)).prompt.uncovered == 0
 
 
-def test_waste_asks_for_the_fewest_graphs():
-    plan = make_plan(LIMITS, traffic=Traffic(SAMPLE), budget=Budget(max_waste=0.2))
-    assert waste(plan) <= 0.2
+def test_padding_asks_for_the_fewest_graphs():
+    plan = make_plan(LIMITS, traffic=Traffic(SAMPLE), budget=Budget(max_padding=0.2))
+    assert padding(plan) <= 0.2
     fewer = make_plan(LIMITS, traffic=Traffic(SAMPLE), budget=Budget(max_graphs=len(plan.prompt) - 1))
-    assert waste(fewer) > 0.2
+    assert padding(fewer) > 0.2
 
 
 class Costs:
@@ -176,12 +176,12 @@ def planned(budget: Budget, limits: Limits = LIMITS):
 
 @full
 def test_compile_time_is_spent_to_the_last_graph():
-    wastes = []
+    all_padding = []
     for graphs in (6, 13, 19, 23, 43, 75):
         plan = planned(Budget(max_compile_time=10.0 * graphs))
         assert len(plan.buckets) == graphs
-        wastes.append(waste(plan) + waste(plan, "decode"))
-    assert wastes == sorted(wastes, reverse=True)
+        all_padding.append(padding(plan) + padding(plan, "decode"))
+    assert all_padding == sorted(all_padding, reverse=True)
 
 
 def test_graph_memory_bounds_the_sum_over_buckets():
@@ -194,12 +194,12 @@ def test_graph_memory_bounds_the_sum_over_buckets():
     ("budget", "message"),
     [
         (
-            Budget(max_waste=0.01, max_graphs=8),
+            Budget(max_padding=0.01, max_graphs=8),
             r"no prompt plan of --max-graphs 8 adds 1.0% padding or less .* the least is",
         ),
         (
-            Budget(max_waste=0.1, max_compile_time=30.0),
-            r"--max-waste 10.0% needs \d+ prompt and \d+ decode",
+            Budget(max_padding=0.1, max_compile_time=30.0),
+            r"--max-padding 10.0% needs \d+ prompt and \d+ decode",
         ),
         (Budget(max_compile_time=5.0), r"the smallest plan, 1 graph of each phase, .* about 20 s, above --max-compile"),
         (Budget(max_graph_memory=1 << 20), r"the smallest plan, .* graphs take about 8,19\d MiB, above"),
@@ -214,8 +214,8 @@ def test_budgets_that_no_plan_meets_say_what_would(budget, message):
     ("bounds", "message"),
     [
         ({"max_graphs": 0}, "--max-graphs 0 covers nothing: the smallest plan has 1 graph of each phase"),
-        ({"max_waste": -0.1}, "--max-waste -0.1 must not be negative"),
-        ({"max_waste": float("nan")}, "--max-waste nan must not be negative"),
+        ({"max_padding": -0.1}, "--max-padding -0.1 must not be negative"),
+        ({"max_padding": float("nan")}, "--max-padding nan must not be negative"),
         ({"max_compile_time": -1.0}, "--max-compile-time -1.0 must not be negative"),
     ],
 )
@@ -328,12 +328,12 @@ def test_lengths_above_the_captured_ones_get_only_what_coverage_needs(strategy):
     assert "environment MAX_SEQ_LEN_TO_CAPTURE" not in whole.provenance.origins.values()
 
 
-def test_traffic_beside_a_rule_says_what_the_rule_wastes():
+def test_traffic_beside_a_rule_shows_the_padding_of_the_rule():
     plan = make_plan(LIMITS, "exponential", traffic=Traffic(SAMPLE))
     assert plan.buckets == make_plan(LIMITS, "exponential").buckets
-    assert plan.provenance.facts["prompt_waste"] == pytest.approx(waste(plan), abs=1e-6)
+    assert plan.provenance.facts["prompt_padding"] == pytest.approx(padding(plan), abs=1e-6)
     assert "judged on 1,500 recorded requests" in plan_text(plan)
-    assert "expected prompt waste" in plan_text(plan)
+    assert "expected prompt padding" in plan_text(plan)
 
 
 def test_cached_prefixes_are_taken_over_where_contexts_are_allowed(tmp_path):
@@ -346,12 +346,12 @@ def test_cached_prefixes_are_taken_over_where_contexts_are_allowed(tmp_path):
     again = make_plan(Limits(1024, 1), traffic=Traffic(path), budget=Budget(max_graphs=6))
     (note,) = [note for note in again.provenance.notes if note.kind == "warning"]
     assert "30 prompts find a part of themselves in the cache and compute it again" in note.text
-    assert waste(again, path=path) > 0.5
+    assert padding(again, path=path) > 0.5
     reused = make_plan(
         Limits(1024, 1), traffic=Traffic(path), budget=Budget(max_graphs=6), prompt_context=Range(0, 128, 1024)
     )
     assert any(bucket.context == 512 for bucket in reused.prompt)
-    assert waste(reused, path=path) < 0.1
+    assert padding(reused, path=path) < 0.1
     assert prove(reused.limits, reused.buckets) == []
 
 
@@ -363,17 +363,17 @@ def test_a_count_of_the_whole_batchs_blocks_is_pointed_out():
     assert warning.endswith("divide by max_num_seqs")
 
 
-def test_waste_that_no_bucket_avoids_does_not_count_against_the_budget():
-    plan = plan_from(PlanInputs(Limits(8192, 8), traffic=Traffic(SAMPLE)), Budget(max_waste=0.1), None, {})
+def test_padding_that_no_bucket_avoids_does_not_count_against_the_budget():
+    plan = plan_from(PlanInputs(Limits(8192, 8), traffic=Traffic(SAMPLE)), Budget(max_padding=0.1), None, {})
     judged = replay(plan, Traffic(SAMPLE)).decode
-    assert judged.ragged_waste > 0.5
-    assert judged.waste - judged.ragged_waste <= 0.1
+    assert judged.ragged_padding > 0.5
+    assert judged.padding - judged.ragged_padding <= 0.1
 
 
-def test_a_budget_of_waste_is_met_with_no_graph_to_spare():
+def test_a_budget_of_padding_is_met_with_no_graph_to_spare():
     for goal in (0.3, 0.12, 0.07):
-        plan = make_plan(LIMITS, traffic=Traffic(SAMPLE), budget=Budget(max_waste=goal))
+        plan = make_plan(LIMITS, traffic=Traffic(SAMPLE), budget=Budget(max_padding=goal))
         for phase in ("prompt", "decode"):
             graphs = len(getattr(plan, phase))
             fewer = make_plan(LIMITS, traffic=Traffic(SAMPLE), budget=Budget(max_graphs=graphs - 1))
-            assert waste(plan, phase) <= goal < waste(fewer, phase)
+            assert padding(plan, phase) <= goal < padding(fewer, phase)

@@ -75,13 +75,13 @@ def test_many_values_share_rows_and_columns_and_more_tokens_are_darker() -> None
     assert empty.columns == ["0"]
 
 
-def test_an_evaluation_shows_waste_by_phase_and_the_buckets_that_pad(plan: Plan, requests: Path) -> None:
+def test_an_evaluation_shows_padding_by_phase_and_the_buckets_that_pad(plan: Plan, requests: Path) -> None:
     found = llmc.evaluate(plan, requests, clip=True)
     assert found.prompt.requests == 3 and found == llmc.evaluate(plan, Traffic(requests, clip=True))
     text = found._repr_html_()
     rows = Rows(text).rows
     prompt = next(row for row in rows if row[0] == "prompt")
-    assert prompt[4] == f"{found.prompt.waste:,.1%}" and prompt[3] == str(found.prompt.steps)
+    assert prompt[4] == f"{found.prompt.padding:,.1%}" and prompt[3] == str(found.prompt.steps)
     hottest = found.decode.hottest(1)[0]
     assert list(hottest.cells()) in rows
     assert llmc.evaluate(plan, requests).prompt.requests == 2, "requests above the limits are left out"

@@ -142,13 +142,13 @@ def test_the_title_says_what_was_found(tmp_path):
     trace = written(tmp_path, "trace.csv", "ContextTokens,GeneratedTokens\n100,1\n100,3\n")
     plan = plan_of(Limits(256, 1), [(1, 128, 0)], [(1, 255)])
     (view,) = gather([("plan", plan)], Traffic(trace))
-    assert finding(view, "prompt") == "prompt: 28.0% waste over 2 steps, 1 bucket"
-    assert finding(view, "decode") == "decode: 153.7% waste over 2 steps, 1 bucket"
+    assert finding(view, "prompt") == "prompt: 28.0% padding over 2 steps, 1 bucket"
+    assert finding(view, "decode") == "decode: 153.7% padding over 2 steps, 1 bucket"
     assert finding(gather([("plan", plan)], None)[0], "prompt") == "prompt: 1 bucket"
     narrow = plan_of(Limits(256, 1), [(1, 64, 0)], [(1, 100)])
     (view,) = gather([("plan", narrow)], Traffic(trace))
     assert finding(view, "prompt") == "prompt: 1 bucket, the traffic takes no step, 2 requests uncovered"
-    assert finding(view, "decode") == "decode: 0.0% waste over 1 step, 1 bucket, 1 step uncovered"
+    assert finding(view, "decode") == "decode: 0.0% padding over 1 step, 1 bucket, 1 step uncovered"
 
 
 def test_the_area_between_the_cumulative_curves_is_the_padding(tmp_path):
@@ -176,7 +176,7 @@ def test_the_curve_is_by_the_graphs_used_with_the_bound_scaled_from_the_cost():
     points = frontier()
     points.append(FrontierPoint(16, points[-1].chosen))
     assert [point.graphs for point in curve(points, "decode")] == [1, 2, 8]
-    assert [point.waste for point in curve(points, "decode")] == [3.0, 1.5, 0.375]
+    assert [point.padding for point in curve(points, "decode")] == [3.0, 1.5, 0.375]
     assert curve(points, "prompt")[1].bound == pytest.approx(2.5 / 1.1 - 1)
     assert curve([], "prompt") == []
 

@@ -53,7 +53,7 @@ def grid_plan(seqs: int = 4, contexts: tuple[int, ...] = (0,)) -> Plan:
 def frontier() -> list[FrontierPoint]:
     def chosen(phase: str, graphs: int) -> Chosen:
         known = [Bucket(phase, 1, 1, 64 * (place + 1)) for place in range(graphs)]
-        return Chosen(tuple(known), cost=110.0, bound=100.0, waste=3.0 / graphs, ragged=0.01, steps=9.0)
+        return Chosen(tuple(known), cost=110.0, bound=100.0, padding=3.0 / graphs, ragged=0.01, steps=9.0)
 
     return [
         FrontierPoint(graphs, {phase: chosen(phase, graphs) for phase in ("prompt", "decode")}) for graphs in (1, 2, 8)
@@ -139,15 +139,15 @@ def test_a_page_has_the_numbers_of_the_evaluation_and_of_the_frontier(drawn):
         result = replay(plan, Traffic(SAMPLE))
         for phase in (result.prompt, result.decode):
             row = [f"{count:,}" for count in (len(phase.buckets), phase.requests, phase.steps)]
-            wastes = (phase.waste, phase.ragged_waste, phase.waste_p50, phase.waste_p95, phase.waste_p99)
-            row += [*(f"{waste:,.1%}" for waste in wastes), f"{len(phase.dead)}", f"{phase.uncovered}"]
+            all_padding = (phase.padding, phase.ragged_padding, phase.padding_p50, phase.padding_p95, phase.padding_p99)
+            row += [*(f"{padding:,.1%}" for padding in all_padding), f"{len(phase.unused)}", f"{phase.uncovered}"]
             assert phase.steps
             assert page.rows.count([name, phase.phase, *row]) == 2
             for use in phase.buckets:
                 known = (use.bucket.batch, use.bucket.query, use.bucket.context)
                 counts = (use.steps, use.requests, use.real_tokens, use.padded_tokens)
-                waste = "–" if use.waste is None else f"{use.waste:,.1%}"
-                assert [*(f"{count:,}" for count in (*known, *counts)), waste, f"{use.share:,.1%}"] in page.rows
+                padding = "–" if use.padding is None else f"{use.padding:,.1%}"
+                assert [*(f"{count:,}" for count in (*known, *counts)), padding, f"{use.share:,.1%}"] in page.rows
     assert ["8", *(["8", "37.5%", "1.0%", "10.0%"] * 2)] in page.rows
 
 
@@ -247,13 +247,13 @@ def test_a_plan_with_a_context_of_0_has_it_below_1_on_the_axis(tmp_path):
     assert log_edges(np.array([0, 8])).tolist() == [0.25, 0.5, 8]
 
 
-def test_a_frontier_without_waste_is_drawn():
-    choice = Chosen((Bucket("prompt", 1, 1, 0),), cost=0.0, bound=0.0, waste=None, ragged=0.0, steps=0.0)
+def test_a_frontier_without_padding_is_drawn():
+    choice = Chosen((Bucket("prompt", 1, 1, 0),), cost=0.0, bound=0.0, padding=None, ragged=0.0, steps=0.0)
     known = frontier()[0].chosen["decode"]
     (view,) = gather([("plan", grid_plan(1))], None)
     text = svg(plots([view], [FrontierPoint(1, {"prompt": choice, "decode": known})])[-1], "p-")
     assert "prompt: the traffic takes no step" in text
-    assert "decode: 300.0% waste with 1 graph" in text
+    assert "decode: 300.0% padding with 1 graph" in text
 
 
 # what cannot be drawn

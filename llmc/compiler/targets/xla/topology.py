@@ -106,8 +106,8 @@ _LINE = 1024
 def device_bytes(shape: Sequence[int], item_bytes: int) -> int:
     """Bytes of an array on a TPU, the padding of its layout included.
 
-    XLA lays two axes out in tiles of 8 × 128, those two that waste least, one axis alone in lines of 1024, and smaller
-    ones where there is less (measured with libtpu 0.0.42; for the notation see "Tiled layout" in XLA's documentation).
+    XLA lays two axes out in tiles of 8 × 128, those two that pad least, one axis alone in lines of 1024, and smaller
+    ones where there is less (measured with libtpu 0.0.42; notation: "Tiled layout" in XLA's documentation).
     """
     if len(shape) < 2:
         length, line = math.prod(shape), _LANES * 4 // item_bytes
