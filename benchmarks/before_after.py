@@ -18,12 +18,12 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from baselines import compare
+from baselines.report_text import text
+from baselines.results import Comparison
+from baselines.scope import Scope
+from baselines.worker import Contender
 from models import PARTS
-from peers import compare
-from peers.report_text import text
-from peers.results import Comparison
-from peers.scope import Scope
-from peers.worker import Contender
 
 from llmc.runtime.bundle import Bundle
 
@@ -41,7 +41,7 @@ def contenders(quantize: str, device: str, flags: tuple[str, ...], args: argpars
         ]  # fmt: skip
         subprocess.run(command, check=True, cwd=args.work)  # of a folder with an llmc in it, that one would be run
         found.append(
-            Contender(f"{name} {quantize}", "llmc" if name == "after" else "peer", "bundle", python, str(bundle))
+            Contender(f"{name} {quantize}", "llmc" if name == "after" else "baseline", "bundle", python, str(bundle))
         )
     return found
 

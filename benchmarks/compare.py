@@ -1,7 +1,7 @@
 """A bundle and other engines on the same weights, in turn, on this host; docs/performance.md has the rules.
 
     python benchmarks/compare.py BUNDLE onnxruntime-genai,openvino-genai,llama-cpp \\
-        --peer-python .venv-peers/bin/python [--plot bench.html] [-o bench.json]
+        --baseline-python .venv-baselines/bin/python [--plot bench.html] [-o bench.json]
 
 Each engine may have a precision, as in onnxruntime-genai:int4. An interrupt shows what was measured; the exit code is
 then 130.
@@ -17,12 +17,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from peers import compare, page
-from peers.catalogue import parse
-from peers.contenders import checkpoint_of, default_folder, make_ready
-from peers.environment import interpreter, require
-from peers.report_text import text
-from peers.scope import KINDS, Scope
+from baselines import compare, page
+from baselines.catalogue import parse
+from baselines.contenders import checkpoint_of, default_folder, make_ready
+from baselines.environment import interpreter, require
+from baselines.report_text import text
+from baselines.scope import KINDS, Scope
 
 from llmc.artifacts.local.opening import open_store
 from llmc.buckets.render.page import check
@@ -52,15 +52,15 @@ def scope_of(args: argparse.Namespace) -> Scope:
 def run(args: argparse.Namespace) -> int:
     """Measure, print the tables or the JSON document, and write what was asked for; the exit code."""
     settings = Settings.from_environment()
-    requested, scope, python = parse(args.peers), scope_of(args), interpreter(args.peer_python)
+    requested, scope, python = parse(args.baselines), scope_of(args), interpreter(args.baseline_python)
     if args.plot is not None:
         check(args.plot)
     opened = Bundle.open(args.bundle)
     require(requested, python)
     checkpoint = checkpoint_of(opened, args.model, open_store(None, settings))
-    folder = args.peer_models or default_folder(settings, checkpoint)
+    folder = args.baseline_models or default_folder(settings, checkpoint)
     hidden = args.json and not sys.stderr.isatty()
-    with StepProgress("make the peers' models", hidden) as built:
+    with StepProgress("make the baselines' models", hidden) as built:
         ready = make_ready(
             {"llmc": opened}, requested, checkpoint, folder, python, lambda form: built(form, 0, len(requested)),
             "quality" in scope.kinds,
@@ -85,9 +85,13 @@ def main(words: Sequence[str] | None = None) -> int:
     """The exit code; errors of llmc are printed as `llmc` prints them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bundle")
-    parser.add_argument("peers", help="comma-separated: onnxruntime-genai, openvino-genai, llama-cpp, transformers")
-    parser.add_argument("--peer-python", type=Path, help="of the environment that has the peers; default: this one")
-    parser.add_argument("--peer-models", type=Path, help="keep the peers' forms of the model here; default: the cache")
+    parser.add_argument("baselines", help="comma-separated: onnxruntime-genai, openvino-genai, llama-cpp, transformers")
+    parser.add_argument(
+        "--baseline-python", type=Path, help="of the environment that has the baselines; default: this one"
+    )
+    parser.add_argument(
+        "--baseline-models", type=Path, help="keep the baselines' forms of the model here; default: the cache"
+    )
     parser.add_argument("--model", help="the checkpoint; default: the one that the bundle was compiled from")
     parser.add_argument("--only", help=f"comma-separated, of {', '.join(KINDS)} (with --traffic); default: all")
     parser.add_argument("--rounds", type=int, help="in which engines take turns; default: 5")

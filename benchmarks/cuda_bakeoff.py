@@ -32,9 +32,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from bakeoff import card, report
 from bakeoff.shapes import SHAPES, Points, Shape
-from peers.measure import Measurer
-from peers.scope import Scope
-from peers.worker import Contender, Worker
+from baselines.measure import Measurer
+from baselines.scope import Scope
+from baselines.worker import Contender, Worker
 
 import llmc
 from llmc.artifacts.store.store import Store
@@ -136,11 +136,11 @@ class Bakeoff:
             self._contender(name, "road", str(path), {"here": device != "cpu"}, "llmc")
             for name, path in bundles.items()
         ]
-        peers = {name: how for name, how in others.items() if self.wanted(name)}
-        return here + [self._contender(name, engine, at, options) for name, (engine, options) in peers.items()]
+        baselines = {name: how for name, how in others.items() if self.wanted(name)}
+        return here + [self._contender(name, engine, at, options) for name, (engine, options) in baselines.items()]
 
     def _contender(
-        self, name: str, engine: str, model: str, options: Mapping[str, Any], kind: Any = "peer"
+        self, name: str, engine: str, model: str, options: Mapping[str, Any], kind: Any = "baseline"
     ) -> Contender:
         return Contender(name, kind, str(ENGINES / engine), sys.executable, model, options, 16)
 

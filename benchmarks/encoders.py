@@ -7,8 +7,8 @@ cosine is to sentence-transformers' vectors, in f32 where that runs.
 
   python benchmarks/encoders.py [--rounds N] [--sentences N] [--only bf16|f32] [--json]
 
-The peers' environment is .venv-peers (`make peers-env`). "sorted": the caller sorted the sentences by length before. An
-interrupt (Ctrl-C) ends the rounds, and shows those that every engine has finished.
+The baselines' environment is .venv-baselines (`make baselines-env`). "sorted": the caller sorted the sentences by
+length before. An interrupt (Ctrl-C) ends the rounds, and shows those that every engine has finished.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-PEERS = ROOT / ".venv-peers" / "bin" / "python"
+BASELINES = ROOT / ".venv-baselines" / "bin" / "python"
 ENGINES = {
     "llmc bf16": ("llmc", "bf16"),
     "llmc f32": ("llmc", "f32"),
@@ -87,7 +87,7 @@ class Engine:
 
     def __init__(self, name: str, folder: Path, texts: Path, threads: int) -> None:
         kind, how = ENGINES[name]
-        python = sys.executable if kind == "llmc" else str(PEERS)
+        python = sys.executable if kind == "llmc" else str(BASELINES)
         where = folder / f"llmc-{how}" if kind == "llmc" else folder / "model"
         command = [python, str(Path(__file__).with_name("encoders_child.py")), kind, how, str(where), str(texts)]
         self.vectors = folder / f"{name}.npy"
@@ -157,11 +157,11 @@ def summary(rounds: Rounds, sentences: int, cosines: Mapping[str, float], forms:
         "padding_to_the_longest": 1 - sum(lengths) / (max(lengths) * len(lengths)),
     }  # fmt: skip
     for form in forms:
-        peers = [name for name in rates if form in name and not name.startswith("llmc")]
-        peer = max(peers, key=lambda name: rates[name])
-        pairs = zip(rounds[f"llmc {form}"], rounds[peer], strict=True)
+        baselines = [name for name in rates if form in name and not name.startswith("llmc")]
+        baseline = max(baselines, key=lambda name: rates[name])
+        pairs = zip(rounds[f"llmc {form}"], rounds[baseline], strict=True)
         result[f"ratio_{form}"] = statistics.median(theirs["seconds"] / mine["seconds"] for mine, theirs in pairs)
-        result[f"ratio_{form}_of_best_rounds"] = best[f"llmc {form}"] / max(best[name] for name in peers)
+        result[f"ratio_{form}_of_best_rounds"] = best[f"llmc {form}"] / max(best[name] for name in baselines)
     return result
 
 
@@ -189,7 +189,7 @@ def main() -> None:
         for how, options in asks.items() if requested.only is None else [(requested.only, asks[requested.only])]:
             llmc.compile(folder / "model", folder / f"llmc-{how}", device="cpu", cache_dir=folder / "store", **options)
         subprocess.run(
-            [str(PEERS), str(Path(__file__).with_name("encoders_child.py")), "prepare", "", place], check=True
+            [str(BASELINES), str(Path(__file__).with_name("encoders_child.py")), "prepare", "", place], check=True
         )
         names = [name for name in ENGINES if requested.only is None or requested.only in name]
         engines = {name: Engine(name, folder, folder / "texts.json", threads) for name in names}
@@ -223,7 +223,7 @@ def show(result: Mapping[str, Any], forms: Sequence[str], as_json: bool) -> None
         print(f"{what.replace('_', ' '):28} {result[what]:8.1%}")
     for form in forms:
         ratio, of_best = (result[f"ratio_{form}{end}"] for end in ("", "_of_best_rounds"))
-        print(f"{form}: {ratio:.2f} × the best peer in the median of rounds, {of_best:.2f} × in best rounds")
+        print(f"{form}: {ratio:.2f} × the best baseline in the median of rounds, {of_best:.2f} × in best rounds")
 
 
 if __name__ == "__main__":

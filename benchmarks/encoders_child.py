@@ -1,4 +1,5 @@
-"""One engine of benchmarks/encoders.py, in a process of its own; the peers' run in .venv-peers, without llmc."""
+"""One engine of benchmarks/encoders.py, in a process of its own; the baselines' run in .venv-baselines, without
+llmc."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Faults injected into the store, and the same into the caches of peers.
+"""Faults injected into the store, and the same into the caches of baselines.
 
-    python benchmarks/faults.py [--kills 2000] [--flips all|N] [--peer-python .venv-peers/bin/python] [-o faults.json]
+    python benchmarks/faults.py [--kills 2000] [--flips all|N] [--baseline-python PYTHON] [-o faults.json]
 
-Prints a table in Markdown. Rows and words are explained in `Row` of faults_rows.py. Without --peer-python only llmc
+Prints a table in Markdown. Rows and words are explained in `Row` of faults_rows.py. Without --baseline-python only llmc
 is measured. Faults by system call need strace, and are left out without it.
 """
 
@@ -20,7 +20,7 @@ from faults_caches import load
 from faults_inject import SAMPLES, Bench, all_rows
 
 COLUMNS = ("injected", "wrong", "lost", "wedged", "raised", "left")
-PEERS = ("jax", "diskcache")
+BASELINES = ("jax", "diskcache")
 
 
 def measure(cache: str, kills: int, samples: int, rounds: int, processes: int, seed: int, folder: str | None) -> dict:
@@ -55,8 +55,8 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=64, help="in a crowd")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--folder", help="where the caches are made (default: the system's folder for temporaries)")
-    parser.add_argument("--peer-python", help="a Python that has jax and diskcache")
-    parser.add_argument("--cache", choices=["llmc", *PEERS], help="measure this one only, and print JSON")
+    parser.add_argument("--baseline-python", help="a Python that has jax and diskcache")
+    parser.add_argument("--cache", choices=["llmc", *BASELINES], help="measure this one only, and print JSON")
     parser.add_argument("-o", "--output", type=Path)
     given = parser.parse_args()
     samples = 4096 if given.flips == "all" else int(given.flips)
@@ -65,8 +65,8 @@ def main() -> None:
         print(json.dumps(found))
         return
     results = []
-    for cache in ("llmc", *(PEERS if given.peer_python else ())):
-        python = sys.executable if cache == "llmc" else given.peer_python
+    for cache in ("llmc", *(BASELINES if given.baseline_python else ())):
+        python = sys.executable if cache == "llmc" else given.baseline_python
         command = [python, __file__, "--cache", cache, "--kills", str(given.kills), "--flips", given.flips]
         command += ["--rounds", str(given.rounds), "--processes", str(given.processes), "--seed", str(given.seed)]
         command += ["--folder", given.folder] if given.folder else []

@@ -1,13 +1,13 @@
-"""What the figures of the suite are held against: ratios of llmc to a peer, and shares of the memory roofline."""
+"""What the figures of the suite are held against: ratios of llmc to a baseline, and shares of the memory roofline."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from statistics import median
 
-from peers.compare import OF_ROOFLINE
-from peers.report_text import number
-from peers.results import Comparison, Series
+from baselines.compare import OF_ROOFLINE
+from baselines.report_text import number
+from baselines.results import Comparison, Series
 
 from llmc.buckets.render.text import table
 
@@ -16,13 +16,13 @@ from llmc.buckets.render.text import table
 class Goal:
     """The ratio of a measurement (by the start of its name) that a bundle is to reach.
 
-    `peer`: the start of one peer's name; None: the best one of the bundle's quality class, where that was measured.
-    `bits`: of bundles alone whose weights have so many bits, 4 with some of more.
+    `baseline`: the start of one baseline's name; None: the best one of the bundle's quality class, where that was
+    measured. `bits`: of bundles alone whose weights have so many bits, 4 with some of more.
     """
 
     measurement: str
     ratio: float
-    peer: str | None = None
+    baseline: str | None = None
     bits: int | None = None
 
 
@@ -51,12 +51,12 @@ def report(found: Comparison) -> list[str]:
     rows = [("goal", "bundle", "wanted", "seen", "")]
     for goal in GOALS:
         for series in (s for s in found.series if _is(s, goal.measurement)):
-            for ours, peer, ratio in _ratios(found, series, goal):
+            for ours, baseline, ratio in _ratios(found, series, goal):
                 if goal.bits not in (None, classes.get(ours)):
                     continue
                 sign = "≤" if series.better == "less" else "≥"
                 met = ratio <= goal.ratio if series.better == "less" else ratio >= goal.ratio
-                what = f"{series.name}, over {peer}"
+                what = f"{series.name}, over {baseline}"
                 rows.append((what, ours, f"{sign} {goal.ratio:.2f}", f"{ratio:.2f}", "met" if met else "MISSED"))
     for series in (s for s in found.series if _is(s, ROOFLINE)):
         for one in found.contenders:
@@ -77,11 +77,11 @@ def _is(series: Series, name: str) -> bool:
 
 
 def _ratios(found: Comparison, series: Series, goal: Goal) -> list[tuple[str, str, float]]:
-    if goal.peer is None:
-        return [(r.ours, r.peer, r.median) for r in found.ratios(series) if r.by == "class"]
+    if goal.baseline is None:
+        return [(r.ours, r.baseline, r.median) for r in found.ratios(series) if r.by == "class"]
     ours = [c.name for c in found.contenders if c.kind == "llmc" and c.name in series.rounds]
-    peers = [c.name for c in found.contenders if c.kind == "peer" and c.name.startswith(goal.peer)]
-    there = [name for name in peers if name in series.rounds]
+    baselines = [c.name for c in found.contenders if c.kind == "baseline" and c.name.startswith(goal.baseline)]
+    there = [name for name in baselines if name in series.rounds]
     if not there:
         return []
     best = (min if series.better == "less" else max)(there, key=series.median)

@@ -22,12 +22,12 @@ from typing import Any
 
 import random_llama
 import torch
+from baselines import compare
+from baselines.catalogue import parse
+from baselines.contenders import make_ready
+from baselines.machine import describe
+from baselines.scope import Scope
 from models import GUIDE, LLMC
-from peers import compare
-from peers.catalogue import parse
-from peers.contenders import make_ready
-from peers.machine import describe
-from peers.scope import Scope
 from transformers import AutoModelForCausalLM
 
 from llmc.compiler.checkpoint import DEMO, open_checkpoint
@@ -92,7 +92,7 @@ def measured(work: Path, shape: str, rounds: int) -> dict[str, Any]:
     checkpoint = open_checkpoint(str(work / f"model-{shape}"))
     scope = Scope(("decode",), rounds, batches=(1,))
     ready = make_ready(
-        opened, parse("transformers,transformers:bf16"), checkpoint, work / f"peers-{shape}", sys.executable,
+        opened, parse("transformers,transformers:bf16"), checkpoint, work / f"baselines-{shape}", sys.executable,
         lambda form: print(f"make {form}", file=sys.stderr), quality=False,
     )  # fmt: skip
     found = compare.run(
@@ -100,10 +100,10 @@ def measured(work: Path, shape: str, rounds: int) -> dict[str, Any]:
         progress=lambda what, done, total: None, weights=ready.weights,
     )  # fmt: skip
     (series,) = found.series
-    peer = min((name for name in series.rounds if name not in opened), key=series.median)
+    baseline = min((name for name in series.rounds if name not in opened), key=series.median)
     return {
         "shape": shape, "weights": ready.weights, "step_ms": {name: series.median(name) for name in series.rounds},
-        "peer": peer, "ratio": {name: median(series.ratios(name, peer)) for name in opened},
+        "baseline": baseline, "ratio": {name: median(series.ratios(name, baseline)) for name in opened},
         "missing": series.missing, "decode_graphs": graphs(str(work / f"model-{shape}")),
     }  # fmt: skip
 

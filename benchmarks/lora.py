@@ -21,7 +21,7 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-from peers.machine import describe
+from baselines.machine import describe
 from safetensors.numpy import save_file
 
 import llmc

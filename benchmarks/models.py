@@ -1,4 +1,4 @@
-"""The models of the suite, the bundles of each, and how they are compared with peers."""
+"""The models of the suite, the bundles of each, and how they are compared with baselines."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from peers import compare
-from peers.catalogue import parse
-from peers.contenders import make_ready
-from peers.results import Comparison
-from peers.scope import Scope
+from baselines import compare
+from baselines.catalogue import parse
+from baselines.contenders import make_ready
+from baselines.results import Comparison
+from baselines.scope import Scope
 
 from llmc.compiler.checkpoint import DEMO, open_checkpoint
 from llmc.errors import LlmcError
@@ -58,7 +58,7 @@ class Model:
     name: str
     source: str | None
     bundles: dict[str, tuple[str, ...]]
-    peers: str
+    baselines: str
 
 
 _BUNDLES = {
@@ -74,7 +74,7 @@ _BUNDLES = {
         "4G",
     ),
 }
-_PEERS = "onnxruntime-genai:int8,openvino-genai:int8,openvino-genai:int8-sdpa,llama-cpp:q8_0"
+_BASELINES = "onnxruntime-genai:int8,openvino-genai:int8,openvino-genai:int8-sdpa,llama-cpp:q8_0"
 MODELS = (
     Model(
         "demo",
@@ -84,9 +84,9 @@ MODELS = (
             "llmc onnxruntime keep": ("--device", "onnxruntime", "--quantize", "keep"),
             "llmc openvino keep": ("--device", "openvino", "--quantize", "keep"),
         },
-        f"{_PEERS},llama-cpp:q4_0,llama-cpp:q4_1,llama-cpp:q4_k_m,onnxruntime-genai:int4",
+        f"{_BASELINES},llama-cpp:q4_0,llama-cpp:q4_1,llama-cpp:q4_k_m,onnxruntime-genai:int4",
     ),
-    Model("random", None, _BUNDLES, _PEERS),
+    Model("random", None, _BUNDLES, _BASELINES),
 )
 
 
@@ -95,7 +95,7 @@ class Setting:
     """Where the suite works, with what, and whom it tells."""
 
     work: Path
-    peer_python: str
+    baseline_python: str
     threads: int
     scope: Scope
     tell: Callable[[str], None]
@@ -114,8 +114,8 @@ def run(model: Model, setting: Setting) -> Comparison:
             continue
         scope = replace(setting.scope, kinds=kinds, **part.changes)
         ready = make_ready(
-            bundles, parse(model.peers), checkpoint, setting.work / f"peers-{model.name}", setting.peer_python,
-            lambda form: setting.tell(f"make {form}"), "quality" in scope.kinds,
+            bundles, parse(model.baselines), checkpoint, setting.work / f"baselines-{model.name}",
+            setting.baseline_python,            lambda form: setting.tell(f"make {form}"), "quality" in scope.kinds,
         )  # fmt: skip
         one = compare.run(
             ready.contenders, scope, model=ready.model, threads=setting.threads, vocabulary=ready.vocabulary,

@@ -22,8 +22,8 @@ from typing import Any
 import random_llama
 import roofline
 import torch
+from baselines.machine import describe, read_bandwidth
 from onnx import ModelProto
-from peers.machine import describe, read_bandwidth
 
 from llmc.artifacts.bundle.reader import blob_path
 from llmc.cpus import usable_cpus

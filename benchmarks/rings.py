@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import random_llama
 import torch
-from peers.machine import describe
+from baselines.machine import describe
 from transformers import AutoModelForCausalLM
 
 import llmc

@@ -21,10 +21,10 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
+from baselines.baseline_models import weights_read
+from baselines.contenders import nominal_bits
+from baselines.machine import read_bandwidth
 from onnx import ModelProto, TensorProto, helper
-from peers.contenders import nominal_bits
-from peers.machine import read_bandwidth
-from peers.peer_models import weights_read
 
 from llmc.artifacts.bundle.reader import blob_path
 from llmc.compiler.checkpoint import open_checkpoint

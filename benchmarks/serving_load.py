@@ -2,7 +2,7 @@
 
     python -m venv .venv-load && .venv-load/bin/pip install guidellm==0.8.1
     python benchmarks/serving_load.py TRACE --bundle BUNDLE --guidellm .venv-load/bin/guidellm \\
-        [--peer-python PY --gguf FILE] [-o result.json]
+        [--baseline-python PY --gguf FILE] [-o result.json]
 
 Lengths are the trace's (any that `llmc plan --traffic` reads), scaled by `--scale` and cut to `--max-model-len`;
 prompts are texts of exactly so many tokens of the bundle's own tokenizer. Saturation is a closed loop of as many
@@ -21,7 +21,7 @@ import sys
 from pathlib import Path
 from urllib.request import urlopen
 
-from peers.scope import recorded
+from baselines.scope import recorded
 from serving_server import ServerProcess, llama_server, llmc_server
 
 from llmc.runtime.bundle import Bundle
@@ -81,10 +81,10 @@ def main() -> None:
     parser.add_argument("trace", type=Path)
     parser.add_argument("--bundle", required=True)
     parser.add_argument("--guidellm", required=True)
-    parser.add_argument("--peer-python")
+    parser.add_argument("--baseline-python")
     parser.add_argument("--gguf")
     parser.add_argument("--requests", type=int, default=1000)
-    parser.add_argument("--peer-requests", type=int, default=100)
+    parser.add_argument("--baseline-requests", type=int, default=100)
     parser.add_argument("--scale", type=float, default=1 / 8)
     parser.add_argument("--max-model-len", type=int, default=1024)
     parser.add_argument("--saturating", type=int, default=24)
@@ -106,13 +106,15 @@ def main() -> None:
     finally:
         code = ours.close()
     print(f"llmc serve ended with exit code {code}", file=sys.stderr)
-    if args.peer_python and args.gguf:
-        python = str(Path(args.peer_python).absolute())
-        peer = llama_server(python, args.gguf, args.threads, args.logs / "llama-serve.log", args.max_model_len)
+    if args.baseline_python and args.gguf:
+        python = str(Path(args.baseline_python).absolute())
+        baseline = llama_server(python, args.gguf, args.threads, args.logs / "llama-serve.log", args.max_model_len)
         try:
-            found[peer.name] = load.both(peer, min(args.peer_requests, args.requests), args.saturating, loads)
+            found[baseline.name] = load.both(
+                baseline, min(args.baseline_requests, args.requests), args.saturating, loads
+            )
         finally:
-            peer.close()
+            baseline.close()
     if args.output:
         args.output.write_text(json.dumps(found, indent=1))
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from statistics import median
 
 import psutil
-from peers.machine import describe
+from baselines.machine import describe
 
 ROOT = Path(__file__).parents[1]
 

@@ -1,11 +1,11 @@
-"""The whole benchmark, one command: peers on the same weights in turn, and llmc's own figures. `make bench`.
+"""The whole benchmark, one command: baselines on the same weights in turn, and llmc's own figures. `make bench`.
 
-    python benchmarks/suite.py --peer-python .venv-peers/bin/python [--work .bench] [--quick] [--trace FILE]
+    python benchmarks/suite.py --baseline-python .venv-baselines/bin/python [--work .bench] [--quick] [--trace FILE]
 
 Writes results.json and results.html into the folder --work, after every stage, so that an interrupted run keeps what it
 has. Stages are comparisons (models.py; goals.py says what is wanted of them) and programs of this folder, whose output
 is in WORK/STAGE.log. `--quick` has the demo model's comparison only, with few rounds: no figures to publish.
-`--only` names stages; `--kinds` and `--peers` what the comparisons measure and with whom, as in compare.py.
+`--only` names stages; `--kinds` and `--baselines` what the comparisons measure and with whom, as in compare.py.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from pathlib import Path
 
 import goals
 import models
-from peers import page
-from peers.environment import interpreter
-from peers.measure import questions
-from peers.report_text import text
-from peers.results import Comparison
-from peers.scope import KINDS, Scope
+from baselines import page
+from baselines.environment import interpreter
+from baselines.measure import questions
+from baselines.report_text import text
+from baselines.results import Comparison
+from baselines.scope import KINDS, Scope
 
 from llmc.errors import LlmcError
 
@@ -84,7 +84,7 @@ class Suite:
     def __init__(self, args: argparse.Namespace) -> None:
         self.work: Path = args.work.absolute()
         self.work.mkdir(parents=True, exist_ok=True)
-        self.python = interpreter(args.peer_python)
+        self.python = interpreter(args.baseline_python)
         self.args = args
         scope = Scope(kinds=KINDS, trace=args.trace)
         if args.kinds:
@@ -104,12 +104,12 @@ class Suite:
 
     def _stages(self) -> list[Stage]:
         work, soak = self.work, self.args.soak_minutes
-        demo_q8 = work / "peers-demo" / "gguf-q8_0.gguf"
+        demo_q8 = work / "baselines-demo" / "gguf-q8_0.gguf"
         serving = work / "demo-serving-llmc-onnxruntime-int8"
         comparing = COMPILE_MINUTES + questions(self.scope) * ENGINES * ANSWER_S / 60
         found = [
             Stage(f"compare-{model.name}", comparing, lambda model=model: self._compare(model))
-            for model in (replace(m, peers=self.args.peers or m.peers) for m in models.MODELS)
+            for model in (replace(m, baselines=self.args.baselines or m.baselines) for m in models.MODELS)
         ]
         programs = (
             ("compile-times", 6.0, ["compile_times.py", "--work", work / "compile-times"]),
@@ -117,11 +117,11 @@ class Suite:
             ("soak", soak + 1.0, ["soak.py", serving, "--minutes", soak, "--log", work / "soak-server.log"]),
             ("xla", 5.0, ["xla.py", "--work", work]),
             ("store", 3.0, ["store.py", "--work", work]),
-            ("faults", 20.0, ["faults.py", "--folder", work, "--peer-python", self.python]),
+            ("faults", 20.0, ["faults.py", "--folder", work, "--baseline-python", self.python]),
         )  # fmt: skip
         if self.args.guidellm is not None:
             command = ["serving_load.py", self.args.trace, "--bundle", serving, "--guidellm", self.args.guidellm,
-                       "--peer-python", self.python, "--gguf", demo_q8, "--logs", work / "logs"]  # fmt: skip
+                       "--baseline-python", self.python, "--gguf", demo_q8, "--logs", work / "logs"]  # fmt: skip
             programs = (*programs, ("serving-load", 15.0, command))
         for name, minutes, command in programs:
             found.append(Stage(name, minutes, lambda name=name, command=command: self._program(name, command)))
@@ -185,12 +185,12 @@ class Suite:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peer-python", required=True)
+    parser.add_argument("--baseline-python", required=True)
     parser.add_argument("--work", type=Path, default=Path(".bench"))
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--only", help="comma-separated stages")
     parser.add_argument("--kinds", help="comma-separated measurements")
-    parser.add_argument("--peers", help="comma-separated, in the place of each model's own, as in compare.py")
+    parser.add_argument("--baselines", help="comma-separated, in the place of each model's own, as in compare.py")
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--trace", type=Path, default=SAMPLE, help="request lengths; default: the sample of the tests")

@@ -2,7 +2,7 @@
 
     python benchmarks/xla.py --work FOLDER [-o result.json]
 
-All in float32 with the same weights, two threads each, in turn (peers/). Bundles are compiled first, with
+All in float32 with the same weights, two threads each, in turn (baselines/). Bundles are compiled first, with
 the same plan, where FOLDER does not have them.
 """
 
@@ -15,12 +15,12 @@ import sys
 from pathlib import Path
 from statistics import median
 
+from baselines import compare
+from baselines.catalogue import parse
+from baselines.contenders import make_ready
+from baselines.report_text import text
+from baselines.scope import Scope
 from models import LLMC
-from peers import compare
-from peers.catalogue import parse
-from peers.contenders import make_ready
-from peers.report_text import text
-from peers.scope import Scope
 
 from llmc.compiler.checkpoint import DEMO, open_checkpoint
 from llmc.runtime.bundle import Bundle
@@ -62,7 +62,7 @@ def main() -> None:
             subprocess.run([LLMC, "compile", DEMO, *flags, *PLAN, "-o", str(path)], check=True)
         bundles[name] = Bundle.open(path)
     ready = make_ready(
-        bundles, parse("transformers"), open_checkpoint(DEMO), requested.work / "peers-demo", sys.executable, print
+        bundles, parse("transformers"), open_checkpoint(DEMO), requested.work / "baselines-demo", sys.executable, print
     )  # fmt: skip
     scope = Scope(
         kinds=("quality", "decode", "prefill"), rounds=requested.rounds, steps=requested.steps, batches=(1, 4),

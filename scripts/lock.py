@@ -1,7 +1,7 @@
 """Write the locks: every package that the project's environments hold, by name and version alone.
 
   requirements.lock                  .venv: the project with its extra `dev`, what builds it, and the demo's model
-  benchmarks/requirements-peers.lock .venv-peers, with what it shares with .venv at the same version
+  benchmarks/requirements-baselines.lock .venv-baselines, with what it shares with .venv at the same version
   requirements-torch-xla.lock        .venv-torch-xla
 
 They are pip's constraints, for every platform and Python that the project has (markers say where one counts).
@@ -100,7 +100,13 @@ def main() -> None:
         low.write_text("\n".join(f"{name}=={bounds[name]}" for name in LOW))
         resolve(uv, lock, ["pyproject.toml", "--extra=dev"], project["build-system"]["requires"], [low])
     lock.write_text(lock.read_text() + f"{model}\n")  # it is installed without what it depends on
-    resolve(uv, lock.parent / "benchmarks/requirements-peers.lock", ["benchmarks/requirements-peers.txt"], [], [lock])
+    resolve(
+        uv,
+        lock.parent / "benchmarks/requirements-baselines.lock",
+        ["benchmarks/requirements-baselines.txt"],
+        [],
+        [lock],
+    )
     resolve(uv, lock.parent / "requirements-torch-xla.lock", ["requirements-torch-xla.txt"], [], [])
 
 

@@ -18,7 +18,7 @@ from scripts.lock import lower_bounds
 
 ROOT = Path(__file__).parent.parent
 LOCK = ROOT / "requirements.lock"
-PEERS = ROOT / "benchmarks" / "requirements-peers.lock"
+BASELINES = ROOT / "benchmarks" / "requirements-baselines.lock"
 TORCH_XLA = ROOT / "requirements-torch-xla.lock"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 EXTRAS = PROJECT["project"]["optional-dependencies"]
@@ -76,7 +76,7 @@ def _requires(name: str) -> list[str]:
     return metadata.requires(name) or []
 
 
-@pytest.mark.parametrize("path", [LOCK, PEERS, TORCH_XLA], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [LOCK, BASELINES, TORCH_XLA], ids=lambda path: path.name)
 def test_a_lock_has_names_and_versions_alone(path: Path) -> None:
     assert len(entries(path)) > 20
     said = path.read_text().split("\n", 1)[1]
@@ -124,10 +124,12 @@ def test_each_requirement_has_a_lower_bound_that_the_oldest_environment_is_held_
             assert requested.specifier.contains(bound), f"{requested} does not begin at {bound}"
 
 
-def test_peers_have_what_they_share_at_the_same_version() -> None:
-    locked, peers = entries(LOCK), entries(PEERS)
-    assert not {name: (v, locked[name][0]) for name, (v, _) in peers.items() if name in locked and locked[name][0] != v}
-    for path, lock in ((PEERS.with_suffix(".txt"), peers), (TORCH_XLA.with_suffix(".txt"), entries(TORCH_XLA))):
+def test_baselines_have_what_they_share_at_the_same_version() -> None:
+    locked, baselines = entries(LOCK), entries(BASELINES)
+    assert not {
+        name: (v, locked[name][0]) for name, (v, _) in baselines.items() if name in locked and locked[name][0] != v
+    }
+    for path, lock in ((BASELINES.with_suffix(".txt"), baselines), (TORCH_XLA.with_suffix(".txt"), entries(TORCH_XLA))):
         for line in path.read_text().splitlines():
             if line and not line.startswith("#"):
                 requested = Requirement(line)
@@ -137,7 +139,7 @@ def test_peers_have_what_they_share_at_the_same_version() -> None:
 def test_make_installs_every_environment_from_its_lock_and_again_when_that_changes() -> None:
     """PIP_CONSTRAINT holds what is installed, and what it is built with."""
     for environment, lock in (
-        ("$(VENV)", "requirements.lock"), ("$(PEERS)", "benchmarks/requirements-peers.lock"),
+        ("$(VENV)", "requirements.lock"), ("$(BASELINES)", "benchmarks/requirements-baselines.lock"),
         ("$(TORCH_XLA)", "requirements-torch-xla.lock"),
     ):  # fmt: skip
         (rule,) = re.findall(rf"^{re.escape(environment)}/\.ready:(.*)\n((?:\t.*\n)+)", MAKEFILE, re.MULTILINE)

@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Any
 
-from peers.machine import describe
+from baselines.machine import describe
 
 NEEDS: Mapping[str, tuple[str, ...]] = {
     "llmc cuda": ("jax", "jax_cuda13_plugin", "torch", "transformers"),

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from peers.results import Series
+from baselines.results import Series
 
 from llmc.buckets.render.text import table
 
 ROOFLINE = "memory copy"
-PEERS = ("transformers eager", "transformers reduce-overhead")
+BASELINES = ("transformers eager", "transformers reduce-overhead")
 """What a road has to be as fast as, at every point."""
 GOAL_SHARE, GOAL_SPEED = 0.80, 1.0
 GRAPH_ERROR = 0.15
@@ -25,8 +25,9 @@ def share(series: Series, name: str) -> float | None:
 
 
 def speed(series: Series, name: str) -> tuple[str, float] | None:
-    """The best of PEERS by its median, and its time over the contender's in the same round, the median over rounds."""
-    there = [peer for peer in PEERS if peer in series.rounds and peer != name]
+    """The best of BASELINES by its median, and its time over the contender's in the same round, the median over
+    rounds."""
+    there = [baseline for baseline in BASELINES if baseline in series.rounds and baseline != name]
     if not there or name not in series.rounds:
         return None
     best = min(there, key=series.median)

@@ -18,7 +18,7 @@ from llmc.runtime.step import exact
 
 def main(bundle: str, count: int, steps: int) -> None:
     executor = open_executor(Bundle.open(Path(bundle)), threads=1)
-    tokens = [1 + i * 97 for i in range(count + 2 * steps)]  # as peer.c
+    tokens = [1 + i * 97 for i in range(count + 2 * steps)]  # as baseline.c
     for _ in range(2):
         executor.run(exact("prompt", [0], [tokens[:count]], [0]))
         os.getpriority(os.PRIO_PROCESS, 0)

@@ -68,15 +68,15 @@ class World:
         flags = [flag for flag in build.FLAGS if flag != "-s"]  # the same code as a bundle's, with the functions' names
         sources = [str(path) for path in sorted(build.SOURCE.glob("*.c"))]
         self._zig("cc", *build.TARGETS[SET], *flags, *sources, "-o", str(self.kernels))
-        if not (self.llama / "peer").is_file():
+        if not (self.llama / "baseline").is_file():
             self._make_llama()
 
     def python(self, program: str, *given: str) -> tuple[str, ...]:
         """The command of a program of this folder in ARM's Python."""
         return (str(self.root / "usr/bin/python3.11"), str(HERE / program), *given)
 
-    def peer(self, *given: str) -> tuple[str, ...]:
-        return (str(self.llama / "peer"), *given)
+    def baseline(self, *given: str) -> tuple[str, ...]:
+        return (str(self.llama / "baseline"), *given)
 
     def run(self, command: Sequence[str], count_to: Path | None = None) -> str:
         """What it printed, in an emulated CPU; intervals are counted into files whose names begin with `count_to`."""
@@ -88,7 +88,7 @@ class World:
         """A GGUF file of this kind, made by llama.cpp from another."""
         built = self.work / f"{kind}.gguf"
         if not built.is_file():
-            self.run(self.peer("quantise", str(source), f"{built}.part", str(FTYPES[kind])))
+            self.run(self.baseline("quantise", str(source), f"{built}.part", str(FTYPES[kind])))
             Path(f"{built}.part").replace(built)
         return built
 
@@ -139,7 +139,7 @@ class World:
                 opened.extractall(self.site)
 
     def _make_llama(self) -> None:
-        lock = (HERE.parent / "requirements-peers.lock").read_text()
+        lock = (HERE.parent / "requirements-baselines.lock").read_text()
         locked = re.search(r"^llama-cpp-python==[\d.]+", lock, re.MULTILINE)
         assert locked is not None
         source = self.work / locked[0].replace("==", "-").replace("-cpp-", "_cpp_", 1)
@@ -158,7 +158,7 @@ class World:
         self._do("ninja", "-C", str(self.llama), f"-j{self.jobs}", "llama")
         libraries = self.llama / "bin"
         self._do(
-            str(self.work / "cc"), "-O2", f"-I{source}/include", f"-I{source}/ggml/include", str(HERE / "peer.c"),
+            str(self.work / "cc"), "-O2", f"-I{source}/include", f"-I{source}/ggml/include", str(HERE / "baseline.c"),
             f"-L{libraries}", "-lllama", "-lggml", "-lggml-base", f"-Wl,-rpath,{libraries}", "-o",
-            str(self.llama / "peer"),
+            str(self.llama / "baseline"),
         )  # fmt: skip

@@ -11,9 +11,9 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from peers.peer_models import weights_read
-from peers.results import Series
-from peers.worker import Contender
+from baselines.baseline_models import weights_read
+from baselines.results import Series
+from baselines.worker import Contender
 
 from llmc.buckets.coverage import prove
 from llmc.compiler.checkpoint import open_checkpoint
@@ -171,7 +171,7 @@ def test_a_server_that_ends_early_is_not_measured(of: Any, monkeypatch: pytest.M
 
 
 def contender(name: str, **options: Any) -> Contender:
-    return Contender(name, "peer", FAKE, sys.executable, "model", options, 16)
+    return Contender(name, "baseline", FAKE, sys.executable, "model", options, 16)
 
 
 def test_an_interrupt_keeps_the_rounds_that_were_there(of: Any, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""benchmarks/encoders.py without its peers: engines in turns, what an interrupt keeps, and the arithmetic."""
+"""benchmarks/encoders.py without its baselines: engines in turns, what an interrupt keeps, and the arithmetic."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Engine:
 
 
 def test_engines_take_turns_and_all_rounds_count(encoders: Any) -> None:
-    rounds, whole = encoders.in_turns({"llmc f32": Engine(1, 3, 2), "peer f32": Engine(2, 9, 8)}, 3)
+    rounds, whole = encoders.in_turns({"llmc f32": Engine(1, 3, 2), "baseline f32": Engine(2, 9, 8)}, 3)
     assert whole
     found = encoders.summary(rounds, 3, {}, ("f32",))
-    assert found["sentences_per_s"] == {"llmc f32": 1.5, "peer f32": 3 / 8}
-    assert found["best_round"] == {"llmc f32": 3, "peer f32": 1.5}
+    assert found["sentences_per_s"] == {"llmc f32": 1.5, "baseline f32": 3 / 8}
+    assert found["best_round"] == {"llmc f32": 3, "baseline f32": 1.5}
     assert (found["rounds"], found["ratio_f32"], found["ratio_f32_of_best_rounds"]) == (3, 3, 2)
     assert found["llmc_padding"] == pytest.approx(0.2)
     assert found["padding_to_the_longest"] == pytest.approx(1 - 8 / 12)
@@ -39,13 +39,13 @@ def test_engines_take_turns_and_all_rounds_count(encoders: Any) -> None:
 def test_an_interrupt_keeps_the_rounds_that_every_engine_has_finished(
     encoders: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rounds, whole = encoders.in_turns({"llmc f32": Engine(1, 3, 2), "peer f32": Engine(2, 9)}, 5)
+    rounds, whole = encoders.in_turns({"llmc f32": Engine(1, 3, 2), "baseline f32": Engine(2, 9)}, 5)
     assert not whole
     assert {name: [one["seconds"] for one in passes] for name, passes in rounds.items()} == {
-        "llmc f32": [1, 3], "peer f32": [2, 9]
+        "llmc f32": [1, 3], "baseline f32": [2, 9]
     }  # fmt: skip
     assert "interrupted: 2 of 5 rounds" in capsys.readouterr().err
-    found = {"threads": 2, **encoders.summary(rounds, 3, {"llmc f32": 1.0, "peer f32": 1.0}, ("f32",))}
+    found = {"threads": 2, **encoders.summary(rounds, 3, {"llmc f32": 1.0, "baseline f32": 1.0}, ("f32",))}
     encoders.show(found, ("f32",), True)
     assert json.loads(capsys.readouterr().out)["rounds"] == 2
     encoders.show(found, ("f32",), False)
@@ -54,4 +54,4 @@ def test_an_interrupt_keeps_the_rounds_that_every_engine_has_finished(
 
 def test_an_interrupt_before_the_first_round_has_ended_is_one(encoders: Any) -> None:
     with pytest.raises(KeyboardInterrupt):
-        encoders.in_turns({"llmc f32": Engine(1), "peer f32": Engine()}, 5)
+        encoders.in_turns({"llmc f32": Engine(1), "baseline f32": Engine()}, 5)

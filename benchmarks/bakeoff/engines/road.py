@@ -1,4 +1,4 @@
-"""A bundle of llmc on its device, warmed up and captured as a server does; asked as in peers/engines."""
+"""A bundle of llmc on its device, warmed up and captured as a server does; asked as in baselines/engines."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from bakeoff.engines import caches
-from peers.engines import bundle
+from baselines.engines import bundle
 
 
 class Engine(bundle.Engine):

@@ -180,7 +180,8 @@ def _section(phase: PhaseEvaluation, hottest: int) -> list[str]:
         lines += ["", *table([USE_HEADER, *rows], range(1, 5)), ""]
     unused = phase.unused
     lines.append(
-        f"never used: {len(unused)} of {len(phase.buckets)} buckets{': ' if unused else ''}{_shortened(map(shape, unused))}"
+        f"never used: {len(unused)} of {len(phase.buckets)} buckets{': ' if unused else ''}"
+        f"{_shortened(map(shape, unused))}"
     )
     return lines
 

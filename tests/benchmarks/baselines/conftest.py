@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from peers.worker import Contender
+from baselines.worker import Contender
 
 from tests.toys import toy, toys, trusted
 
@@ -22,7 +22,7 @@ FAKE = str(Path(__file__).parents[2] / "bench" / "fake_engine")
 def contender() -> Callable[..., Contender]:
     def make(
         name: str,
-        kind: Any = "peer",
+        kind: Any = "baseline",
         model: str = "model",
         bits: float | None = 8,
         searched: Any = None,

@@ -1,7 +1,7 @@
 """The engines that llmc is compared with, by name and precision, and what each needs installed.
 
-A peer is asked for as NAME or NAME:VARIANT, as in `openvino-genai` or `onnxruntime-genai:int4`. A variant is a
-precision of the same weights, in a form that the peer's own tools make (see peer_models.py), or another
+A baseline is asked for as NAME or NAME:VARIANT, as in `openvino-genai` or `onnxruntime-genai:int4`. A variant is a
+precision of the same weights, in a form that the baseline's own tools make (see baseline_models.py), or another
 way of its to run them. `PINS` are the versions that the figures of docs/performance.md are of; others may do.
 """
 
@@ -30,11 +30,11 @@ optimum-intel takes older versions of transformers than the others."""
 
 @dataclass(frozen=True)
 class Variant:
-    """`form` names the model's form (FORMS of peer_models.py), `bits` what a weight has nominally, without scales; None
-    where that is not one number.
+    """`form` names the model's form (FORMS of baseline_models.py), `bits` what a weight has nominally, without scales;
+    None where that is not one number.
 
-    `options` go to the engine; `distributions` are what running and making it need beside the peer's own. `searched`
-    are options of the engine that the best value is searched for (tuning.py).
+    `options` go to the engine; `distributions` are what running and making it need beside the baseline's own.
+    `searched` are options of the engine that the best value is searched for (tuning.py).
     """
 
     form: str
@@ -45,7 +45,7 @@ class Variant:
 
 
 @dataclass(frozen=True)
-class Peer:
+class Baseline:
     """An engine: its file in engines/, what is to be installed, and its variants, the default one first."""
 
     name: str
@@ -56,25 +56,25 @@ class Peer:
 
 @dataclass(frozen=True)
 class Requested:
-    """A peer in one of its variants."""
+    """A baseline in one of its variants."""
 
-    peer: Peer
+    baseline: Baseline
     variant_name: str
 
     @property
     def variant(self) -> Variant:
         """What the name stands for."""
-        return self.peer.variants[self.variant_name]
+        return self.baseline.variants[self.variant_name]
 
     @property
     def label(self) -> str:
         """As tables name it."""
-        return f"{self.peer.name} {self.variant_name}"
+        return f"{self.baseline.name} {self.variant_name}"
 
     @property
     def distributions(self) -> tuple[str, ...]:
         """All that has to be installed."""
-        return self.peer.distributions + self.variant.distributions
+        return self.baseline.distributions + self.variant.distributions
 
 
 _BUILDER = ("onnxruntime", "torch", "transformers")
@@ -89,10 +89,10 @@ work ("session.dynamic_block_base"), 0 for its default."""
 _MICRO_BATCHES = {"micro_batch": (256, 512, 1024)}
 """Tokens of one pass over the weights in llama.cpp; 512 is its default."""
 
-PEERS = {
-    peer.name: peer
-    for peer in (
-        Peer(
+BASELINES = {
+    baseline.name: baseline
+    for baseline in (
+        Baseline(
             "onnxruntime-genai",
             "genai",
             ("onnxruntime-genai",),
@@ -101,7 +101,7 @@ PEERS = {
                 "int4": Variant("genai-int4", 4, {}, _BUILDER, _GENAI),
             },
         ),
-        Peer(
+        Baseline(
             "openvino-genai",
             "openvino_pipeline",
             ("openvino-genai",),
@@ -113,7 +113,7 @@ PEERS = {
                 "int8-optimum": Variant("optimum-int8", 8, _PAGED, ("optimum-intel", "nncf"), _STEPS),
             },
         ),
-        Peer(
+        Baseline(
             "llama-cpp",
             "llama",
             ("llama-cpp-python",),
@@ -125,7 +125,7 @@ PEERS = {
                 "as-is": Variant("gguf-as-is", None, {}, (), _MICRO_BATCHES),
             },
         ),
-        Peer(
+        Baseline(
             "transformers",
             "eager",
             ("transformers", "torch"),
@@ -133,20 +133,20 @@ PEERS = {
         ),
     )
 }
-"""Name → peer."""
+"""Name → baseline."""
 
 
 def parse(text: str) -> list[Requested]:
-    """Peers from a comma-separated list; raises InputError for a name that is not known or comes twice."""
+    """Baselines from a comma-separated list; raises InputError for a name that is not known or comes twice."""
     found: list[Requested] = []
     for part in (p.strip() for p in text.split(",")):
         name, _, variant = part.partition(":")
-        peer = PEERS.get(name)
-        if peer is None:
-            raise UnknownNameError("peer", name, PEERS)
-        if variant and variant not in peer.variants:
-            raise UnknownNameError(f"variant of {name}", variant, peer.variants)
-        requested = Requested(peer, variant or next(iter(peer.variants)))
+        baseline = BASELINES.get(name)
+        if baseline is None:
+            raise UnknownNameError("baseline", name, BASELINES)
+        if variant and variant not in baseline.variants:
+            raise UnknownNameError(f"variant of {name}", variant, baseline.variants)
+        requested = Requested(baseline, variant or next(iter(baseline.variants)))
         if requested in found:
             raise InputError(f"{part!r} is named twice in {text!r}")
         found.append(requested)

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
+from baselines.results import By, Comparison, Ratio, Series
 from llmc.buckets.render.text import table
-from peers.results import By, Comparison, Ratio, Series
 
 HEADS: Mapping[By, str] = {
-    "class": "llmc over the best peer of its class",
-    "bits": "llmc over the best peer of as many bits or more (quality was not measured, so no class is known)",
+    "class": "llmc over the best baseline of its class",
+    "bits": "llmc over the best baseline of as many bits or more (quality was not measured, so no class is known)",
 }
 
 
@@ -33,7 +33,7 @@ def text(found: Comparison) -> str:
 
 
 def notes(found: Comparison) -> list[str]:
-    """Notes to the figures: missing measurements, the order of turns, the peers' settings."""
+    """Notes to the figures: missing measurements, the order of turns, the baselines' settings."""
     more = [f"interrupted: {what} was not measured" for what in found.unfinished]
     if any(len(order) > 1 for series in found.series for order in series.orders):
         more.append("the order of engines turns by one each round")
@@ -41,7 +41,7 @@ def notes(found: Comparison) -> list[str]:
 
 
 def settings(found: Comparison) -> list[str]:
-    """The settings that each peer was measured with where several were tried, and what they were chosen from."""
+    """The settings that each baseline was measured with where several were tried, and what they were chosen from."""
     lines = []
     for one in (trial for trial in found.tuning if trial.chosen):
         tried = [t for t in found.tuning if (t.contender, t.use) == (one.contender, one.use)]
@@ -73,7 +73,7 @@ def contenders(found: Comparison) -> list[str]:
 
 
 def measurement(found: Comparison, series: Series) -> list[str]:
-    """Every contender's median and extremes, and each bundle's ratio to each peer."""
+    """Every contender's median and extremes, and each bundle's ratio to each baseline."""
     ours = [c.name for c in found.contenders if c.kind == "llmc" and c.name in series.rounds]
     rows = [(f"{series.name}, {series.unit}", "median", "least", "most", *(f"{name} over it" for name in ours), "")]
     for one in found.contenders:
@@ -81,7 +81,7 @@ def measurement(found: Comparison, series: Series) -> list[str]:
         if values is None:
             continue
         over = [
-            f"{median(series.ratios(name, one.name)):.2f}" if one.kind == "peer" else "" for name in ours
+            f"{median(series.ratios(name, one.name)):.2f}" if one.kind == "baseline" else "" for name in ours
         ]  # fmt: skip
         shares = ", ".join(f"{share:.0%} {what}" for what, share in series.shares.get(one.name, {}).items())
         numbers = [number(value) for value in (series.median(one.name), min(values), max(values))]
@@ -91,17 +91,17 @@ def measurement(found: Comparison, series: Series) -> list[str]:
 
 
 def ratios(found: Comparison) -> list[str]:
-    """Each bundle against the best peer of its quality class, or without a measured one of its bits, in turn."""
+    """Each bundle against the best baseline of its quality class, or without a measured one of its bits, in turn."""
     tables: list[str] = []
     for by, head in HEADS.items():
-        rows = [(head, "bundle", "peer", "ratio", "range", "")]
+        rows = [(head, "bundle", "baseline", "ratio", "range", "")]
         for series in found.series:
             for one in (ratio for ratio in found.ratios(series) if ratio.by == by):
                 spread = f"{one.least:.2f}–{one.most:.2f}"
-                rows.append((series.name, one.ours, one.peer, f"{one.median:.2f}", spread, verdict(series, one)))
+                rows.append((series.name, one.ours, one.baseline, f"{one.median:.2f}", spread, verdict(series, one)))
         if len(rows) > 1:
             tables += [*([""] if tables else []), *table(rows, right=(3,))]
-    return tables or ["no bundle and peer of one quality class were measured"]
+    return tables or ["no bundle and baseline of one quality class were measured"]
 
 
 def verdict(series: Series, ratio: Ratio) -> str:

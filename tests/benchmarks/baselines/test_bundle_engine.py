@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from peers.engines.bundle import Engine
+from baselines.engines.bundle import Engine
 
 from tests.toy import Toy, greedy, reference
 

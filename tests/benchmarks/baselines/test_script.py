@@ -9,8 +9,8 @@ from pathlib import Path
 
 import compare as script
 import pytest
-from peers import catalogue, machine
-from peers.results import Comparison
+from baselines import catalogue, machine
+from baselines.results import Comparison
 
 from llmc.cli.main import main
 from llmc.testing.toy import write_toy
@@ -23,11 +23,11 @@ Script = Callable[..., Ran]
 
 
 @pytest.fixture(autouse=True)
-def fake_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+def fake_baseline(monkeypatch: pytest.MonkeyPatch) -> None:
     variant = catalogue.Variant("huggingface", 32)
-    peer = catalogue.Peer("fake", FAKE, ("numpy",), {"f32": variant})
-    missing = catalogue.Peer("missing", FAKE, ("no-such-engine",), {"f32": variant})
-    monkeypatch.setattr(catalogue, "PEERS", {"fake": peer, "missing": missing})
+    baseline = catalogue.Baseline("fake", FAKE, ("numpy",), {"f32": variant})
+    missing = catalogue.Baseline("missing", FAKE, ("no-such-engine",), {"f32": variant})
+    monkeypatch.setattr(catalogue, "BASELINES", {"fake": baseline, "missing": missing})
     monkeypatch.setitem(catalogue.PINS, "no-such-engine", "3")
     monkeypatch.setattr(machine, "READ_BYTES", 1 << 16)
 
@@ -64,7 +64,10 @@ def test_a_bundle_is_compared(against: Script, tmp_path: Path) -> None:
 def test_the_tables_say_who_is_faster_and_what_is_missing(against: Script) -> None:
     ran = against("fake", "--only", "memory,first-token", "--rounds", 1, "--quick")
     assert ran.code == 0, ran
-    assert "llmc over the best peer of as many bits or more (quality was not measured, so no class is known)" in ran.out
+    assert (
+        "llmc over the best baseline of as many bits or more (quality was not measured, so no class is known)"
+        in ran.out
+    )
     assert "of its class" not in ran.out
     assert "llmc: the bundle runs 4 sequences at a time" in ran.out
 
@@ -83,22 +86,22 @@ def test_an_interrupt_keeps_what_was_measured(
     assert found.unfinished[1:3] == ["decode step, batch 8", "decode step, batch 16"]
 
 
-def test_a_missing_peer_is_said_before_anything_is_made(against: Script, tmp_path: Path) -> None:
+def test_a_missing_baseline_is_said_before_anything_is_made(against: Script, tmp_path: Path) -> None:
     said = against("fake,missing").failed(3)
     assert "install with" in said and "'no-such-engine==3'" in said
-    assert not (tmp_path / "cache" / "peers").exists()
+    assert not (tmp_path / "cache" / "baselines").exists()
 
 
 @default_cases(3)
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("vllm",), "unknown peer 'vllm'; known: fake, missing"),
+        (("vllm",), "unknown baseline 'vllm'; known: fake, missing"),
         (("fake", "--only", "speed"), "unknown measurement 'speed'"),
         (("fake", "--only", "trace"), "needs a file of request lengths: --traffic FILE"),
         (("fake", "--scale", 2), "--scale 2 must be above 0, and needs --traffic"),
         (("fake", "--plot", "x.pdf"), "ends in .png or .html"),
-        (("fake", "--peer-python", "nowhere"), "nowhere: no Python there"),
+        (("fake", "--baseline-python", "nowhere"), "nowhere: no Python there"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(words: tuple[object, ...], said: str, against: Script) -> None:

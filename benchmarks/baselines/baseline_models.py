@@ -1,4 +1,4 @@
-"""A checkpoint's weights in the forms that peers read, made by the peers' own tools and kept in a folder.
+"""A checkpoint's weights in the forms that baselines read, made by the baselines' own tools and kept in a folder.
 
 Forms, by name
     huggingface      the folder itself, or one written from the checkpoint in float32
@@ -35,8 +35,8 @@ Report = Callable[[str], None]
 """Called with the name of a form before it is made."""
 
 
-class PeerModels:
-    """Forms of one checkpoint in `folder`; `python` is the peers' Python, whose tools make most of them."""
+class BaselineModels:
+    """Forms of one checkpoint in `folder`; `python` is the baselines' Python, whose tools make most of them."""
 
     def __init__(self, checkpoint: Checkpoint, folder: Path, python: str, report: Report) -> None:
         self.checkpoint, self.folder, self.python = checkpoint, folder, python

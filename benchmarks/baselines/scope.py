@@ -23,8 +23,8 @@ class Scope:
     decode: `steps` steps after prompts of `decode_prompt` tokens, at each of `batches`. prefill: of each of `prompts`
     tokens. first-token: `question`, from starting a process on. memory and streams: `streams` answers at a time of
     `stream_tokens` tokens to prompts of `stream_prompt`. trace: in each round `requests` further requests of the file
-    `trace`, lengths times `scale`, cut to `max_len` tokens, `concurrency` at a time. `tune`: search the peers' settings
-    first (tuning.py).
+    `trace`, lengths times `scale`, cut to `max_len` tokens, `concurrency` at a time. `tune`: search the baselines'
+    settings first (tuning.py).
     """
 
     kinds: tuple[str, ...] = KINDS[:-1]
@@ -56,7 +56,8 @@ class Scope:
             raise InputError("the measurement 'trace' needs a file of request lengths: --traffic FILE")
 
     def quick(self) -> Scope:
-        """The same measurements with few rounds and the peers' own defaults, for a first look: nothing to publish."""
+        """The same measurements with few rounds and the baselines' own defaults, for a first look: nothing to
+        publish."""
         return replace(
             self, rounds=2, steps=12, first_token_rounds=3, trace_rounds=1, requests=min(24, self.requests),
             stream_tokens=32, tune=False,

@@ -1,4 +1,5 @@
-"""The packages for peers that a Python has; found in a process of that Python, which may be another one than this."""
+"""The packages for baselines that a Python has; found in a process of that Python, which may be another one than
+this."""
 
 from __future__ import annotations
 
@@ -8,9 +9,9 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from baselines.catalogue import Requested, requirement
 from llmc.errors import DeviceError, InputError
 from llmc.paths import expanded
-from peers.catalogue import Requested, requirement
 
 _SCRIPT = """
 import json, sys
@@ -27,7 +28,8 @@ TIMEOUT_S = 60.0
 
 
 def interpreter(path: str | Path | None) -> str:
-    """The absolute path of the peers' Python; without a name, this process's. Raises InputError if it is not a program.
+    """The absolute path of the baselines' Python; without a name, this process's. Raises InputError if it is not a
+    program.
 
     Links are kept: a virtual environment's Python is one.
     """
@@ -37,7 +39,9 @@ def interpreter(path: str | Path | None) -> str:
     if found.is_dir():
         found = found / "bin" / "python"
     if not found.is_file():
-        raise InputError(f"{path}: no Python there; --peer-python is that of an environment that holds the peers")
+        raise InputError(
+            f"{path}: no Python there; --baseline-python is that of an environment that holds the baselines"
+        )
     return str(found)
 
 
@@ -53,7 +57,7 @@ def installed(python: str, distributions: Iterable[str]) -> dict[str, str]:
 
 
 def require(requested: Iterable[Requested], python: str) -> dict[str, str]:
-    """Versions of all that the peers need; raises DeviceError with the pip line for what is missing."""
+    """Versions of all that the baselines need; raises DeviceError with the pip line for what is missing."""
     wanted = list(dict.fromkeys(name for one in requested for name in one.distributions))
     found = installed(python, wanted)
     missing = [name for name in wanted if name not in found]
@@ -62,6 +66,6 @@ def require(requested: Iterable[Requested], python: str) -> dict[str, str]:
         more = " onnx onnx_ir" if {"onnxruntime-genai", "onnxruntime"} & set(missing) else ""
         raise DeviceError(
             f"{', '.join(missing)} not installed in {python}; install with: {python} -m pip install {lines}{more}, "
-            "or name the Python of an environment that has it: --peer-python"
+            "or name the Python of an environment that has it: --baseline-python"
         )
     return found

@@ -1,4 +1,4 @@
-"""Bundles and peers of one checkpoint, prepared for a comparison: all have the same weights."""
+"""Bundles and baselines of one checkpoint, prepared for a comparison: all have the same weights."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from baselines.baseline_models import BaselineModels, Report, weights_read
+from baselines.catalogue import Requested
+from baselines.environment import installed, require
+from baselines.worker import Contender
 from llmc.artifacts.bundle.manifest import Manifest
 from llmc.artifacts.store.store import Store
 from llmc.compiler.checkpoint import open_checkpoint
@@ -16,10 +20,6 @@ from llmc.compiler.checkpoint.base import Checkpoint, stored_forms
 from llmc.compiler.pipeline.provenance import find_model
 from llmc.errors import CheckpointError, InputError
 from llmc.runtime.bundle import Bundle
-from peers.catalogue import Requested
-from peers.environment import installed, require
-from peers.peer_models import PeerModels, Report, weights_read
-from peers.worker import Contender
 
 if TYPE_CHECKING:
     from llmc.settings import Settings
@@ -64,30 +64,30 @@ def checkpoint_of(bundle: Bundle, model: str | None, store: Store) -> Checkpoint
 
 
 def default_folder(settings: Settings, checkpoint: Checkpoint) -> Path:
-    """The folder for the peers' forms of a checkpoint."""
-    return settings.cache_dir / "peers" / checkpoint.digest().removeprefix("sha256:")[:16]
+    """The folder for the baselines' forms of a checkpoint."""
+    return settings.cache_dir / "baselines" / checkpoint.digest().removeprefix("sha256:")[:16]
 
 
 def make_ready(
     bundles: Mapping[str, Bundle], requested: Sequence[Requested], checkpoint: Checkpoint, folder: Path, python: str,
     report: Report, quality: bool = True,
 ) -> Ready:  # fmt: skip
-    """Make the peers' forms of the checkpoint, and describe all contenders.
+    """Make the baselines' forms of the checkpoint, and describe all contenders.
 
-    Raises DeviceError for a peer that is not installed in `python`, before anything is made. Without `quality` no
+    Raises DeviceError for a baseline that is not installed in `python`, before anything is made. Without `quality` no
     reference is looked for.
     """
     versions = require(requested, python)
-    models = PeerModels(checkpoint, folder, python, report)
+    models = BaselineModels(checkpoint, folder, python, report)
     contenders = [_ours(name, bundle, checkpoint) for name, bundle in bundles.items()]
     for one in requested:
         options = dict(one.variant.options)
-        if one.peer.name == "openvino-genai":
+        if one.baseline.name == "openvino-genai":
             options["cache"] = str(folder / "openvino-cache")
         contenders.append(
             Contender(
-                one.label, "peer", one.peer.engine, python, str(models.get(one.variant.form).absolute()), options,
-                one.variant.bits, one.variant_name, {name: versions[name] for name in one.distributions},
+                one.label, "baseline", one.baseline.engine, python, str(models.get(one.variant.form).absolute()),
+                options,                one.variant.bits, one.variant_name, {name: versions[name] for name in one.distributions},
                 one.variant.searched,
             )
         )  # fmt: skip
@@ -124,12 +124,12 @@ def nominal_bits(manifest: Manifest, checkpoint: Checkpoint) -> float | None:
     return DTYPE_BITS.get(str(manifest.options.get("dtype")))
 
 
-def _reference(models: PeerModels, python: str) -> Contender | None:
-    """transformers in float32, here or where the peers are."""
+def _reference(models: BaselineModels, python: str) -> Contender | None:
+    """transformers in float32, here or where the baselines are."""
     for candidate in (sys.executable, python):
         if len(installed(candidate, ("torch", "transformers"))) == 2:
             folder = models.get("huggingface")
-            return Contender("transformers float32", "peer", "eager", candidate, str(folder.absolute()), bits=32)
+            return Contender("transformers float32", "baseline", "eager", candidate, str(folder.absolute()), bits=32)
     return None
 
 

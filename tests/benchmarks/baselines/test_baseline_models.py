@@ -1,4 +1,4 @@
-"""Forms of a checkpoint for peers: made once by their tools, whole or not at all."""
+"""Forms of a checkpoint for baselines: made once by their tools, whole or not at all."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from peers import peer_models
-from peers.catalogue import parse
-from peers.contenders import checkpoint_of, nominal_bits
-from peers.forms.openvino_ir import quantised
-from peers.peer_models import PeerModels, weights_read
+from baselines import baseline_models
+from baselines.baseline_models import BaselineModels, weights_read
+from baselines.catalogue import parse
+from baselines.contenders import checkpoint_of, nominal_bits
+from baselines.forms.openvino_ir import quantised
 
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.errors import CheckpointError, CompileError, InputError
@@ -29,27 +29,27 @@ COPY = "import shutil, sys; shutil.copy(sys.argv[1], sys.argv[2]); open(sys.argv
 
 @pytest.fixture
 def scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Tools that only copy, in place of the peers'."""
+    """Tools that only copy, in place of the baselines'."""
     folder = tmp_path / "scripts"
     folder.mkdir()
     (folder / "quantise_gguf.py").write_text(COPY)
-    monkeypatch.setattr(peer_models, "SCRIPTS", folder)
+    monkeypatch.setattr(baseline_models, "SCRIPTS", folder)
     return folder
 
 
 @pytest.fixture
-def models(tmp_path: Path) -> tuple[PeerModels, list[str]]:
+def models(tmp_path: Path) -> tuple[BaselineModels, list[str]]:
     built: list[str] = []
     checkpoint = open_checkpoint(tiny.write_model(tmp_path / "model", "llama"))
-    return PeerModels(checkpoint, tmp_path / "peers", sys.executable, built.append), built
+    return BaselineModels(checkpoint, tmp_path / "baselines", sys.executable, built.append), built
 
 
 def test_a_form_is_made_once_and_what_it_is_made_of_too(
-    models: tuple[PeerModels, list[str]], scripts: Path, tmp_path: Path
+    models: tuple[BaselineModels, list[str]], scripts: Path, tmp_path: Path
 ) -> None:
     forms, built = models
     first = forms.get("gguf-q8_0")
-    assert first == tmp_path / "peers" / "gguf-q8_0.gguf"
+    assert first == tmp_path / "baselines" / "gguf-q8_0.gguf"
     assert first.read_bytes().startswith(b"GGUF") and first.read_bytes().endswith(b" as Q8_0")
     assert forms.all(["gguf-q8_0", "gguf-q4_1"]) == {"gguf-q8_0": first, "gguf-q4_1": first.with_name("gguf-q4_1.gguf")}
     assert built == ["gguf-q8_0.gguf", "gguf-f16.gguf", "gguf-q4_1.gguf"] or built == [
@@ -57,19 +57,21 @@ def test_a_form_is_made_once_and_what_it_is_made_of_too(
     ]  # fmt: skip
 
 
-def test_a_gguf_file_is_itself_whatever_its_types_are(models: tuple[PeerModels, list[str]], tmp_path: Path) -> None:
+def test_a_gguf_file_is_itself_whatever_its_types_are(models: tuple[BaselineModels, list[str]], tmp_path: Path) -> None:
     write_blocks(tmp_path / "m.gguf", {"v_proj": "Q6_K", "": "Q4_K"})
     form = parse("llama-cpp:as-is")[0].variant.form
-    file = PeerModels(open_checkpoint(tmp_path / "m.gguf"), tmp_path / "peers", sys.executable, lambda form: None)
+    file = BaselineModels(
+        open_checkpoint(tmp_path / "m.gguf"), tmp_path / "baselines", sys.executable, lambda form: None
+    )
     assert file.get(form) == tmp_path / "m.gguf"
     with pytest.raises(CheckpointError, match="model: no GGUF file; compare with llama-cpp:q8_0"):
         models[0].get(form)
 
 
 def test_the_documented_tool_of_openvino_makes_the_model_that_cross_checks_ours(
-    models: tuple[PeerModels, list[str]], tmp_path: Path
+    models: tuple[BaselineModels, list[str]], tmp_path: Path
 ) -> None:
-    """optimum-cli beside the peers' Python; here a script that writes down what it was asked for."""
+    """optimum-cli beside the baselines' Python; here a script that writes down what it was asked for."""
     forms, built = models
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "python").symlink_to(sys.executable)
@@ -86,7 +88,7 @@ def test_the_documented_tool_of_openvino_makes_the_model_that_cross_checks_ours(
     assert requested.variant.options == parse("openvino-genai:int8")[0].variant.options and built == ["optimum-int8"]
 
 
-def test_a_folder_for_transformers_is_its_own_form(models: tuple[PeerModels, list[str]], tmp_path: Path) -> None:
+def test_a_folder_for_transformers_is_its_own_form(models: tuple[BaselineModels, list[str]], tmp_path: Path) -> None:
     forms, built = models
     assert forms.get("huggingface") == tmp_path / "model"
     assert built == []
@@ -94,7 +96,9 @@ def test_a_folder_for_transformers_is_its_own_form(models: tuple[PeerModels, lis
 
 def test_a_folder_that_stores_codes_is_written_in_floats(tmp_path: Path) -> None:
     values = packers.write(tmp_path / "model", *packers.CASES["awq groups of 32"])
-    forms = PeerModels(open_checkpoint(tmp_path / "model"), tmp_path / "peers", sys.executable, lambda built: None)
+    forms = BaselineModels(
+        open_checkpoint(tmp_path / "model"), tmp_path / "baselines", sys.executable, lambda built: None
+    )
     folder = forms.get("huggingface")
     assert folder != tmp_path / "model"
     written = open_checkpoint(folder)
@@ -103,7 +107,7 @@ def test_a_folder_that_stores_codes_is_written_in_floats(tmp_path: Path) -> None
 
 
 def test_a_tool_that_fails_leaves_nothing_and_its_last_words(
-    models: tuple[PeerModels, list[str]], scripts: Path, tmp_path: Path
+    models: tuple[BaselineModels, list[str]], scripts: Path, tmp_path: Path
 ) -> None:
     forms, _ = models
     (scripts / "quantise_gguf.py").write_text("raise SystemExit('out of\\nluck')")
@@ -111,11 +115,11 @@ def test_a_tool_that_fails_leaves_nothing_and_its_last_words(
         CompileError, match=r"gguf-q8_0\.gguf of .*model could not be made \(exit code 1\): …out of luck"
     ):
         forms.get("gguf-q8_0")
-    assert [path.name for path in (tmp_path / "peers").iterdir()] == ["gguf-f16.gguf"]
+    assert [path.name for path in (tmp_path / "baselines").iterdir()] == ["gguf-f16.gguf"]
 
 
 def test_a_checkpoint_without_that_form_says_so(tmp_path: Path) -> None:
-    forms = PeerModels(open_checkpoint(write_toy(tmp_path / "toy")), tmp_path / "peers", sys.executable, print)
+    forms = BaselineModels(open_checkpoint(write_toy(tmp_path / "toy")), tmp_path / "baselines", sys.executable, print)
     with pytest.raises(CheckpointError, match="no GGUF file is written of architecture 'toy'"):
         forms.get("openvino-int8")
 

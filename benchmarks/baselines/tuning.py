@@ -1,4 +1,4 @@
-"""The best of a peer's settings on this host, searched before anything is measured.
+"""The best of a baseline's settings on this host, searched before anything is measured.
 
 A contender names what may be set (`searched`: option of its engine → values). Each combination opens the engine,
 answers once to warm and then ANSWERS times; the least of these times decides, and the measurements of that use are made
@@ -13,11 +13,11 @@ from dataclasses import replace
 from itertools import product
 from typing import Any, Literal
 
+from baselines.results import Trial
+from baselines.rounds import ROOM, Rounds, settings
+from baselines.scope import Scope
+from baselines.worker import Contender, Worker
 from llmc.errors import LlmcError
-from peers.results import Trial
-from peers.rounds import ROOM, Rounds, settings
-from peers.scope import Scope
-from peers.worker import Contender, Worker
 
 Use = Literal["latency", "throughput"]
 USES: Mapping[Use, tuple[str, ...]] = {"latency": ("decode", "prefill"), "throughput": ("streams", "trace")}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from peers.quality import CLASSES, Quality, compare
+from baselines.quality import CLASSES, Quality, compare
 
 from llmc.errors import VerificationError
 

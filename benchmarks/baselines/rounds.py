@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from baselines.results import Series
+from baselines.worker import Contender, Worker
 from llmc.errors import LlmcError
-from peers.results import Series
-from peers.worker import Contender, Worker
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, how many questions are answered, and of how many."""

@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-from peers import page
-from peers.quality import Quality
-from peers.report_text import text
-from peers.results import Comparison, Series, Trial
-from peers.worker import Contender
+from baselines import page
+from baselines.quality import Quality
+from baselines.report_text import text
+from baselines.results import Comparison, Series, Trial
+from baselines.worker import Contender
 
 from llmc.errors import InputError
 
@@ -22,11 +22,11 @@ def quality(kl: float) -> Quality:
 
 
 def make() -> Comparison:
-    """A bundle of 8 bits in blocks; a peer of its class, a coarser and faster one, and one of 4 bits."""
+    """A bundle of 8 bits in blocks; a baseline of its class, a coarser and faster one, and one of 4 bits."""
     found = Comparison("m", HOST, 2, [
-        Contender("ours", "llmc", "bundle", "", "", bits=8), Contender("alike", "peer", "e", "", "", bits=8),
-        Contender("slower", "peer", "e", "", "", bits=8), Contender("coarse", "peer", "e", "", "", bits=8),
-        Contender("four", "peer", "e", "", "", bits=4),
+        Contender("ours", "llmc", "bundle", "", "", bits=8), Contender("alike", "baseline", "e", "", "", bits=8),
+        Contender("slower", "baseline", "e", "", "", bits=8), Contender("coarse", "baseline", "e", "", "", bits=8),
+        Contender("four", "baseline", "e", "", "", bits=4),
     ])  # fmt: skip
     found.quality = {
         "ours": quality(0.005), "alike": quality(0.004), "slower": quality(0.0001), "coarse": quality(0.010),
@@ -50,34 +50,34 @@ def make() -> Comparison:
 
 def test_a_ratio_is_the_median_of_the_rounds_own_ratios() -> None:
     [ratio] = make().ratios(make().series[0])
-    assert (ratio.ours, ratio.peer) == ("ours", "alike")
+    assert (ratio.ours, ratio.baseline) == ("ours", "alike")
     assert (ratio.median, ratio.least, ratio.most) == (0.9, 0.8, 1.25)
 
 
-def test_of_rates_the_best_peer_has_the_most() -> None:
+def test_of_rates_the_best_baseline_has_the_most() -> None:
     [ratio] = make().ratios(make().series[1])
-    assert (ratio.peer, ratio.median) == ("alike", pytest.approx(10 / 9))
+    assert (ratio.baseline, ratio.median) == ("alike", pytest.approx(10 / 9))
 
 
-def test_a_peer_further_from_float32_than_the_bundles_class_is_no_peer() -> None:
+def test_a_baseline_further_from_float32_than_the_bundles_class_is_no_baseline() -> None:
     found = make()
-    assert found.peers_of(found.contenders[0]) == ["alike", "slower"]
+    assert found.baselines_of(found.contenders[0]) == ["alike", "slower"]
     found.quality["ours"] = quality(0.011)
-    assert found.peers_of(found.contenders[0]) == ["alike", "slower", "coarse"]
+    assert found.baselines_of(found.contenders[0]) == ["alike", "slower", "coarse"]
 
 
 def test_where_no_quality_is_known_bits_decide() -> None:
     found = make()
     found.quality = {}
-    assert found.peers_of(found.contenders[0]) == ["alike", "slower", "coarse"]
+    assert found.baselines_of(found.contenders[0]) == ["alike", "slower", "coarse"]
 
 
-def test_a_ratio_says_whether_quality_or_bits_alone_chose_its_peer() -> None:
+def test_a_ratio_says_whether_quality_or_bits_alone_chose_its_baseline() -> None:
     found = make()
     del found.quality["alike"]
-    assert [(r.peer, r.by) for r in found.ratios(found.series[0])] == [("alike", "bits")]
+    assert [(r.baseline, r.by) for r in found.ratios(found.series[0])] == [("alike", "bits")]
     found.series[0].drop("alike", "it fell over")
-    assert [(r.peer, r.by) for r in found.ratios(found.series[0])] == [("slower", "class")]
+    assert [(r.baseline, r.by) for r in found.ratios(found.series[0])] == [("slower", "class")]
     assert [r["by"] for r in found.to_dict()["series"][0]["ratios"]] == ["class"]
     found.quality = {}
     said = text(found)

@@ -8,10 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from baselines.report_text import HEADS, contenders, measurement, notes, number, ratios
+from baselines.results import Comparison, Series
 from llmc.buckets.render.page import check
 from llmc.files import write_bytes
-from peers.report_text import HEADS, contenders, measurement, notes, number, ratios
-from peers.results import Comparison, Series
 
 if TYPE_CHECKING:
     from matplotlib.figure import FigureBase
@@ -31,9 +31,9 @@ BAR = 0.24
 
 HOW = """All engines have the same weights and as many threads, stay open in processes of their own and take turns in
 every round; prompts are random and new in each round, so that no cache of prefixes helps. Bars are medians over rounds,
-lines their extremes. A ratio is llmc's figure over the best peer's of its quality class in the same round, the median
-over rounds: below 1 llmc is the better in times and memory, above 1 in rates. Where quality was not measured, peers of
-as many nominal bits or more count, which says nothing of a class. What is lost is listed with the rest."""
+lines their extremes. A ratio is llmc's figure over the best baseline's of its quality class in the same round, the
+median over rounds: below 1 llmc is the better in times and memory, above 1 in rates. Where quality was not measured,
+baselines of as many nominal bits or more count, which says nothing of a class. What is lost is listed with the rest."""
 
 
 def draw(path: Path, found: Sequence[Comparison], title: str = "llmc against other engines", more: str = "") -> None:
@@ -113,7 +113,7 @@ def _ratios(figure: FigureBase, found: Comparison) -> None:
             axes.plot([min(ends), max(ends)], [place, place], color=color, linewidth=1.5)
             axes.plot([middle], [place], "o", color=color, markersize=5)
             labels.append(
-                f"{series.name}: {one.ours} over {one.peer}"
+                f"{series.name}: {one.ours} over {one.baseline}"
                 + (" (turned over)" if series.better == "more" else "")
                 + (" (by bits)" if one.by == "bits" else "")
             )

@@ -1,4 +1,4 @@
-"""Peers by name, what they need, and how it is told that they are missing."""
+"""Baselines by name, what they need, and how it is told that they are missing."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from peers import catalogue
-from peers.catalogue import APART, PEERS, PINS, Requested, parse, requirement
-from peers.environment import installed, interpreter, require
-from peers.worker import ENGINES
+from baselines import catalogue
+from baselines.catalogue import APART, BASELINES, PINS, Requested, parse, requirement
+from baselines.environment import installed, interpreter, require
+from baselines.worker import ENGINES
 
 from llmc.errors import DeviceError, InputError, UnknownNameError
 
@@ -24,7 +24,7 @@ def test_a_name_alone_is_the_first_variant() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("vllm", "unknown peer 'vllm'; known: llama-cpp, onnxruntime-genai, openvino-genai, transformers"),
+        ("vllm", "unknown baseline 'vllm'; known: llama-cpp, onnxruntime-genai, openvino-genai, transformers"),
         ("llama-cpp:q2", "unknown variant of llama-cpp 'q2'; known: as-is, q4_0, q4_1, q4_k_m, q8_0"),
     ],
 )
@@ -33,20 +33,20 @@ def test_unknown_names_list_the_known_ones(text: str, said: str) -> None:
         parse(text)
 
 
-def test_a_peer_named_twice_is_refused() -> None:
+def test_a_baseline_named_twice_is_refused() -> None:
     with pytest.raises(InputError, match="'llama-cpp:q8_0' is named twice"):
         parse("llama-cpp,llama-cpp:q8_0")
 
 
-def test_every_peer_has_its_engine_and_pins() -> None:
-    for peer in PEERS.values():
-        assert (ENGINES / f"{peer.engine}.py").is_file()
-        for name in peer.variants:
-            assert set(Requested(peer, name).distributions) <= {*PINS, *APART}
+def test_every_baseline_has_its_engine_and_pins() -> None:
+    for baseline in BASELINES.values():
+        assert (ENGINES / f"{baseline.engine}.py").is_file()
+        for name in baseline.variants:
+            assert set(Requested(baseline, name).distributions) <= {*PINS, *APART}
 
 
 def test_the_requirements_of_the_benchmarks_have_the_same_pins() -> None:
-    lines = (ROOT / "benchmarks" / "requirements-peers.txt").read_text().splitlines()
+    lines = (ROOT / "benchmarks" / "requirements-baselines.txt").read_text().splitlines()
     pinned = dict(re.sub(r"\[.*?\]", "", line).split("==") for line in lines if "==" in line and line[0] != "#")
     assert {name: pinned[name] for name in PINS} == PINS
 
@@ -58,15 +58,17 @@ def test_no_engine_is_named_as_what_it_imports() -> None:
     assert imported and not imported & {file.stem for file in ENGINES.glob("*.py")}
 
 
-def test_a_missing_peer_is_said_with_the_line_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_baseline_is_said_with_the_line_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(catalogue.PINS, "no-such-engine", "1.2")
-    peer = catalogue.Peer("none", "genai", ("no-such-engine", "numpy"), {"int8": catalogue.Variant("huggingface", 8)})
+    baseline = catalogue.Baseline(
+        "none", "genai", ("no-such-engine", "numpy"), {"int8": catalogue.Variant("huggingface", 8)}
+    )
     monkeypatch.setitem(catalogue.PINS, "numpy", "2")
     with pytest.raises(DeviceError) as caught:
-        require([Requested(peer, "int8")], sys.executable)
+        require([Requested(baseline, "int8")], sys.executable)
     assert str(caught.value) == (
         f"no-such-engine not installed in {sys.executable}; install with: {sys.executable} -m pip install "
-        "'no-such-engine==1.2', or name the Python of an environment that has it: --peer-python"
+        "'no-such-engine==1.2', or name the Python of an environment that has it: --baseline-python"
     )
 
 

@@ -17,13 +17,13 @@ ENGINES = Path(__file__).parent / "engines"
 class Contender:
     """What is compared: an engine (a file of engines/) over a model, in `python`.
 
-    `kind`: a bundle of llmc, or a peer. `bits` of a weight, nominally; None where it is not known. `versions` of what
-    it runs on. `variant` is the peer's, or how a bundle was quantised. `searched`: options of the engine that tuning.py
-    chooses a value for.
+    `kind`: a bundle of llmc, or a baseline. `bits` of a weight, nominally; None where it is not known. `versions` of
+    what it runs on. `variant` is the baseline's, or how a bundle was quantised. `searched`: options of the engine that
+    tuning.py chooses a value for.
     """
 
     name: str
-    kind: Literal["llmc", "peer"]
+    kind: Literal["llmc", "baseline"]
     engine: str
     python: str
     model: str

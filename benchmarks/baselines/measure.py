@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 
+from baselines.quality import Quality, compare
+from baselines.results import Series
+from baselines.rounds import ROOM, Progress, Rounds, in_turn, settings
+from baselines.scope import Scope
+from baselines.tuning import combinations, uses
+from baselines.worker import Contender, Worker
 from llmc.errors import LlmcError
-from peers.quality import Quality, compare
-from peers.results import Series
-from peers.rounds import ROOM, Progress, Rounds, in_turn, settings
-from peers.scope import Scope
-from peers.tuning import combinations, uses
-from peers.worker import Contender, Worker
 
 FROM_START = "process start to first token"
 UNCOUNTED = 7

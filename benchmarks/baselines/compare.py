@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from baselines.machine import describe, read_bandwidth
+from baselines.measure import Measurer
+from baselines.results import Comparison
+from baselines.rounds import Progress
+from baselines.scope import Scope
+from baselines.tuning import tune
+from baselines.worker import Contender
 from llmc.errors import DeviceError, LlmcError
-from peers.machine import describe, read_bandwidth
-from peers.measure import Measurer
-from peers.results import Comparison
-from peers.rounds import Progress
-from peers.scope import Scope
-from peers.tuning import tune
-from peers.worker import Contender
 
 OF_ROOFLINE = "of the roofline"
 """Name of the share of a decode step's time that reading the weights alone would take."""

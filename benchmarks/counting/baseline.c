@@ -1,7 +1,7 @@
 /* llama.cpp alone, as steps.py does it: a prompt twice, and twice as many decode steps.
 
-   peer run FILE.gguf TOKENS STEPS
-   peer quantise IN.gguf OUT.gguf KIND (the number of a llama_ftype) */
+   baseline run FILE.gguf TOKENS STEPS
+   baseline quantise IN.gguf OUT.gguf KIND (the number of a llama_ftype) */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,9 +1,9 @@
 """The results of a comparison: the figures of every round, and which contenders are compared.
 
-A ratio is llmc's figure over a peer's in the same round, and the median of these over the rounds; for times and memory
-below 1, for rates above 1, llmc is the better. The peer of a ratio is the best one, by its median, of those whose
-quality is in the class of the bundle's or a nearer one to float32. Where no quality was measured, it is of those that
-have as many bits a weight or more, and the ratio says so: no class is known then.
+A ratio is llmc's figure over a baseline's in the same round, and the median of these over the rounds; for times and
+memory below 1, for rates above 1, llmc is the better. The baseline of a ratio is the best one, by its median, of those
+whose quality is in the class of the bundle's or a nearer one to float32. Where no quality was measured, it is of those
+that have as many bits a weight or more, and the ratio says so: no class is known then.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
+from baselines.quality import Quality
+from baselines.worker import Contender
 from llmc.errors import InputError
 from llmc.files import read_text, write_text
-from peers.quality import Quality
-from peers.worker import Contender
 
 By = Literal["class", "bits"]
-"""The reason for comparing a bundle with a peer: measured quality, or nominal bits alone."""
+"""The reason for comparing a bundle with a baseline: measured quality, or nominal bits alone."""
 
 VERSION = 1
 """Of the JSON document."""
@@ -63,9 +63,9 @@ class Series:
         """Over the rounds."""
         return median(self.rounds[name])
 
-    def ratios(self, ours: str, peer: str) -> list[float]:
+    def ratios(self, ours: str, baseline: str) -> list[float]:
         """Of each round that both have."""
-        return [a / b for a, b in zip(self.rounds[ours], self.rounds[peer], strict=False)]
+        return [a / b for a, b in zip(self.rounds[ours], self.rounds[baseline], strict=False)]
 
     def wins(self, ratio: float) -> bool:
         """Whether a ratio says that llmc is at least as good."""
@@ -74,10 +74,11 @@ class Series:
 
 @dataclass(frozen=True)
 class Ratio:
-    """A bundle's figure over the best peer's, the median over rounds and its extremes; `by`: why this peer counts."""
+    """A bundle's figure over the best baseline's, the median over rounds and its extremes; `by`: why this baseline
+    counts."""
 
     ours: str
-    peer: str
+    baseline: str
     median: float
     least: float
     most: float
@@ -86,7 +87,7 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Trial:
-    """A setting of a peer that was tried for measurements of one `use` (tuning.py): `seconds`, or why it failed.
+    """A setting of a baseline that was tried for measurements of one `use` (tuning.py): `seconds`, or why it failed.
 
     `chosen`: the measurements were made with it.
     """
@@ -106,8 +107,8 @@ class Comparison:
     `weights`: values in the matrices that a decode step reads, a tied head once. The roofline of a step is the time to
     read them once, at the contender's nominal bits (scales do not count), at `bandwidth` bytes a second.
 
-    `tuning`: each setting of a peer that was tried, see tuning.py. `unfinished`: what an interrupt left unmeasured, in
-    words; empty where everything that was asked for was tried.
+    `tuning`: each setting of a baseline that was tried, see tuning.py. `unfinished`: what an interrupt left unmeasured,
+    in words; empty where everything that was asked for was tried.
     """
 
     model: str
@@ -128,29 +129,30 @@ class Comparison:
             return None
         return self.weights * contender.bits / 8 / self.bandwidth
 
-    def peers_of(self, ours: Contender) -> list[str]:
-        """Names of the peers that a bundle is to be compared with."""
+    def baselines_of(self, ours: Contender) -> list[str]:
+        """Names of the baselines that a bundle is to be compared with."""
         found = []
-        for peer in (c for c in self.contenders if c.kind == "peer"):
-            if self.by(ours.name, peer.name) == "class":
-                fair = self.quality[peer.name].rank <= self.quality[ours.name].rank
+        for baseline in (c for c in self.contenders if c.kind == "baseline"):
+            if self.by(ours.name, baseline.name) == "class":
+                fair = self.quality[baseline.name].rank <= self.quality[ours.name].rank
             else:
-                fair = ours.bits is None or peer.bits is None or peer.bits >= ours.bits
+                fair = ours.bits is None or baseline.bits is None or baseline.bits >= ours.bits
             if fair:
-                found.append(peer.name)
+                found.append(baseline.name)
         return found
 
-    def by(self, ours: str, peer: str) -> By:
-        """What says whether a peer is of a bundle's class: the quality of both, or where one has none their bits."""
-        return "class" if {ours, peer} <= set(self.quality) else "bits"
+    def by(self, ours: str, baseline: str) -> By:
+        """What says whether a baseline is of a bundle's class: the quality of both, or where one has none their
+        bits."""
+        return "class" if {ours, baseline} <= set(self.quality) else "bits"
 
     def ratios(self, series: Series) -> list[Ratio]:
-        """Each bundle against the best of its peers, in the order of the bundles."""
+        """Each bundle against the best of its baselines, in the order of the bundles."""
         found = []
         for ours in (c for c in self.contenders if c.kind == "llmc" and c.name in series.rounds):
-            peers = [name for name in self.peers_of(ours) if name in series.rounds]
-            if peers:
-                best = (min if series.better == "less" else max)(peers, key=series.median)
+            baselines = [name for name in self.baselines_of(ours) if name in series.rounds]
+            if baselines:
+                best = (min if series.better == "less" else max)(baselines, key=series.median)
                 values = series.ratios(ours.name, best)
                 if values:
                     middle, by = median(values), self.by(ours.name, best)

@@ -9,13 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from peers import compare, machine
-from peers.compare import OF_ROOFLINE
-from peers.report_text import text
-from peers.results import Comparison
-from peers.rounds import ROOM, settings
-from peers.scope import KINDS, Scope
-from peers.worker import Contender
+from baselines import compare, machine
+from baselines.compare import OF_ROOFLINE
+from baselines.report_text import text
+from baselines.results import Comparison
+from baselines.rounds import ROOM, settings
+from baselines.scope import KINDS, Scope
+from baselines.worker import Contender
 
 from llmc.cli.interrupts import sigterm_interrupts
 from llmc.errors import DeviceError, InputError, UnknownNameError
@@ -47,8 +47,8 @@ def run(contenders: list[Contender], scope: Scope, folder: Path, **more: object)
 
 
 def test_every_measurement_is_made_of_every_contender(contender: Make, tmp_path: Path) -> None:
-    ours, peer = contender("llmc", "llmc"), contender("peer", step_ms=4.0)
-    found, reported = run([ours, peer], SMALL, tmp_path, reference=contender("f32"))
+    ours, baseline = contender("llmc", "llmc"), contender("baseline", step_ms=4.0)
+    found, reported = run([ours, baseline], SMALL, tmp_path, reference=contender("f32"))
     assert [s.name for s in found.series] == [
         "decode step, batch 1", "decode step, batch 8", "prefill of 512 tokens", "prefill of 2,048 tokens",
         "process start to first token", "memory (PSS), 8 streams of 256 + 4 tokens", "1 stream of 64 + 4 tokens",
@@ -57,21 +57,21 @@ def test_every_measurement_is_made_of_every_contender(contender: Make, tmp_path:
         "recorded lengths, 2 at a time: p95 to the first token",
     ]  # fmt: skip
     for series in found.series:
-        assert set(series.rounds) == {"llmc", "peer"}, series
+        assert set(series.rounds) == {"llmc", "baseline"}, series
         assert not series.missing
     decode = found.series[0]
-    assert decode.rounds == {"llmc": [2.0, 2.0], "peer": [4.0, 4.0]}
+    assert decode.rounds == {"llmc": [2.0, 2.0], "baseline": [4.0, 4.0]}
     assert found.ratios(decode)[0].median == 0.5
     assert found.contenders[0].versions == {"fake": "1"}
     assert reported[-1].split()[0] == f"{len(reported)}/{len(reported)}"
 
 
 def test_quality_is_measured_against_the_reference(contender: Make, tmp_path: Path) -> None:
-    ours, peer = contender("llmc", "llmc", "small"), contender("peer")
-    found, _ = run([ours, peer], SMALL.only("quality"), tmp_path, reference=contender("f32"))
+    ours, baseline = contender("llmc", "llmc", "small"), contender("baseline")
+    found, _ = run([ours, baseline], SMALL.only("quality"), tmp_path, reference=contender("f32"))
     assert 0 < found.quality["llmc"].mean_kl < 0.01
-    assert found.quality["peer"].mean_kl == 0
-    assert found.quality["peer"].tokens == 12 + 9 - 2 * 7, "the first seven of each text do not count"
+    assert found.quality["baseline"].mean_kl == 0
+    assert found.quality["baseline"].tokens == 12 + 9 - 2 * 7, "the first seven of each text do not count"
 
 
 def test_without_a_reference_quality_is_left_out_and_said(contender: Make, tmp_path: Path) -> None:
@@ -80,18 +80,18 @@ def test_without_a_reference_quality_is_left_out_and_said(contender: Make, tmp_p
     assert found.notes == ["quality was not measured: there is no float32 reference or no text"]
 
 
-def test_a_peer_that_fails_is_left_out_of_what_it_fails_at(contender: Make, tmp_path: Path) -> None:
-    ours, peer = contender("llmc", "llmc"), contender("peer", model="refuses")
-    found, _ = run([ours, peer], SMALL.only("decode,prefill"), tmp_path)
+def test_a_baseline_that_fails_is_left_out_of_what_it_fails_at(contender: Make, tmp_path: Path) -> None:
+    ours, baseline = contender("llmc", "llmc"), contender("baseline", model="refuses")
+    found, _ = run([ours, baseline], SMALL.only("decode,prefill"), tmp_path)
     decode, _, prefill, _ = found.series
     assert list(decode.rounds) == ["llmc"]
-    assert "no batch of 1" in decode.missing["peer"]
-    assert set(prefill.rounds) == {"llmc", "peer"}
+    assert "no batch of 1" in decode.missing["baseline"]
+    assert set(prefill.rounds) == {"llmc", "baseline"}
 
 
-def test_a_peer_that_dies_or_does_not_open_does_not_end_the_comparison(contender: Make, tmp_path: Path) -> None:
-    peers = [contender("dying", model="dies"), contender("absent", model="does-not-open")]
-    found, _ = run([contender("llmc", "llmc"), *peers], SMALL.only("decode,prefill"), tmp_path)
+def test_a_baseline_that_dies_or_does_not_open_does_not_end_the_comparison(contender: Make, tmp_path: Path) -> None:
+    baselines = [contender("dying", model="dies"), contender("absent", model="does-not-open")]
+    found, _ = run([contender("llmc", "llmc"), *baselines], SMALL.only("decode,prefill"), tmp_path)
     for series in found.series:
         assert list(series.rounds) == ["llmc"], series
     assert "exit code 7" in found.series[0].missing["dying"]
@@ -109,7 +109,7 @@ def test_a_bundle_is_not_asked_for_more_than_it_was_compiled_for(contender: Make
 def test_nothing_of_ours_at_all_is_an_error(contender: Make, tmp_path: Path) -> None:
     ours = contender("llmc", "llmc", "does-not-open")
     with pytest.raises(DeviceError, match=r"no measurement of llmc succeeded: .*no such model"):
-        run([ours, contender("peer")], SMALL.only("decode"), tmp_path)
+        run([ours, contender("baseline")], SMALL.only("decode"), tmp_path)
 
 
 def test_decode_steps_are_held_against_the_roofline(contender: Make, tmp_path: Path) -> None:
@@ -121,11 +121,11 @@ def test_decode_steps_are_held_against_the_roofline(contender: Make, tmp_path: P
 
 
 def test_what_is_outside_the_graphs_is_told(contender: Make, tmp_path: Path) -> None:
-    found, _ = run([contender("llmc", "llmc"), contender("peer")], SMALL.only("decode,streams"), tmp_path)
+    found, _ = run([contender("llmc", "llmc"), contender("baseline")], SMALL.only("decode,streams"), tmp_path)
     assert found.series[0].shares["llmc"]["outside the graphs"] == pytest.approx(0.1)
     assert found.series[2].shares["llmc"]["outside the graphs"] == pytest.approx(0.1)
     assert found.series[2].shares["llmc"]["of the same steps replayed bare"] == pytest.approx(0.8)
-    assert "peer" not in found.series[2].shares
+    assert "baseline" not in found.series[2].shares
 
 
 def test_recorded_requests_are_others_in_each_round(contender: Make, tmp_path: Path) -> None:
@@ -147,49 +147,52 @@ def test_the_order_of_engines_turns_each_round_and_is_recorded(contender: Make, 
     assert "note: the order of engines turns by one each round\n" in text(found)
 
 
-def test_the_best_setting_of_a_peer_is_searched_first_and_measured_with(contender: Make, tmp_path: Path) -> None:
-    ours, peer = contender("llmc", "llmc"), contender("peer", searched={"slower": (4, 0.5, 2), "prefetch": ("no",)})
-    found, reported = run([ours, peer], SMALL.only("prefill,streams,memory"), tmp_path)
+def test_the_best_setting_of_a_baseline_is_searched_first_and_measured_with(contender: Make, tmp_path: Path) -> None:
+    ours, baseline = (
+        contender("llmc", "llmc"),
+        contender("baseline", searched={"slower": (4, 0.5, 2), "prefetch": ("no",)}),
+    )
+    found, reported = run([ours, baseline], SMALL.only("prefill,streams,memory"), tmp_path)
     assert [(t.use, t.options["slower"], t.seconds, t.chosen) for t in found.tuning] == [
         ("latency", 4, pytest.approx(8.192), False), ("latency", 0.5, pytest.approx(1.024), True),
         ("latency", 2, pytest.approx(4.096), False), ("throughput", 4, 4.0, False), ("throughput", 0.5, 0.5, True),
         ("throughput", 2, 2.0, False),
     ]  # fmt: skip
-    assert found.series[0].rounds["peer"] == pytest.approx([256, 256]), "half of the 512 ms of its default"
-    assert found.series[-1].rounds["peer"] == pytest.approx([64, 64]), "twice its default's 32 tokens a second"
+    assert found.series[0].rounds["baseline"] == pytest.approx([256, 256]), "half of the 512 ms of its default"
+    assert found.series[-1].rounds["baseline"] == pytest.approx([64, 64]), "twice its default's 32 tokens a second"
     assert reported[-1].split()[0] == f"{len(reported)}/{len(reported)}"
-    assert run([ours, peer], SMALL.only("memory"), tmp_path)[0].tuning == [], "memory is of the defaults"
-    assert run([ours, peer], SMALL.only("prefill").quick(), tmp_path)[0].tuning == []
+    assert run([ours, baseline], SMALL.only("memory"), tmp_path)[0].tuning == [], "memory is of the defaults"
+    assert run([ours, baseline], SMALL.only("prefill").quick(), tmp_path)[0].tuning == []
 
 
 def test_a_setting_that_fails_is_told_and_another_taken(contender: Make, tmp_path: Path) -> None:
-    peer = contender("peer", searched={"model": ("does-not-open", "model")})
-    found, _ = run([contender("llmc", "llmc"), peer], SMALL.only("prefill"), tmp_path)
+    baseline = contender("baseline", searched={"model": ("does-not-open", "model")})
+    found, _ = run([contender("llmc", "llmc"), baseline], SMALL.only("prefill"), tmp_path)
     failed, taken = found.tuning
     assert "no such model" in failed.error and not failed.chosen and taken.chosen
-    assert set(found.series[0].rounds) == {"llmc", "peer"}
+    assert set(found.series[0].rounds) == {"llmc", "baseline"}
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_keeps_what_was_measured_and_names_the_rest(contender: Make, tmp_path: Path, signum: int) -> None:
     """The engine sends the signal as it is asked for eight rows, and would be busy for ten minutes."""
-    peer = contender("peer", interrupts={"rows": 8, "signal": signum})
+    baseline = contender("baseline", interrupts={"rows": 8, "signal": signum})
     began = time.monotonic()
     with sigterm_interrupts():
-        found, _ = run([contender("llmc", "llmc"), peer], SMALL.only("quality,decode,first-token"), tmp_path)
+        found, _ = run([contender("llmc", "llmc"), baseline], SMALL.only("quality,decode,first-token"), tmp_path)
     assert time.monotonic() - began < 300
-    assert set(found.series[0].rounds) == {"llmc", "peer"} and len(found.series[0].rounds["peer"]) == 2
+    assert set(found.series[0].rounds) == {"llmc", "baseline"} and len(found.series[0].rounds["baseline"]) == 2
     assert found.unfinished == [
-        "quality of llmc, peer", "decode step, batch 8 in every round (llmc 0 of 2, peer 0 of 2)",
+        "quality of llmc, baseline", "decode step, batch 8 in every round (llmc 0 of 2, baseline 0 of 2)",
         "process start to first token",
     ]  # fmt: skip
     assert "note: interrupted: process start to first token was not measured" in text(found)
 
 
 def test_an_interrupt_before_anything_was_measured_is_one(contender: Make, tmp_path: Path) -> None:
-    peer = contender("peer", interrupts={"rows": 1, "signal": signal.SIGINT})
+    baseline = contender("baseline", interrupts={"rows": 1, "signal": signal.SIGINT})
     with pytest.raises(KeyboardInterrupt):
-        run([peer], SMALL.only("decode"), tmp_path)
+        run([baseline], SMALL.only("decode"), tmp_path)
 
 
 def test_an_unknown_measurement_or_a_missing_trace_is_refused() -> None:
